@@ -1,0 +1,22 @@
+# One source file for each instruction set, src/ops/<op>/cpu_<isa>.cc, with its own flags; the rest of the library is
+# compiled for the plainest machine, and picks at run time.
+
+set(BLOCKSPARSE_ISAS scalar)
+set(BLOCKSPARSE_FLAGS_scalar "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND BLOCKSPARSE_ISAS avx2 avx512)
+  set(BLOCKSPARSE_FLAGS_avx2 -mavx2 -mfma)
+  set(BLOCKSPARSE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+endif()
+
+# Kernels are slow unless everything in them is inlined, so they are optimised in debug builds as well.
+set(BLOCKSPARSE_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+
+function(blocksparse_add_isa_sources target op)
+  foreach(isa IN LISTS BLOCKSPARSE_ISAS)
+    set(source ${PROJECT_SOURCE_DIR}/src/ops/${op}/cpu_${isa}.cc)
+    target_sources(${target} PRIVATE ${source})
+    set_source_files_properties(${source} PROPERTIES
+      COMPILE_OPTIONS "${BLOCKSPARSE_FLAGS_${isa}};${BLOCKSPARSE_KERNEL_FLAGS}")
+  endforeach()
+endfunction()

@@ -1,0 +1,34 @@
+// blocksparse: neural-network layers whose weights are zero outside a chosen set of blocks. This header is all of it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "blocksparse/dtype.h"
+#include "blocksparse/export.h"
+#include "blocksparse/graphs.h"
+#include "blocksparse/layout.h"
+#include "blocksparse/ops.h"
+#include "blocksparse/status.h"
+#include "blocksparse/stream.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+BS_EXPORT std::string_view version();  // "0.1.0"
+
+// Instruction sets for which there are kernels and that this CPU runs, best first: of "avx512", "avx2", "scalar", and
+// last "reference", the plain double loops that tests compare with.
+BS_EXPORT std::vector<std::string> cpu_isas();
+
+// The one that ops use: the best, unless the environment variable BLOCKSPARSE_ISA or set_cpu_isa() names another.
+// An unknown name, or one that this CPU does not run, is refused; if the environment variable holds such a name, every
+// op on the CPU answers with that message.
+BS_EXPORT Result<std::string> cpu_isa();
+[[nodiscard]] BS_EXPORT Status set_cpu_isa(std::string_view name);  // "" for the best again
+
+// Whether this build holds CUDA kernels and, if so, whether this machine can run them; the message says why not.
+[[nodiscard]] BS_EXPORT Status cuda_status();
+
+}  // namespace blocksparse

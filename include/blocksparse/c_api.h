@@ -1,0 +1,170 @@
+/* The C interface of blocksparse. Every function that can fail returns a bs_status; bs_last_error() then says why, on
+ * the thread that called. No function prints, aborts, throws or frees what it did not make. What the ops compute, and
+ * what they ask of their arguments, is said in ops.h; layouts and graphs are described in layout.h and graphs.h. */
+#ifndef BLOCKSPARSE_C_API_H_
+#define BLOCKSPARSE_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define BS_API
+#else
+#define BS_API __attribute__((visibility("default")))
+#endif
+
+/* Raised when a function or struct of this header changes so that programs must be compiled again. */
+#define BS_ABI_VERSION 1
+
+typedef int32_t bs_status;
+enum {
+  BS_OK = 0,
+  BS_INVALID_ARGUMENT = 1,
+  BS_UNSUPPORTED = 2,
+  BS_UNAVAILABLE = 3,
+  BS_OUT_OF_MEMORY = 4
+};
+enum { BS_F32 = 0, BS_F64 = 1, BS_BF16 = 2, BS_F16 = 3 };
+enum { BS_CPU = 0, BS_CUDA = 1 };
+enum { BS_ACTIVATION_NONE = 0, BS_ACTIVATION_RELU = 1, BS_ACTIVATION_GELU = 2, BS_ACTIVATION_SILU = 3 };
+
+BS_API int32_t bs_abi_version(void);
+BS_API const char* bs_version(void);    /* "0.1.0" */
+BS_API const char* bs_last_error(void); /* of this thread; "" if its last call went well */
+
+/* ---- Machine ---------------------------------------------------------------------------------------------------- */
+
+BS_API const char* bs_cpu_isas(void);                  /* those that this CPU runs, best first: "avx2 scalar reference" */
+BS_API bs_status bs_cpu_isa(const char** name);        /* the one in use */
+BS_API bs_status bs_set_cpu_isa(const char* name);     /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
+BS_API bs_status bs_cuda_status(void);                 /* BS_OK if CUDA tensors can be used */
+BS_API int32_t bs_default_threads(void);               /* what threads = 0 stands for */
+
+/* ---- Layouts ---------------------------------------------------------------------------------------------------- */
+
+typedef struct bs_layout bs_layout; /* immutable; may be used by several threads at once */
+
+typedef struct bs_blocking {
+  int32_t block_size;            /* 8, 16, 32, 64 or 128 */
+  int64_t out_features;          /* 0: blocks * block_size */
+  int64_t in_features;
+} bs_blocking;
+
+typedef struct bs_layout_info {
+  int32_t block_size;
+  int32_t transposed;
+  int64_t out_features, in_features;
+  int64_t out_blocks, in_blocks;
+  int64_t blocks;
+  int64_t pattern_words;         /* int32 words that bs_layout_pattern writes */
+  int64_t index_words;           /* int32 words at bs_layout_view.index */
+  uint64_t hash;
+} bs_layout_info;
+
+/* What an op needs to know of a layout. Good as long as the layout that it came from, or, for tables copied elsewhere
+ * (set `index` and the device), as long as the copy. */
+typedef struct bs_layout_view {
+  const int32_t* index;
+  int32_t device_type, device_index;
+  int32_t transposed;
+  int32_t block_size;
+  int64_t out_features, in_features; /* of the untransposed layout */
+  int64_t blocks;
+} bs_layout_view;
+
+/* On success *layout is new and is given back with bs_layout_free. */
+BS_API bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t in_blocks,
+                                     const bs_blocking* blocking, bs_layout** layout);
+BS_API bs_status bs_layout_from_coordinates(const int32_t* out, const int32_t* in, int64_t blocks, int64_t out_blocks,
+                                            int64_t in_blocks, const bs_blocking* blocking, bs_layout** layout);
+BS_API bs_status bs_layout_from_csr(const int64_t* row_start, const int64_t* columns, int64_t out_blocks,
+                                    int64_t in_blocks, const bs_blocking* blocking, bs_layout** layout);
+BS_API bs_status bs_layout_from_graph(const char* name, int64_t seed, const bs_blocking* blocking, bs_layout** layout);
+BS_API bs_status bs_layout_from_pattern(const int32_t* pattern, int64_t words, bs_layout** layout);
+BS_API bs_status bs_layout_t(const bs_layout* layout, bs_layout** transposed);
+BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
+
+BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
+BS_API bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view);
+BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view);
+BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns); /* of the untransposed */
+BS_API bs_status bs_layout_pattern(const bs_layout* layout, int32_t* pattern);
+BS_API bs_status bs_layout_equal(const bs_layout* a, const bs_layout* b, int32_t* equal);
+
+typedef struct bs_degrees {
+  int64_t min;
+  double median;
+  int64_t max;
+} bs_degrees;
+
+#define BS_MAX_MIX 64
+
+typedef struct bs_report {
+  int64_t blocks;
+  double density;
+  bs_degrees out, in;
+  double mean_path, unreachable, clustering;
+  int64_t diameter;
+  int32_t symmetric, sampled;
+  int32_t mix_steps;             /* entries of mix in use */
+  double mix[BS_MAX_MIX];
+} bs_report;
+
+BS_API bs_status bs_layout_report(const bs_layout* layout, bs_report* report);
+/* mix [count]: share of blocks reached after each step when step i goes through layouts[i]. */
+BS_API bs_status bs_layout_mix(const bs_layout* const* layouts, int64_t count, double* mix);
+
+/* ---- The linear op ---------------------------------------------------------------------------------------------- */
+
+#define BS_MAX_RANK 5
+
+typedef struct bs_tensor {
+  void* data;
+  int32_t dtype;
+  int32_t device_type, device_index;
+  int32_t rank;
+  int64_t shape[BS_MAX_RANK];
+  int64_t stride[BS_MAX_RANK];   /* in elements */
+} bs_tensor;
+
+typedef struct bs_epilogue {
+  const bs_tensor* bias;         /* NULL: none */
+  const bs_tensor* residual;     /* NULL: none */
+  int32_t activation;
+} bs_epilogue;
+
+typedef struct bs_workspace {
+  void* data;
+  size_t bytes;
+} bs_workspace;
+
+typedef struct bs_stream {
+  void* handle;                  /* cudaStream_t; unused on the CPU */
+  int32_t threads;               /* CPU; 0: the default */
+} bs_stream;
+
+/* `gates` and `epilogue` may be NULL. `workspace` holds at least what the functions below say. */
+BS_API bs_status bs_linear_fprop(const bs_layout_view* layout, const bs_tensor* x, const bs_tensor* w,
+                                 const bs_tensor* gates, const bs_epilogue* epilogue, const bs_tensor* y,
+                                 bs_workspace workspace, bs_stream stream);
+BS_API bs_status bs_linear_dgrad(const bs_layout_view* layout, const bs_tensor* dy, const bs_tensor* w,
+                                 const bs_tensor* gates, const bs_tensor* dx, bs_workspace workspace, bs_stream stream);
+/* x and dy are arrays of `pairs` tensors. `w`, `gates` and `dgates` may be NULL. */
+BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, const bs_tensor* x, const bs_tensor* dy,
+                                 const bs_tensor* w, const bs_tensor* gates, int32_t accumulate, const bs_tensor* dw,
+                                 const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
+
+/* Bytes for up to n tokens (wgrad: of all pairs together); 0 if the layout is NULL. */
+BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* BLOCKSPARSE_C_API_H_ */

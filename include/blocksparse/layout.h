@@ -1,0 +1,118 @@
+// Which b x b blocks of a weight W [out_features, in_features] are non-zero, with every order that a kernel needs.
+//
+// A Layout is immutable, cheap to copy (it shares its tables) and safe to use from many threads. Blocks are numbered in
+// the order of (out block, in block): values[blocks, b, b] in that order, each block row-major [out, in], is exactly the
+// BSR of W. Feature counts need not be multiples of b: the last block of a row or column then sticks out, and whatever
+// its values hold beyond the edge is ignored.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "blocksparse/export.h"
+#include "blocksparse/status.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+// The size of a block and of the matrix. A feature count of 0 stands for blocks * block_size.
+struct Blocking {
+  int32_t block_size = 32;  // 8, 16, 32, 64 or 128
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+};
+
+BS_EXPORT bool is_block_size(int64_t b);  // 8, 16, 32, 64 or 128
+
+// Coordinates of blocks in a grid of out_blocks x in_blocks, in any order: what a generator makes.
+struct BlockCoordinates {
+  int64_t out_blocks = 0;
+  int64_t in_blocks = 0;
+  std::vector<int32_t> out;
+  std::vector<int32_t> in;
+};
+
+// The fixed part of what an op needs to know of a layout; its tables (one array of int32) lie at `index`, on `device`.
+// Valid as long as that memory is. The tables' form is described in src/core/index.h.
+struct BS_EXPORT LayoutView {
+  const int32_t* index = nullptr;
+  Device device = {};
+  bool transposed = false;  // W^T is meant; the values stay where they are
+  int32_t block_size = 0;
+  int64_t out_features = 0;  // of the layout that the tables describe, whether transposed or not
+  int64_t in_features = 0;
+  int64_t blocks = 0;
+
+  LayoutView t() const {
+    LayoutView other = *this;
+    other.transposed = !transposed;
+    return other;
+  }
+
+  // Reads and checks the header of tables that lie on the host, in O(1).
+  static Result<LayoutView> from_index(std::span<const int32_t> index);
+};
+
+class BS_EXPORT Layout {
+ public:
+  // mask [out_blocks, in_blocks], row-major, every entry 0 or 1.
+  static Result<Layout> from_mask(std::span<const uint8_t> mask, int64_t out_blocks, int64_t in_blocks,
+                                  Blocking blocking);
+
+  // One (out, in) pair for each block, in any order, none twice. O(blocks + out_blocks + in_blocks).
+  static Result<Layout> from_coordinates(const BlockCoordinates& coordinates, Blocking blocking);
+
+  // row_start [out_blocks + 1], columns [blocks] rising within each row: the index arrays of a BSR matrix.
+  static Result<Layout> from_csr(std::span<const int64_t> row_start, std::span<const int64_t> columns,
+                                 int64_t in_blocks, Blocking blocking);
+
+  // A graph by its one-line name, such as "ba(384,8)" or "random(128,256,0.1)": see graphs.h.
+  static Result<Layout> from_graph(std::string_view name, Blocking blocking, int64_t seed = 0);
+
+  // What pattern() returned. Altered or truncated data is refused.
+  static Result<Layout> from_pattern(std::span<const int32_t> pattern);
+
+  int32_t block_size() const;
+  int64_t out_features() const;
+  int64_t in_features() const;
+  int64_t out_blocks() const;
+  int64_t in_blocks() const;
+  int64_t blocks() const;
+  double density() const;  // blocks / (out_blocks * in_blocks); 0 for an empty grid
+  bool transposed() const { return transposed_; }
+
+  // W^T over the same tables and the same values. values[i] is still the block [out, in] of W, read transposed.
+  Layout t() const;
+
+  // 64 bits of the content: equal layouts have equal hashes on every machine.
+  uint64_t hash() const;
+  friend bool operator==(const Layout& a, const Layout& b);
+
+  // CSR of W (of the untransposed matrix): row_start [out_blocks + 1], columns [blocks].
+  std::vector<int32_t> row_start() const;
+  std::vector<int32_t> columns() const;
+
+  // The smallest integer form, for files and state dicts: a header, row starts and columns.
+  std::vector<int32_t> pattern() const;
+  int64_t pattern_words() const;
+
+  // All tables, to be copied to a device as they are.
+  std::span<const int32_t> index() const;
+  LayoutView view() const;
+  operator LayoutView() const { return view(); }  // NOLINT(google-explicit-constructor)
+
+  // "12288 x 12288 in blocks of 32: 6456 of 147456 (4.38 %)"
+  std::string describe() const;
+
+ private:
+  explicit Layout(std::shared_ptr<const std::vector<int32_t>> index) : index_(std::move(index)) {}
+
+  std::shared_ptr<const std::vector<int32_t>> index_;
+  bool transposed_ = false;
+};
+
+}  // namespace blocksparse

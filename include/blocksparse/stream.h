@@ -1,0 +1,21 @@
+// Where and with what help an op runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace blocksparse {
+
+struct Stream {
+  void* handle = nullptr;  // CUDA: a cudaStream_t, null is the default stream. CPU: unused, the op is done on return.
+  int32_t threads = 0;     // CPU: threads that may work on the op. 0: OpenMP's current maximum.
+};
+
+// Scratch memory for one call, in the device's memory; may be reused as soon as the next call is queued on the same
+// stream. The *_workspace_size() functions say how much a call needs. Alignment 64.
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+}  // namespace blocksparse

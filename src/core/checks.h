@@ -1,0 +1,41 @@
+// Checks at the edge of an op. Each answers with a sentence that names the op, what it got and what it needs.
+#pragma once
+
+#include <string>
+
+#include "blocksparse/status.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+// "[64, 1024]"
+std::string shape_text(const ConstTensor& tensor);
+
+// A tensor of `op` called `name`, as messages show it.
+struct Named {
+  const char* op;
+  const char* name;
+  const ConstTensor& tensor;
+};
+
+// Rank, pointer, alignment and signs that make sense. A null pointer is right only where there are no elements.
+Status check_tensor(const Named& t);
+Status check_dtype(const Named& t, DType needed);
+Status check_device(const Named& t, Device needed);
+// The exact shape, contiguous in row-major order.
+Status check_contiguous(const Named& t, std::initializer_list<int64_t> shape);
+
+// A matrix after its leading dimensions were made one.
+struct Matrix {
+  int64_t n = 0, features = 0;
+  int64_t token_stride = 0, feature_stride = 0;
+};
+
+// [..., features] as a matrix with one of its strides 1.
+enum class Use { read, write };
+Result<Matrix> check_activations(const Named& t, int64_t features, Use use);
+
+// Whether two matrices of `size` bytes an element share memory.
+bool overlap(const void* a, const Matrix& ma, int64_t a_size, const void* b, const Matrix& mb, int64_t b_size);
+
+}  // namespace blocksparse

@@ -1,0 +1,79 @@
+#include "core/index.h"
+
+#include <cstring>
+
+#include "core/text.h"
+
+namespace blocksparse {
+
+namespace {
+
+constexpr int64_t words_of(int64_t bytes) { return bytes / static_cast<int64_t>(sizeof(int32_t)); }
+
+template <class T>
+std::span<const T> section(const LayoutView& view, int64_t offset, int64_t count) {
+  return {reinterpret_cast<const T*>(view.index + offset), static_cast<size_t>(count)};
+}
+
+}  // namespace
+
+IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t blocks) {
+  IndexSections s{};
+  int64_t next = words_of(sizeof(Header));
+  auto place = [&next](int64_t words) {
+    const int64_t begin = next;
+    next += (words + 3) / 4 * 4;  // 16 bytes
+    return begin;
+  };
+  auto place_direction = [&](auto& direction, int64_t rows) {
+    direction.starts = place(rows + 1);
+    direction.refs = place(blocks * words_of(sizeof(BlockRef)));
+    direction.pieces = place((rows + kMaxSlots) * words_of(sizeof(Piece)));
+    direction.splits = place(kMaxSplits * words_of(sizeof(Split)));
+  };
+  place_direction(s.by_out, out_blocks);
+  place_direction(s.by_in, in_blocks);
+  s.out_of = place(blocks);
+  s.words = next;
+  return s;
+}
+
+const Header& header_of(const LayoutView& view) { return *reinterpret_cast<const Header*>(view.index); }
+
+RowWalk walk_of(const LayoutView& view, bool by_in) {
+  const Header& h = header_of(view);
+  const IndexSections s = index_sections(h.out_blocks, h.in_blocks, h.blocks);
+  const auto& at = by_in ? s.by_in : s.by_out;
+  const auto& count = by_in ? h.by_in : h.by_out;
+  return {section<Piece>(view, at.pieces, count.pieces), section<BlockRef>(view, at.refs, h.blocks),
+          section<Split>(view, at.splits, count.splits), count.slots};
+}
+
+std::span<const int32_t> out_of(const LayoutView& view) {
+  const Header& h = header_of(view);
+  return section<int32_t>(view, index_sections(h.out_blocks, h.in_blocks, h.blocks).out_of, h.blocks);
+}
+
+Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
+  if (index.data() == nullptr || index.size() < sizeof(Header) / sizeof(int32_t)) {
+    return invalid("[layout] index has ", index.size(), " words, its header alone has 32");
+  }
+  Header h;
+  std::memcpy(&h, index.data(), sizeof(h));
+  if (h.magic != kIndexMagic || h.version != kIndexVersion) {
+    return invalid("[layout] this is no layout index of version ", kIndexVersion, ": it begins with ", h.magic, ", ",
+                   h.version);
+  }
+  const bool counts_ok = h.out_blocks >= 0 && h.in_blocks >= 0 && h.blocks >= 0 && is_block_size(h.block_size);
+  const int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  if (words != static_cast<int64_t>(index.size())) {
+    return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
+  }
+  return LayoutView{.index = index.data(),
+                    .block_size = h.block_size,
+                    .out_features = join_words(h.out_features),
+                    .in_features = join_words(h.in_features),
+                    .blocks = h.blocks};
+}
+
+}  // namespace blocksparse

@@ -1,0 +1,380 @@
+#include "blocksparse/layout.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "blocksparse/graphs.h"
+#include "core/hash.h"
+#include "core/index.h"
+#include "core/text.h"
+
+namespace blocksparse {
+
+namespace {
+
+constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() - 1;
+constexpr int32_t kPatternMagic = 0x50415342;  // "BSAP"
+constexpr int32_t kPatternVersion = 1;
+constexpr int64_t kPatternHeader = 12;
+
+struct Grid {
+  int64_t out_blocks, in_blocks;
+  Blocking blocking;
+};
+
+Result<Grid> make_grid(int64_t out_blocks, int64_t in_blocks, Blocking blocking) {
+  const int64_t b = blocking.block_size;
+  if (!is_block_size(b)) return invalid("[layout] block_size is ", b, ", needs 8, 16, 32, 64 or 128");
+  if (out_blocks < 0 || in_blocks < 0 || out_blocks > kMaxCount || in_blocks > kMaxCount) {
+    return invalid("[layout] a grid of ", out_blocks, " x ", in_blocks, " blocks; each side needs 0 to ", kMaxCount);
+  }
+  auto check = [b](const char* name, int64_t blocks, int64_t& features) -> Status {
+    if (features == 0) features = blocks * b;
+    if (features < 0 || (features + b - 1) / b != blocks) {
+      return invalid("[layout] ", name, " is ", features, ", ", blocks, " blocks of ", b, " need ",
+                     std::max<int64_t>(0, (blocks - 1) * b + 1), " to ", blocks * b);
+    }
+    return {};
+  };
+  BS_RETURN_IF_ERROR(check("out_features", out_blocks, blocking.out_features));
+  BS_RETURN_IF_ERROR(check("in_features", in_blocks, blocking.in_features));
+  return Grid{out_blocks, in_blocks, blocking};
+}
+
+Status check_block_count(size_t blocks) {
+  if (static_cast<uint64_t>(blocks) > static_cast<uint64_t>(kMaxCount)) {
+    return invalid("[layout] ", blocks, " blocks, at most ", kMaxCount, " fit");
+  }
+  return {};
+}
+
+int64_t split_cap(int64_t rows, int64_t blocks) {
+  const int64_t mean = rows > 0 ? blocks / rows : 0;
+  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
+}
+
+// Cuts the rows given by `starts` into pieces, longest first, and lists the rows that were cut.
+struct Cut {
+  std::vector<Piece> pieces;
+  std::vector<Split> splits;
+  int32_t slots = 0;
+};
+
+Cut cut_rows(std::span<const int32_t> starts, int64_t blocks) {
+  const int64_t rows = static_cast<int64_t>(starts.size()) - 1;
+  const int64_t cap = split_cap(rows, blocks);
+  Cut cut;
+  cut.pieces.reserve(static_cast<size_t>(rows));
+  for (int32_t row = 0; row < rows; ++row) {
+    const int64_t first = starts[row], length = starts[row + 1] - first;
+    const int64_t parts = length > cap ? (length + cap - 1) / cap : 1;
+    if (parts == 1) {
+      cut.pieces.push_back({row, starts[row], starts[row + 1], -1});
+      continue;
+    }
+    cut.splits.push_back({row, cut.slots, static_cast<int32_t>(parts), 0});
+    for (int64_t i = 0; i < parts; ++i) {
+      cut.pieces.push_back({row, static_cast<int32_t>(first + length * i / parts),
+                            static_cast<int32_t>(first + length * (i + 1) / parts), cut.slots++});
+    }
+  }
+  std::stable_sort(cut.pieces.begin(), cut.pieces.end(),
+                   [](const Piece& a, const Piece& b) { return a.last - a.first > b.last - b.first; });
+  return cut;
+}
+
+template <class T>
+void put(std::vector<int32_t>& index, int64_t offset, std::span<const T> items) {
+  if (!items.empty()) std::memcpy(index.data() + offset, items.data(), items.size_bytes());
+}
+
+std::vector<int32_t> prefix_sum(std::span<const int32_t> keys, int64_t rows) {
+  std::vector<int32_t> starts(static_cast<size_t>(rows) + 1, 0);
+  for (int32_t key : keys) ++starts[static_cast<size_t>(key) + 1];
+  for (size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
+  return starts;
+}
+
+uint64_t hash_of(const Grid& grid, std::span<const int32_t> row_start, std::span<const int32_t> columns) {
+  uint64_t hash = 0;
+  for (int64_t word : {int64_t{grid.blocking.block_size}, grid.blocking.out_features, grid.blocking.in_features,
+                       static_cast<int64_t>(columns.size())}) {
+    hash = hash_word(hash, static_cast<uint64_t>(word));
+  }
+  for (int32_t word : row_start) hash = hash_word(hash, static_cast<uint32_t>(word));
+  for (int32_t word : columns) hash = hash_word(hash, static_cast<uint32_t>(word));
+  return hash;
+}
+
+// All tables from a CSR that is known to be right.
+std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::span<const int32_t> row_start,
+                                                        std::span<const int32_t> columns) {
+  const auto blocks = static_cast<int64_t>(columns.size());
+  const IndexSections at = index_sections(grid.out_blocks, grid.in_blocks, blocks);
+  auto index = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(at.words), 0);
+
+  auto* refs_by_out = reinterpret_cast<BlockRef*>(index->data() + at.by_out.refs);
+  auto* refs_by_in = reinterpret_cast<BlockRef*>(index->data() + at.by_in.refs);
+  int32_t* out_of = index->data() + at.out_of;
+  const std::vector<int32_t> col_start = prefix_sum(columns, grid.in_blocks);
+  std::vector<int32_t> next(col_start.begin(), col_start.end());
+  for (int32_t row = 0; row < grid.out_blocks; ++row) {
+    for (int32_t i = row_start[row]; i < row_start[row + 1]; ++i) {
+      refs_by_out[i] = {columns[i], i};
+      refs_by_in[next[columns[i]]++] = {row, i};
+      out_of[i] = row;
+    }
+  }
+  put(*index, at.by_out.starts, row_start);
+  put(*index, at.by_in.starts, std::span<const int32_t>(col_start));
+
+  Header h{};
+  h.magic = kIndexMagic;
+  h.version = kIndexVersion;
+  h.block_size = grid.blocking.block_size;
+  h.blocks = static_cast<int32_t>(blocks);
+  h.out_blocks = static_cast<int32_t>(grid.out_blocks);
+  h.in_blocks = static_cast<int32_t>(grid.in_blocks);
+  split_words(grid.blocking.out_features, h.out_features);
+  split_words(grid.blocking.in_features, h.in_features);
+  split_words(static_cast<int64_t>(hash_of(grid, row_start, columns)), h.hash);
+  auto place_cut = [&](const Cut& cut, const auto& section, auto& count) {
+    put(*index, section.pieces, std::span<const Piece>(cut.pieces));
+    put(*index, section.splits, std::span<const Split>(cut.splits));
+    count = {static_cast<int32_t>(cut.pieces.size()), static_cast<int32_t>(cut.splits.size()), cut.slots};
+  };
+  place_cut(cut_rows(row_start, blocks), at.by_out, h.by_out);
+  place_cut(cut_rows(col_start, blocks), at.by_in, h.by_in);
+  std::memcpy(index->data(), &h, sizeof(h));
+  return index;
+}
+
+// row_start and columns of coordinates in any order; the position of the first duplicate, if there is one.
+struct Csr {
+  std::vector<int32_t> row_start, columns;
+  std::optional<size_t> duplicate;
+};
+
+Csr sort_coordinates(const Grid& grid, std::span<const int32_t> out, std::span<const int32_t> in) {
+  // Two stable counting sorts, by column and then by row.
+  std::vector<int32_t> next = prefix_sum(in, grid.in_blocks);
+  std::vector<int32_t> by_column(out.size());
+  for (size_t i = 0; i < out.size(); ++i) by_column[next[in[i]]++] = static_cast<int32_t>(i);
+  Csr csr{.row_start = prefix_sum(out, grid.out_blocks), .columns = std::vector<int32_t>(out.size()), .duplicate = {}};
+  next = csr.row_start;
+  std::vector<int32_t> source(out.size());
+  for (int32_t i : by_column) {
+    source[next[out[i]]] = i;
+    csr.columns[next[out[i]]++] = in[i];
+  }
+  for (size_t i = 1; i < source.size(); ++i) {
+    if (out[source[i]] == out[source[i - 1]] && csr.columns[i] == csr.columns[i - 1]) {
+      csr.duplicate = static_cast<size_t>(source[i]);
+      break;
+    }
+  }
+  return csr;
+}
+
+}  // namespace
+
+bool is_block_size(int64_t b) { return b == 8 || b == 16 || b == 32 || b == 64 || b == 128; }
+
+Result<Layout> Layout::from_mask(std::span<const uint8_t> mask, int64_t out_blocks, int64_t in_blocks,
+                                 Blocking blocking) {
+  const auto grid = make_grid(out_blocks, in_blocks, blocking);
+  if (!grid.ok()) return grid.status();
+  if (in_blocks > 0 && out_blocks > std::numeric_limits<int64_t>::max() / in_blocks) {
+    return invalid("[layout] a mask of ", out_blocks, " x ", in_blocks, " entries is too large");
+  }
+  if (static_cast<int64_t>(mask.size()) != out_blocks * in_blocks) {
+    return invalid("[layout] mask has ", mask.size(), " entries, ", out_blocks, " x ", in_blocks, " blocks need ",
+                   out_blocks * in_blocks);
+  }
+  std::vector<int32_t> row_start{0}, columns;
+  for (int64_t row = 0; row < out_blocks; ++row) {
+    for (int64_t column = 0; column < in_blocks; ++column) {
+      const uint8_t value = mask[static_cast<size_t>(row * in_blocks + column)];
+      if (value > 1) {
+        return invalid("[layout] mask[", row, ", ", column, "] is ", int{value}, ", needs 0 or 1");
+      }
+      if (value == 1) columns.push_back(static_cast<int32_t>(column));
+    }
+    BS_RETURN_IF_ERROR(check_block_count(columns.size()));
+    row_start.push_back(static_cast<int32_t>(columns.size()));
+  }
+  return Layout(build_index(*grid, row_start, columns));
+}
+
+Result<Layout> Layout::from_coordinates(const BlockCoordinates& coordinates, Blocking blocking) {
+  const auto grid = make_grid(coordinates.out_blocks, coordinates.in_blocks, blocking);
+  if (!grid.ok()) return grid.status();
+  const auto& out = coordinates.out;
+  const auto& in = coordinates.in;
+  if (out.size() != in.size()) {
+    return invalid("[layout] ", out.size(), " out and ", in.size(), " in coordinates, needs as many of each");
+  }
+  BS_RETURN_IF_ERROR(check_block_count(out.size()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (out[i] < 0 || out[i] >= coordinates.out_blocks || in[i] < 0 || in[i] >= coordinates.in_blocks) {
+      return invalid("[layout] block ", i, " is at (", out[i], ", ", in[i], "), outside of ", coordinates.out_blocks,
+                     " x ", coordinates.in_blocks);
+    }
+  }
+  const Csr csr = sort_coordinates(*grid, out, in);
+  if (csr.duplicate) {
+    return invalid("[layout] block ", *csr.duplicate, " at (", out[*csr.duplicate], ", ", in[*csr.duplicate],
+                   ") is there twice");
+  }
+  return Layout(build_index(*grid, csr.row_start, csr.columns));
+}
+
+Result<Layout> Layout::from_csr(std::span<const int64_t> row_start, std::span<const int64_t> columns,
+                                int64_t in_blocks, Blocking blocking) {
+  if (row_start.empty()) return invalid("[layout] row_start is empty, needs out_blocks + 1 entries");
+  const auto out_blocks = static_cast<int64_t>(row_start.size()) - 1;
+  const auto grid = make_grid(out_blocks, in_blocks, blocking);
+  if (!grid.ok()) return grid.status();
+  BS_RETURN_IF_ERROR(check_block_count(columns.size()));
+  const auto blocks = static_cast<int64_t>(columns.size());
+  if (row_start.front() != 0 || row_start.back() != blocks) {
+    return invalid("[layout] row_start goes from ", row_start.front(), " to ", row_start.back(), ", needs 0 to ", blocks,
+                   ", the number of columns");
+  }
+  for (int64_t row = 0; row < out_blocks; ++row) {
+    const int64_t first = row_start[row], last = row_start[row + 1];
+    if (last < first || last > blocks) {
+      return invalid("[layout] row_start[", row, "..", row + 1, "] is ", first, ", ", last, ", needs to rise to ", blocks);
+    }
+    for (int64_t i = first; i < last; ++i) {
+      if (columns[i] < 0 || columns[i] >= in_blocks) {
+        return invalid("[layout] columns[", i, "] is ", columns[i], ", needs 0 to ", in_blocks - 1);
+      }
+      if (i > first && columns[i] <= columns[i - 1]) {
+        return invalid("[layout] columns of row ", row, " go ", columns[i - 1], ", ", columns[i],
+                       "; they need to rise, no block twice");
+      }
+    }
+  }
+  return Layout(build_index(*grid, std::vector<int32_t>(row_start.begin(), row_start.end()),
+                            std::vector<int32_t>(columns.begin(), columns.end())));
+}
+
+Result<Layout> Layout::from_graph(std::string_view name, Blocking blocking, int64_t seed) {
+  auto coordinates = graphs::by_name(name, seed);
+  if (!coordinates.ok()) return coordinates.status();
+  return from_coordinates(*coordinates, blocking);
+}
+
+Result<Layout> Layout::from_pattern(std::span<const int32_t> pattern) {
+  const auto size = static_cast<int64_t>(pattern.size());
+  if (size < kPatternHeader || pattern[0] != kPatternMagic) return invalid("[layout] this is no saved layout");
+  if (pattern[1] != kPatternVersion) {
+    return invalid("[layout] saved as version ", pattern[1], ", this library reads version ", kPatternVersion);
+  }
+  const int64_t out_blocks = pattern[3], in_blocks = pattern[4], blocks = pattern[5];
+  if (out_blocks < 0 || blocks < 0 || size != kPatternHeader + out_blocks + 1 + blocks) {
+    return invalid("[layout] saved layout is damaged: ", size, " words, its header asks for ",
+                   kPatternHeader + out_blocks + 1 + blocks);
+  }
+  auto wide = [&](int64_t at) { return join_words(pattern[at], pattern[at + 1]); };
+  const auto starts = pattern.subspan(kPatternHeader, static_cast<size_t>(out_blocks) + 1);
+  const auto columns = pattern.subspan(kPatternHeader + static_cast<size_t>(out_blocks) + 1);
+  auto layout = from_csr(std::vector<int64_t>(starts.begin(), starts.end()),
+                         std::vector<int64_t>(columns.begin(), columns.end()), in_blocks,
+                         {.block_size = pattern[2], .out_features = wide(6), .in_features = wide(8)});
+  if (!layout.ok()) return invalid("[layout] saved layout is damaged: ", layout.status().message());
+  if (layout->hash() != static_cast<uint64_t>(wide(10))) {
+    return invalid("[layout] saved layout is damaged: its content does not match its hash");
+  }
+  return layout;
+}
+
+std::vector<int32_t> Layout::pattern() const {
+  const Header& h = header_of(view());
+  std::vector<int32_t> pattern{kPatternMagic, kPatternVersion, h.block_size, h.out_blocks, h.in_blocks, h.blocks,
+                               h.out_features[0], h.out_features[1], h.in_features[0], h.in_features[1],
+                               h.hash[0], h.hash[1]};
+  const std::vector<int32_t> starts = row_start(), cols = columns();
+  pattern.insert(pattern.end(), starts.begin(), starts.end());
+  pattern.insert(pattern.end(), cols.begin(), cols.end());
+  return pattern;
+}
+
+int64_t Layout::pattern_words() const {
+  const Header& h = header_of(view());
+  return kPatternHeader + h.out_blocks + 1 + h.blocks;
+}
+
+int32_t Layout::block_size() const { return header_of(view()).block_size; }
+int64_t Layout::out_features() const {
+  const Header& h = header_of(view());
+  return join_words(transposed_ ? h.in_features : h.out_features);
+}
+int64_t Layout::in_features() const {
+  const Header& h = header_of(view());
+  return join_words(transposed_ ? h.out_features : h.in_features);
+}
+int64_t Layout::out_blocks() const {
+  const Header& h = header_of(view());
+  return transposed_ ? h.in_blocks : h.out_blocks;
+}
+int64_t Layout::in_blocks() const {
+  const Header& h = header_of(view());
+  return transposed_ ? h.out_blocks : h.in_blocks;
+}
+int64_t Layout::blocks() const { return header_of(view()).blocks; }
+
+double Layout::density() const {
+  const double all = static_cast<double>(out_blocks()) * static_cast<double>(in_blocks());
+  return all > 0 ? static_cast<double>(blocks()) / all : 0;
+}
+
+Layout Layout::t() const {
+  Layout other = *this;
+  other.transposed_ = !transposed_;
+  return other;
+}
+
+uint64_t Layout::hash() const {
+  const auto content = static_cast<uint64_t>(join_words(header_of(view()).hash));
+  return transposed_ ? mix_bits(~content) : content;
+}
+
+bool operator==(const Layout& a, const Layout& b) {
+  return a.transposed_ == b.transposed_ && (a.index_ == b.index_ || *a.index_ == *b.index_);
+}
+
+std::vector<int32_t> Layout::row_start() const {
+  const Header& h = header_of(view());
+  const int32_t* starts = index_->data() + index_sections(h.out_blocks, h.in_blocks, h.blocks).by_out.starts;
+  return {starts, starts + h.out_blocks + 1};
+}
+
+std::vector<int32_t> Layout::columns() const {
+  std::vector<int32_t> columns;
+  columns.reserve(static_cast<size_t>(blocks()));
+  for (const BlockRef& ref : walk_of(view(), false).refs) columns.push_back(ref.from);
+  return columns;
+}
+
+std::span<const int32_t> Layout::index() const { return *index_; }
+
+LayoutView Layout::view() const {
+  const Header& h = *reinterpret_cast<const Header*>(index_->data());
+  return {.index = index_->data(),
+          .transposed = transposed_,
+          .block_size = h.block_size,
+          .out_features = join_words(h.out_features),
+          .in_features = join_words(h.in_features),
+          .blocks = h.blocks};
+}
+
+std::string Layout::describe() const {
+  return concat(out_features(), " x ", in_features(), " in blocks of ", block_size(), ": ", blocks(), " of ",
+                out_blocks() * in_blocks(), " (", 100 * density(), " %)");
+}
+
+}  // namespace blocksparse

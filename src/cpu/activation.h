@@ -1,0 +1,85 @@
+// Activations over vectors: the f32 ones by polynomials, within 4 ulp of max(|z|, 1); f64 by the C library, lane by lane.
+#pragma once
+
+#include <math.h>
+
+#include "blocksparse/ops.h"
+#include "cpu/simd.h"
+
+namespace blocksparse {
+namespace {
+
+// exp(x) = 2^k exp(r) with x = k ln 2 + r, |r| <= ln 2 / 2. The polynomial for (exp(r) - 1 - r) / r^2 is our minimax fit
+// (relative error of exp 3e-9). 2^k goes into the exponent in two halves, so results may be subnormal.
+template <int N>
+BS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
+  using F = Vec<float, N>;
+  using I = Vec<int32_t, N>;
+  const F high = F{} + 89.0f, low = F{} - 104.0f;  // infinite above, 0 below
+  x = x > high ? high : x;                         // NaN stays
+  x = x < low ? low : x;
+  const F round = F{} + 0x1.8p23f;  // adding it leaves an integer
+  const F k = (x * 1.44269504f + round) - round;
+  const F r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;  // ln 2 in two parts, the first short enough to be exact
+  F p = F{} + 1.3814596e-3f;
+  p = p * r + 8.3687171e-3f;
+  p = p * r + 4.1668388e-2f;
+  p = p * r + 1.6666521e-1f;
+  p = p * r + 4.9999993e-1f;
+  p = p * r * r + r + 1.0f;
+  const I exponent = __builtin_convertvector(k, I);
+  const I half = exponent >> 1;
+  return p * bits_as<F>((half + 127) << 23) * bits_as<F>((exponent - half + 127) << 23);
+}
+
+template <int N>
+BS_INLINE Vec<float, N> silu(Vec<float, N> z) {
+  return z / (1.0f + exponential<N>(-z));
+}
+
+// z Phi(z). With a = |z| and t = 1 / (1 + 0.3 a), Phi(-a) = exp(-a^2 / 2) P(t); P is our minimax fit of erfcx (relative
+// error 6e-8 up to a = 14.5, where exp(-a^2 / 2) has left f32).
+template <int N>
+BS_INLINE Vec<float, N> gelu(Vec<float, N> z) {
+  using F = Vec<float, N>;
+  const F a = z < 0.0f ? -z : z;
+  const F t = 1.0f / (1.0f + 0.3f * a);
+  F p = F{} + 3.8407572e-2f;
+  p = p * t - 1.6930830e-1f;
+  p = p * t + 2.2895343e-1f;
+  p = p * t - 7.6841446e-2f;
+  p = p * t + 1.4276643e-1f;
+  p = p * t + 9.4585403e-2f;
+  p = p * t + 1.2194537e-1f;
+  p = p * t + 1.1948419e-1f;
+  p = p * t + 7.3731446e-6f;
+  const F tail = exponential<N>(-0.5f * a * a) * p;
+  const F above = z - (a > 14.5f ? F{} : a * tail);  // inf - inf * 0 would be NaN
+  return z > 0.0f ? above : z * tail;
+}
+
+template <int N>
+BS_INLINE Vec<double, N> gelu(Vec<double, N> z) {
+  for (int i = 0; i < N; ++i) z[i] = z[i] * 0.5 * ::erfc(-z[i] * 0.70710678118654752440);
+  return z;
+}
+
+template <int N>
+BS_INLINE Vec<double, N> silu(Vec<double, N> z) {
+  for (int i = 0; i < N; ++i) z[i] = z[i] / (1 + ::exp(-z[i]));
+  return z;
+}
+
+template <class S, int N>
+BS_INLINE Vec<S, N> activate(Activation activation, Vec<S, N> z) {
+  switch (activation) {
+    case Activation::none: return z;
+    case Activation::relu: return z < S{0} ? Vec<S, N>{} : z;  // NaN stays
+    case Activation::gelu: return gelu<N>(z);
+    case Activation::silu: return silu<N>(z);
+  }
+  return z;
+}
+
+}  // namespace
+}  // namespace blocksparse

@@ -1,0 +1,187 @@
+// Vectors of one width, from the compiler's vector extensions (GCC and Clang). Included by simd_<isa>.h, which sets the
+// width. Everything in here and in what builds on it is in an unnamed namespace: each ISA file keeps its own copy, and
+// the linker cannot put a body compiled for AVX-512 into a path that an older CPU takes. For the same reason ISA files
+// call no inline function of the standard library.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "blocksparse/dtype.h"
+
+#ifndef BS_VECTOR_BYTES
+#error "include simd_<isa>.h, which sets BS_VECTOR_BYTES"
+#endif
+
+#define BS_INLINE inline __attribute__((always_inline))
+
+namespace blocksparse {
+namespace {
+
+inline constexpr int kVectorBytes = BS_VECTOR_BYTES;
+
+template <class T, int N>
+struct VecOf {
+  typedef T Type __attribute__((vector_size(sizeof(T) * N)));
+};
+template <class T, int N>
+using Vec = typename VecOf<T, N>::Type;
+
+template <class T>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+template <DType D>
+struct ElementOf;
+template <>
+struct ElementOf<DType::f32> {
+  using Type = float;
+};
+template <>
+struct ElementOf<DType::f64> {
+  using Type = double;
+};
+template <>
+struct ElementOf<DType::bf16> {
+  using Type = BFloat16;
+};
+template <>
+struct ElementOf<DType::f16> {
+  using Type = Float16;
+};
+template <DType D>
+using Element = typename ElementOf<D>::Type;
+template <DType D>
+using Sum = Element<sum_dtype(D)>;
+
+template <class T>
+BS_INLINE T least(T a, T b) {
+  return a < b ? a : b;
+}
+
+// Bits of a vector, seen as another type of the same size.
+template <class To, class From>
+BS_INLINE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// load_as<S, N>(p): N elements from any address, as S.
+template <class S, int N>
+BS_INLINE Vec<S, N> load_as(const S* p) {
+  Vec<S, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <class S, int N>
+BS_INLINE Vec<S, N> load_as(const BFloat16* p) {
+  Vec<uint16_t, N> half;
+  __builtin_memcpy(&half, p, sizeof(half));
+  return bits_as<Vec<S, N>>(__builtin_convertvector(half, Vec<uint32_t, N>) << 16);
+}
+
+template <class S, int N>
+BS_INLINE Vec<S, N> load_as(const Float16* p) {
+  Vec<uint16_t, N> half;
+  __builtin_memcpy(&half, p, sizeof(half));
+  using U = Vec<uint32_t, N>;
+  const U h = __builtin_convertvector(half, U);
+  // The fields moved to where f32 has them, then the exponent corrected by 2^(127 - 15); subnormals come right too.
+  const U magnitude = bits_as<U>(bits_as<Vec<S, N>>((h & 0x7fff) << 13) * 0x1p112f);
+  const U special = (h & 0x7c00) == 0x7c00 ? U{} + 0x7f800000u : U{};
+  return bits_as<Vec<S, N>>(magnitude | special | (h & 0x8000) << 16);
+}
+
+template <class S, int N>
+BS_INLINE void store_as(S* p, Vec<S, N> v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+template <class S, int N>
+BS_INLINE void store_as(BFloat16* p, Vec<S, N> v) {
+  using U = Vec<uint32_t, N>;
+  const U bits = bits_as<U>(v);
+  const U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  const U quiet_nan = (bits >> 16) | 0x40;
+  const U result = (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
+  const auto half = __builtin_convertvector(result, Vec<uint16_t, N>);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+
+template <class S, int N>
+BS_INLINE void store_as(Float16* p, Vec<S, N> v) {
+  using U = Vec<uint32_t, N>;
+  const U bits = bits_as<U>(v);
+  const U sign = (bits >> 16) & 0x8000;
+  const U magnitude = bits & 0x7fffffff;
+  // The last bit of an f32 in [0.5, 1) is 2^-24, the unit of f16's subnormals: adding 0.5 rounds to it.
+  const U aligner = U{} + (126u << 23);
+  const U subnormal = bits_as<U>(bits_as<Vec<S, N>>(magnitude) + bits_as<Vec<S, N>>(aligner)) - aligner;
+  const U normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const U special = magnitude > 0x7f800000 ? U{} + 0x7e00u : U{} + 0x7c00u;
+  U result = magnitude < (113u << 23) ? subnormal : normal;
+  result = magnitude >= (143u << 23) ? special : result;
+  const auto half = __builtin_convertvector(result | sign, Vec<uint16_t, N>);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+
+// The first `count` lanes; the rest are 0, or not written.
+template <class S, int N, class T>
+BS_INLINE Vec<S, N> load_first(const T* p, int64_t count) {
+  if (count >= N) return load_as<S, N>(p);
+  T buffer[N] = {};
+  for (int64_t i = 0; i < count; ++i) buffer[i] = p[i];
+  return load_as<S, N>(static_cast<const T*>(buffer));
+}
+
+template <class S, int N, class T>
+BS_INLINE void store_first(T* p, Vec<S, N> v, int64_t count) {
+  if (count >= N) {
+    store_as<S, N>(p, v);
+    return;
+  }
+  T buffer[N];
+  store_as<S, N>(static_cast<T*>(buffer), v);
+  for (int64_t i = 0; i < count; ++i) p[i] = buffer[i];
+}
+
+template <class S, int N>
+BS_INLINE S sum_of(Vec<S, N> v) {
+  S lanes[N];
+  __builtin_memcpy(lanes, &v, sizeof(v));
+  for (int half = N / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// Transposes N rows of N lanes: in log2 N rounds, rows `Distance` apart exchange their off-diagonal squares.
+template <int Distance, class S, int N, int... Lane>
+BS_INLINE void exchange(Vec<S, N>& a, Vec<S, N>& b, std::integer_sequence<int, Lane...>) {
+  const Vec<S, N> upper = __builtin_shufflevector(a, b, ((Lane & Distance) == 0 ? Lane : N + Lane - Distance)...);
+  b = __builtin_shufflevector(a, b, ((Lane & Distance) == 0 ? Lane + Distance : N + Lane)...);
+  a = upper;
+}
+
+template <class S, int N, int Distance = N / 2>
+BS_INLINE void transpose(Vec<S, N> (&rows)[N]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+    if ((i & Distance) == 0) {
+      exchange<Distance, S, N>(rows[i], rows[i + Distance], std::make_integer_sequence<int, N>());
+    }
+  }
+  if constexpr (Distance > 1) transpose<S, N, Distance / 2>(rows);
+}
+
+}  // namespace
+}  // namespace blocksparse

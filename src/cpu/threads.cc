@@ -1,0 +1,45 @@
+#include "cpu/threads.h"
+
+#include <omp.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace blocksparse {
+
+namespace {
+
+// libgomp's threads do not survive fork(), and its next parallel region in the child waits for them for ever. A forked
+// child therefore starts threads of its own for each call (some 20 us each).
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+void run_on_own_threads(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
+  std::atomic<int64_t> next{0};
+  auto work = [&] {
+    for (int64_t i = next++; i < tasks; i = next++) body(context, i);
+  };
+  std::vector<std::thread> helpers;
+  for (int32_t t = 1; t < threads; ++t) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+}  // namespace
+
+int32_t default_threads() { return omp_get_max_threads(); }
+
+void threads_detail::run(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
+  threads = static_cast<int32_t>(std::min<int64_t>(threads, tasks));
+  if (forked) {
+    run_on_own_threads(threads, tasks, body, context);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t i = 0; i < tasks; ++i) body(context, i);
+}
+
+}  // namespace blocksparse

@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "blocksparse/graphs.h"
+#include "core/random.h"
+#include "graphs/checks.h"
+#include "graphs/undirected.h"
+
+namespace blocksparse::graphs {
+
+namespace {
+
+// Links from the node of lowest degree, the first of them, to a random node that it has no link with.
+Status add_extra(UndirectedGraph& graph, int64_t extra, Random& rng) {
+  std::set<std::pair<int64_t, int64_t>> by_degree;  // (degree, node)
+  for (int64_t node = 0; node < graph.nodes(); ++node) by_degree.insert({graph.degree(node), node});
+  for (int64_t i = 0; i < extra; ++i) {
+    const int64_t node = by_degree.begin()->second;
+    if (graph.full(node)) return invalid("[ba] extra is ", extra, ", after ", i, " the graph is complete");
+    int64_t other = rng.below(graph.nodes());
+    while (graph.has(node, other)) other = rng.below(graph.nodes());
+    for (int64_t end : {node, other}) by_degree.erase({graph.degree(end), end});
+    graph.add(node, other);
+    for (int64_t end : {node, other}) by_degree.insert({graph.degree(end), end});
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t extra, int64_t seed) {
+  BS_RETURN_IF_ERROR(check_nodes("ba", nodes));
+  BS_RETURN_IF_ERROR(check_seed("ba", seed));
+  if (links < 1 || links >= nodes) {
+    return invalid("[ba] links is ", links, ", needs 1 to ", nodes - 1, " (fewer than the ", nodes, " blocks)");
+  }
+  if (extra < 0) return invalid("[ba] extra is ", extra, ", needs 0 or more");
+  BS_RETURN_IF_ERROR(check_blocks("ba", static_cast<double>(nodes) * (2.0 * static_cast<double>(links) + 1) +
+                                            2.0 * static_cast<double>(extra)));
+  Random rng(static_cast<uint64_t>(seed));
+  UndirectedGraph graph(nodes);
+  std::vector<int64_t> ends;  // each node as often as it has links, so a uniform draw favours well-linked nodes
+  std::vector<int64_t> targets;
+  for (int64_t node = 0; node < links; ++node) targets.push_back(node);
+  for (int64_t node = links; node < nodes; ++node) {
+    for (int64_t target : targets) {
+      graph.add(node, target);
+      ends.insert(ends.end(), {node, target});
+    }
+    targets.clear();
+    while (static_cast<int64_t>(targets.size()) < links) {
+      const int64_t target = ends[static_cast<size_t>(rng.below(static_cast<int64_t>(ends.size())))];
+      if (std::find(targets.begin(), targets.end(), target) == targets.end()) targets.push_back(target);
+    }
+  }
+  for (int64_t a = 0; a < links; ++a) {
+    for (int64_t b = a + 1; b < links; ++b) graph.add(a, b);
+  }
+  BS_RETURN_IF_ERROR(add_extra(graph, extra, rng));
+  return graph.coordinates();
+}
+
+}  // namespace blocksparse::graphs

@@ -1,0 +1,50 @@
+#include "core/random.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+
+#include "blocksparse/graphs.h"
+#include "graphs/checks.h"
+
+namespace blocksparse::graphs {
+
+Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double density, int64_t seed) {
+  BS_RETURN_IF_ERROR(check_nodes("random", out_blocks));
+  BS_RETURN_IF_ERROR(check_nodes("random", in_blocks));
+  BS_RETURN_IF_ERROR(check_probability("random", "density", density));
+  BS_RETURN_IF_ERROR(check_seed("random", seed));
+  const double wanted = density * static_cast<double>(out_blocks) * static_cast<double>(in_blocks);
+  BS_RETURN_IF_ERROR(check_blocks("random", wanted));
+  const int64_t all = out_blocks * in_blocks;
+  const auto count = static_cast<int64_t>(std::floor(wanted + 0.5));
+
+  // Floyd's sampling (Bentley and Floyd, CACM 30:754, 1987) of the smaller of the set and its complement.
+  const bool complement = count > all / 2;
+  const int64_t draws = complement ? all - count : count;
+  Random rng(static_cast<uint64_t>(seed));
+  std::unordered_set<int64_t> chosen;
+  chosen.reserve(static_cast<size_t>(draws));
+  for (int64_t last = all - draws; last < all; ++last) {
+    const int64_t cell = rng.below(last + 1);
+    if (!chosen.insert(cell).second) chosen.insert(last);
+  }
+
+  BlockCoordinates c{.out_blocks = out_blocks, .in_blocks = in_blocks, .out = {}, .in = {}};
+  c.out.reserve(static_cast<size_t>(count));
+  c.in.reserve(static_cast<size_t>(count));
+  auto add = [&](int64_t cell) {
+    c.out.push_back(static_cast<int32_t>(cell / in_blocks));
+    c.in.push_back(static_cast<int32_t>(cell % in_blocks));
+  };
+  if (complement) {
+    for (int64_t cell = 0; cell < all; ++cell) {
+      if (!chosen.contains(cell)) add(cell);
+    }
+  } else {
+    for (int64_t cell : chosen) add(cell);
+  }
+  return c;
+}
+
+}  // namespace blocksparse::graphs

@@ -1,0 +1,60 @@
+// A simple undirected graph under construction: no loops, no double edges.
+#pragma once
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "blocksparse/layout.h"
+
+namespace blocksparse::graphs {
+
+class UndirectedGraph {
+ public:
+  explicit UndirectedGraph(int64_t nodes) : nodes_(nodes), degree_(static_cast<size_t>(nodes), 0) {}
+
+  int64_t nodes() const { return nodes_; }
+  int64_t degree(int64_t node) const { return degree_[static_cast<size_t>(node)]; }
+  bool has(int64_t a, int64_t b) const { return a == b || edges_.contains(key(a, b)); }
+  bool full(int64_t node) const { return degree(node) == nodes_ - 1; }
+
+  bool add(int64_t a, int64_t b) {  // false if it was there
+    if (a == b || !edges_.insert(key(a, b)).second) return false;
+    ++degree_[static_cast<size_t>(a)];
+    ++degree_[static_cast<size_t>(b)];
+    return true;
+  }
+
+  void remove(int64_t a, int64_t b) {
+    if (edges_.erase(key(a, b)) == 0) return;
+    --degree_[static_cast<size_t>(a)];
+    --degree_[static_cast<size_t>(b)];
+  }
+
+  // Both directions of every edge, and the diagonal.
+  BlockCoordinates coordinates() const {
+    BlockCoordinates c{.out_blocks = nodes_, .in_blocks = nodes_, .out = {}, .in = {}};
+    for (int32_t i = 0; i < nodes_; ++i) {
+      c.out.push_back(i);
+      c.in.push_back(i);
+    }
+    for (uint64_t edge : edges_) {
+      const auto a = static_cast<int32_t>(edge >> 32), b = static_cast<int32_t>(edge & 0xffffffffu);
+      c.out.insert(c.out.end(), {a, b});
+      c.in.insert(c.in.end(), {b, a});
+    }
+    return c;
+  }
+
+ private:
+  static uint64_t key(int64_t a, int64_t b) {
+    const auto low = static_cast<uint64_t>(a < b ? a : b), high = static_cast<uint64_t>(a < b ? b : a);
+    return low << 32 | high;
+  }
+
+  int64_t nodes_;
+  std::vector<int64_t> degree_;
+  std::unordered_set<uint64_t> edges_;  // its order is never used to decide anything
+};
+
+}  // namespace blocksparse::graphs

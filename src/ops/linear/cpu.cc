@@ -1,0 +1,206 @@
+// Drives the CPU kernels: divides a call into rounds of tokens, spreads packing and multiplying over threads.
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "core/text.h"
+#include "cpu/threads.h"
+#include "ops/linear/kernels.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/select.h"
+
+namespace blocksparse::linear {
+
+namespace {
+
+constexpr int64_t kPackFeatures = 512;  // features of a vector of tokens that one task packs
+constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
+
+// Takes aligned pieces out of a workspace that is known to be large enough.
+class Carver {
+ public:
+  explicit Carver(Workspace workspace) : next_(reinterpret_cast<uintptr_t>(workspace.data)) {}
+  void* take(size_t bytes) {
+    next_ = (next_ + 63) / 64 * 64;
+    void* piece = reinterpret_cast<void*>(next_);
+    next_ += bytes;
+    return piece;
+  }
+
+ private:
+  uintptr_t next_;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const void* advance(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+void* advance(void* data, int64_t elements, DType dtype) { return static_cast<char*>(data) + elements * size_of(dtype); }
+
+Status missing_kernel(Isa isa, DType dtype) {
+  return {StatusCode::unsupported, concat("[linear] there is no ", name_of(isa), " kernel for ", name_of(dtype))};
+}
+
+// The round of tokens that begins at `token`.
+ProductArgs args_of_round(const Product& p, const ProductArgs& whole, int64_t token, int64_t tokens) {
+  ProductArgs a = whole;
+  a.n = tokens;
+  a.x = advance(p.x.data, token * p.x.token_stride, p.dtype);
+  a.y = advance(const_cast<void*>(p.y.data), token * p.y.token_stride, p.dtype);
+  a.residual = advance(p.residual.data, token * p.residual.token_stride, p.dtype);
+  return a;
+}
+
+void run_round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int64_t group, int32_t threads) {
+  const int64_t vectors = ceil_div(a.n, kernel.lanes), complete = a.n / kernel.lanes;
+  const int64_t first_packed = a.direct ? complete : 0;
+  const int64_t slices = ceil_div(a.inputs, kPackFeatures);
+  parallel_for(threads, (vectors - first_packed) * slices, [&](int64_t task) {
+    const int64_t first = task % slices * kPackFeatures;
+    kernel.pack(a, first_packed + task / slices, first, std::min(first + kPackFeatures, a.inputs));
+  });
+  const int64_t group_vectors = group / kernel.lanes, groups = ceil_div(vectors, group_vectors);
+  auto for_each = [&](int64_t items, auto run) {  // token groups outermost: their panels stay in the cache
+    parallel_for(threads, items * groups, [&](int64_t task) {
+      const int64_t first = task / items * group_vectors;
+      run(a, task % items, first, std::min(first + group_vectors, vectors));
+    });
+  };
+  for_each(static_cast<int64_t>(walk.pieces.size()), kernel.multiply);
+  for_each(static_cast<int64_t>(walk.splits.size()), kernel.combine);
+}
+
+// A position in the sequence of all tokens of all pairs.
+struct Position {
+  size_t pair = 0;
+  int64_t token = 0;
+};
+
+// Packs `tokens` tokens from `begin` on of one block of features: all parts of pairs that they cover.
+template <class Side>
+void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
+                 int64_t feature_block, Side side) {
+  for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
+    const Activations source = side(g.term(begin.pair));
+    rows.tokens = std::min(source.n - begin.token, tokens - rows.first_token);
+    rows.source = advance(source.data, begin.token * source.token_stride, g.dtype);
+    rows.token_stride = source.token_stride;
+    rows.feature_stride = source.feature_stride;
+    if (rows.tokens > 0) kernel.pack(rows, feature_block);
+    rows.first_token += rows.tokens;
+  }
+}
+
+Position advance(const WeightGradient& g, Position at, int64_t tokens) {
+  at.token += tokens;
+  while (at.pair < g.pairs.size() && at.token >= g.term(at.pair).x.n) at.token -= g.term(at.pair++).x.n;
+  return at;
+}
+
+}  // namespace
+
+Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
+  if (isa == Isa::reference) {
+    reference_product(p);
+    return {};
+  }
+  const ProductKernel* kernel = find_product_kernel(isa, p.dtype);
+  if (kernel == nullptr) return missing_kernel(isa, p.dtype);
+  const RowWalk walk = walk_of(p.layout, p.by_in);
+  const ProductPlan plan = plan_product({.dtype = p.dtype,
+                                         .block = p.layout.block_size,
+                                         .n = p.x.n,
+                                         .inputs = p.x.features,
+                                         .outputs = p.y.features,
+                                         .slots = walk.slots,
+                                         .x_features_first = p.x.features_first(),
+                                         .x_feature_stride = p.x.feature_stride});
+  Carver carver(workspace);
+  ProductArgs whole{.block = p.layout.block_size,
+                    .by_in = p.by_in,
+                    .inputs = p.x.features,
+                    .outputs = p.y.features,
+                    .x_token = p.x.token_stride,
+                    .x_feature = p.x.feature_stride,
+                    .direct = plan.direct,
+                    .panels = carver.take(plan.panel_bytes),
+                    .w = p.w,
+                    .gates = p.gates,
+                    .y_token = p.y.token_stride,
+                    .y_feature = p.y.feature_stride,
+                    .residual_token = p.residual.token_stride,
+                    .residual_feature = p.residual.feature_stride,
+                    .bias = p.bias,
+                    .activation = p.activation,
+                    .pieces = walk.pieces.data(),
+                    .refs = walk.refs.data(),
+                    .splits = walk.splits.data(),
+                    .partial = carver.take(plan.partial_bytes)};
+  for (int64_t token = 0; token < p.x.n; token += plan.round) {
+    const int64_t tokens = std::min(plan.round, p.x.n - token);
+    run_round(*kernel, args_of_round(p, whole, token, tokens), walk, plan.group, threads);
+  }
+  return {};
+}
+
+Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads) {
+  if (isa == Isa::reference) {
+    reference_weight_gradient(g);
+    return {};
+  }
+  const GradientKernel* kernel = find_gradient_kernel(isa, g.dtype);
+  if (kernel == nullptr) return missing_kernel(isa, g.dtype);
+  const int64_t out_features = g.layout.out_features, in_features = g.layout.in_features;
+  const int32_t block = g.layout.block_size;
+  int64_t n = 0;
+  for (size_t i = 0; i < g.pairs.size(); ++i) n += g.term(i).x.n;
+  const GradientPlan plan = plan_gradient(
+      {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
+      g.dw_dtype, g.layout.blocks);
+  const int64_t in_blocks = ceil_div(in_features, block), out_blocks = ceil_div(out_features, block);
+  const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
+  Carver carver(workspace);
+  auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
+  void* dy_panels = x_panels + plan.round * in_blocks * block * sum_bytes;
+  GradientArgs a{.block = block,
+                 .out_features = out_features,
+                 .in_features = in_features,
+                 .round = plan.round,
+                 .x_panels = x_panels,
+                 .dy_panels = dy_panels,
+                 .out_of = out_of(g.layout).data(),
+                 .refs = walk_of(g.layout, false).refs.data(),
+                 .w = g.w,
+                 .gates = g.gates,
+                 .dw = g.dw,
+                 .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
+                 .dgates = g.dgates,
+                 .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
+  const int64_t task_blocks = std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
+  Position at = advance(g, {}, 0);
+  for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
+    a.n = std::min(plan.round, n - token);
+    a.accumulate = g.accumulate || (token > 0 && a.sums == nullptr);
+    a.accumulate_gates = g.accumulate || token > 0;
+    a.add_sums = token > 0;
+    a.keep_sums = a.sums != nullptr && token + plan.round < n;
+    parallel_for(threads, a.n > 0 ? in_blocks + out_blocks : 0, [&](int64_t task) {
+      const bool of_x = task < in_blocks;
+      const RowsToPack rows{.features = of_x ? in_features : out_features,
+                            .block = block,
+                            .panels = of_x ? x_panels : dy_panels,
+                            .round = plan.round};
+      if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
+      else pack_tokens(*kernel, g, rows, at, a.n, task - in_blocks, [](const GradTerm& t) { return t.dy; });
+    });
+    parallel_for(threads, ceil_div(g.layout.blocks, task_blocks), [&](int64_t task) {
+      kernel->multiply(a, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
+    });
+    if (n == 0) break;
+    at = advance(g, at, plan.round);
+  }
+  return {};
+}
+
+}  // namespace blocksparse::linear

@@ -1,0 +1,206 @@
+// dW[block] (+)= gate * dy_out^T x_in on the CPU, and the gradient of the gates, for any element type and instruction set.
+//   x panels [in blocks][round][b]     dy panels [out blocks][round][b]     sums in registers over a whole round
+// Who does what
+//   pack      one block of features of x or dy, widened to the type of sums; features-first is transposed
+//   multiply  a run of blocks. Blocks of one row share dy, so their columns are treated as one list of vectors:
+//               for each tile.vectors of that list:      their part of x stays in L1
+//                 for each strip of tile.outputs rows:   sums over all tokens in registers
+//                   merge: gate, gradient of the gate, accumulate, narrow, store
+#pragma once
+
+#include "cpu/pack.h"
+#include "ops/linear/kernels.h"
+
+namespace blocksparse::linear {
+namespace {
+
+template <DType D, Tile kTile>
+struct GradientConfig {
+  static constexpr DType dtype = D;
+  using T = Element<D>;
+  using S = Sum<D>;
+  static constexpr Tile tile = kTile;
+  static constexpr int lanes = kLanes<S>;
+};
+
+// A run of input features inside a block: the unit in which a row of dW is divided.
+struct Columns {
+  int64_t block;   // of weights
+  int64_t in;      // block of inputs
+  int64_t column;  // first column in the block
+};
+
+template <class C>
+void pack_rows(const RowsToPack& p, int64_t feature_block) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  const int64_t feature = feature_block * p.block, features = least<int64_t>(p.block, p.features - feature);
+  const auto* from = static_cast<const typename C::T*>(p.source) + feature * p.feature_stride;
+  S* panel = static_cast<S*>(p.panels) + (feature_block * p.round + p.first_token) * p.block;
+  if (p.feature_stride == 1) {
+    constexpr int kRun = L < 8 ? L : 8;  // divides every block size
+    for (int64_t t = 0; t < p.tokens; ++t) {
+      pack_run<S, kRun>(from + t * p.token_stride, features, p.block, panel + t * p.block);
+    }
+    return;
+  }
+  constexpr int kSquare = L < 8 ? L : 8;
+  for (int64_t f = 0; f < p.block; f += kSquare) {
+    const int64_t rows = least<int64_t>(kSquare, features - f);
+    pack_transposed<S, kSquare>(from + f * p.feature_stride, p.feature_stride, rows, p.tokens, panel + f, p.block);
+  }
+}
+
+// Puts a row of sums of L columns into dW, and returns its part of the gate's gradient.
+template <class C, int L>
+typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t valid, Vec<typename C::S, L> sum) {
+  using S = typename C::S;
+  using T = typename C::T;
+  const int64_t offset = (at.block * a.block + row) * a.block + at.column;
+  S gate_sum{};
+  if (a.dgates != nullptr) {
+    S dot[L];
+    store_as<S, L>(static_cast<S*>(dot), sum * load_first<S, L>(static_cast<const T*>(a.w) + offset, valid));
+    for (int64_t i = 0; i < valid; ++i) gate_sum += dot[i];
+  }
+  if (a.sums != nullptr) {
+    S* total = static_cast<S*>(a.sums) + offset;
+    if (a.add_sums) sum += load_as<S, L>(total);
+    if (a.keep_sums) {
+      store_as<S, L>(total, sum);
+      return gate_sum;
+    }
+  }
+  if (a.gates != nullptr) {
+    const S gate = static_cast<const S*>(a.gates)[at.block];
+    sum = gate == S{0} ? Vec<S, L>{} : sum * gate;
+  }
+  auto put = [&](auto* dw) __attribute__((always_inline)) {
+    if (a.accumulate) {
+      store_first<S, L>(dw, load_first<S, L>(dw, valid) + sum, valid);
+      return;
+    }
+    store_first<S, L>(dw, sum, valid);
+    for (int64_t i = valid < 0 ? 0 : valid; i < L; ++i) dw[i] = {};
+  };
+  if (a.dw_is_wide) put(static_cast<S*>(a.dw) + offset);
+  else put(static_cast<T*>(a.dw) + offset);
+  return gate_sum;
+}
+
+// The inner loop: sums [O][V][L] = sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
+// Not inlined: bf16, f16 and f32 share one copy.
+template <class S, int L, int O, int V>
+__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy, const S* const* x, S* sums) {
+  Vec<S, L> sum[O][V] = {};
+  for (int64_t t = 0; t < a.n; ++t) {
+    Vec<S, L> xv[V];
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) xv[v] = load_as<S, L>(x[v] + t * a.block);
+#pragma GCC unroll 16
+    for (int o = 0; o < O; ++o) {
+      const S d = dy[t * a.block + o];
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) sum[o][v] += d * xv[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int o = 0; o < O; ++o) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (o * V + v) * L, sum[o][v]);
+  }
+}
+
+// All rows of V runs of columns of one output block.
+template <class C, int L, int O, int V>
+void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns) {
+  using S = typename C::S;
+  const S* dy = static_cast<const S*>(a.dy_panels) + out * a.round * a.block;
+  const S* x[V];
+  for (int v = 0; v < V; ++v) {
+    x[v] = static_cast<const S*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
+  }
+  S gate_sums[V] = {};
+  for (int row = 0; row < a.block; row += O) {
+    alignas(64) S sums[O * V * L];
+    gradient_tile<S, L, O, V>(a, dy + row, x, sums);
+    const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
+    for (int v = 0; v < V; ++v) {
+      const int64_t valid = least<int64_t>(L, a.in_features - columns[v].in * a.block - columns[v].column);
+      for (int o = 0; o < O; ++o) {
+        const auto sum = load_as<S, L>(static_cast<const S*>(sums) + (o * V + v) * L);
+        gate_sums[v] += merge<C, L>(a, columns[v], row + o, o < rows ? valid : 0, sum);
+      }
+    }
+  }
+  if (a.dgates == nullptr) return;
+  for (int v = 0; v < V; ++v) static_cast<S*>(a.dgates)[columns[v].block] += gate_sums[v];
+}
+
+template <class C, int L>
+void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64_t last_block) {
+  constexpr int O = C::tile.outputs, V = C::tile.vectors;
+  constexpr int kAlone = O < 8 ? 8 : O;  // a single vector needs more rows to keep the FMA units busy
+  const int64_t per_block = a.block / L, total = (last_block - first_block) * per_block;
+  Columns columns[V];
+  for (int64_t i = 0; i < total;) {
+    const int64_t left = total - i;
+    const int take = static_cast<int>(V >= 3 && left == 4 ? 2 : least<int64_t>(V, left));
+    for (int v = 0; v < take; ++v) {
+      const int64_t block = first_block + (i + v) / per_block;
+      columns[v] = {block, a.refs[block].from, (i + v) % per_block * L};
+    }
+    if (V >= 3 && take == 3) gradient_strips<C, L, O, 3>(a, out, columns);
+    else if (take == 2) gradient_strips<C, L, O, 2>(a, out, columns);
+    else gradient_strips<C, L, kAlone, 1>(a, out, columns);
+    i += take;
+  }
+}
+
+// A closed gate whose own gradient nobody wants: dW is 0, whatever x and dy hold.
+template <class C>
+BS_INLINE bool is_skipped(const GradientArgs& a, int64_t block) {
+  return a.gates != nullptr && a.dgates == nullptr && static_cast<const typename C::S*>(a.gates)[block] == 0;
+}
+
+template <class C>
+void write_zeros(const GradientArgs& a, int64_t block) {
+  if (a.accumulate || a.keep_sums) return;
+  const int64_t size = static_cast<int64_t>(a.block) * a.block;
+  const size_t bytes = a.dw_is_wide ? sizeof(typename C::S) : sizeof(typename C::T);
+  __builtin_memset(static_cast<char*>(a.dw) + block * size * static_cast<int64_t>(bytes), 0,
+                   static_cast<size_t>(size) * bytes);
+}
+
+template <class C>
+void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
+  using S = typename C::S;
+  if (a.dgates != nullptr && !a.accumulate_gates) {
+    for (int64_t i = first_block; i < last_block; ++i) static_cast<S*>(a.dgates)[i] = S{0};
+  }
+  constexpr int L = C::lanes;
+  for (int64_t i = first_block; i < last_block;) {
+    if (is_skipped<C>(a, i)) {
+      write_zeros<C>(a, i++);
+      continue;
+    }
+    const int64_t out = a.out_of[i];
+    int64_t end = i + 1;
+    while (end < last_block && a.out_of[end] == out && !is_skipped<C>(a, end)) ++end;
+    if constexpr (L > 8) {  // a vector of 16 does not fit into a block of 8
+      if (a.block < L) gradient_row<C, 8>(a, out, i, end);
+      else gradient_row<C, L>(a, out, i, end);
+    } else {
+      gradient_row<C, L>(a, out, i, end);
+    }
+    i = end;
+  }
+}
+
+template <class C>
+GradientKernel make_gradient(Isa isa) {
+  return {isa, C::dtype, C::tile, C::lanes, pack_rows<C>, gradient<C>};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,353 @@
+// y = f(x W^T + bias + residual) on the CPU, for any element type and instruction set: fprop, and dgrad as fprop on the
+// transposed layout.
+//   x panels [vectors][inputs][lanes]     w [blocks, b, b]     sums [vectors][b][lanes], in registers and L1
+// Who does what
+//   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
+//   multiply  one piece (an output block and its list of blocks) for a group of tokens
+//               for each chunk of the list (its rows of x stay in L1 or L2)
+//                 for each strip of tile.outputs rows of W:      gates or narrow types: the strip is copied, widened
+//                   for each tile of tile.vectors of tokens:     sums stay in registers over the chunk
+//             then finish: bias, residual, activation, store; a slice of a split row stores its sums instead
+//   combine   adds the sums of slices in their fixed order, then finishes
+#pragma once
+
+#include "cpu/activation.h"
+#include "cpu/pack.h"
+#include "ops/linear/kernels.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kMaxBlock = 128;
+constexpr int kGroupBytes = 256;     // a group holds this many bytes of tokens in the type of sums: 64 f32, 32 f64
+constexpr int kChunkInputs = 256;    // rows of x in a chunk: 64 KB for a full group. The list is cut where they end
+constexpr int kUnroll = 8;           // divides every block size
+
+template <DType D, Tile kTile>
+struct ProductConfig {
+  static constexpr DType dtype = D;
+  using T = Element<D>;
+  using S = Sum<D>;
+  static constexpr Tile tile = kTile;
+  static constexpr int lanes = kLanes<S>;
+  static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
+  static constexpr bool narrow = sizeof(T) < sizeof(S);
+};
+
+// x of one vector: [inputs][lanes], rows `feature` apart; the next vector is `vector` further.
+template <class S>
+struct XView {
+  const S* data;
+  int64_t feature, vector;
+};
+
+// W(o, k) of a strip, in place: rows of the block are outputs (fprop) ...
+template <class S, int B>
+struct RowsOfW {
+  const S* values;
+  int strip;
+  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip * B; }
+  static BS_INLINE S at(const S* w, int o, int k) { return w[o * B + k]; }
+};
+// ... or columns are (dgrad) ...
+template <class S, int B>
+struct ColumnsOfW {
+  const S* values;
+  int strip;
+  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip; }
+  static BS_INLINE S at(const S* w, int o, int k) { return w[k * B + o]; }
+};
+// ... or as a widened, gated copy of the chunk's blocks.
+template <class S, int O>
+struct CopyOfW {
+  const S* strips;  // [chunk][b][O]
+  int block_size;
+  BS_INLINE const S* block(int64_t, int position) const { return strips + position * block_size * O; }
+  static BS_INLINE S at(const S* w, int o, int k) { return w[k * O + o]; }
+};
+
+// A part of a piece's list, blocks with gate 0 left out.
+struct Chunk {
+  const BlockRef* refs;
+  int count;
+};
+
+// The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the chunk] x [inputs of the chunk, V vectors].
+// Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
+template <class S, int L, int O, int V, class WView>
+__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<S>& x, S* sums,
+                             bool first) {
+  Vec<S, L> sum[O][V];
+#pragma GCC unroll 16
+  for (int o = 0; o < O; ++o) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      sum[o][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L);
+    }
+  }
+  for (int i = 0; i < chunk.count; ++i) {
+    const int64_t begin = static_cast<int64_t>(chunk.refs[i].from) * a.block;
+    const S* xb = x.data + begin * x.feature;
+    const S* wb = w.block(chunk.refs[i].weight, i);
+    auto step = [&](int k) __attribute__((always_inline)) {
+      Vec<S, L> xv[V];
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) xv[v] = load_as<S, L>(xb + k * x.feature + v * x.vector);
+#pragma GCC unroll 16
+      for (int o = 0; o < O; ++o) {
+        const S wv = WView::at(wb, o, k);
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sum[o][v] += wv * xv[v];
+      }
+    };
+    const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
+    int k = 0;
+    for (; k + kUnroll <= depth; k += kUnroll) {
+#pragma GCC unroll 8
+      for (int u = 0; u < kUnroll; ++u) step(k + u);
+    }
+    for (; k < depth; ++k) step(k);
+  }
+#pragma GCC unroll 16
+  for (int o = 0; o < O; ++o) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L, sum[o][v]);
+  }
+}
+
+// All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
+// leave the FMA units idle between dependent sums.
+template <class C, int O, class WView>
+void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<typename C::S>& x,
+                                int vectors, typename C::S* sums, bool first) {
+  constexpr int L = C::lanes;
+  for (int v = 0; v < vectors;) {
+    const int left = vectors - v;
+    const XView<typename C::S> xv{x.data + v * x.vector, x.feature, x.vector};
+    typename C::S* s = sums + static_cast<int64_t>(v) * a.block * L;
+    if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
+      multiply_tile<typename C::S, L, O, 3>(a, chunk, w, xv, s, first);
+      v += 3;
+    } else if (left >= 2) {
+      multiply_tile<typename C::S, L, O, 2>(a, chunk, w, xv, s, first);
+      v += 2;
+    } else {
+      multiply_tile<typename C::S, L, O, 1>(a, chunk, w, xv, s, first);
+      v += 1;
+    }
+  }
+}
+
+// strips[k][o] = gate * W(strip + o, k), widened.
+template <class C, int O>
+BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+  using S = typename C::S;
+  const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
+  const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
+  if (a.by_in) {
+    for (int k = 0; k < a.block; ++k) {
+      store_as<S, O>(copy + k * O, load_as<S, O>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
+    }
+    return;
+  }
+  for (int k = 0; k < a.block; k += O) {
+    Vec<S, O> square[O];
+#pragma GCC unroll 8
+    for (int o = 0; o < O; ++o) square[o] = load_as<S, O>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
+    transpose<S, O>(square);
+#pragma GCC unroll 8
+    for (int i = 0; i < O; ++i) store_as<S, O>(copy + (k + i) * O, square[i]);
+  }
+}
+
+// One strip of a chunk with W where it lies.
+template <class C, int B>
+void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::S>& x, int vectors,
+                       typename C::S* sums, bool first) {
+  using S = typename C::S;
+  constexpr int O = C::tile.outputs;
+  const auto* w = static_cast<const S*>(a.w);
+  if (a.by_in) multiply_vectors<C, O>(a, chunk, ColumnsOfW<S, B>{w, strip}, x, vectors, sums, first);
+  else multiply_vectors<C, O>(a, chunk, RowsOfW<S, B>{w, strip}, x, vectors, sums, first);
+}
+
+// All strips of a chunk: sums [vectors][b][lanes] (+)= W x.
+template <class C>
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const XView<typename C::S>& x, int vectors,
+                    typename C::S* sums, bool first) {
+  using S = typename C::S;
+  constexpr int O = C::tile.outputs, L = C::lanes;
+  for (int strip = 0; strip < a.block; strip += O) {
+    S* s = sums + strip * L;
+    if (C::narrow || a.gates != nullptr) {
+      alignas(64) S copies[kChunkInputs * O];
+      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i].weight, strip, copies + i * a.block * O);
+      multiply_vectors<C, O>(a, chunk, CopyOfW<S, O>{copies, a.block}, x, vectors, s, first);
+    } else if constexpr (!C::narrow) {
+      switch (a.block) {
+        case 8: multiply_in_place<C, 8>(a, chunk, strip, x, vectors, s, first); break;
+        case 16: multiply_in_place<C, 16>(a, chunk, strip, x, vectors, s, first); break;
+        case 32: multiply_in_place<C, 32>(a, chunk, strip, x, vectors, s, first); break;
+        case 64: multiply_in_place<C, 64>(a, chunk, strip, x, vectors, s, first); break;
+        default: multiply_in_place<C, 128>(a, chunk, strip, x, vectors, s, first); break;
+      }
+    }
+  }
+}
+
+// A run of outputs that lie side by side in y: of one feature (bias is one value) or of one token (bias is a run too).
+template <class C>
+BS_INLINE void finish_run(const ProductArgs& a, const typename C::S* sums, int64_t count, const typename C::T* bias,
+                          bool bias_is_run, const typename C::T* residual, typename C::T* y) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  Vec<S, L> one_bias{};
+  if (bias != nullptr && !bias_is_run) one_bias = one_bias + load_first<S, L>(bias, 1)[0];
+  for (int64_t i = 0; i < count; i += L) {
+    const int64_t m = least<int64_t>(L, count - i);
+    Vec<S, L> z = load_first<S, L>(sums + i, m);
+    if (bias != nullptr) z += bias_is_run ? load_first<S, L>(bias + i, m) : one_bias;
+    if (residual != nullptr) z += load_first<S, L>(residual + i, m);
+    store_first<S, L>(y + i, activate<S, L>(a.activation, z), m);
+  }
+}
+
+// Writes sums [b][lanes] of one vector of tokens to y.
+template <class C>
+void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
+  using S = typename C::S;
+  using T = typename C::T;
+  constexpr int L = C::lanes;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token);
+  const int64_t feature = to * a.block, features = least<int64_t>(a.block, a.outputs - feature);
+  auto* y = static_cast<T*>(a.y) + token * a.y_token + feature * a.y_feature;
+  const auto* residual = static_cast<const T*>(a.residual);
+  if (residual != nullptr) residual += token * a.residual_token + feature * a.residual_feature;
+  const auto* bias = static_cast<const T*>(a.bias);
+  if (bias != nullptr) bias += feature;
+  auto residual_at = [&](int64_t t, int64_t f) {
+    return residual == nullptr ? nullptr : residual + t * a.residual_token + f * a.residual_feature;
+  };
+  const bool by_feature = a.y_token == 1 && (residual == nullptr || a.residual_token == 1);
+  if (by_feature) {
+    for (int64_t f = 0; f < features; ++f) {
+      finish_run<C>(a, sums + f * L, tokens, bias == nullptr ? nullptr : bias + f, false, residual_at(0, f),
+                    y + f * a.y_feature);
+    }
+    return;
+  }
+  alignas(64) S rows[L * kMaxBlock];  // [lanes][b]
+  for (int64_t f = 0; f < a.block; f += L) {
+    pack_transposed<S, L>(sums + f * L, L, least<int64_t>(L, a.block - f), L, rows + f, a.block);
+  }
+  if (a.y_feature == 1 && (residual == nullptr || a.residual_feature == 1)) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      finish_run<C>(a, rows + t * a.block, features, bias, true, residual_at(t, 0), y + t * a.y_token);
+    }
+    return;
+  }
+  for (int64_t t = 0; t < tokens; ++t) {  // y and residual of different orders: one by one
+    for (int64_t f = 0; f < features; ++f) {
+      finish_run<C>(a, rows + t * a.block + f, 1, bias == nullptr ? nullptr : bias + f, false, residual_at(t, f),
+                    y + t * a.y_token + f * a.y_feature);
+    }
+  }
+}
+
+template <class C>
+typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
+  const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
+  return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
+}
+
+template <class C>
+void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typename C::S>& x, int64_t vector,
+                    int vectors) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  alignas(64) S sums[C::group * kMaxBlock * L];
+  BlockRef live[kChunkInputs / 8];
+  const int most = kChunkInputs / a.block;
+  bool first = true;
+  for (int32_t next = piece.first; next < piece.last || first;) {
+    Chunk chunk{a.refs + next, 0};
+    if (a.gates == nullptr) {
+      chunk.count = least(most, piece.last - next);
+      next += chunk.count;
+    } else {
+      chunk.refs = live;
+      for (; next < piece.last && chunk.count < most; ++next) {
+        if (static_cast<const S*>(a.gates)[a.refs[next].weight] != S{0}) live[chunk.count++] = a.refs[next];
+      }
+    }
+    multiply_chunk<C>(a, chunk, x, vectors, sums, first);
+    first = false;
+  }
+  for (int v = 0; v < vectors; ++v) {
+    const S* s = sums + static_cast<int64_t>(v) * a.block * L;
+    if (piece.slot < 0) {
+      finish<C>(a, piece.to, vector + v, s);
+    } else {
+      __builtin_memcpy(partial_of<C>(a, piece.slot, vector + v), s, sizeof(S) * static_cast<size_t>(a.block) * L);
+    }
+  }
+}
+
+template <class C>
+void multiply(const ProductArgs& a, int64_t piece, int64_t first_vector, int64_t last_vector) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  const XView<S> in_place{static_cast<const S*>(a.x), a.x_feature, L};
+  const XView<S> packed{static_cast<const S*>(a.panels), L, a.inputs * L};
+  const int64_t complete = a.direct ? a.n / L : 0;  // vectors that are read in place
+  for (int64_t v = first_vector; v < last_vector;) {
+    const bool direct = v < complete;
+    const int64_t end = direct && complete < last_vector ? complete : last_vector;
+    const int vectors = static_cast<int>(least<int64_t>(C::group, end - v));
+    XView<S> x = direct ? in_place : packed;
+    x.data += (direct ? v : v - complete) * x.vector;
+    multiply_group<C>(a, a.pieces[piece], x, v, vectors);
+    v += vectors;
+  }
+}
+
+template <class C>
+void combine(const ProductArgs& a, int64_t split, int64_t first_vector, int64_t last_vector) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  const Split& s = a.splits[split];
+  alignas(64) S sums[kMaxBlock * L];
+  for (int64_t vector = first_vector; vector < last_vector; ++vector) {
+    for (int64_t i = 0; i < a.block * L; i += L) {
+      Vec<S, L> sum{};
+      for (int64_t slot = s.first_slot; slot < s.first_slot + s.slots; ++slot) {
+        sum += load_as<S, L>(partial_of<C>(a, slot, vector) + i);
+      }
+      store_as<S, L>(sums + i, sum);
+    }
+    finish<C>(a, s.to, vector, sums);
+  }
+}
+
+template <class C>
+void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  const int64_t complete = a.direct ? a.n / L : 0;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
+  const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
+  S* panel = static_cast<S*>(a.panels) + ((vector - complete) * a.inputs + first_feature) * L;
+  if (a.x_feature == 1) {
+    pack_transposed<S, L>(x, a.x_token, tokens, features, panel, L);
+  } else {
+    for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * L);
+  }
+}
+
+template <class C>
+ProductKernel make_product(Isa isa) {
+  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

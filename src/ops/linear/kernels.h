@@ -1,0 +1,115 @@
+// The CPU kernels: what they are given, and the table of them that kernels.inc spells out.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "blocksparse/dtype.h"
+#include "blocksparse/ops.h"
+#include "core/index.h"
+#include "cpu/isa.h"
+
+namespace blocksparse::linear {
+
+// Shape of a kernel's tile, fixed when it is compiled.
+struct Tile {
+  int outputs;  // of W: rows of sums
+  int vectors;  // of tokens (product) or of input features (gradient): columns of sums
+};
+
+// One round of fprop or dgrad: y[n, outputs] = x[n, inputs] W^T for up to some hundred tokens. Plain data, because
+// kernels are compiled for instruction sets that their caller may not use.
+struct ProductArgs {
+  int32_t block = 0;
+  bool by_in = false;  // W is read transposed
+  int64_t inputs = 0, outputs = 0;
+  int64_t n = 0;
+
+  const void* x = nullptr;
+  int64_t x_token = 0, x_feature = 0;  // strides
+  bool direct = false;                 // x is features-first, of the type of sums, and complete vectors are read in place
+  void* panels = nullptr;              // Sum [vectors][inputs][lanes]: x, packed
+
+  const void* w = nullptr;
+  const void* gates = nullptr;
+
+  void* y = nullptr;
+  int64_t y_token = 0, y_feature = 0;
+  const void* residual = nullptr;
+  int64_t residual_token = 0, residual_feature = 0;
+  const void* bias = nullptr;
+  Activation activation = Activation::none;
+
+  const Piece* pieces = nullptr;
+  const BlockRef* refs = nullptr;
+  const Split* splits = nullptr;
+  void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
+};
+
+// Vectors are runs of `lanes` tokens; the last one of a round may be incomplete.
+struct ProductKernel {
+  Isa isa;
+  DType dtype;
+  Tile tile;
+  int lanes;
+  void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
+  void (*multiply)(const ProductArgs&, int64_t piece, int64_t first_vector, int64_t last_vector);
+  void (*combine)(const ProductArgs&, int64_t split, int64_t first_vector, int64_t last_vector);
+};
+
+// Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
+struct RowsToPack {
+  const void* source = nullptr;
+  int64_t token_stride = 0, feature_stride = 0;
+  int64_t tokens = 0, features = 0;
+  int32_t block = 0;
+  void* panels = nullptr;    // Sum [blocks of features][round][block]
+  int64_t round = 0;         // tokens of a panel
+  int64_t first_token = 0;   // where in the panel these tokens go
+};
+
+// One round of wgrad: dW[i] (+)= gates[i] * dy_panel[out_of[i]]^T x_panel[in_of[i]], and the gradient of the gates.
+struct GradientArgs {
+  int32_t block = 0;
+  int64_t out_features = 0, in_features = 0;
+  int64_t n = 0;      // tokens in this round
+  int64_t round = 0;  // tokens of a panel
+  const void* x_panels = nullptr;
+  const void* dy_panels = nullptr;
+
+  const int32_t* out_of = nullptr;
+  const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i
+
+  const void* w = nullptr;
+  const void* gates = nullptr;
+  void* dw = nullptr;
+  bool dw_is_wide = false;  // dw is of the type of sums rather than that of the activations
+  bool accumulate = false;
+  void* dgates = nullptr;
+  bool accumulate_gates = false;
+
+  void* sums = nullptr;  // Sum [blocks][block][block], for a narrow dW made in several rounds
+  bool add_sums = false, keep_sums = false;  // not the first round; not the last
+};
+
+struct GradientKernel {
+  Isa isa;
+  DType dtype;
+  Tile tile;
+  int lanes;
+  void (*pack)(const RowsToPack&, int64_t feature_block);
+  void (*multiply)(const GradientArgs&, int64_t first_block, int64_t last_block);
+};
+
+std::span<const ProductKernel> product_kernels();
+std::span<const GradientKernel> gradient_kernels();
+const ProductKernel* find_product_kernel(Isa isa, DType dtype);
+const GradientKernel* find_gradient_kernel(Isa isa, DType dtype);
+
+#define LINEAR_PRODUCT(isa, dtype, ...) ProductKernel product_##isa##_##dtype();
+#define LINEAR_GRADIENT(isa, dtype, ...) GradientKernel gradient_##isa##_##dtype();
+#include "ops/linear/kernels.inc"
+#undef LINEAR_PRODUCT
+#undef LINEAR_GRADIENT
+
+}  // namespace blocksparse::linear

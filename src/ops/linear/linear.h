@@ -1,0 +1,73 @@
+// The linear op inside: what a checked call looks like, and how it is divided.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "blocksparse/ops.h"
+#include "core/index.h"
+#include "cpu/isa.h"
+
+namespace blocksparse::linear {
+
+enum class Pass : int32_t { fprop = 0, dgrad = 1, wgrad = 2 };
+std::string_view name_of(Pass pass);
+
+// Activations after the edge has checked them: any leading dimensions are one.
+struct Activations {
+  const void* data = nullptr;
+  int64_t n = 0, features = 0;
+  int64_t token_stride = 0, feature_stride = 0;  // in elements; one of them is 1
+
+  bool features_first() const { return feature_stride != 1; }
+};
+
+// fprop, and dgrad as fprop on the transposed layout.
+struct Product {
+  DType dtype = DType::f32;
+  LayoutView layout;
+  bool by_in = false;       // walk columns of W and read each block transposed
+  Activations x, y;         // y.data is written
+  Activations residual;     // data null: none
+  const void* w = nullptr;
+  const void* gates = nullptr;
+  const void* bias = nullptr;
+  Activation activation = Activation::none;
+};
+
+struct GradTerm {
+  Activations x, dy;
+};
+
+struct WeightGradient {
+  DType dtype = DType::f32;
+  DType dw_dtype = DType::f32;
+  LayoutView layout;
+  std::span<const GradPair> pairs;  // each checked; term() flattens one
+  const void* w = nullptr;
+  const void* gates = nullptr;
+  void* dw = nullptr;
+  void* dgates = nullptr;
+  bool accumulate = false;
+  bool exchanged = false;  // the layout is meant transposed: x and dy change places
+
+  GradTerm term(size_t i) const;
+};
+
+Activations flatten(const ConstTensor& tensor);  // only what the edge has checked
+
+// The plain loops in double precision: the specification, and what tests compare with.
+void reference_product(const Product& p);
+void reference_weight_gradient(const WeightGradient& g);
+
+// The CPU path for an instruction set.
+Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
+Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads);
+
+// The CUDA path, or in builds without it the answer `unavailable`.
+Status cuda_product(const Product& p, Workspace workspace, Stream stream);
+Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
+size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+
+}  // namespace blocksparse::linear

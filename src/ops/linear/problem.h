@@ -1,0 +1,105 @@
+// A case of the linear op by its line, with data made for it, run on any kernel, and compared with the reference in
+// f64. Shared by tests, fuzzing and benchmarks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "blocksparse/ops.h"
+#include "ops/linear/linear.h"
+
+namespace blocksparse::linear {
+
+// linear:<fprop|dgrad|wgrad> <dtype> <graph> and any of
+//   n=64 b=32 seed=0 threads=1          tokens (of each pair), block size, seed of graph and data, threads
+//   out=125 in=125                      ragged feature counts
+//   empty_row=2 empty_col=0             blocks of that row or column are taken out
+//   t                                   the layout's transposed view
+//   x=first y=first r=first             features-first x, y (dx, dy), residual; the default is last
+//   pad=3 offset=1                      elements between rows (poisoned), and before the first
+//   bias residual act=gelu              epilogue (fprop)
+//   gates                               a factor for each block, some of them 0
+//   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
+//   values=int                          small whole numbers: results must be exact. Default: normal
+struct LinearCase {
+  Pass pass = Pass::fprop;
+  DType dtype = DType::f32;
+  std::string graph;
+  int64_t n = 64, block = 32, seed = 0, threads = 1;
+  int64_t out_features = 0, in_features = 0;
+  int64_t empty_row = -1, empty_col = -1;
+  bool transposed = false;
+  Order x_order = Order::features_last, y_order = Order::features_last, residual_order = Order::features_last;
+  int64_t pad = 0, offset = 0;
+  bool bias = false, residual = false, gates = false;
+  Activation activation = Activation::none;
+  int64_t pairs = 1;
+  bool accumulate = false, dgates = false, integers = false;
+  std::optional<DType> dw_dtype;
+};
+
+Result<LinearCase> parse_linear_case(std::string_view line);
+std::string to_string(const LinearCase& c);
+
+// Memory with poison around and between the rows of a matrix.
+struct Buffer {
+  std::vector<char> bytes;
+  Tensor tensor;
+  Buffer wide() const;  // the same values in f64, without padding
+};
+
+class LinearData {
+ public:
+  static Result<LinearData> make(const LinearCase& c);
+
+  const LinearCase& spec() const { return case_; }
+  const Layout& layout() const { return layout_; }
+
+  // Poisons the outputs and runs the op through its public function, on the instruction set in use.
+  Status run();
+  void poison();
+  // The same without poisoning or restoring what it accumulates into: to be timed. `w` as the weights instead.
+  Status run_again(const void* w);
+
+  struct Error {
+    double worst = 0;           // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
+    double absolute = 0;
+    double nonzero = 0;         // share of expected values that are not 0
+    std::string where;          // of the worst element
+  };
+  // Compares with the reference, which is run on first use.
+  Error compare();
+  // Empty, or what was written outside of the outputs.
+  std::string overrun() const;
+
+  double flops() const;         // of live blocks
+  double bytes() const;         // unique bytes of operands
+  // Of the first pair; fprop and dgrad read x alone (dy, for dgrad).
+  const Tensor& x() const { return x_[0].tensor; }
+  const Tensor& dy() const { return dy_[0].tensor; }
+  const Tensor& weights() const { return w_.tensor; }
+  const Tensor& output() const { return y_.tensor; }
+
+  LinearData(LinearData&&) = default;
+  LinearData(const LinearData&) = delete;
+
+ private:
+  LinearData(const LinearCase& c, Layout layout) : case_(c), layout_(std::move(layout)) {}
+  void make_data();
+  void run_reference();
+
+  LinearCase case_;
+  Layout layout_;
+  Buffer w_, gates_, bias_, residual_;
+  std::vector<Buffer> x_, dy_;    // fprop and dgrad use x_[0] as input
+  Buffer y_, dgates_;             // y, dx or dw
+  Buffer before_, gates_before_;  // what wgrad adds to
+  std::optional<Buffer> expected_, expected_gates_;
+  double max_x_ = 0, max_w_ = 0, max_dy_ = 0;
+  std::vector<char> workspace_;
+};
+
+}  // namespace blocksparse::linear

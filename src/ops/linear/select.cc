@@ -1,0 +1,59 @@
+#include "ops/linear/select.h"
+
+#include <algorithm>
+
+namespace blocksparse::linear {
+
+namespace {
+
+constexpr int64_t kMostLanes = 16;         // f32 in 64 bytes: tokens are padded to whole vectors of any instruction set
+constexpr int64_t kRoundTokens = 1024;     // enough tasks for any number of threads
+constexpr int64_t kRoundBytes = 8 << 20;   // of packed activations: they stay in the last-level cache
+constexpr size_t kAlignment = 64;
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Tokens of a round: as many as fit into kRoundBytes, in whole groups, but no more than there are.
+int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group) {
+  const int64_t fitting = kRoundBytes / std::max<int64_t>(1, bytes_per_token) / group * group;
+  return std::min(round_up(n, kMostLanes), std::clamp(fitting, group, kRoundTokens));
+}
+
+// Rows of x at a large power of two apart fall into few sets of the cache, so they are packed. Up to 512 bytes apart
+// they are as good as packed.
+bool reads_in_place(const Problem& p, int64_t sum_bytes) {
+  const int64_t apart = p.x_feature_stride * sum_bytes;
+  return size_of(p.dtype) == sum_bytes && p.x_features_first && (apart <= 512 || apart % 1024 != 0);
+}
+
+}  // namespace
+
+ProductPlan plan_product(const Problem& p) {
+  const int64_t sum_bytes = size_of(sum_dtype(p.dtype));
+  ProductPlan plan;
+  plan.group = 256 / sum_bytes;
+  plan.direct = reads_in_place(p, sum_bytes);
+  plan.round = round_tokens(p.n, p.inputs * sum_bytes, plan.group);
+  plan.panel_bytes = static_cast<size_t>((plan.direct ? kMostLanes : plan.round) * p.inputs * sum_bytes);
+  plan.partial_bytes = static_cast<size_t>(p.slots * plan.round * p.block * sum_bytes);
+  return plan;
+}
+
+size_t ProductPlan::workspace_bytes() const { return panel_bytes + partial_bytes + 2 * kAlignment; }
+
+GradientPlan plan_gradient(const Problem& p, DType dw_dtype, int64_t blocks) {
+  const int64_t sum_bytes = size_of(sum_dtype(p.dtype));
+  // Whole blocks of features are packed.
+  const int64_t features = round_up(p.inputs, p.block) + round_up(p.outputs, p.block);
+  GradientPlan plan;
+  plan.round = round_tokens(p.n, features * sum_bytes, 64);
+  plan.panel_bytes = static_cast<size_t>(plan.round * features * sum_bytes);
+  if (size_of(dw_dtype) != sum_bytes && p.n > plan.round) {
+    plan.sums_bytes = static_cast<size_t>(blocks * p.block * p.block * sum_bytes);
+  }
+  return plan;
+}
+
+size_t GradientPlan::workspace_bytes() const { return panel_bytes + sums_bytes + 2 * kAlignment; }
+
+}  // namespace blocksparse::linear

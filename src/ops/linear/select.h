@@ -1,0 +1,45 @@
+// How a product on the CPU is divided. Pure functions of the problem, so they are tested for machines that are not here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocksparse/dtype.h"
+#include "ops/linear/linear.h"
+
+namespace blocksparse::linear {
+
+// What the choice looks at.
+struct Problem {
+  Pass pass = Pass::fprop;
+  DType dtype = DType::f32;
+  int32_t block = 32;
+  int64_t n = 0;
+  int64_t inputs = 0;   // features that the pass reads: in_features in fprop, out_features in dgrad
+  int64_t outputs = 0;  // features that it makes
+  int64_t slots = 0;    // slices of split rows
+  bool x_features_first = false;
+  int64_t x_feature_stride = 1;
+};
+
+struct ProductPlan {
+  int64_t round = 0;    // tokens that are packed and then multiplied, a multiple of `group`
+  int64_t group = 0;    // tokens of a task
+  bool direct = false;  // x is read where it lies: no packing but for the last, incomplete vector
+  size_t panel_bytes = 0, partial_bytes = 0;
+
+  size_t workspace_bytes() const;
+};
+
+struct GradientPlan {
+  int64_t round = 0;  // tokens that are packed and then multiplied
+  size_t panel_bytes = 0;
+  size_t sums_bytes = 0;  // f32 sums of all blocks, where dW is narrower and there is more than one round
+
+  size_t workspace_bytes() const;
+};
+
+ProductPlan plan_product(const Problem& problem);
+GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
+
+}  // namespace blocksparse::linear

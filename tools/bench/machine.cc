@@ -1,0 +1,71 @@
+#include "machine.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+namespace blocksparse::bench {
+
+double fma_rate_f32_scalar(double seconds);
+double fma_rate_f64_scalar(double seconds);
+#if defined(__x86_64__)
+double fma_rate_f32_avx2(double seconds);
+double fma_rate_f64_avx2(double seconds);
+double fma_rate_f32_avx512(double seconds);
+double fma_rate_f64_avx512(double seconds);
+#endif
+
+namespace {
+
+double fma_rate(Isa isa, bool wide, double seconds) {
+#if defined(__x86_64__)
+  if (isa == Isa::avx512) return wide ? fma_rate_f64_avx512(seconds) : fma_rate_f32_avx512(seconds);
+  if (isa == Isa::avx2) return wide ? fma_rate_f64_avx2(seconds) : fma_rate_f32_avx2(seconds);
+#endif
+  return wide ? fma_rate_f64_scalar(seconds) : fma_rate_f32_scalar(seconds);
+}
+
+}  // namespace
+
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(std::min(line.find(": ") + 2, line.size()));
+  }
+  return "unknown CPU";
+}
+
+double fma_peak(Isa isa, DType dtype, int threads) {
+  static std::map<std::tuple<Isa, bool, int>, double> known;
+  const bool wide = dtype == DType::f64;
+  double& peak = known[{isa, wide, threads}];
+  if (peak > 0) return peak;
+#pragma omp parallel num_threads(threads) reduction(+ : peak)
+  peak += fma_rate(isa, wide, 0.2);
+  return peak;
+}
+
+double read_bandwidth(int threads) {
+  static std::map<int, double> known;
+  double& best = known[threads];
+  if (best > 0) return best;
+  const std::vector<uint64_t> buffer(size_t{32} << 20, 1);  // 256 MB
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    uint64_t sum = 0;
+#pragma omp parallel for num_threads(threads) reduction(+ : sum)
+    for (size_t i = 0; i < buffer.size(); ++i) sum += buffer[i];
+    const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (sum == buffer.size()) best = std::max(best, static_cast<double>(buffer.size() * sizeof(uint64_t)) / spent);
+  }
+  return best;
+}
+
+}  // namespace blocksparse::bench

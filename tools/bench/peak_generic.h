@@ -1,0 +1,39 @@
+// The most that FMA instructions of one instruction set do: 12 independent chains of each of two vectors in registers.
+#pragma once
+
+#include <chrono>
+
+#include "cpu/simd.h"
+
+namespace blocksparse::bench {
+namespace {
+
+// FLOP/s of one thread over about `seconds`.
+template <class S>
+double fma_rate(double seconds) {
+  constexpr int L = kLanes<S>;
+  constexpr int kChains = 12;
+  Vec<S, L> sum[kChains];
+  for (int i = 0; i < kChains; ++i) sum[i] = Vec<S, L>{} + S(i);
+  Vec<S, L> a = Vec<S, L>{} + S(0.999), b = Vec<S, L>{} + S(0.001);
+  asm volatile("" : "+m"(a), "+m"(b));
+  using Clock = std::chrono::steady_clock;
+  double best = 0;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (Clock::now() < end) {
+    constexpr int kSteps = 20000;
+    const auto start = Clock::now();
+    for (int step = 0; step < kSteps; ++step) {
+#pragma GCC unroll 12
+      for (int i = 0; i < kChains; ++i) sum[i] = sum[i] * a + b;
+    }
+    const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    const double rate = 2.0 * kSteps * kChains * L / spent;
+    if (rate > best) best = rate;
+  }
+  for (auto& s : sum) asm volatile("" : "+m"(s));
+  return best;
+}
+
+}  // namespace
+}  // namespace blocksparse::bench
