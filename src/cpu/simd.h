@@ -74,6 +74,28 @@ BS_INLINE To bits_as(From from) {
   return to;
 }
 
+// Keeps a loaded value in a register: left alone, GCC loads it again in each instruction that uses it, and the load
+// ports then bound the loop (Zen 3, operands in L1: 50 % of FMA peak without, 80 % with).
+template <class V>
+BS_INLINE V in_register(V v) {
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
+// A pointer that is stepped once a row. Left alone, GCC keeps one pointer for each unrolled row, and spills them.
+template <class S>
+BS_INLINE const S* next_row(const S* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
+template <class S, int N>
+BS_INLINE Vec<S, N> broadcast(S s) {
+  return s - Vec<S, N>{};  // s + 0 would have to turn -0 into 0
+}
+
 // load_as<S, N>(p): N elements from any address, as S.
 template <class S, int N>
 BS_INLINE Vec<S, N> load_as(const S* p) {

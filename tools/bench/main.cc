@@ -103,7 +103,7 @@ Contender ourselves(linear::LinearData& data, const Options& options) {
   const auto bytes = static_cast<size_t>(data.weights().shape[0] * data.weights().shape[1] * data.weights().shape[2] *
                                          size_of(data.weights().dtype));
   const int copies = options.cold ? copies_for(bytes, options.rotate_bytes) : 1;
-  auto memory = std::make_shared<std::vector<std::vector<char>>>();
+  auto memory = std::make_shared<std::vector<linear::Bytes>>();
   const auto* w = static_cast<const char*>(data.weights().data);
   for (int i = 0; i < copies; ++i) memory->emplace_back(w, w + bytes);
   return {.name = "blocksparse",
@@ -176,8 +176,11 @@ Status run_problem(const std::string& line, const Options& options) {
   if (!(error.worst <= 1)) return invalid("wrong result: ", error.where, " in \"", to_string(*c), "\"");
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
-  Row row{.problem = to_string(*c), .kernel = std::string(name_of(*isa)), .threads = static_cast<int>(c->threads),
-          .error = error.worst};
+  Row row;
+  row.problem = to_string(*c);
+  row.kernel = name_of(*isa);
+  row.threads = static_cast<int>(c->threads);
+  row.error = error.worst;
   if (options.check_only) {
     std::printf("%s: right, error %.2g of its bound\n", row.problem.c_str(), row.error);
     return {};

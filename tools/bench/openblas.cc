@@ -72,7 +72,7 @@ Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes
              out = static_cast<int>(data.layout().out_features());
   const auto x_ld = static_cast<int>(data.x().stride[c.x_order == Order::features_last ? 0 : 1]);
   const bool x_first = c.x_order == Order::features_first, y_first = c.y_order == Order::features_first;
-  auto shared_weights = std::make_shared<std::vector<std::vector<char>>>();
+  auto shared_weights = std::make_shared<std::vector<linear::Bytes>>();
   if (blas.set_threads != nullptr) blas.set_threads(static_cast<int>(std::max<int64_t>(c.threads, 1)));
   Contender contender{.name = concat("openblas ", blas.version), .run = nullptr, .copies = 1};
   const DType dtype = c.dtype;
@@ -81,7 +81,7 @@ Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes
   if (c.pass == linear::Pass::wgrad) {  // dW [out, in] = dy^T x
     const auto dy_ld = static_cast<int>(data.dy().stride[y_first ? 1 : 0]);
     const Gemm g{y_first ? kNoTrans : kTrans, x_first ? kTrans : kNoTrans, out, in, n, dy_ld, x_ld, in};
-    auto dw = std::make_shared<std::vector<char>>(static_cast<size_t>(out) * static_cast<size_t>(in * size_of(dtype)));
+    auto dw = std::make_shared<linear::Bytes>(static_cast<size_t>(out) * static_cast<size_t>(in * size_of(dtype)));
     const void* dy = data.dy().data;
     contender.run = [=, &blas](int) { call(blas, dtype, g, dy, x, dw->data()); };
     data.poison();

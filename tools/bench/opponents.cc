@@ -46,11 +46,11 @@ void for_each_block_row(const linear::LinearData& data, Body&& body) {
 
 }  // namespace
 
-std::vector<char> dense_weights(const linear::LinearData& data) {
+linear::Bytes dense_weights(const linear::LinearData& data) {
   const LayoutView view = data.layout().view();
   const Tensor& w = data.weights();
   const int64_t size = size_of(w.dtype);
-  std::vector<char> dense(static_cast<size_t>(view.out_features * view.in_features * size), 0);
+  linear::Bytes dense(static_cast<size_t>(view.out_features * view.in_features * size), 0);
   for_each_block_row(data, [&](int64_t to, int64_t from, int64_t count) {
     std::memcpy(dense.data() + to * size, static_cast<const char*>(w.data) + from * size,
                 static_cast<size_t>(count * size));

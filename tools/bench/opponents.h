@@ -28,7 +28,7 @@ struct Opponent {
 const std::vector<Opponent>& opponents();
 
 // The dense W [out_features, in_features] of a problem, row-major, in its dtype, zeros where there is no block.
-std::vector<char> dense_weights(const linear::LinearData& data);
+linear::Bytes dense_weights(const linear::LinearData& data);
 
 // Copies the blocks of a dense dW [out_features, in_features] into the problem's output, so that it can be compared.
 void store_blocks(const void* dense_dw, linear::LinearData& data);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,9 +45,19 @@ struct LinearCase {
 Result<LinearCase> parse_linear_case(std::string_view line);
 std::string to_string(const LinearCase& c);
 
+// Bytes at a multiple of 64, as frameworks give them.
+template <class T>
+struct AlignedAllocator {
+  using value_type = T;
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  friend bool operator==(const AlignedAllocator&, const AlignedAllocator&) { return true; }
+};
+using Bytes = std::vector<char, AlignedAllocator<char>>;
+
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {
-  std::vector<char> bytes;
+  Bytes bytes;
   Tensor tensor;
   Buffer wide() const;  // the same values in f64, without padding
 };
@@ -99,7 +110,7 @@ class LinearData {
   Buffer before_, gates_before_;  // what wgrad adds to
   std::optional<Buffer> expected_, expected_gates_;
   double max_x_ = 0, max_w_ = 0, max_dy_ = 0;
-  std::vector<char> workspace_;
+  Bytes workspace_;
 };
 
 }  // namespace blocksparse::linear
