@@ -163,6 +163,11 @@ BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 
+/* ---- Adapters --------------------------------------------------------------------------------------------------- */
+
+/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible. */
+BS_API const char* bs_torch_register(void);
+
 #ifdef __cplusplus
 }
 #endif

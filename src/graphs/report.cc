@@ -8,7 +8,7 @@ namespace blocksparse::graphs {
 
 namespace {
 
-constexpr int64_t kMaxStarts = 512;
+constexpr int64_t kMaxStarts = 1024;
 
 // Successors of each block: the out blocks that read in block i.
 struct Successors {

@@ -1,0 +1,51 @@
+"""Neural-network layers whose weights are zero outside a chosen set of blocks.
+
+`Layout` says which blocks there are, `graphs` makes layouts. The ops are in `blocksparse.numpy` (NumPy functions) and
+`blocksparse.torch` (functional ops and modules); `blocksparse.matmul` runs the programs of the 2017 release.
+"""
+
+import ctypes as _ctypes
+
+from . import _lib, graphs
+from ._lib import UnavailableError, UnsupportedError
+from .layout import Layout
+
+__version__: str = _lib.ask("bs_version").decode()
+__all__ = ["Layout", "UnavailableError", "UnsupportedError", "cpu_isa", "cpu_isas", "cuda_status", "graphs", "set_cpu_isa"]
+
+
+def cpu_isas() -> list[str]:
+    """Instruction sets that this CPU runs, best first, and last "reference", the plain loops in double precision."""
+    names: bytes = _lib.ask("bs_cpu_isas")
+    return names.decode().split()
+
+
+def cpu_isa() -> str:
+    """The instruction set in use: the best, unless BLOCKSPARSE_ISA in the environment or `set_cpu_isa` names another.
+
+    Raises:
+        ValueError: BLOCKSPARSE_ISA holds an unknown name.
+        UnavailableError: this CPU does not run it.
+    """
+    name = _ctypes.c_char_p()
+    _lib.call("bs_cpu_isa", _ctypes.byref(name))
+    return (name.value or b"").decode()
+
+
+def set_cpu_isa(name: str) -> None:
+    """Makes all ops use this instruction set; "" for the best again.
+
+    Raises:
+        ValueError: there is no such instruction set.
+        UnavailableError: this CPU does not run it.
+    """
+    _lib.call("bs_set_cpu_isa", name.encode())
+
+
+def cuda_status() -> str:
+    """Why CUDA tensors cannot be used; "" if they can."""
+    try:
+        _lib.call("bs_cuda_status")
+    except UnavailableError as error:
+        return str(error)
+    return ""

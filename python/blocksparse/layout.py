@@ -1,0 +1,374 @@
+"""`Layout`: which blocks of a weight are non-zero."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _lib
+
+_Int32 = npt.NDArray[np.int32]
+
+
+class _Handle:
+    """Owns a layout of the C library. Arrays over its tables hold on to this, not to the Layout."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: ctypes.c_void_p) -> None:
+        self.pointer = pointer
+
+    def __del__(self) -> None:
+        _lib.ask("bs_layout_free", self.pointer)
+
+
+class Layout:
+    """Which `block_size` x `block_size` blocks of a weight [out_features, in_features] are non-zero.
+
+    Immutable, hashable, picklable and safe to share between threads. Blocks are numbered in the order of (out block, in
+    block), so weights `values[blocks, b, b]` in that order are the data of a BSR matrix. Feature counts need not be
+    multiples of the block size: the last block of a row or column then sticks out, and its values there are ignored.
+
+    Make one with `from_mask`, `from_coordinates`, `from_csr`, `from_scipy`, `from_torch`, `from_graph`, `load`, or a
+    generator of `blocksparse.graphs`.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_info", "_tables")
+
+    def __init__(self, pointer: ctypes.c_void_p) -> None:
+        """Takes over a layout of the C library; use the from_* methods instead."""
+        self._handle = _Handle(pointer)
+        self._info = _lib.LayoutInfo()
+        self._tables: dict[Any, Any] = {}  # what front ends derive from the layout, by device
+        _lib.call("bs_layout_get_info", pointer, ctypes.byref(self._info))
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """The `bs_layout*` of the C library, good as long as this object."""
+        return self._handle.pointer
+
+    # ---- Making one -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _make(name: str, block_size: int, out_features: int | None, in_features: int | None, *arguments: Any) -> Layout:
+        blocking = _lib.Blocking(
+            _to_int("block_size", block_size, bits=31),
+            0 if out_features is None else _to_features("out_features", out_features),
+            0 if in_features is None else _to_features("in_features", in_features),
+        )
+        handle = ctypes.c_void_p()
+        _lib.call(name, *arguments, ctypes.byref(blocking), ctypes.byref(handle))
+        return Layout(handle)
+
+    @classmethod
+    def from_mask(
+        cls, mask: npt.ArrayLike, block_size: int, *, out_features: int | None = None, in_features: int | None = None
+    ) -> Layout:
+        """From a mask [out_blocks, in_blocks] of zeros and ones (or booleans).
+
+        Raises:
+            ValueError: the mask is not 2-D, an entry is neither 0 nor 1, or the sizes do not fit.
+        """
+        array = np.asarray(mask)
+        if array.ndim != 2:
+            raise ValueError(f"[layout] mask has shape {array.shape}, needs [out_blocks, in_blocks]")
+        bits = np.ascontiguousarray(array != 0).view(np.uint8)
+        if (wrong := np.argwhere(array != bits)).size:
+            row, column = wrong[0]
+            raise ValueError(f"[layout] mask[{row}, {column}] is {array[row, column]}, needs 0 or 1")
+        return cls._make("bs_layout_from_mask", block_size, out_features, in_features, bits.ctypes.data, *array.shape)
+
+    @classmethod
+    def from_coordinates(
+        cls,
+        out: npt.ArrayLike,
+        in_: npt.ArrayLike,
+        grid: tuple[int, int],
+        block_size: int,
+        *,
+        out_features: int | None = None,
+        in_features: int | None = None,
+    ) -> Layout:
+        """From the coordinates of blocks, in any order, in a grid of (out_blocks, in_blocks).
+
+        Raises:
+            ValueError: a coordinate is outside of the grid or there twice, or the sizes do not fit.
+        """
+        rows, columns = _indices("out", out, np.int32), _indices("in_", in_, np.int32)
+        if rows.shape != columns.shape:
+            raise ValueError(f"[layout] {rows.size} out and {columns.size} in coordinates, needs as many of each")
+        out_blocks, in_blocks = (_to_int("grid", side) for side in grid)
+        arguments = (rows.ctypes.data, columns.ctypes.data, rows.size, out_blocks, in_blocks)
+        return cls._make("bs_layout_from_coordinates", block_size, out_features, in_features, *arguments)
+
+    @classmethod
+    def from_csr(
+        cls,
+        crow: npt.ArrayLike,
+        col: npt.ArrayLike,
+        in_blocks: int,
+        block_size: int,
+        *,
+        out_features: int | None = None,
+        in_features: int | None = None,
+    ) -> Layout:
+        """From the index arrays of a BSR matrix: crow [out_blocks + 1], col [blocks] rising within each row.
+
+        Raises:
+            ValueError: the arrays are no such index, or the sizes do not fit.
+        """
+        starts, columns = _indices("crow", crow, np.int64), _indices("col", col, np.int64)
+        if starts.size == 0 or starts[-1] != columns.size:
+            end = "nothing" if starts.size == 0 else int(starts[-1])
+            raise ValueError(f"[layout] crow ends with {end}, needs {columns.size}, the number of columns")
+        arguments = (starts.ctypes.data, columns.ctypes.data, starts.size - 1, _to_int("in_blocks", in_blocks))
+        return cls._make("bs_layout_from_csr", block_size, out_features, in_features, *arguments)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Layout:
+        """From a SciPy BSR array or matrix with square blocks. `matrix.data` is then `values`, if its indices are sorted.
+
+        Raises:
+            ValueError: the blocks are not square, or the indices are not sorted (call `sort_indices()` first).
+        """
+        rows, columns = matrix.blocksize
+        if rows != columns:
+            raise ValueError(f"[layout] blocks are {rows} x {columns}, needs square ones")
+        return cls.from_csr(matrix.indptr, matrix.indices, matrix.shape[1] // columns, rows)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> Layout:
+        """From a 2-D `torch.sparse_bsr` tensor with square blocks. `tensor.values()` is then `values`."""
+        rows, columns = tensor.values().shape[-2:]
+        if tensor.dim() != 2 or rows != columns:
+            raise ValueError(
+                f"[layout] a BSR tensor of shape {tuple(tensor.shape)} in blocks of {rows} x {columns}, "
+                "needs two dimensions and square blocks"
+            )
+        crow, col = tensor.crow_indices().cpu().numpy(), tensor.col_indices().cpu().numpy()
+        return cls.from_csr(crow, col, tensor.shape[1] // columns, rows)
+
+    @classmethod
+    def from_graph(
+        cls, name: str, block_size: int, *, seed: int = 0, out_features: int | None = None, in_features: int | None = None
+    ) -> Layout:
+        """From a graph by its one-line name, such as "ba(384,8)": see `blocksparse.graphs`.
+
+        Raises:
+            ValueError: there is no such graph, or its arguments are impossible.
+        """
+        arguments = (name.encode(), _to_int("seed", seed))
+        return cls._make("bs_layout_from_graph", block_size, out_features, in_features, *arguments)
+
+    @classmethod
+    def from_pattern(cls, pattern: npt.ArrayLike) -> Layout:
+        """From what `pattern()` returned.
+
+        Raises:
+            ValueError: the data is no pattern, or was altered.
+        """
+        words = _indices("pattern", pattern, np.int32)
+        handle = ctypes.c_void_p()
+        _lib.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
+        return cls(handle)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Layout:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is no such file, is truncated, or was altered.
+            OSError: it cannot be read.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return cls.from_pattern(file["pattern"])
+        except OSError:
+            raise
+        except Exception as error:
+            raise ValueError(f"[layout] {path} is no saved layout: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the layout to a .npz file: all of it is there, or, if writing fails, what was there before."""
+        path = Path(path)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez_compressed(file, pattern=self.pattern())
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                Path(temporary).unlink()
+            raise
+
+    # ---- What it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def block_size(self) -> int:
+        """Edge b of a block, in features."""
+        return int(self._info.block_size)
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return int(self._info.out_features)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return int(self._info.in_features)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(out_blocks, in_blocks)."""
+        return int(self._info.out_blocks), int(self._info.in_blocks)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are non-zero."""
+        return int(self._info.blocks)
+
+    @property
+    def density(self) -> float:
+        """Non-zero blocks / all blocks."""
+        out_blocks, in_blocks = self.grid
+        return self.blocks / (out_blocks * in_blocks) if out_blocks and in_blocks else 0.0
+
+    @property
+    def transposed(self) -> bool:
+        """Whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes."""
+        return bool(self._info.transposed)
+
+    @property
+    def values_shape(self) -> tuple[int, int, int]:
+        """Shape of the weights: (blocks, b, b)."""
+        return self.blocks, self.block_size, self.block_size
+
+    def t(self) -> Layout:
+        """The transposed weight over the same tables and the same values: nothing is copied."""
+        handle = ctypes.c_void_p()
+        _lib.call("bs_layout_t", self.pointer, ctypes.byref(handle))
+        other = Layout(handle)
+        other._tables = self._tables
+        return other
+
+    def csr(self) -> tuple[_Int32, _Int32]:
+        """(crow [out_blocks + 1], col [blocks]) of the matrix whose blocks are numbered: of `t()` in a transposed view."""
+        rows = self.grid[1] if self.transposed else self.grid[0]
+        crow, col = np.empty(rows + 1, np.int32), np.empty(self.blocks, np.int32)
+        _lib.call("bs_layout_csr", self.pointer, crow.ctypes.data, col.ctypes.data)
+        return crow, col
+
+    def coordinates(self) -> tuple[_Int32, _Int32]:
+        """(out [blocks], in [blocks]) of block 0, 1, 2, ..."""
+        crow, col = self.csr()
+        row = np.repeat(np.arange(crow.size - 1, dtype=np.int32), np.diff(crow))
+        return (col, row) if self.transposed else (row, col)
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """[out_blocks, in_blocks], true where there is a block."""
+        mask = np.zeros(self.grid, np.bool_)
+        mask[self.coordinates()] = True
+        return mask
+
+    def pattern(self) -> _Int32:
+        """The smallest integer form, for files and state dicts. It does not tell a transposed view from its origin."""
+        words = np.empty(self._info.pattern_words, np.int32)
+        _lib.call("bs_layout_pattern", self.pointer, words.ctypes.data)
+        return words
+
+    def index(self) -> _Int32:
+        """All tables that kernels read, as one array that shares the layout's memory (read only)."""
+        array = self.index_memory()
+        array.flags.writeable = False
+        return array
+
+    def index_memory(self) -> _Int32:
+        """`index` without the guard against writing, for frameworks that cannot take read-only arrays. Do not write."""
+        memory = (ctypes.c_int32 * self._info.index_words).from_address(self.view().index)
+        memory._owner = self._handle  # keeps the tables alive as long as the array
+        return np.frombuffer(memory, np.int32)
+
+    def view(self) -> _lib.LayoutView:
+        """What the C library's ops take."""
+        view = _lib.LayoutView()
+        _lib.call("bs_layout_get_view", self.pointer, ctypes.byref(view))
+        return view
+
+    def to_dense(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+        """The weight [out_features, in_features] as a dense array, from values [blocks, b, b]."""
+        array = np.asarray(values)
+        if array.shape != self.values_shape:
+            raise ValueError(f"[layout] values are {list(array.shape)}, needs {list(self.values_shape)}")
+        b, (row, column) = self.block_size, self.coordinates()
+        dense = np.zeros((*self.grid, b, b), array.dtype)
+        dense[row, column] = array.swapaxes(1, 2) if self.transposed else array
+        return dense.swapaxes(1, 2).reshape(self.grid[0] * b, self.grid[1] * b)[: self.out_features, : self.in_features]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        equal = ctypes.c_int32()
+        _lib.call("bs_layout_equal", self.pointer, other.pointer, ctypes.byref(equal))
+        return bool(equal.value)
+
+    def __hash__(self) -> int:
+        return int(self._info.hash)
+
+    def __copy__(self) -> Layout:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.pattern(), self.transposed)
+
+    def __repr__(self) -> str:
+        (out_blocks, in_blocks), all_blocks = self.grid, self.grid[0] * self.grid[1]
+        t = ", transposed" if self.transposed else ""
+        return (
+            f"Layout({self.out_features} x {self.in_features} in {out_blocks} x {in_blocks} blocks of {self.block_size}: "
+            f"{self.blocks} of {all_blocks} ({self.density:.2%}){t})"
+        )
+
+
+def _unpickle(pattern: _Int32, transposed: bool) -> Layout:
+    layout = Layout.from_pattern(pattern)
+    return layout.t() if transposed else layout
+
+
+def _to_int(name: str, value: int, bits: int = 63) -> int:
+    try:
+        number = int(value.__index__())
+    except AttributeError:
+        raise TypeError(f"[layout] {name} is {value!r}, needs an integer") from None
+    if not -(1 << bits) <= number < 1 << bits:
+        raise ValueError(f"[layout] {name} is {number}, which does not fit into {bits + 1} bits")
+    return number
+
+
+def _to_features(name: str, value: int) -> int:
+    number = _to_int(name, value)
+    if number < 1:
+        raise ValueError(f"[layout] {name} is {number}, needs 1 or more")
+    return number
+
+
+def _indices(name: str, values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(dtype)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"[layout] {name} has shape {array.shape} and dtype {array.dtype}, needs a row of integers")
+    narrow = np.ascontiguousarray(array, dtype)
+    if array.size and (array != narrow).any():
+        raise ValueError(f"[layout] {name} holds {array[array != narrow][0]}, which does not fit into {np.dtype(dtype)}")
+    return narrow

@@ -1,0 +1,230 @@
+"""The ops that PyTorch sees: schemas, kernels and fake kernels. Only tensors and plain numbers go through.
+
+    linear_fprop(x, values, index, out_features, ...) -> y         y = x W^T
+    linear_dgrad(dy, values, index, in_features, ...) -> dx        dx = dy W
+    linear_wgrad(x, dy, index, ...) -> (dw, dgates)                dW = gate * dy^T x
+    linear_wgrad_list(x[], dy[], index, ...) -> (dw, dgates)       the same, summed over a list
+
+`index` is `Layout.index()` as a tensor; `transposed` says that W^T of the layout is meant. The kernels are C++ where
+PyTorch's stable C interface is there, else Python functions over ctypes; `KERNELS` tells which.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+_ops = torch.library.Library("blocksparse", "DEF")
+_ops.define(
+    "linear_fprop(Tensor x, Tensor values, Tensor index, int out_features, bool transposed=False, "
+    "Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, int activation=0) -> Tensor"
+)
+_ops.define(
+    "linear_dgrad(Tensor dy, Tensor values, Tensor index, int in_features, bool transposed=False, "
+    "Tensor? gates=None) -> Tensor"
+)
+_WGRAD = (
+    "Tensor index, int blocks, int block_size, bool transposed=False, bool wide=False, "
+    "Tensor? values=None, Tensor? gates=None, bool gate_gradient=False) -> (Tensor, Tensor)"
+)
+_ops.define(f"linear_wgrad(Tensor x, Tensor dy, {_WGRAD}")
+_ops.define(f"linear_wgrad_list(Tensor[] x, Tensor[] dy, {_WGRAD}")
+
+
+def features_first(x: Tensor) -> bool:
+    """Whether the tokens of x [n, features] are contiguous rather than its features."""
+    return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) != 1 and x.size(0) > 1
+
+
+def _empty_like(x: Tensor, features: int) -> Tensor:
+    if features_first(x):
+        return x.new_empty(features, x.size(0)).t()
+    return x.new_empty(*x.shape[:-1], features)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# ---- What the outputs look like ------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("blocksparse::linear_fprop", lib=_ops)
+def _fprop_fake(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    out_features: int,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gates: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
+    return _empty_like(x, out_features)
+
+
+@torch.library.register_fake("blocksparse::linear_dgrad", lib=_ops)
+def _dgrad_fake(
+    dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
+) -> Tensor:
+    return _empty_like(dy, in_features)
+
+
+def _wgrad_outputs(x: Tensor, blocks: int, block_size: int, wide: bool, gate_gradient: bool) -> tuple[Tensor, Tensor]:
+    sums = _sum_dtype(x.dtype)
+    dw = x.new_empty(blocks, block_size, block_size, dtype=sums if wide else x.dtype)
+    return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
+
+
+@torch.library.register_fake("blocksparse::linear_wgrad", lib=_ops)
+def _wgrad_fake(
+    x: Tensor,
+    dy: Tensor,
+    index: Tensor,
+    blocks: int,
+    block_size: int,
+    transposed: bool = False,
+    wide: bool = False,
+    values: Tensor | None = None,
+    gates: Tensor | None = None,
+    gate_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return _wgrad_outputs(x, blocks, block_size, wide, gate_gradient)
+
+
+@torch.library.register_fake("blocksparse::linear_wgrad_list", lib=_ops)
+def _wgrad_list_fake(
+    x: list[Tensor],
+    dy: list[Tensor],
+    index: Tensor,
+    blocks: int,
+    block_size: int,
+    transposed: bool = False,
+    wide: bool = False,
+    values: Tensor | None = None,
+    gates: Tensor | None = None,
+    gate_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
+
+
+# ---- Kernels over ctypes -------------------------------------------------------------------------------------------
+
+
+def _tensor(x: Tensor) -> _lib.Tensor:
+    dtype = _DTYPES.get(x.dtype)
+    if dtype is None:
+        raise ValueError(f"[linear] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
+    return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride())
+
+
+def _pointer(x: Tensor | None) -> Any:
+    return None if x is None else ctypes.pointer(_tensor(x))
+
+
+def _view(index: Tensor, transposed: bool) -> _lib.LayoutView:
+    if index.dtype != torch.int32 or not index.is_contiguous():
+        raise ValueError(f"[linear] index is {index.dtype}, needs the int32 tensor that belongs to the layout")
+    view = _lib.LayoutView()
+    _lib.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
+    view.transposed = int(transposed)
+    return view
+
+
+def _workspace(which: str, view: _lib.LayoutView, x: Tensor, n: int) -> tuple[_lib.Workspace, Tensor]:
+    size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), _DTYPES.get(x.dtype, -1), n)
+    memory = x.new_empty(size, dtype=torch.uint8)
+    return _lib.Workspace(memory.data_ptr(), size), memory
+
+
+def _tokens(x: Tensor) -> int:
+    return x.numel() // x.size(-1) if x.dim() and x.size(-1) else 0
+
+
+def _stream() -> _lib.Stream:
+    return _lib.Stream(None, torch.get_num_threads())
+
+
+def _fprop(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    out_features: int,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gates: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
+    y, view = _empty_like(x, out_features), _view(index, transposed)
+    workspace, memory = _workspace("fprop", view, x, _tokens(x))
+    epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
+    arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
+    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream())
+    return y
+
+
+def _dgrad(
+    dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
+) -> Tensor:
+    dx, view = _empty_like(dy, in_features), _view(index, transposed)
+    workspace, memory = _workspace("dgrad", view, dy, _tokens(dy))
+    arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
+    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream())
+    return dx
+
+
+def _wgrad_list(
+    x: list[Tensor],
+    dy: list[Tensor],
+    index: Tensor,
+    blocks: int,
+    block_size: int,
+    transposed: bool = False,
+    wide: bool = False,
+    values: Tensor | None = None,
+    gates: Tensor | None = None,
+    gate_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    if len(x) != len(dy) or not x:
+        raise ValueError(f"[linear_wgrad] {len(x)} tensors x and {len(dy)} dy, needs as many of each, and one at least")
+    dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
+    view = _view(index, transposed)
+    workspace, memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
+    pairs = ((_lib.Tensor * len(x))(*map(_tensor, x)), (_lib.Tensor * len(dy))(*map(_tensor, dy)))
+    gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
+    arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
+    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream())
+    return dw, dgates
+
+
+def _wgrad(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return _wgrad_list([x], [dy], *arguments)
+
+
+_ops.impl("linear_wgrad_list", _wgrad_list, "CPU")
+_why_not = (
+    "BLOCKSPARSE_TORCH_KERNELS is python"
+    if os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
+    else _lib.torch_register()
+)
+if _why_not:
+    _ops.impl("linear_fprop", _fprop, "CPU")
+    _ops.impl("linear_dgrad", _dgrad, "CPU")
+    _ops.impl("linear_wgrad", _wgrad, "CPU")
+
+KERNELS = f"Python over ctypes ({_why_not})" if _why_not else "C++"
+
+fprop = torch.ops.blocksparse.linear_fprop.default
+dgrad = torch.ops.blocksparse.linear_dgrad.default
+wgrad = torch.ops.blocksparse.linear_wgrad.default
+wgrad_list = torch.ops.blocksparse.linear_wgrad_list.default

@@ -1,0 +1,260 @@
+"""The linear op with gradients of any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+from ..layout import Layout
+from . import _ops
+
+
+def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
+    """The layout's tables as an int32 tensor on a device, made once for each device."""
+    device = torch.device(device)
+    tables = layout._tables.get(device)
+    if tables is None:
+        words = torch.from_numpy(layout.index_memory())
+        tables = torch.empty_like(words, device=device) if device.type == "meta" else words.to(device)
+        layout._tables[device] = tables
+    return tables
+
+
+def linear(
+    x: Tensor,
+    values: Tensor,
+    layout: Layout,
+    bias: Tensor | None = None,
+    *,
+    gates: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """activation(x W^T + bias + residual), where W has the blocks `values` at the places that `layout` names.
+
+    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs.
+
+    Args:
+        x: [..., layout.in_features]. A transposed view of a contiguous [features, tokens] tensor is taken as it is and
+            answered in kind (features-first); anything else that is not contiguous is copied first.
+        values: [layout.blocks, b, b].
+        layout: which blocks of W there are.
+        bias: [layout.out_features].
+        gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
+        residual: like the result.
+        activation: "none", "relu", "gelu" (the exact one) or "silu". Computed with the product where no gradient is
+            wanted, after it otherwise.
+
+    Returns:
+        [..., layout.out_features], of the dtype of x; under autocast, of autocast's.
+
+    Raises:
+        ValueError: a shape, dtype or memory layout is wrong.
+    """
+    index = index_of(layout, x.device)
+    sizes = (layout.out_features, layout.in_features)
+    return apply_linear(x, values, index, sizes, layout.transposed, bias, gates, residual, activation)
+
+
+def linear_wgrad(
+    xs: Sequence[Tensor], dys: Sequence[Tensor], layout: Layout, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """dW of the blocks, summed over a list of (x, dy) in one call: the time steps of a recurrent network, say.
+
+    Args:
+        xs: tensors [..., layout.in_features].
+        dys: as many tensors [..., layout.out_features].
+        layout: which blocks of W there are.
+        dtype: of the result: that of x (default), or float32 for narrower x.
+
+    Returns:
+        [layout.blocks, b, b]. Not differentiable.
+
+    Raises:
+        ValueError: a shape or dtype is wrong, or the lists are empty or of different lengths.
+    """
+    if not xs:
+        raise ValueError("[linear_wgrad] xs is empty, needs one tensor at least")
+    wide = dtype is not None and dtype != xs[0].dtype
+    if wide and dtype != torch.float32:
+        raise ValueError(f"[linear_wgrad] dtype is {dtype}, needs {xs[0].dtype} or torch.float32")
+    with torch.no_grad():
+        pairs = [usable(x) for x in xs], [usable(dy) for dy in dys]
+        index = index_of(layout, xs[0].device)
+        return _ops.wgrad_list(*pairs, index, layout.blocks, layout.block_size, layout.transposed, wide)[0]
+
+
+def usable(x: Tensor) -> Tensor:
+    """x itself if the core takes its memory layout, else a contiguous copy."""
+    return x if x.is_contiguous() or (_ops.features_first(x) and x.stride(1) >= x.size(0)) else x.contiguous()
+
+
+def apply_linear(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    sizes: tuple[int, int],
+    transposed: bool,
+    bias: Tensor | None = None,
+    gates: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """`linear` with the layout as its tables and sizes (out_features, in_features)."""
+    if activation not in _lib.ACTIVATIONS:
+        raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        residual = None if residual is None else residual.to(dtype)
+    elif values.dtype != x.dtype:
+        raise ValueError(f"[linear] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
+    if x.size(-1) != sizes[1]:
+        raise ValueError(f"[linear] x is {list(x.shape)}, layout needs [..., {sizes[1]}]")
+    x = usable(x)
+    if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
+        y: Tensor = _Product.apply(x, values, gates, bias, index, sizes, transposed)
+        if residual is not None:
+            y = y + residual
+        return _ACTIVATE[activation](y)
+    if values.dtype != x.dtype:
+        values = values.to(x.dtype)
+    if residual is not None:
+        residual = usable(residual)
+    y = _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
+    return y
+
+
+_ACTIVATE = {
+    "none": lambda z: z,
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _flat_sum(dy: Tensor) -> Tensor:
+    return dy.reshape(-1, dy.size(-1)).sum(0)
+
+
+class _Product(torch.autograd.Function):
+    """y = x (gates * W)^T + bias. Values may be wider than x (autocast): their gradient is as wide as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        bias: Tensor | None,
+        index: Tensor,
+        sizes: tuple[int, int],
+        transposed: bool,
+    ) -> Tensor:
+        narrow = values.to(x.dtype)
+        ctx.save_for_backward(x, narrow, gates, index)
+        ctx.sizes, ctx.transposed, ctx.wide = sizes, transposed, values.dtype != x.dtype
+        y: Tensor = _ops.fprop(x, narrow, index, sizes[0], transposed, bias, None, gates)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, gates, index = ctx.saved_tensors
+        (out, in_), transposed = ctx.sizes, ctx.transposed
+        wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
+        dy = usable(dy)
+        dx = dw = dgates = dbias = None
+        if wants_x:
+            dx = _Transposed.apply(dy, values, gates, index, (out, in_), transposed)
+        if wants_values or wants_gates:
+            dw, dgates = _Gradient.apply(x, dy, values, gates, index, (out, in_), transposed, ctx.wide, wants_gates)
+        if wants_bias:
+            dbias = _flat_sum(dy)
+        return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None
+
+
+class _Transposed(torch.autograd.Function):
+    """dx = dy (gates * W)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dy: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        index: Tensor,
+        sizes: tuple[int, int],
+        transposed: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(dy, values, gates, index)
+        ctx.sizes, ctx.transposed = sizes, transposed
+        dx: Tensor = _ops.dgrad(dy, values, index, sizes[1], transposed, gates)
+        return dx
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
+        dy, values, gates, index = ctx.saved_tensors
+        sizes, transposed = ctx.sizes, ctx.transposed
+        wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:3]
+        ddx = usable(ddx)
+        ddy = dw = dgates = None
+        if wants_dy:
+            ddy = _Product.apply(ddx, values, gates, None, index, sizes, transposed)
+        if wants_values or wants_gates:
+            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, sizes, transposed, False, wants_gates)
+        return ddy, dw if wants_values else None, dgates if wants_gates else None, None, None, None
+
+
+class _Gradient(torch.autograd.Function):
+    """dW = gates * S and dgates = <S, W> for each block, with S = dy_out^T x_in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dy: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        index: Tensor,
+        sizes: tuple[int, int],
+        transposed: bool,
+        wide: bool,
+        wants_gates: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, dy, values, gates, index)
+        ctx.sizes, ctx.transposed, ctx.wants_gates = sizes, transposed, wants_gates
+        blocks, b, _ = values.shape
+        dw, dgates = _ops.wgrad(x, dy, index, blocks, b, transposed, wide, values, gates, wants_gates)
+        return dw, dgates
+
+    @staticmethod
+    def backward(ctx: Any, ddw: Tensor, ddgates: Tensor) -> tuple[Tensor | None, ...]:
+        x, dy, values, gates, index = ctx.saved_tensors
+        sizes, transposed = ctx.sizes, ctx.transposed
+        wants_x, wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:4]
+        # <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: V plays the part of a weight.
+        per_block = (-1, 1, 1)
+        v = ddw if gates is None else ddw * gates.view(per_block)
+        if ctx.wants_gates:
+            v = v + ddgates.view(per_block) * values
+        v = v.to(x.dtype)
+        ddx = dddy = dvalues = dgates = None
+        if wants_x:
+            ddx = _Transposed.apply(dy, v, None, index, sizes, transposed)
+        if wants_dy:
+            dddy = _Product.apply(x, v, None, None, index, sizes, transposed)
+        if (wants_values and ctx.wants_gates) or wants_gates:
+            ddw = ddw.to(x.dtype).contiguous()
+            s, inner = _Gradient.apply(x, dy, ddw, None, index, sizes, transposed, False, True)
+            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and ctx.wants_gates else None
+            dgates = inner if wants_gates else None
+        return ddx, dddy, dvalues, dgates, None, None, None, None, None
