@@ -11,7 +11,16 @@ from ._lib import UnavailableError, UnsupportedError
 from .layout import Layout
 
 __version__: str = _lib.ask("bs_version").decode()
-__all__ = ["Layout", "UnavailableError", "UnsupportedError", "cpu_isa", "cpu_isas", "cuda_status", "graphs", "set_cpu_isa"]
+__all__ = [
+    "Layout",
+    "UnavailableError",
+    "UnsupportedError",
+    "cpu_isa",
+    "cpu_isas",
+    "cuda_status",
+    "graphs",
+    "set_cpu_isa",
+]
 
 
 def cpu_isas() -> list[str]:

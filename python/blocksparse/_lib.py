@@ -144,7 +144,9 @@ def _load() -> ctypes.CDLL:
         )
     library = ctypes.CDLL(str(path))
     if (version := library.bs_abi_version()) != ABI_VERSION:
-        raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}: build both from one tree")
+        raise ImportError(
+            f"{path} has ABI version {version}, this package needs {ABI_VERSION}: build both from one tree"
+        )
     return library
 
 
@@ -185,8 +187,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "bs_linear_wgrad": (
         _i32,
-        [_ptr(LayoutView), _i64, _void_p, _void_p, _ptr(Tensor), _ptr(Tensor), _i32, _ptr(Tensor), _ptr(Tensor)]
-        + [Workspace, Stream],
+        [
+            *(_ptr(LayoutView), _i64, _void_p, _void_p, _ptr(Tensor), _ptr(Tensor), _i32, _ptr(Tensor), _ptr(Tensor)),
+            *(Workspace, Stream),
+        ],
     ),
     "bs_linear_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
@@ -215,7 +219,9 @@ def ask(name: str, *arguments: Any) -> Any:
     return getattr(_library, name)(*arguments)
 
 
-def tensor(pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int], device: tuple[int, int] = (CPU, 0)) -> Tensor:
+def tensor(
+    pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int], device: tuple[int, int] = (CPU, 0)
+) -> Tensor:
     """A bs_tensor; shape and stride are in elements."""
     if len(shape) > MAX_RANK:
         raise ValueError(f"a tensor of {len(shape)} dimensions, at most {MAX_RANK} are possible")

@@ -133,7 +133,7 @@ class Layout:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Layout:
-        """From a SciPy BSR array or matrix with square blocks. `matrix.data` is then `values`, if its indices are sorted.
+        """From a SciPy BSR array or matrix with square blocks and sorted indices; `matrix.data` is then `values`.
 
         Raises:
             ValueError: the blocks are not square, or the indices are not sorted (call `sort_indices()` first).
@@ -157,7 +157,13 @@ class Layout:
 
     @classmethod
     def from_graph(
-        cls, name: str, block_size: int, *, seed: int = 0, out_features: int | None = None, in_features: int | None = None
+        cls,
+        name: str,
+        block_size: int,
+        *,
+        seed: int = 0,
+        out_features: int | None = None,
+        in_features: int | None = None,
     ) -> Layout:
         """From a graph by its one-line name, such as "ba(384,8)": see `blocksparse.graphs`.
 
@@ -260,7 +266,7 @@ class Layout:
         return other
 
     def csr(self) -> tuple[_Int32, _Int32]:
-        """(crow [out_blocks + 1], col [blocks]) of the matrix whose blocks are numbered: of `t()` in a transposed view."""
+        """(crow [out_blocks + 1], col [blocks]): of the matrix whose blocks are numbered, so of `t()` in a view."""
         rows = self.grid[1] if self.transposed else self.grid[0]
         crow, col = np.empty(rows + 1, np.int32), np.empty(self.blocks, np.int32)
         _lib.call("bs_layout_csr", self.pointer, crow.ctypes.data, col.ctypes.data)
@@ -308,9 +314,10 @@ class Layout:
         if array.shape != self.values_shape:
             raise ValueError(f"[layout] values are {list(array.shape)}, needs {list(self.values_shape)}")
         b, (row, column) = self.block_size, self.coordinates()
-        dense = np.zeros((*self.grid, b, b), array.dtype)
-        dense[row, column] = array.swapaxes(1, 2) if self.transposed else array
-        return dense.swapaxes(1, 2).reshape(self.grid[0] * b, self.grid[1] * b)[: self.out_features, : self.in_features]
+        grid = np.zeros((*self.grid, b, b), array.dtype)
+        grid[row, column] = array.swapaxes(1, 2) if self.transposed else array
+        dense: npt.NDArray[Any] = grid.swapaxes(1, 2).reshape(self.grid[0] * b, self.grid[1] * b)
+        return dense[: self.out_features, : self.in_features]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -332,12 +339,10 @@ class Layout:
         return _unpickle, (self.pattern(), self.transposed)
 
     def __repr__(self) -> str:
-        (out_blocks, in_blocks), all_blocks = self.grid, self.grid[0] * self.grid[1]
-        t = ", transposed" if self.transposed else ""
-        return (
-            f"Layout({self.out_features} x {self.in_features} in {out_blocks} x {in_blocks} blocks of {self.block_size}: "
-            f"{self.blocks} of {all_blocks} ({self.density:.2%}){t})"
-        )
+        out_blocks, in_blocks = self.grid
+        size = f"{self.out_features} x {self.in_features} in {out_blocks} x {in_blocks} blocks of {self.block_size}"
+        count = f"{self.blocks} of {out_blocks * in_blocks} ({self.density:.2%})"
+        return f"Layout({size}: {count}{', transposed' if self.transposed else ''})"
 
 
 def _unpickle(pattern: _Int32, transposed: bool) -> Layout:
@@ -370,5 +375,7 @@ def _indices(name: str, values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[
         raise ValueError(f"[layout] {name} has shape {array.shape} and dtype {array.dtype}, needs a row of integers")
     narrow = np.ascontiguousarray(array, dtype)
     if array.size and (array != narrow).any():
-        raise ValueError(f"[layout] {name} holds {array[array != narrow][0]}, which does not fit into {np.dtype(dtype)}")
+        raise ValueError(
+            f"[layout] {name} holds {array[array != narrow][0]}, which does not fit into {np.dtype(dtype)}"
+        )
     return narrow

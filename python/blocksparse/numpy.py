@@ -117,7 +117,8 @@ def linear_wgrad(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    xs, dys = ([x], [dy]) if isinstance(x, np.ndarray) else (list(x), list(dy))
+    xs = [x] if isinstance(x, np.ndarray) else list(x)
+    dys = [dy] if isinstance(dy, np.ndarray) else list(dy)
     if len(xs) != len(dys):
         raise ValueError(f"[linear_wgrad] {len(xs)} arrays x and {len(dys)} dy, needs as many of each")
     if out is None:
@@ -179,5 +180,6 @@ def _pointer(x: Array | None) -> Any:
 def _like(x: Array, features: int) -> Array:
     """A new array [..., features] in the order of x: features-first if x is."""
     if x.ndim == 2 and x.strides[0] == x.itemsize and x.strides[1] != x.itemsize:
-        return np.empty((features, x.shape[0]), x.dtype).T
+        first: Array = np.empty((features, x.shape[0]), x.dtype).T
+        return first
     return np.empty((*x.shape[:-1], features), x.dtype)

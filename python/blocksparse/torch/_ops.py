@@ -166,7 +166,7 @@ def _fprop(
     activation: int = 0,
 ) -> Tensor:
     y, view = _empty_like(x, out_features), _view(index, transposed)
-    workspace, memory = _workspace("fprop", view, x, _tokens(x))
+    workspace, _memory = _workspace("fprop", view, x, _tokens(x))
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
     arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
     _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream())
@@ -177,7 +177,7 @@ def _dgrad(
     dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
 ) -> Tensor:
     dx, view = _empty_like(dy, in_features), _view(index, transposed)
-    workspace, memory = _workspace("dgrad", view, dy, _tokens(dy))
+    workspace, _memory = _workspace("dgrad", view, dy, _tokens(dy))
     arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
     _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream())
     return dx
@@ -199,7 +199,7 @@ def _wgrad_list(
         raise ValueError(f"[linear_wgrad] {len(x)} tensors x and {len(dy)} dy, needs as many of each, and one at least")
     dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
     view = _view(index, transposed)
-    workspace, memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
+    workspace, _memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
     pairs = ((_lib.Tensor * len(x))(*map(_tensor, x)), (_lib.Tensor * len(dy))(*map(_tensor, dy)))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)

@@ -55,7 +55,9 @@ def from_dense(weight: Tensor, layout: Layout) -> Tensor:
         ValueError: the weight does not have the layout's size.
     """
     if tuple(weight.shape) != (layout.out_features, layout.in_features):
-        raise ValueError(f"[from_dense] weight is {list(weight.shape)}, needs {[layout.out_features, layout.in_features]}")
+        raise ValueError(
+            f"[from_dense] weight is {list(weight.shape)}, needs {[layout.out_features, layout.in_features]}"
+        )
     blocks = _grid(weight, layout.block_size)[_places(layout, weight.device)]
     return blocks.transpose(1, 2).contiguous() if layout.transposed else blocks
 

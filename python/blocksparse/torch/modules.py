@@ -16,8 +16,8 @@ from .functional import apply_linear, index_of
 class BlockSparseLinear(nn.Module):
     """y = x W^T + bias with W [out_features, in_features] zero outside of the blocks of a layout.
 
-    `weight` [blocks, b, b] is an ordinary dense parameter, so optimizers, clipping, weight averages, DDP and FSDP work as
-    ever and cost what the blocks cost. `pattern` is a small integer buffer that saves the layout with the weights:
+    `weight` [blocks, b, b] is an ordinary dense parameter, so optimizers, clipping, weight averages, DDP and FSDP work
+    as ever and cost what the blocks cost. `pattern` is a small integer buffer that saves the layout with the weights:
     loading weights of another layout is refused.
 
     Args:
@@ -35,6 +35,8 @@ class BlockSparseLinear(nn.Module):
     """
 
     weight: nn.Parameter
+    bias: nn.Parameter | None
+    gates: nn.Parameter | None
     pattern: Tensor
 
     def __init__(
@@ -55,7 +57,12 @@ class BlockSparseLinear(nn.Module):
                 f"[BlockSparseLinear] layout is {layout.out_features} x {layout.in_features} (out x in), "
                 f"needs {out_features} x {in_features}"
             )
-        self.in_features, self.out_features, self.layout, self.activation = in_features, out_features, layout, activation
+        self.in_features, self.out_features, self.layout, self.activation = (
+            in_features,
+            out_features,
+            layout,
+            activation,
+        )
         weight = torch.empty(layout.values_shape, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)
         self.register_parameter("bias", nn.Parameter(weight.new_empty(out_features)) if bias else None)
@@ -145,7 +152,9 @@ class BlockSparseLinear(nn.Module):
     def from_bsr(cls, tensor: Tensor, bias: Tensor | None = None) -> BlockSparseLinear:
         """A layer whose weight shares the memory of a `torch.sparse_bsr` tensor [out, in]."""
         values, layout = convert.from_bsr(tensor)
-        layer = cls(layout.in_features, layout.out_features, layout, bias is not None, device="meta", dtype=values.dtype)
+        layer = cls(
+            layout.in_features, layout.out_features, layout, bias is not None, device="meta", dtype=values.dtype
+        )
         layer.weight = nn.Parameter(values)
         if bias is not None:
             layer.bias = nn.Parameter(bias)

@@ -1,0 +1,124 @@
+"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH]."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from . import Layout, __version__, _lib, cpu_isa, cpu_isas, cuda_status, graphs
+from . import numpy as ops
+
+
+def _info() -> None:
+    rows = [
+        ("blocksparse", __version__),
+        ("library", str(_lib.library_path())),
+        ("CPU", platform.processor() or platform.machine()),
+        ("instruction sets", ", ".join(cpu_isas())),
+        ("in use", cpu_isa()),
+        ("threads", str(_lib.ask("bs_default_threads"))),
+        ("CUDA", cuda_status() or "available"),
+        ("NumPy", np.__version__),
+    ]
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        from .torch import _ops
+
+        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", _ops.KERNELS)]
+    else:
+        rows.append(("PyTorch", "not installed"))
+    for name, value in rows:
+        print(f"{name:<18}{value}")
+
+
+def _selftest() -> int:
+    """Every pass, block size, dtype and instruction set on a small problem, against dense products in float64."""
+    from . import set_cpu_isa
+
+    failures = cases = 0
+    rng = np.random.default_rng(0)
+    for isa in cpu_isas():
+        set_cpu_isa(isa)
+        for b in (8, 16, 32, 64, 128):
+            layout = Layout.from_graph("random(5,4,0.5)", b, seed=b, in_features=4 * b - 3)
+            for dtype, bound in (("float64", 1e-12), ("float32", 1e-5), ("float16", 1e-2)):
+                x, dy = rng.standard_normal((33, layout.in_features)), rng.standard_normal((33, layout.out_features))
+                w = rng.standard_normal(layout.values_shape)
+                x, dy, w = (a.astype(dtype) for a in (x, dy, w))
+                dense = layout.to_dense(w).astype(np.float64)
+                live = layout.to_dense(np.ones_like(w)) != 0
+                x64, dy64 = x.astype(np.float64), dy.astype(np.float64)
+                results = {
+                    "fprop": (ops.linear_fprop(x, w, layout), x64 @ dense.T),
+                    "dgrad": (ops.linear_dgrad(dy, w, layout), dy64 @ dense),
+                    "wgrad": (layout.to_dense(ops.linear_wgrad(x, dy, layout)), (dy64.T @ x64) * live),
+                }
+                for name, (got, expected) in results.items():
+                    error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+                    cases += 1
+                    if not error <= bound:
+                        failures += 1
+                        print(f"wrong: {name} {dtype} b={b} {isa}: relative error {error:.2e}, bound {bound:.0e}")
+    set_cpu_isa("")
+    print(f"{cases - failures} of {cases} right ({', '.join(cpu_isas())})")
+    return 1 if failures else 0
+
+
+def _layout(arguments: argparse.Namespace) -> Layout:
+    if Path(arguments.graph).suffix == ".npz":
+        return Layout.load(arguments.graph)
+    return Layout.from_graph(arguments.graph, arguments.block_size, seed=arguments.seed)
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    from .viz import plot_layout
+
+    stem = re.sub(r"[^\w.-]+", "-", arguments.graph).strip("-")
+    print(plot_layout(_layout(arguments), arguments.out or f"{stem}.png", arguments.graph))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m blocksparse", description="Says what was found on this machine.")
+    parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's blocksparse_DIR")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("selftest", help="run every kernel of this CPU on small problems")
+    for name, text in (("report", "print what a layout connects"), ("plot", "draw a layout")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("graph", help='a graph such as "ba(384,8)", or a saved layout (.npz)')
+        command.add_argument("--block-size", type=int, default=32)
+        command.add_argument("--seed", type=int, default=0)
+        if name == "plot":
+            command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.cmake_dir:
+            print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
+        elif arguments.command == "selftest":
+            return _selftest()
+        elif arguments.command == "report":
+            layout = _layout(arguments)
+            print(layout, graphs.report(layout), sep="\n")
+        elif arguments.command == "plot":
+            _plot(arguments)
+        else:
+            _info()
+    except (ValueError, OSError, ModuleNotFoundError, _lib.UnavailableError) as error:
+        print(f"blocksparse: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
