@@ -1,0 +1,387 @@
+// What the linear op's edge refuses, what it promises about determinism and sharing, and the choice of `select`.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "blocksparse/blocksparse.h"
+#include "core/random.h"
+#include "cpu/isa.h"
+#include "ops/linear/kernels.h"
+#include "ops/linear/problem.h"
+#include "ops/linear/select.h"
+
+namespace blocksparse::linear {
+namespace {
+
+// A valid call that a test spoils in one place.
+struct Call {
+  Layout layout = *Layout::from_graph("random(4,3,0.5)", {.block_size = 16, .out_features = 60, .in_features = 0}, 1);
+  std::vector<float> memory = std::vector<float>(1 << 16, 1.0f);
+  std::vector<char> scratch = std::vector<char>(1 << 20);
+  ConstTensor x{memory.data(), DType::f32, {5, 48}};
+  ConstTensor dy{memory.data() + 1024, DType::f32, {5, 60}};
+  ConstTensor w{memory.data() + 2048, DType::f32, {layout.blocks(), 16, 16}};
+  ConstTensor gates{memory.data() + 16384, DType::f32, {layout.blocks()}};
+  Tensor y{memory.data() + 32768, DType::f32, {5, 60}};
+  Tensor dx{memory.data() + 33792, DType::f32, {5, 48}};
+  Tensor dw{memory.data() + 34816, DType::f32, {layout.blocks(), 16, 16}};
+  Tensor dgates{memory.data() + 49152, DType::f32, {layout.blocks()}};
+  Epilogue epilogue;
+  Workspace workspace{scratch.data(), scratch.size()};
+  Stream stream;
+
+  Status fprop() const { return linear_fprop(layout, x, {w, gates}, epilogue, y, workspace, stream); }
+  Status dgrad() const { return linear_dgrad(layout, dy, {w, gates}, dx, workspace, stream); }
+  Status wgrad() const {
+    const GradPair pair{x, dy};
+    return linear_wgrad(layout, {&pair, 1}, {w, gates}, Accumulate::no, {dw, dgates}, workspace, stream);
+  }
+};
+
+void expect_error(const Status& status, std::string_view text, StatusCode code = StatusCode::invalid_argument) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+}
+
+TEST(LinearEdge, TheCallItselfIsRight) {
+  const Call call;
+  EXPECT_TRUE(call.fprop().ok()) << call.fprop().message();
+  EXPECT_TRUE(call.dgrad().ok()) << call.dgrad().message();
+  EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
+}
+
+TEST(LinearEdge, Shapes) {
+  Call c;
+  c.x = ConstTensor(c.memory.data(), DType::f32, {5, 50});
+  expect_error(c.fprop(), "[linear_fprop] x is [5, 50], layout needs [N, 48]");
+  c = Call();
+  c.dy = ConstTensor(c.memory.data(), DType::f32, {5, 64});
+  expect_error(c.dgrad(), "[linear_dgrad] dy is [5, 64], layout needs [N, 60]");
+  expect_error(c.wgrad(), "[linear_wgrad] dy is [5, 64], layout needs [N, 60]");
+  c = Call();
+  c.y = Tensor(c.y.data, DType::f32, {6, 60});
+  expect_error(c.fprop(), "[linear_fprop] y is [6, 60], 5 tokens of x need [5, 60]");
+  c = Call();
+  c.w = ConstTensor(c.w.data, DType::f32, {c.layout.blocks() + 1, 16, 16});
+  expect_error(c.fprop(), "[linear_fprop] w is [7, 16, 16], needs [6, 16, 16]");
+  c = Call();
+  c.w = ConstTensor(c.w.data, DType::f32, {c.layout.blocks(), 256});
+  expect_error(c.dgrad(), "w is [6, 256], needs [6, 16, 16]");
+  c = Call();
+  c.gates = ConstTensor(c.gates.data, DType::f32, {3});
+  expect_error(c.wgrad(), "gates is [3], needs [6]");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {64});
+  expect_error(c.fprop(), "bias is [64], needs [60]");
+  c = Call();
+  c.epilogue.residual = ConstTensor(c.memory.data(), DType::f32, {4, 60});
+  expect_error(c.fprop(), "residual is [4, 60], needs the shape of y, [5, 60]");
+  c = Call();
+  c.x = ConstTensor(c.memory.data(), DType::f32, {4, 48});
+  expect_error(c.wgrad(), "x is [4, 48] and dy [5, 60], both need the same number of tokens");
+  c = Call();
+  c.x.shape[0] = -1;
+  expect_error(c.fprop(), "x is [-1, 48], dimensions need to be 0 or more");
+  c = Call();
+  c.x.rank = 0;
+  expect_error(c.fprop(), "x has 0 dimensions");
+  c.x.rank = 6;
+  expect_error(c.fprop(), "x has 6 dimensions, needs 1 to 5");
+}
+
+TEST(LinearEdge, Dtypes) {
+  Call c;
+  c.w.dtype = DType::bf16;
+  expect_error(c.fprop(), "w is bf16, needs f32");
+  c = Call();
+  c.y.dtype = DType::f64;
+  expect_error(c.fprop(), "y is f64, needs f32");
+  c = Call();
+  c.dy.dtype = DType::f16;
+  expect_error(c.wgrad(), "dy is f16, needs f32");
+  c = Call();
+  c.dw.dtype = DType::bf16;
+  expect_error(c.wgrad(), "dw is bf16, needs f32");
+  c = Call();
+  c.gates.dtype = DType::f64;
+  expect_error(c.fprop(), "gates is f64, needs f32");
+  c = Call();
+  c.x.dtype = static_cast<DType>(9);
+  expect_error(c.fprop(), "x has the unknown dtype 9");
+  c = Call();
+  c.epilogue.activation = static_cast<Activation>(7);
+  expect_error(c.fprop(), "activation is 7");
+}
+
+TEST(LinearEdge, Memory) {
+  Call c;
+  c.x.data = nullptr;
+  expect_error(c.fprop(), "x is [5, 48] but its pointer is null");
+  c = Call();
+  c.w = {};
+  expect_error(c.fprop(), "w is not given");
+  c = Call();
+  c.x.data = reinterpret_cast<const char*>(c.memory.data()) + 1;
+  expect_error(c.fprop(), "x is not aligned to its elements of 4 bytes");
+  c = Call();
+  c.x.stride = {96, 2};
+  expect_error(c.fprop(), "x of [5, 48] has strides [96, 2], needs contiguous features or contiguous tokens");
+  c = Call();
+  c.x.stride = {-48, 1};
+  expect_error(c.fprop(), "strides [-48, 1], needs 0 or more");
+  c = Call();
+  c.y.stride = {10, 1};
+  expect_error(c.fprop(), "y of [5, 60] has strides [10, 1], its elements overlap");
+  c = Call();
+  c.w.stride = {256, 1, 16};
+  expect_error(c.fprop(), "needs to be contiguous: [256, 16, 1]");
+  c = Call();
+  c.x = ConstTensor(c.memory.data(), DType::f32, {5, 2, 48});
+  c.x.stride = {200, 48, 1};
+  expect_error(c.fprop(), "leading dimensions that flatten to one");
+  c = Call();
+  c.workspace.bytes = 100;
+  expect_error(c.fprop(), "workspace has 100 bytes, needs ");
+  c.workspace = {};
+  expect_error(c.dgrad(), "workspace has 0 bytes, needs ");
+  expect_error(c.wgrad(), "workspace has 0 bytes, needs ");
+  c = Call();
+  c.dgates = Tensor(c.dgates.data, DType::f32, {c.layout.blocks()});
+  c.w = {};
+  expect_error(c.wgrad(), "dgates needs w, which is not given");
+  c = Call();
+  c.stream.threads = -1;
+  expect_error(c.fprop(), "threads is -1");
+  const Call good;
+  expect_error(linear_fprop(LayoutView(), good.x, good.w, {}, good.y, good.workspace), "layout is null");
+}
+
+TEST(LinearEdge, Overlap) {
+  Call c;
+  c.y.data = c.memory.data() + 7;
+  expect_error(c.fprop(), "y overlaps x, needs memory of its own");
+  c = Call();
+  c.y.data = const_cast<void*>(c.w.data);
+  expect_error(c.fprop(), "y overlaps w");
+  c = Call();
+  c.dw.data = const_cast<void*>(c.x.data);
+  expect_error(c.wgrad(), "dw overlaps x");
+  c = Call();
+  c.dgates.data = c.dw.data;
+  expect_error(c.wgrad(), "dw overlaps dgates");
+  c = Call();
+  c.dgates.data = const_cast<void*>(c.gates.data);
+  expect_error(c.wgrad(), "dgates overlaps gates");
+  // Columns of one buffer do not overlap, though their ranges do.
+  c = Call();
+  c.x.stride = {200, 1};
+  c.y.data = c.memory.data() + 48;
+  c.y.stride = {200, 1};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c.y.data = c.memory.data() + 47;
+  expect_error(c.fprop(), "y overlaps x");
+}
+
+TEST(LinearEdge, Devices) {
+  Call c;
+  c.x.device = {DeviceType::cuda, 0};
+  c.y.device = c.x.device;
+  if (!cuda_status().ok()) {
+    expect_error(c.fprop(), "without CUDA", StatusCode::unavailable);
+  }
+  c = Call();
+  c.w.device = {DeviceType::cuda, 1};
+  expect_error(c.fprop(), "w is on cuda:1, needs the CPU");
+}
+
+TEST(LinearEdge, NothingIsWrittenOnError) {
+  Call c;
+  const std::vector<float> before = c.memory;
+  c.gates = ConstTensor(c.gates.data, DType::f32, {3});
+  EXPECT_FALSE(c.fprop().ok() || c.dgrad().ok() || c.wgrad().ok());
+  EXPECT_EQ(c.memory, before);
+}
+
+TEST(LinearEdge, ManyLeadingDimensionsAreOne) {
+  Call c;
+  c.x = ConstTensor(c.memory.data(), DType::f32, {2, 1, 3, 48});
+  c.y = Tensor(c.y.data, DType::f32, {3, 2, 60});
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c.x = ConstTensor(c.memory.data(), DType::f32, {48});
+  c.y = Tensor(c.y.data, DType::f32, {60});
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+}
+
+TEST(Linear, AClosedGateSkipsWhatItsBlockHolds) {
+  Call c;
+  auto* w = const_cast<float*>(static_cast<const float*>(c.w.data));
+  auto* gates = const_cast<float*>(static_cast<const float*>(c.gates.data));
+  std::fill(w + 2 * 256, w + 3 * 256, NAN);
+  gates[2] = 0;
+  for (const std::string& isa : cpu_isas()) {
+    ASSERT_TRUE(set_cpu_isa(isa).ok());
+    ASSERT_TRUE(c.fprop().ok() && c.dgrad().ok());
+    const auto* y = static_cast<const float*>(c.y.data);
+    const auto* dx = static_cast<const float*>(c.dx.data);
+    EXPECT_TRUE(std::none_of(y, y + 300, [](float v) { return std::isnan(v); })) << isa;
+    EXPECT_TRUE(std::none_of(dx, dx + 240, [](float v) { return std::isnan(v); })) << isa;
+    gates[2] = 1;
+    ASSERT_TRUE(c.fprop().ok());
+    EXPECT_TRUE(std::any_of(y, y + 300, [](float v) { return std::isnan(v); })) << isa << ": an open one does not";
+    gates[2] = 0;
+  }
+  ASSERT_TRUE(set_cpu_isa("").ok());
+}
+
+std::vector<char> bytes_of(const Tensor& t) {
+  int64_t count = size_of(t.dtype);
+  for (int i = 0; i < t.rank; ++i) count *= t.shape[static_cast<size_t>(i)];
+  const char* data = static_cast<const char*>(t.data);
+  return {data, data + count};
+}
+
+TEST(Linear, BitsDependNeitherOnTheRunNorOnTheThreads) {
+  for (const char* line : {"linear:fprop f32 n=100 b=8 ba(120,4) gates bias act=gelu", "linear:dgrad bf16 n=70 b=16 ba(80,4)",
+                           "linear:wgrad f32 n=1500 b=8 random(20,20,0.3) dgates", "linear:wgrad bf16 n=1500 b=8 random(20,20,0.3)"}) {
+    LinearCase c = *parse_linear_case(line);
+    std::vector<char> first;
+    for (int64_t threads : {1, 2, 5, 1}) {
+      c.threads = threads;
+      auto data = LinearData::make(c);
+      ASSERT_TRUE(data->run().ok());
+      if (first.empty()) first = bytes_of(data->output());
+      EXPECT_EQ(bytes_of(data->output()), first) << line << " threads=" << threads;
+    }
+  }
+}
+
+TEST(Linear, ThreadsMayShareALayout) {
+  Call shared;
+  std::vector<std::thread> users;
+  std::vector<int> failures(4, 0);
+  for (size_t i = 0; i < failures.size(); ++i) {
+    users.emplace_back([&, i] {
+      Call mine;
+      mine.layout = shared.layout;
+      for (int repeat = 0; repeat < 200; ++repeat) {
+        failures[i] += !mine.fprop().ok() || !mine.dgrad().ok() || !mine.wgrad().ok();
+      }
+      failures[i] += bytes_of(mine.y) != [&] {
+        Call alone;
+        (void)alone.fprop();
+        return bytes_of(alone.y);
+      }();
+    });
+  }
+  for (std::thread& user : users) user.join();
+  EXPECT_EQ(failures, std::vector<int>(4, 0));
+}
+
+// Random problems, each with every instruction set. The seed is fixed; BLOCKSPARSE_FUZZ=<count> asks for more.
+TEST(Linear, RandomProblems) {
+  const char* more = std::getenv("BLOCKSPARSE_FUZZ");
+  const int64_t count = more != nullptr ? std::atoll(more) : 150;
+  Random rng(more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2024);
+  auto one_of = [&](auto... choices) {
+    const std::string list[] = {choices...};
+    return list[static_cast<size_t>(rng.below(sizeof...(choices)))];
+  };
+  auto maybe = [&](const std::string& word) { return rng.below(3) == 0 ? " " + word : ""; };
+  for (int64_t i = 0; i < count; ++i) {
+    const std::string pass = one_of("fprop", "dgrad", "wgrad");
+    const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
+    const int64_t most = std::max<int64_t>(2, 160 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
+    std::string line = "linear:" + pass + " " + one_of("f32", "f64", "bf16", "f16") + " n=" + std::to_string(rng.below(140)) +
+                       " b=" + std::to_string(b) + " random(" + std::to_string(rows) + "," + std::to_string(columns) + "," +
+                       one_of("0.1", "0.3", "0.7", "1") + ") seed=" + std::to_string(i);
+    line += maybe("out=" + std::to_string(rows * b - rng.below(b))) + maybe("in=" + std::to_string(columns * b - rng.below(b)));
+    line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("gates") + maybe("t") +
+            maybe("threads=2") + maybe("values=int");
+    if (pass == "fprop") line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
+    if (pass == "wgrad") line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
+    auto c = parse_linear_case(line);
+    ASSERT_TRUE(c.ok()) << c.status().message();
+    // Results are exact only where every step is: not through gelu, and not where 8 bits cannot hold the sum.
+    if (c->activation > Activation::relu || c->dtype == DType::bf16) c->integers = false;
+    auto data = LinearData::make(*c);
+    ASSERT_TRUE(data.ok()) << line << ": " << data.status().message();
+    for (const std::string& isa : cpu_isas()) {
+      ASSERT_TRUE(set_cpu_isa(isa).ok());
+      const Status status = data->run();
+      ASSERT_TRUE(status.ok()) << line << ": " << status.message();
+      const auto error = data->compare();
+      ASSERT_LE(error.worst, 1) << isa << " " << to_string(*c) << "\n" << error.where;
+      ASSERT_EQ(data->overrun(), "") << isa << " " << to_string(*c);
+    }
+  }
+  ASSERT_TRUE(set_cpu_isa("").ok());
+}
+
+TEST(Problem, LinesAreReadAndWritten) {
+  const char* full =
+      "linear:wgrad bf16 n=33 b=16 random(4,6,0.5) seed=3 threads=2 out=60 in=90 empty_row=1 empty_col=2 t x=first y=first "
+      "pad=3 offset=1 gates pairs=4 accumulate dw=f32 dgates values=int";
+  EXPECT_EQ(to_string(*parse_linear_case(full)), full);
+  EXPECT_EQ(to_string(*parse_linear_case("linear:fprop random( 8, 0.5 )  act=gelu bias")),
+            "linear:fprop f32 n=64 b=32 random(8,0.5) bias act=gelu");
+  for (const char* bad : {"", "linear", "linear:sideways f32 ba(4,2)", "conv:fprop f32 ba(4,2)", "linear:fprop f32",
+                          "linear:fprop ba(4,2", "linear:fprop ba(4,2) n=x", "linear:fprop ba(4,2) frobnicate",
+                          "linear:fprop ba(4,2) x=up", "linear:fprop ba(4,2) act=tanh", "linear:fprop ba(4,2) n=-1"}) {
+    EXPECT_FALSE(parse_linear_case(bad).ok()) << bad;
+  }
+}
+
+TEST(Select, EveryKernelIsRegisteredOnce) {
+  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+      int products = 0, gradients = 0;
+      for (const ProductKernel& k : product_kernels()) products += k.isa == isa && k.dtype == dtype;
+      for (const GradientKernel& k : gradient_kernels()) gradients += k.isa == isa && k.dtype == dtype;
+#if defined(__x86_64__)
+      EXPECT_EQ(products, 1) << name_of(isa) << name_of(dtype);
+      EXPECT_EQ(gradients, 1) << name_of(isa) << name_of(dtype);
+#endif
+    }
+  }
+}
+
+TEST(Select, RoundsFitTheCacheAndHoldWholeGroups) {
+  Problem p{.dtype = DType::f32, .block = 32, .n = 100000, .inputs = 1024, .outputs = 1024};
+  EXPECT_EQ(plan_product(p).round, 1024);
+  p.inputs = 131072;
+  EXPECT_EQ(plan_product(p).round, 64) << "never less than a group";
+  p.n = 5;
+  EXPECT_EQ(plan_product(p).round, 16) << "one vector of the widest instruction set";
+  p.n = 0;
+  EXPECT_EQ(plan_product(p).round, 0);
+  p = {.dtype = DType::f64, .block = 8, .n = 70, .inputs = 64, .outputs = 64};
+  EXPECT_EQ(plan_product(p).group, 32);
+}
+
+TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
+  Problem p{.dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};
+  EXPECT_TRUE(plan_product(p).direct);
+  p.x_feature_stride = 512;
+  EXPECT_FALSE(plan_product(p).direct) << "2048 bytes apart: few sets of the cache";
+  p.x_feature_stride = 500;
+  EXPECT_TRUE(plan_product(p).direct);
+  p.dtype = DType::bf16;
+  EXPECT_FALSE(plan_product(p).direct) << "bf16 is widened when it is packed";
+  p.dtype = DType::f32;
+  p.x_features_first = false;
+  EXPECT_FALSE(plan_product(p).direct);
+}
+
+TEST(Select, NarrowGradientsOfSeveralRoundsAreSummedWide) {
+  Problem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 32, .n = 100, .inputs = 256, .outputs = 256};
+  EXPECT_EQ(plan_gradient(p, DType::bf16, 10).sums_bytes, 0u);
+  p.n = 5000;
+  EXPECT_EQ(plan_gradient(p, DType::bf16, 10).sums_bytes, 10u * 32 * 32 * 4);
+  EXPECT_EQ(plan_gradient(p, DType::f32, 10).sums_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
