@@ -293,11 +293,11 @@ void LinearData::make_data() {
     y_ = make_matrix(c.dtype, c.n, outputs, c.y_order, c.pad, c.offset);
     if (c.bias) {
       bias_ = make_array(c.dtype, {outputs});
-      fill(bias_, rng, c.integers);
+      max_epilogue_ += fill(bias_, rng, c.integers);
     }
     if (c.residual) {
       residual_ = make_matrix(c.dtype, c.n, outputs, c.residual_order, c.pad, c.offset);
-      fill(residual_, rng, c.integers);
+      max_epilogue_ += fill(residual_, rng, c.integers);
     }
   }
   const LayoutView view = layout_;
@@ -426,7 +426,9 @@ LinearData::Error LinearData::compare() {
     error.nonzero = count == 0 ? 1 : static_cast<double>(nonzero) / static_cast<double>(count);
   };
   const double eps = epsilon(sum_dtype(case_.dtype));
-  const double bound = 2 * eps * static_cast<double>(products + 1) * scale * gate_scale;
+  // Activations are right to 4 ulp of max(|z|, 1).
+  const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
+  const double bound = 2 * eps * (static_cast<double>(products + 1) * scale * gate_scale + max_epilogue_) + activated;
   Error error;
   compare_one(y_.tensor, expected_->tensor, bound, error);
   const double nonzero = error.nonzero;

@@ -109,7 +109,7 @@ class LinearData {
   Buffer y_, dgates_;             // y, dx or dw
   Buffer before_, gates_before_;  // what wgrad adds to
   std::optional<Buffer> expected_, expected_gates_;
-  double max_x_ = 0, max_w_ = 0, max_dy_ = 0;
+  double max_x_ = 0, max_w_ = 0, max_dy_ = 0, max_epilogue_ = 0;
   Bytes workspace_;
 };
 
