@@ -16,6 +16,7 @@ namespace blocksparse::bench {
 const std::vector<Opponent>& opponents() {
   static const std::vector<Opponent> list = {
       {"openblas", true, prepare_openblas},
+      {"onednn", true, prepare_onednn},
   };
   return list;
 }

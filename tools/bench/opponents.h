@@ -62,5 +62,6 @@ size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copie
 Result<void*> open_library(const char* variable, std::initializer_list<const char*> names);
 
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);
 
 }  // namespace blocksparse::bench
