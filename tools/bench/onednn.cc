@@ -15,7 +15,8 @@ namespace blocksparse::bench {
 
 namespace {
 
-// The part of oneDNN's C API that is used here. Its objects are pointers to the unknown; functions answer 0 for success.
+// The part of oneDNN's C API that is used here. Its objects are pointers to the unknown; functions answer 0 for
+// success.
 using Object = void*;
 enum { kRuntimeSequential = 1, kRuntimeOpenMp = 2, kRuntimeTbb = 4, kRuntimeThreadpool = 8 };
 enum { kEngineCpu = 1, kStreamInOrder = 1, kAnyForm = 1 };
@@ -69,7 +70,7 @@ Result<OneDnn> load() {
   std::string missing;
   auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(*library, name));
-    if (function == nullptr) missing = name;
+    if (function == nullptr && missing.empty()) missing = name;
   };
   find(dnn.version, "dnnl_version");
   find(dnn.engine_create, "dnnl_engine_create");
@@ -137,24 +138,23 @@ Status check_threads(const OneDnn& dnn, int threads) {
   CPU_ZERO(&cpus);
   const int usable = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 0;
   if (dnn.runtime == kRuntimeTbb && usable == threads) return {};
-  return {StatusCode::unsupported, concat(dnn.name, " was built for ", dnn.runtime == kRuntimeTbb ? "TBB" : "SYCL",
-                                          ", which takes ", usable, " threads, not ", threads,
-                                          ": needs a build for OpenMP, or taskset (TBB)")};
+  return {StatusCode::unsupported,
+          concat(dnn.name, " was built for ", dnn.runtime == kRuntimeTbb ? "TBB" : "SYCL", ", which takes ", usable,
+                 " threads, not ", threads, ": needs a build for OpenMP, or taskset (TBB)")};
 }
 
 using Owned = std::shared_ptr<void>;
 
 // What `create` makes of these arguments; null if it refuses.
 template <class... Parameters>
-Owned make(int (*destroy)(Object), int (*create)(Object*, Parameters...), std::type_identity_t<Parameters>... arguments) {
+Owned make(int (*destroy)(Object), int (*create)(Object*, Parameters...),
+           std::type_identity_t<Parameters>... arguments) {
   Object object = nullptr;
   if (create(&object, arguments...) != 0) return nullptr;
   return {object, destroy};
 }
 
-int type_of(DType dtype) {
-  return dtype == DType::f32 ? kTypeF32 : dtype == DType::bf16 ? kTypeBf16 : kTypeF16;
-}
+int type_of(DType dtype) { return dtype == DType::f32 ? kTypeF32 : dtype == DType::bf16 ? kTypeBf16 : kTypeF16; }
 
 Owned desc_of(const OneDnn& dnn, const Matrix& m, DType dtype) {
   const int64_t dims[] = {m.rows, m.cols}, strides[] = {m.row_major ? m.ld : 1, m.row_major ? 1 : m.ld};
@@ -288,9 +288,8 @@ Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes) 
       auto way = make_way(dnn, p, c.dtype, data.output().dtype, any_form);
       if (!way || !pack_weights(dnn, *way, 1)) continue;
       ways.push_back(std::make_shared<Way>(*std::move(way)));
-      runs.push_back([&dnn, threads, way = ways.back(), memory = product.memory](int copy) {
-        run(dnn, *way, threads, copy);
-      });
+      runs.push_back(
+          [&dnn, threads, way = ways.back(), memory = product.memory](int copy) { run(dnn, *way, threads, copy); });
     }
   }
   if (ways.empty()) {

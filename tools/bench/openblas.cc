@@ -11,7 +11,8 @@ namespace {
 // The part of CBLAS that is used here; PyPI's builds put a prefix before the names.
 enum { kRowMajor = 101, kNoTrans = 111, kTrans = 112 };
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
-using Dgemm = void (*)(int, int, int, int, int, int, double, const double*, int, const double*, int, double, double*, int);
+using Dgemm = void (*)(int, int, int, int, int, int, double, const double*, int, const double*, int, double, double*,
+                       int);
 
 struct OpenBlas {
   std::string version;
@@ -62,7 +63,8 @@ Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes
   if (!loaded.ok()) return loaded.status();
   const OpenBlas& blas = *loaded;
   const linear::LinearCase& c = data.spec();
-  if (c.dtype != DType::f32 && c.dtype != DType::f64) return Status(StatusCode::unsupported, "openblas: f32 and f64 only");
+  if (c.dtype != DType::f32 && c.dtype != DType::f64)
+    return Status(StatusCode::unsupported, "openblas: f32 and f64 only");
   BS_RETURN_IF_ERROR(check_plain("openblas", c));
   if (blas.set_threads != nullptr) blas.set_threads(static_cast<int>(std::max<int64_t>(c.threads, 1)));
 

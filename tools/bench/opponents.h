@@ -22,7 +22,7 @@ struct Contender {
 struct Opponent {
   std::string name;    // as in --vs
   bool dense = false;  // belongs to --vs dense
-  // Why it cannot be found on this machine or do this problem, or a contender. Its result is checked before it is given.
+  // A contender whose result has been checked, or why it cannot be found on this machine or do this problem.
   Result<Contender> (*prepare)(linear::LinearData& data, size_t rotate_bytes);
 };
 
@@ -49,10 +49,11 @@ DenseProduct dense_product(const linear::LinearData& data);
 // Copies of something of `bytes` bytes that together exceed `rotate_bytes`: 1 to 4096.
 int copies_for(size_t bytes, size_t rotate_bytes);
 
-// Ok if the problem is one product and no more: without epilogue, gates, sums of pairs, or a transposed view, and n > 0.
+// Ok if the problem is one product and no more: no epilogue, gates, sum of pairs or transposed view, and n > 0.
 Status check_plain(const std::string& library, const linear::LinearCase& c);
 
-// Runs the contender once: ok if the problem's output is right. Dense libraries leave dW in their own memory.
+// Runs the contender once: ok if the problem's output is right, and nothing else was written. Dense libraries leave dW
+// in their own memory.
 Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense = nullptr);
 
 // Which of several ways to the same result takes least time.
@@ -61,6 +62,7 @@ size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copie
 // Opens the first of these shared libraries that is there; `variable` in the environment names another.
 Result<void*> open_library(const char* variable, std::initializer_list<const char*> names);
 
+Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);
 
