@@ -11,7 +11,8 @@ namespace {
 // The part of CBLAS that is used here; PyPI's builds put a prefix before the names.
 enum { kRowMajor = 101, kNoTrans = 111, kTrans = 112 };
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
-using Dgemm = void (*)(int, int, int, int, int, int, double, const double*, int, const double*, int, double, double*, int);
+using Dgemm = void (*)(int, int, int, int, int, int, double, const double*, int, const double*, int, double, double*,
+                       int);
 
 struct OpenBlas {
   std::string version;
@@ -21,12 +22,10 @@ struct OpenBlas {
 };
 
 Result<OpenBlas> load() {
-  void* library = open_library("BLOCKSPARSE_OPENBLAS", {"libopenblas.so.0", "libopenblas.so"});
-  if (library == nullptr) {
-    return Status(StatusCode::unavailable, "no libopenblas.so.0 (BLOCKSPARSE_OPENBLAS may name the file)");
-  }
+  const Result<void*> library = open_library("BLOCKSPARSE_OPENBLAS", {"libopenblas.so.0", "libopenblas.so"});
+  if (!library.ok()) return library.status();
   for (const std::string prefix : {"", "scipy_"}) {
-    auto find = [&](const char* name) { return dlsym(library, (prefix + name).c_str()); };
+    auto find = [&](const char* name) { return dlsym(*library, (prefix + name).c_str()); };
     if (find("cblas_sgemm") == nullptr) continue;
     OpenBlas blas;
     blas.sgemm = reinterpret_cast<Sgemm>(find("cblas_sgemm"));
@@ -64,54 +63,27 @@ Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes
   if (!loaded.ok()) return loaded.status();
   const OpenBlas& blas = *loaded;
   const linear::LinearCase& c = data.spec();
-  if (c.dtype != DType::f32 && c.dtype != DType::f64) return Status(StatusCode::unsupported, "openblas: f32 and f64 only");
-  if (c.transposed || c.gates || c.residual || c.bias || c.pairs != 1 || c.accumulate || c.dgates || c.n == 0) {
-    return Status(StatusCode::unsupported, "openblas: plain products only");
-  }
-  const auto n = static_cast<int>(c.n), in = static_cast<int>(data.layout().in_features()),
-             out = static_cast<int>(data.layout().out_features());
-  const auto x_ld = static_cast<int>(data.x().stride[c.x_order == Order::features_last ? 0 : 1]);
-  const bool x_first = c.x_order == Order::features_first, y_first = c.y_order == Order::features_first;
-  auto shared_weights = std::make_shared<std::vector<linear::Bytes>>();
+  if (c.dtype != DType::f32 && c.dtype != DType::f64)
+    return Status(StatusCode::unsupported, "openblas: f32 and f64 only");
+  BS_RETURN_IF_ERROR(check_plain("openblas", c));
   if (blas.set_threads != nullptr) blas.set_threads(static_cast<int>(std::max<int64_t>(c.threads, 1)));
+
+  DenseProduct product = dense_product(data);
+  if (!product.c.row_major) product = product.t();
+  auto trans = [](const Matrix& m) -> int { return m.row_major ? kNoTrans : kTrans; };
+  auto number = [](int64_t value) { return static_cast<int>(value); };
+  const auto& [a, b, y, memory] = product;
+  const Gemm gemm{trans(a),       trans(b),     number(y.rows), number(y.cols),
+                  number(a.cols), number(a.ld), number(b.ld),   number(y.ld)};
   Contender contender{.name = concat("openblas ", blas.version), .run = nullptr, .copies = 1};
-  const DType dtype = c.dtype;
-  const void* x = data.x().data;
-
-  if (c.pass == linear::Pass::wgrad) {  // dW [out, in] = dy^T x
-    const auto dy_ld = static_cast<int>(data.dy().stride[y_first ? 1 : 0]);
-    const Gemm g{y_first ? kNoTrans : kTrans, x_first ? kTrans : kNoTrans, out, in, n, dy_ld, x_ld, in};
-    auto dw = std::make_shared<linear::Bytes>(static_cast<size_t>(out) * static_cast<size_t>(in * size_of(dtype)));
-    const void* dy = data.dy().data;
-    contender.run = [=, &blas](int) { call(blas, dtype, g, dy, x, dw->data()); };
-    data.poison();
-    contender.run(0);
-    store_blocks(dw->data(), data);
-    BS_RETURN_IF_ERROR(check_output(contender.name, data));
-    return contender;
-  }
-
-  const bool forward = c.pass == linear::Pass::fprop;
-  const int inputs = forward ? in : out, outputs = forward ? out : in;
-  const auto y_ld = static_cast<int>(data.output().stride[y_first ? 1 : 0]);
-  shared_weights->push_back(dense_weights(data));
-  contender.copies = copies_for(shared_weights->front().size(), rotate_bytes);
-  shared_weights->resize(static_cast<size_t>(contender.copies), shared_weights->front());
-  // y [n, outputs] = x W^T, or features-first y [outputs, n] = W x^T; dgrad has W^T for W.
-  Gemm g{};
-  if (y_first) {
-    g = {forward ? kNoTrans : kTrans, x_first ? kNoTrans : kTrans, outputs, n, inputs, in, x_ld, y_ld};
-  } else {
-    g = {x_first ? kTrans : kNoTrans, forward ? kTrans : kNoTrans, n, outputs, inputs, x_ld, in, y_ld};
-  }
-  void* y = data.output().data;
-  contender.run = [=, &blas](int copy) {
-    const void* w = (*shared_weights)[static_cast<size_t>(copy)].data();
-    call(blas, dtype, g, y_first ? w : x, y_first ? x : w, y);
+  if (c.pass != linear::Pass::wgrad) contender.copies = copies_for(memory->size(), rotate_bytes);
+  const auto weights = std::make_shared<std::vector<linear::Bytes>>(static_cast<size_t>(contender.copies), *memory);
+  contender.run = [=, &blas, dtype = c.dtype](int copy) {
+    const void* w = (*weights)[static_cast<size_t>(copy)].data();
+    auto data_of = [w](const Matrix& m) { return m.data == nullptr ? w : m.data; };
+    call(blas, dtype, gemm, data_of(product.a), data_of(product.b), product.c.data);
   };
-  data.poison();
-  contender.run(0);
-  BS_RETURN_IF_ERROR(check_output(contender.name, data));
+  BS_RETURN_IF_ERROR(check_output(contender, data, &product));
   return contender;
 }
 

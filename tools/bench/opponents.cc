@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "core/index.h"
 #include "core/text.h"
@@ -14,16 +16,10 @@ namespace blocksparse::bench {
 const std::vector<Opponent>& opponents() {
   static const std::vector<Opponent> list = {
       {"openblas", true, prepare_openblas},
+      {"onednn", true, prepare_onednn},
+      {"libxsmm", false, prepare_libxsmm},
   };
   return list;
-}
-
-void* open_library(const char* variable, std::initializer_list<const char*> names) {
-  if (const char* path = std::getenv(variable); path != nullptr && *path != '\0') return dlopen(path, RTLD_NOW);
-  for (const char* name : names) {
-    if (void* library = dlopen(name, RTLD_NOW)) return library;
-  }
-  return nullptr;
 }
 
 namespace {
@@ -44,37 +40,106 @@ void for_each_block_row(const linear::LinearData& data, Body&& body) {
   }
 }
 
-}  // namespace
-
-linear::Bytes dense_weights(const linear::LinearData& data) {
-  const LayoutView view = data.layout().view();
+// Copies the blocks of W into the dense W [out, in], which is zero so far.
+void store_weights(const linear::LinearData& data, linear::Bytes& dense) {
   const Tensor& w = data.weights();
   const int64_t size = size_of(w.dtype);
-  linear::Bytes dense(static_cast<size_t>(view.out_features * view.in_features * size), 0);
   for_each_block_row(data, [&](int64_t to, int64_t from, int64_t count) {
     std::memcpy(dense.data() + to * size, static_cast<const char*>(w.data) + from * size,
                 static_cast<size_t>(count * size));
   });
-  return dense;
 }
 
-void store_blocks(const void* dense_dw, linear::LinearData& data) {
+// Copies the blocks of a dense dW [out, in] into the problem's output, so that it can be compared.
+void store_gradient(const linear::Bytes& dense, linear::LinearData& data) {
   const Tensor& dw = data.output();
   const int64_t size = size_of(dw.dtype);
+  std::memset(dw.data, 0, static_cast<size_t>(dw.shape[0] * dw.stride[0] * size));  // ragged blocks end in zeros
   for_each_block_row(data, [&](int64_t from, int64_t to, int64_t count) {
-    std::memcpy(static_cast<char*>(dw.data) + to * size, static_cast<const char*>(dense_dw) + from * size,
-                static_cast<size_t>(count * size));
+    std::memcpy(static_cast<char*>(dw.data) + to * size, dense.data() + from * size, static_cast<size_t>(count * size));
   });
+}
+
+// Activations [n, features].
+Matrix matrix_of(const Tensor& t, Order order) {
+  const bool last = order == Order::features_last;
+  return {t.data, t.shape[0], t.shape[1], t.stride[last ? 0 : 1], last};
+}
+
+}  // namespace
+
+DenseProduct dense_product(const linear::LinearData& data) {
+  const linear::LinearCase& c = data.spec();
+  const bool gradient = c.pass == linear::Pass::wgrad;
+  const int64_t out = data.layout().out_features(), in = data.layout().in_features();
+  const DType dtype = gradient ? data.output().dtype : c.dtype;
+  auto memory = std::make_shared<linear::Bytes>(static_cast<size_t>(out * in * size_of(dtype)), char{0});
+  const Matrix x = matrix_of(data.x(), c.x_order);
+  if (gradient) return {matrix_of(data.dy(), c.y_order).t(), x, {memory->data(), out, in, in, true}, memory};
+  store_weights(data, *memory);
+  const Matrix w{nullptr, out, in, in, true}, y = matrix_of(data.output(), c.y_order);
+  return {x, c.pass == linear::Pass::fprop ? w.t() : w, y, memory};
 }
 
 int copies_for(size_t bytes, size_t rotate_bytes) {
   return static_cast<int>(std::clamp<size_t>((rotate_bytes + bytes - 1) / std::max<size_t>(bytes, 1), 1, 4096));
 }
 
-Status check_output(const std::string& name, linear::LinearData& data) {
+Status check_plain(const std::string& library, const linear::LinearCase& c) {
+  const bool epilogue = c.bias || c.residual || c.activation != Activation::none;
+  if (epilogue || c.transposed || c.gates || c.dgates || c.pairs != 1 || c.accumulate || c.n == 0) {
+    return {StatusCode::unsupported,
+            concat(library, ": no epilogue, gates, sum of pairs, accumulation or transposed view, and n > 0 only")};
+  }
+  return {};
+}
+
+Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense) {
+  data.poison();
+  contender.run(0);
+  if (dense != nullptr && data.spec().pass == linear::Pass::wgrad) store_gradient(*dense->memory, data);
   const auto error = data.compare();
-  if (error.worst <= 1) return {};
-  return {StatusCode::unsupported, concat(name, " gives a wrong result: ", error.where)};
+  if (!(error.worst <= 1)) {
+    return {StatusCode::unsupported, concat(contender.name, " gives a wrong result: ", error.where)};
+  }
+  const std::string overrun = data.overrun();
+  if (overrun.empty()) return {};
+  return {StatusCode::unsupported, concat(contender.name, " writes beyond its result: ", overrun)};
+}
+
+size_t fastest(const std::vector<std::function<void(int)>>& ways, int copies) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kRounds = 5;
+  constexpr double kSampleUs = 1000;
+  std::vector<double> best(ways.size(), std::numeric_limits<double>::infinity());
+  if (ways.size() <= 1) return 0;
+  int copy = 0;
+  for (int round = 0; round <= kRounds; ++round) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const auto start = Clock::now();
+      double spent = 0;
+      int calls = 0;
+      for (; spent < kSampleUs; ++calls) {
+        ways[i](copy);
+        copy = (copy + 1) % copies;
+        spent = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+      }
+      if (round > 0) best[i] = std::min(best[i], spent / calls);  // the first round warms up
+    }
+  }
+  return static_cast<size_t>(std::min_element(best.begin(), best.end()) - best.begin());
+}
+
+Result<void*> open_library(const char* variable, std::initializer_list<const char*> names) {
+  // Lazily, for a library may name functions that only other uses of it call.
+  if (const char* path = std::getenv(variable); path != nullptr && *path != '\0') {
+    if (void* library = dlopen(path, RTLD_LAZY)) return library;
+    return Status(StatusCode::unavailable, concat(variable, "=", path, ": ", dlerror()));
+  }
+  for (const char* name : names) {
+    if (void* library = dlopen(name, RTLD_LAZY)) return library;
+  }
+  return Status(StatusCode::unavailable, concat("no ", *names.begin(), " (", variable, " may name the file)"));
 }
 
 }  // namespace blocksparse::bench

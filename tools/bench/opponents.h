@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,27 +22,48 @@ struct Contender {
 struct Opponent {
   std::string name;    // as in --vs
   bool dense = false;  // belongs to --vs dense
-  // Why it cannot be found on this machine or do this problem, or a contender. Its result is checked before it is given.
+  // A contender whose result has been checked, or why it cannot be found on this machine or do this problem.
   Result<Contender> (*prepare)(linear::LinearData& data, size_t rotate_bytes);
 };
 
 const std::vector<Opponent>& opponents();
 
-// The dense W [out_features, in_features] of a problem, row-major, in its dtype, zeros where there is no block.
-linear::Bytes dense_weights(const linear::LinearData& data);
+// A row-major matrix whose rows are `ld` elements apart, or a column-major one whose columns are.
+struct Matrix {
+  void* data = nullptr;  // null: the weights, of which there may be many copies
+  int64_t rows = 0, cols = 0;
+  int64_t ld = 0;
+  bool row_major = true;
+  Matrix t() const { return {data, cols, rows, ld, !row_major}; }
+};
 
-// Copies the blocks of a dense dW [out_features, in_features] into the problem's output, so that it can be compared.
-void store_blocks(const void* dense_dw, linear::LinearData& data);
+// C [m, n] = A [m, k] B [k, n]: what a dense library does in place of a problem.
+//   fprop   y [n, out] = x W^T      dgrad   dx [n, in] = dy W      wgrad   dW [out, in] = dy^T x
+struct DenseProduct {
+  Matrix a, b, c;
+  std::shared_ptr<linear::Bytes> memory;  // the one dense matrix [out, in]: W, or dW
+  DenseProduct t() const { return {b.t(), a.t(), c.t(), memory}; }
+};
+DenseProduct dense_product(const linear::LinearData& data);
 
 // Copies of something of `bytes` bytes that together exceed `rotate_bytes`: 1 to 4096.
 int copies_for(size_t bytes, size_t rotate_bytes);
 
-// Ok if the problem's output, which a contender has just made, is right.
-Status check_output(const std::string& name, linear::LinearData& data);
+// Ok if the problem is one product and no more: no epilogue, gates, sum of pairs or transposed view, and n > 0.
+Status check_plain(const std::string& library, const linear::LinearCase& c);
 
-// Opens the first of these shared libraries that is there; null otherwise. `variable` in the environment names another.
-void* open_library(const char* variable, std::initializer_list<const char*> names);
+// Runs the contender once: ok if the problem's output is right, and nothing else was written. Dense libraries leave dW
+// in their own memory.
+Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense = nullptr);
 
+// Which of several ways to the same result takes least time.
+size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copies);
+
+// Opens the first of these shared libraries that is there; `variable` in the environment names another.
+Result<void*> open_library(const char* variable, std::initializer_list<const char*> names);
+
+Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);
 
 }  // namespace blocksparse::bench
