@@ -40,7 +40,10 @@ class Layout:
     generator of `blocksparse.graphs`.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_info", "_tables")
+    __slots__ = ("__weakref__", "_handle", "_info", "_tables", "sizes", "transposed")
+
+    sizes: tuple[int, int]  # (out_features, in_features)
+    transposed: bool  # whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes
 
     def __init__(self, pointer: ctypes.c_void_p) -> None:
         """Takes over a layout of the C library; use the from_* methods instead."""
@@ -48,6 +51,8 @@ class Layout:
         self._info = _lib.LayoutInfo()
         self._tables: dict[Any, Any] = {}  # what front ends derive from the layout, by device
         _lib.call("bs_layout_get_info", pointer, ctypes.byref(self._info))
+        self.sizes = int(self._info.out_features), int(self._info.in_features)
+        self.transposed = bool(self._info.transposed)
 
     @property
     def pointer(self) -> ctypes.c_void_p:
@@ -224,12 +229,12 @@ class Layout:
     @property
     def out_features(self) -> int:
         """Rows of the weight."""
-        return int(self._info.out_features)
+        return self.sizes[0]
 
     @property
     def in_features(self) -> int:
         """Columns of the weight."""
-        return int(self._info.in_features)
+        return self.sizes[1]
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -246,11 +251,6 @@ class Layout:
         """Non-zero blocks / all blocks."""
         out_blocks, in_blocks = self.grid
         return self.blocks / (out_blocks * in_blocks) if out_blocks and in_blocks else 0.0
-
-    @property
-    def transposed(self) -> bool:
-        """Whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes."""
-        return bool(self._info.transposed)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:

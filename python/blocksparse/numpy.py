@@ -52,6 +52,7 @@ def linear_fprop(
     """
     if activation not in _lib.ACTIVATIONS:
         raise ValueError(f"[linear_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    _check_kind(x)
     y = _like(x, layout.out_features) if out is None else out
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
     with _Call(layout, "fprop", x, _tokens(x), threads) as (view, workspace, stream):
@@ -79,6 +80,7 @@ def linear_dgrad(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
+    _check_kind(dy)
     dx = _like(dy, layout.in_features) if out is None else out
     with _Call(layout, "dgrad", dy, _tokens(dy), threads) as (view, workspace, stream):
         arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
@@ -119,6 +121,8 @@ def linear_wgrad(
     """
     xs = [x] if isinstance(x, np.ndarray) else list(x)
     dys = [dy] if isinstance(dy, np.ndarray) else list(dy)
+    for array in (*xs, *dys):
+        _check_kind(array)
     if len(xs) != len(dys):
         raise ValueError(f"[linear_wgrad] {len(xs)} arrays x and {len(dys)} dy, needs as many of each")
     if out is None:
@@ -164,9 +168,13 @@ def _dtype(x: Array) -> int:
     return code
 
 
-def _tensor(x: Array) -> _lib.Tensor:
+def _check_kind(x: object) -> None:
     if not isinstance(x, np.ndarray):
         raise TypeError(f"[linear] needs a NumPy array, got {type(x).__name__}")
+
+
+def _tensor(x: Array) -> _lib.Tensor:
+    _check_kind(x)
     if not x.dtype.isnative:
         raise ValueError(f"[linear] an array of {x.dtype}, needs the byte order of this machine")
     size = x.dtype.itemsize

@@ -206,11 +206,13 @@ Stream stream() {
   return {.handle = nullptr, .threads = static_cast<int32_t>(threads)};
 }
 
-// Runs body(workspace) with so many bytes from PyTorch's allocator.
+// Runs body(workspace) with so many bytes: a small workspace is the thread's own, others are of PyTorch's allocator.
 template <class Body>
 void with_workspace(size_t bytes, Body&& body) {
-  if (bytes == 0) {
-    body(Workspace{});
+  constexpr size_t kSmall = 16384;
+  if (bytes <= kSmall) {
+    alignas(64) static thread_local char small[kSmall];
+    body(Workspace{small, bytes});
     return;
   }
   const TensorHandle memory = empty_array(static_cast<int64_t>(bytes), torch.uint8_code);
@@ -223,21 +225,30 @@ void require(const Status& status) {
 
 // ---- The kernels; arguments in the order of the schemas in _ops.py -------------------------------------------------
 
+Word product(const LayoutView& layout, const TensorHandle& x, int64_t out_features, const Weights& w,
+             const Epilogue& epilogue) {
+  const Tensor xv = x.view();
+  TensorHandle y = empty_like(xv, out_features);
+  with_workspace(linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv)), [&](Workspace workspace) {
+    require(linear_fprop(layout, xv, w, epilogue, y.view(), workspace, stream()));
+  });
+  return y.release();
+}
+
+void linear(Word* stack, uint64_t, uint64_t) {
+  const TensorHandle x(stack[0]), values(stack[1]), index(stack[2]), bias = take_optional(stack[3]);
+  const auto out_features = static_cast<int64_t>(stack[4]);
+  stack[0] = product(view_of(index, false), x, out_features, values.view(), {bias.view(), {}, Activation::none});
+}
+
 void fprop(Word* stack, uint64_t, uint64_t) {
   const TensorHandle x(stack[0]), values(stack[1]), index(stack[2]);
   const auto out_features = static_cast<int64_t>(stack[3]);
   const bool transposed = (stack[4] & 1) != 0;
   const TensorHandle bias = take_optional(stack[5]), residual = take_optional(stack[6]), gates = take_optional(stack[7]);
-  const auto activation = static_cast<int64_t>(stack[8]);
-  const LayoutView layout = view_of(index, transposed);
-  const Tensor xv = x.view();
-  TensorHandle y = empty_like(xv, out_features);
-  with_workspace(linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv)), [&](Workspace workspace) {
-    require(linear_fprop(layout, xv, {values.view(), gates.view()},
-                         {bias.view(), residual.view(), static_cast<Activation>(activation)}, y.view(), workspace,
-                         stream()));
-  });
-  stack[0] = y.release();
+  const auto activation = static_cast<Activation>(stack[8]);
+  stack[0] = product(view_of(index, transposed), x, out_features, {values.view(), gates.view()},
+                     {bias.view(), residual.view(), activation});
 }
 
 void dgrad(Word* stack, uint64_t, uint64_t) {
@@ -277,8 +288,8 @@ const char* register_kernels() {
   if (const char* missing = find_torch()) return missing;
   Handle library = nullptr;  // lives as long as the process, as the kernels do
   if (torch.library_init_impl("blocksparse", "CPU", "torch_shim.cc", 1, &library) != 0 ||
-      torch.library_impl(library, "linear_fprop", fprop) != 0 || torch.library_impl(library, "linear_dgrad", dgrad) != 0 ||
-      torch.library_impl(library, "linear_wgrad", wgrad) != 0) {
+      torch.library_impl(library, "linear", linear) != 0 || torch.library_impl(library, "linear_fprop", fprop) != 0 ||
+      torch.library_impl(library, "linear_dgrad", dgrad) != 0 || torch.library_impl(library, "linear_wgrad", wgrad) != 0) {
     return "PyTorch refused to register the kernels";
   }
   return "";

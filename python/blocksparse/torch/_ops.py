@@ -1,6 +1,7 @@
 """The ops that PyTorch sees: schemas, kernels and fake kernels. Only tensors and plain numbers go through.
 
-    linear_fprop(x, values, index, out_features, ...) -> y         y = x W^T
+    linear(x, values, index, bias, out_features) -> y              y = x W^T + bias: few arguments, so cheap to call
+    linear_fprop(x, values, index, out_features, ...) -> y         y = f(x W^T + bias + residual), with gates
     linear_dgrad(dy, values, index, in_features, ...) -> dx        dx = dy W
     linear_wgrad(x, dy, index, ...) -> (dw, dgates)                dW = gate * dy^T x
     linear_wgrad_list(x[], dy[], index, ...) -> (dw, dgates)       the same, summed over a list
@@ -23,6 +24,7 @@ from .. import _lib
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 _ops = torch.library.Library("blocksparse", "DEF")
+_ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features) -> Tensor")
 _ops.define(
     "linear_fprop(Tensor x, Tensor values, Tensor index, int out_features, bool transposed=False, "
     "Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, int activation=0) -> Tensor"
@@ -50,11 +52,24 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
+def _check_devices(x: Tensor, *others: Tensor | None) -> None:
+    """Without this, x on the CPU and weights on meta would be answered by a tensor that nothing has written."""
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise ValueError(f"[linear] a tensor is on {other.device}, needs {x.device}, where x is")
+
+
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 # ---- What the outputs look like ------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("blocksparse::linear", lib=_ops)
+def _linear_fake(x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    _check_devices(x, values, index, bias)
+    return _empty_like(x, out_features)
 
 
 @torch.library.register_fake("blocksparse::linear_fprop", lib=_ops)
@@ -69,6 +84,7 @@ def _fprop_fake(
     gates: Tensor | None = None,
     activation: int = 0,
 ) -> Tensor:
+    _check_devices(x, values, index, bias, residual, gates)
     return _empty_like(x, out_features)
 
 
@@ -76,6 +92,7 @@ def _fprop_fake(
 def _dgrad_fake(
     dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
 ) -> Tensor:
+    _check_devices(dy, values, index, gates)
     return _empty_like(dy, in_features)
 
 
@@ -98,6 +115,7 @@ def _wgrad_fake(
     gates: Tensor | None = None,
     gate_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    _check_devices(x, dy, index, values, gates)
     return _wgrad_outputs(x, blocks, block_size, wide, gate_gradient)
 
 
@@ -114,6 +132,7 @@ def _wgrad_list_fake(
     gates: Tensor | None = None,
     gate_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    _check_devices(x[0], *x, *dy, index, values, gates)
     return _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
 
 
@@ -173,6 +192,10 @@ def _fprop(
     return y
 
 
+def _linear(x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    return _fprop(x, values, index, out_features, False, bias)
+
+
 def _dgrad(
     dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
 ) -> Tensor:
@@ -218,12 +241,14 @@ _why_not = (
     else _lib.torch_register()
 )
 if _why_not:
+    _ops.impl("linear", _linear, "CPU")
     _ops.impl("linear_fprop", _fprop, "CPU")
     _ops.impl("linear_dgrad", _dgrad, "CPU")
     _ops.impl("linear_wgrad", _wgrad, "CPU")
 
 KERNELS = f"Python over ctypes ({_why_not})" if _why_not else "C++"
 
+linear = torch.ops.blocksparse.linear.default
 fprop = torch.ops.blocksparse.linear_fprop.default
 dgrad = torch.ops.blocksparse.linear_dgrad.default
 wgrad = torch.ops.blocksparse.linear_wgrad.default

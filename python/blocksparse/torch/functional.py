@@ -13,9 +13,10 @@ from ..layout import Layout
 from . import _ops
 
 
+@torch.compiler.assume_constant_result  # so it may be called while torch.compile traces
 def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
     """The layout's tables as an int32 tensor on a device, made once for each device."""
-    device = torch.device(device)
+    device = torch.device(device) if isinstance(device, str) else device
     tables = layout._tables.get(device)
     if tables is None:
         words = torch.from_numpy(layout.index_memory())
@@ -55,9 +56,10 @@ def linear(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    index = index_of(layout, x.device)
-    sizes = (layout.out_features, layout.in_features)
-    return apply_linear(x, values, index, sizes, layout.transposed, bias, gates, residual, activation)
+    index = layout._tables.get(x.device)
+    if index is None:
+        index = index_of(layout, x.device)
+    return apply_linear(x, values, index, layout.sizes, layout.transposed, bias, gates, residual, activation)
 
 
 def linear_wgrad(
@@ -104,34 +106,37 @@ def apply_linear(
     residual: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
-    """`linear` with the layout as its tables and sizes (out_features, in_features)."""
-    if activation not in _lib.ACTIVATIONS:
-        raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
+    """`linear` with the layout as its tables and sizes (out_features, in_features).
+
+    Every call pays for each line of this function (some 0.1 us), so what the core checks is not checked again.
+    """
+    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu") and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype("cuda" if x.is_cuda else "cpu")
         x = x.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != x.dtype:
         raise ValueError(f"[linear] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
-    if x.size(-1) != sizes[1]:
-        raise ValueError(f"[linear] x is {list(x.shape)}, layout needs [..., {sizes[1]}]")
-    x = usable(x)
+    if activation not in _ACTIVATE:
+        raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
+    if not x.is_contiguous():
+        x = usable(x)
     if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
         y: Tensor = _Product.apply(x, values, gates, bias, index, sizes, transposed)
         if residual is not None:
             y = y + residual
-        return _ACTIVATE[activation](y)
+        return y if activation == "none" else _ACTIVATE[activation](y)
     if values.dtype != x.dtype:
         values = values.to(x.dtype)
+    if gates is None and residual is None and activation == "none" and not transposed:
+        return _ops.linear(x, values, index, bias, sizes[0])
     if residual is not None:
         residual = usable(residual)
-    y = _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
-    return y
+    return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
 
 
 _ACTIVATE = {
-    "none": lambda z: z,
+    "none": torch.nn.Identity(),
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
     "silu": torch.nn.functional.silu,
@@ -163,7 +168,7 @@ class _Product(torch.autograd.Function):
         narrow = values.to(x.dtype)
         ctx.save_for_backward(x, narrow, gates, index)
         ctx.sizes, ctx.transposed, ctx.wide = sizes, transposed, values.dtype != x.dtype
-        y: Tensor = _ops.fprop(x, narrow, index, sizes[0], transposed, bias, None, gates)
+        y: Tensor = _ops.fprop(x, narrow, index, sizes[0], transposed, bias, None, gates, 0)
         return y
 
     @staticmethod

@@ -70,7 +70,8 @@ class BlockSparseLinear(nn.Module):
         gate = nn.Parameter(weight.new_ones(layout.blocks, dtype=gate_dtype)) if gates else None
         self.register_parameter("gates", gate)
         self.register_buffer("pattern", torch.from_numpy(layout.pattern()).to(weight.device))
-        self._index = index_of(layout, weight.device)
+        self._gated = gates
+        self._index, self._transposed = index_of(layout, weight.device), layout.transposed
         self.reset_parameters()
 
     @torch.no_grad()
@@ -113,11 +114,12 @@ class BlockSparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]; see `blocksparse.torch.linear`."""
+        index = self._index
+        if index.device != x.device:  # weights were assigned from elsewhere
+            index = self._index = index_of(self.layout, x.device)
         sizes = (self.out_features, self.in_features)
-        transposed = self.layout.transposed
-        return apply_linear(
-            x, self.weight, self._index, sizes, transposed, self.bias, self.gates, None, self.activation
-        )
+        gates = self.gates if self._gated else None  # reading a parameter costs 0.4 us, even one that is None
+        return apply_linear(x, self.weight, index, sizes, self._transposed, self.bias, gates, None, self.activation)
 
     @classmethod
     def from_dense(

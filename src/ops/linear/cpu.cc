@@ -137,6 +137,9 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .refs = walk.refs.data(),
                     .splits = walk.splits.data(),
                     .partial = carver.take(plan.partial_bytes)};
+  const double flops = 2.0 * static_cast<double>(p.x.n) * static_cast<double>(p.layout.blocks) *
+                       static_cast<double>(p.layout.block_size * p.layout.block_size);
+  threads = worthwhile_threads(threads, flops);
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
     run_round(*kernel, args_of_round(p, whole, token, tokens), walk, plan.group, threads);
@@ -178,6 +181,8 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                  .dgates = g.dgates,
                  .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
   const int64_t task_blocks = std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
+  threads = worthwhile_threads(threads, 2.0 * static_cast<double>(n) * static_cast<double>(g.layout.blocks) *
+                                            static_cast<double>(block * block));
   Position at = advance(g, {}, 0);
   for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
     a.n = std::min(plan.round, n - token);

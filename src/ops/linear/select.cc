@@ -28,6 +28,11 @@ bool reads_in_place(const Problem& p, int64_t sum_bytes) {
 
 }  // namespace
 
+int32_t worthwhile_threads(int32_t threads, double flops) {
+  constexpr double kFlopsEach = 5e5;  // 10 us at 50 GFLOP/s
+  return static_cast<int32_t>(std::clamp(flops / kFlopsEach, 1.0, static_cast<double>(std::max(threads, 1))));
+}
+
 ProductPlan plan_product(const Problem& p) {
   const int64_t sum_bytes = size_of(sum_dtype(p.dtype));
   ProductPlan plan;

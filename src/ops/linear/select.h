@@ -39,6 +39,9 @@ struct GradientPlan {
   size_t workspace_bytes() const;
 };
 
+// Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
+int32_t worthwhile_threads(int32_t threads, double flops);
+
 ProductPlan plan_product(const Problem& problem);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
 

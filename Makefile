@@ -1,0 +1,113 @@
+# make demo    set up, build, and train small-world language models on the CPU: out/demo/index.html
+# make test    set up, build, and run every test of this machine
+# make lint    formatters, linters and type checks
+# make bench   a first look at the speed of this machine
+# make docs    API documentation: out/docs/html/index.html
+# make clean   removes what these made, but for the Python environment
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+JOBS ?= $(shell nproc)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: demo test test-cpp test-python asan lint format bench docs wheel clean
+
+demo: $(VENV)/.demo
+	$(call step,training small-world and dense language models: about 3 minutes)
+	$(PYTHON) examples/demo/demo.py $(DEMO_ARGS)
+
+test: test-cpp test-python
+	$(call step,all tests passed)
+
+test-cpp: $(VENV)/.tools
+	scripts/install_gtest.sh
+	$(call step,building the library and its tests)
+	cmake --preset ci
+	cmake --build --preset ci --parallel $(JOBS)
+	$(call step,C and C++ tests)
+	ctest --preset ci --parallel $(JOBS)
+
+test-python: $(VENV)/.test
+	$(call step,Python tests)
+	$(PYTHON) -m pytest
+
+asan: $(VENV)/.tools
+	scripts/install_gtest.sh
+	cmake --preset asan
+	cmake --build --preset asan --parallel $(JOBS)
+	ctest --preset asan
+
+lint: $(VENV)/.lint
+	$(call step,clang-format)
+	git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh' '*.inc' | xargs clang-format --dry-run --Werror
+	$(call step,ruff and mypy)
+	ruff format --check .
+	ruff check .
+	mypy
+	scripts/check_tree.sh
+
+format: $(VENV)/.lint
+	git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh' '*.inc' | xargs clang-format -i
+	ruff format .
+	ruff check --fix .
+
+bench: $(VENV)/.tools
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS)
+	build/release/tools/blocksparse-bench --vs all --file benchmarks/problems/first_look.txt
+
+docs: $(VENV)/.docs
+	scripts/build_docs.sh out/docs
+
+wheel: $(VENV)/.tools
+	$(PYTHON) -m pip wheel . --no-deps -w dist
+
+clean:
+	rm -rf build out dist
+
+# ---- Python environment: each stamp is made again when what it installs has changed --------------------------------
+
+define step
+	@printf '\n== %s\n' "$(1)"
+endef
+
+$(VENV)/bin/python:
+	$(call step,making a Python environment in $(VENV))
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --upgrade pip
+
+$(VENV)/.tools: scripts/requirements/tools.txt | $(VENV)/bin/python
+	$(call step,installing build tools)
+	$(PYTHON) -m pip install --quiet -r $<
+	touch $@
+
+# The package is built again when a source has changed.
+SOURCES := $(shell find src include cmake python -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
+
+$(VENV)/.package: $(SOURCES) | $(VENV)/.tools
+	$(call step,building and installing the Python package)
+	$(PYTHON) -m pip install --quiet --no-build-isolation .
+	touch $@
+
+$(VENV)/.torch: scripts/requirements/torch.txt | $(VENV)/.tools
+	$(call step,installing PyTorch)
+	$(PYTHON) -m pip install --quiet -r $<
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt
+	touch $@
+
+$(VENV)/.test: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt scripts/requirements/test.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt -r scripts/requirements/test.txt
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.torch scripts/requirements/lint.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/lint.txt
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.package $(VENV)/.torch scripts/requirements/docs.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/docs.txt
+	touch $@

@@ -1,0 +1,438 @@
+import copy
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+
+import blocksparse.torch as bst
+from blocksparse import Layout
+from blocksparse.torch import _ops
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+def error(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
+
+
+def leaf(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small():
+    return Layout.from_graph("random(2,3,0.7)", 8, seed=1, out_features=13, in_features=21)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_linear_agrees_with_dense(isa, layout, dtype):
+    x, w, bias = leaf(2, 3, 90, dtype=dtype), leaf(*layout.values_shape, dtype=dtype), leaf(60, dtype=dtype)
+    y = bst.linear(x, w, layout, bias)
+    x64, w64, bias64 = (t.detach().double().requires_grad_() for t in (x, w, bias))
+    expected = F.linear(x64, bst.to_dense(w64, layout), bias64)
+    assert y.dtype == dtype
+    assert error(y, expected) < TOLERANCE[dtype]
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    expected.backward(dy.double())
+    for got, want in ((x, x64), (w, w64), (bias, bias64)):
+        assert got.grad.dtype == dtype
+        assert error(got.grad, want.grad) < 2 * TOLERANCE[dtype]
+
+
+def test_gradients_of_all_orders(small):
+    x, w, bias = leaf(4, 21), leaf(*small.values_shape), leaf(13)
+    gates = torch.rand(small.blocks, dtype=torch.float64, requires_grad=True)
+    for activation in ("none", "gelu", "silu"):
+
+        def f(x, w, bias, gates, activation=activation):
+            return bst.linear(x, w, small, bias, gates=gates, activation=activation)
+
+        assert torch.autograd.gradcheck(f, (x, w, bias, gates))
+        assert torch.autograd.gradgradcheck(f, (x, w, bias, gates))
+    y, residual = leaf(4, 13), leaf(4, 21)
+
+    def transposed(y, w, residual):
+        return bst.linear(y, w, small.t(), residual=residual)
+
+    assert torch.autograd.gradcheck(transposed, (y, w, residual))
+    assert torch.autograd.gradgradcheck(transposed, (y, w, residual))
+
+
+def test_only_wanted_gradients_are_made(small):
+    w = leaf(*small.values_shape)
+    for wants_x, wants_w in itertools.product((False, True), repeat=2):
+        x = torch.randn(4, 21, dtype=torch.float64, requires_grad=wants_x)
+        w = torch.randn(*small.values_shape, dtype=torch.float64, requires_grad=wants_w)
+        y = bst.linear(x, w, small)
+        assert y.requires_grad == (wants_x or wants_w)
+        if y.requires_grad:
+            y.sum().backward()
+        assert (x.grad is not None) == wants_x
+        assert (w.grad is not None) == wants_w
+
+
+def test_activation_is_fused_without_gradient_only_in_speed(layout):
+    x, w, bias, residual = torch.randn(9, 90), torch.randn(layout.values_shape), torch.randn(60), torch.randn(9, 60)
+    for activation in ("none", "relu", "gelu", "silu"):
+        options = {"residual": residual, "activation": activation}
+        fused = bst.linear(x, w, layout, bias, **options)
+        apart = bst.linear(x, w.clone().requires_grad_(), layout, bias, **options)
+        torch.testing.assert_close(fused, apart.detach(), rtol=1e-5, atol=1e-5)
+
+
+def _op_calls(layout, dtype=torch.float32):
+    index = bst.index_of(layout)
+    x, dy = torch.randn(7, layout.in_features, dtype=dtype), torch.randn(7, layout.out_features, dtype=dtype)
+    w, gates = torch.randn(layout.values_shape, dtype=dtype), torch.rand(layout.blocks)
+    bias = torch.randn(layout.out_features, dtype=dtype)
+    sizes = (layout.blocks, layout.block_size)
+    first = torch.randn(layout.in_features, 7, dtype=dtype).t()
+    yield _ops.linear, (x, w, index, bias, layout.out_features), {}
+    yield _ops.linear, (first, w, index, None, layout.out_features), {}
+    yield _ops.fprop, (x, w, index, layout.out_features), {}
+    yield _ops.fprop, (first, w, index, layout.out_features), {}
+    yield _ops.fprop, (x.view(1, 7, -1), w, index, layout.out_features), {"bias": bias, "gates": gates, "activation": 2}
+    yield _ops.fprop, (x, w, index, layout.out_features), {"residual": dy}
+    yield _ops.dgrad, (dy, w, index, layout.in_features), {"gates": gates}
+    yield _ops.dgrad, (x, w, index, layout.out_features, True), {}
+    yield _ops.wgrad, (x, dy, index, *sizes), {}
+    yield _ops.wgrad, (x, dy, index, *sizes), {"wide": True, "values": w, "gates": gates, "gate_gradient": True}
+    yield _ops.wgrad_list, ([x, x], [dy, dy], index, *sizes), {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(layout, dtype):
+    for op, arguments, options in _op_calls(layout, dtype):
+        opcheck(op, arguments, options)
+
+
+def test_python_kernels_give_the_same_bits(layout, tmp_path):
+    """The kernels over ctypes, which older PyTorch gets, against the C++ ones."""
+    assert _ops.KERNELS == "C++"
+    path = tmp_path / "results.pt"
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[2]); import test_torch as t; from blocksparse import Layout\n"
+        "from blocksparse.torch import _ops; assert 'ctypes' in _ops.KERNELS; torch.manual_seed(5)\n"
+        "layout = Layout.from_graph('random(4,6,0.4)', 16, seed=3, out_features=60, in_features=90)\n"
+        "torch.save([op(*a, **o) for op, a, o in t._op_calls(layout)], sys.argv[1])"
+    )
+    environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
+    subprocess.run([sys.executable, "-c", script, path, os.path.dirname(__file__)], check=True, env=environment)
+    torch.manual_seed(5)
+    mine = [op(*arguments, **options) for op, arguments, options in _op_calls(layout)]
+    for a, b in zip(mine, torch.load(path), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_compile_with_gradients(layout):
+    for gates in (False, True):
+        layer = bst.BlockSparseLinear(90, 60, layout, gates=gates, activation="gelu")
+        compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+        x = torch.randn(5, 90, requires_grad=True)
+        y = compiled(x)
+        y.square().sum().backward()
+        grads = [x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
+        x.grad = None
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        for got, want in zip(grads, [x.grad, *(p.grad for p in layer.parameters())], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_compile_of_the_function_and_dynamic_shapes(layout):
+    w = torch.randn(layout.values_shape)
+    compiled = torch.compile(lambda x: bst.linear(x, w, layout).relu(), fullgraph=True, dynamic=True)
+    for n in (3, 7, 12):
+        x = torch.randn(n, 90)
+        torch.testing.assert_close(compiled(x), bst.linear(x, w, layout).relu())
+
+
+def test_export(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout).eval()
+    x = torch.randn(5, 90)
+    exported = torch.export.export(layer, (x,))
+    torch.testing.assert_close(exported.module()(x), layer(x))
+
+
+def test_autocast(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout)
+    x = torch.randn(9, 90, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        with torch.no_grad():
+            assert layer(x).dtype == torch.bfloat16
+    assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+    reference = layer.to_dense()
+    x2 = x.detach().clone().requires_grad_()
+    reference(x2).square().sum().backward()
+    assert error(y, reference(x2)) < 2e-2
+    assert error(x.grad, x2.grad) < 3e-2
+    assert error(layer.weight.grad, bst.from_dense(reference.weight.grad, layout)) < 3e-2
+
+
+def test_memory_layouts(layout):
+    w = torch.randn(layout.values_shape, dtype=torch.float64)
+    dense = bst.to_dense(w, layout)
+    storage = torch.randn(90, 11, dtype=torch.float64)
+    for x in (
+        storage.t(),  # features first
+        torch.randn(11, 180, dtype=torch.float64)[:, ::2],
+        torch.randn(1, 90, dtype=torch.float64).expand(11, 90),
+        torch.randn(3, 90, 4, dtype=torch.float64).transpose(1, 2),
+        torch.randn(90, dtype=torch.float64),
+        torch.randn(0, 90, dtype=torch.float64),
+        torch.randn(11, 100, dtype=torch.float64)[:, 5:95],
+    ):
+        x = x.detach().requires_grad_()
+        y = bst.linear(x, w.requires_grad_(), layout)
+        torch.testing.assert_close(y, F.linear(x, dense), rtol=1e-12, atol=1e-12)
+        y.sum().backward()  # dy is expanded
+        torch.testing.assert_close(x.grad, dense.sum(0).expand_as(x))
+    y = bst.linear(storage.t(), w, layout)
+    assert y.t().is_contiguous(), "features-first is answered in kind"
+
+
+def test_wgrad_of_a_list(layout):
+    xs = [torch.randn(n, 90) for n in (3, 8)]
+    dys = [torch.randn(n, 60) for n in (3, 8)]
+    dense = sum(dy.t() @ x for x, dy in zip(xs, dys, strict=True))
+    torch.testing.assert_close(bst.linear_wgrad(xs, dys, layout), bst.from_dense(dense, layout), rtol=1e-4, atol=1e-4)
+    half = bst.linear_wgrad([x.bfloat16() for x in xs], [dy.bfloat16() for dy in dys], layout, dtype=torch.float32)
+    assert half.dtype == torch.float32
+    with pytest.raises(ValueError, match="xs is empty"):
+        bst.linear_wgrad([], [], layout)
+    with pytest.raises(ValueError, match="as many of each"):
+        bst.linear_wgrad(xs, dys[:1], layout)
+
+
+def test_two_threads_at_once(layout):
+    from concurrent.futures import ThreadPoolExecutor
+
+    layer = bst.BlockSparseLinear(90, 60, layout)
+    xs = [torch.randn(20, 90) for _ in range(8)]
+    with torch.no_grad():
+        expected = [layer(x) for x in xs]
+
+    def run(x):
+        with torch.no_grad():
+            return [layer(x) for _ in range(50)][-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        for got, want in zip(pool.map(run, xs), expected, strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda w, x: bst.linear(x[:, :80], w[0], w[1]), r"x is \[5, 80\], layout needs \[N, 90\]"),
+        (lambda w, x: bst.linear(x.double(), w[0], w[1]), "values are torch.float32, needs torch.float64"),
+        (lambda w, x: bst.linear(x, w[0][1:], w[1]), r"w is \[.*needs \["),
+        (lambda w, x: bst.linear(x, w[0], w[1], torch.zeros(59)), r"bias is \[59\], needs \[60\]"),
+        (lambda w, x: bst.linear(x, w[0], w[1], torch.zeros(60).double()), "bias is f64, needs f32"),
+        (lambda w, x: bst.linear(x, w[0], w[1], gates=torch.zeros(3)), "gates is"),
+        (lambda w, x: bst.linear(x, w[0], w[1], residual=torch.zeros(5, 59)), "residual is"),
+        (lambda w, x: bst.linear(x, w[0], w[1], activation="tanh"), "activation is 'tanh'"),
+        (lambda w, x: bst.linear(x.int(), w[0].int(), w[1]), "dtype"),
+        (lambda w, x: bst.linear(x, w[0].transpose(1, 2), w[1]), "needs to be contiguous"),
+        (lambda w, x: _ops.fprop(x, w[0], torch.zeros(40, dtype=torch.int32), 60), "no layout index"),
+        (lambda w, x: _ops.fprop(x, w[0], torch.zeros(40), 60), "index needs to be the int32 tensor"),
+    ],
+)
+def test_says_what_is_wrong(layout, call, text):
+    with pytest.raises(ValueError, match=text):
+        call((torch.randn(layout.values_shape), layout), torch.randn(5, 90))
+
+
+# ---- BlockSparseLinear ----------------------------------------------------------------------------------------------
+
+
+def test_module_size_must_fit(layout):
+    with pytest.raises(ValueError, match=r"layout is 60 x 90 \(out x in\), needs 90 x 60"):
+        bst.BlockSparseLinear(60, 90, layout)
+
+
+def test_init_follows_the_real_fan_in():
+    layout = Layout.from_graph("ba(64,4)", 8, in_features=509)
+    layer = bst.BlockSparseLinear(509, 512, layout)
+    fan_in = bst.to_dense(torch.ones(layout.values_shape), layout).sum(1)
+    for o in (0, 100, 511):
+        row = bst.to_dense(layer.weight, layout)[o]
+        bound = fan_in[o].rsqrt()
+        assert row.abs().max() <= bound
+        assert row.abs().max() > 0.8 * bound
+        assert layer.bias[o].abs() <= bound
+
+
+def test_identity_init_passes_input_on():
+    layout = Layout.from_graph("ws(16,4,0.3)", 8)
+    layer = bst.BlockSparseLinear(128, 128, layout).identity_init_()
+    x = torch.randn(5, 128)
+    assert torch.equal(layer(x), x)
+
+
+def test_from_and_to_dense():
+    dense = torch.nn.Linear(90, 60)
+    layer = bst.BlockSparseLinear.from_dense(dense, density=0.5, block_size=16)
+    assert layer.layout.blocks == 12
+    kept = bst.to_dense(torch.ones(layer.weight.shape), layer.layout).bool()
+    weight = F.pad(dense.weight.detach(), (0, 6, 0, 4)).view(4, 16, 6, 16).square().sum((1, 3))
+    assert set(weight.flatten().topk(12).indices.tolist()) == set(
+        (torch.from_numpy(layer.layout.mask()).flatten().nonzero()).flatten().tolist()
+    )
+    x = torch.randn(7, 90)
+    torch.testing.assert_close(layer(x), F.linear(x, dense.weight * kept, dense.bias))
+    torch.testing.assert_close(layer.to_dense()(x), layer(x))
+    full = bst.BlockSparseLinear.from_dense(dense, density=1, block_size=16)
+    torch.testing.assert_close(full(x), dense(x))
+    given = bst.BlockSparseLinear.from_dense(dense, layout=layer.layout)
+    assert torch.equal(given.weight, layer.weight)
+    with pytest.raises(ValueError, match="one of them"):
+        bst.BlockSparseLinear.from_dense(dense)
+    with pytest.raises(ValueError, match="density is 2"):
+        bst.BlockSparseLinear.from_dense(dense, density=2)
+
+
+def test_bsr_shares_memory():
+    dense = torch.randn(64, 96)
+    layout = Layout.from_graph("random(4,6,0.5)", 16, seed=1)
+    bsr = bst.to_dense(bst.from_dense(dense, layout), layout).to_sparse_bsr((16, 16))
+    bias = torch.randn(64)
+    layer = bst.BlockSparseLinear.from_bsr(bsr, bias)
+    assert layer.weight.data_ptr() == bsr.values().data_ptr()
+    assert layer.bias.data_ptr() == bias.data_ptr()
+    x = torch.randn(5, 96)
+    torch.testing.assert_close(layer(x), F.linear(x, bsr.to_dense(), bias))
+    back = layer.to_bsr()
+    assert back.values().data_ptr() == bsr.values().data_ptr()
+    torch.testing.assert_close(back.to_dense(), bsr.to_dense())
+    with pytest.raises(ValueError, match="multiples of 16"):
+        bst.to_bsr(torch.zeros(1, 16, 16), Layout.from_graph("dense(1)", 16, in_features=15))
+
+
+def test_state_dict_keeps_the_pattern(layout, tmp_path):
+    layer = bst.BlockSparseLinear(90, 60, layout, gates=True)
+    path = tmp_path / "state.pt"
+    torch.save(layer.state_dict(), path)
+    state = torch.load(path)
+    assert set(state) == {"weight", "bias", "gates", "pattern"}
+    assert state["pattern"].dtype == torch.int32
+    assert Layout.from_pattern(state["pattern"].numpy()) == layout
+    other = bst.BlockSparseLinear(90, 60, layout, gates=True)
+    other.load_state_dict(state)
+    x = torch.randn(5, 90)
+    assert torch.equal(other(x), layer(x))
+
+    wrong = Layout.from_graph("random(4,6,0.4)", 16, seed=4, out_features=60, in_features=90)
+    assert wrong.blocks == layout.blocks
+    with pytest.raises(ValueError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
+        bst.BlockSparseLinear(90, 60, wrong, gates=True).load_state_dict(state)
+    state["pattern"][-1] ^= 1
+    with pytest.raises(ValueError, match="damaged"):
+        other.load_state_dict(state)
+
+
+def test_deepcopy_pickle_and_moves(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, gates=True)
+    x = torch.randn(5, 90)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+        assert other.weight.data_ptr() != layer.weight.data_ptr()
+    assert layer.double()(x.double()).dtype == torch.float64
+    assert layer.gates.dtype == torch.float64
+    half = copy.deepcopy(layer).bfloat16()
+    assert half.weight.dtype == torch.bfloat16
+    assert half.gates.dtype == torch.float32
+    assert half.pattern.dtype == torch.int32
+    assert half(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_meta_device(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, gates=True, device="meta")
+    assert layer(torch.empty(5, 90, device="meta")).shape == (5, 60)
+    real = layer.to_empty(device="cpu")
+    real.reset_parameters()
+    assert torch.equal(real.pattern, torch.from_numpy(layout.pattern()))
+    assert real(torch.randn(5, 90)).isfinite().all()
+    assigned = bst.BlockSparseLinear(90, 60, layout, device="meta")
+    source = bst.BlockSparseLinear(90, 60, layout)
+    assigned.load_state_dict(source.state_dict(), assign=True)
+    x = torch.randn(5, 90)
+    assert torch.equal(assigned(x), source(x))
+    mixed = bst.BlockSparseLinear(90, 60, layout, device="meta")
+    with pytest.raises(ValueError, match="a tensor is on meta, needs cpu"):
+        mixed(x)
+
+
+def test_extra_repr(layout):
+    text = repr(bst.BlockSparseLinear(90, 60, layout, bias=False, gates=True, activation="relu"))
+    assert "in_features=90, out_features=60, block_size=16, blocks=10 (41.67%), bias=False" in text
+    assert "gates=True, activation=relu" in text
+
+
+def test_training_follows_masked_dense():
+    """Ten steps of Adam on blocks equal ten steps on a dense weight whose other entries are held at zero."""
+    layout = Layout.from_graph("ba(12,2)", 8, in_features=93)
+    sparse = bst.BlockSparseLinear(93, 96, layout).double()
+    dense = sparse.to_dense()
+    mask = bst.to_dense(torch.ones(layout.values_shape, dtype=torch.float64), layout)
+    x, target = torch.randn(32, 93, dtype=torch.float64), torch.randn(32, 96, dtype=torch.float64)
+    steps = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (sparse, dense)]
+    for _ in range(10):
+        for model, step in zip((sparse, dense), steps, strict=True):
+            step.zero_grad()
+            (model(x) - target).square().mean().backward()
+            if model is dense:
+                dense.weight.grad *= mask
+            step.step()
+    torch.testing.assert_close(bst.to_dense(sparse.weight, layout), dense.weight, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(sparse.bias, dense.bias, rtol=1e-9, atol=1e-12)
+
+
+def test_ragged_padding_stays_inert():
+    layout = Layout.from_graph("dense(2)", 16, out_features=20, in_features=27)
+    layer = bst.BlockSparseLinear(27, 20, layout)
+    layer(torch.randn(8, 27)).square().sum().backward()
+    beyond = torch.ones(20, 27)
+    inside = bst.from_dense(beyond, layout).bool()
+    assert not layer.weight.grad[~inside].any()
+    assert layer.weight.grad[inside].any()
+
+
+def test_a_huge_layer_trains_in_little_memory():
+    """131072 x 131072 with 4M live weights: forward, backward, Adam. A dense weight alone would be 64 GiB."""
+    script = """
+import resource, torch
+import blocksparse.torch as bst
+from blocksparse import graphs
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+side, b = 131072, 32
+layout = graphs.balanced_random(side // b, degree=1, block_size=b)
+layer = bst.BlockSparseLinear(side, side, layout, bias=False)
+assert layer.weight.numel() == 4096 * 1024
+step = torch.optim.Adam(layer.parameters())
+x = torch.randn(16, side)
+for _ in range(2):
+    step.zero_grad()
+    layer(x).square().mean().backward()
+    step.step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)
+"""
+    result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert float(result.stdout) < 600, "MiB more than PyTorch itself"
