@@ -10,7 +10,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 
 # Kernels are slow unless everything in them is inlined, so they are optimised in debug builds as well.
-set(BLOCKSPARSE_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+# With sanitizers -O3 takes minutes a file, -O1 half a minute.
+set(BLOCKSPARSE_KERNEL_FLAGS $<IF:$<BOOL:${BLOCKSPARSE_SANITIZE}>,-O1,-O3> -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 
 function(blocksparse_add_isa_sources target op)
   foreach(isa IN LISTS BLOCKSPARSE_ISAS)

@@ -7,18 +7,18 @@
 
 static int failures = 0;
 
-#define EXPECT(condition)                                                       \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
+#define EXPECT(condition)                                                                  \
+  do {                                                                                     \
+    if (!(condition)) {                                                                    \
       printf("%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, bs_last_error()); \
-      ++failures;                                                               \
-    }                                                                           \
+      ++failures;                                                                          \
+    }                                                                                      \
   } while (0)
 
-#define EXPECT_ERROR(call, status, text)                                        \
-  do {                                                                          \
-    EXPECT((call) == (status));                                                 \
-    EXPECT(strstr(bs_last_error(), (text)) != NULL);                            \
+#define EXPECT_ERROR(call, status, text)             \
+  do {                                               \
+    EXPECT((call) == (status));                      \
+    EXPECT(strstr(bs_last_error(), (text)) != NULL); \
   } while (0)
 
 static bs_tensor matrix(float* data, int64_t n, int64_t features) {
@@ -54,7 +54,8 @@ static void test_products(void) {
   }
 
   size_t size = bs_linear_fprop_workspace_size(&view, BS_F32, N);
-  const size_t other = bs_linear_dgrad_workspace_size(&view, BS_F32, N), third = bs_linear_wgrad_workspace_size(&view, BS_F32, N);
+  const size_t other = bs_linear_dgrad_workspace_size(&view, BS_F32, N),
+               third = bs_linear_wgrad_workspace_size(&view, BS_F32, N);
   size = size > other ? size : other;
   size = size > third ? size : third;
   const bs_workspace workspace = {malloc(size), size};
@@ -86,18 +87,23 @@ static void test_products(void) {
     }
   }
 
-  EXPECT_ERROR(bs_linear_fprop(NULL, &tx, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT, "layout is NULL");
+  EXPECT_ERROR(bs_linear_fprop(NULL, &tx, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT,
+               "layout is NULL");
   EXPECT_ERROR(bs_linear_fprop(&view, NULL, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT, "x is NULL");
   EXPECT_ERROR(bs_linear_fprop(&view, &tx, NULL, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT, "w is NULL");
   EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, NULL, workspace, stream), BS_INVALID_ARGUMENT, "y is NULL");
   EXPECT_ERROR(bs_linear_dgrad(&view, &tdy, &tw, NULL, NULL, workspace, stream), BS_INVALID_ARGUMENT, "dx is NULL");
-  EXPECT_ERROR(bs_linear_wgrad(&view, 1, NULL, &tdy, NULL, NULL, 0, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT, "x is NULL");
-  EXPECT_ERROR(bs_linear_wgrad(&view, -1, &tx, &tdy, NULL, NULL, 0, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT, "pairs is -1");
-  EXPECT_ERROR(bs_linear_wgrad(&view, 1, &tx, &tdy, NULL, NULL, 2, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT, "accumulate is 2");
+  EXPECT_ERROR(bs_linear_wgrad(&view, 1, NULL, &tdy, NULL, NULL, 0, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT,
+               "x is NULL");
+  EXPECT_ERROR(bs_linear_wgrad(&view, -1, &tx, &tdy, NULL, NULL, 0, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT,
+               "pairs is -1");
+  EXPECT_ERROR(bs_linear_wgrad(&view, 1, &tx, &tdy, NULL, NULL, 2, &tdw, NULL, workspace, stream), BS_INVALID_ARGUMENT,
+               "accumulate is 2");
   EXPECT_ERROR(bs_linear_fprop(&view, &tdy, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT,
                "x is [5, 24], layout needs [N, 16]");
   const bs_workspace none = {NULL, 0};
-  EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, none, stream), BS_INVALID_ARGUMENT, "workspace has 0 bytes");
+  EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, none, stream), BS_INVALID_ARGUMENT,
+               "workspace has 0 bytes");
   bs_tensor on_cuda = tx;
   on_cuda.device_type = BS_CUDA;
   if (bs_cuda_status() != BS_OK) {

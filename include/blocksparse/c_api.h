@@ -21,13 +21,7 @@ extern "C" {
 #define BS_ABI_VERSION 1
 
 typedef int32_t bs_status;
-enum {
-  BS_OK = 0,
-  BS_INVALID_ARGUMENT = 1,
-  BS_UNSUPPORTED = 2,
-  BS_UNAVAILABLE = 3,
-  BS_OUT_OF_MEMORY = 4
-};
+enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
 enum { BS_F32 = 0, BS_F64 = 1, BS_BF16 = 2, BS_F16 = 3 };
 enum { BS_CPU = 0, BS_CUDA = 1 };
 enum { BS_ACTIVATION_NONE = 0, BS_ACTIVATION_RELU = 1, BS_ACTIVATION_GELU = 2, BS_ACTIVATION_SILU = 3 };
@@ -38,19 +32,20 @@ BS_API const char* bs_last_error(void); /* of this thread; "" if its last call w
 
 /* ---- Machine ---------------------------------------------------------------------------------------------------- */
 
-BS_API const char* bs_cpu_isas(void);                  /* those that this CPU runs, best first: "avx2 scalar reference" */
-BS_API bs_status bs_cpu_isa(const char** name);        /* the one in use */
-BS_API bs_status bs_set_cpu_isa(const char* name);     /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
-BS_API bs_status bs_cuda_status(void);                 /* BS_OK if CUDA tensors can be used */
-BS_API int32_t bs_default_threads(void);               /* what threads = 0 stands for */
+BS_API const char* bs_cpu_isas(void);           /* those that this CPU runs, best first: "avx2 scalar reference" */
+BS_API bs_status bs_cpu_isa(const char** name); /* the one in use */
+BS_API bs_status
+bs_set_cpu_isa(const char* name);        /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
+BS_API bs_status bs_cuda_status(void);   /* BS_OK if CUDA tensors can be used */
+BS_API int32_t bs_default_threads(void); /* what threads = 0 stands for */
 
 /* ---- Layouts ---------------------------------------------------------------------------------------------------- */
 
 typedef struct bs_layout bs_layout; /* immutable; may be used by several threads at once */
 
 typedef struct bs_blocking {
-  int32_t block_size;            /* 8, 16, 32, 64 or 128 */
-  int64_t out_features;          /* 0: blocks * block_size */
+  int32_t block_size;   /* 8, 16, 32, 64 or 128 */
+  int64_t out_features; /* 0: blocks * block_size */
   int64_t in_features;
 } bs_blocking;
 
@@ -60,8 +55,8 @@ typedef struct bs_layout_info {
   int64_t out_features, in_features;
   int64_t out_blocks, in_blocks;
   int64_t blocks;
-  int64_t pattern_words;         /* int32 words that bs_layout_pattern writes */
-  int64_t index_words;           /* int32 words at bs_layout_view.index */
+  int64_t pattern_words; /* int32 words that bs_layout_pattern writes */
+  int64_t index_words;   /* int32 words at bs_layout_view.index */
   uint64_t hash;
 } bs_layout_info;
 
@@ -110,7 +105,7 @@ typedef struct bs_report {
   double mean_path, unreachable, clustering;
   int64_t diameter;
   int32_t symmetric, sampled;
-  int32_t mix_steps;             /* entries of mix in use */
+  int32_t mix_steps; /* entries of mix in use */
   double mix[BS_MAX_MIX];
 } bs_report;
 
@@ -128,12 +123,12 @@ typedef struct bs_tensor {
   int32_t device_type, device_index;
   int32_t rank;
   int64_t shape[BS_MAX_RANK];
-  int64_t stride[BS_MAX_RANK];   /* in elements */
+  int64_t stride[BS_MAX_RANK]; /* in elements */
 } bs_tensor;
 
 typedef struct bs_epilogue {
-  const bs_tensor* bias;         /* NULL: none */
-  const bs_tensor* residual;     /* NULL: none */
+  const bs_tensor* bias;     /* NULL: none */
+  const bs_tensor* residual; /* NULL: none */
   int32_t activation;
 } bs_epilogue;
 
@@ -143,8 +138,8 @@ typedef struct bs_workspace {
 } bs_workspace;
 
 typedef struct bs_stream {
-  void* handle;                  /* cudaStream_t; unused on the CPU */
-  int32_t threads;               /* CPU; 0: the default */
+  void* handle;    /* cudaStream_t; unused on the CPU */
+  int32_t threads; /* CPU; 0: the default */
 } bs_stream;
 
 /* `gates` and `epilogue` may be NULL. `workspace` holds at least what the functions below say. */
@@ -165,7 +160,8 @@ BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible. */
+/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
+ */
 BS_API const char* bs_torch_register(void);
 
 #ifdef __cplusplus

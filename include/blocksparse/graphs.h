@@ -1,7 +1,7 @@
 // Generators of block patterns, and a report of what a pattern connects.
 //
-// Every generator is a pure function of its arguments and seed (0 or more): the same on every platform and compiler. The undirected
-// graphs (Watts-Strogatz, Barabasi-Albert) give symmetric patterns that keep the diagonal.
+// Every generator is a pure function of its arguments and seed (0 or more): the same on every platform and compiler.
+// The undirected graphs (Watts-Strogatz, Barabasi-Albert) give symmetric patterns that keep the diagonal.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +32,14 @@ BS_EXPORT Result<BlockCoordinates> watts_strogatz(int64_t nodes, int64_t neighbo
 
 // The same on a torus of height x width nodes, node (r, c) being block r * width + c; "nearest" is by Euclidean
 // distance. Exactly height * width * (neighbours + 1) blocks.
-BS_EXPORT Result<BlockCoordinates> watts_strogatz_torus(int64_t height, int64_t width, int64_t neighbours, double rewire,
-                                              int64_t seed);
+BS_EXPORT Result<BlockCoordinates> watts_strogatz_torus(int64_t height, int64_t width, int64_t neighbours,
+                                                        double rewire, int64_t seed);
 
 // Nodes join one by one, each linked to `links` earlier ones with probability ~ their degree; the first `links` nodes
-// are linked with one another as well. Then `extra` links from the node of lowest degree (the first of them) to a random
-// one. Blocks: 2 links (nodes - links) + nodes + links (links - 1) + 2 extra; extra = links (links + 1) / 2 makes
-// nodes (2 links + 1), as many as Watts-Strogatz with 2 * links neighbours.
-// Source: Barabasi and Albert, Science 286:509 (1999).
+// are linked with one another as well. Then `extra` links from the node of lowest degree (the first of them) to a
+// random one. Blocks: 2 links (nodes - links) + nodes + links (links - 1) + 2 extra; extra = links (links + 1) / 2
+// makes nodes (2 links + 1), as many as Watts-Strogatz with 2 * links neighbours. Source: Barabasi and Albert, Science
+// 286:509 (1999).
 BS_EXPORT Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t extra, int64_t seed);
 
 // Groups of `group` consecutive blocks, each connected to itself alone; the last group may be smaller.
@@ -67,16 +67,16 @@ struct Degrees {
 struct Report {
   int64_t blocks = 0;
   double density = 0;
-  Degrees out;                   // blocks in a row (inputs of an out block)
-  Degrees in;                    // blocks in a column (outputs of an in block)
-  bool symmetric = false;        // block (i, j) exists exactly when (j, i) does
+  Degrees out;             // blocks in a row (inputs of an out block)
+  Degrees in;              // blocks in a column (outputs of an in block)
+  bool symmetric = false;  // block (i, j) exists exactly when (j, i) does
   // The rest is of square grids only, else left at 0; paths run from input to output.
-  double mean_path = 0;          // mean length of the shortest paths between different blocks, where there is one
-  int64_t diameter = 0;          // the longest of them
-  double unreachable = 0;        // share of ordered pairs without a path
-  double clustering = 0;         // mean local clustering of the undirected graph, diagonal left out
-  std::vector<double> mix;       // share of blocks reached from one after 1, 2, ... steps, mean over starts
-  bool sampled = false;          // paths and mix are of 1024 evenly spaced starts, not of all
+  double mean_path = 0;     // mean length of the shortest paths between different blocks, where there is one
+  int64_t diameter = 0;     // the longest of them
+  double unreachable = 0;   // share of ordered pairs without a path
+  double clustering = 0;    // mean local clustering of the undirected graph, diagonal left out
+  std::vector<double> mix;  // share of blocks reached from one after 1, 2, ... steps, mean over starts
+  bool sampled = false;     // paths and mix are of 1024 evenly spaced starts, not of all
 };
 
 // O(min(out_blocks, 1024) * blocks).

@@ -1,9 +1,9 @@
 // Which b x b blocks of a weight W [out_features, in_features] are non-zero, with every order that a kernel needs.
 //
 // A Layout is immutable, cheap to copy (it shares its tables) and safe to use from many threads. Blocks are numbered in
-// the order of (out block, in block): values[blocks, b, b] in that order, each block row-major [out, in], is exactly the
-// BSR of W. Feature counts need not be multiples of b: the last block of a row or column then sticks out, and whatever
-// its values hold beyond the edge is ignored.
+// the order of (out block, in block): values[blocks, b, b] in that order, each block row-major [out, in], is exactly
+// the BSR of W. Feature counts need not be multiples of b: the last block of a row or column then sticks out, and
+// whatever its values hold beyond the edge is ignored.
 #pragma once
 
 #include <cstdint>

@@ -51,13 +51,14 @@ struct Epilogue {
 
 //   x  [n, layout.in_features()]
 //   y  [n, layout.out_features()]   dtype of x; overwritten, overlaps no input
-[[nodiscard]] BS_EXPORT Status linear_fprop(const LayoutView& layout, ConstTensor x, const Weights& w, const Epilogue& epilogue,
-                                  Tensor y, Workspace workspace, Stream stream = {});
+[[nodiscard]] BS_EXPORT Status linear_fprop(const LayoutView& layout, ConstTensor x, const Weights& w,
+                                            const Epilogue& epilogue, Tensor y, Workspace workspace,
+                                            Stream stream = {});
 
 //   dy [n, layout.out_features()]
 //   dx [n, layout.in_features()]    dtype of dy; overwritten, overlaps no input
 [[nodiscard]] BS_EXPORT Status linear_dgrad(const LayoutView& layout, ConstTensor dy, const Weights& w, Tensor dx,
-                                  Workspace workspace, Stream stream = {});
+                                            Workspace workspace, Stream stream = {});
 
 enum class Accumulate : int32_t { no = 0, yes = 1 };
 
@@ -81,8 +82,8 @@ struct WeightGrads {
 //   grads  written, or added to with Accumulate::yes; overlaps no input. No pairs, or n = 0, is a sum of nothing.
 // Entries of ragged blocks beyond the matrix are written as 0, and left alone by Accumulate::yes.
 [[nodiscard]] BS_EXPORT Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, const Weights& w,
-                                  Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
-                                  Stream stream = {});
+                                            Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
+                                            Stream stream = {});
 
 // Bytes of workspace that suffice for these calls with up to n tokens (wgrad: in all pairs together).
 BS_EXPORT size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});

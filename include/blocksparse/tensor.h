@@ -48,7 +48,11 @@ struct BasicTensor {
   template <class Other>
     requires(std::is_const_v<std::remove_pointer_t<Pointer>> && !std::is_same_v<Other, Pointer>)
   BasicTensor(const BasicTensor<Other>& other)  // NOLINT(google-explicit-constructor)
-      : data(other.data), dtype(other.dtype), device(other.device), rank(other.rank), shape(other.shape),
+      : data(other.data),
+        dtype(other.dtype),
+        device(other.device),
+        rank(other.rank),
+        shape(other.shape),
         stride(other.stride) {}
 
   bool given() const { return rank > 0; }
@@ -57,8 +61,8 @@ struct BasicTensor {
 using Tensor = BasicTensor<void*>;
 using ConstTensor = BasicTensor<const void*>;
 
-// Activations of `n` tokens. Features-last is [n, features] in memory, features-first is [features, n]; both are seen as
-// [n, features], the second through its strides.
+// Activations of `n` tokens. Features-last is [n, features] in memory, features-first is [features, n]; both are seen
+// as [n, features], the second through its strides.
 enum class Order : int32_t { features_last = 0, features_first = 1 };
 
 template <class Pointer>

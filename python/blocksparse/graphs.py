@@ -20,27 +20,31 @@ from . import _lib
 from .layout import Layout
 
 
-def dense(out: int, in_: int | None = None, *, block_size: int) -> Layout:
-    """Every block of a grid of `out` x `in_` blocks."""
-    return _graph("dense", block_size, 0, out, _or(in_, out))
+def dense(out_blocks: int, in_blocks: int | None = None, *, block_size: int) -> Layout:
+    """Every block of a grid of out_blocks x in_blocks (default: square)."""
+    return _graph("dense", block_size, 0, out_blocks, _or(in_blocks, out_blocks))
 
 
-def random(out: int, in_: int | None = None, *, density: float, block_size: int, seed: int = 0) -> Layout:
-    """round(density * out * in_) blocks, every such set equally likely.
+def random(
+    out_blocks: int, in_blocks: int | None = None, *, density: float, block_size: int, seed: int = 0
+) -> Layout:
+    """round(density * out_blocks * in_blocks) blocks, every such set equally likely.
 
     Raises:
         ValueError: density is outside of [0, 1].
     """
-    return _graph("random", block_size, seed, out, _or(in_, out), density)
+    return _graph("random", block_size, seed, out_blocks, _or(in_blocks, out_blocks), density)
 
 
-def balanced_random(out: int, in_: int | None = None, *, degree: int, block_size: int, seed: int = 0) -> Layout:
+def balanced_random(
+    out_blocks: int, in_blocks: int | None = None, *, degree: int, block_size: int, seed: int = 0
+) -> Layout:
     """`degree` blocks in every row; the columns' counts differ by one at most.
 
     Raises:
-        ValueError: degree is outside of [0, in_].
+        ValueError: degree is outside of [0, in_blocks].
     """
-    return _graph("balanced", block_size, seed, out, _or(in_, out), degree)
+    return _graph("balanced", block_size, seed, out_blocks, _or(in_blocks, out_blocks), degree)
 
 
 def watts_strogatz(nodes: int, neighbours: int, rewire: float, *, block_size: int, seed: int = 0) -> Layout:

@@ -1,6 +1,6 @@
-// The PyTorch ops as C++ kernels, through PyTorch's stable C interface (torch >= 2.9). No header of PyTorch is needed and
-// nothing is linked: the functions are looked up in the libtorch that the process has loaded. Without them the Python
-// package registers its own kernels; these only save their overhead (op call on a 2-core VM: 3 us against 30).
+// The PyTorch ops as C++ kernels, through PyTorch's stable C interface (torch >= 2.9). No header of PyTorch is needed
+// and nothing is linked: the functions are looked up in the libtorch that the process has loaded. Without them the
+// Python package registers its own kernels; these only save their overhead (op call on a 2-core VM: 3 us against 30).
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -15,14 +15,16 @@ namespace {
 
 using namespace blocksparse;  // NOLINT(google-build-using-namespace)
 
-// ---- PyTorch's side: handles, and 64-bit words on a stack ------------------------------------------------------------
+// ---- PyTorch's side: handles, and 64-bit words on a stack
+// ------------------------------------------------------------
 
 using Handle = void*;
 using Word = uint64_t;
 using Kernel = void (*)(Word* stack, uint64_t inputs, uint64_t outputs);
 
 struct Torch {
-  int32_t (*library_init_impl)(const char* name_space, const char* key, const char* file, uint32_t line, Handle* library);
+  int32_t (*library_init_impl)(const char* name_space, const char* key, const char* file, uint32_t line,
+                               Handle* library);
   int32_t (*library_impl)(Handle library, const char* op, Kernel kernel);
   int32_t (*delete_tensor)(Handle tensor);
   int32_t (*data_ptr)(Handle tensor, void** data);
@@ -30,8 +32,8 @@ struct Torch {
   int32_t (*sizes)(Handle tensor, int64_t** sizes);
   int32_t (*strides)(Handle tensor, int64_t** strides);
   int32_t (*dtype)(Handle tensor, int32_t* dtype);
-  int32_t (*empty_strided)(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device_type,
-                           int32_t device_index, Handle* tensor);
+  int32_t (*empty_strided)(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                           int32_t device_type, int32_t device_index, Handle* tensor);
   int32_t (*num_threads)(uint32_t* threads);  // null before torch 2.10
   std::array<int32_t, 4> dtypes;              // PyTorch's code of each DType
   int32_t int32_code, uint8_code, cpu_code;
@@ -120,8 +122,8 @@ class TensorHandle {
     check(torch.sizes(handle_, &sizes));
     check(torch.strides(handle_, &strides));
     if (rank > kMaxRank) {
-      raise({StatusCode::invalid_argument,
-             "[linear] a tensor of " + std::to_string(rank) + " dimensions, at most " + std::to_string(kMaxRank) + " are possible"});
+      raise({StatusCode::invalid_argument, "[linear] a tensor of " + std::to_string(rank) + " dimensions, at most " +
+                                               std::to_string(kMaxRank) + " are possible"});
     }
     tensor.data = data();
     tensor.rank = static_cast<int32_t>(rank);
@@ -136,7 +138,8 @@ class TensorHandle {
         return tensor;
       }
     }
-    raise({StatusCode::invalid_argument, "[linear] a tensor of another dtype, needs float32, float64, bfloat16 or float16"});
+    raise({StatusCode::invalid_argument,
+           "[linear] a tensor of another dtype, needs float32, float64, bfloat16 or float16"});
   }
 
  private:
@@ -154,8 +157,8 @@ TensorHandle take_optional(Word word) {
 
 TensorHandle empty(std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides, int32_t code) {
   Handle tensor = nullptr;
-  check(torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides.begin(), code, torch.cpu_code, -1,
-                            &tensor));
+  check(torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides.begin(), code, torch.cpu_code,
+                            -1, &tensor));
   return TensorHandle(reinterpret_cast<Word>(tensor));
 }
 
@@ -245,7 +248,8 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const TensorHandle x(stack[0]), values(stack[1]), index(stack[2]);
   const auto out_features = static_cast<int64_t>(stack[3]);
   const bool transposed = (stack[4] & 1) != 0;
-  const TensorHandle bias = take_optional(stack[5]), residual = take_optional(stack[6]), gates = take_optional(stack[7]);
+  const TensorHandle bias = take_optional(stack[5]), residual = take_optional(stack[6]),
+                     gates = take_optional(stack[7]);
   const auto activation = static_cast<Activation>(stack[8]);
   stack[0] = product(view_of(index, transposed), x, out_features, {values.view(), gates.view()},
                      {bias.view(), residual.view(), activation});
@@ -289,7 +293,8 @@ const char* register_kernels() {
   Handle library = nullptr;  // lives as long as the process, as the kernels do
   if (torch.library_init_impl("blocksparse", "CPU", "torch_shim.cc", 1, &library) != 0 ||
       torch.library_impl(library, "linear", linear) != 0 || torch.library_impl(library, "linear_fprop", fprop) != 0 ||
-      torch.library_impl(library, "linear_dgrad", dgrad) != 0 || torch.library_impl(library, "linear_wgrad", wgrad) != 0) {
+      torch.library_impl(library, "linear_dgrad", dgrad) != 0 ||
+      torch.library_impl(library, "linear_wgrad", wgrad) != 0) {
     return "PyTorch refused to register the kernels";
   }
   return "";

@@ -154,7 +154,9 @@ bs_status bs_set_cpu_isa(const char* name) {
   });
 }
 
-bs_status bs_cuda_status(void) { return guarded([] { return cuda_status(); }); }
+bs_status bs_cuda_status(void) {
+  return guarded([] { return cuda_status(); });
+}
 int32_t bs_default_threads(void) { return default_threads(); }
 
 bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t in_blocks, const bs_blocking* blocking,
@@ -162,7 +164,8 @@ bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t i
   return make_layout(blocking, layout, [&](Blocking b) -> Result<Layout> {
     const bool empty = out_blocks <= 0 || in_blocks <= 0;
     if (!empty) BS_RETURN_IF_ERROR(need("layout", "mask", mask));
-    const auto size = static_cast<size_t>(std::max<int64_t>(out_blocks, 0)) * static_cast<size_t>(std::max<int64_t>(in_blocks, 0));
+    const auto size =
+        static_cast<size_t>(std::max<int64_t>(out_blocks, 0)) * static_cast<size_t>(std::max<int64_t>(in_blocks, 0));
     return Layout::from_mask({mask, empty ? 0 : size}, out_blocks, in_blocks, b);
   });
 }

@@ -87,8 +87,8 @@ Status check_contiguous(const Named& t, std::initializer_list<int64_t> shape) {
     contiguous = contiguous && (x.stride[i] == needed.stride[i] || x.shape[i] == 1 || empty);
   }
   if (contiguous) return {};
-  return invalid(label(t), " of ", shape_text(x), " has strides ", strides_text(x), ", needs to be contiguous: ",
-                 strides_text(needed));
+  return invalid(label(t), " of ", shape_text(x), " has strides ", strides_text(x),
+                 ", needs to be contiguous: ", strides_text(needed));
 }
 
 Result<Matrix> check_activations(const Named& t, int64_t features, Use use) {

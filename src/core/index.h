@@ -38,8 +38,9 @@ struct Split {
   int32_t reserved;
 };
 
-// A row is cut when it holds more than max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into equal slices of
-// at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most 256 split rows.
+// A row is cut when it holds more than max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into equal slices
+// of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most 256 split
+// rows.
 inline constexpr int64_t kMaxSlots = 512;
 inline constexpr int64_t kMaxSplits = 256;
 
@@ -86,7 +87,7 @@ struct RowWalk {
   std::span<const Piece> pieces;  // longest first, so that the last wave is short
   std::span<const BlockRef> refs;
   std::span<const Split> splits;
-  int32_t slots = 0;              // slices over all split rows
+  int32_t slots = 0;  // slices over all split rows
   std::span<const BlockRef> of(const Piece& p) const {
     return refs.subspan(static_cast<size_t>(p.first), static_cast<size_t>(p.last - p.first));
   }

@@ -231,8 +231,8 @@ Result<Layout> Layout::from_coordinates(const BlockCoordinates& coordinates, Blo
   return Layout(build_index(*grid, csr.row_start, csr.columns));
 }
 
-Result<Layout> Layout::from_csr(std::span<const int64_t> row_start, std::span<const int64_t> columns,
-                                int64_t in_blocks, Blocking blocking) {
+Result<Layout> Layout::from_csr(std::span<const int64_t> row_start, std::span<const int64_t> columns, int64_t in_blocks,
+                                Blocking blocking) {
   if (row_start.empty()) return invalid("[layout] row_start is empty, needs out_blocks + 1 entries");
   const auto out_blocks = static_cast<int64_t>(row_start.size()) - 1;
   const auto grid = make_grid(out_blocks, in_blocks, blocking);
@@ -240,13 +240,14 @@ Result<Layout> Layout::from_csr(std::span<const int64_t> row_start, std::span<co
   BS_RETURN_IF_ERROR(check_block_count(columns.size()));
   const auto blocks = static_cast<int64_t>(columns.size());
   if (row_start.front() != 0 || row_start.back() != blocks) {
-    return invalid("[layout] row_start goes from ", row_start.front(), " to ", row_start.back(), ", needs 0 to ", blocks,
-                   ", the number of columns");
+    return invalid("[layout] row_start goes from ", row_start.front(), " to ", row_start.back(), ", needs 0 to ",
+                   blocks, ", the number of columns");
   }
   for (int64_t row = 0; row < out_blocks; ++row) {
     const int64_t first = row_start[row], last = row_start[row + 1];
     if (last < first || last > blocks) {
-      return invalid("[layout] row_start[", row, "..", row + 1, "] is ", first, ", ", last, ", needs to rise to ", blocks);
+      return invalid("[layout] row_start[", row, "..", row + 1, "] is ", first, ", ", last, ", needs to rise to ",
+                     blocks);
     }
     for (int64_t i = first; i < last; ++i) {
       if (columns[i] < 0 || columns[i] >= in_blocks) {
@@ -282,9 +283,9 @@ Result<Layout> Layout::from_pattern(std::span<const int32_t> pattern) {
   auto wide = [&](int64_t at) { return join_words(pattern[at], pattern[at + 1]); };
   const auto starts = pattern.subspan(kPatternHeader, static_cast<size_t>(out_blocks) + 1);
   const auto columns = pattern.subspan(kPatternHeader + static_cast<size_t>(out_blocks) + 1);
-  auto layout = from_csr(std::vector<int64_t>(starts.begin(), starts.end()),
-                         std::vector<int64_t>(columns.begin(), columns.end()), in_blocks,
-                         {.block_size = pattern[2], .out_features = wide(6), .in_features = wide(8)});
+  auto layout =
+      from_csr(std::vector<int64_t>(starts.begin(), starts.end()), std::vector<int64_t>(columns.begin(), columns.end()),
+               in_blocks, {.block_size = pattern[2], .out_features = wide(6), .in_features = wide(8)});
   if (!layout.ok()) return invalid("[layout] saved layout is damaged: ", layout.status().message());
   if (layout->hash() != static_cast<uint64_t>(wide(10))) {
     return invalid("[layout] saved layout is damaged: its content does not match its hash");
@@ -294,9 +295,9 @@ Result<Layout> Layout::from_pattern(std::span<const int32_t> pattern) {
 
 std::vector<int32_t> Layout::pattern() const {
   const Header& h = header_of(view());
-  std::vector<int32_t> pattern{kPatternMagic, kPatternVersion, h.block_size, h.out_blocks, h.in_blocks, h.blocks,
-                               h.out_features[0], h.out_features[1], h.in_features[0], h.in_features[1],
-                               h.hash[0], h.hash[1]};
+  std::vector<int32_t> pattern{kPatternMagic,    kPatternVersion,  h.block_size,      h.out_blocks,
+                               h.in_blocks,      h.blocks,         h.out_features[0], h.out_features[1],
+                               h.in_features[0], h.in_features[1], h.hash[0],         h.hash[1]};
   const std::vector<int32_t> starts = row_start(), cols = columns();
   pattern.insert(pattern.end(), starts.begin(), starts.end());
   pattern.insert(pattern.end(), cols.begin(), cols.end());

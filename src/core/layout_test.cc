@@ -100,8 +100,8 @@ TEST(Layout, CutsHubsAndLeavesUniformRowsWhole) {
 }
 
 TEST(Layout, SurvivesItsPattern) {
-  for (const Layout& layout : {graph("ba(50,3)"), graph("random(4,9,0.3)", {.block_size = 8, .in_features = 70}),
-                               graph("random(3,3,0)")}) {
+  for (const Layout& layout :
+       {graph("ba(50,3)"), graph("random(4,9,0.3)", {.block_size = 8, .in_features = 70}), graph("random(3,3,0)")}) {
     const auto pattern = layout.pattern();
     EXPECT_EQ(static_cast<int64_t>(pattern.size()), layout.pattern_words());
     const auto again = Layout::from_pattern(pattern);

@@ -1,4 +1,5 @@
-// Activations over vectors: the f32 ones by polynomials, within 4 ulp of max(|z|, 1); f64 by the C library, lane by lane.
+// Activations over vectors: the f32 ones by polynomials, within 4 ulp of max(|z|, 1); f64 by the C library, lane by
+// lane.
 #pragma once
 
 #include <math.h>
@@ -9,8 +10,8 @@
 namespace blocksparse {
 namespace {
 
-// exp(x) = 2^k exp(r) with x = k ln 2 + r, |r| <= ln 2 / 2. The polynomial for (exp(r) - 1 - r) / r^2 is our minimax fit
-// (relative error of exp 3e-9). 2^k goes into the exponent in two halves, so results may be subnormal.
+// exp(x) = 2^k exp(r) with x = k ln 2 + r, |r| <= ln 2 / 2. The polynomial for (exp(r) - 1 - r) / r^2 is our minimax
+// fit (relative error of exp 3e-9). 2^k goes into the exponent in two halves, so results may be subnormal.
 template <int N>
 BS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
   using F = Vec<float, N>;

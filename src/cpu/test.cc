@@ -30,7 +30,8 @@ TEST(Threads, NeverMoreThanAsked) {
   std::atomic<int> running{0}, most{0};
   parallel_for(2, 64, [&](int64_t) {
     const int now = ++running;
-    for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {}
+    for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     --running;
   });
@@ -90,12 +91,13 @@ void expect_identity_keeps(DType dtype) {
     const Tensor out(y.data(), dtype, {n, kFeatures});
     // Features-first, one feature a row, so that a NaN or Inf does not spread by 0 * Inf to its neighbours ...
     std::fill(y.begin(), y.end(), uint16_t{0xabcd});
-    ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), dtype, {n, kFeatures}), ConstTensor(w.data(), dtype, {1, 8, 8}),
-                             {}, out, {workspace.data(), workspace.size()})
+    ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), dtype, {n, kFeatures}),
+                             ConstTensor(w.data(), dtype, {1, 8, 8}), {}, out, {workspace.data(), workspace.size()})
                     .ok());
     for (size_t row = 0; row < static_cast<size_t>(n); ++row) {
       bool finite = true;  // ... but it does within its token
-      for (size_t f = 0; f < 8; ++f) finite = finite && std::isfinite(load_element(x.data(), static_cast<int64_t>(row * 8 + f), dtype));
+      for (size_t f = 0; f < 8; ++f)
+        finite = finite && std::isfinite(load_element(x.data(), static_cast<int64_t>(row * 8 + f), dtype));
       for (size_t f = 0; finite && f < 8; ++f) {
         const size_t i = row * 8 + f;
         const double expected = load_element(x.data(), static_cast<int64_t>(i), dtype);
@@ -142,9 +144,10 @@ TEST(Activation, IsWithinFourUlp) {
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
     for (Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
-      ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), DType::f32, {n, 1}), ConstTensor(w.data(), DType::f32, {1, 8, 8}),
-                               {.bias = {}, .residual = {}, .activation = activation}, Tensor(y.data(), DType::f32, {n, 1}),
-                               {workspace.data(), workspace.size()})
+      ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), DType::f32, {n, 1}),
+                               ConstTensor(w.data(), DType::f32, {1, 8, 8}),
+                               {.bias = {}, .residual = {}, .activation = activation},
+                               Tensor(y.data(), DType::f32, {n, 1}), {workspace.data(), workspace.size()})
                       .ok());
       for (size_t i = 0; i < x.size(); ++i) {
         const double z = x[i];

@@ -36,8 +36,8 @@ Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t e
     return invalid("[ba] links is ", links, ", needs 1 to ", nodes - 1, " (fewer than the ", nodes, " blocks)");
   }
   if (extra < 0) return invalid("[ba] extra is ", extra, ", needs 0 or more");
-  BS_RETURN_IF_ERROR(check_blocks("ba", static_cast<double>(nodes) * (2.0 * static_cast<double>(links) + 1) +
-                                            2.0 * static_cast<double>(extra)));
+  BS_RETURN_IF_ERROR(check_blocks(
+      "ba", static_cast<double>(nodes) * (2.0 * static_cast<double>(links) + 1) + 2.0 * static_cast<double>(extra)));
   Random rng(static_cast<uint64_t>(seed));
   UndirectedGraph graph(nodes);
   std::vector<int64_t> ends;  // each node as often as it has links, so a uniform draw favours well-linked nodes

@@ -23,7 +23,7 @@ struct Argument {
 };
 
 struct Call {
-  std::string_view text;   // all of it, for messages
+  std::string_view text;  // all of it, for messages
   std::string_view graph;
   std::vector<Argument> arguments;
 

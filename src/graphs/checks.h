@@ -17,7 +17,8 @@ inline Status check_nodes(const char* graph, int64_t nodes) {
 
 inline Status check_blocks(const char* graph, double blocks) {
   if (blocks > std::numeric_limits<int32_t>::max() - 1) {
-    return invalid("[", graph, "] asks for ", blocks, " blocks, at most ", std::numeric_limits<int32_t>::max() - 1, " fit");
+    return invalid("[", graph, "] asks for ", blocks, " blocks, at most ", std::numeric_limits<int32_t>::max() - 1,
+                   " fit");
   }
   return {};
 }

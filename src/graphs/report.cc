@@ -14,8 +14,9 @@ constexpr int64_t kMaxStarts = 1024;
 struct Successors {
   std::vector<int32_t> start, to;
   std::span<const int32_t> of(int64_t i) const {
-    return std::span(to).subspan(static_cast<size_t>(start[static_cast<size_t>(i)]),
-                                 static_cast<size_t>(start[static_cast<size_t>(i) + 1] - start[static_cast<size_t>(i)]));
+    return std::span(to).subspan(
+        static_cast<size_t>(start[static_cast<size_t>(i)]),
+        static_cast<size_t>(start[static_cast<size_t>(i) + 1] - start[static_cast<size_t>(i)]));
   }
 };
 

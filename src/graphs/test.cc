@@ -42,16 +42,14 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
 // The same numbers on every platform and for ever: a changed hash is a changed layout in somebody's checkpoint.
 TEST(Graphs, AreReproducible) {
   const std::pair<const char*, uint64_t> known[] = {
-      {"random(64,64,0.1)", 0xd45b12a84bb9ce7au},
-      {"random(8,6,0.9)", 0xb69acf99e66c7b9bu},
-      {"balanced(60,40,7)", 0xce5b34eeb502baffu},
-      {"ws(64,6,0.3)", 0x6f4a8a82c2406000u},
-      {"ws2d(8,8,8,0.3)", 0xaeb7b6803e66c5c7u},
-      {"ba(64,4)", 0xed280e44e9182c34u},
+      {"random(64,64,0.1)", 0xd45b12a84bb9ce7au}, {"random(8,6,0.9)", 0xb69acf99e66c7b9bu},
+      {"balanced(60,40,7)", 0xce5b34eeb502baffu}, {"ws(64,6,0.3)", 0x6f4a8a82c2406000u},
+      {"ws2d(8,8,8,0.3)", 0xaeb7b6803e66c5c7u},   {"ba(64,4)", 0xed280e44e9182c34u},
       {"ba(64,4,10)", 0xf0c99f1d58e05f3eu},
   };
   for (const auto& [name, hash] : known) {
-    EXPECT_EQ(layout_of(name, 7).hash(), hash) << "{\"" << name << "\", 0x" << std::hex << layout_of(name, 7).hash() << "u},";
+    EXPECT_EQ(layout_of(name, 7).hash(), hash)
+        << "{\"" << name << "\", 0x" << std::hex << layout_of(name, 7).hash() << "u},";
     EXPECT_NE(layout_of(name, 8).hash(), hash) << name << " does not depend on its seed";
   }
 }
@@ -65,7 +63,8 @@ TEST(Graphs, BalancedRandomIsBalanced) {
 }
 
 TEST(Graphs, UndirectedOnesAreSymmetricWithDiagonal) {
-  for (const char* name : {"ws(60,6,0.5)", "ws2d(8,8,8,0.5)", "ba(60,4,10)", "diagonal(60,7)", "banded(60,3)", "butterfly(64)"}) {
+  for (const char* name :
+       {"ws(60,6,0.5)", "ws2d(8,8,8,0.5)", "ba(60,4,10)", "diagonal(60,7)", "banded(60,3)", "butterfly(64)"}) {
     const Layout layout = layout_of(name);
     const Report r = report(layout);
     EXPECT_TRUE(r.symmetric) << name;
@@ -94,14 +93,11 @@ struct Published {
 };
 
 TEST(Graphs, HavePublishedPathLengths) {
-  for (const Published& p : {Published{"ba(576,8,blocks=9792)", 2.52, 0.08, 9, 12},
-                             Published{"ws(576,16,0.2)", 2.93, 0.37, 0, 17},
-                             Published{"ba(288,4,10)", 2.76, 0.09, 5, 6},
-                             Published{"ba(144,2,3)", 3.20, 0.11, 3, 4},
-                             Published{"ba(175,3,6)", 2.77, 0.14, 4, 5},
-                             Published{"ws(175,6,0.2)", 3.66, 0.32, 0, 7},
-                             Published{"ba(112,3,6)", 2.58, 0.20, 4, 5},
-                             Published{"ws(112,6,0.2)", 3.21, 0.32, 0, 7}}) {
+  for (const Published& p :
+       {Published{"ba(576,8,blocks=9792)", 2.52, 0.08, 9, 12}, Published{"ws(576,16,0.2)", 2.93, 0.37, 0, 17},
+        Published{"ba(288,4,10)", 2.76, 0.09, 5, 6}, Published{"ba(144,2,3)", 3.20, 0.11, 3, 4},
+        Published{"ba(175,3,6)", 2.77, 0.14, 4, 5}, Published{"ws(175,6,0.2)", 3.66, 0.32, 0, 7},
+        Published{"ba(112,3,6)", 2.58, 0.20, 4, 5}, Published{"ws(112,6,0.2)", 3.21, 0.32, 0, 7}}) {
     const Report r = report(layout_of(p.name));
     EXPECT_NEAR(r.mean_path, p.mean_path, 0.15) << p.name;
     EXPECT_NEAR(r.clustering, p.clustering, 0.06) << p.name;

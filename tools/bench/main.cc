@@ -138,12 +138,12 @@ struct Row {
 
 void print_json(const Row& r) {
   auto number = [](double value) { return concat(value); };
-  std::string line = concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted("cpu: " + cpu_model()),
-                            ", \"threads\": ", r.threads, ", \"kernel\": ", quoted(r.kernel), ", \"us\": ",
-                            number(r.us.cold), ", \"us_hot\": ", number(r.us.hot), ", \"gflops\": ", number(r.gflops),
-                            ", \"peak_fraction\": ", number(r.peak_fraction), ", \"roofline_fraction\": ",
-                            number(r.roofline_fraction), ", \"error\": ", number(r.error), ", \"bound\": ",
-                            quoted(r.bound), ", \"vs\": {");
+  std::string line =
+      concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted("cpu: " + cpu_model()),
+             ", \"threads\": ", r.threads, ", \"kernel\": ", quoted(r.kernel), ", \"us\": ", number(r.us.cold),
+             ", \"us_hot\": ", number(r.us.hot), ", \"gflops\": ", number(r.gflops),
+             ", \"peak_fraction\": ", number(r.peak_fraction), ", \"roofline_fraction\": ", number(r.roofline_fraction),
+             ", \"error\": ", number(r.error), ", \"bound\": ", quoted(r.bound), ", \"vs\": {");
   std::string hot;
   for (size_t i = 0; i < r.vs.size(); ++i) {
     line += concat(i == 0 ? "" : ", ", quoted(r.vs[i].first), ": ", number(r.vs[i].second.cold));
@@ -154,9 +154,11 @@ void print_json(const Row& r) {
 }
 
 void print_row(const Row& r) {
-  std::printf("%s\n  %-12s %s, %d thread%s: %.4g us cold, %.4g us hot, %.4g GFLOP/s, %.0f %% of peak, %.0f %% of roofline (%s), error %.2g of its bound\n",
-              r.problem.c_str(), "blocksparse", r.kernel.c_str(), r.threads, r.threads == 1 ? "" : "s", r.us.cold,
-              r.us.hot, r.gflops, 100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(), r.error);
+  std::printf(
+      "%s\n  %-12s %s, %d thread%s: %.4g us cold, %.4g us hot, %.4g GFLOP/s, %.0f %% of peak, %.0f %% of roofline "
+      "(%s), error %.2g of its bound\n",
+      r.problem.c_str(), "blocksparse", r.kernel.c_str(), r.threads, r.threads == 1 ? "" : "s", r.us.cold, r.us.hot,
+      r.gflops, 100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(), r.error);
   for (const auto& [name, us] : r.vs) {
     std::printf("  %-12s %.4g us cold (%.2fx), %.4g us hot (%.2fx)\n", name.c_str(), us.cold,
                 r.us.cold > 0 ? us.cold / r.us.cold : 0, us.hot, r.us.hot > 0 ? us.hot / r.us.hot : 0);
@@ -257,17 +259,24 @@ Status choose_opponents(const std::string& list, std::vector<std::string>& chose
 Result<Options> parse_options(int argc, char** argv) {
   Options options;
   enum { kVs = 1, kFile, kThreads, kIsa, kCold, kHot, kRotate, kSamples, kJson, kCheck, kList, kHelp };
-  const option table[] = {{"vs", required_argument, nullptr, kVs},           {"file", required_argument, nullptr, kFile},
-                          {"threads", required_argument, nullptr, kThreads}, {"isa", required_argument, nullptr, kIsa},
-                          {"cold", no_argument, nullptr, kCold},             {"hot", no_argument, nullptr, kHot},
-                          {"rotate", required_argument, nullptr, kRotate},   {"samples", required_argument, nullptr, kSamples},
-                          {"json", no_argument, nullptr, kJson},             {"check", no_argument, nullptr, kCheck},
-                          {"list", no_argument, nullptr, kList},             {"help", no_argument, nullptr, kHelp},
+  const option table[] = {{"vs", required_argument, nullptr, kVs},
+                          {"file", required_argument, nullptr, kFile},
+                          {"threads", required_argument, nullptr, kThreads},
+                          {"isa", required_argument, nullptr, kIsa},
+                          {"cold", no_argument, nullptr, kCold},
+                          {"hot", no_argument, nullptr, kHot},
+                          {"rotate", required_argument, nullptr, kRotate},
+                          {"samples", required_argument, nullptr, kSamples},
+                          {"json", no_argument, nullptr, kJson},
+                          {"check", no_argument, nullptr, kCheck},
+                          {"list", no_argument, nullptr, kList},
+                          {"help", no_argument, nullptr, kHelp},
                           {nullptr, 0, nullptr, 0}};
   auto positive = [](const char* name, const char* text, int64_t most) -> Result<int64_t> {
     char* end = nullptr;
     const int64_t value = std::strtoll(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < 1 || value > most) return invalid(name, " ", text, ": needs 1 to ", most);
+    if (*text == '\0' || *end != '\0' || value < 1 || value > most)
+      return invalid(name, " ", text, ": needs 1 to ", most);
     return value;
   };
   for (int code; (code = getopt_long(argc, argv, "h", table, nullptr)) != -1;) {

@@ -13,7 +13,7 @@ namespace blocksparse::linear {
 
 namespace {
 
-constexpr int64_t kPackFeatures = 512;  // features of a vector of tokens that one task packs
+constexpr int64_t kPackFeatures = 512;        // features of a vector of tokens that one task packs
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
 
 // Takes aligned pieces out of a workspace that is known to be large enough.
@@ -36,7 +36,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 const void* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
 }
-void* advance(void* data, int64_t elements, DType dtype) { return static_cast<char*>(data) + elements * size_of(dtype); }
+void* advance(void* data, int64_t elements, DType dtype) {
+  return static_cast<char*>(data) + elements * size_of(dtype);
+}
 
 Status missing_kernel(Isa isa, DType dtype) {
   return {StatusCode::unsupported, concat("[linear] there is no ", name_of(isa), " kernel for ", name_of(dtype))};

@@ -4,10 +4,14 @@
 
 namespace blocksparse::linear {
 
-#define LINEAR_PRODUCT_avx2(dtype, ...) \
-  ProductKernel product_avx2_##dtype() { return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); }
-#define LINEAR_GRADIENT_avx2(dtype, ...) \
-  GradientKernel gradient_avx2_##dtype() { return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); }
+#define LINEAR_PRODUCT_avx2(dtype, ...)                                             \
+  ProductKernel product_avx2_##dtype() {                                            \
+    return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); \
+  }
+#define LINEAR_GRADIENT_avx2(dtype, ...)                                              \
+  GradientKernel gradient_avx2_##dtype() {                                            \
+    return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); \
+  }
 #include "ops/linear/rows_of_isa.h"
 
 }  // namespace blocksparse::linear

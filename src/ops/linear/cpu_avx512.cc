@@ -4,10 +4,14 @@
 
 namespace blocksparse::linear {
 
-#define LINEAR_PRODUCT_avx512(dtype, ...) \
-  ProductKernel product_avx512_##dtype() { return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); }
-#define LINEAR_GRADIENT_avx512(dtype, ...) \
-  GradientKernel gradient_avx512_##dtype() { return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); }
+#define LINEAR_PRODUCT_avx512(dtype, ...)                                             \
+  ProductKernel product_avx512_##dtype() {                                            \
+    return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); \
+  }
+#define LINEAR_GRADIENT_avx512(dtype, ...)                                              \
+  GradientKernel gradient_avx512_##dtype() {                                            \
+    return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); \
+  }
 #include "ops/linear/rows_of_isa.h"
 
 }  // namespace blocksparse::linear

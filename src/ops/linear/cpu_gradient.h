@@ -1,4 +1,5 @@
-// dW[block] (+)= gate * dy_out^T x_in on the CPU, and the gradient of the gates, for any element type and instruction set.
+// dW[block] (+)= gate * dy_out^T x_in on the CPU, and the gradient of the gates, for any element type and instruction
+// set.
 //   x panels [in blocks][round][b]     dy panels [out blocks][round][b]     sums in registers over a whole round
 // Who does what
 //   pack      one block of features of x or dy, widened to the type of sums; features-first is transposed

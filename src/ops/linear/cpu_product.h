@@ -78,8 +78,8 @@ struct Chunk {
 // The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the chunk] x [inputs of the chunk, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
 template <class S, int L, int O, int V, class WView>
-__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<S>& x, S* sums,
-                             bool first) {
+__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& chunk, const WView& w,
+                                             const XView<S>& x, S* sums, bool first) {
   Vec<S, L> sum[O][V];
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
@@ -123,7 +123,7 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
 void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<typename C::S>& x,
-                                int vectors, typename C::S* sums, bool first) {
+                      int vectors, typename C::S* sums, bool first) {
   constexpr int L = C::lanes;
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;

@@ -244,8 +244,9 @@ std::vector<char> bytes_of(const Tensor& t) {
 }
 
 TEST(Linear, BitsDependNeitherOnTheRunNorOnTheThreads) {
-  for (const char* line : {"linear:fprop f32 n=100 b=8 ba(120,4) gates bias act=gelu", "linear:dgrad bf16 n=70 b=16 ba(80,4)",
-                           "linear:wgrad f32 n=1500 b=8 random(20,20,0.3) dgates", "linear:wgrad bf16 n=1500 b=8 random(20,20,0.3)"}) {
+  for (const char* line :
+       {"linear:fprop f32 n=100 b=8 ba(120,4) gates bias act=gelu", "linear:dgrad bf16 n=70 b=16 ba(80,4)",
+        "linear:wgrad f32 n=1500 b=8 random(20,20,0.3) dgates", "linear:wgrad bf16 n=1500 b=8 random(20,20,0.3)"}) {
     LinearCase c = *parse_linear_case(line);
     std::vector<char> first;
     for (int64_t threads : {1, 2, 5, 1}) {
@@ -294,13 +295,16 @@ TEST(Linear, RandomProblems) {
     const std::string pass = one_of("fprop", "dgrad", "wgrad");
     const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
     const int64_t most = std::max<int64_t>(2, 160 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
-    std::string line = "linear:" + pass + " " + one_of("f32", "f64", "bf16", "f16") + " n=" + std::to_string(rng.below(140)) +
-                       " b=" + std::to_string(b) + " random(" + std::to_string(rows) + "," + std::to_string(columns) + "," +
-                       one_of("0.1", "0.3", "0.7", "1") + ") seed=" + std::to_string(i);
-    line += maybe("out=" + std::to_string(rows * b - rng.below(b))) + maybe("in=" + std::to_string(columns * b - rng.below(b)));
+    std::string line = "linear:" + pass + " " + one_of("f32", "f64", "bf16", "f16") +
+                       " n=" + std::to_string(rng.below(140)) + " b=" + std::to_string(b) + " random(" +
+                       std::to_string(rows) + "," + std::to_string(columns) + "," + one_of("0.1", "0.3", "0.7", "1") +
+                       ") seed=" + std::to_string(i);
+    line += maybe("out=" + std::to_string(rows * b - rng.below(b))) +
+            maybe("in=" + std::to_string(columns * b - rng.below(b)));
     line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("gates") + maybe("t") +
             maybe("threads=2") + maybe("values=int");
-    if (pass == "fprop") line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
+    if (pass == "fprop")
+      line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
     if (pass == "wgrad") line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
     auto c = parse_linear_case(line);
     ASSERT_TRUE(c.ok()) << c.status().message();
@@ -322,7 +326,8 @@ TEST(Linear, RandomProblems) {
 
 TEST(Problem, LinesAreReadAndWritten) {
   const char* full =
-      "linear:wgrad bf16 n=33 b=16 random(4,6,0.5) seed=3 threads=2 out=60 in=90 empty_row=1 empty_col=2 t x=first y=first "
+      "linear:wgrad bf16 n=33 b=16 random(4,6,0.5) seed=3 threads=2 out=60 in=90 empty_row=1 empty_col=2 t x=first "
+      "y=first "
       "pad=3 offset=1 gates pairs=4 accumulate dw=f32 dgates values=int";
   EXPECT_EQ(to_string(*parse_linear_case(full)), full);
   EXPECT_EQ(to_string(*parse_linear_case("linear:fprop random( 8, 0.5 )  act=gelu bias")),
@@ -362,7 +367,8 @@ TEST(Select, RoundsFitTheCacheAndHoldWholeGroups) {
 }
 
 TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
-  Problem p{.dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};
+  Problem p{
+      .dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};
   EXPECT_TRUE(plan_product(p).direct);
   p.x_feature_stride = 512;
   EXPECT_FALSE(plan_product(p).direct) << "2048 bytes apart: few sets of the cache";

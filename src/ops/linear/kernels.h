@@ -27,8 +27,8 @@ struct ProductArgs {
 
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
-  bool direct = false;                 // x is features-first, of the type of sums, and complete vectors are read in place
-  void* panels = nullptr;              // Sum [vectors][inputs][lanes]: x, packed
+  bool direct = false;     // x is features-first, of the type of sums, and complete vectors are read in place
+  void* panels = nullptr;  // Sum [vectors][inputs][lanes]: x, packed
 
   const void* w = nullptr;
   const void* gates = nullptr;
@@ -63,9 +63,9 @@ struct RowsToPack {
   int64_t token_stride = 0, feature_stride = 0;
   int64_t tokens = 0, features = 0;
   int32_t block = 0;
-  void* panels = nullptr;    // Sum [blocks of features][round][block]
-  int64_t round = 0;         // tokens of a panel
-  int64_t first_token = 0;   // where in the panel these tokens go
+  void* panels = nullptr;   // Sum [blocks of features][round][block]
+  int64_t round = 0;        // tokens of a panel
+  int64_t first_token = 0;  // where in the panel these tokens go
 };
 
 // One round of wgrad: dW[i] (+)= gates[i] * dy_panel[out_of[i]]^T x_panel[in_of[i]], and the gradient of the gates.
@@ -88,7 +88,7 @@ struct GradientArgs {
   void* dgates = nullptr;
   bool accumulate_gates = false;
 
-  void* sums = nullptr;  // Sum [blocks][block][block], for a narrow dW made in several rounds
+  void* sums = nullptr;                      // Sum [blocks][block][block], for a narrow dW made in several rounds
   bool add_sums = false, keep_sums = false;  // not the first round; not the last
 };
 

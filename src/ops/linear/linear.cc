@@ -25,7 +25,8 @@ std::string_view name_of(Pass pass) {
 }
 
 Activations flatten(const ConstTensor& tensor) {
-  const auto m = check_activations({"linear", "x", tensor}, tensor.shape[static_cast<size_t>(tensor.rank) - 1], Use::read);
+  const auto m =
+      check_activations({"linear", "x", tensor}, tensor.shape[static_cast<size_t>(tensor.rank) - 1], Use::read);
   return {tensor.data, m->n, m->features, m->token_stride, m->feature_stride};
 }
 
@@ -50,7 +51,8 @@ Matrix one_row(int64_t elements) { return {1, elements, elements, 1}; }
 
 Status check_disjoint(const char* op, const Region& out, std::initializer_list<Region> inputs) {
   for (const Region& in : inputs) {
-    if (in.data != nullptr && overlap(out.data, out.matrix, out.size, in.data, in.matrix, in.size)) {
+    if (out.data != nullptr && in.data != nullptr &&
+        overlap(out.data, out.matrix, out.size, in.data, in.matrix, in.size)) {
       return invalid("[", op, "] ", out.name, " overlaps ", in.name, ", needs memory of its own");
     }
   }
@@ -66,7 +68,8 @@ Status check_layout(const char* op, const LayoutView& layout, Device device) {
 
 Status check_workspace(const char* op, const Workspace& workspace, size_t needed) {
   if (needed == 0 || (workspace.data != nullptr && workspace.bytes >= needed)) return {};
-  return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ", needed);
+  return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ",
+                 needed);
 }
 
 Status check_weights(const char* op, const LayoutView& layout, const Weights& w, DType dtype, Device device) {
@@ -111,129 +114,113 @@ size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t 
       .workspace_bytes();
 }
 
+Status check_threads(const char* op, const Stream& stream) {
+  if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
+  return {};
+}
+
 int32_t threads_of(const Stream& stream) { return stream.threads > 0 ? stream.threads : default_threads(); }
 
-// fprop and dgrad; the names are those of the arguments.
-Status product(Pass pass, const char* op, const char* x_name, const char* y_name, const LayoutView& layout,
-               ConstTensor x, const Weights& w, const Epilogue& epilogue, Tensor y, Workspace workspace, Stream stream) {
-  BS_RETURN_IF_ERROR(check_layout(op, layout, x.device));
-  const bool by_in = layout.transposed != (pass == Pass::dgrad);
-  const int64_t inputs = by_in ? layout.out_features : layout.in_features;
-  const int64_t outputs = by_in ? layout.in_features : layout.out_features;
-  const auto mx = check_activations({op, x_name, x}, inputs, Use::read);
-  if (!mx.ok()) return mx.status();
-  if (!w.values.given()) return invalid("[", op, "] w is not given");
-  BS_RETURN_IF_ERROR(check_weights(op, layout, w, x.dtype, x.device));
-  const ConstTensor y_const = y;
-  const Named named_y{op, y_name, y_const};
-  const auto my = check_activations(named_y, outputs, Use::write);
-  if (!my.ok()) return my.status();
-  BS_RETURN_IF_ERROR(check_dtype(named_y, x.dtype));
-  BS_RETURN_IF_ERROR(check_device(named_y, x.device));
-  if (my->n != mx->n) {
-    return invalid("[", op, "] ", y_name, " is ", shape_text(y), ", ", mx->n, " tokens of ", x_name, " need [", mx->n,
-                   ", ", outputs, "]");
-  }
-  if (epilogue.bias.given()) {
-    const Named bias{op, "bias", epilogue.bias};
+// The arguments of fprop or dgrad; `x_name` and `y_name` are what the caller calls them.
+struct ProductCall {
+  Pass pass;
+  const char *op, *x_name, *y_name;
+  const LayoutView& layout;
+  const ConstTensor& x;
+  const Weights& w;
+  const Epilogue& epilogue;
+  const Tensor& y;
+};
+
+Status check_epilogue(const ProductCall& c, int64_t n, int64_t outputs, Matrix& residual_matrix) {
+  if (c.epilogue.bias.given()) {
+    const Named bias{c.op, "bias", c.epilogue.bias};
     BS_RETURN_IF_ERROR(check_contiguous(bias, {outputs}));
-    BS_RETURN_IF_ERROR(check_dtype(bias, x.dtype));
-    BS_RETURN_IF_ERROR(check_device(bias, x.device));
+    BS_RETURN_IF_ERROR(check_dtype(bias, c.x.dtype));
+    BS_RETURN_IF_ERROR(check_device(bias, c.x.device));
   }
-  Matrix mr{};
-  if (epilogue.residual.given()) {
-    const Named residual{op, "residual", epilogue.residual};
+  if (c.epilogue.residual.given()) {
+    const Named residual{c.op, "residual", c.epilogue.residual};
     const auto checked = check_activations(residual, outputs, Use::read);
     if (!checked.ok()) return checked.status();
-    mr = *checked;
-    BS_RETURN_IF_ERROR(check_dtype(residual, x.dtype));
-    BS_RETURN_IF_ERROR(check_device(residual, x.device));
-    if (mr.n != mx->n) {
-      return invalid("[", op, "] residual is ", shape_text(epilogue.residual), ", needs the shape of ", y_name, ", ",
-                     shape_text(y));
+    residual_matrix = *checked;
+    BS_RETURN_IF_ERROR(check_dtype(residual, c.x.dtype));
+    BS_RETURN_IF_ERROR(check_device(residual, c.x.device));
+    if (residual_matrix.n != n) {
+      return invalid("[", c.op, "] residual is ", shape_text(c.epilogue.residual), ", needs the shape of ", c.y_name,
+                     ", ", shape_text(c.y));
     }
   }
-  if (epilogue.activation < Activation::none || epilogue.activation > Activation::silu) {
-    return invalid("[", op, "] activation is ", static_cast<int32_t>(epilogue.activation),
+  if (c.epilogue.activation < Activation::none || c.epilogue.activation > Activation::silu) {
+    return invalid("[", c.op, "] activation is ", static_cast<int32_t>(c.epilogue.activation),
                    ", needs 0 (none), 1 (relu), 2 (gelu) or 3 (silu)");
   }
-  if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
-  const int64_t size = size_of(x.dtype);
-  BS_RETURN_IF_ERROR(check_disjoint(
-      op, {y_name, y.data, *my, size},
-      {{x_name, x.data, *mx, size},
-       {"w", w.values.data, one_row(layout.blocks * layout.block_size * layout.block_size), size},
-       {"gates", w.gates.data, one_row(layout.blocks), size_of(sum_dtype(x.dtype))},
-       {"bias", epilogue.bias.data, one_row(outputs), size},
-       {"residual", epilogue.residual.data, mr, size}}));
-  if (mx->n == 0 || outputs == 0) return {};
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, workspace_size(pass, layout, x.dtype, mx->n, x.device)));
+  return {};
+}
 
+Result<Product> check_product(const ProductCall& c) {
+  const LayoutView& layout = c.layout;
+  const DType dtype = c.x.dtype;
+  BS_RETURN_IF_ERROR(check_layout(c.op, layout, c.x.device));
+  const bool by_in = layout.transposed != (c.pass == Pass::dgrad);
+  const int64_t inputs = by_in ? layout.out_features : layout.in_features;
+  const int64_t outputs = by_in ? layout.in_features : layout.out_features;
+  const auto mx = check_activations({c.op, c.x_name, c.x}, inputs, Use::read);
+  if (!mx.ok()) return mx.status();
+  if (!c.w.values.given()) return invalid("[", c.op, "] w is not given");
+  BS_RETURN_IF_ERROR(check_weights(c.op, layout, c.w, dtype, c.x.device));
+  const ConstTensor y = c.y;
+  const Named named_y{c.op, c.y_name, y};
+  const auto my = check_activations(named_y, outputs, Use::write);
+  if (!my.ok()) return my.status();
+  BS_RETURN_IF_ERROR(check_dtype(named_y, dtype));
+  BS_RETURN_IF_ERROR(check_device(named_y, c.x.device));
+  if (my->n != mx->n) {
+    return invalid("[", c.op, "] ", c.y_name, " is ", shape_text(y), ", ", mx->n, " tokens of ", c.x_name, " need [",
+                   mx->n, ", ", outputs, "]");
+  }
+  Matrix mr{};
+  BS_RETURN_IF_ERROR(check_epilogue(c, mx->n, outputs, mr));
+  const int64_t size = size_of(dtype), area = int64_t{layout.block_size} * layout.block_size;
+  BS_RETURN_IF_ERROR(check_disjoint(c.op, {c.y_name, y.data, *my, size},
+                                    {{c.x_name, c.x.data, *mx, size},
+                                     {"w", c.w.values.data, one_row(layout.blocks * area), size},
+                                     {"gates", c.w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))},
+                                     {"bias", c.epilogue.bias.data, one_row(outputs), size},
+                                     {"residual", c.epilogue.residual.data, mr, size}}));
   auto activations = [](const void* data, const Matrix& m) {
     return Activations{data, m.n, m.features, m.token_stride, m.feature_stride};
   };
-  const Product p{.dtype = x.dtype,
-                  .layout = layout,
-                  .by_in = by_in,
-                  .x = activations(x.data, *mx),
-                  .y = activations(y.data, *my),
-                  .residual = activations(epilogue.residual.data, mr),
-                  .w = w.values.data,
-                  .gates = w.gates.data,
-                  .bias = epilogue.bias.data,
-                  .activation = epilogue.activation};
-  if (x.device.type == DeviceType::cuda) return cuda_product(p, workspace, stream);
+  return Product{.dtype = dtype,
+                 .layout = layout,
+                 .by_in = by_in,
+                 .x = activations(c.x.data, *mx),
+                 .y = activations(y.data, *my),
+                 .residual = activations(c.epilogue.residual.data, mr),
+                 .w = c.w.values.data,
+                 .gates = c.w.gates.data,
+                 .bias = c.epilogue.bias.data,
+                 .activation = c.epilogue.activation};
+}
+
+Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
+  const auto p = check_product(c);
+  if (!p.ok()) return p.status();
+  BS_RETURN_IF_ERROR(check_threads(c.op, stream));
+  if (p->x.n == 0 || p->y.features == 0) return {};
+  const size_t needed = workspace_size(c.pass, c.layout, p->dtype, p->x.n, c.x.device);
+  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed));
+  if (c.x.device.type == DeviceType::cuda) return cuda_product(*p, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
-  return cpu_product(p, *isa, workspace, threads_of(stream));
+  return cpu_product(*p, *isa, workspace, threads_of(stream));
 }
 
-}  // namespace
-
-Status linear_fprop(const LayoutView& layout, ConstTensor x, const Weights& w, const Epilogue& epilogue, Tensor y,
-                    Workspace workspace, Stream stream) {
-  return product(Pass::fprop, "linear_fprop", "x", "y", layout, x, w, epilogue, y, workspace, stream);
-}
-
-Status linear_dgrad(const LayoutView& layout, ConstTensor dy, const Weights& w, Tensor dx, Workspace workspace,
-                    Stream stream) {
-  return product(Pass::dgrad, "linear_dgrad", "dy", "dx", layout, dy, w, {}, dx, workspace, stream);
-}
-
-Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, const Weights& w, Accumulate accumulate,
-                    const WeightGrads& grads, Workspace workspace, Stream stream) {
-  const char* op = "linear_wgrad";
-  const int64_t b = layout.block_size;
-  const ConstTensor dw = grads.values, dgates = grads.gates;
-  if (!dw.given()) return invalid("[", op, "] dw is not given");
-  const DType dtype = !pairs.empty() ? pairs[0].x.dtype : w.values.given() ? w.values.dtype : dw.dtype;
-  const Device device = dw.device;
-  BS_RETURN_IF_ERROR(check_layout(op, layout, device));
-  const Named named_dw{op, "dw", dw};
-  BS_RETURN_IF_ERROR(check_contiguous(named_dw, {layout.blocks, b, b}));
-  if (dw.dtype != dtype && dw.dtype != sum_dtype(dtype)) {
-    return invalid("[", op, "] dw is ", name_of(dw.dtype), ", needs ", name_of(sum_dtype(dtype)), " or ",
-                   name_of(dtype));
-  }
-  BS_RETURN_IF_ERROR(check_weights(op, layout, w, dtype, device));
-  if (dgates.given()) {
-    const Named named{op, "dgates", dgates};
-    BS_RETURN_IF_ERROR(check_contiguous(named, {layout.blocks}));
-    BS_RETURN_IF_ERROR(check_dtype(named, sum_dtype(dtype)));
-    BS_RETURN_IF_ERROR(check_device(named, device));
-    if (!w.values.given()) return invalid("[", op, "] dgates needs w, which is not given");
-  }
-  if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
-
+// The (x, dy) of wgrad; the tokens of all of them together.
+Result<int64_t> check_pairs(const char* op, std::span<const GradPair> pairs, const LayoutView& layout, DType dtype,
+                            Device device, std::initializer_list<Region> written) {
   const int64_t in = layout.transposed ? layout.out_features : layout.in_features;
   const int64_t out = layout.transposed ? layout.in_features : layout.out_features;
-  const Region dw_region{"dw", dw.data, one_row(layout.blocks * b * b), size_of(dw.dtype)};
-  const Region dgates_region{"dgates", dgates.data, one_row(dgates.given() ? layout.blocks : 0),
-                             size_of(sum_dtype(dtype))};
-  const Region w_region{"w", w.values.data, one_row(layout.blocks * b * b), size_of(dtype)};
-  const Region gates_region{"gates", w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))};
-  BS_RETURN_IF_ERROR(check_disjoint(op, dw_region, {w_region, gates_region, dgates_region}));
-  BS_RETURN_IF_ERROR(check_disjoint(op, dgates_region, {w_region, gates_region}));
   int64_t n = 0;
   for (const GradPair& pair : pairs) {
     const Named x{op, "x", pair.x}, dy{op, "dy", pair.dy};
@@ -248,15 +235,69 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
       BS_RETURN_IF_ERROR(check_dtype(t, dtype));
       BS_RETURN_IF_ERROR(check_device(t, device));
     }
-    for (const Region& written : {dw_region, dgates_region}) {
-      if (written.data == nullptr) continue;
-      BS_RETURN_IF_ERROR(check_disjoint(op, written, {{"x", pair.x.data, *mx, size_of(dtype)},
-                                                      {"dy", pair.dy.data, *my, size_of(dtype)}}));
+    for (const Region& region : written) {
+      BS_RETURN_IF_ERROR(check_disjoint(
+          op, region, {{"x", pair.x.data, *mx, size_of(dtype)}, {"dy", pair.dy.data, *my, size_of(dtype)}}));
     }
     n += mx->n;
   }
+  return n;
+}
+
+// dW and the gradient of the gates: right by themselves, and apart from what is read.
+Status check_gradients(const char* op, const LayoutView& layout, const Weights& w, const WeightGrads& grads,
+                       DType dtype, const Region& dw_region, const Region& dgates_region) {
+  const int64_t b = layout.block_size;
+  const ConstTensor dw = grads.values, dgates = grads.gates;
+  BS_RETURN_IF_ERROR(check_contiguous({op, "dw", dw}, {layout.blocks, b, b}));
+  if (dw.dtype != dtype && dw.dtype != sum_dtype(dtype)) {
+    return invalid("[", op, "] dw is ", name_of(dw.dtype), ", needs ", name_of(sum_dtype(dtype)), " or ",
+                   name_of(dtype));
+  }
+  BS_RETURN_IF_ERROR(check_weights(op, layout, w, dtype, dw.device));
+  if (dgates.given()) {
+    const Named named{op, "dgates", dgates};
+    BS_RETURN_IF_ERROR(check_contiguous(named, {layout.blocks}));
+    BS_RETURN_IF_ERROR(check_dtype(named, sum_dtype(dtype)));
+    BS_RETURN_IF_ERROR(check_device(named, dw.device));
+    if (!w.values.given()) return invalid("[", op, "] dgates needs w, which is not given");
+  }
+  const Region w_region{"w", w.values.data, one_row(layout.blocks * b * b), size_of(dtype)};
+  const Region gates_region{"gates", w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))};
+  BS_RETURN_IF_ERROR(check_disjoint(op, dw_region, {w_region, gates_region, dgates_region}));
+  return check_disjoint(op, dgates_region, {w_region, gates_region});
+}
+
+}  // namespace
+
+Status linear_fprop(const LayoutView& layout, ConstTensor x, const Weights& w, const Epilogue& epilogue, Tensor y,
+                    Workspace workspace, Stream stream) {
+  return run_product({Pass::fprop, "linear_fprop", "x", "y", layout, x, w, epilogue, y}, workspace, stream);
+}
+
+Status linear_dgrad(const LayoutView& layout, ConstTensor dy, const Weights& w, Tensor dx, Workspace workspace,
+                    Stream stream) {
+  return run_product({Pass::dgrad, "linear_dgrad", "dy", "dx", layout, dy, w, {}, dx}, workspace, stream);
+}
+
+Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, const Weights& w, Accumulate accumulate,
+                    const WeightGrads& grads, Workspace workspace, Stream stream) {
+  const char* op = "linear_wgrad";
+  const Tensor &dw = grads.values, &dgates = grads.gates;
+  if (!dw.given()) return invalid("[", op, "] dw is not given");
+  const DType dtype = !pairs.empty() ? pairs[0].x.dtype : w.values.given() ? w.values.dtype : dw.dtype;
+  const Device device = dw.device;
+  BS_RETURN_IF_ERROR(check_layout(op, layout, device));
+  const Region dw_region{"dw", dw.data, one_row(layout.blocks * layout.block_size * layout.block_size),
+                         size_of(dw.dtype)};
+  const Region dgates_region{"dgates", dgates.data, one_row(dgates.given() ? layout.blocks : 0),
+                             size_of(sum_dtype(dtype))};
+  BS_RETURN_IF_ERROR(check_gradients(op, layout, w, grads, dtype, dw_region, dgates_region));
+  BS_RETURN_IF_ERROR(check_threads(op, stream));
+  const auto n = check_pairs(op, pairs, layout, dtype, device, {dw_region, dgates_region});
+  if (!n.ok()) return n.status();
   if (layout.blocks == 0) return {};
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, workspace_size(Pass::wgrad, layout, dtype, n, device)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, workspace_size(Pass::wgrad, layout, dtype, *n, device)));
 
   LayoutView plain = layout;
   plain.transposed = false;
@@ -266,8 +307,8 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
                          .pairs = pairs,
                          .w = w.values.data,
                          .gates = w.gates.data,
-                         .dw = grads.values.data,
-                         .dgates = grads.gates.data,
+                         .dw = dw.data,
+                         .dgates = dgates.data,
                          .accumulate = accumulate == Accumulate::yes,
                          .exchanged = layout.transposed};
   if (device.type == DeviceType::cuda) return cuda_weight_gradient(g, workspace, stream);

@@ -27,9 +27,9 @@ struct Activations {
 struct Product {
   DType dtype = DType::f32;
   LayoutView layout;
-  bool by_in = false;       // walk columns of W and read each block transposed
-  Activations x, y;         // y.data is written
-  Activations residual;     // data null: none
+  bool by_in = false;    // walk columns of W and read each block transposed
+  Activations x, y;      // y.data is written
+  Activations residual;  // data null: none
   const void* w = nullptr;
   const void* gates = nullptr;
   const void* bias = nullptr;

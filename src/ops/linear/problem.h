@@ -76,18 +76,18 @@ class LinearData {
   Status run_again(const void* w);
 
   struct Error {
-    double worst = 0;           // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
+    double worst = 0;  // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
     double absolute = 0;
-    double nonzero = 0;         // share of expected values that are not 0
-    std::string where;          // of the worst element
+    double nonzero = 0;  // share of expected values that are not 0
+    std::string where;   // of the worst element
   };
   // Compares with the reference, which is run on first use.
   Error compare();
   // Empty, or what was written outside of the outputs.
   std::string overrun() const;
 
-  double flops() const;         // of live blocks
-  double bytes() const;         // unique bytes of operands
+  double flops() const;  // of live blocks
+  double bytes() const;  // unique bytes of operands
   // Of the first pair; fprop and dgrad read x alone (dy, for dgrad).
   const Tensor& x() const { return x_[0].tensor; }
   const Tensor& dy() const { return dy_[0].tensor; }

@@ -34,7 +34,8 @@ double gate_of(const void* gates, int64_t block, DType dtype) {
 void reference_product(const Product& p) {
   const int64_t b = p.layout.block_size;
   const RowWalk walk = walk_of(p.layout, p.by_in);
-  const IndexSections at = index_sections(header_of(p.layout).out_blocks, header_of(p.layout).in_blocks, p.layout.blocks);
+  const IndexSections at =
+      index_sections(header_of(p.layout).out_blocks, header_of(p.layout).in_blocks, p.layout.blocks);
   const int32_t* starts = p.layout.index + (p.by_in ? at.by_in.starts : at.by_out.starts);
   for (int64_t t = 0; t < p.x.n; ++t) {
     for (int64_t o = 0; o < p.y.features; ++o) {

@@ -1,5 +1,6 @@
 // The rows of kernels.inc that belong to the including file: it has defined LINEAR_PRODUCT_<isa> and
-// LINEAR_GRADIENT_<isa> for its own instruction set, the others expand to nothing. No include guard: it is an expansion.
+// LINEAR_GRADIENT_<isa> for its own instruction set, the others expand to nothing. No include guard: it is an
+// expansion.
 #if !defined(LINEAR_PRODUCT_scalar)
 #define LINEAR_PRODUCT_scalar(...)
 #define LINEAR_GRADIENT_scalar(...)

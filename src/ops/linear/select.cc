@@ -6,9 +6,9 @@ namespace blocksparse::linear {
 
 namespace {
 
-constexpr int64_t kMostLanes = 16;         // f32 in 64 bytes: tokens are padded to whole vectors of any instruction set
-constexpr int64_t kRoundTokens = 1024;     // enough tasks for any number of threads
-constexpr int64_t kRoundBytes = 8 << 20;   // of packed activations: they stay in the last-level cache
+constexpr int64_t kMostLanes = 16;        // f32 in 64 bytes: tokens are padded to whole vectors of any instruction set
+constexpr int64_t kRoundTokens = 1024;    // enough tasks for any number of threads
+constexpr int64_t kRoundBytes = 8 << 20;  // of packed activations: they stay in the last-level cache
 constexpr size_t kAlignment = 64;
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }

@@ -1,4 +1,5 @@
-// How a product on the CPU is divided. Pure functions of the problem, so they are tested for machines that are not here.
+// How a product on the CPU is divided. Pure functions of the problem, so they are tested for machines that are not
+// here.
 #pragma once
 
 #include <cstddef>

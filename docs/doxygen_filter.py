@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""The headers' plain comments are their documentation: turns them into Doxygen's form.
+
+`//` becomes `///`, a trailing one `///<`, `/*` becomes `/**`. Indented lines of a comment are tables of shapes and stay
+lines, as code; those that go on with a list item stay text.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Writes the header given to standard output."""
+    in_table = in_list = False
+    margin = ""
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        match = re.match(r"( *)//( *)(.*)$", line)
+        indented = bool(match) and len(match[2]) >= 3
+        item = bool(match) and match[3].startswith("- ")
+        in_list = item or (in_list and indented)
+        table = indented and not in_list
+        if table != in_table:
+            margin = match[1] if match else margin
+            print(f"{margin}/// @code{{.unparsed}}" if table else f"{margin}/// @endcode")
+        in_table = table
+        if match:
+            print(f"{match[1]}///{match[2]}{match[3]}")
+            continue
+        line = re.sub(r"([;,}{].*[^:/]) // (?!NOLINT)(.*)$", r"\1 ///< \2", line)
+        line = re.sub(r"([;,]) +/\* (.*) \*/$", r"\1 /**< \2 */", line)
+        print(re.sub(r"^( *)/\* (?!-)", r"\1/** ", line))
+
+
+main()

@@ -1,0 +1,17 @@
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("name", ["linear_torch.py", "linear_numpy.py", "matmul_2017.py"])
+def test_runs(name):
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+
+def test_readme_shows_the_examples():
+    subprocess.run([sys.executable, ROOT / "scripts" / "check_readme.py"], check=True)
