@@ -1,14 +1,10 @@
 #include "machine.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <map>
-#include <mutex>
-#include <tuple>
 #include <vector>
 
 namespace blocksparse::bench {
@@ -42,14 +38,11 @@ std::string cpu_model() {
   return "unknown CPU";
 }
 
-double fma_peak(Isa isa, DType dtype, int threads) {
-  static std::map<std::tuple<Isa, bool, int>, double> known;
-  const bool wide = dtype == DType::f64;
-  double& peak = known[{isa, wide, threads}];
-  if (peak > 0) return peak;
-#pragma omp parallel num_threads(threads) reduction(+ : peak)
-  peak += fma_rate(isa, wide, 0.2);
-  return peak;
+double Peak::measure(double seconds) const {
+  double rate = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+  rate += fma_rate(isa, dtype == DType::f64, seconds);
+  return rate;
 }
 
 double read_bandwidth(int threads) {

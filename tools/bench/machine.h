@@ -10,10 +10,15 @@ namespace blocksparse::bench {
 
 std::string cpu_model();
 
-// FLOP/s of `threads` threads at once, in the type of sums of `dtype` (measured once for each combination).
-double fma_peak(Isa isa, DType dtype, int threads);
+// What FMA instructions alone reach.
+struct Peak {
+  Isa isa;
+  DType dtype;  // the type of sums counts
+  int threads;
+  double measure(double seconds) const;  // FLOP/s of all threads together
+};
 
-// Bytes/s that `threads` threads read from a buffer larger than the caches.
+// Bytes/s that `threads` threads read from a buffer larger than the caches; measured once for each number of threads.
 double read_bandwidth(int threads);
 
 }  // namespace blocksparse::bench

@@ -1,0 +1,23 @@
+// The command line of blocksparse-bench.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "blocksparse/status.h"
+
+namespace blocksparse::bench {
+
+struct Options {
+  std::vector<std::string> problems;
+  std::vector<std::string> opponents;
+  int threads = 0;  // 0: what the problem says
+  bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;
+  size_t rotate_bytes = size_t{256} << 20;
+  int samples = 15;
+};
+
+extern const char* const kUsage;
+Result<Options> parse_options(int argc, char** argv);
+
+}  // namespace blocksparse::bench

@@ -1,0 +1,76 @@
+#include "report.h"
+
+#include <cstdio>
+
+#include "core/text.h"
+
+namespace blocksparse::bench {
+
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+// {"openblas": 12.3, ...}
+template <class Value>
+std::string object(const Row& row, Value&& value) {
+  std::string text = "{";
+  for (const auto& [library, timing] : row.vs) {
+    const std::string name = library.substr(0, library.find(' '));
+    text += concat(text.size() == 1 ? "" : ", ", quoted(name), ": ", value(library, timing));
+  }
+  return text + "}";
+}
+
+std::string quartiles(const Time& t) { return concat("[", t.first, ", ", t.third, "]"); }
+
+std::string version_of(const std::string& library) {
+  const size_t space = library.find(' ');
+  return space == std::string::npos ? "" : library.substr(space + 1);
+}
+
+}  // namespace
+
+void print_json(const Row& r) {
+  std::string line = concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted("cpu: " + cpu_model()),
+                            ", \"threads\": ", r.threads, ", \"kernel\": ", quoted(r.kernel));
+  if (r.cold) line += concat(", \"us\": ", r.us.cold.median, ", \"us_quartiles\": ", quartiles(r.us.cold));
+  if (r.hot) line += concat(", \"us_hot\": ", r.us.hot.median, ", \"us_hot_quartiles\": ", quartiles(r.us.hot));
+  line += concat(", \"gflops\": ", r.gflops, ", \"peak_fraction\": ", r.peak_fraction,
+                 ", \"roofline_fraction\": ", r.roofline_fraction, ", \"error\": ", r.error,
+                 ", \"bound\": ", quoted(r.bound));
+  if (r.cold) line += ", \"vs\": " + object(r, [](auto&, const Timing& t) { return concat(t.cold.median); });
+  if (r.hot) line += ", \"vs_hot\": " + object(r, [](auto&, const Timing& t) { return concat(t.hot.median); });
+  line += ", \"versions\": " + object(r, [](const std::string& library, auto&) { return quoted(version_of(library)); });
+  std::printf("%s}\n", line.c_str());
+  std::fflush(stdout);
+}
+
+void print_text(const Row& r) {
+  auto times = [&](const Timing& t, bool ratios) {
+    auto one = [&](const char* name, const Time& time, const Time& ours) {
+      return concat("  ", name, " ", time.median, " us [", time.first, ", ", time.third, "]",
+                    ratios ? concat(" (", time.median / ours.median, "x)") : "");
+    };
+    return concat(r.cold ? one("cold", t.cold, r.us.cold) : "", r.hot ? one("hot", t.hot, r.us.hot) : "");
+  };
+  std::printf("%s\n  %-18s%s\n", r.problem.c_str(), concat("blocksparse ", r.kernel).c_str(),
+              times(r.us, false).c_str());
+  for (const auto& [library, timing] : r.vs) {
+    std::printf("  %-18s%s\n", library.substr(0, 18).c_str(), times(timing, true).c_str());
+  }
+  std::printf(
+      "  %d thread%s, %.4g GFLOP/s on live blocks, %.0f %% of FMA peak, %.0f %% of the roofline (%s), error %.2g of "
+      "its bound\n",
+      r.threads, r.threads == 1 ? "" : "s", r.gflops, 100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(),
+      r.error);
+  std::fflush(stdout);
+}
+
+}  // namespace blocksparse::bench

@@ -1,0 +1,62 @@
+#include "timing.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace blocksparse::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr double kSampleUs = 2000;
+
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+Time summary(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {values[n / 2], values[n / 4], values[3 * n / 4]};
+}
+
+// us a call over a sample. A call that is not timed goes first: threads of the one before may still be spinning.
+double sample(const Contender& c, int calls, int& copy, bool rotate) {
+  c.run(copy);
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) {
+    if (rotate) copy = (copy + 1) % c.copies;
+    c.run(copy);
+  }
+  return microseconds_since(start) / calls;
+}
+
+}  // namespace
+
+// Samples are interleaved, so that drift of the machine's speed hits all alike, and the peak as well.
+Timings time_all(const std::vector<Contender>& contenders, const Options& options, const Peak& peak) {
+  std::vector<std::vector<double>> cold(contenders.size()), hot(contenders.size());
+  std::vector<double> peaks;
+  std::vector<int> calls(contenders.size()), copy(contenders.size(), 0);
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    contenders[i].run(0);
+    const auto start = Clock::now();
+    contenders[i].run(0);
+    calls[i] = static_cast<int>(std::clamp(kSampleUs / std::max(microseconds_since(start), 0.1), 1.0, 10000.0));
+  }
+  for (int s = 0; s < options.samples; ++s) {
+    peaks.push_back(peak.measure(0.002));
+    for (size_t i = 0; i < contenders.size(); ++i) {
+      int same = 0;
+      if (options.cold) cold[i].push_back(sample(contenders[i], calls[i], copy[i], true));
+      if (options.hot) hot[i].push_back(sample(contenders[i], calls[i], same, false));
+    }
+  }
+  Timings timings;
+  for (size_t i = 0; i < contenders.size(); ++i) timings.contenders.push_back({summary(cold[i]), summary(hot[i])});
+  timings.fma_peak = summary(peaks).median;
+  return timings;
+}
+
+}  // namespace blocksparse::bench

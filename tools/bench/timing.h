@@ -1,0 +1,28 @@
+// Timing of contenders side by side.
+#pragma once
+
+#include <vector>
+
+#include "machine.h"
+#include "opponents.h"
+#include "options.h"
+
+namespace blocksparse::bench {
+
+// Of a call, in us: the median of the samples, and their first and third quartile.
+struct Time {
+  double median = 0, first = 0, third = 0;
+};
+
+struct Timing {
+  Time cold, hot;
+};
+
+struct Timings {
+  std::vector<Timing> contenders;  // in their order
+  double fma_peak = 0;             // FLOP/s, median of samples between those of the contenders
+};
+
+Timings time_all(const std::vector<Contender>& contenders, const Options& options, const Peak& peak);
+
+}  // namespace blocksparse::bench
