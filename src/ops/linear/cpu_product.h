@@ -44,13 +44,13 @@ struct XView {
   int64_t feature, vector;
 };
 
-// W(o, k) of a strip, in place: rows of the block are outputs (fprop) ...
+// W(o, k) of a strip is block()[o * kOutput + k * kInput]. In place: rows of the block are outputs (fprop) ...
 template <class S, int B>
 struct RowsOfW {
   const S* values;
   int strip;
   BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip * B; }
-  static BS_INLINE S at(const S* w, int o, int k) { return w[o * B + k]; }
+  static constexpr int kOutput = B, kInput = 1;
 };
 // ... or columns are (dgrad) ...
 template <class S, int B>
@@ -58,7 +58,7 @@ struct ColumnsOfW {
   const S* values;
   int strip;
   BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip; }
-  static BS_INLINE S at(const S* w, int o, int k) { return w[k * B + o]; }
+  static constexpr int kOutput = 1, kInput = B;
 };
 // ... or as a widened, gated copy of the chunk's blocks.
 template <class S, int O>
@@ -66,7 +66,7 @@ struct CopyOfW {
   const S* strips;  // [chunk][b][O]
   int block_size;
   BS_INLINE const S* block(int64_t, int position) const { return strips + position * block_size * O; }
-  static BS_INLINE S at(const S* w, int o, int k) { return w[k * O + o]; }
+  static constexpr int kOutput = 1, kInput = O;
 };
 
 // A part of a piece's list, blocks with gate 0 left out.
@@ -92,25 +92,26 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
     const int64_t begin = static_cast<int64_t>(chunk.refs[i].from) * a.block;
     const S* xb = x.data + begin * x.feature;
     const S* wb = w.block(chunk.refs[i].weight, i);
-    auto step = [&](int k) __attribute__((always_inline)) {
+    auto step = [&]() __attribute__((always_inline)) {
       Vec<S, L> xv[V];
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<S, L>(xb + v * x.vector));
       xb = next_row(xb + x.feature);
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
-        const Vec<S, L> wv = in_register(broadcast<S, L>(WView::at(wb, o, k)));
+        const Vec<S, L> wv = in_register(broadcast<S, L>(wb[o * WView::kOutput]));
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[o][v] += wv * xv[v];
       }
+      wb = next_row(wb + WView::kInput);
     };
     const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
     int k = 0;
     for (; k + kUnroll <= depth; k += kUnroll) {
 #pragma GCC unroll 8
-      for (int u = 0; u < kUnroll; ++u) step(k + u);
+      for (int u = 0; u < kUnroll; ++u) step();
     }
-    for (; k < depth; ++k) step(k);
+    for (; k < depth; ++k) step();
   }
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
