@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -42,11 +43,14 @@ QUICK_STEPS = 50
 def main() -> int:
     """Runs what is not there yet. Returns the exit status."""
     options = parse()
+    if importlib.util.find_spec("matplotlib") is None:  # only needed at the end: better to say so now
+        print("error: the pictures need matplotlib: pip install matplotlib", file=sys.stderr)
+        return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)  # one thread an arm: small products gain little from two, and arms train side by side
     try:
         run(options)
-    except data.TextError as error:
+    except (data.TextError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
     seconds = store.once("step seconds", lambda: speed.step_times(timed, settings, batches, 2 if options.quick else 5))
     steps = store.once("steps", lambda: steps_within(options, [seconds[name] for name in KINDS]))
 
-    identity = repr(sorted(store.identity.items()))
+    identity = f"{steps} steps, {sorted(store.identity.items())}"
     jobs = [train.Job(name, settings, split, steps, folder, identity) for name in KINDS]
     train_all(jobs)
     print("Timing single layers against torch.nn.functional.linear ...")

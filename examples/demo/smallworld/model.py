@@ -78,66 +78,78 @@ def stack_gates(layout: Layout) -> Layout:
 # ---- A matrix that is used at every time step ------------------------------------------------------------------------
 
 
-class _Matrix:
-    """The three products of a layer's weight, [out, in], with one gradient for all the time steps of a chunk."""
+class _Product:
+    """The three products of a layer's weight W [out, in], with one dW for all the time steps of a chunk."""
 
-    def __init__(self, layer: nn.Linear | bst.BlockSparseLinear) -> None:
-        self.layout = layer.layout if isinstance(layer, bst.BlockSparseLinear) else None
-        self.layout_t = None if self.layout is None else self.layout.t()
+    def __init__(self, layer: nn.Module) -> None:
+        self.layouts: tuple[Layout, Layout] | None = None  # of W and of its transpose; None: W is dense
+        if isinstance(layer, bst.BlockSparseLinear):
+            self.layouts = layer.layout, layer.layout.t()
         self.used: list[tuple[Tensor, Tensor]] = []  # (x [n, in], dy [n, out]) of each use, last first
-        self.weight: Tensor = _Collect.apply(layer.weight, self)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [n, in] -> x W^T [n, out]."""
-        y: Tensor = _Use.apply(x, self.weight, self)
-        return y
+        return functional.linear(x, weight) if self.layouts is None else bst.linear(x, weight, self.layouts[0])
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(x, weight) if self.layout is None else bst.linear(x, weight, self.layout)
-
-    def transposed(self, dy: Tensor, weight: Tensor) -> Tensor:
-        return dy @ weight if self.layout is None else bst.linear(dy, weight, self.layout_t)
+    def backward(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """dy [n, out] -> dy W [n, in]."""
+        return dy @ weight if self.layouts is None else bst.linear(dy, weight, self.layouts[1])
 
     def gradient(self) -> Tensor:
+        """dW = sum of dy^T x over all uses."""
         xs, dys = zip(*self.used, strict=True)
         self.used.clear()
-        if self.layout is None:
+        if self.layouts is None:
             return torch.cat(dys).t() @ torch.cat(xs)
-        return bst.linear_wgrad(xs, dys, self.layout)
+        return bst.linear_wgrad(xs, dys, self.layouts[0])
 
 
 class _Collect(torch.autograd.Function):
     """The weight itself. Autograd calls backward when all uses have been through theirs: then dW is one product."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, matrix: _Matrix) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, product: _Product) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.matrix = matrix
+        ctx.product = product
         return weight.view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor, None]:
-        return ctx.matrix.gradient(), None
+        return ctx.product.gradient(), None
 
 
 class _Use(torch.autograd.Function):
     """y = x W^T. Backward gives dx, and notes x and dy for `_Collect`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, matrix: _Matrix) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: _Product) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.matrix = matrix
-        return matrix.product(x, weight)
+        ctx.product = product
+        return product.forward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        ctx.matrix.used.append((x, dy))
-        return ctx.matrix.transposed(dy, weight), None, None
+        ctx.product.used.append((x, dy))
+        return ctx.product.backward(dy, weight), None, None
 
 
-_Normed = tuple[_Matrix, tuple[Tensor, ...]]  # with the gain and the shift of its layer norm
+class _Linear:
+    """A layer's weight with the gain and shift of its layer norm, for the time steps of one chunk."""
+
+    def __init__(self, layer: nn.Module, gain: Tensor, shift: Tensor) -> None:
+        self.product, self.gain, self.shift = _Product(layer), gain, shift
+        self.weight: Tensor = _Collect.apply(layer.weight, self.product)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [n, in] -> x W^T [n, out]."""
+        y: Tensor = _Use.apply(x, self.weight, self.product)
+        return y
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, in] -> LayerNorm(x W^T) [n, out]."""
+        return _layer_norm(self.matmul(x), self.gain, self.shift)
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------
@@ -188,8 +200,8 @@ class Model(nn.Module):
     def forward(self, text: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """text [time, n] of byte values, state from `start` or the last call -> (logits [time, n, 256], state)."""
         h, c = state
-        inner = [(_Matrix(layer), norm.unbind()) for layer, norm in zip(self.inner, self.inner_norm, strict=True)]
-        gates = _Matrix(self.gates), self.gates_norm.unbind(1)
+        inner = [_Linear(layer, *norm) for layer, norm in zip(self.inner, self.inner_norm, strict=True)]
+        gates = _Linear(self.gates, *self.gates_norm.unbind(1))
         seen = []
         for factor, term in zip(*(port.unbind() for port in self._ports_of(text)), strict=True):  # [n, width] each
             h, c = self._step(h, c, factor, term, inner, gates)
@@ -203,28 +215,27 @@ class Model(nn.Module):
         e = functional.normalize(self.embedding) * self.embedding_gain
         tables = []
         for weight, norm, neutral in zip(self.input, self.input_norm, (1.0, 0.0), strict=True):
-            port = _layer_norm(functional.linear(e, weight), norm.unbind())
+            port = _layer_norm(functional.linear(e, weight), *norm)
             table = torch.full((SYMBOLS, self.shape.width), neutral, dtype=port.dtype)
             table[:, :: self.shape.stride] = port
             tables.append(functional.embedding(text, table))
         return tables[0], tables[1]
 
     def _step(
-        self, h: Tensor, c: Tensor, factor: Tensor, term: Tensor, inner: Sequence[_Normed], gates: _Normed
+        self, h: Tensor, c: Tensor, factor: Tensor, term: Tensor, inner: Sequence[_Linear], gates: _Linear
     ) -> tuple[Tensor, Tensor]:
         """One byte: h, c, factor, term [n, width] -> h, c."""
-        for j, (matrix, norm) in enumerate(inner):
-            h = _layer_norm(matrix(h), norm)
+        for j, linear in enumerate(inner):
+            h = linear(h)
             if j == 0:
                 h = h * factor
             elif j == 1:
                 h = (h + term).relu()
             else:
                 h = h.relu()
-        matrix, (gain, shift) = gates
-        z = matrix(h).view(-1, GATES, self.shape.width)
-        z = functional.layer_norm(z, z.shape[-1:], eps=EPSILON)
-        z, u = torch.addcmul(shift, z, gain).split((3, 1), 1)  # [n, 4, width]
+        z = gates.matmul(h).view(-1, GATES, self.shape.width)  # [n, 4, width]
+        z = functional.layer_norm(z, z.shape[-1:], eps=EPSILON)  # of each gate alone
+        z, u = torch.addcmul(gates.shift, z, gates.gain).split((3, 1), 1)
         i, f, o = z.sigmoid().unbind(1)
         c = f * c + i * u.squeeze(1).tanh()
         return o * c.tanh(), c
@@ -245,5 +256,5 @@ def _norms(count: int, n: int) -> Tensor:
     return torch.stack([torch.ones(count, n), torch.zeros(count, n)], 1)
 
 
-def _layer_norm(x: Tensor, norm: Sequence[Tensor]) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], norm[0], norm[1], EPSILON)
+def _layer_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], gain, shift, EPSILON)

@@ -48,7 +48,7 @@ def describe(arm: Arm) -> str:
 def rows(results: Results) -> list[tuple[str, ...]]:
     """The table, a row for each arm, as text."""
     size = results.settings.rows * results.settings.time
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for arm, run in [*((run.arm, run) for run in results.runs), (results.wide, None)]:
         seconds = results.step_seconds[arm.kind.name]
         test = "not trained" if run is None or run.test is None else f"{run.test:.3f}"
@@ -69,7 +69,7 @@ def _sizes(arm: Arm) -> tuple[str, str, str, str]:
     blocks, reached = "dense", "all at once"
     if arm.layouts is not None:
         layout = arm.layouts[-1]
-        blocks = f"{layout.blocks} ({layout.density:.1%})"
+        blocks = f"{layout.blocks} ({100 * layout.density:.3g} %)"
         reached = ", ".join(f"{100 * share:.0f}" for share in arm.mix) + " %"
     return str(arm.shape.width), f"{arm.parameters:,}", blocks, reached
 
@@ -124,7 +124,8 @@ def _draw_mix(axis: Any, arm: Arm) -> None:
     axis.bar(steps, [100 * share for share in arm.mix], color=arm.kind.color)
     for step, share in zip(steps, arm.mix, strict=True):
         axis.annotate(f"{100 * share:.0f}", (step, 100 * share), ha="center", va="bottom", fontsize=8)
-    axis.set(ylim=(0, 115), xticks=list(steps), yticks=[0, 50, 100], title="% reached after", box_aspect=1)
+    axis.set(ylim=(0, 115), xticks=list(steps), yticks=[0, 50, 100], title="% reached", box_aspect=1)
+    axis.set_xlabel("after so many matrices")
 
 
 def draw_curves(runs: Sequence[Run], file: Path) -> None:
@@ -138,7 +139,7 @@ def draw_curves(runs: Sequence[Run], file: Path) -> None:
             axis.plot(x, bits, color=run.arm.kind.color, label=f"{run.arm.kind.title}: {run.test:.2f} in the test")
             axis.plot(x[-1], run.test, "o", color=run.arm.kind.color)
     low = min(min(*run.bits, run.test or 8.0) for run in runs)
-    axes[0].set(xlabel="kB of text read", ylabel="bits per byte", ylim=(low - 0.1, 6), title="For the same text")
+    axes[0].set(xlabel="kB of text read", ylabel="bits per byte", ylim=(low - 0.1, 5), title="For the same text")
     axes[1].set(xlabel="seconds on one core", title="For the same time")
     axes[0].legend(frameon=False)
     for axis in axes:
