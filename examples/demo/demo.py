@@ -88,18 +88,25 @@ def run(options: argparse.Namespace) -> None:
     print("\n".join(report.describe(arm) for arm in chosen))
     train_text, _ = data.load(folder / "text.bin", split)
     batches = data.Batches(train_text, settings.rows, settings.time)
-    print("Timing a training step of each, and of a dense network as wide as the sparse ones ...")
     timed = [*chosen, arms.as_wide(settings)]
-    seconds = store.once("step seconds", lambda: speed.step_times(timed, settings, batches, 2 if options.quick else 5))
+
+    def step_seconds() -> dict[str, float]:
+        print("Timing a training step of each, and of a dense network as wide as the sparse ones ...")
+        return speed.step_times(timed, settings, batches, 2 if options.quick else 5)
+
+    def speed_ups() -> list[list[float]]:
+        print("Timing single layers against torch.nn.functional.linear ...")
+        return speed.speed_ups(5 if options.quick else 31)
+
+    seconds = store.once("step seconds", step_seconds)
     steps = store.once("steps", lambda: steps_within(options, [seconds[name] for name in KINDS]))
 
     identity = f"{steps} steps, {sorted(store.identity.items())}"
     jobs = [train.Job(name, settings, split, steps, folder, identity) for name in KINDS]
     train_all(jobs)
-    print("Timing single layers against torch.nn.functional.linear ...")
-    speed_ups = store.once("speed-ups", lambda: speed.speed_ups(5 if options.quick else 31))
+    layers = store.once("speed-ups", speed_ups)
     runs = [train.Run.load(job) for job in jobs]
-    results = report.Results(settings, source, len(text), runs, timed[-1], seconds, speed_ups)
+    results = report.Results(settings, source, len(text), runs, timed[-1], seconds, layers)
     page = report.write(results, options.out)
     print(f"\n{report.table(results)}\n")
     print(f"Done in {time.perf_counter() - started:.0f} s. Now open {page}")

@@ -22,7 +22,7 @@ class Settings:
     rows: int = 64
     time: int = 16
     seed: int = 1
-    test: int = 1 << 17  # bytes
+    test: int = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
