@@ -56,9 +56,7 @@ def linear(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    index = layout._tables.get(x.device)
-    if index is None:
-        index = index_of(layout, x.device)
+    index = index_of(layout, x.device)
     return apply_linear(x, values, index, layout.sizes, layout.transposed, bias, gates, residual, activation)
 
 
