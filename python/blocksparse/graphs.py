@@ -25,9 +25,7 @@ def dense(out_blocks: int, in_blocks: int | None = None, *, block_size: int) -> 
     return _graph("dense", block_size, 0, out_blocks, _or(in_blocks, out_blocks))
 
 
-def random(
-    out_blocks: int, in_blocks: int | None = None, *, density: float, block_size: int, seed: int = 0
-) -> Layout:
+def random(out_blocks: int, in_blocks: int | None = None, *, density: float, block_size: int, seed: int = 0) -> Layout:
     """round(density * out_blocks * in_blocks) blocks, every such set equally likely.
 
     Raises:

@@ -61,7 +61,9 @@ def run(code, **environment):
 
 
 def test_import_needs_numpy_alone():
-    result = run("import sys, blocksparse, blocksparse.numpy; print([m for m in ('torch', 'matplotlib') if m in sys.modules])")
+    result = run(
+        "import sys, blocksparse, blocksparse.numpy; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    )
     assert result.stdout.strip() == "[]", result.stderr
 
 

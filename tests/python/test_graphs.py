@@ -33,7 +33,9 @@ def test_report_agrees_with_networkx(name):
     graph = networkx.from_numpy_array(mask & ~np.eye(len(mask), dtype=bool))
     report = graphs.report(layout)
     assert report.clustering == pytest.approx(networkx.average_clustering(graph))
-    lengths = [n for source, all_ in networkx.shortest_path_length(graph) for target, n in all_.items() if target != source]
+    lengths = [
+        n for source, all_ in networkx.shortest_path_length(graph) for target, n in all_.items() if target != source
+    ]
     assert report.mean_path == pytest.approx(np.mean(lengths))
     assert report.diameter == max(lengths)
     assert report.out_degrees.max == max(dict(graph.degree).values()) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def apply_linear(
     return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
 
 
-_ACTIVATE = {
+_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.nn.Identity(),
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
