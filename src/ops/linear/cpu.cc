@@ -73,6 +73,11 @@ void run_round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk&
   for_each(static_cast<int64_t>(walk.splits.size()), kernel.combine);
 }
 
+void run_few(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads) {
+  parallel_for(threads, static_cast<int64_t>(walk.pieces.size()), [&](int64_t piece) { kernel.few(a, piece); });
+  parallel_for(threads, static_cast<int64_t>(walk.splits.size()), [&](int64_t split) { kernel.combine_few(a, split); });
+}
+
 // A position in the sequence of all tokens of all pairs.
 struct Position {
   size_t pair = 0;
@@ -142,6 +147,10 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   const double flops = 2.0 * static_cast<double>(p.x.n) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.layout.block_size * p.layout.block_size);
   threads = worthwhile_threads(threads, flops);
+  if (plan.few) {
+    run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
+    return {};
+  }
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
     run_round(*kernel, args_of_round(p, whole, token, tokens), walk, plan.group, threads);

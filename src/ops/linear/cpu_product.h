@@ -11,31 +11,17 @@
 //   combine   adds the sums of slices in their fixed order, then finishes
 #pragma once
 
-#include "cpu/activation.h"
-#include "cpu/pack.h"
-#include "ops/linear/kernels.h"
+#include "ops/linear/cpu_few.h"
+#include "ops/linear/cpu_finish.h"
 
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kMaxBlock = 128;
-constexpr int kGroupBytes = 256;  // tokens of a group in the type of sums: 64 f32, 32 f64
 // Rows of x in a chunk, unless a block has more: 16 KB for a full group, half of L1. On Zen 3 256 rows lose up to 40 %
 // at 4096 features and gain nothing at 1024.
 constexpr int kChunkInputs = 64;
 constexpr int kChunkBlocks = kChunkInputs / 8;
 constexpr int kUnroll = 8;  // divides every block size
-
-template <DType D, Tile kTile>
-struct ProductConfig {
-  static constexpr DType dtype = D;
-  using T = Element<D>;
-  using S = Sum<D>;
-  static constexpr Tile tile = kTile;
-  static constexpr int lanes = kLanes<S>;
-  static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
-  static constexpr bool narrow = sizeof(T) < sizeof(S);
-};
 
 // x of one vector: [inputs][lanes], rows `feature` apart; the next vector is `vector` further.
 template <class S>
@@ -200,65 +186,6 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const XView<typena
   }
 }
 
-// A run of outputs that lie side by side in y: of one feature (bias is one value) or of one token (bias is a run too).
-template <class C>
-BS_INLINE void finish_run(const ProductArgs& a, const typename C::S* sums, int64_t count, const typename C::T* bias,
-                          bool bias_is_run, const typename C::T* residual, typename C::T* y) {
-  using S = typename C::S;
-  constexpr int L = C::lanes;
-  Vec<S, L> one_bias{};
-  if (bias != nullptr && !bias_is_run) one_bias = one_bias + load_first<S, L>(bias, 1)[0];
-  for (int64_t i = 0; i < count; i += L) {
-    const int64_t m = least<int64_t>(L, count - i);
-    Vec<S, L> z = load_first<S, L>(sums + i, m);
-    if (bias != nullptr) z += bias_is_run ? load_first<S, L>(bias + i, m) : one_bias;
-    if (residual != nullptr) z += load_first<S, L>(residual + i, m);
-    store_first<S, L>(y + i, activate<S, L>(a.activation, z), m);
-  }
-}
-
-// Writes sums [b][lanes] of one vector of tokens to y.
-template <class C>
-void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
-  using S = typename C::S;
-  using T = typename C::T;
-  constexpr int L = C::lanes;
-  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token);
-  const int64_t feature = to * a.block, features = least<int64_t>(a.block, a.outputs - feature);
-  auto* y = static_cast<T*>(a.y) + token * a.y_token + feature * a.y_feature;
-  const auto* residual = static_cast<const T*>(a.residual);
-  if (residual != nullptr) residual += token * a.residual_token + feature * a.residual_feature;
-  const auto* bias = static_cast<const T*>(a.bias);
-  if (bias != nullptr) bias += feature;
-  auto residual_at = [&](int64_t t, int64_t f) {
-    return residual == nullptr ? nullptr : residual + t * a.residual_token + f * a.residual_feature;
-  };
-  const bool by_feature = a.y_token == 1 && (residual == nullptr || a.residual_token == 1);
-  if (by_feature) {
-    for (int64_t f = 0; f < features; ++f) {
-      finish_run<C>(a, sums + f * L, tokens, bias == nullptr ? nullptr : bias + f, false, residual_at(0, f),
-                    y + f * a.y_feature);
-    }
-    return;
-  }
-  alignas(64) S rows[L * kMaxBlock];  // [lanes][b]
-  for (int64_t f = 0; f < a.block; f += L) {
-    pack_transposed<S, L>(sums + f * L, L, least<int64_t>(L, a.block - f), L, rows + f, a.block);
-  }
-  if (a.y_feature == 1 && (residual == nullptr || a.residual_feature == 1)) {
-    for (int64_t t = 0; t < tokens; ++t) {
-      finish_run<C>(a, rows + t * a.block, features, bias, true, residual_at(t, 0), y + t * a.y_token);
-    }
-    return;
-  }
-  for (int64_t t = 0; t < tokens; ++t) {  // y and residual of different orders: one by one
-    for (int64_t f = 0; f < features; ++f) {
-      finish_run<C>(a, rows + t * a.block + f, 1, bias == nullptr ? nullptr : bias + f, false, residual_at(t, f),
-                    y + t * a.y_token + f * a.y_feature);
-    }
-  }
-}
-
 template <class C>
 typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
@@ -351,7 +278,7 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
 
 template <class C>
 ProductKernel make_product(Isa isa) {
-  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>};
+  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>, few<C>, combine_few<C>};
 }
 
 }  // namespace

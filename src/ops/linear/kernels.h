@@ -11,6 +11,8 @@
 
 namespace blocksparse::linear {
 
+inline constexpr int64_t kFewTokens = 4;
+
 // Shape of a kernel's tile, fixed when it is compiled.
 struct Tile {
   int outputs;  // of W: rows of sums
@@ -55,6 +57,9 @@ struct ProductKernel {
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
   void (*multiply)(const ProductArgs&, int64_t piece, int64_t first_vector, int64_t last_vector);
   void (*combine)(const ProductArgs&, int64_t split, int64_t first_vector, int64_t last_vector);
+  // The same for up to kFewTokens tokens of features-last x, which need no packing.
+  void (*few)(const ProductArgs&, int64_t piece);
+  void (*combine_few)(const ProductArgs&, int64_t split);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
