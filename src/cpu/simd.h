@@ -78,7 +78,9 @@ BS_INLINE To bits_as(From from) {
 // ports then bound the loop (Zen 3, operands in L1: 50 % of FMA peak without, 80 % with).
 template <class V>
 BS_INLINE V in_register(V v) {
-#if defined(__x86_64__)
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));  // any of 32
+#elif defined(__x86_64__)
   asm("" : "+x"(v));
 #endif
   return v;
@@ -174,16 +176,6 @@ BS_INLINE void store_first(T* p, Vec<S, N> v, int64_t count) {
   T buffer[N];
   store_as<S, N>(static_cast<T*>(buffer), v);
   for (int64_t i = 0; i < count; ++i) p[i] = buffer[i];
-}
-
-template <class S, int N>
-BS_INLINE S sum_of(Vec<S, N> v) {
-  S lanes[N];
-  __builtin_memcpy(lanes, &v, sizeof(v));
-  for (int half = N / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
 }
 
 // Transposes N rows of N lanes: in log2 N rounds, rows `Distance` apart exchange their off-diagonal squares.

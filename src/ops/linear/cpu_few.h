@@ -15,6 +15,34 @@ namespace {
 
 constexpr int kSumsInFlight = 8;  // independent sums that keep two FMA units of latency 4 busy
 
+// totals[i] = the sum of the lanes of v[i]: 8 vectors are folded to 8 lanes or fewer, transposed and added as rows.
+template <class S, int L>
+BS_INLINE void sums_of(Vec<S, L> (&v)[kSumsInFlight], S* totals) {
+  if constexpr (L > kSumsInFlight) {
+    constexpr int kHalf = L / 2;
+    Vec<S, kHalf> folded[kSumsInFlight];
+#pragma GCC unroll 8
+    for (int i = 0; i < kSumsInFlight; ++i) {
+      Vec<S, kHalf> half[2];
+      __builtin_memcpy(half, &v[i], sizeof(half));
+      folded[i] = half[0] + half[1];
+    }
+    sums_of<S, kHalf>(folded, totals);
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kSumsInFlight; i += L) {
+      Vec<S, L> square[L];
+#pragma GCC unroll 8
+      for (int r = 0; r < L; ++r) square[r] = v[i + r];
+      transpose<S, L>(square);
+      Vec<S, L> total = square[0];
+#pragma GCC unroll 8
+      for (int r = 1; r < L; ++r) total += square[r];
+      store_as<S, L>(totals + i, total);
+    }
+  }
+}
+
 // One block of a piece's list, with what all strips need to know of it.
 template <class C>
 struct FewBlock {
@@ -61,8 +89,13 @@ __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece
     if (k < block.depth)
       step(k, [&](const auto* p) __attribute__((always_inline)) { return load_first<S, L>(p, block.depth - k); });
   }
+  Vec<S, L> flat[kSumsInFlight];
+#pragma GCC unroll 8
+  for (int i = 0; i < kSumsInFlight; ++i) flat[i] = sum[i / Tokens][i % Tokens];
+  S totals[kSumsInFlight];
+  sums_of<S, L>(flat, totals);
   for (int o = 0; o < O; ++o) {
-    for (int t = 0; t < Tokens; ++t) sums[t * a.block + strip + o] = sum_of<S, L>(sum[o][t]);
+    for (int t = 0; t < Tokens; ++t) sums[t * a.block + strip + o] = totals[o * Tokens + t];
   }
 }
 
