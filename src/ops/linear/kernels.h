@@ -102,7 +102,7 @@ struct GradientKernel {
   DType dtype;
   Tile tile;
   int lanes;
-  void (*pack)(const RowsToPack&, int64_t feature_block);
+  void (*pack)(const RowsToPack&, int64_t first_feature_block, int64_t last_feature_block);
   void (*multiply)(const GradientArgs&, int64_t first_block, int64_t last_block);
 };
 
