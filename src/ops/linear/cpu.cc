@@ -143,6 +143,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .bias = p.bias,
                     .activation = p.activation,
                     .pieces = walk.pieces.data(),
+                    .piece_count = static_cast<int64_t>(walk.pieces.size()),
                     .refs = walk.refs.data(),
                     .splits = walk.splits.data(),
                     .partial = carver.take(plan.partial_bytes)};

@@ -162,14 +162,27 @@ void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, cons
   else multiply_vectors<C, O>(a, chunk, RowsOfW<S, B>{w, strip}, x, vectors, sums, first);
 }
 
+// Asks for a strip's share of the weights that come next. In dgrad they lie anywhere in memory, and no prefetcher
+// follows.
+template <class C>
+BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip) {
+  constexpr int64_t kLine = 64;
+  const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T)), share = C::tile.outputs * row;
+  for (int i = 0; i < next.count; ++i) {
+    const char* w = static_cast<const char*>(a.w) + next.refs[i].weight * a.block * row + strip * row;
+    for (int64_t byte = 0; byte < share; byte += kLine) __builtin_prefetch(w + byte);
+  }
+}
+
 // All strips of a chunk: sums [vectors][b][lanes] (+)= W x.
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const XView<typename C::S>& x, int vectors,
-                    typename C::S* sums, bool first) {
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::S>& x,
+                    int vectors, typename C::S* sums, bool first) {
   using S = typename C::S;
   constexpr int O = C::tile.outputs, L = C::lanes;
   for (int strip = 0; strip < a.block; strip += O) {
     S* s = sums + strip * L;
+    prefetch_strip<C>(a, next, strip);
     if (C::narrow || a.gates != nullptr) {
       alignas(64) S copies[kMaxBlock * O];
       for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i].weight, strip, copies + i * a.block * O);
@@ -192,6 +205,16 @@ typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
 }
 
+// The chunk after this one, as far as gates do not matter: of this piece, or the first one of the next piece.
+inline Chunk following(const ProductArgs& a, const Piece& piece, int32_t next, int most) {
+  int32_t last = piece.last;
+  if (next == last && &piece + 1 < a.pieces + a.piece_count) {
+    next = (&piece + 1)->first;
+    last = (&piece + 1)->last;
+  }
+  return {a.refs + next, least(most, last - next)};
+}
+
 template <class C>
 void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typename C::S>& x, int64_t vector,
                     int vectors) {
@@ -212,7 +235,7 @@ void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typena
         if (static_cast<const S*>(a.gates)[a.refs[next].weight] != S{0}) live[chunk.count++] = a.refs[next];
       }
     }
-    multiply_chunk<C>(a, chunk, x, vectors, sums, first);
+    multiply_chunk<C>(a, chunk, following(a, piece, next, most), x, vectors, sums, first);
     first = false;
   }
   for (int v = 0; v < vectors; ++v) {

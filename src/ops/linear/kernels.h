@@ -43,6 +43,7 @@ struct ProductArgs {
   Activation activation = Activation::none;
 
   const Piece* pieces = nullptr;
+  int64_t piece_count = 0;
   const BlockRef* refs = nullptr;
   const Split* splits = nullptr;
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
