@@ -20,6 +20,8 @@ struct ProductConfig {
   static constexpr int lanes = kLanes<S>;
   static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
   static constexpr bool narrow = sizeof(T) < sizeof(S);
+  // Strips of W are copied before use, but for plain f32: f64 is for gradient checks, not worth its own kernels.
+  static constexpr bool copies = D != DType::f32;
 };
 
 // The place of a block of outputs of one token in y, residual and bias.

@@ -5,7 +5,7 @@
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
 //   multiply  one piece (an output block and its list of blocks) for a group of tokens
 //               for each chunk of the list (its rows of x stay in L1 or L2)
-//                 for each strip of tile.outputs rows of W:      gates or narrow types: the strip is copied, widened
+//                 for each strip of tile.outputs rows of W:      but for plain f32: the strip is copied, widened
 //                   for each tile of tile.vectors of tokens:     sums stay in registers over the chunk
 //             then finish: bias, residual, activation, store; a slice of a split row stores its sums instead
 //   combine   adds the sums of slices in their fixed order, then finishes
@@ -30,21 +30,25 @@ struct XView {
   int64_t feature, vector;
 };
 
-// W(o, k) of a strip is block()[o * kOutput + k * kInput]. In place: rows of the block are outputs (fprop) ...
+// W(o, k) of a strip is block()[o * kOutput + k * input()]. In place, rows of the block being outputs (fprop): the
+// block size is a constant, so that all rows are reached from one pointer ...
 template <class S, int B>
 struct RowsOfW {
   const S* values;
   int strip;
   BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip * B; }
-  static constexpr int kOutput = B, kInput = 1;
+  static constexpr int kOutput = B;
+  BS_INLINE int64_t input() const { return 1; }
 };
-// ... or columns are (dgrad) ...
-template <class S, int B>
+// ... or columns (dgrad) ...
+template <class S>
 struct ColumnsOfW {
   const S* values;
   int strip;
-  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip; }
-  static constexpr int kOutput = 1, kInput = B;
+  int64_t block_size;
+  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * block_size * block_size + strip; }
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return block_size; }
 };
 // ... or as a widened, gated copy of the chunk's blocks.
 template <class S, int O>
@@ -52,7 +56,8 @@ struct CopyOfW {
   const S* strips;  // [chunk][b][O]
   int block_size;
   BS_INLINE const S* block(int64_t, int position) const { return strips + position * block_size * O; }
-  static constexpr int kOutput = 1, kInput = O;
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return O; }
 };
 
 // A part of a piece's list, blocks with gate 0 left out.
@@ -89,7 +94,7 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[o][v] += wv * xv[v];
       }
-      wb = next_row(wb + WView::kInput);
+      wb = next_row(wb + w.input());
     };
     const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
     int k = 0;
@@ -152,14 +157,21 @@ BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typen
 }
 
 // One strip of a chunk with W where it lies.
-template <class C, int B>
+template <class C>
 void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::S>& x, int vectors,
                        typename C::S* sums, bool first) {
   using S = typename C::S;
   constexpr int O = C::tile.outputs;
   const auto* w = static_cast<const S*>(a.w);
-  if (a.by_in) multiply_vectors<C, O>(a, chunk, ColumnsOfW<S, B>{w, strip}, x, vectors, sums, first);
-  else multiply_vectors<C, O>(a, chunk, RowsOfW<S, B>{w, strip}, x, vectors, sums, first);
+  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, chunk, view, x, vectors, sums, first); };
+  if (a.by_in) return multiply(ColumnsOfW<S>{w, strip, a.block});
+  switch (a.block) {
+    case 8: return multiply(RowsOfW<S, 8>{w, strip});
+    case 16: return multiply(RowsOfW<S, 16>{w, strip});
+    case 32: return multiply(RowsOfW<S, 32>{w, strip});
+    case 64: return multiply(RowsOfW<S, 64>{w, strip});
+    default: return multiply(RowsOfW<S, 128>{w, strip});
+  }
 }
 
 // Asks for a strip's share of the weights that come next. In dgrad they lie anywhere in memory, and no prefetcher
@@ -183,18 +195,12 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next,
   for (int strip = 0; strip < a.block; strip += O) {
     S* s = sums + strip * L;
     prefetch_strip<C>(a, next, strip);
-    if (C::narrow || a.gates != nullptr) {
+    if (C::copies || a.gates != nullptr) {
       alignas(64) S copies[kMaxBlock * O];
       for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i].weight, strip, copies + i * a.block * O);
       multiply_vectors<C, O>(a, chunk, CopyOfW<S, O>{copies, a.block}, x, vectors, s, first);
-    } else if constexpr (!C::narrow) {
-      switch (a.block) {
-        case 8: multiply_in_place<C, 8>(a, chunk, strip, x, vectors, s, first); break;
-        case 16: multiply_in_place<C, 16>(a, chunk, strip, x, vectors, s, first); break;
-        case 32: multiply_in_place<C, 32>(a, chunk, strip, x, vectors, s, first); break;
-        case 64: multiply_in_place<C, 64>(a, chunk, strip, x, vectors, s, first); break;
-        default: multiply_in_place<C, 128>(a, chunk, strip, x, vectors, s, first); break;
-      }
+    } else if constexpr (!C::copies) {
+      multiply_in_place<C>(a, chunk, strip, x, vectors, s, first);
     }
   }
 }
