@@ -90,6 +90,21 @@ TEST(LinearEdge, Shapes) {
   expect_error(c.fprop(), "x has 0 dimensions");
   c.x.rank = 6;
   expect_error(c.fprop(), "x has 6 dimensions, needs 1 to 5");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {60});
+  c.epilogue.bias.rank = 0;
+  expect_error(c.fprop(), "bias has 0 dimensions");
+  c.epilogue.bias.rank = -3;
+  expect_error(c.fprop(), "bias has -3 dimensions");
+  c = Call();
+  c.epilogue.residual = ConstTensor(c.memory.data(), DType::f32, {1, 1, 1, 1, 5, 60});
+  expect_error(c.fprop(), "residual has 6 dimensions");
+  c = Call();
+  c.gates.rank = 0;
+  expect_error(c.fprop(), "gates has 0 dimensions");
+  c = Call();
+  c.x.stride[0] = int64_t{1} << 60;
+  expect_error(c.fprop(), "too large");
 }
 
 TEST(LinearEdge, Dtypes) {
