@@ -19,7 +19,7 @@ reference before it is timed.
   --vs LIST        opponents to time in the same run: dense (every dense library found), openblas, onednn, libxsmm, all
   --file FILE      also the problems of a file, one a line; # begins a comment
   --threads N      for every problem (its own threads=N counts otherwise)
-  --isa NAME       avx512, avx2, scalar or reference
+  --isa NAME       avx512, avx2, neon, scalar or reference
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)

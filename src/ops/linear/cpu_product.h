@@ -134,26 +134,34 @@ void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, 
   }
 }
 
-// strips[k][o] = gate * W(strip + o, k), widened.
-template <class C, int O>
-BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+// copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
+template <class C, int O, int Q>
+BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
   using S = typename C::S;
   const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
   const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
   if (a.by_in) {
     for (int k = 0; k < a.block; ++k) {
-      store_as<S, O>(copy + k * O, load_as<S, O>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
+      store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
     }
     return;
   }
-  for (int k = 0; k < a.block; k += O) {
-    Vec<S, O> square[O];
+  for (int k = 0; k < a.block; k += Q) {
+    Vec<S, Q> square[Q];
 #pragma GCC unroll 8
-    for (int o = 0; o < O; ++o) square[o] = load_as<S, O>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
-    transpose<S, O>(square);
+    for (int o = 0; o < Q; ++o) square[o] = load_as<S, Q>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
+    transpose<S, Q>(square);
 #pragma GCC unroll 8
-    for (int i = 0; i < O; ++i) store_as<S, O>(copy + (k + i) * O, square[i]);
+    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + (k + i) * O, square[i]);
   }
+}
+
+// As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
+template <class C, int O>
+BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+  constexpr int Q = O < C::lanes ? O : C::lanes;
+#pragma GCC unroll 8
+  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, strip + o, copy + o);
 }
 
 // One strip of a chunk with W where it lies.
