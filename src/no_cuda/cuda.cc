@@ -1,5 +1,6 @@
 // The CUDA entry points in a build without CUDA: each says so.
 #include "blocksparse/blocksparse.h"
+#include "cuda/memory.h"
 #include "ops/linear/linear.h"
 
 namespace blocksparse {
@@ -8,6 +9,19 @@ Status cuda_status() {
   return {StatusCode::unavailable,
           "[cuda] this library was built without CUDA; build it with nvcc and -DBLOCKSPARSE_CUDA=ON"};
 }
+
+std::vector<std::string> cuda_kernels() { return {}; }
+Status set_cuda_kernel(std::string_view) { return cuda_status(); }
+Status cuda_prepare(Device) { return cuda_status(); }
+
+namespace cuda {
+
+Result<std::shared_ptr<void>> allocate(Device, size_t) { return cuda_status(); }
+Status copy_to_device(Device, void*, const void*, size_t) { return cuda_status(); }
+Status copy_to_host(Device, void*, const void*, size_t) { return cuda_status(); }
+Status synchronise(Device) { return cuda_status(); }
+
+}  // namespace cuda
 
 namespace linear {
 
