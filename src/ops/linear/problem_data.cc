@@ -10,13 +10,11 @@
 #include "core/convert.h"
 #include "core/random.h"
 #include "core/text.h"
+#include "cuda/memory.h"
 
 namespace blocksparse::linear {
 
 namespace {
-
-constexpr int64_t kGuard = 64;  // bytes of poison before and after a buffer
-constexpr char kPoison = -1;    // NaN in every element type
 
 // A matrix [n, features] with `pad` elements after each row and `offset` before the first.
 Buffer make_matrix(DType dtype, int64_t n, int64_t features, Order order, int64_t pad, int64_t offset) {
@@ -39,17 +37,6 @@ Buffer make_array(DType dtype, std::initializer_list<int64_t> shape) {
   buffer.bytes.assign(static_cast<size_t>(elements * size_of(dtype) + 2 * kGuard), kPoison);
   buffer.tensor.data = buffer.bytes.data() + kGuard;
   return buffer;
-}
-
-// A buffer may move with its vector, so its tensor's pointer stays right; copies have to be pointed anew.
-template <class Body>
-void for_each_element(const Tensor& t, Body&& body) {  // rank 1 to 3
-  const int64_t d0 = t.shape[0], d1 = t.rank > 1 ? t.shape[1] : 1, d2 = t.rank > 2 ? t.shape[2] : 1;
-  for (int64_t i = 0; i < d0; ++i) {
-    for (int64_t j = 0; j < d1; ++j) {
-      for (int64_t k = 0; k < d2; ++k) body(i * t.stride[0] + j * t.stride[1] + k * t.stride[2]);
-    }
-  }
 }
 
 int64_t count_of(const Tensor& t) {
@@ -128,7 +115,11 @@ Result<LinearData> LinearData::make(const LinearCase& c) {
       {.block_size = static_cast<int32_t>(c.block), .out_features = c.out_features, .in_features = c.in_features});
   if (!layout.ok()) return layout.status();
   LinearData data(c, c.transposed ? layout->t() : *layout);
+  data.view_ = data.layout_;
   data.make_data();
+  data.view_.device = c.device;  // so that the workspace is that of the card
+  data.workspace_.assign(data.workspace_size() + static_cast<size_t>(kGuard), kPoison);
+  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(data.move_to_device());
   return data;
 }
 
@@ -176,51 +167,20 @@ void LinearData::make_data() {
       max_epilogue_ += fill(residual_, rng, c.integers);
     }
   }
-  const LayoutView view = layout_;
-  const int64_t tokens = c.n * std::max<int64_t>(1, c.pairs);
-  const size_t size = c.pass == Pass::fprop   ? linear_fprop_workspace_size(view, c.dtype, c.n)
-                      : c.pass == Pass::dgrad ? linear_dgrad_workspace_size(view, c.dtype, c.n)
-                                              : linear_wgrad_workspace_size(view, c.dtype, tokens);
-  workspace_.assign(size, kPoison);
 }
 
-void LinearData::poison() {
-  std::fill(y_.bytes.begin(), y_.bytes.end(), kPoison);
-  std::fill(dgates_.bytes.begin(), dgates_.bytes.end(), kPoison);
-  std::fill(workspace_.begin(), workspace_.end(), kPoison);
-}
-
-Status LinearData::run() {
-  poison();
-  if (case_.accumulate) {
-    y_.bytes = before_.bytes;
-    y_.tensor.data = y_.bytes.data() + kGuard;
-    if (case_.dgates) {
-      dgates_.bytes = gates_before_.bytes;
-      dgates_.tensor.data = dgates_.bytes.data() + kGuard;
+Status LinearData::refill(uint64_t seed) {
+  Random rng(seed);
+  expected_.reset();
+  for (auto* list : {&x_, &dy_}) {
+    double& largest = list == &x_ ? max_x_ : max_dy_;
+    for (Buffer& b : *list) {
+      largest = std::max(largest, fill(b, rng, case_.integers));
+      if (b.device == nullptr) continue;
+      BS_RETURN_IF_ERROR(cuda::copy_to_device(case_.device, b.device.get(), b.bytes.data(), b.bytes.size()));
     }
   }
-  return run_again(w_.tensor.data);
-}
-
-Status LinearData::run_again(const void* w) {
-  const Workspace workspace{workspace_.data(), workspace_.size()};
-  const Stream stream{.threads = static_cast<int32_t>(case_.threads)};
-  ConstTensor values = w_.tensor;
-  values.data = w;
-  const Weights weights(values, gates_.tensor);
-  switch (case_.pass) {
-    case Pass::fprop:
-      return linear_fprop(layout_, x_[0].tensor, weights, {bias_.tensor, residual_.tensor, case_.activation}, y_.tensor,
-                          workspace, stream);
-    case Pass::dgrad: return linear_dgrad(layout_, x_[0].tensor, weights, y_.tensor, workspace, stream);
-    case Pass::wgrad: break;
-  }
-  std::vector<GradPair> pairs;
-  for (size_t i = 0; i < x_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
-  return linear_wgrad(layout_, pairs, case_.dgates || case_.gates ? weights : Weights(),
-                      case_.accumulate ? Accumulate::yes : Accumulate::no, {y_.tensor, dgates_.tensor}, workspace,
-                      stream);
+  return {};
 }
 
 void LinearData::run_reference() {
@@ -316,27 +276,6 @@ LinearData::Error LinearData::compare() {
   }
   error.nonzero = nonzero;
   return error;
-}
-
-std::string LinearData::overrun() const {
-  auto find = [](const Buffer& buffer) -> std::string {
-    std::vector<bool> written(buffer.bytes.size(), false);
-    const int64_t size = size_of(buffer.tensor.dtype);
-    const auto base = static_cast<const char*>(buffer.tensor.data) - buffer.bytes.data();
-    for_each_element(buffer.tensor, [&](int64_t i) {
-      for (int64_t byte = 0; byte < size; ++byte) written[static_cast<size_t>(base + i * size + byte)] = true;
-    });
-    for (size_t i = 0; i < buffer.bytes.size(); ++i) {
-      if (!written[i] && buffer.bytes[i] != kPoison)
-        return concat("byte ", static_cast<int64_t>(i) - base, " was written");
-    }
-    return "";
-  };
-  if (std::string found = find(y_); !found.empty()) return "output: " + found;
-  if (dgates_.tensor.given()) {
-    if (std::string found = find(dgates_); !found.empty()) return "dgates: " + found;
-  }
-  return "";
 }
 
 double LinearData::flops() const {

@@ -1,0 +1,6 @@
+#include "ops/linear/cuda_generic.h"
+
+namespace blocksparse::linear {
+CudaProductKernel cuda_product_generic_f64() { return make_generic_product<double>(DType::f64); }
+CudaGradientKernel cuda_gradient_generic_f64() { return make_generic_gradient<double>(DType::f64); }
+}  // namespace blocksparse::linear
