@@ -160,6 +160,14 @@ size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int
   return cuda_workspace_bytes(cuda_problem(pass, layout, dtype, n));
 }
 
+Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
+  const auto card = cuda::card_of(layout.device);
+  if (!card.ok()) return card.status();
+  const auto kernel = kernel_for(cuda_problem(pass, layout, dtype, n), *card);
+  if (!kernel.ok()) return kernel.status();
+  return std::string(name_of(*kernel));
+}
+
 }  // namespace linear
 
 std::vector<std::string> cuda_kernels() {

@@ -107,8 +107,13 @@ class LinearData {
   };
   // Compares with the reference, which is run on first use.
   Error compare();
+  // The same for `count` elements of the output at random, each computed by itself: for problems too large for that.
+  Error spot_check(int64_t count);
   // Empty, or what was written outside of the outputs.
   std::string overrun() const;
+
+  // What runs it: "avx2", or the name of a CUDA kernel.
+  Result<std::string> kernel() const;
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
@@ -116,6 +121,8 @@ class LinearData {
   const Tensor& x() const { return x_[0].tensor; }
   const Tensor& dy() const { return dy_[0].tensor; }
   const Tensor& weights() const { return w_.tensor; }
+  // Any of these as the op finds it: on the card, if the problem lies there.
+  Tensor placed(const Tensor& tensor) const;
   const void* weights_on_device() const { return placed(w_).data; }
   const Tensor& output() const { return y_.tensor; }
 
@@ -127,7 +134,15 @@ class LinearData {
   void make_data();
   size_t workspace_size() const;
   Status move_to_device();
-  Tensor placed(const Buffer& buffer) const;  // its tensor where the op finds it
+  Tensor placed(const Buffer& buffer) const;
+  // What may be wrong of results, before they are rounded.
+  struct Bounds {
+    double output, gates;
+  };
+  Bounds bounds() const;
+  void check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const;
+  LayoutView plain_layout() const;
+  Product host_product() const;
   void run_reference();
 
   LinearCase case_;

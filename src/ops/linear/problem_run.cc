@@ -53,6 +53,16 @@ Tensor LinearData::placed(const Buffer& buffer) const {
   return tensor;
 }
 
+Tensor LinearData::placed(const Tensor& tensor) const {
+  std::vector<const Buffer*> buffers = {&w_, &y_, &dgates_};
+  for (const Buffer& x : x_) buffers.push_back(&x);
+  for (const Buffer& dy : dy_) buffers.push_back(&dy);
+  for (const Buffer* b : buffers) {
+    if (b->tensor.given() && b->tensor.data == tensor.data) return placed(*b);
+  }
+  return tensor;
+}
+
 Status LinearData::upload_outputs() {
   if (device_workspace_ == nullptr) return {};
   BS_RETURN_IF_ERROR(cuda::copy_to_device(case_.device, device_workspace_.get(), workspace_.data(), workspace_.size()));
@@ -92,6 +102,14 @@ Status LinearData::run() {
   BS_RETURN_IF_ERROR(upload_outputs());
   BS_RETURN_IF_ERROR(run_again(placed(w_).data));
   return download_outputs();
+}
+
+Result<std::string> LinearData::kernel() const {
+  const int64_t n = case_.n * (case_.pass == Pass::wgrad ? case_.pairs : 1);
+  if (case_.device.type == DeviceType::cuda) return cuda_choice(case_.pass, view_, case_.dtype, n);
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return std::string(name_of(*isa));
 }
 
 Status LinearData::run_again(const void* w) {
