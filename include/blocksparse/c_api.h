@@ -169,6 +169,7 @@ BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32
 /* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
  */
 BS_API const char* bs_torch_register(void);
+BS_API const char* bs_torch_register_cuda(void); /* the same for CUDA */
 
 #ifdef __cplusplus
 }

@@ -5,8 +5,8 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/number.h"
 #include "cuda/ptx/copy.h"
@@ -47,39 +47,85 @@ struct TileShape {
   }
 };
 
-// Where something along one side of a tile lies: its offset in elements, and how many from there on are inside; what is
-// outside counts as 0 and is never read.
+// Where something along one side of a tile lies: its offset in elements, and how many from there on are inside of the
+// matrix. Beyond it the depth counts as 0; what lies across from it is left as it is, its sums mean nothing.
 struct Place {
   int64_t offset;
-  int64_t left;
+  int left;
 };
 
-// A vector of which the first `count` elements are there. Without alignment element by element, at once.
-template <class T>
-__device__ inline void copy_vector(T* to, const T* from, int count, bool aligned) {
+// A side that lies in even steps from the operand's base.
+struct Even {
+  int64_t stride;
+  int left;
+  __device__ Place operator()(int i) const { return {i * stride, left - i}; }
+};
+
+// One vector for each row of a thread's column: from(row) and whether the row is there. Of aligned memory in the
+// background, else element by element at once.
+template <bool RowsAreDepth, int Rows, int Columns, class T, class Source>
+__device__ inline void copy_column(T* to, int first, int inside, bool aligned, Source source) {
+  constexpr int kStep = kThreads / (Columns / kVector<T>), kPitch = pitch_of<T>(Columns);
+  const int bytes = inside * static_cast<int>(sizeof(T));
   if (aligned) {
-    ptx::cp_async_16(to, from, count * static_cast<int>(sizeof(T)));
-    return;
-  }
+#pragma unroll
+    for (int i = 0; i < (Rows + kStep - 1) / kStep; ++i) {
+      if (Rows % kStep != 0 && first + i * kStep >= Rows) return;
+      const auto [from, there] = source(i);
+      if (RowsAreDepth || there) ptx::cp_async_16(to + i * kStep * kPitch, from, there ? bytes : 0);
+    }
+  } else {
 #pragma unroll 1
-  for (int i = 0; i < kVector<T>; ++i) to[i] = i < count ? from[i] : T{};
+    for (int i = 0; first + i * kStep < Rows; ++i) {
+      const auto [from, there] = source(i);
+#pragma unroll 1
+      for (int e = 0; e < kVector<T>; ++e) to[i * kStep * kPitch + e] = there && e < inside ? from[e] : T{};
+    }
+  }
 }
 
-// Starts the copy of a tile. Element (across, depth) lies at base[across(i).offset + depth(k).offset]. Both orders go
-// through one loop: four loops in a kernel took ptxas three times as long.
+// Rows of `Columns` elements. A thread has one column of vectors, so it asks only once for the place of that.
+template <bool RowsAreDepth, int Rows, int Columns, class T, class RowPlace, class ColumnPlace>
+__device__ inline void copy_rows(T* to, const T* base, bool aligned, RowPlace row_place, ColumnPlace column_place) {
+  constexpr int kVectors = Columns / kVector<T>, kStep = kThreads / kVectors;
+  static_assert(kThreads % kVectors == 0);
+  struct Source {
+    const T* from;
+    bool there;
+  };
+  const int first = static_cast<int>(threadIdx.x) / kVectors,
+            column = static_cast<int>(threadIdx.x) % kVectors * kVector<T>;
+  const Place c = column_place(column);
+  const int inside = min(c.left, kVector<T>);
+  if (!RowsAreDepth && inside <= 0) {  // the depth has ended
+    copy_column<true, Rows, Columns>(to + first * pitch_of<T>(Columns) + column, first, 0, true,
+                                     [&](int) { return Source{base, false}; });
+    return;
+  }
+  if (inside <= 0) return;
+  to += first * pitch_of<T>(Columns) + column;
+  base += c.offset;
+  if constexpr (std::is_same_v<RowPlace, Even>) {  // a step from row to row, and no more
+    const T* from = base + first * row_place.stride;
+    const int64_t step = kStep * row_place.stride;
+    copy_column<RowsAreDepth, Rows, Columns>(to, first, inside, aligned, [&](int i) {
+      const bool there = first + i * kStep < row_place.left;
+      return Source{there ? from + i * step : base, there};
+    });
+  } else {
+    copy_column<RowsAreDepth, Rows, Columns>(to, first, inside, aligned, [&](int i) {
+      const Place r = row_place(first + i * kStep);
+      return Source{r.left > 0 ? base + r.offset : base, r.left > 0};
+    });
+  }
+}
+
+// Starts the copy of a tile. Element (across, depth) lies at base[across(i).offset + depth(k).offset].
 template <int Across, class T, class AcrossPlace, class DepthPlace>
 __device__ inline void load_tile(const Tile<T>& tile, const T* base, bool aligned, AcrossPlace across,
                                  DepthPlace depth) {
-  constexpr int kVectors = Across * 8;
-  const int shift = tile.depth_contiguous ? 3 : std::countr_zero(static_cast<unsigned>(Across / kVector<T>));
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < kVectors; i += kThreads) {
-    const int row = i >> shift, column = (i & ((1 << shift) - 1)) * kVector<T>;
-    const Place a = across(tile.depth_contiguous ? row : column), d = depth(tile.depth_contiguous ? column : row);
-    const int64_t along = tile.depth_contiguous ? d.left : a.left, rows = tile.depth_contiguous ? a.left : d.left;
-    const int count = rows > 0 ? static_cast<int>(min(max(along, int64_t{0}), int64_t{kVector<T>})) : 0;
-    copy_vector(tile.data + row * tile.pitch + column, count > 0 ? base + a.offset + d.offset : base, count, aligned);
-  }
+  if (tile.depth_contiguous) copy_rows<false, Across, kDepth<T>>(tile.data, base, aligned, across, depth);
+  else copy_rows<true, kDepth<T>, Across>(tile.data, base, aligned, depth, across);
 }
 
 // load(step, stage) starts the copies of a step, compute(stage) uses them; loads run Stages - 1 steps ahead. All copies

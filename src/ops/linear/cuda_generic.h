@@ -4,7 +4,7 @@
 // Who does what
 //   grid      product: a tile of 64 tokens x (up to 64) outputs of one piece for each thread block
 //             gradient: 64 inputs x (up to 64) outputs of dW, so 64 / b neighbouring blocks, for each thread block
-//   load      all threads copy tiles of 128 bytes of depth, two ahead; what is outside of the matrix becomes 0
+//   load      all threads copy tiles of 128 bytes of depth, two or three ahead; what is outside of the matrix becomes 0
 //   compute   4 warps of 16 rows: mma.sync for bf16 and f16, fused multiply-add for f32 and f64
 //   finish    sums go through shared memory, so that memory is written in its order whatever that is
 // The depth of a product is the list of blocks laid end to end, b inputs each; that of a gradient is the tokens.
@@ -17,12 +17,11 @@
 namespace blocksparse::linear {
 namespace {
 
+using cuda::Even;
 using cuda::kDepth;
 using cuda::kThreads;
 using cuda::kTileRows;
 using cuda::Place;
-
-constexpr int kStages = 3;
 
 // Config: the element type and the outputs of a tile.
 template <class T, int N>
@@ -30,13 +29,14 @@ struct Generic {
   using Element = T;
   using Sum = SumOf<T>;
   static constexpr int outputs = N;
+  static constexpr int stages = N == 64 ? 3 : 4;
   static constexpr int left_elements = cuda::TileShape<T, kTileRows>::elements;
   static constexpr int right_elements = cuda::TileShape<T, N>::elements;
   static constexpr int gates_elements = kDepth<T> / 8;
   static constexpr int stage_bytes =
       (left_elements + right_elements) * static_cast<int>(sizeof(T)) + 64;  // and gates, up to 64 bytes
   static constexpr int pitch = N + 1;                                       // of the sums in shared memory
-  static constexpr int shared_bytes = kStages * stage_bytes;
+  static constexpr int shared_bytes = stages * stage_bytes;
   static_assert(gates_elements * sizeof(Sum) <= 64);
   static_assert(kTileRows * pitch * static_cast<int>(sizeof(Sum)) <= shared_bytes, "sums take the place of the stages");
 };
@@ -61,6 +61,9 @@ struct DeviceMatrix {
 
   __device__ bool features_contiguous() const { return feature_stride == 1; }
 };
+
+// Of a side of a tile, so that 32 bits will do.
+__device__ inline int inside_tile(int64_t left) { return static_cast<int>(min(max(left, int64_t{0}), int64_t{256})); }
 
 __device__ inline bool warp_has_rows(int64_t rows) { return static_cast<int>(threadIdx.x) / 32 * 16 < rows; }
 
@@ -110,7 +113,8 @@ struct Finish {
 struct GenericProduct {
   DeviceWalk walk;
   int32_t block, block_shift;
-  int64_t n, inputs, outputs;
+  int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
+  int64_t n, outputs;
   DeviceMatrix x, w;  // w: a block, its rows the outputs ("tokens") and its columns the inputs
   const void* gates;
   Finish finish;
@@ -135,43 +139,60 @@ struct ProductItem {
   }
 };
 
+// The blocks of a piece laid end to end, from one step of the depth on.
+struct BlocksInDepth {
+  const BlockRef* refs;
+  int32_t left;   // refs from here on
+  int32_t inner;  // where in the first block the step begins
+  int32_t block, shift;
+  int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
+
+  __device__ static BlocksInDepth make(const GenericProduct& p, const Piece& piece, int64_t depth) {
+    const auto blocks = static_cast<int32_t>(depth >> p.block_shift);
+    return {p.walk.refs + piece.first + blocks,
+            piece.last - piece.first - blocks,
+            static_cast<int32_t>(depth) & (p.block - 1),
+            p.block,
+            p.block_shift,
+            p.last_block,
+            p.ragged};
+  }
+
+  // Calls body(ref, inner, inputs left in the block) for the input at `k`; a piece that has ended gives nothing left.
+  template <class Body>
+  __device__ auto at(int k, Body body) const {
+    const int32_t all = inner + k, i = all >> shift, in_block = all & (block - 1);
+    const BlockRef ref = i < left ? refs[i] : BlockRef{0, 0};
+    const int32_t inside = i < left ? (ref.from == last_block ? ragged : block) - in_block : 0;
+    return body(ref, in_block, inside);
+  }
+};
+
 template <class K>
 __device__ void load_product(const GenericProduct& p, const ProductItem& item, int64_t step, const Stage<K>& stage) {
   using T = typename K::Element;
-  const int32_t first = item.piece.first, blocks = item.piece.last - first;
-  const int64_t depth = step * kDepth<T>, end = int64_t{blocks} << p.block_shift;
-  // Where the depth k lies in x and in w, and how much of the block is left there.
-  struct At {
-    BlockRef ref;
-    int32_t inner;
-    int64_t left;
+  const auto blocks = BlocksInDepth::make(p, item.piece, step * kDepth<T>);
+  const auto inputs = [&](int k) {
+    return blocks.at(k, [&](BlockRef ref, int32_t inner, int32_t left) -> Place {
+      return {(int64_t{ref.from} * p.block + inner) * p.x.feature_stride, left};
+    });
   };
-  const auto at = [&](int k) -> At {
-    const int64_t all = depth + k;
-    if (all >= end) return {{0, 0}, 0, 0};
-    const BlockRef ref = p.walk.refs[first + (all >> p.block_shift)];
-    const auto inner = static_cast<int32_t>(all & (p.block - 1));
-    return {ref, inner, min(int64_t{p.block}, p.inputs - int64_t{ref.from} * p.block) - inner};
+  const auto weights = [&](int k) {
+    return blocks.at(k, [&](BlockRef ref, int32_t inner, int32_t left) -> Place {
+      return {(int64_t{ref.weight} << 2 * p.block_shift) + inner * p.w.feature_stride, left};
+    });
   };
-  const auto tokens = [&](int i) -> Place { return {(item.token + i) * p.x.token_stride, p.n - item.token - i}; };
-  const auto inputs = [&](int k) -> Place {
-    const At a = at(k);
-    return {(int64_t{a.ref.from} * p.block + a.inner) * p.x.feature_stride, a.left};
-  };
-  const auto outputs = [&](int i) -> Place {
-    return {(item.output + i) * p.w.token_stride, p.block - item.output - i};
-  };
-  const auto weights = [&](int k) -> Place {
-    const At a = at(k);
-    return {(int64_t{a.ref.weight} << 2 * p.block_shift) + a.inner * p.w.feature_stride, a.left};
-  };
+  const auto* x = static_cast<const T*>(p.x.data) + item.token * p.x.token_stride;
+  const auto* w = static_cast<const T*>(p.w.data) + item.output * p.w.token_stride;
   const auto left = cuda::TileShape<T, kTileRows>::make(stage.left, p.x.features_contiguous());
   const auto right = cuda::TileShape<T, K::outputs>::make(stage.right, p.w.features_contiguous());
-  cuda::load_tile<kTileRows>(left, static_cast<const T*>(p.x.data), p.x.aligned, tokens, inputs);
-  cuda::load_tile<K::outputs>(right, static_cast<const T*>(p.w.data), p.w.aligned, outputs, weights);
+  cuda::load_tile<kTileRows>(left, x, p.x.aligned, Even{p.x.token_stride, inside_tile(p.n - item.token)}, inputs);
+  cuda::load_tile<K::outputs>(right, w, p.w.aligned, Even{p.w.token_stride, K::outputs}, weights);
   if (p.gates != nullptr && threadIdx.x < K::gates_elements) {
-    const int k = static_cast<int>(threadIdx.x) * 8;
-    stage.gates[threadIdx.x] = depth + k < end ? static_cast<const SumOf<T>*>(p.gates)[at(k).ref.weight] : 0;
+    const auto* gates = static_cast<const SumOf<T>*>(p.gates);
+    stage.gates[threadIdx.x] =
+        blocks.at(static_cast<int>(threadIdx.x) * 8,
+                  [&](BlockRef ref, int32_t, int32_t left) -> SumOf<T> { return left > 0 ? gates[ref.weight] : 0; });
   }
 }
 
@@ -206,15 +227,15 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
     }
     cuda::Sums<T, K::outputs> sums;
     const int64_t depth = int64_t{item.piece.last - item.piece.first} << p.block_shift;
-    cuda::pipeline<kStages>((depth + kDepth<T> - 1) / kDepth<T>,
-                            [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
-                            [&](int stage) {
-                              const Stage<K> s(shared, stage);
-                              if (!warp_has_rows(p.n - item.token)) return;
-                              sums.add(cuda::TileShape<T, kTileRows>::make(s.left, p.x.features_contiguous()),
-                                       cuda::TileShape<T, K::outputs>::make(s.right, p.w.features_contiguous()),
-                                       p.gates == nullptr ? nullptr : s.gates);
-                            });
+    cuda::pipeline<K::stages>((depth + kDepth<T> - 1) / kDepth<T>,
+                              [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
+                              [&](int stage) {
+                                const Stage<K> s(shared, stage);
+                                if (!warp_has_rows(p.n - item.token)) return;
+                                sums.add(cuda::TileShape<T, kTileRows>::make(s.left, p.x.features_contiguous()),
+                                         cuda::TileShape<T, K::outputs>::make(s.right, p.w.features_contiguous()),
+                                         p.gates == nullptr ? nullptr : s.gates);
+                              });
     auto* staged = reinterpret_cast<typename K::Sum*>(shared);
     sums.for_each([&](int row, int column, typename K::Sum sum) { staged[row * K::pitch + column] = sum; });
     __syncthreads();
@@ -293,15 +314,16 @@ __device__ void load_gradient(const GenericGradient& g, const GradientItem& item
     if (block >= item.last) return {0, 0};
     const int32_t inner = (i & (g.block - 1)) + item.input;
     const int64_t column = int64_t{g.refs[block].from} * g.block + inner;
-    return {column * x_feature, min(int64_t{g.block - inner}, g.in_features - column)};
+    return {column * x_feature, min(g.block - inner, inside_tile(g.in_features - column))};
   };
-  const auto outputs = [&](int i) -> Place { return {(row + i) * dy_feature, g.out_features - row - i}; };
-  const auto x_tokens = [&](int k) -> Place { return {(token + k) * x_token, term.n - token - k}; };
-  const auto dy_tokens = [&](int k) -> Place { return {(token + k) * dy_token, term.n - token - k}; };
+  const auto* x = static_cast<const T*>(term.x) + token * x_token;
+  const auto* dy = static_cast<const T*>(term.dy) + row * dy_feature + token * dy_token;
+  const int tokens = inside_tile(term.n - token);
   const auto left = cuda::TileShape<T, kTileRows>::make(stage.left, term.x_first);
   const auto right = cuda::TileShape<T, K::outputs>::make(stage.right, term.dy_first);
-  cuda::load_tile<kTileRows>(left, static_cast<const T*>(term.x), term.x_aligned, inputs, x_tokens);
-  cuda::load_tile<K::outputs>(right, static_cast<const T*>(term.dy), term.dy_aligned, outputs, dy_tokens);
+  cuda::load_tile<kTileRows>(left, x, term.x_aligned, inputs, Even{x_token, tokens});
+  cuda::load_tile<K::outputs>(right, dy, term.dy_aligned, Even{dy_feature, inside_tile(g.out_features - row)},
+                              Even{dy_token, tokens});
 }
 
 // Calls body(offset in dW, sum) for the elements of block `i` in the tile that lie inside of the matrix, and with 0 for
@@ -363,7 +385,7 @@ __device__ void sum_gradient(const GenericGradient& g, const GradientItem& item,
   cuda::Sums<T, K::outputs> sums;
   for (int i = 0; i < g.terms; ++i) {
     const DeviceTerm& term = g.term(i);
-    cuda::pipeline<kStages>(
+    cuda::pipeline<K::stages>(
         (term.n + kDepth<T> - 1) / kDepth<T>,
         [&](int64_t step, int stage) { load_gradient<K>(g, item, term, step * kDepth<T>, Stage<K>(shared, stage)); },
         [&](int stage) {
@@ -440,12 +462,14 @@ template <class T>
 Status launch_product(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
   const bool split = generic_splits(call.problem);
+  const int64_t last_block = (p.x.features - 1) / block;
   const bool w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
   GenericProduct args{.walk = walk_on_device(p.layout, p.by_in),
                       .block = block,
                       .block_shift = shift_of(block),
+                      .last_block = static_cast<int32_t>(last_block),
+                      .ragged = static_cast<int32_t>(p.x.features - last_block * block),
                       .n = p.x.n,
-                      .inputs = p.x.features,
                       .outputs = p.y.features,
                       .x = matrix_of<T>(p.x),
                       .w = {p.w, p.by_in ? 1 : block, p.by_in ? block : 1, w_aligned},
