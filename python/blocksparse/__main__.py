@@ -24,6 +24,7 @@ def _info() -> None:
         ("in use", cpu_isa()),
         ("threads", str(_lib.ask("bs_default_threads"))),
         ("CUDA", cuda_status() or "available"),
+        ("CUDA kernels", _lib.ask("bs_cuda_kernels").decode() or "none in this build"),
         ("NumPy", np.__version__),
     ]
     if importlib.util.find_spec("torch"):
@@ -31,7 +32,8 @@ def _info() -> None:
 
         from .torch import _ops
 
-        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", _ops.KERNELS)]
+        kernels = f"{_ops.KERNELS}; on CUDA {_ops.CUDA_KERNELS}"
+        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", kernels)]
     else:
         rows.append(("PyTorch", "not installed"))
     for name, value in rows:

@@ -1,6 +1,8 @@
 #include "core/index.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "core/text.h"
 
@@ -36,6 +38,18 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
   s.out_of = place(blocks);
   s.words = next;
   return s;
+}
+
+int64_t split_cap(int64_t rows, int64_t blocks) {
+  const int64_t mean = rows > 0 ? blocks / rows : 0;
+  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
+}
+
+int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks) {
+  const int64_t cap = split_cap(rows, blocks);
+  if (columns <= cap) return 0;
+  // Of rows with l > cap blocks there are at most blocks / (cap + 1), and each has less than l / cap + 1 slices.
+  return std::min(kMaxSlots, blocks / cap + blocks / (cap + 1));
 }
 
 const Header& header_of(const LayoutView& view) { return *reinterpret_cast<const Header*>(view.index); }
@@ -86,6 +100,30 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                     .out_features = join_words(h.out_features),
                     .in_features = join_words(h.in_features),
                     .blocks = h.blocks};
+}
+
+Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const Sizes& sizes, Device device) {
+  const int64_t b = sizes.block_size;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t most_features = kMost * std::max<int64_t>(b, 1);
+  if (!is_block_size(b)) return invalid("[layout] block_size is ", b, ", needs 8, 16, 32, 64 or 128");
+  if (std::min({sizes.out_features, sizes.in_features, sizes.blocks}) < 0 || sizes.blocks > kMost ||
+      std::max(sizes.out_features, sizes.in_features) > most_features) {
+    return invalid("[layout] ", sizes.blocks, " blocks of ", sizes.out_features, " x ", sizes.in_features,
+                   " features are no layout");
+  }
+  const int64_t words =
+      index_sections((sizes.out_features + b - 1) / b, (sizes.in_features + b - 1) / b, sizes.blocks).words;
+  if (words != static_cast<int64_t>(index.size()) || index.data() == nullptr) {
+    return invalid("[layout] index has ", index.size(), " words, ", sizes.blocks, " blocks of ", b, " in ",
+                   sizes.out_features, " x ", sizes.in_features, " features need ", words);
+  }
+  return LayoutView{.index = index.data(),
+                    .device = device,
+                    .block_size = sizes.block_size,
+                    .out_features = sizes.out_features,
+                    .in_features = sizes.in_features,
+                    .blocks = sizes.blocks};
 }
 
 }  // namespace blocksparse

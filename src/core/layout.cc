@@ -50,11 +50,6 @@ Status check_block_count(size_t blocks) {
   return {};
 }
 
-int64_t split_cap(int64_t rows, int64_t blocks) {
-  const int64_t mean = rows > 0 ? blocks / rows : 0;
-  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
-}
-
 // Cuts the rows given by `starts` into pieces, longest first, and lists the rows that were cut.
 struct Cut {
   std::vector<Piece> pieces;

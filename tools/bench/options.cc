@@ -16,10 +16,13 @@ const char* const kUsage = R"(blocksparse-bench [options] "PROBLEM" ...
 A problem is one line, such as "linear:fprop f32 n=64 b=32 random(128,0.1) seed=1". Its result is compared with an f64
 reference before it is timed.
 
-  --vs LIST        opponents to time in the same run: dense (every dense library found), openblas, onednn, libxsmm, all
+  --device NAME    cpu, or cuda: the first card
+  --vs LIST        opponents to time in the same run: dense (every dense library found), all, or of openblas, onednn,
+                   libxsmm (on the CPU), cublas, cublas_tf32 (on a card)
   --file FILE      also the problems of a file, one a line; # begins a comment
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       avx512, avx2, neon, scalar or reference
+  --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
@@ -65,7 +68,22 @@ Status choose_opponents(std::string_view list, std::vector<std::string>& chosen)
   return {};
 }
 
-enum Code { kVs = 1, kFile, kThreads, kIsa, kCold, kHot, kRotate, kSamples, kJson, kCheck, kList, kHelp };
+enum Code {
+  kVs = 1,
+  kDevice,
+  kCudaKernel,
+  kFile,
+  kThreads,
+  kIsa,
+  kCold,
+  kHot,
+  kRotate,
+  kSamples,
+  kJson,
+  kCheck,
+  kList,
+  kHelp
+};
 
 Status set_option(Options& options, int code, const char* value) {
   Result<int64_t> number = int64_t{0};
@@ -73,6 +91,10 @@ Status set_option(Options& options, int code, const char* value) {
     case kVs: return choose_opponents(value, options.opponents);
     case kFile: return read_problems(value, options.problems);
     case kIsa: return set_cpu_isa(value);
+    case kCudaKernel: return set_cuda_kernel(value);
+    case kDevice:
+      options.cuda = std::string_view(value) == "cuda";
+      return options.cuda || std::string_view(value) == "cpu" ? Status() : invalid("--device ", value, ": cpu or cuda");
     case kCold: options.hot = false; return {};
     case kHot: options.cold = false; return {};
     case kJson: options.json = true; return {};
@@ -98,6 +120,8 @@ Result<Options> parse_options(int argc, char** argv) {
                           {"file", required_argument, nullptr, kFile},
                           {"threads", required_argument, nullptr, kThreads},
                           {"isa", required_argument, nullptr, kIsa},
+                          {"device", required_argument, nullptr, kDevice},
+                          {"cuda-kernel", required_argument, nullptr, kCudaKernel},
                           {"cold", no_argument, nullptr, kCold},
                           {"hot", no_argument, nullptr, kHot},
                           {"rotate", required_argument, nullptr, kRotate},

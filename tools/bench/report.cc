@@ -38,7 +38,7 @@ std::string version_of(const std::string& library) {
 }  // namespace
 
 void print_json(const Row& r) {
-  std::string line = concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted("cpu: " + cpu_model()),
+  std::string line = concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted(r.device),
                             ", \"threads\": ", r.threads, ", \"kernel\": ", quoted(r.kernel));
   if (r.cold) line += concat(", \"us\": ", r.us.cold.median, ", \"us_quartiles\": ", quartiles(r.us.cold));
   if (r.hot) line += concat(", \"us_hot\": ", r.us.hot.median, ", \"us_hot_quartiles\": ", quartiles(r.us.hot));
@@ -66,10 +66,10 @@ void print_text(const Row& r) {
     std::printf("  %-18s%s\n", library.substr(0, 18).c_str(), times(timing, true).c_str());
   }
   std::printf(
-      "  %d thread%s, %.4g GFLOP/s on live blocks, %.0f %% of FMA peak, %.0f %% of the roofline (%s), error %.2g of "
+      "  %s%.4g GFLOP/s on live blocks, %.0f %% of peak, %.0f %% of the roofline (%s), error %.2g of "
       "its bound\n",
-      r.threads, r.threads == 1 ? "" : "s", r.gflops, 100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(),
-      r.error);
+      r.threads == 0 ? "" : concat(r.threads, r.threads == 1 ? " thread, " : " threads, ").c_str(), r.gflops,
+      100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(), r.error);
   std::fflush(stdout);
 }
 

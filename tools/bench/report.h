@@ -11,6 +11,7 @@ namespace blocksparse::bench {
 
 struct Row {
   std::string problem, kernel;
+  std::string device;  // "cpu: AMD EPYC ..."
   int threads = 1;
   bool cold = true, hot = true;  // which were timed
   Timing us;
