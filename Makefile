@@ -12,7 +12,7 @@ PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-cpp test-python asan lint format bench docs wheel clean
+.PHONY: demo test test-cpp test-python test-aarch64 asan lint format bench docs wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -32,6 +32,15 @@ test-cpp: $(VENV)/.tools
 test-python: $(VENV)/.test
 	$(call step,Python tests)
 	$(PYTHON) -m pytest
+
+test-aarch64: $(VENV)/.tools
+	scripts/install_aarch64.sh
+	$(call step,cross-compiling the library and its tests for 64-bit Arm)
+	cmake --preset aarch64
+	cmake --build --preset aarch64 --parallel $(JOBS)
+	$(call step,C and C++ tests under QEMU: on a CPU with all extensions and on a Cortex-A72)
+	ctest --preset aarch64 --parallel $(JOBS)
+	QEMU_CPU=cortex-a72 ctest --preset aarch64 --parallel $(JOBS)
 
 asan: $(VENV)/.tools
 	scripts/install_gtest.sh

@@ -7,6 +7,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND BLOCKSPARSE_ISAS avx2 avx512)
   set(BLOCKSPARSE_FLAGS_avx2 -mavx2 -mfma)
   set(BLOCKSPARSE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+  list(APPEND BLOCKSPARSE_ISAS neon)
+  # Scheduling before registers are allocated moves the loads of many rows to the front: 131 spills in 8 rows of the
+  # inner loop of GCC 12, none without.
+  set(BLOCKSPARSE_FLAGS_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 endif()
 
 # Kernels are slow unless everything in them is inlined, so they are optimised in debug builds as well.

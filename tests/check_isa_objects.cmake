@@ -1,10 +1,10 @@
-# cmake -DOBJECTS=<list> -P check_isa_objects.cmake
+# cmake -DOBJECTS=<list> -DNM=<nm> -P check_isa_objects.cmake
 # A weak symbol in an ISA object could be linked into a path that older CPUs take.
 foreach(object IN LISTS OBJECTS)
-  if(NOT object MATCHES "cpu_(avx2|avx512)")
+  if(NOT object MATCHES "cpu_(avx2|avx512|neon)")
     continue()
   endif()
-  execute_process(COMMAND nm -C --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${NM} -C --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]* [WVu] [^\n]*" weak "${symbols}")
   if(weak)
     message(SEND_ERROR "${object} defines weak symbols: ${weak}")

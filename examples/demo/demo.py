@@ -2,7 +2,7 @@
 
     python examples/demo/demo.py                    # Python's standard library as text, about 3 minutes
     python examples/demo/demo.py --text my.txt      # any other text
-    python examples/demo/demo.py --quick            # everything once, in about 20 seconds
+    python examples/demo/demo.py --quick            # everything once, in half a minute
 
 Stop it with Ctrl-C and start it again: it continues. Then open out/demo/index.html.
 """
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import multiprocessing
 import os
 import shutil
@@ -64,12 +65,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help="learn these files instead")
     parser.add_argument("--minutes", type=float, default=3.0, help="how long it may take, about (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="small networks, a few steps, about 20 seconds")
+    parser.add_argument("--quick", action="store_true", help="small networks, a few steps, half a minute")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder of the results (default: out/demo)")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run has done")
     options = parser.parse_args()
-    if options.minutes <= 0:
-        parser.error(f"--minutes is {options.minutes:g}, needs more than 0")
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes is {options.minutes:g}, needs a number above 0")
     return options
 
 

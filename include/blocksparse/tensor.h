@@ -35,10 +35,11 @@ struct BasicTensor {
   // Row-major and contiguous.
   BasicTensor(Pointer data, DType dtype, std::initializer_list<int64_t> dims, Device device = {})
       : data(data), dtype(dtype), device(device), rank(static_cast<int32_t>(dims.size())) {
-    int i = 0;
+    if (rank > kMaxRank) return;  // every op refuses it
+    size_t i = 0;
     for (int64_t dim : dims) shape[i++] = dim;
     int64_t step = 1;
-    for (i = rank - 1; i >= 0; --i) {
+    while (i-- > 0) {
       stride[i] = step;
       step *= shape[i];
     }
@@ -55,7 +56,7 @@ struct BasicTensor {
         shape(other.shape),
         stride(other.stride) {}
 
-  bool given() const { return rank > 0; }
+  bool given() const { return data != nullptr || rank != 0; }
 };
 
 using Tensor = BasicTensor<void*>;

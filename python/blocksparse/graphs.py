@@ -11,6 +11,8 @@ Every generator is a pure function of its arguments and seed: the same on every 
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,8 +99,8 @@ def barabasi_albert(
 
     Source: Barabasi and Albert, Science 286:509 (1999), doi:10.1126/science.286.5439.509.
     """
-    count = "" if blocks is None else f",blocks={int(blocks)}"
-    return Layout.from_graph(f"ba({int(nodes)},{int(links)},{int(extra)}{count})", block_size, seed=seed)
+    count = "" if blocks is None else f",blocks={_text(blocks)}"
+    return Layout.from_graph(f"ba({_text(nodes)},{_text(links)},{_text(extra)}{count})", block_size, seed=seed)
 
 
 def block_diagonal(nodes: int, group: int = 1, *, block_size: int) -> Layout:
@@ -160,7 +162,7 @@ class Report:
                 ("longest shortest path", str(self.diameter)),
                 ("pairs without a path", f"{self.unreachable:.2%}"),
                 ("clustering", f"{self.clustering:.3f}"),
-                ("reached after 1, 2, ... steps", ", ".join(f"{share:.1%}" for share in self.mix)),
+                ("reached after 1, 2, ... steps", ", ".join(map(percent, self.mix))),
             ]
         if self.sampled:
             lines.append(("paths, clustering and mix", "of 1024 evenly spaced starts"))
@@ -198,9 +200,19 @@ def mix(layouts: Sequence[Layout]) -> list[float]:
     return [float(share) for share in shares]
 
 
+def percent(share: float) -> str:
+    """Rounded down, so that 100.0 % is all."""
+    return f"{math.floor(share * 1000) / 10:.1f}%"
+
+
 def _or(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
 def _graph(name: str, block_size: int, seed: int, *arguments: float) -> Layout:
-    return Layout.from_graph(f"{name}({','.join(repr(a) for a in arguments)})", block_size, seed=seed)
+    return Layout.from_graph(f"{name}({','.join(map(_text, arguments))})", block_size, seed=seed)
+
+
+def _text(number: float) -> str:
+    """A whole number as one, whatever type it has; else all digits of a float."""
+    return str(operator.index(number)) if hasattr(number, "__index__") else repr(float(number))

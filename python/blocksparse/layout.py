@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +40,27 @@ class Layout:
 
     __slots__ = ("__weakref__", "_handle", "_info", "_tables", "sizes", "transposed")
 
+    _handle: _Handle
+    _info: _lib.LayoutInfo
+    _tables: dict[Any, Any]  # what front ends derive from the layout, by device
     sizes: tuple[int, int]  # (out_features, in_features)
     transposed: bool  # whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes
 
     def __init__(self, pointer: ctypes.c_void_p) -> None:
         """Takes over a layout of the C library; use the from_* methods instead."""
-        self._handle = _Handle(pointer)
-        self._info = _lib.LayoutInfo()
-        self._tables: dict[Any, Any] = {}  # what front ends derive from the layout, by device
-        _lib.call("bs_layout_get_info", pointer, ctypes.byref(self._info))
-        self.sizes = int(self._info.out_features), int(self._info.in_features)
-        self.transposed = bool(self._info.transposed)
+        info = _lib.LayoutInfo()
+        _lib.call("bs_layout_get_info", pointer, ctypes.byref(info))
+        self._set("_handle", _Handle(pointer))
+        self._set("_info", info)
+        self._set("_tables", {})
+        self._set("sizes", (int(info.out_features), int(info.in_features)))
+        self._set("transposed", bool(info.transposed))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"[layout] {name} cannot be set: a layout is immutable")
 
     @property
     def pointer(self) -> ctypes.c_void_p:
@@ -175,6 +183,8 @@ class Layout:
         Raises:
             ValueError: there is no such graph, or its arguments are impossible.
         """
+        if "\0" in name:
+            raise ValueError(f"[graph] {name!r} is no name")
         arguments = (name.encode(), _to_int("seed", seed))
         return cls._make("bs_layout_from_graph", block_size, out_features, in_features, *arguments)
 
@@ -209,15 +219,17 @@ class Layout:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the layout to a .npz file: all of it is there, or, if writing fails, what was there before."""
         path = Path(path)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("wb") as file:
                 np.savez_compressed(file, pattern=self.pattern())
-            Path(temporary).replace(path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                Path(temporary).unlink()
-            raise
+            temporary.replace(path)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise type(error)(error.errno, error.strerror, str(path)) from error  # not the temporary name
+        finally:
+            temporary.unlink(missing_ok=True)
 
     # ---- What it is -------------------------------------------------------------------------------------------------
 
@@ -262,7 +274,7 @@ class Layout:
         handle = ctypes.c_void_p()
         _lib.call("bs_layout_t", self.pointer, ctypes.byref(handle))
         other = Layout(handle)
-        other._tables = self._tables
+        other._set("_tables", self._tables)
         return other
 
     def csr(self) -> tuple[_Int32, _Int32]:
@@ -285,7 +297,7 @@ class Layout:
         return mask
 
     def pattern(self) -> _Int32:
-        """The smallest integer form, for files and state dicts. It does not tell a transposed view from its origin."""
+        """The smallest integer form, for files and state dicts."""
         words = np.empty(self._info.pattern_words, np.int32)
         _lib.call("bs_layout_pattern", self.pointer, words.ctypes.data)
         return words
@@ -336,18 +348,13 @@ class Layout:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.pattern(), self.transposed)
+        return Layout.from_pattern, (self.pattern(),)
 
     def __repr__(self) -> str:
         out_blocks, in_blocks = self.grid
         size = f"{self.out_features} x {self.in_features} in {out_blocks} x {in_blocks} blocks of {self.block_size}"
         count = f"{self.blocks} of {out_blocks * in_blocks} ({self.density:.2%})"
         return f"Layout({size}: {count}{', transposed' if self.transposed else ''})"
-
-
-def _unpickle(pattern: _Int32, transposed: bool) -> Layout:
-    layout = Layout.from_pattern(pattern)
-    return layout.t() if transposed else layout
 
 
 def _to_int(name: str, value: int, bits: int = 63) -> int:

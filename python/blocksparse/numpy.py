@@ -52,11 +52,11 @@ def linear_fprop(
     """
     if activation not in _lib.ACTIVATIONS:
         raise ValueError(f"[linear_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
-    _check_kind(x)
+    _check_kinds(layout, x)
     y = _like(x, layout.out_features) if out is None else out
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
     with _Call(layout, "fprop", x, _tokens(x), threads) as (view, workspace, stream):
-        arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
+        arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y, written=True))
         _lib.call("bs_linear_fprop", view, *arguments, workspace, stream)
     return y
 
@@ -80,10 +80,10 @@ def linear_dgrad(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    _check_kind(dy)
+    _check_kinds(layout, dy)
     dx = _like(dy, layout.in_features) if out is None else out
     with _Call(layout, "dgrad", dy, _tokens(dy), threads) as (view, workspace, stream):
-        arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
+        arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx, written=True))
         _lib.call("bs_linear_dgrad", view, *arguments, workspace, stream)
     return dx
 
@@ -121,8 +121,7 @@ def linear_wgrad(
     """
     xs = [x] if isinstance(x, np.ndarray) else list(x)
     dys = [dy] if isinstance(dy, np.ndarray) else list(dy)
-    for array in (*xs, *dys):
-        _check_kind(array)
+    _check_kinds(layout, *xs, *dys)
     if len(xs) != len(dys):
         raise ValueError(f"[linear_wgrad] {len(xs)} arrays x and {len(dys)} dy, needs as many of each")
     if out is None:
@@ -133,7 +132,7 @@ def linear_wgrad(
     x_tensors = (_lib.Tensor * len(xs))(*[_tensor(a) for a in xs])
     dy_tensors = (_lib.Tensor * len(dys))(*[_tensor(a) for a in dys])
     with _Call(layout, "wgrad", first, sum(_tokens(a) for a in xs), threads) as (view, workspace, stream):
-        gradients = (_pointer(out), _pointer(gates_out))
+        gradients = (_pointer(out, written=True), _pointer(gates_out, written=True))
         arguments = (len(xs), x_tensors, dy_tensors, _pointer(values), _pointer(gates), int(accumulate), *gradients)
         _lib.call("bs_linear_wgrad", view, *arguments, workspace, stream)
     return out
@@ -143,6 +142,8 @@ class _Call:
     """The layout's view, workspace and stream of one call."""
 
     def __init__(self, layout: Layout, which: str, x: Array, n: int, threads: int) -> None:
+        if not 0 <= threads < 1 << 31:
+            raise ValueError(f"[linear] threads is {threads}, needs 0 (all) or more")
         self._layout = layout  # its tables stay as long as the call
         self._view = layout.view()
         size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(self._view), _dtype(x), n)
@@ -168,26 +169,39 @@ def _dtype(x: Array) -> int:
     return code
 
 
+def _check_kinds(layout: object, *arrays: object) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+    for x in arrays:
+        _check_kind(x)
+
+
 def _check_kind(x: object) -> None:
     if not isinstance(x, np.ndarray):
         raise TypeError(f"[linear] needs a NumPy array, got {type(x).__name__}")
 
 
-def _tensor(x: Array) -> _lib.Tensor:
+def _tensor(x: Array, *, written: bool = False) -> _lib.Tensor:
     _check_kind(x)
     if not x.dtype.isnative:
         raise ValueError(f"[linear] an array of {x.dtype}, needs the byte order of this machine")
     size = x.dtype.itemsize
-    return _lib.tensor(x.ctypes.data, _dtype(x), x.shape, [s // size for s in x.strides])
+    if any(stride % size for stride in x.strides):
+        raise ValueError(f"[linear] an array of {x.dtype} with strides of {x.strides} bytes, needs whole elements")
+    if x.ndim > _lib.MAX_RANK and x.flags.c_contiguous:
+        x = x.reshape(-1, x.shape[-1])  # a view
+    if written and not x.flags.writeable:
+        raise ValueError("[linear] an output array is read-only")
+    return _lib.tensor(x.ctypes.data, _dtype(x), x.shape, [stride // size for stride in x.strides])
 
 
-def _pointer(x: Array | None) -> Any:
-    return None if x is None else ctypes.pointer(_tensor(x))
+def _pointer(x: Array | None, *, written: bool = False) -> Any:
+    return None if x is None else ctypes.pointer(_tensor(x, written=written))
 
 
 def _like(x: Array, features: int) -> Array:
     """A new array [..., features] in the order of x: features-first if x is."""
-    if x.ndim == 2 and x.strides[0] == x.itemsize and x.strides[1] != x.itemsize:
+    if x.ndim == 2 and x.strides[0] == x.itemsize and x.strides[1] != x.itemsize and x.shape[0] > 1:
         first: Array = np.empty((features, x.shape[0]), x.dtype).T
         return first
     return np.empty((*x.shape[:-1], features), x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ def plot_layout(layout: Layout, path: str | os.PathLike[str], title: str = "") -
         ModuleNotFoundError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "pictures need matplotlib: pip install blocksparse[viz]", name="matplotlib"
+        ) from error
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -70,7 +76,7 @@ def _draw_mix(axis: Any, report: graphs.Report) -> None:
     steps = range(1, len(report.mix) + 1)
     axis.bar(steps, [100 * share for share in report.mix], color="tab:blue")
     for step, share in zip(steps, report.mix, strict=True):
-        axis.annotate(f"{share:.0%}", (step, 100 * share), ha="center", va="bottom")
+        axis.annotate(f"{math.floor(100 * share)}%", (step, 100 * share), ha="center", va="bottom")
     axis.set(
         xlabel="steps",
         ylabel="% of blocks reached",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 #include <vector>
@@ -195,7 +196,8 @@ bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t i
 bs_status bs_layout_from_coordinates(const int32_t* out, const int32_t* in, int64_t blocks, int64_t out_blocks,
                                      int64_t in_blocks, const bs_blocking* blocking, bs_layout** layout) {
   return make_layout(blocking, layout, [&](Blocking b) -> Result<Layout> {
-    if (blocks < 0) return invalid("[layout] blocks is ", blocks, ", needs 0 or more");
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1;
+    if (blocks < 0 || blocks > kMost) return invalid("[layout] blocks is ", blocks, ", needs 0 to ", kMost);
     if (blocks > 0) {
       BS_RETURN_IF_ERROR(need("layout", "out", out));
       BS_RETURN_IF_ERROR(need("layout", "in", in));

@@ -44,6 +44,7 @@ Status check_tensor(const Named& t) {
   if (size_of(x.dtype) == 0) return invalid(label(t), " has the unknown dtype ", static_cast<int32_t>(x.dtype));
   bool empty = false;
   int64_t elements = 1;
+  double last = 0;  // offset of the last element; no overflow
   for (int i = 0; i < x.rank; ++i) {
     const int64_t dim = x.shape[static_cast<size_t>(i)];
     if (dim < 0) return invalid(label(t), " is ", shape_text(x), ", dimensions need to be 0 or more");
@@ -55,7 +56,9 @@ Status check_tensor(const Named& t) {
       return invalid(label(t), " is ", shape_text(x), ", too large");
     }
     elements *= empty ? 1 : dim;
+    last += static_cast<double>(dim - 1) * static_cast<double>(x.stride[static_cast<size_t>(i)]);
   }
+  if (!empty && last > 0x1p58) return invalid(label(t), " has strides ", strides_text(x), ", too large");
   if (x.data == nullptr && !empty) return invalid(label(t), " is ", shape_text(x), " but its pointer is null");
   if (reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(size_of(x.dtype)) != 0) {
     return invalid(label(t), " is not aligned to its elements of ", size_of(x.dtype), " bytes");

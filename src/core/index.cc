@@ -85,6 +85,18 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
   if (words != static_cast<int64_t>(index.size())) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }
+  auto fits = [b = int64_t{h.block_size}](int64_t features, int64_t blocks) {
+    return features >= 0 && features <= blocks * b && (features + b - 1) / b == blocks;
+  };
+  auto in_range = [](const auto& walk, int64_t rows) {
+    return walk.pieces >= 0 && walk.pieces <= rows + kMaxSlots && walk.splits >= 0 && walk.splits <= kMaxSplits &&
+           walk.slots >= 0 && walk.slots <= kMaxSlots;
+  };
+  if (!fits(join_words(h.out_features), h.out_blocks) || !fits(join_words(h.in_features), h.in_blocks) ||
+      h.blocks > int64_t{h.out_blocks} * h.in_blocks || !in_range(h.by_out, h.out_blocks) ||
+      !in_range(h.by_in, h.in_blocks)) {
+    return invalid("[layout] index is damaged: its header contradicts itself");
+  }
   return LayoutView{.index = index.data(),
                     .block_size = h.block_size,
                     .out_features = join_words(h.out_features),

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() - 1;
 constexpr int32_t kPatternMagic = 0x50415342;  // "BSAP"
 constexpr int32_t kPatternVersion = 1;
-constexpr int64_t kPatternHeader = 12;
+constexpr int64_t kPatternHeader = 13;
 
 struct Grid {
   int64_t out_blocks, in_blocks;
@@ -284,17 +284,20 @@ Result<Layout> Layout::from_pattern(std::span<const int32_t> pattern) {
       from_csr(std::vector<int64_t>(starts.begin(), starts.end()), std::vector<int64_t>(columns.begin(), columns.end()),
                in_blocks, {.block_size = pattern[2], .out_features = wide(6), .in_features = wide(8)});
   if (!layout.ok()) return invalid("[layout] saved layout is damaged: ", layout.status().message());
-  if (layout->hash() != static_cast<uint64_t>(wide(10))) {
+  const Layout meant = pattern[12] != 0 ? layout->t() : *layout;
+  if (meant.hash() != static_cast<uint64_t>(wide(10))) {
     return invalid("[layout] saved layout is damaged: its content does not match its hash");
   }
-  return layout;
+  return meant;
 }
 
 std::vector<int32_t> Layout::pattern() const {
   const Header& h = header_of(view());
-  std::vector<int32_t> pattern{kPatternMagic,    kPatternVersion,  h.block_size,      h.out_blocks,
-                               h.in_blocks,      h.blocks,         h.out_features[0], h.out_features[1],
-                               h.in_features[0], h.in_features[1], h.hash[0],         h.hash[1]};
+  int32_t hash_words[2];
+  split_words(static_cast<int64_t>(hash()), hash_words);
+  std::vector<int32_t> pattern{kPatternMagic, kPatternVersion,   h.block_size,       h.out_blocks,     h.in_blocks,
+                               h.blocks,      h.out_features[0], h.out_features[1],  h.in_features[0], h.in_features[1],
+                               hash_words[0], hash_words[1],     transposed_ ? 1 : 0};
   const std::vector<int32_t> starts = row_start(), cols = columns();
   pattern.insert(pattern.end(), starts.begin(), starts.end());
   pattern.insert(pattern.end(), cols.begin(), cols.end());

@@ -34,7 +34,11 @@ Result<ProblemLine> parse_problem_line(std::string_view line) {
       problem.graph = word;
     } else {
       const size_t equals = word.find('=');
-      problem.options.push_back({word.substr(0, equals), equals == std::string::npos ? "" : word.substr(equals + 1)});
+      const std::string key = word.substr(0, equals);
+      for (const ProblemLine::Option& other : problem.options) {
+        if (other.key == key) return invalid("[problem] \"", line, "\" has ", key, " twice");
+      }
+      problem.options.push_back({key, equals == std::string::npos ? "" : word.substr(equals + 1)});
     }
     word.clear();
     return {};

@@ -12,11 +12,14 @@ namespace {
 constexpr int32_t kNotForced = -1;
 std::atomic<int32_t> forced{kNotForced};
 
-Result<Isa> named_isa(std::string_view name) {
-  const auto isa = parse_isa(name);
-  if (!isa) return invalid("[isa] there is no \"", name, "\"; there are avx512, avx2, scalar, reference");
-  if (!cpu_runs(*isa)) return Status(StatusCode::unavailable, concat("[isa] this CPU does not run ", name));
-  return *isa;
+// "avx2, scalar, reference": best first.
+template <class Wanted>
+std::string list_isas(Wanted wanted) {
+  std::string list;
+  for (auto isa = kAllIsas.rbegin(); isa != kAllIsas.rend(); ++isa) {
+    if (wanted(*isa)) list.append(list.empty() ? "" : ", ").append(name_of(*isa));
+  }
+  return list;
 }
 
 Result<Isa> isa_of_environment() {
@@ -33,6 +36,7 @@ std::string_view name_of(Isa isa) {
     case Isa::scalar: return "scalar";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
+    case Isa::neon: return "neon";
   }
   return "unknown";
 }
@@ -44,27 +48,45 @@ std::optional<Isa> parse_isa(std::string_view name) {
   return std::nullopt;
 }
 
-bool cpu_runs(Isa isa) {
+const Cpu& this_cpu() {
 #if defined(__x86_64__)
+  static const Cpu cpu{.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
+                       .avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")};
+#elif defined(__aarch64__)
+  static const Cpu cpu{.neon = true};
+#else
+  static const Cpu cpu{};
+#endif
+  return cpu;
+}
+
+bool cpu_runs(Isa isa, const Cpu& cpu) {
   switch (isa) {
-    case Isa::avx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    case Isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::neon: return cpu.neon;
+    case Isa::avx512: return cpu.avx512;
+    case Isa::avx2: return cpu.avx2;
     case Isa::scalar:
     case Isa::reference: return true;
   }
   return false;
-#else
-  return isa == Isa::scalar || isa == Isa::reference;
-#endif
 }
 
-Isa best_isa() {
+Isa best_isa(const Cpu& cpu) {
   for (auto isa = kAllIsas.rbegin(); isa != kAllIsas.rend(); ++isa) {
-    if (cpu_runs(*isa)) return *isa;
+    if (cpu_runs(*isa, cpu)) return *isa;
   }
   return Isa::reference;
+}
+
+Result<Isa> named_isa(std::string_view name, const Cpu& cpu) {
+  const auto isa = parse_isa(name);
+  if (!isa) return invalid("[isa] there is no \"", name, "\"; there are ", list_isas([](Isa) { return true; }));
+  if (!cpu_runs(*isa, cpu)) {
+    return Status(StatusCode::unavailable, concat("[isa] this CPU does not run ", name, "; it runs ",
+                                                  list_isas([&](Isa i) { return cpu_runs(i, cpu); })));
+  }
+  return *isa;
 }
 
 Result<Isa> current_isa() {

@@ -4,6 +4,10 @@
 // call no inline function of the standard library.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include <cstdint>
 #include <utility>
 
@@ -78,7 +82,9 @@ BS_INLINE To bits_as(From from) {
 // ports then bound the loop (Zen 3, operands in L1: 50 % of FMA peak without, 80 % with).
 template <class V>
 BS_INLINE V in_register(V v) {
-#if defined(__x86_64__)
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));  // any of 32
+#elif defined(__x86_64__)
   asm("" : "+x"(v));
 #endif
   return v;
@@ -96,6 +102,64 @@ BS_INLINE Vec<S, N> broadcast(S s) {
   return s - Vec<S, N>{};  // s + 0 would have to turn -0 into 0
 }
 
+// The conversions of bf16 and f16, in lanes of 16 and 32 bits.
+template <int N>
+BS_INLINE Vec<uint32_t, N> widen(Vec<uint16_t, N> half) {
+  return __builtin_convertvector(half, Vec<uint32_t, N>);
+}
+
+template <int N>
+BS_INLINE Vec<float, N> float_of_f16(Vec<uint16_t, N> half) {
+  using U = Vec<uint32_t, N>;
+  const U h = widen<N>(half);
+  // The fields moved to where f32 has them, then the exponent corrected by 2^(127 - 15); subnormals come right too.
+  const U magnitude = bits_as<U>(bits_as<Vec<float, N>>((h & 0x7fff) << 13) * 0x1p112f);
+  const U special = (h & 0x7c00) == 0x7c00 ? U{} + 0x7f800000u : U{};
+  return bits_as<Vec<float, N>>(magnitude | special | (h & 0x8000) << 16);
+}
+
+template <int N>
+BS_INLINE Vec<uint16_t, N> f16_of_float(Vec<float, N> v) {
+  using U = Vec<uint32_t, N>;
+  const U bits = bits_as<U>(v);
+  const U sign = (bits >> 16) & 0x8000;
+  const U magnitude = bits & 0x7fffffff;
+  // The last bit of an f32 in [0.5, 1) is 2^-24, the unit of f16's subnormals: adding 0.5 rounds to it.
+  const U aligner = U{} + (126u << 23);
+  const U subnormal = bits_as<U>(bits_as<Vec<float, N>>(magnitude) + bits_as<Vec<float, N>>(aligner)) - aligner;
+  const U normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const U special = magnitude > 0x7f800000 ? U{} + 0x7e00u : U{} + 0x7c00u;
+  U result = magnitude < (113u << 23) ? subnormal : normal;
+  result = magnitude >= (143u << 23) ? special : result;
+  return __builtin_convertvector(result | sign, Vec<uint16_t, N>);
+}
+
+template <int N>
+BS_INLINE Vec<uint16_t, N> bf16_of_float(Vec<float, N> v) {
+  using U = Vec<uint32_t, N>;
+  const U bits = bits_as<U>(v);
+  const U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  const U quiet_nan = (bits >> 16) | 0x40;
+  const U result = (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
+  return __builtin_convertvector(result, Vec<uint16_t, N>);
+}
+
+#if defined(__aarch64__)
+// One instruction each; GCC 12 takes vectors of 8 bytes apart lane by lane to widen them.
+template <>
+BS_INLINE Vec<uint32_t, 4> widen<4>(Vec<uint16_t, 4> half) {
+  return bits_as<Vec<uint32_t, 4>>(vmovl_u16(bits_as<uint16x4_t>(half)));
+}
+template <>
+BS_INLINE Vec<float, 4> float_of_f16<4>(Vec<uint16_t, 4> half) {
+  return bits_as<Vec<float, 4>>(vcvt_f32_f16(bits_as<float16x4_t>(half)));
+}
+template <>
+BS_INLINE Vec<uint16_t, 4> f16_of_float<4>(Vec<float, 4> v) {
+  return bits_as<Vec<uint16_t, 4>>(vcvt_f16_f32(bits_as<float32x4_t>(v)));
+}
+#endif
+
 // load_as<S, N>(p): N elements from any address, as S.
 template <class S, int N>
 BS_INLINE Vec<S, N> load_as(const S* p) {
@@ -108,19 +172,14 @@ template <class S, int N>
 BS_INLINE Vec<S, N> load_as(const BFloat16* p) {
   Vec<uint16_t, N> half;
   __builtin_memcpy(&half, p, sizeof(half));
-  return bits_as<Vec<S, N>>(__builtin_convertvector(half, Vec<uint32_t, N>) << 16);
+  return bits_as<Vec<S, N>>(widen<N>(half) << 16);
 }
 
 template <class S, int N>
 BS_INLINE Vec<S, N> load_as(const Float16* p) {
   Vec<uint16_t, N> half;
   __builtin_memcpy(&half, p, sizeof(half));
-  using U = Vec<uint32_t, N>;
-  const U h = __builtin_convertvector(half, U);
-  // The fields moved to where f32 has them, then the exponent corrected by 2^(127 - 15); subnormals come right too.
-  const U magnitude = bits_as<U>(bits_as<Vec<S, N>>((h & 0x7fff) << 13) * 0x1p112f);
-  const U special = (h & 0x7c00) == 0x7c00 ? U{} + 0x7f800000u : U{};
-  return bits_as<Vec<S, N>>(magnitude | special | (h & 0x8000) << 16);
+  return float_of_f16<N>(half);
 }
 
 template <class S, int N>
@@ -130,29 +189,13 @@ BS_INLINE void store_as(S* p, Vec<S, N> v) {
 
 template <class S, int N>
 BS_INLINE void store_as(BFloat16* p, Vec<S, N> v) {
-  using U = Vec<uint32_t, N>;
-  const U bits = bits_as<U>(v);
-  const U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-  const U quiet_nan = (bits >> 16) | 0x40;
-  const U result = (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
-  const auto half = __builtin_convertvector(result, Vec<uint16_t, N>);
+  const Vec<uint16_t, N> half = bf16_of_float<N>(v);
   __builtin_memcpy(p, &half, sizeof(half));
 }
 
 template <class S, int N>
 BS_INLINE void store_as(Float16* p, Vec<S, N> v) {
-  using U = Vec<uint32_t, N>;
-  const U bits = bits_as<U>(v);
-  const U sign = (bits >> 16) & 0x8000;
-  const U magnitude = bits & 0x7fffffff;
-  // The last bit of an f32 in [0.5, 1) is 2^-24, the unit of f16's subnormals: adding 0.5 rounds to it.
-  const U aligner = U{} + (126u << 23);
-  const U subnormal = bits_as<U>(bits_as<Vec<S, N>>(magnitude) + bits_as<Vec<S, N>>(aligner)) - aligner;
-  const U normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  const U special = magnitude > 0x7f800000 ? U{} + 0x7e00u : U{} + 0x7c00u;
-  U result = magnitude < (113u << 23) ? subnormal : normal;
-  result = magnitude >= (143u << 23) ? special : result;
-  const auto half = __builtin_convertvector(result | sign, Vec<uint16_t, N>);
+  const Vec<uint16_t, N> half = f16_of_float<N>(v);
   __builtin_memcpy(p, &half, sizeof(half));
 }
 
@@ -174,16 +217,6 @@ BS_INLINE void store_first(T* p, Vec<S, N> v, int64_t count) {
   T buffer[N];
   store_as<S, N>(static_cast<T*>(buffer), v);
   for (int64_t i = 0; i < count; ++i) p[i] = buffer[i];
-}
-
-template <class S, int N>
-BS_INLINE S sum_of(Vec<S, N> v) {
-  S lanes[N];
-  __builtin_memcpy(lanes, &v, sizeof(v));
-  for (int half = N / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
 }
 
 // Transposes N rows of N lanes: in log2 N rounds, rows `Distance` apart exchange their off-diagonal squares.

@@ -10,6 +10,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/convert.h"
+#include "core/text.h"
 #include "cpu/isa.h"
 #include "cpu/threads.h"
 #include "ops/linear/problem.h"
@@ -74,6 +75,34 @@ TEST(Isa, ForcingIsCheckedAndEnds) {
   }
   ASSERT_TRUE(set_cpu_isa("").ok());
   EXPECT_EQ(*cpu_isa(), best);
+}
+
+TEST(Isa, IsChosenForCpusThatAreNotAtHand) {
+  struct Case {
+    const char* cpu;
+    Cpu features;
+    Isa best;
+    std::string_view runs;
+  };
+  const Case cases[] = {
+      {"before Haswell", {}, Isa::scalar, "scalar, reference"},
+      {"Zen 3", {.avx2 = true}, Isa::avx2, "avx2, scalar, reference"},
+      {"Zen 5", {.avx2 = true, .avx512 = true}, Isa::avx512, "avx512, avx2, scalar, reference"},
+      {"Cortex-A72", {.neon = true}, Isa::neon, "neon, scalar, reference"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.cpu);
+    EXPECT_EQ(best_isa(c.features), c.best);
+    for (Isa isa : kAllIsas) {
+      const auto named = named_isa(name_of(isa), c.features);
+      if (cpu_runs(isa, c.features)) {
+        EXPECT_EQ(*named, isa);
+        continue;
+      }
+      EXPECT_EQ(named.status().code(), StatusCode::unavailable);
+      EXPECT_EQ(named.status().message(), concat("[isa] this CPU does not run ", name_of(isa), "; it runs ", c.runs));
+    }
+  }
 }
 
 // The identity passes values through the kernels' own conversions; convert.h is the reference for all 65,536 of them.

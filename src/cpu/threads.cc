@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -23,7 +24,10 @@ void run_on_own_threads(int32_t threads, int64_t tasks, void (*body)(void*, int6
     for (int64_t i = next++; i < tasks; i = next++) body(context, i);
   };
   std::vector<std::thread> helpers;
-  for (int32_t t = 1; t < threads; ++t) helpers.emplace_back(work);
+  try {
+    for (int32_t t = 1; t < threads; ++t) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads to be had: those that are there do the work
+  }
   work();
   for (std::thread& helper : helpers) helper.join();
 }
@@ -31,6 +35,8 @@ void run_on_own_threads(int32_t threads, int64_t tasks, void (*body)(void*, int6
 }  // namespace
 
 int32_t default_threads() { return omp_get_max_threads(); }
+
+int32_t most_threads() { return std::max(omp_get_max_threads(), omp_get_num_procs()); }
 
 void threads_detail::run(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
   threads = static_cast<int32_t>(std::min<int64_t>(threads, tasks));

@@ -135,6 +135,9 @@ Result<BlockCoordinates> make_ba(const Call& call, int64_t seed) {
   const int64_t blocks = read.integer("blocks", -1);
   BS_RETURN_IF_ERROR(read.finish());
   if (blocks >= 0) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    const bool possible = links >= 1 && links < nodes && nodes < kMost && extra >= 0 && extra < kMost;
+    if (!possible) return barabasi_albert(nodes, links, extra, seed);  // which says what is wrong
     const int64_t base = 2 * links * (nodes - links) + nodes + links * (links - 1) + 2 * extra;
     if (blocks < base || (blocks - base) % 2 != 0) {
       return invalid("[ba] blocks is ", blocks, ", \"", call.text, "\" can have ", base, " plus an even number");

@@ -1,4 +1,5 @@
 import copy
+import os
 import pickle
 
 import numpy as np
@@ -48,6 +49,25 @@ def test_save_and_load(tmp_path, layout):
     layout.save(path)
     assert Layout.load(path) == layout
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_transposition_is_saved(tmp_path, layout):
+    path = tmp_path / "layout.npz"
+    layout.t().save(path)
+    assert Layout.load(path) == layout.t()
+    assert Layout.from_pattern(layout.t().pattern()) == layout.t()
+    altered = layout.pattern()
+    altered[12] = 1
+    with pytest.raises(ValueError, match="damaged"):
+        Layout.from_pattern(altered)
+    previous = os.umask(0o022)
+    os.umask(previous)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~previous
+
+
+def test_is_immutable(layout):
+    with pytest.raises(AttributeError, match="immutable"):
+        layout.sizes = (1, 1)
 
 
 def test_damaged_files_are_refused(tmp_path, layout):

@@ -7,7 +7,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocksparse import Layout
+from blocksparse import Layout, graphs
 from blocksparse import numpy as ops
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
@@ -113,7 +113,12 @@ def test_leading_dimensions(layout, rng):
         ({"x": np.zeros((5, 90), np.float32)}, ValueError, "w is f64, needs f32"),
         ({"x": np.zeros((5, 180))[:, ::2]}, ValueError, "needs contiguous features"),
         ({"x": [[1.0]]}, TypeError, "needs a NumPy array, got list"),
-        ({"x": np.zeros((1,) * 6 + (90,))}, ValueError, "7 dimensions"),
+        ({"x": np.zeros((1,) * 6 + (180,))[..., ::2]}, ValueError, "7 dimensions"),
+        ({"x": np.zeros((5, 90), [("a", "f8"), ("b", "i1")])["a"]}, ValueError, "needs whole elements"),
+        ({"threads": 2**40}, ValueError, "threads is 1099511627776"),
+        ({"gates": np.array(0.5)}, ValueError, "gates has 0 dimensions"),
+        ({"bias": np.array(5.0)}, ValueError, "bias has 0 dimensions"),
+        ({"residual": np.array(5.0)}, ValueError, "residual has 0 dimensions"),
         ({"values": np.zeros((2, 16, 16))}, ValueError, "w is "),
         ({"bias": np.zeros(61)}, ValueError, r"bias is \[61\], needs \[60\]"),
         ({"residual": np.zeros((5, 61))}, ValueError, "residual is"),
@@ -127,6 +132,26 @@ def test_says_what_is_wrong(layout, change, error, text):
     arguments = {"x": np.zeros((5, 90)), "values": np.zeros(layout.values_shape), **change}
     with pytest.raises(error, match=text):
         ops.linear_fprop(arguments.pop("x"), arguments.pop("values"), layout, **arguments)
+
+
+def test_outputs_are_not_written_to_where_that_is_forbidden(layout):
+    x, w, y = np.zeros((5, 90)), np.zeros(layout.values_shape), np.zeros((5, 60))
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        ops.linear_fprop(x, w, layout, out=y)
+    with pytest.raises(ValueError, match="dgates has 0 dimensions"):
+        ops.linear_wgrad(x, np.zeros((5, 60)), layout, values=w, gates_out=np.array(0.0))
+
+
+def test_layouts_are_layouts():
+    with pytest.raises(TypeError, match="layout is a Report, needs"):
+        ops.linear_dgrad(np.zeros((5, 8)), np.zeros((1, 8, 8)), graphs.report(graphs.dense(1, block_size=8)))
+
+
+def test_many_leading_dimensions(layout, rng):
+    x, w = rng.standard_normal((2, 1, 1, 3, 1, 2, 90)), rng.standard_normal(layout.values_shape)
+    y = ops.linear_fprop(x, w, layout)
+    np.testing.assert_array_equal(y.reshape(12, 60), ops.linear_fprop(x.reshape(12, 90), w, layout))
 
 
 def test_output_may_not_overlap(layout):

@@ -16,6 +16,9 @@ double fma_rate_f32_avx2(double seconds);
 double fma_rate_f64_avx2(double seconds);
 double fma_rate_f32_avx512(double seconds);
 double fma_rate_f64_avx512(double seconds);
+#elif defined(__aarch64__)
+double fma_rate_f32_neon(double seconds);
+double fma_rate_f64_neon(double seconds);
 #endif
 
 namespace {
@@ -24,6 +27,8 @@ double fma_rate(Isa isa, bool wide, double seconds) {
 #if defined(__x86_64__)
   if (isa == Isa::avx512) return wide ? fma_rate_f64_avx512(seconds) : fma_rate_f32_avx512(seconds);
   if (isa == Isa::avx2) return wide ? fma_rate_f64_avx2(seconds) : fma_rate_f32_avx2(seconds);
+#elif defined(__aarch64__)
+  if (isa == Isa::neon) return wide ? fma_rate_f64_neon(seconds) : fma_rate_f32_neon(seconds);
 #endif
   return wide ? fma_rate_f64_scalar(seconds) : fma_rate_f32_scalar(seconds);
 }

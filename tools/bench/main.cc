@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 
 #include "blocksparse/blocksparse.h"
 #include "card.h"
@@ -125,6 +126,10 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   row.device = on_card ? "cuda: " + card_name() : "cpu: " + cpu_model();
   row.threads = on_card ? 0 : static_cast<int>(c->threads);
   row.error = error.worst;
+  if (options.check_only && options.json) {
+    std::printf("{\"problem\": \"%s\", \"error\": %.3g}\n", row.problem.c_str(), row.error);
+    return {};
+  }
   if (options.check_only) {
     std::printf("%s: right, error %.2g of its bound\n", row.problem.c_str(), row.error);
     return {};
@@ -174,4 +179,11 @@ int run(int argc, char** argv) {
 
 }  // namespace blocksparse::bench
 
-int main(int argc, char** argv) { return blocksparse::bench::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return blocksparse::bench::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs("blocksparse-bench: out of memory\n", stderr);
+    return 1;
+  }
+}

@@ -21,7 +21,7 @@ reference before it is timed.
                    libxsmm (on the CPU), cublas, cublas_tf32 (on a card)
   --file FILE      also the problems of a file, one a line; # begins a comment
   --threads N      for every problem (its own threads=N counts otherwise)
-  --isa NAME       avx512, avx2, scalar or reference
+  --isa NAME       avx512, avx2, neon, scalar or reference
   --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,7 +102,11 @@ class Run:
         run = cls(arms.make(arms.KINDS[job.kind], job.settings), job.settings, job.steps)
         if not job.checkpoint.exists():
             return run
-        checkpoint = torch.load(job.checkpoint, weights_only=True)
+        try:
+            checkpoint = torch.load(job.checkpoint, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            print(f"{job.checkpoint} is damaged, so this network starts anew: {error}", file=sys.stderr)
+            return run
         if checkpoint["identity"] != job.identity:
             return run
         run.model.load_state_dict(checkpoint["model"])

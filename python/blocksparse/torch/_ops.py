@@ -14,6 +14,7 @@ meant. The kernels are C++ where PyTorch's stable C interface is there, else Pyt
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from typing import Any
 
@@ -60,7 +61,7 @@ def _check_devices(x: Tensor, *others: Tensor | None) -> None:
             raise ValueError(f"[linear] a tensor is on {other.device}, needs {x.device}, where x is")
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -98,7 +99,7 @@ def _dgrad_fake(
 
 
 def _wgrad_outputs(x: Tensor, blocks: int, block_size: int, wide: bool, gate_gradient: bool) -> tuple[Tensor, Tensor]:
-    sums = _sum_dtype(x.dtype)
+    sums = sum_dtype(x.dtype)
     dw = x.new_empty(blocks, block_size, block_size, dtype=sums if wide else x.dtype)
     return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
 
@@ -184,7 +185,7 @@ def _workspace(which: str, view: _lib.LayoutView, x: Tensor, n: int) -> tuple[_l
 
 
 def _tokens(x: Tensor) -> int:
-    return x.numel() // x.size(-1) if x.dim() and x.size(-1) else 0
+    return math.prod(x.shape[:-1]) if x.dim() else 0
 
 
 def _width(x: Tensor) -> int:

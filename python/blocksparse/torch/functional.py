@@ -23,14 +23,20 @@ def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
     device = torch.device(device) if isinstance(device, str) else device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    tables = layout._tables.get(device)
+    try:
+        tables = layout._tables.get(device)
+    except AttributeError:
+        raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout") from None
     if tables is None:
-        tables = layout._tables[device] = _move_tables(layout, device)
+        tables = _move_tables(layout, device)
+        if type(tables) is Tensor:  # not a fake one, say
+            layout._tables[device] = tables
     return tables
 
 
 def _move_tables(layout: Layout, device: torch.device) -> Tensor:
-    words = torch.from_numpy(layout.index_memory())
+    with torch.inference_mode(False):
+        words = torch.from_numpy(layout.index_memory())
     if device.type == "meta":
         return torch.empty_like(words, device=device)
     if device.type == "cuda":
@@ -40,7 +46,8 @@ def _move_tables(layout: Layout, device: torch.device) -> Tensor:
                 "captured: call blocksparse.torch.index_of(layout, device), or the layer, once before"
             )
         _lib.call("bs_cuda_prepare", device.index)
-    return words.to(device)
+    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
+        return words.to(device)
 
 
 def linear(
@@ -74,6 +81,8 @@ def linear(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"[linear] x is a {type(x).__name__}, needs a torch.Tensor")
     index = index_of(layout, x.device)
     return apply_linear(x, values, index, layout.sizes, layout.transposed, bias, gates, residual, activation)
 
@@ -97,9 +106,10 @@ def linear_wgrad(
     """
     if not xs:
         raise ValueError("[linear_wgrad] xs is empty, needs one tensor at least")
-    wide = dtype is not None and dtype != xs[0].dtype
-    if wide and dtype != torch.float32:
-        raise ValueError(f"[linear_wgrad] dtype is {dtype}, needs {xs[0].dtype} or torch.float32")
+    possible = {xs[0].dtype: False, _ops.sum_dtype(xs[0].dtype): True}
+    wide = False if dtype is None else possible.get(dtype)
+    if wide is None:
+        raise ValueError(f"[linear_wgrad] dtype is {dtype}, needs {' or '.join(map(str, possible))}")
     with torch.no_grad():
         for x in xs:
             _check_width("x", x, layout.in_features)
@@ -130,7 +140,15 @@ def apply_linear(
 
     Every call pays for each line of this function (some 0.1 us), so what the core checks is not checked again.
     """
-    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu") and x.dtype != torch.float64:
+    if x.dim() > _lib.MAX_RANK:
+        residual = None if residual is None else residual.flatten(0, -2)
+        y = apply_linear(x.flatten(0, -2), values, index, sizes, transposed, bias, gates, residual, activation)
+        return y.unflatten(0, x.shape[:-1])
+    if (
+        torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+        and x.dtype.is_floating_point
+        and x.dtype != torch.float64
+    ):
         dtype = torch.get_autocast_dtype("cuda" if x.is_cuda else "cpu")
         x = x.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -144,8 +162,12 @@ def apply_linear(
     if not x.is_contiguous():
         x = usable(x)
     if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
-        y: Tensor = _Product.apply(x, values, gates, bias, index, sizes, transposed)
+        y = _Product.apply(x, values, gates, bias, index, sizes, transposed)
         if residual is not None:
+            if residual.shape != y.shape or residual.dtype != y.dtype:
+                raise ValueError(
+                    f"[linear] residual is {residual.dtype} {list(residual.shape)}, needs {y.dtype} {list(y.shape)}"
+                )
             y = y + residual
         return y if activation == "none" else _ACTIVATE[activation](y)
     if values.dtype != x.dtype:
@@ -193,23 +215,24 @@ class _Product(torch.autograd.Function):
         sizes: tuple[int, int],
         transposed: bool,
     ) -> Tensor:
-        narrow = values.to(x.dtype)
-        ctx.save_for_backward(x, narrow, gates, index)
-        ctx.sizes, ctx.transposed, ctx.wide = sizes, transposed, values.dtype != x.dtype
-        y: Tensor = _ops.fprop(x, narrow, index, sizes[0], transposed, bias, None, gates, 0)
+        ctx.save_for_backward(x, values, gates, index)
+        ctx.sizes, ctx.transposed = sizes, transposed
+        y: Tensor = _ops.fprop(x, values.to(x.dtype), index, sizes[0], transposed, bias, None, gates, 0)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, values, gates, index = ctx.saved_tensors
-        (out, in_), transposed = ctx.sizes, ctx.transposed
+        sizes, transposed = ctx.sizes, ctx.transposed
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
+        wide = values.dtype != x.dtype
+        values = values.to(x.dtype)  # here, so that the second gradient goes through it
         dy = usable(dy)
         dx = dw = dgates = dbias = None
         if wants_x:
-            dx = _Transposed.apply(dy, values, gates, index, (out, in_), transposed)
+            dx = _Transposed.apply(dy, values, gates, index, sizes, transposed)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(x, dy, values, gates, index, (out, in_), transposed, ctx.wide, wants_gates)
+            dw, dgates = _Gradient.apply(x, dy, values, gates, index, sizes, transposed, wide, wants_gates)
         if wants_bias:
             dbias = _flat_sum(dy)
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import _lib
 from ..layout import Layout
 from . import convert
 from .functional import apply_linear, index_of
@@ -31,7 +32,7 @@ class BlockSparseLinear(nn.Module):
         dtype: of the parameters: float32, float64, bfloat16 or float16. Gates are float32 (float64 for float64).
 
     Raises:
-        ValueError: the layout has another size.
+        ValueError: the layout has another size, or there is no such activation.
     """
 
     weight: nn.Parameter
@@ -57,12 +58,12 @@ class BlockSparseLinear(nn.Module):
                 f"[BlockSparseLinear] layout is {layout.out_features} x {layout.in_features} (out x in), "
                 f"needs {out_features} x {in_features}"
             )
-        self.in_features, self.out_features, self.layout, self.activation = (
-            in_features,
-            out_features,
-            layout,
-            activation,
-        )
+        if activation not in _lib.ACTIVATIONS:
+            raise ValueError(
+                f"[BlockSparseLinear] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}"
+            )
+        self.in_features, self.out_features = in_features, out_features
+        self.layout, self.activation = layout, activation
         weight = torch.empty(layout.values_shape, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)
         self.register_parameter("bias", nn.Parameter(weight.new_empty(out_features)) if bias else None)
@@ -186,10 +187,17 @@ class BlockSparseLinear(nn.Module):
         self.pattern = torch.from_numpy(self.layout.pattern()).to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
-        super()._apply(fn, recurse)
+        gates = self.gates
+        spared = () if gates is None else (gates, gates.grad)
+
+        def but_gates(tensor: Tensor) -> Tensor:
+            """.half() and the like spare the gates."""
+            moved = fn(tensor)
+            narrowed = moved.dtype.itemsize < 4 and any(tensor is gate for gate in spared)
+            return tensor.to(moved.device, torch.float32) if narrowed else moved
+
+        super()._apply(but_gates, recurse)
         self._place(self.weight.device)
-        if self.gates is not None and self.gates.dtype not in (torch.float32, torch.float64):
-            self.gates.data = self.gates.data.float()  # .half() and the like spare the gates
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,13 +212,18 @@ class BlockSparseLinear(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         pattern = state_dict.get(prefix + "pattern")
         if pattern is not None and not pattern.is_meta:
-            saved = Layout.from_pattern(pattern.cpu().numpy())
-            mine = self.layout.t() if self.layout.transposed else self.layout
-            if saved != mine:
-                raise ValueError(
-                    f"[BlockSparseLinear] {prefix}weight was saved with {saved!r} (hash {hash(saved):016x}), "
-                    f"this layer has {mine!r} (hash {hash(mine):016x})"
+            errors: list[str] = arguments[-1]
+            try:
+                saved = Layout.from_pattern(pattern.cpu().numpy())
+            except ValueError as error:
+                errors.append(f"{prefix}pattern: {error}")
+                return
+            if saved != self.layout:
+                errors.append(
+                    f"{prefix}weight was saved with {saved!r} (hash {hash(saved):016x}), "
+                    f"this layer has {self.layout!r} (hash {hash(self.layout):016x})"
                 )
+                return
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:

@@ -73,23 +73,30 @@ void run_round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk&
   for_each(static_cast<int64_t>(walk.splits.size()), kernel.combine);
 }
 
+void run_few(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads) {
+  parallel_for(threads, static_cast<int64_t>(walk.pieces.size()), [&](int64_t piece) { kernel.few(a, piece); });
+  parallel_for(threads, static_cast<int64_t>(walk.splits.size()), [&](int64_t split) { kernel.combine_few(a, split); });
+}
+
 // A position in the sequence of all tokens of all pairs.
 struct Position {
   size_t pair = 0;
   int64_t token = 0;
 };
 
-// Packs `tokens` tokens from `begin` on of one block of features: all parts of pairs that they cover.
+// Packs `tokens` tokens from `begin` on of one slice of features: all parts of pairs that they cover.
 template <class Side>
 void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
-                 int64_t feature_block, Side side) {
+                 int64_t slice, Side side) {
+  const int64_t blocks = ceil_div(rows.features, rows.block), per_slice = kPackFeatures / rows.block;
+  const int64_t first = slice * per_slice, last = std::min(first + per_slice, blocks);
   for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
     const Activations source = side(g.term(begin.pair));
     rows.tokens = std::min(source.n - begin.token, tokens - rows.first_token);
     rows.source = advance(source.data, begin.token * source.token_stride, g.dtype);
     rows.token_stride = source.token_stride;
     rows.feature_stride = source.feature_stride;
-    if (rows.tokens > 0) kernel.pack(rows, feature_block);
+    if (rows.tokens > 0) kernel.pack(rows, first, last);
     rows.first_token += rows.tokens;
   }
 }
@@ -136,12 +143,17 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .bias = p.bias,
                     .activation = p.activation,
                     .pieces = walk.pieces.data(),
+                    .piece_count = static_cast<int64_t>(walk.pieces.size()),
                     .refs = walk.refs.data(),
                     .splits = walk.splits.data(),
                     .partial = carver.take(plan.partial_bytes)};
   const double flops = 2.0 * static_cast<double>(p.x.n) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.layout.block_size * p.layout.block_size);
   threads = worthwhile_threads(threads, flops);
+  if (plan.few) {
+    run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
+    return {};
+  }
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
     run_round(*kernel, args_of_round(p, whole, token, tokens), walk, plan.group, threads);
@@ -163,11 +175,11 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   const GradientPlan plan = plan_gradient(
       {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
       g.dw_dtype, g.layout.blocks);
-  const int64_t in_blocks = ceil_div(in_features, block), out_blocks = ceil_div(out_features, block);
+  const int64_t in_slices = ceil_div(in_features, kPackFeatures), out_slices = ceil_div(out_features, kPackFeatures);
   const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
   Carver carver(workspace);
   auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
-  void* dy_panels = x_panels + plan.round * in_blocks * block * sum_bytes;
+  void* dy_panels = x_panels + plan.round * ceil_div(in_features, block) * block * sum_bytes;
   GradientArgs a{.block = block,
                  .out_features = out_features,
                  .in_features = in_features,
@@ -192,14 +204,14 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     a.accumulate_gates = g.accumulate || token > 0;
     a.add_sums = token > 0;
     a.keep_sums = a.sums != nullptr && token + plan.round < n;
-    parallel_for(threads, a.n > 0 ? in_blocks + out_blocks : 0, [&](int64_t task) {
-      const bool of_x = task < in_blocks;
+    parallel_for(threads, a.n > 0 ? in_slices + out_slices : 0, [&](int64_t task) {
+      const bool of_x = task < in_slices;
       const RowsToPack rows{.features = of_x ? in_features : out_features,
                             .block = block,
                             .panels = of_x ? x_panels : dy_panels,
                             .round = plan.round};
       if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
-      else pack_tokens(*kernel, g, rows, at, a.n, task - in_blocks, [](const GradTerm& t) { return t.dy; });
+      else pack_tokens(*kernel, g, rows, at, a.n, task - in_slices, [](const GradTerm& t) { return t.dy; });
     });
     parallel_for(threads, ceil_div(g.layout.blocks, task_blocks), [&](int64_t task) {
       kernel->multiply(a, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));

@@ -2,7 +2,7 @@
 // set.
 //   x panels [in blocks][round][b]     dy panels [out blocks][round][b]     sums in registers over a whole round
 // Who does what
-//   pack      one block of features of x or dy, widened to the type of sums; features-first is transposed
+//   pack      blocks of features of x or dy, widened to the type of sums; features-first is transposed
 //   multiply  a run of blocks. Blocks of one row share dy, so their columns are treated as one list of vectors:
 //               for each tile.vectors of that list:      their part of x stays in L1
 //                 for each strip of tile.outputs rows:   sums over all tokens in registers
@@ -22,6 +22,7 @@ struct GradientConfig {
   using S = Sum<D>;
   static constexpr Tile tile = kTile;
   static constexpr int lanes = kLanes<S>;
+  static constexpr bool narrow = sizeof(T) < sizeof(S);
 };
 
 // A run of input features inside a block: the unit in which a row of dW is divided.
@@ -31,24 +32,46 @@ struct Columns {
   int64_t column;  // first column in the block
 };
 
+// Features-last: a few tokens of every block in turn. Rows of x are often a power of two apart, so whole columns of it
+// fight for one set of L1 (64 tokens of width 1024, a block at a time: twice as slow).
 template <class C>
-void pack_rows(const RowsToPack& p, int64_t feature_block) {
+void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   using S = typename C::S;
-  constexpr int L = C::lanes;
-  const int64_t feature = feature_block * p.block, features = least<int64_t>(p.block, p.features - feature);
-  const auto* from = static_cast<const typename C::T*>(p.source) + feature * p.feature_stride;
-  S* panel = static_cast<S*>(p.panels) + (feature_block * p.round + p.first_token) * p.block;
-  if (p.feature_stride == 1) {
-    constexpr int kRun = L < 8 ? L : 8;  // divides every block size
-    for (int64_t t = 0; t < p.tokens; ++t) {
-      pack_run<S, kRun>(from + t * p.token_stride, features, p.block, panel + t * p.block);
+  constexpr int kRun = C::lanes < 8 ? C::lanes : 8;  // divides every block size
+  constexpr int64_t kTokens = 4;
+  for (int64_t first = 0; first < p.tokens; first += kTokens) {
+    const int64_t last = least(first + kTokens, p.tokens);
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
+      const auto* from = static_cast<const typename C::T*>(p.source) + block * p.block;
+      S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
+      for (int64_t t = first; t < last; ++t) {
+        pack_run<S, kRun>(from + t * p.token_stride, features, p.block, panel + t * p.block);
+      }
     }
-    return;
   }
-  constexpr int kSquare = L < 8 ? L : 8;
+}
+
+// Features-first.
+template <class C>
+void pack_columns(const RowsToPack& p, int64_t block) {
+  using S = typename C::S;
+  constexpr int kSquare = C::lanes < 8 ? C::lanes : 8;
+  const int64_t feature = block * p.block, features = least<int64_t>(p.block, p.features - feature);
+  const auto* from = static_cast<const typename C::T*>(p.source) + feature * p.feature_stride;
+  S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
   for (int64_t f = 0; f < p.block; f += kSquare) {
     const int64_t rows = least<int64_t>(kSquare, features - f);
     pack_transposed<S, kSquare>(from + f * p.feature_stride, p.feature_stride, rows, p.tokens, panel + f, p.block);
+  }
+}
+
+template <class C>
+void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
+  if (p.feature_stride == 1) {
+    pack_rows<C>(p, first_block, last_block);
+  } else {
+    for (int64_t block = first_block; block < last_block; ++block) pack_columns<C>(p, block);
   }
 }
 
@@ -89,10 +112,11 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
   return gate_sum;
 }
 
-// The inner loop: sums [O][V][L] = sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
+// The inner loop: out[v][o * row] = sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
 // Not inlined: bf16, f16 and f32 share one copy.
 template <class S, int L, int O, int V>
-__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy, const S* const* x, S* sums) {
+__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy, const S* const* x, S* const* out,
+                                             int64_t row) {
   Vec<S, L> sum[O][V] = {};
   for (int64_t t = 0; t < a.n; ++t) {
     Vec<S, L> xv[V];
@@ -106,10 +130,21 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy,
     }
   }
 #pragma GCC unroll 16
-  for (int o = 0; o < O; ++o) {
+  for (int v = 0; v < V; ++v) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (o * V + v) * L, sum[o][v]);
+    for (int o = 0; o < O; ++o) store_as<S, L>(out[v] + o * row, sum[o][v]);
   }
+}
+
+// Whether sums may be stored as they come: nothing scales, adds to, narrows or cuts them.
+template <class C, int L>
+bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int count) {
+  if ((C::narrow && !a.dw_is_wide) || a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr || a.accumulate) {
+    return false;
+  }
+  bool whole = (out + 1) * a.block <= a.out_features;
+  for (int v = 0; v < count; ++v) whole = whole && columns[v].in * a.block + columns[v].column + L <= a.in_features;
+  return whole;
 }
 
 // All rows of V runs of columns of one output block.
@@ -118,18 +153,28 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   using S = typename C::S;
   const S* dy = static_cast<const S*>(a.dy_panels) + out * a.round * a.block;
   const S* x[V];
+  S* to[V];
   for (int v = 0; v < V; ++v) {
     x[v] = static_cast<const S*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
+    to[v] = static_cast<S*>(a.dw) + columns[v].block * a.block * a.block + columns[v].column;
   }
+  if (is_plain<C, L>(a, out, columns, V)) {
+    for (int row = 0; row < a.block; row += O) {
+      gradient_tile<S, L, O, V>(a, dy + row, x, to, a.block);
+      for (int v = 0; v < V; ++v) to[v] += O * a.block;
+    }
+    return;
+  }
+  alignas(64) S sums[V * O * L];
+  for (int v = 0; v < V; ++v) to[v] = sums + v * O * L;
   S gate_sums[V] = {};
   for (int row = 0; row < a.block; row += O) {
-    alignas(64) S sums[O * V * L];
-    gradient_tile<S, L, O, V>(a, dy + row, x, sums);
+    gradient_tile<S, L, O, V>(a, dy + row, x, to, L);
     const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
     for (int v = 0; v < V; ++v) {
       const int64_t valid = least<int64_t>(L, a.in_features - columns[v].in * a.block - columns[v].column);
       for (int o = 0; o < O; ++o) {
-        const auto sum = load_as<S, L>(static_cast<const S*>(sums) + (o * V + v) * L);
+        const auto sum = load_as<S, L>(static_cast<const S*>(to[v] + o * L));
         gate_sums[v] += merge<C, L>(a, columns[v], row + o, o < rows ? valid : 0, sum);
       }
     }
@@ -142,19 +187,19 @@ template <class C, int L>
 void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64_t last_block) {
   constexpr int O = C::tile.outputs, V = C::tile.vectors;
   constexpr int kAlone = O < 8 ? 8 : O;  // a single vector needs more rows to keep the FMA units busy
-  const int64_t per_block = a.block / L, total = (last_block - first_block) * per_block;
-  Columns columns[V];
-  for (int64_t i = 0; i < total;) {
-    const int64_t left = total - i;
+  Columns next{first_block, 0, 0}, columns[V];
+  for (int64_t left = (last_block - first_block) * (a.block / L); left > 0;) {
     const int take = static_cast<int>(V >= 3 && left == 4 ? 2 : least<int64_t>(V, left));
     for (int v = 0; v < take; ++v) {
-      const int64_t block = first_block + (i + v) / per_block;
-      columns[v] = {block, a.refs[block].from, (i + v) % per_block * L};
+      next.in = a.refs[next.block].from;
+      columns[v] = next;
+      next.column += L;
+      if (next.column == a.block) next = {next.block + 1, 0, 0};
     }
     if (V >= 3 && take == 3) gradient_strips<C, L, O, 3>(a, out, columns);
     else if (take == 2) gradient_strips<C, L, O, 2>(a, out, columns);
     else gradient_strips<C, L, kAlone, 1>(a, out, columns);
-    i += take;
+    left -= take;
   }
 }
 
@@ -200,7 +245,7 @@ void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
 
 template <class C>
 GradientKernel make_gradient(Isa isa) {
-  return {isa, C::dtype, C::tile, C::lanes, pack_rows<C>, gradient<C>};
+  return {isa, C::dtype, C::tile, C::lanes, pack_for_gradient<C>, gradient<C>};
 }
 
 }  // namespace

@@ -5,37 +5,23 @@
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
 //   multiply  one piece (an output block and its list of blocks) for a group of tokens
 //               for each chunk of the list (its rows of x stay in L1 or L2)
-//                 for each strip of tile.outputs rows of W:      gates or narrow types: the strip is copied, widened
+//                 for each strip of tile.outputs rows of W:      but for plain f32: the strip is copied, widened
 //                   for each tile of tile.vectors of tokens:     sums stay in registers over the chunk
 //             then finish: bias, residual, activation, store; a slice of a split row stores its sums instead
 //   combine   adds the sums of slices in their fixed order, then finishes
 #pragma once
 
-#include "cpu/activation.h"
-#include "cpu/pack.h"
-#include "ops/linear/kernels.h"
+#include "ops/linear/cpu_few.h"
+#include "ops/linear/cpu_finish.h"
 
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kMaxBlock = 128;
-constexpr int kGroupBytes = 256;  // tokens of a group in the type of sums: 64 f32, 32 f64
 // Rows of x in a chunk, unless a block has more: 16 KB for a full group, half of L1. On Zen 3 256 rows lose up to 40 %
 // at 4096 features and gain nothing at 1024.
 constexpr int kChunkInputs = 64;
 constexpr int kChunkBlocks = kChunkInputs / 8;
 constexpr int kUnroll = 8;  // divides every block size
-
-template <DType D, Tile kTile>
-struct ProductConfig {
-  static constexpr DType dtype = D;
-  using T = Element<D>;
-  using S = Sum<D>;
-  static constexpr Tile tile = kTile;
-  static constexpr int lanes = kLanes<S>;
-  static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
-  static constexpr bool narrow = sizeof(T) < sizeof(S);
-};
 
 // x of one vector: [inputs][lanes], rows `feature` apart; the next vector is `vector` further.
 template <class S>
@@ -44,21 +30,25 @@ struct XView {
   int64_t feature, vector;
 };
 
-// W(o, k) of a strip is block()[o * kOutput + k * kInput]. In place: rows of the block are outputs (fprop) ...
+// W(o, k) of a strip is block()[o * kOutput + k * input()]. In place, rows of the block being outputs (fprop): the
+// block size is a constant, so that all rows are reached from one pointer ...
 template <class S, int B>
 struct RowsOfW {
   const S* values;
   int strip;
   BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip * B; }
-  static constexpr int kOutput = B, kInput = 1;
+  static constexpr int kOutput = B;
+  BS_INLINE int64_t input() const { return 1; }
 };
-// ... or columns are (dgrad) ...
-template <class S, int B>
+// ... or columns (dgrad) ...
+template <class S>
 struct ColumnsOfW {
   const S* values;
   int strip;
-  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip; }
-  static constexpr int kOutput = 1, kInput = B;
+  int64_t block_size;
+  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * block_size * block_size + strip; }
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return block_size; }
 };
 // ... or as a widened, gated copy of the chunk's blocks.
 template <class S, int O>
@@ -66,7 +56,8 @@ struct CopyOfW {
   const S* strips;  // [chunk][b][O]
   int block_size;
   BS_INLINE const S* block(int64_t, int position) const { return strips + position * block_size * O; }
-  static constexpr int kOutput = 1, kInput = O;
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return O; }
 };
 
 // A part of a piece's list, blocks with gate 0 left out.
@@ -103,7 +94,7 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[o][v] += wv * xv[v];
       }
-      wb = next_row(wb + WView::kInput);
+      wb = next_row(wb + w.input());
     };
     const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
     int k = 0;
@@ -143,118 +134,81 @@ void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, 
   }
 }
 
-// strips[k][o] = gate * W(strip + o, k), widened.
-template <class C, int O>
-BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+// copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
+template <class C, int O, int Q>
+BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
   using S = typename C::S;
   const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
   const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
   if (a.by_in) {
     for (int k = 0; k < a.block; ++k) {
-      store_as<S, O>(copy + k * O, load_as<S, O>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
+      store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
     }
     return;
   }
-  for (int k = 0; k < a.block; k += O) {
-    Vec<S, O> square[O];
+  for (int k = 0; k < a.block; k += Q) {
+    Vec<S, Q> square[Q];
 #pragma GCC unroll 8
-    for (int o = 0; o < O; ++o) square[o] = load_as<S, O>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
-    transpose<S, O>(square);
+    for (int o = 0; o < Q; ++o) square[o] = load_as<S, Q>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
+    transpose<S, Q>(square);
 #pragma GCC unroll 8
-    for (int i = 0; i < O; ++i) store_as<S, O>(copy + (k + i) * O, square[i]);
+    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + (k + i) * O, square[i]);
   }
 }
 
+// As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
+template <class C, int O>
+BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+  constexpr int Q = O < C::lanes ? O : C::lanes;
+#pragma GCC unroll 8
+  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, strip + o, copy + o);
+}
+
 // One strip of a chunk with W where it lies.
-template <class C, int B>
+template <class C>
 void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::S>& x, int vectors,
                        typename C::S* sums, bool first) {
   using S = typename C::S;
   constexpr int O = C::tile.outputs;
   const auto* w = static_cast<const S*>(a.w);
-  if (a.by_in) multiply_vectors<C, O>(a, chunk, ColumnsOfW<S, B>{w, strip}, x, vectors, sums, first);
-  else multiply_vectors<C, O>(a, chunk, RowsOfW<S, B>{w, strip}, x, vectors, sums, first);
+  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, chunk, view, x, vectors, sums, first); };
+  if (a.by_in) return multiply(ColumnsOfW<S>{w, strip, a.block});
+  switch (a.block) {
+    case 8: return multiply(RowsOfW<S, 8>{w, strip});
+    case 16: return multiply(RowsOfW<S, 16>{w, strip});
+    case 32: return multiply(RowsOfW<S, 32>{w, strip});
+    case 64: return multiply(RowsOfW<S, 64>{w, strip});
+    default: return multiply(RowsOfW<S, 128>{w, strip});
+  }
+}
+
+// Asks for a strip's share of the weights that come next. In dgrad they lie anywhere in memory, and no prefetcher
+// follows.
+template <class C>
+BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip) {
+  constexpr int64_t kLine = 64;
+  const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T)), share = C::tile.outputs * row;
+  for (int i = 0; i < next.count; ++i) {
+    const char* w = static_cast<const char*>(a.w) + next.refs[i].weight * a.block * row + strip * row;
+    for (int64_t byte = 0; byte < share; byte += kLine) __builtin_prefetch(w + byte);
+  }
 }
 
 // All strips of a chunk: sums [vectors][b][lanes] (+)= W x.
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const XView<typename C::S>& x, int vectors,
-                    typename C::S* sums, bool first) {
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::S>& x,
+                    int vectors, typename C::S* sums, bool first) {
   using S = typename C::S;
   constexpr int O = C::tile.outputs, L = C::lanes;
   for (int strip = 0; strip < a.block; strip += O) {
     S* s = sums + strip * L;
-    if (C::narrow || a.gates != nullptr) {
+    prefetch_strip<C>(a, next, strip);
+    if (C::copies || a.gates != nullptr) {
       alignas(64) S copies[kMaxBlock * O];
       for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i].weight, strip, copies + i * a.block * O);
       multiply_vectors<C, O>(a, chunk, CopyOfW<S, O>{copies, a.block}, x, vectors, s, first);
-    } else if constexpr (!C::narrow) {
-      switch (a.block) {
-        case 8: multiply_in_place<C, 8>(a, chunk, strip, x, vectors, s, first); break;
-        case 16: multiply_in_place<C, 16>(a, chunk, strip, x, vectors, s, first); break;
-        case 32: multiply_in_place<C, 32>(a, chunk, strip, x, vectors, s, first); break;
-        case 64: multiply_in_place<C, 64>(a, chunk, strip, x, vectors, s, first); break;
-        default: multiply_in_place<C, 128>(a, chunk, strip, x, vectors, s, first); break;
-      }
-    }
-  }
-}
-
-// A run of outputs that lie side by side in y: of one feature (bias is one value) or of one token (bias is a run too).
-template <class C>
-BS_INLINE void finish_run(const ProductArgs& a, const typename C::S* sums, int64_t count, const typename C::T* bias,
-                          bool bias_is_run, const typename C::T* residual, typename C::T* y) {
-  using S = typename C::S;
-  constexpr int L = C::lanes;
-  Vec<S, L> one_bias{};
-  if (bias != nullptr && !bias_is_run) one_bias = one_bias + load_first<S, L>(bias, 1)[0];
-  for (int64_t i = 0; i < count; i += L) {
-    const int64_t m = least<int64_t>(L, count - i);
-    Vec<S, L> z = load_first<S, L>(sums + i, m);
-    if (bias != nullptr) z += bias_is_run ? load_first<S, L>(bias + i, m) : one_bias;
-    if (residual != nullptr) z += load_first<S, L>(residual + i, m);
-    store_first<S, L>(y + i, activate<S, L>(a.activation, z), m);
-  }
-}
-
-// Writes sums [b][lanes] of one vector of tokens to y.
-template <class C>
-void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
-  using S = typename C::S;
-  using T = typename C::T;
-  constexpr int L = C::lanes;
-  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token);
-  const int64_t feature = to * a.block, features = least<int64_t>(a.block, a.outputs - feature);
-  auto* y = static_cast<T*>(a.y) + token * a.y_token + feature * a.y_feature;
-  const auto* residual = static_cast<const T*>(a.residual);
-  if (residual != nullptr) residual += token * a.residual_token + feature * a.residual_feature;
-  const auto* bias = static_cast<const T*>(a.bias);
-  if (bias != nullptr) bias += feature;
-  auto residual_at = [&](int64_t t, int64_t f) {
-    return residual == nullptr ? nullptr : residual + t * a.residual_token + f * a.residual_feature;
-  };
-  const bool by_feature = a.y_token == 1 && (residual == nullptr || a.residual_token == 1);
-  if (by_feature) {
-    for (int64_t f = 0; f < features; ++f) {
-      finish_run<C>(a, sums + f * L, tokens, bias == nullptr ? nullptr : bias + f, false, residual_at(0, f),
-                    y + f * a.y_feature);
-    }
-    return;
-  }
-  alignas(64) S rows[L * kMaxBlock];  // [lanes][b]
-  for (int64_t f = 0; f < a.block; f += L) {
-    pack_transposed<S, L>(sums + f * L, L, least<int64_t>(L, a.block - f), L, rows + f, a.block);
-  }
-  if (a.y_feature == 1 && (residual == nullptr || a.residual_feature == 1)) {
-    for (int64_t t = 0; t < tokens; ++t) {
-      finish_run<C>(a, rows + t * a.block, features, bias, true, residual_at(t, 0), y + t * a.y_token);
-    }
-    return;
-  }
-  for (int64_t t = 0; t < tokens; ++t) {  // y and residual of different orders: one by one
-    for (int64_t f = 0; f < features; ++f) {
-      finish_run<C>(a, rows + t * a.block + f, 1, bias == nullptr ? nullptr : bias + f, false, residual_at(t, f),
-                    y + t * a.y_token + f * a.y_feature);
+    } else if constexpr (!C::copies) {
+      multiply_in_place<C>(a, chunk, strip, x, vectors, s, first);
     }
   }
 }
@@ -263,6 +217,16 @@ template <class C>
 typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
   return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
+}
+
+// The chunk after this one, as far as gates do not matter: of this piece, or the first one of the next piece.
+inline Chunk following(const ProductArgs& a, const Piece& piece, int32_t next, int most) {
+  int32_t last = piece.last;
+  if (next == last && &piece + 1 < a.pieces + a.piece_count) {
+    next = (&piece + 1)->first;
+    last = (&piece + 1)->last;
+  }
+  return {a.refs + next, least(most, last - next)};
 }
 
 template <class C>
@@ -285,7 +249,7 @@ void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typena
         if (static_cast<const S*>(a.gates)[a.refs[next].weight] != S{0}) live[chunk.count++] = a.refs[next];
       }
     }
-    multiply_chunk<C>(a, chunk, x, vectors, sums, first);
+    multiply_chunk<C>(a, chunk, following(a, piece, next, most), x, vectors, sums, first);
     first = false;
   }
   for (int v = 0; v < vectors; ++v) {
@@ -351,7 +315,7 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
 
 template <class C>
 ProductKernel make_product(Isa isa) {
-  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>};
+  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>, few<C>, combine_few<C>};
 }
 
 }  // namespace

@@ -90,6 +90,21 @@ TEST(LinearEdge, Shapes) {
   expect_error(c.fprop(), "x has 0 dimensions");
   c.x.rank = 6;
   expect_error(c.fprop(), "x has 6 dimensions, needs 1 to 5");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {60});
+  c.epilogue.bias.rank = 0;
+  expect_error(c.fprop(), "bias has 0 dimensions");
+  c.epilogue.bias.rank = -3;
+  expect_error(c.fprop(), "bias has -3 dimensions");
+  c = Call();
+  c.epilogue.residual = ConstTensor(c.memory.data(), DType::f32, {1, 1, 1, 1, 5, 60});
+  expect_error(c.fprop(), "residual has 6 dimensions");
+  c = Call();
+  c.gates.rank = 0;
+  expect_error(c.fprop(), "gates has 0 dimensions");
+  c = Call();
+  c.x.stride[0] = int64_t{1} << 60;
+  expect_error(c.fprop(), "too large");
 }
 
 TEST(LinearEdge, Dtypes) {
@@ -372,16 +387,22 @@ TEST(Problem, LinesAreReadAndWritten) {
   }
 }
 
+#if defined(__x86_64__)
+constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::avx2, Isa::avx512};
+#elif defined(__aarch64__)
+constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::neon};
+#else
+constexpr Isa kIsasOfThisBuild[] = {Isa::scalar};
+#endif
+
 TEST(Select, EveryKernelIsRegisteredOnce) {
-  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : kIsasOfThisBuild) {
     for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       int products = 0, gradients = 0;
       for (const ProductKernel& k : product_kernels()) products += k.isa == isa && k.dtype == dtype;
       for (const GradientKernel& k : gradient_kernels()) gradients += k.isa == isa && k.dtype == dtype;
-#if defined(__x86_64__)
       EXPECT_EQ(products, 1) << name_of(isa) << name_of(dtype);
       EXPECT_EQ(gradients, 1) << name_of(isa) << name_of(dtype);
-#endif
     }
   }
 }

@@ -11,6 +11,8 @@
 
 namespace blocksparse::linear {
 
+inline constexpr int64_t kFewTokens = 4;
+
 // Shape of a kernel's tile, fixed when it is compiled.
 struct Tile {
   int outputs;  // of W: rows of sums
@@ -41,6 +43,7 @@ struct ProductArgs {
   Activation activation = Activation::none;
 
   const Piece* pieces = nullptr;
+  int64_t piece_count = 0;
   const BlockRef* refs = nullptr;
   const Split* splits = nullptr;
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
@@ -55,6 +58,9 @@ struct ProductKernel {
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
   void (*multiply)(const ProductArgs&, int64_t piece, int64_t first_vector, int64_t last_vector);
   void (*combine)(const ProductArgs&, int64_t split, int64_t first_vector, int64_t last_vector);
+  // The same for up to kFewTokens tokens of features-last x, which need no packing.
+  void (*few)(const ProductArgs&, int64_t piece);
+  void (*combine_few)(const ProductArgs&, int64_t split);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
@@ -97,7 +103,7 @@ struct GradientKernel {
   DType dtype;
   Tile tile;
   int lanes;
-  void (*pack)(const RowsToPack&, int64_t feature_block);
+  void (*pack)(const RowsToPack&, int64_t first_feature_block, int64_t last_feature_block);
   void (*multiply)(const GradientArgs&, int64_t first_block, int64_t last_block);
 };
 

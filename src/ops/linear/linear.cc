@@ -1,6 +1,7 @@
 // The edge of the linear op: checks once, then hands on to a device.
 #include "ops/linear/linear.h"
 
+#include <algorithm>
 #include <array>
 
 #include "blocksparse/blocksparse.h"
@@ -89,18 +90,20 @@ Status check_weights(const char* op, const LayoutView& layout, const Weights& w,
   return {};
 }
 
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // more do not fit into any memory
+
 size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Device device) {
   if (n <= 0 || layout.index == nullptr) return 0;
+  n = std::min(n, kMostTokens);
   if (device.type == DeviceType::cuda) return cuda_workspace_size(pass, layout, dtype, n);
   if (pass == Pass::wgrad) {
-    const DType narrowest = dtype;
     return plan_gradient({.pass = pass,
                           .dtype = dtype,
                           .block = layout.block_size,
                           .n = n,
                           .inputs = layout.in_features,
                           .outputs = layout.out_features},
-                         narrowest, layout.blocks)
+                         dtype, layout.blocks)  // dW of this dtype needs the most
         .workspace_bytes();
   }
   const bool by_in = layout.transposed != (pass == Pass::dgrad);
@@ -119,7 +122,9 @@ Status check_threads(const char* op, const Stream& stream) {
   return {};
 }
 
-int32_t threads_of(const Stream& stream) { return stream.threads > 0 ? stream.threads : default_threads(); }
+int32_t threads_of(const Stream& stream) {
+  return stream.threads > 0 ? std::min(stream.threads, most_threads()) : default_threads();
+}
 
 // The arguments of fprop or dgrad; `x_name` and `y_name` are what the caller calls them.
 struct ProductCall {

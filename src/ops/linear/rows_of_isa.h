@@ -13,6 +13,10 @@
 #define LINEAR_PRODUCT_avx512(...)
 #define LINEAR_GRADIENT_avx512(...)
 #endif
+#if !defined(LINEAR_PRODUCT_neon)
+#define LINEAR_PRODUCT_neon(...)
+#define LINEAR_GRADIENT_neon(...)
+#endif
 
 #define LINEAR_PRODUCT(isa, ...) LINEAR_PRODUCT_##isa(__VA_ARGS__)
 #define LINEAR_GRADIENT(isa, ...) LINEAR_GRADIENT_##isa(__VA_ARGS__)

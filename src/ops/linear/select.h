@@ -20,12 +20,13 @@ struct Problem {
   int64_t outputs = 0;  // features that it makes
   int64_t slots = 0;    // slices of split rows
   bool x_features_first = false;
-  int64_t x_feature_stride = 1;
+  int64_t x_feature_stride = 0;  // 0: not known, workspace is to suffice for any
 };
 
 struct ProductPlan {
   int64_t round = 0;    // tokens that are packed and then multiplied, a multiple of `group`
   int64_t group = 0;    // tokens of a task
+  bool few = false;     // vectors along features rather than tokens: nothing is packed
   bool direct = false;  // x is read where it lies: no packing but for the last, incomplete vector
   size_t panel_bytes = 0, partial_bytes = 0;
 

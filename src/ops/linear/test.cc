@@ -31,6 +31,18 @@ constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=33 b=16 random(8,8,0.3) seed=9 x=first",
     "linear:wgrad f64 n=65 b=64 random(4,4,0.5) seed=10 y=first",
     "linear:wgrad f32 n=129 b=128 random(3,3,0.6) seed=11 x=first y=first",
+    // A handful of tokens: vectors run along features.
+    "linear:fprop f32 n=1 b=8 random(16,16,0.3) seed=50 bias act=relu",
+    "linear:fprop f32 n=2 b=16 random(9,7,0.4) seed=51 out=140 in=99 gates",
+    "linear:fprop bf16 n=3 b=32 random(6,6,0.4) seed=52 bias residual",
+    "linear:fprop f16 n=4 b=64 random(4,4,0.5) seed=53 y=first residual r=first in=251",
+    "linear:fprop f64 n=4 b=128 random(3,3,0.5) seed=54 values=int gates",
+    "linear:fprop f32 n=1 b=8 dense(2,300) seed=55 threads=2",
+    "linear:dgrad f32 n=1 b=8 random(16,16,0.3) seed=56 gates",
+    "linear:dgrad f32 n=2 b=16 random(9,7,0.4) seed=57 out=139 in=97",
+    "linear:dgrad bf16 n=3 b=32 random(6,6,0.4) seed=58 values=int",
+    "linear:dgrad f16 n=4 b=64 random(4,4,0.5) seed=59 out=245",
+    "linear:dgrad f64 n=1 b=128 ba(40,3) seed=70 threads=2",
     // More tokens than a round.
     "linear:fprop f32 n=1100 b=8 random(6,6,0.5) seed=12",
     "linear:fprop bf16 n=1030 b=32 random(3,3,0.6) seed=13 x=first residual act=relu",

@@ -1,0 +1,197 @@
+// fprop and dgrad for a handful of tokens. Vectors run along features: a vector of tokens would be mostly empty, and
+// packing x would cost as much as the product.
+//   x [n][inputs], where it lies     w [blocks, b, b], read once for up to 4 tokens     sums [n][b]
+// Who does what
+//   few          one piece (an output block and its list of blocks), all tokens
+//                  fprop: for each strip of rows of W, sums of products along the row, added across lanes at the end
+//                  dgrad: for each strip of columns of W, a row at a time, scaled by its dy
+//   combine_few  adds the sums of slices in their fixed order, then finishes
+#pragma once
+
+#include "ops/linear/cpu_finish.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kSumsInFlight = 8;  // independent sums that keep two FMA units of latency 4 busy
+
+// totals[i] = the sum of the lanes of v[i]: 8 vectors are folded to 8 lanes or fewer, transposed and added as rows.
+template <class S, int L>
+BS_INLINE void sums_of(Vec<S, L> (&v)[kSumsInFlight], S* totals) {
+  if constexpr (L > kSumsInFlight) {
+    constexpr int kHalf = L / 2;
+    Vec<S, kHalf> folded[kSumsInFlight];
+#pragma GCC unroll 8
+    for (int i = 0; i < kSumsInFlight; ++i) {
+      Vec<S, kHalf> half[2];
+      __builtin_memcpy(half, &v[i], sizeof(half));
+      folded[i] = half[0] + half[1];
+    }
+    sums_of<S, kHalf>(folded, totals);
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kSumsInFlight; i += L) {
+      Vec<S, L> square[L];
+#pragma GCC unroll 8
+      for (int r = 0; r < L; ++r) square[r] = v[i + r];
+      transpose<S, L>(square);
+      Vec<S, L> total = square[0];
+#pragma GCC unroll 8
+      for (int r = 1; r < L; ++r) total += square[r];
+      store_as<S, L>(totals + i, total);
+    }
+  }
+}
+
+// One block of a piece's list, with what all strips need to know of it.
+template <class C>
+struct FewBlock {
+  const typename C::T* w;
+  const typename C::T* x;  // of the first token
+  typename C::S gate;
+  int depth;  // inputs that exist
+
+  FewBlock(const ProductArgs& a, const BlockRef& ref, int64_t token) {
+    const int64_t begin = static_cast<int64_t>(ref.from) * a.block;
+    w = static_cast<const typename C::T*>(a.w) + static_cast<int64_t>(ref.weight) * a.block * a.block;
+    x = static_cast<const typename C::T*>(a.x) + token * a.x_token + begin;
+    gate = a.gates == nullptr ? typename C::S{1} : static_cast<const typename C::S*>(a.gates)[ref.weight];
+    depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
+  }
+  bool skipped(const ProductArgs& a) const { return a.gates != nullptr && gate == typename C::S{0}; }
+};
+
+// sums[t][strip + o] = sum over the list of W(strip + o, k) x(t, k).
+template <class C, int L, int Tokens>
+__attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
+                                        typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int O = kSumsInFlight / Tokens;
+  Vec<S, L> sum[O][Tokens] = {};
+  for (int32_t i = piece.first; i < piece.last; ++i) {
+    const FewBlock<C> block(a, a.refs[i], token);
+    if (block.skipped(a)) continue;
+    const auto* w = block.w + strip * a.block;
+    auto step = [&](int k, auto load) __attribute__((always_inline)) {
+      Vec<S, L> xv[Tokens];
+#pragma GCC unroll 4
+      for (int t = 0; t < Tokens; ++t) xv[t] = in_register(load(block.x + t * a.x_token + k) * block.gate);
+#pragma GCC unroll 8
+      for (int o = 0; o < O; ++o) {
+        const Vec<S, L> wv = load(w + o * a.block + k);
+#pragma GCC unroll 4
+        for (int t = 0; t < Tokens; ++t) sum[o][t] += wv * xv[t];
+      }
+    };
+    int k = 0;
+    for (; k + L <= block.depth; k += L)
+      step(k, [](const auto* p) __attribute__((always_inline)) { return load_as<S, L>(p); });
+    if (k < block.depth)
+      step(k, [&](const auto* p) __attribute__((always_inline)) { return load_first<S, L>(p, block.depth - k); });
+  }
+  Vec<S, L> flat[kSumsInFlight];
+#pragma GCC unroll 8
+  for (int i = 0; i < kSumsInFlight; ++i) flat[i] = sum[i / Tokens][i % Tokens];
+  S totals[kSumsInFlight];
+  sums_of<S, L>(flat, totals);
+  for (int o = 0; o < O; ++o) {
+    for (int t = 0; t < Tokens; ++t) sums[t * a.block + strip + o] = totals[o * Tokens + t];
+  }
+}
+
+// sums[t][strip + i] = sum over the list of W(k, strip + i) dy(t, k), for V vectors of columns. Where V * Tokens sums
+// are too few to keep the FMA units busy, rows take turns at several.
+template <class C, int L, int V, int Tokens>
+__attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
+                                           typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int R = kSumsInFlight / (V * Tokens);
+  Vec<S, L> sum[R][Tokens][V] = {};
+  for (int32_t i = piece.first; i < piece.last; ++i) {
+    const FewBlock<C> block(a, a.refs[i], token);
+    if (block.skipped(a)) continue;
+    auto step = [&](int k, int r) __attribute__((always_inline)) {
+      Vec<S, L> wv[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<S, L>(block.w + k * a.block + strip + v * L));
+#pragma GCC unroll 4
+      for (int t = 0; t < Tokens; ++t) {
+        const Vec<S, L> d = broadcast<S, L>(load_first<S, 1>(block.x + t * a.x_token + k, 1)[0] * block.gate);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[r][t][v] += d * wv[v];
+      }
+    };
+    int k = 0;
+    for (; k + R <= block.depth; k += R) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) step(k + r, r);
+    }
+    for (; k < block.depth; ++k) step(k, 0);
+  }
+  for (int t = 0; t < Tokens; ++t) {
+    for (int v = 0; v < V; ++v) {
+      Vec<S, L> total = sum[0][t][v];
+      for (int r = 1; r < R; ++r) total += sum[r][t][v];
+      store_as<S, L>(sums + t * a.block + strip + v * L, total);
+    }
+  }
+}
+
+template <class C, int L, int Tokens>
+void few_strips(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
+  if (!a.by_in) {
+    for (int strip = 0; strip < a.block; strip += kSumsInFlight / Tokens) {
+      few_rows<C, L, Tokens>(a, piece, token, strip, sums);
+    }
+    return;
+  }
+  for (int strip = 0; strip < a.block;) {
+    if (strip + 2 * L <= a.block) {
+      few_columns<C, L, 2, Tokens>(a, piece, token, strip, sums);
+      strip += 2 * L;
+    } else {
+      few_columns<C, L, 1, Tokens>(a, piece, token, strip, sums);
+      strip += L;
+    }
+  }
+}
+
+template <class C, int Tokens>
+void few_tokens(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
+  constexpr int kSmallest = 8;  // a vector of 16 does not fit into a block of 8
+  if (C::lanes > kSmallest && a.block < C::lanes) few_strips<C, kSmallest, Tokens>(a, piece, token, sums);
+  else few_strips<C, C::lanes, Tokens>(a, piece, token, sums);
+}
+
+template <class C>
+typename C::S* partial_of_few(const ProductArgs& a, int64_t slot) {
+  return static_cast<typename C::S*>(a.partial) + slot * a.n * a.block;
+}
+
+template <class C>
+void few(const ProductArgs& a, int64_t index) {
+  using S = typename C::S;
+  const Piece& piece = a.pieces[index];
+  alignas(64) S own[kFewTokens * kMaxBlock];
+  S* sums = piece.slot < 0 ? own : partial_of_few<C>(a, piece.slot);
+  int64_t t = 0;
+  for (; t + 4 <= a.n; t += 4) few_tokens<C, 4>(a, piece, t, sums + t * a.block);
+  for (; t + 2 <= a.n; t += 2) few_tokens<C, 2>(a, piece, t, sums + t * a.block);
+  for (; t < a.n; ++t) few_tokens<C, 1>(a, piece, t, sums + t * a.block);
+  if (piece.slot < 0) finish_tokens<C>(a, piece.to, 0, a.n, sums);
+}
+
+template <class C>
+void combine_few(const ProductArgs& a, int64_t split) {
+  using S = typename C::S;
+  const Split& s = a.splits[split];
+  alignas(64) S sums[kFewTokens * kMaxBlock] = {};
+  for (int64_t slot = s.first_slot; slot < s.first_slot + s.slots; ++slot) {
+    const S* part = partial_of_few<C>(a, slot);
+    for (int64_t i = 0; i < a.n * a.block; ++i) sums[i] += part[i];
+  }
+  finish_tokens<C>(a, s.to, 0, a.n, sums);
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
