@@ -12,6 +12,7 @@ struct Launch {
   int threads = 128;
   int shared_bytes = 0;
   cudaStream_t stream = nullptr;
+  bool overlap = false;  // may begin before the kernel in front has ended: only code with griddepcontrol.wait in it
 };
 
 template <class... Parameters, class... Args>
@@ -22,6 +23,11 @@ Status launch(const Launch& l, void (*kernel)(Parameters...), const Args&... arg
   config.blockDim = dim3(static_cast<unsigned>(l.threads));
   config.dynamicSmemBytes = static_cast<size_t>(l.shared_bytes);
   config.stream = l.stream;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = l.overlap ? 1 : 0;
   return status_of(cudaLaunchKernelEx(&config, kernel, args...), "launch");
 }
 
@@ -31,6 +37,15 @@ Status prepare(void (*kernel)(Parameters...), int shared_bytes) {
   return status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
                    "prepare");
+}
+
+// Whether griddepcontrol is in the code of a kernel that the current device runs. It is not where the driver has made
+// that code of PTX for an older card.
+template <class... Parameters>
+bool has_griddepcontrol(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes{};
+  const auto* pointer = reinterpret_cast<const void*>(kernel);
+  return cudaFuncGetAttributes(&attributes, pointer) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 }  // namespace blocksparse::cuda

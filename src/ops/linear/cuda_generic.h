@@ -12,7 +12,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/multiply.h"
-#include "ops/linear/cuda.h"
+#include "ops/linear/cuda_finish.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -54,14 +54,6 @@ struct Stage {
   }
 };
 
-struct DeviceMatrix {
-  const void* data;
-  int64_t token_stride, feature_stride;
-  bool aligned;  // rows begin at multiples of 16 bytes
-
-  __device__ bool features_contiguous() const { return feature_stride == 1; }
-};
-
 // Of a side of a tile, so that 32 bits will do.
 __device__ inline int inside_tile(int64_t left) { return static_cast<int>(min(max(left, int64_t{0}), int64_t{256})); }
 
@@ -69,16 +61,7 @@ __device__ inline bool warp_has_rows(int64_t rows) { return static_cast<int>(thr
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-template <class T>
-DeviceMatrix matrix_of(const Activations& a) {
-  const int64_t rows = a.features_first() ? a.feature_stride : a.token_stride;
-  const bool aligned = reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && rows * sizeof(T) % 16 == 0;
-  return {a.data, a.token_stride, a.feature_stride, aligned};
-}
-
 inline int32_t shift_of(int32_t block) { return __builtin_ctz(static_cast<unsigned>(block)); }
-
-inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
 
 // body.template operator()<N>() with the outputs of a tile for blocks of that size.
 template <class Body>

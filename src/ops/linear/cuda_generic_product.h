@@ -6,46 +6,6 @@
 namespace blocksparse::linear {
 namespace {
 
-// ---- What becomes of a sum
-// -------------------------------------------------------------------------------------------
-
-__device__ inline float activated(Activation activation, float z) {
-  switch (activation) {
-    case Activation::none: break;
-    case Activation::relu: return z < 0 ? 0 : z;
-    case Activation::gelu: return 0.5f * z * erfcf(z * -0.707106781f);
-    case Activation::silu: return z / (1 + expf(-z));
-  }
-  return z;
-}
-
-__device__ inline double activated(Activation activation, double z) {
-  switch (activation) {
-    case Activation::none: break;
-    case Activation::relu: return z < 0 ? 0 : z;
-    case Activation::gelu: return 0.5 * z * erfc(z * -0.70710678118654752440);
-    case Activation::silu: return z / (1 + exp(-z));
-  }
-  return z;
-}
-
-struct Finish {
-  DeviceMatrix y, residual;
-  const void* bias;
-  Activation activation;
-
-  template <class T>
-  __device__ void store(int64_t token, int64_t output, SumOf<T> sum) const {
-    if (bias != nullptr) sum += widen(static_cast<const T*>(bias)[output]);
-    if (residual.data != nullptr) {
-      sum +=
-          widen(static_cast<const T*>(residual.data)[token * residual.token_stride + output * residual.feature_stride]);
-    }
-    T* to = static_cast<T*>(const_cast<void*>(y.data)) + token * y.token_stride + output * y.feature_stride;
-    *to = narrow<T>(activated(activation, sum));
-  }
-};
-
 // ---- Device
 // -------------------------------------------------------------------------------------------------
 

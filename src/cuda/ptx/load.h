@@ -1,0 +1,37 @@
+// Loads from global memory into registers, as words of 32 bits. Addresses are multiples of the size.
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse::ptx {
+
+__device__ inline void ld_4(uint32_t* to, const void* from) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+
+__device__ inline void ld_8(uint32_t* to, const void* from) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+}
+
+__device__ inline void ld_16(uint32_t* to, const void* from) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(from));
+}
+
+// The same of what is read once: it takes no place in L1.
+__device__ inline void ld_stream_4(uint32_t* to, const void* from) {
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+
+__device__ inline void ld_stream_8(uint32_t* to, const void* from) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+}
+
+__device__ inline void ld_stream_16(uint32_t* to, const void* from) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(from));
+}
+
+}  // namespace blocksparse::ptx

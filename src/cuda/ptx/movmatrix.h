@@ -1,0 +1,15 @@
+// A matrix of 8 x 8 16-bit elements in the registers of a warp, transposed: lane l holds row l / 4, elements 2 (l % 4)
+// and the next (sm_75).
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse::ptx {
+
+__device__ inline uint32_t movmatrix_trans(uint32_t row) {
+  uint32_t column;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
+  return column;
+}
+
+}  // namespace blocksparse::ptx

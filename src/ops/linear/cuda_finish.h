@@ -1,0 +1,74 @@
+// Activations as CUDA kernels see them, and what becomes of a sum.
+#pragma once
+
+#include "cuda/number.h"
+#include "ops/linear/cuda.h"
+
+namespace blocksparse::linear {
+namespace {
+
+struct DeviceMatrix {
+  const void* data;
+  int64_t token_stride, feature_stride;
+  bool aligned;  // rows begin at multiples of 16 bytes
+
+  __device__ bool features_contiguous() const { return feature_stride == 1; }
+};
+
+template <class T>
+DeviceMatrix matrix_of(const Activations& a) {
+  const int64_t rows = a.features_first() ? a.feature_stride : a.token_stride;
+  const bool aligned = reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && rows * sizeof(T) % 16 == 0;
+  return {a.data, a.token_stride, a.feature_stride, aligned};
+}
+
+inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
+
+__device__ inline float activated(Activation activation, float z) {
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: return z < 0 ? 0 : z;
+    case Activation::gelu: return 0.5f * z * erfcf(z * -0.707106781f);
+    case Activation::silu: return z / (1 + expf(-z));
+  }
+  return z;
+}
+
+__device__ inline double activated(Activation activation, double z) {
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: return z < 0 ? 0 : z;
+    case Activation::gelu: return 0.5 * z * erfc(z * -0.70710678118654752440);
+    case Activation::silu: return z / (1 + exp(-z));
+  }
+  return z;
+}
+
+struct Finish {
+  DeviceMatrix y, residual;
+  const void* bias;
+  Activation activation;
+
+  template <class T>
+  __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
+    if (bias != nullptr) sum += widen(static_cast<const T*>(bias)[output]);
+    if (residual.data != nullptr) {
+      sum +=
+          widen(static_cast<const T*>(residual.data)[token * residual.token_stride + output * residual.feature_stride]);
+    }
+    return narrow<T>(activated(activation, sum));
+  }
+
+  template <class T>
+  __device__ T* at(int64_t token, int64_t output) const {
+    return static_cast<T*>(const_cast<void*>(y.data)) + token * y.token_stride + output * y.feature_stride;
+  }
+
+  template <class T>
+  __device__ void store(int64_t token, int64_t output, SumOf<T> sum) const {
+    *at<T>(token, output) = value<T>(token, output, sum);
+  }
+};
+
+}  // namespace
+}  // namespace blocksparse::linear
