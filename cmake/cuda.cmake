@@ -43,6 +43,9 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/card.cc
   src/cuda/memory.cc
   src/ops/linear/cuda.cc
+  src/ops/linear/cuda_few_bf16.cu
+  src/ops/linear/cuda_few_f16.cu
+  src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu
   src/ops/linear/cuda_generic_f32.cu

@@ -137,7 +137,8 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
 Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   LayoutView plain = p.layout;
   plain.transposed = false;
-  const CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
+  CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
+  problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 

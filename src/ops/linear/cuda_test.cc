@@ -38,6 +38,9 @@ constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=70 b=8 ba(200,4) bias act=gelu gates",
     "linear:fprop f32 n=33 b=32 random(20,0.3)",
     "linear:dgrad f16 n=1100 b=16 ba(80,4)",
+    "linear:fprop bf16 n=33 b=32 random(20,0.3) bias act=silu",
+    "linear:dgrad f16 n=8 b=8 ba(200,4) gates",
+    "linear:fprop f16 n=64 b=16 ba(200,4) x=first",
     "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
     "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
 };
@@ -105,6 +108,52 @@ TEST_F(LinearCuda, TwoStreamsAtOnce) {
   for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
+// y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
+std::vector<uint16_t> chain(int32_t block, int64_t n, bool wait) {
+  const Layout layout = *Layout::from_graph("ba(100,3)", {.block_size = block}, 7);
+  const int64_t features = layout.out_features();
+  const auto place = [](const void* from, size_t bytes) {
+    auto memory = *cuda::allocate(kCard, bytes);
+    EXPECT_TRUE(cuda::copy_to_device(kCard, memory.get(), from, bytes).ok());
+    return memory;
+  };
+  // Plus and minus 1/8 (b = 8): results neither grow nor vanish.
+  std::vector<uint16_t> values(static_cast<size_t>(layout.blocks() * block * block)),
+      x(static_cast<size_t>(n * features));
+  uint32_t random = 1;
+  const auto sign = [&random] { return static_cast<uint16_t>((random = random * 1664525 + 1013904223) >> 31 << 15); };
+  for (uint16_t& w : values) w = (block == 8 ? 0x3e00 : 0x3d80) | sign();
+  for (uint16_t& v : x) v = 0x3f80 | sign();
+  const auto index = place(layout.index().data(), layout.index().size_bytes()),
+             w = place(values.data(), 2 * values.size());
+  const std::vector<std::shared_ptr<void>> buffers = {place(x.data(), 2 * x.size()), place(x.data(), 2 * x.size()),
+                                                      place(x.data(), 2 * x.size())};
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {block, features, features, layout.blocks()}, kCard);
+  const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+  const auto workspace = *cuda::allocate(kCard, bytes + 1);
+  const ConstTensor weights(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);
+  for (size_t i = 0; i < 30; ++i) {
+    const ConstTensor from(buffers[i % 3].get(), DType::bf16, {n, features}, kCard);
+    const Tensor to(buffers[(i + 1) % 3].get(), DType::bf16, {n, features}, kCard);
+    const Status status = linear_fprop(view, from, weights, {}, to, {workspace.get(), bytes});
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (wait) EXPECT_TRUE(cuda::synchronise(kCard).ok());
+  }
+  EXPECT_TRUE(cuda::copy_to_host(kCard, x.data(), buffers[0].get(), 2 * x.size()).ok());
+  return x;
+}
+
+// Kernels that begin before the one in front has ended must not read what it has yet to write.
+TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
+  for (const int32_t block : {8, 16, 32, 64}) {
+    for (const int64_t n : {1, 8, 32, 64}) {
+      const auto expected = chain(block, n, true);
+      for (int run = 0; run < 10; ++run) ASSERT_EQ(chain(block, n, false), expected) << "b=" << block << " n=" << n;
+    }
+  }
+}
+
 TEST_F(LinearCuda, ErrorsNameTheDevice) {
   LinearData data = make("linear:fprop f32 n=4 b=8 random(4,0.5)");
   const Status status = cuda_prepare({DeviceType::cuda, 63});
@@ -144,7 +193,9 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
       LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()}, {32, 64, 64, 4}, kCard);
   ASSERT_TRUE(view.ok()) << view.status().message();
   const ConstTensor values(w.get(), DType::bf16, {4, 32, 32}, kCard);
-  const Status status = linear_fprop(*view, x.tensor, values, {}, y.tensor, {});
+  const size_t scratch_bytes = linear_fprop_workspace_size(*view, DType::bf16, n, kCard);
+  auto scratch = *cuda::allocate(kCard, scratch_bytes);
+  const Status status = linear_fprop(*view, x.tensor, values, {}, y.tensor, {scratch.get(), scratch_bytes});
   ASSERT_TRUE(status.ok()) << status.message();
   std::vector<uint16_t> got(static_cast<size_t>(2 * features));
   const auto* last_y = static_cast<const char*>(y.memory.get()) + (n - 2) * features * 2;

@@ -9,6 +9,7 @@ namespace blocksparse::linear {
 std::string_view name_of(CudaKernel kernel) {
   switch (kernel) {
     case CudaKernel::generic: return "generic";
+    case CudaKernel::few: return "few";
   }
   return "unknown";
 }
@@ -36,9 +37,23 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
   return p;
 }
 
-bool cuda_supports(CudaKernel kernel, const CudaProblem&, const cuda::Card& card) {
+namespace {
+
+// Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
+// bits.
+bool few_supports(const CudaProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 36;
+  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
+         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost;
+}
+
+}  // namespace
+
+bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) {
+  if (card.arch < cuda::kOldestArch) return false;
   switch (kernel) {
-    case CudaKernel::generic: return card.arch >= cuda::kOldestArch;
+    case CudaKernel::generic: return true;
+    case CudaKernel::few: return few_supports(p);
   }
   return false;
 }
@@ -54,12 +69,53 @@ CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
 // the workspace stays small.
 bool generic_splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
 
-size_t cuda_workspace_bytes(const CudaProblem& p) {
+// Figures: H200, 12288 x 12288, bf16, cold, us, of densities .5, .1 and .02; 2026-11-21.
+FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
+  FewPlan plan;
+  // Kernels for 8, 32 and 64 tokens; b <= 16 has 16 in place of 8: n = 8, b = 8 takes 51.1, 15.4, 8.0 with either, for
+  // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
+  // gates there is none below 32, which halves what there is to compile.
+  const int32_t least = gated ? 32 : p.block <= 16 ? 16 : 8;
+  plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : 64;
+  // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
+  // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
+  const int64_t strips = p.output_blocks() * std::max(1, p.block / 32) + p.slots;
+  plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
+  // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
+  // below; with 32 tokens never less.
+  const double density =
+      static_cast<double>(p.blocks) / static_cast<double>(std::max<int64_t>(1, p.output_blocks() * p.input_blocks()));
+  plan.pack = p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15);
+  return plan;
+}
+
+FewWorkspace few_workspace(const CudaProblem& p) {
+  const int64_t tokens = p.n <= 32 ? 32 : kMostFewTokens;
+  return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
+}
+
+namespace {
+
+size_t generic_workspace_bytes(const CudaProblem& p) {
   if (p.pass == Pass::wgrad) {
     return static_cast<size_t>(p.n > kTermsByValue ? std::min(p.n, kMostTerms) * kTermBytes : 0);
   }
   if (!generic_splits(p)) return 0;
   return static_cast<size_t>(p.slots * p.n * p.block * size_of(sum_dtype(p.dtype)));
+}
+
+// That of n tokens suffices for less, so also for this kernel with as many as it takes.
+size_t few_workspace_bytes(CudaProblem p) {
+  p.n = std::min(p.n, kMostFewTokens);
+  if (!few_supports(p)) return 0;
+  const FewWorkspace w = few_workspace(p);
+  return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
+}
+
+}  // namespace
+
+size_t cuda_workspace_bytes(const CudaProblem& p) {
+  return std::max(generic_workspace_bytes(p), few_workspace_bytes(p));
 }
 
 }  // namespace blocksparse::linear

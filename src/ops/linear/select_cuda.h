@@ -14,8 +14,8 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic};
+enum class CudaKernel : int32_t { generic = 0, few = 1 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
@@ -28,8 +28,9 @@ struct CudaProblem {
   int64_t inputs = 0;   // features that the pass reads; wgrad: in_features
   int64_t outputs = 0;  // features that it makes; wgrad: out_features
   int64_t blocks = 0;
-  bool by_in = false;  // W is read transposed
-  int64_t slots = 0;   // slices of split rows, at most
+  bool by_in = false;     // W is read transposed
+  int64_t slots = 0;      // slices of split rows, at most
+  bool w_aligned = true;  // W begins at a multiple of 16 bytes
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }
@@ -46,6 +47,21 @@ size_t cuda_workspace_bytes(const CudaProblem& p);
 
 // Whether the generic kernel lets thread blocks share a long row, whose sums then meet in the workspace.
 bool generic_splits(const CudaProblem& p);
+
+// How the kernel for few tokens is used.
+inline constexpr int64_t kMostFewTokens = 64;
+
+struct FewPlan {
+  int32_t tokens = 0;  // n rounded up to what there are kernels for
+  int32_t warps = 0;   // of a thread block
+  bool pack = false;   // x is copied even where it could be read in place
+};
+FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card);
+
+struct FewWorkspace {
+  int64_t partial_bytes = 0, packed_bytes = 0;  // in this order
+};
+FewWorkspace few_workspace(const CudaProblem& p);
 
 // The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;

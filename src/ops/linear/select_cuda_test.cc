@@ -37,15 +37,93 @@ TEST(SelectCuda, TransposedAndBackwardExchangeTheSides) {
 
 TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
   LayoutView view{.block_size = 8, .out_features = 1600, .in_features = 1600, .blocks = 1600};
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::bf16, 64)), 0u) << "no row is cut";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 64)), 0u) << "no row is cut";
   view.cut_by_out = true;
-  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::bf16, 64);
+  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::f32, 64);
   ASSERT_GT(few.slots, 0);
   EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 4));
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::bf16, 5000)), 0u) << "rows are walked whole";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 64)), 0u) << "terms fit into a launch";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
+}
+
+TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
+  LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    size_t before = 0;
+    for (int64_t n = 1; n <= 1000; ++n) {
+      const CudaProblem p = cuda_problem(Pass::fprop, view, dtype, n);
+      const size_t bytes = cuda_workspace_bytes(p);
+      EXPECT_GE(bytes, before) << n;
+      before = bytes;
+      if (n > kMostFewTokens) continue;
+      const FewWorkspace w = few_workspace(p);
+      EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
+      for (bool gated : {false, true}) {
+        const int64_t tokens = plan_few(p, gated, {.arch = 90, .multiprocessors = 132}).tokens;
+        EXPECT_GE(tokens, n);
+        EXPECT_GE(w.packed_bytes, 1600 * tokens * 2);
+      }
+    }
+  }
+}
+
+constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132};
+
+TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
+  const CudaProblem p{.dtype = DType::bf16, .block = 32, .n = 32, .inputs = 4096, .outputs = 4096, .blocks = 1600};
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::few);
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 27; }), CudaKernel::generic) << "offsets of 32 bits";
+}
+
+TEST(SelectCuda, FewTokensArePlannedBySizesAndCard) {
+  CudaProblem p{.dtype = DType::bf16, .inputs = 12288, .outputs = 12288, .blocks = 14745};  // 384 x 384, density .1
+  const auto tokens = [&p](int32_t block, int64_t n, bool gated = false) {
+    p.block = block;
+    p.n = n;
+    return plan_few(p, gated, kH200).tokens;
+  };
+  EXPECT_EQ(tokens(32, 1), 8);
+  EXPECT_EQ(tokens(32, 9), 32);
+  EXPECT_EQ(tokens(128, 33), 64);
+  EXPECT_EQ(tokens(8, 1), 16);
+  EXPECT_EQ(tokens(16, 17), 32);
+  EXPECT_EQ(tokens(32, 1, true), 32);
+  EXPECT_EQ(tokens(8, 64, true), 64);
+
+  p.block = 32;
+  EXPECT_EQ(plan_few(p, false, kH200).warps, 4) << "384 strips";
+  EXPECT_EQ(plan_few(p, false, {.arch = 100, .multiprocessors = 400}).warps, 8);
+  p.outputs = 4096;
+  EXPECT_EQ(plan_few(p, false, kH200).warps, 8) << "128 strips";
+  EXPECT_EQ(plan_few(p, false, {.arch = 80, .multiprocessors = 108}).warps, 4);
+  p.slots = 5;
+  EXPECT_EQ(plan_few(p, false, kH200).warps, 4);
+
+  p = {.dtype = DType::bf16, .block = 32, .n = 64, .inputs = 12288, .outputs = 12288, .blocks = 14745};
+  EXPECT_FALSE(plan_few(p, false, kH200).pack) << "density .1";
+  p.blocks *= 2;
+  EXPECT_TRUE(plan_few(p, false, kH200).pack);
+  p.n = 32;
+  EXPECT_FALSE(plan_few(p, false, kH200).pack);
+  p.block = 16;
+  EXPECT_TRUE(plan_few(p, false, kH200).pack);
 }
 
 // The bound has to hold for every layout.

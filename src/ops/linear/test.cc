@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "blocksparse/blocksparse.h"
+#include "core/text.h"
 #include "ops/linear/problem.h"
 
 namespace blocksparse::linear {
@@ -96,7 +100,65 @@ constexpr std::string_view kAwkward[] = {
     "linear:wgrad f16 n=20 b=32 random(6,6,0.4) seed=66 values=int dgates",
 };
 
-class LinearSweep : public testing::TestWithParam<std::string_view> {};
+// What the CUDA kernel for few tokens takes: every block size with every edge of its numbers of tokens, both passes, in
+// turn with whatever else a call may have.
+std::vector<std::string> few_tokens() {
+  constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64};
+  struct Shape {
+    int b, rows, columns;
+  };
+  constexpr Shape kShapes[] = {{8, 20, 17}, {16, 9, 12}, {32, 6, 7}, {64, 4, 5}, {128, 3, 3}};
+  constexpr std::string_view kFprop[] = {"",
+                                         " gates",
+                                         " bias residual act=gelu",
+                                         " ragged values=int",
+                                         " ragged gates bias act=relu x=first y=first",
+                                         " x=first residual r=first act=silu",
+                                         " ragged pad=3 offset=1 gates",
+                                         " pad=8 y=first t",
+                                         " empty_row=1 bias pad=16 values=int"};
+  constexpr std::string_view kDgrad[] = {" gates values=int", " ragged", " x=first y=first", "",        " ragged gates",
+                                         " pad=1 offset=3",   " pad=8",  " empty_col=0",     " t gates"};
+  std::vector<std::string> lines;
+  size_t turn = 0;
+  for (const Shape& shape : kShapes) {
+    for (const int n : kTokens) {
+      for (const bool forward : {true, false}) {
+        std::string more(forward ? kFprop[turn % std::size(kFprop)] : kDgrad[turn % std::size(kDgrad)]);
+        const int cut = turn % 4 < 2 ? 3 : 6;  // odd and even numbers of features
+        const std::string ragged =
+            concat("out=", shape.rows * shape.b - cut, " in=", shape.columns * shape.b - (shape.b > 64 ? 70 : cut));
+        if (const size_t at = more.find("ragged"); at != std::string::npos) more.replace(at, 6, ragged);
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 2 % 2 == 0 ? "bf16" : "f16", " n=", n,
+                               " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",0.5) seed=", 100 + turn,
+                               more));
+        ++turn;
+      }
+    }
+  }
+  for (const char* line : {
+           // Slices of split rows.
+           "linear:fprop bf16 n=33 b=8 dense(2,300) seed=1 bias act=gelu y=first",
+           "linear:dgrad bf16 n=64 b=8 dense(300,2) seed=2 gates out=2397 in=13",
+           "linear:fprop f16 n=8 b=8 ba(200,4) seed=3 bias residual act=relu values=int",
+           "linear:dgrad f16 n=17 b=16 ba(200,4) seed=4",
+           "linear:fprop bf16 n=64 b=16 dense(2,70) seed=5 out=27 in=1111 residual",
+           "linear:fprop f16 n=32 b=32 dense(2,40) seed=6 bias",
+           "linear:dgrad bf16 n=33 b=64 dense(34,1) seed=7 out=2170 gates",
+           "linear:dgrad f16 n=1 b=128 dense(34,1) seed=8",
+           // Rows of which a warp has more than 32 units.
+           "linear:fprop bf16 n=32 b=8 dense(64,150) seed=9 gates",
+           "linear:dgrad f16 n=64 b=16 dense(150,64) seed=10",
+           "linear:fprop bf16 n=64 b=16 dense(64,150) seed=13 gates",
+           "linear:fprop bf16 n=7 b=32 dense(64,150) seed=11 in=4799",
+           "linear:dgrad f16 n=3 b=64 dense(80,64) seed=12 gates",
+       }) {
+    lines.emplace_back(line);
+  }
+  return lines;
+}
+
+class LinearSweep : public testing::TestWithParam<std::string> {};
 
 TEST_P(LinearSweep, EveryIsaMatchesTheReference) {
   auto c = parse_linear_case(GetParam());
@@ -140,7 +202,9 @@ TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
   ASSERT_TRUE(set_cuda_kernel("").ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep, testing::ValuesIn(kAwkward));
+INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
+                         testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
+INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens()));
 
 }  // namespace
 }  // namespace blocksparse::linear

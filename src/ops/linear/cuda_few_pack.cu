@@ -1,0 +1,119 @@
+#include "ops/linear/cuda_few_pack.h"
+
+#include <array>
+#include <atomic>
+
+#include "cuda/launch.h"
+#include "cuda/ptx/griddepcontrol.h"
+#include "cuda/ptx/load.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kPackThreads = 128;
+
+// 8 features of a token as 4 words.
+__device__ void read_features(const FewPack& p, int32_t token, int64_t feature, uint32_t* to) {
+  const auto* from = static_cast<const uint16_t*>(p.x) + token * p.token_stride + feature * p.feature_stride;
+  if (token < p.n && p.vectors && feature + 8 <= p.features) {
+    ptx::ld_16(to, from);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto element = [&](int k) -> uint32_t {
+      return token < p.n && feature + k < p.features ? from[k * p.feature_stride] : 0;
+    };
+    to[i] = element(2 * i) | element(2 * i + 1) << 16;
+  }
+}
+
+// Blocks of 8 and 16 inputs. A thread has all inputs of a block for Tokens tokens: what four lanes want.
+template <int Block, int Tokens>
+__global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant__ FewPack p) {
+  // All in front is complete before anything behind begins, so that may read at once all but what is written here.
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  constexpr int kWords = Block / 8, kLaneWords = Tokens * kWords;  // of a token, and of a lane
+  const int32_t groups = p.tokens / (8 * Tokens);
+  const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x, block = i / (8 * groups);
+  const auto row = static_cast<int32_t>(i % 8), group = static_cast<int32_t>(i / 8 % groups);
+  if (block >= p.blocks) return;
+  uint32_t in[Tokens][Block / 2];
+#pragma unroll
+  for (int k = 0; k < Tokens; ++k) {
+#pragma unroll
+    for (int q = 0; q < Block / 8; ++q)
+      read_features(p, 8 * (Tokens * group + k) + row, block * Block + 8 * q, in[k] + 4 * q);
+  }
+  uint32_t out[4 * kLaneWords];
+#pragma unroll
+  for (int lane = 0; lane < 4; ++lane) {
+#pragma unroll
+    for (int k = 0; k < Tokens; ++k) {
+#pragma unroll
+      for (int q = 0; q < kWords; ++q) out[lane * kLaneWords + k * kWords + q] = in[k][lane * kWords + q];
+    }
+  }
+  auto* to = static_cast<uint4*>(p.to) + ((block * groups + group) * 8 + row) * kLaneWords;
+#pragma unroll
+  for (int q = 0; q < kLaneWords; ++q) to[q] = {out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3]};
+}
+
+// Blocks of 32 and more. A thread has 8 inputs of a token; threads side by side go along x's contiguous side.
+__global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ FewPack p) {
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x, chunk = i / (4 * p.tokens);
+  const auto rest = static_cast<int32_t>(i % (4 * p.tokens));
+  const int32_t token = p.feature_stride == 1 ? rest / 4 : rest % p.tokens;
+  const int32_t quarter = p.feature_stride == 1 ? rest % 4 : rest / p.tokens;
+  if (chunk * 32 >= p.blocks * p.block) return;
+  uint32_t v[4];
+  read_features(p, token, chunk * 32 + quarter * 8, v);
+  static_cast<uint4*>(p.to)[(chunk * p.tokens + token) * 4 + quarter] = {v[0], v[1], v[2], v[3]};
+}
+
+// body(kernel, elements of a thread) with the kernel for that block size and number of tokens.
+template <class Body>
+Status with_pack_kernel(int32_t block, int32_t tokens, Body body) {
+  if (block >= 32) return body(pack_chunks, 8);
+  if (block == 16) return tokens == 8 ? body(pack_small<16, 1>, 16) : body(pack_small<16, 2>, 32);
+  switch (tokens) {
+    case 8: return body(pack_small<8, 1>, 8);
+    case 16: return body(pack_small<8, 2>, 16);
+    default: return body(pack_small<8, 4>, 32);
+  }
+}
+
+constexpr size_t kMostDevices = 64;
+std::array<std::atomic<bool>, kMostDevices> overlaps{};
+
+}  // namespace
+
+Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
+  return with_pack_kernel(p.block, p.tokens, [&](auto kernel, int elements) {
+    const int64_t threads = p.blocks * p.block * p.tokens / elements;
+    return cuda::launch({.blocks = (threads + kPackThreads - 1) / kPackThreads,
+                         .threads = kPackThreads,
+                         .stream = stream,
+                         .overlap = overlap},
+                        kernel, p);
+  });
+}
+
+Status prepare_few_pack() {
+  for (int32_t block : {8, 16, 32}) {
+    for (int32_t tokens : {8, 16, 32}) {
+      BS_RETURN_IF_ERROR(with_pack_kernel(block, tokens, [](auto kernel, int) { return cuda::prepare(kernel, 0); }));
+    }
+  }
+  int device = 0;
+  BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device), "cudaGetDevice"));
+  if (static_cast<size_t>(device) < kMostDevices) overlaps[device] = cuda::has_griddepcontrol(pack_chunks);
+  return {};
+}
+
+bool few_overlaps(int32_t device) { return static_cast<size_t>(device) < kMostDevices && overlaps[device]; }
+
+}  // namespace blocksparse::linear

@@ -1,0 +1,34 @@
+// Few tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0. For
+// 16-bit elements of any type.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "blocksparse/status.h"
+
+namespace blocksparse::linear {
+
+struct FewPack {
+  const void* x;
+  int64_t token_stride, feature_stride;
+  bool vectors;  // 8 features at a time may be read where they lie: features-last, rows at multiples of 16 bytes
+  int32_t n;
+  int64_t features;
+  int32_t block;
+  int64_t blocks;  // of inputs
+  int32_t tokens;  // n rounded up to what the kernel takes: 8, 16, 32 or 64
+  // A lane's fragment of x in mma's order, b = 8: [in block][tokens / 32][lane][4 tokens][2 inputs],
+  // b = 16: [in block][tokens / 16][lane][2 tokens][4 inputs]; with less tokens than that, less lie side by side.
+  // b >= 32: [inputs / 32][tokens][32 inputs].
+  void* to;
+};
+
+Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream);
+
+// On the current device; few_overlaps() then says whether the kernels of this file and of `few` wait for each other.
+Status prepare_few_pack();
+bool few_overlaps(int32_t device);
+
+}  // namespace blocksparse::linear
