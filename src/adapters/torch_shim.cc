@@ -17,8 +17,7 @@ namespace {
 
 using namespace blocksparse;  // NOLINT(google-build-using-namespace)
 
-// ---- PyTorch's side: handles, and 64-bit words on a stack
-// ------------------------------------------------------------
+// ---- PyTorch's side: handles, and 64-bit words on a stack -----------------------------------------------------------
 
 using Handle = void*;
 using Word = uint64_t;
