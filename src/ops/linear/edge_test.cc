@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "blocksparse/blocksparse.h"
-#include "core/random.h"
 #include "cpu/isa.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/problem.h"
