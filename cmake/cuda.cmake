@@ -35,7 +35,10 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know 
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
-string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr -lineinfo")
+string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
+if(NOT SKBUILD)
+  string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers; half of the code's size
+endif()
 set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/card.cc
   src/cuda/memory.cc

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 1
+#define BS_ABI_VERSION 2
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -73,6 +73,7 @@ typedef struct bs_layout_view {
   int32_t block_size;
   int64_t out_features, in_features; /* of the untransposed layout */
   int64_t blocks;
+  int32_t cut_by_out, cut_by_in; /* whether rows, columns of W are cut into slices: calls then need more workspace */
 } bs_layout_view;
 
 /* On success *layout is new and is given back with bs_layout_free. */
@@ -90,8 +91,9 @@ BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
 BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
 BS_API bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view);
 BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view);
-/* Tables that were copied to a device. The caller fills in all of the view; it is checked against `words`. */
-BS_API bs_status bs_layout_view_on_device(int64_t words, const bs_layout_view* view);
+/* Tables of `words` words that were copied to a device. The caller fills in the view, which is checked against `words`,
+ * and is told what is cut. */
+BS_API bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view);
 BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns); /* of the untransposed */
 BS_API bs_status bs_layout_pattern(const bs_layout* layout, int32_t* pattern);
 BS_API bs_status bs_layout_equal(const bs_layout* a, const bs_layout* b, int32_t* equal);

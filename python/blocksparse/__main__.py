@@ -32,7 +32,7 @@ def _info() -> None:
 
         from .torch import _ops
 
-        kernels = f"{_ops.KERNELS}; on CUDA {_ops.CUDA_KERNELS}"
+        kernels = f"{_ops.KERNELS}; on CUDA {_ops.CUDA_KERNELS}" if torch.version.cuda else _ops.KERNELS
         rows += [("PyTorch", torch.__version__), ("PyTorch kernels", kernels)]
     else:
         rows.append(("PyTorch", "not installed"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_RANK = 5
 MAX_MIX = 64
 
@@ -54,6 +54,8 @@ class LayoutView(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("in_features", ctypes.c_int64),
         ("blocks", ctypes.c_int64),
+        ("cut_by_out", ctypes.c_int32),
+        ("cut_by_in", ctypes.c_int32),
     )
 
 

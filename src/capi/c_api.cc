@@ -84,7 +84,9 @@ LayoutView to_view(const bs_layout_view& v) {
           .block_size = v.block_size,
           .out_features = v.out_features,
           .in_features = v.in_features,
-          .blocks = v.blocks};
+          .blocks = v.blocks,
+          .cut_by_out = v.cut_by_out != 0,
+          .cut_by_in = v.cut_by_in != 0};
 }
 
 bs_layout_view from_view(const LayoutView& v) {
@@ -95,7 +97,9 @@ bs_layout_view from_view(const LayoutView& v) {
           .block_size = v.block_size,
           .out_features = v.out_features,
           .in_features = v.in_features,
-          .blocks = v.blocks};
+          .blocks = v.blocks,
+          .cut_by_out = v.cut_by_out ? 1 : 0,
+          .cut_by_in = v.cut_by_in ? 1 : 0};
 }
 
 template <class T = Tensor>
@@ -280,12 +284,16 @@ bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layo
   });
 }
 
-bs_status bs_layout_view_on_device(int64_t words, const bs_layout_view* view) {
+bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view) {
   return guarded([&]() -> Status {
     BS_RETURN_IF_ERROR(need("layout", "view", view));
     const LayoutView v = to_view(*view);
     const LayoutView::Sizes sizes{v.block_size, v.out_features, v.in_features, v.blocks};
-    return LayoutView::on_device({v.index, static_cast<size_t>(std::max<int64_t>(words, 0))}, sizes, v.device).status();
+    auto made = LayoutView::on_device({v.index, static_cast<size_t>(std::max<int64_t>(words, 0))}, sizes, v.device);
+    if (!made.ok()) return made.status();
+    made->transposed = v.transposed;
+    *view = from_view(*made);
+    return {};
   });
 }
 

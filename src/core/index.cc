@@ -79,7 +79,9 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                    h.version);
   }
   const bool counts_ok = h.out_blocks >= 0 && h.in_blocks >= 0 && h.blocks >= 0 && is_block_size(h.block_size);
-  const int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  if (h.by_out.splits > 0) words += kCutByOutWords;
+  if (h.by_in.splits > 0) words += kCutByInWords;
   if (words != static_cast<int64_t>(index.size())) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }
@@ -99,7 +101,9 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                     .block_size = h.block_size,
                     .out_features = join_words(h.out_features),
                     .in_features = join_words(h.in_features),
-                    .blocks = h.blocks};
+                    .blocks = h.blocks,
+                    .cut_by_out = h.by_out.splits > 0,
+                    .cut_by_in = h.by_in.splits > 0};
 }
 
 Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const Sizes& sizes, Device device) {
@@ -114,16 +118,20 @@ Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const S
   }
   const int64_t words =
       index_sections((sizes.out_features + b - 1) / b, (sizes.in_features + b - 1) / b, sizes.blocks).words;
-  if (words != static_cast<int64_t>(index.size()) || index.data() == nullptr) {
+  const int64_t more = static_cast<int64_t>(index.size()) - words;
+  constexpr int64_t kUnit = kCutByOutWords, kMostMore = kCutByOutWords + kCutByInWords;
+  if (more < 0 || more > kMostMore || more % kUnit != 0 || index.data() == nullptr) {
     return invalid("[layout] index has ", index.size(), " words, ", sizes.blocks, " blocks of ", b, " in ",
-                   sizes.out_features, " x ", sizes.in_features, " features need ", words);
+                   sizes.out_features, " x ", sizes.in_features, " features need ", words, " to ", words + kMostMore);
   }
   return LayoutView{.index = index.data(),
                     .device = device,
                     .block_size = sizes.block_size,
                     .out_features = sizes.out_features,
                     .in_features = sizes.in_features,
-                    .blocks = sizes.blocks};
+                    .blocks = sizes.blocks,
+                    .cut_by_out = (more & kCutByOutWords) != 0,
+                    .cut_by_in = (more & kCutByInWords) != 0};
 }
 
 }  // namespace blocksparse

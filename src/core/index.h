@@ -7,9 +7,10 @@
 //               splits  [kMaxSplits] Split, likewise
 //   by_in       the same with in_blocks         dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
+//   nothing     4 words if by_out has splits, and 8 if by_in has
 //
 // Where a section begins is a pure function of (out_blocks, in_blocks, blocks), so whoever holds only a device pointer
-// and the shapes of the tensors knows it too.
+// and the shapes of the tensors knows it too; and by the number of words, whether there are rows that were cut.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,10 @@ struct IndexSections {
     int64_t starts, refs, pieces, splits;
   } by_out, by_in;
   int64_t out_of;
-  int64_t words;
+  int64_t words;  // without the last section
 };
+
+inline constexpr int64_t kCutByOutWords = 4, kCutByInWords = 8;
 
 IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t blocks);
 

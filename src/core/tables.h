@@ -47,6 +47,6 @@ struct Header {
 static_assert(sizeof(Header) == 32 * sizeof(int32_t));
 
 inline constexpr int32_t kIndexMagic = 0x58495342;  // "BSIX"
-inline constexpr int32_t kIndexVersion = 1;
+inline constexpr int32_t kIndexVersion = 2;
 
 }  // namespace blocksparse

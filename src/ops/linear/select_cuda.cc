@@ -31,7 +31,8 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
   if (pass == Pass::wgrad) return p;
   p.by_in = layout.transposed != (pass == Pass::dgrad);
   if (p.by_in) std::swap(p.inputs, p.outputs);
-  p.slots = most_slots(p.output_blocks(), p.input_blocks(), p.blocks);
+  const bool cut = p.by_in ? layout.cut_by_in : layout.cut_by_out;
+  p.slots = cut ? most_slots(p.output_blocks(), p.input_blocks(), p.blocks) : 0;
   return p;
 }
 

@@ -1,6 +1,8 @@
 // The choice of CUDA kernels, and what is said of layouts without looking at their tables.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "blocksparse/layout.h"
 #include "core/index.h"
 #include "ops/linear/select_cuda.h"
@@ -34,7 +36,9 @@ TEST(SelectCuda, TransposedAndBackwardExchangeTheSides) {
 }
 
 TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
-  const LayoutView view{.block_size = 8, .out_features = 1600, .in_features = 1600, .blocks = 1600};
+  LayoutView view{.block_size = 8, .out_features = 1600, .in_features = 1600, .blocks = 1600};
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::bf16, 64)), 0u) << "no row is cut";
+  view.cut_by_out = true;
   const CudaProblem few = cuda_problem(Pass::fprop, view, DType::bf16, 64);
   ASSERT_GT(few.slots, 0);
   EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 4));
@@ -65,6 +69,7 @@ TEST(LayoutView, OfTablesOnADevice) {
   ASSERT_TRUE(view.ok()) << view.status().message();
   EXPECT_EQ(view->device, (Device{DeviceType::cuda, 1}));
   EXPECT_EQ(view->blocks, layout.blocks());
+  EXPECT_FALSE(view->cut_by_out || view->cut_by_in);
   auto wrong = sizes;
   wrong.blocks += 20;
   EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
@@ -74,6 +79,22 @@ TEST(LayoutView, OfTablesOnADevice) {
   wrong = sizes;
   wrong.in_features = int64_t{1} << 60;
   EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
+}
+
+TEST(LayoutView, TheNumberOfWordsTellsWhatIsCut) {
+  for (const auto& [graph, by_out, by_in] :
+       {std::tuple("dense(8,8)", false, false), std::tuple("dense(2,300)", true, false),
+        std::tuple("dense(300,2)", false, true), std::tuple("ba(200,4)", true, true)}) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = 8}, 1);
+    const auto view = LayoutView::on_device(
+        layout.index(), {8, layout.out_features(), layout.in_features(), layout.blocks()}, {DeviceType::cuda, 0});
+    ASSERT_TRUE(view.ok()) << view.status().message();
+    for (const LayoutView& v : {layout.view(), *view}) {
+      EXPECT_EQ(v.cut_by_out, by_out) << graph;
+      EXPECT_EQ(v.cut_by_in, by_in) << graph;
+    }
+    EXPECT_EQ(header_of(layout).by_out.splits > 0, by_out) << graph;
+  }
 }
 
 }  // namespace
