@@ -12,7 +12,7 @@ PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-cpp test-python test-aarch64 asan lint format bench docs wheel clean
+.PHONY: demo test test-cpp test-python test-aarch64 asan lint tidy format bench docs wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -56,6 +56,11 @@ lint: $(VENV)/.lint
 	ruff check .
 	mypy
 	scripts/check_tree.sh
+
+# clang-tidy on the C++ sources, which takes minutes.
+tidy: $(VENV)/.lint
+	cmake --preset dev -DBLOCKSPARSE_CUDA=OFF -B build/tidy
+	git ls-files 'src/*.cc' | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p build/tidy
 
 format: $(VENV)/.lint
 	git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh' '*.inc' | xargs clang-format -i

@@ -17,8 +17,7 @@ namespace {
 
 using namespace blocksparse;  // NOLINT(google-build-using-namespace)
 
-// ---- PyTorch's side: handles, and 64-bit words on a stack
-// ------------------------------------------------------------
+// ---- PyTorch's side: handles, and 64-bit words on a stack -----------------------------------------------------------
 
 using Handle = void*;
 using Word = uint64_t;
@@ -274,7 +273,7 @@ void require(const Status& status) {
   if (!status.ok()) raise(status);
 }
 
-// ---- The kernels; arguments in the order of the schemas in _ops.py -------------------------------------------------
+// ---- The kernels; arguments in the order of the schemas in _ops.py --------------------------------------------------
 
 Word product(const TensorHandle& index, bool transposed, const TensorHandle& x, int64_t out_features, const Weights& w,
              const Epilogue& epilogue) {

@@ -45,8 +45,7 @@ std::span<const CudaGradientKernel> kernels_of() {
   return kernels;
 }
 
-// ---- Forcing a kernel
-// ------------------------------------------------------------------------------------------------
+// ---- Forcing a kernel -----------------------------------------------------------------------------------------------
 
 constexpr int32_t kNotForced = -1;
 std::atomic<int32_t> forced{kNotForced};
@@ -74,8 +73,7 @@ Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
                 concat("[cuda] the kernel \"", name_of(kernel), "\", which was asked for, does not do this problem"));
 }
 
-// ---- Once for each device
-// --------------------------------------------------------------------------------------------
+// ---- Once for each device -------------------------------------------------------------------------------------------
 
 Status prepare_all() {
   for (const auto& kernel : kernels_of<CudaProductKernel>()) BS_RETURN_IF_ERROR(kernel.prepare());
