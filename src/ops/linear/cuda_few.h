@@ -127,14 +127,16 @@ template <class T>
 __device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int32_t to, int token, int in_block,
                                    float2 sum) {
   const int64_t output = int64_t{to} * block_size + in_block;
+  if (output >= p.outputs) return;
+  const bool both = output + 1 < p.outputs;
+  const T low = p.finish.value<T>(token, output, sum.x);
+  const T high = both ? p.finish.value<T>(token, output + 1, sum.y) : T{};
+  T* at = p.finish.at<T>(token, output);
   if (p.y_pairs) {
-    if (output >= p.outputs) return;
-    const uint32_t low = p.finish.value<T>(token, output, sum.x).bits;
-    const uint32_t high = p.finish.value<T>(token, output + 1, sum.y).bits;
-    *reinterpret_cast<uint32_t*>(p.finish.at<T>(token, output)) = low | high << 16;
+    *reinterpret_cast<uint32_t*>(at) = low.bits | static_cast<uint32_t>(high.bits) << 16;
   } else {
-    if (output < p.outputs) p.finish.store<T>(token, output, sum.x);
-    if (output + 1 < p.outputs) p.finish.store<T>(token, output + 1, sum.y);
+    *at = low;
+    if (both) at[p.finish.y.feature_stride] = high;
   }
 }
 
