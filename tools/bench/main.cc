@@ -10,6 +10,7 @@
 #include "opponents.h"
 #include "options.h"
 #include "report.h"
+#include "reproduce.h"
 #include "timing.h"
 
 namespace blocksparse::bench {
@@ -32,14 +33,14 @@ Contender ourselves(linear::LinearData& data, const Options& options) {
   return {.name = "blocksparse", .run = run, .copies = copies};
 }
 
-std::vector<Contender> all_contenders(linear::LinearData& data, const Options& options) {
+std::vector<Contender> all_contenders(linear::LinearData& data, const Options& options, Row& row) {
   std::vector<Contender> contenders{ourselves(data, options)};
   for (const Opponent& opponent : opponents()) {
     if (std::find(options.opponents.begin(), options.opponents.end(), opponent.name) == options.opponents.end())
       continue;
     auto contender = opponent.prepare(data, options.cold ? options.rotate_bytes : 0);
     if (contender.ok()) contenders.push_back(*std::move(contender));
-    else std::fprintf(stderr, "without %s: %s\n", opponent.name.c_str(), contender.status().message().c_str());
+    else row.without.emplace_back(opponent.name, contender.status().message());
   }
   return contenders;
 }
@@ -71,8 +72,9 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
     return {};
   }
   if (data->flops() == 0) return invalid("\"", row.problem, "\" has no work to time");
-  const std::vector<Contender> contenders = all_contenders(*data, options);
+  const std::vector<Contender> contenders = all_contenders(*data, options, row);
   const Timings timings = time_all(contenders, options, {*isa, c->dtype, row.threads});
+  row.samples = timings.samples;
   row.cold = options.cold;
   row.hot = options.hot;
   row.us = timings.contenders[0];
@@ -84,7 +86,7 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   row.peak_fraction = compute_us / us;
   row.roofline_fraction = std::max(compute_us, memory_us) / us;
   row.bound = compute_us >= memory_us ? "compute" : "memory";
-  if (options.json) print_json(row);
+  if (options.json) print_json(row, options.sink);
   else print_text(row);
   return {};
 }
@@ -106,7 +108,14 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (options->help) std::fputs(kUsage, stdout);
-  if (options->list) list_opponents();
+  if (options->list && !options->reproduce) list_opponents();
+  if (options->reproduce && !options->help) {
+    const Status status = reproduce(*options, [&](const std::string& problem, const Options& with) {
+      return run_problem(problem, with, usual_threads);
+    });
+    if (!status.ok()) std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
+    return status.ok() ? 0 : 1;
+  }
   int failures = 0;
   for (const std::string& problem : options->problems) {
     const Status status = run_problem(problem, *options, usual_threads);
