@@ -61,6 +61,9 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   Row row;
   row.problem = to_string(*c);
   row.kernel = name_of(*isa);
+  row.out = data->layout().out_features();
+  row.in = data->layout().in_features();
+  row.density = data->layout().density();
   row.threads = static_cast<int>(c->threads);
   row.error = error.worst;
   if (options.check_only && options.json) {

@@ -1,6 +1,7 @@
 // What blocksparse-bench prints.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -13,6 +14,8 @@ namespace blocksparse::bench {
 
 struct Row {
   std::string problem, kernel;
+  int64_t out = 0, in = 0;  // features
+  double density = 0;
   int threads = 1;
   bool cold = true, hot = true;  // which were timed
   Timing us;
