@@ -302,7 +302,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    torch.set_grad_enabled(False)
     warnings.filterwarnings("ignore", message=".*[Ss]parse")
     lines = [line for line in results.bench if line not in results.python and re.search(options.filter, line)]
     problems = [p for p in map(Problem.parse, lines) if not p.others and not p.out and not p.in_]
@@ -310,7 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     for i, problem in enumerate(problems, 1):
         print(f"{i}/{len(problems)}  {time.perf_counter() - start:.0f} s  {problem.line}", file=sys.stderr)
-        record = measure(problem, results.header, options.samples)
+        with torch.no_grad():
+            record = measure(problem, results.header, options.samples)
         with options.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
     return 0

@@ -149,7 +149,7 @@ Result<std::set<std::string>> problems_in(const std::string& path, const std::st
   for (std::string line; std::getline(file, line) && !file.eof();) {
     if (whole == 0 && line.substr(0, line.find(kDate)) != header) {
       return invalid(path,
-                     " is of another machine, build, or choice of opponents: take it away, or name another --output");
+                     " is of another machine, build, options or opponents: take it away, or name another --output");
     }
     whole += line.size() + 1;
     if (line.rfind(kProblem, 0) != 0) continue;
@@ -228,6 +228,7 @@ Status reproduce(Options options, const Measure& measure) {
   const bool closed = std::fclose(options.sink) == 0;
   if (!closed) return invalid("cannot write ", *path);
   if (failures > 0) return invalid(failures, " problems failed; the same command tries them again");
+  std::printf("%s\n", path->c_str());
   return {};
 }
 
