@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,9 @@ class Results:
         for record in records[1:]:
             (results.python if "by" in record else results.bench)[record["problem"]] = record
         return results
+
+
+def device() -> str:
+    """As blocksparse-bench names it."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return f"cpu: {found[1] if found else 'unknown CPU'}"

@@ -18,6 +18,7 @@ from records import Problem, Record, Results
 
 DENSE = ("openblas", "onednn")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
+TIMES = ("us", "us_hot")  # from memory, in cache
 Group = tuple[str, int, int, int, str, int]
 
 
@@ -188,12 +189,33 @@ def threads_table(rows: list[Row]) -> list[str]:
             continue
         ratios = [
             number(one.record[key] / row.record[key]) if key in one.record and key in row.record else ""
-            for key in ("us", "us_hot")
+            for key in TIMES
         ]
         cells.append([f"`{row.problem.line}`", *ratios])
     if not cells:
         return []
     return ["", "## Threads", "", "Speed over one thread.", "", *table("problem | from memory | in cache", cells)]
+
+
+def hubs_table(rows: list[Row]) -> list[str]:
+    """What a block of a layout with hubs costs, beside one of a balanced layout of about as many."""
+
+    def same(row: Row) -> tuple[Any, ...]:
+        return (row.group, row.problem.direction, row.problem.block)
+
+    balanced = {same(row): row for row in rows if kind(row.problem) == "balanced"}
+    cells = []
+    for row in rows:
+        twin = balanced.get(same(row))
+        if kind(row.problem) != "ba" or twin is None:
+            continue
+        blocks = row.density / twin.density
+        ratios = [number(row.record[key] / twin.record[key] / blocks) if key in row.record else "" for key in TIMES]
+        cells.append([f"`{row.problem.line}`", f"`{twin.problem.graph}`", *ratios])
+    if not cells:
+        return []
+    lines = ["", "## Layouts with hubs", "", "Time of a block over that of a block in a balanced layout.", ""]
+    return lines + table("problem | layout | from memory | in cache", cells)
 
 
 def python_table(results: Results) -> list[str]:
@@ -234,7 +256,7 @@ def markdown(results: Results, pictures: Iterable[Path]) -> str:
     ]
     lines += ["our time over density times the dense time: 1 or less is the aim. Bold: slower than the other library."]
     lines += ["", *(f"![{p.stem}]({p.name})" for p in pictures), "", "## In short", "", *summary(rows)]
-    lines += [*threads_table(rows), *python_table(results), "", "## Every problem", *details(rows)]
+    lines += [*threads_table(rows), *hubs_table(rows), *python_table(results), "", "## Every problem", *details(rows)]
     return "\n".join(lines) + "\n"
 
 

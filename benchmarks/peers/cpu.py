@@ -33,7 +33,7 @@ from blocksparse import Layout
 from blocksparse import numpy as bsn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from records import Problem, Record, Results
+from records import Problem, Record, Results, device
 
 BY = "peers/cpu.py"
 SAMPLE_US = 2000.0
@@ -280,12 +280,6 @@ def measure(problem: Problem, header: Record, samples: int) -> Record:
             "numpy": np.__version__,
         },
     }
-
-
-def device() -> str:
-    """As blocksparse-bench names it."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return f"cpu: {found[1] if found else 'unknown CPU'}"
 
 
 def main(arguments: list[str] | None = None) -> int:

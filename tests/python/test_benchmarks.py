@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import report  # noqa: E402
-from records import Problem, Results  # noqa: E402
+from records import Problem, Results, device  # noqa: E402
 
 DEVICE = "cpu: of a test"
 
@@ -94,6 +94,8 @@ def test_report(tmp_path, capsys):
             problem = f"linear:{direction} f32 n=64 b={block} random({1024 // block},{density})"
             records.append(line(problem, 1000 * density, 1200, 900, 120, density))
     records.append(line(records[0]["problem"] + " threads=2", 80, None, None, None, 0.1))
+    records.append(line("linear:fprop f32 n=64 b=8 ba(128,8)", 240, None, None, None, 0.12))
+    records.append(line("linear:fprop f32 n=64 b=8 balanced(128,12)", 160, None, None, None, 0.1))
     python = {"by": "peers/cpu.py", "problem": records[0]["problem"], "us": 110, "versions": {"torch": "2.13"}}
     records.append({**python, "vs": {"torch_dense": 55, "blocksparse_torch": 100}})
     path = write(tmp_path / "r.jsonl", header(), *records)
@@ -108,6 +110,7 @@ def test_report(tmp_path, capsys):
     assert row in text
     assert "| 500 | 900 | onednn | 1.8 | 1.11 | 120 | **0.24** |" in text
     assert f"| `{records[0]['problem']} threads=2` | 1.25 | 1.25 |" in text
+    assert "| `linear:fprop f32 n=64 b=8 ba(128,8)` | `balanced(128,12)` | 1.25 | 1.25 |" in text
     assert "| 100 (0.909) | 55 (**0.5**) |" in text
 
 
@@ -129,19 +132,24 @@ def test_python_libraries_are_added_once(tmp_path):
         "linear:fprop bf16 n=5 b=8 random(4,6,0.5)",
         "linear:fprop f32 n=5 b=8 random(4,6,0.5) bias",  # which is not theirs to do
     ]
-    command = [sys.executable, str(BENCHMARKS / "peers" / "cpu.py")]
-    probe = "import sys; sys.path.insert(0, sys.argv[1]); import cpu; print(cpu.device())"
-    found = subprocess.run(
-        [sys.executable, "-c", probe, str(BENCHMARKS / "peers")], capture_output=True, text=True, check=True
-    )
     records = [line(problem, 1, 2, 3, 4, 0.5) for problem in problems]
-    path = write(tmp_path / "r.jsonl", header(device=found.stdout.strip()), *records)
-
-    def run():
-        return subprocess.run([*command, str(path), "--samples", "1"], capture_output=True, text=True, check=False)
-
-    result = run()
-    assert result.returncode == 0, result.stderr
+    path = write(tmp_path / "r.jsonl", header(device=device()), *records)
+    once = tmp_path / "once.jsonl"
+    elsewhere = write(tmp_path / "elsewhere.jsonl", header())
+    # A process of its own, for it pins its threads: a run, the same again, and one for another machine.
+    code = f"""
+import shutil, sys
+sys.path.insert(0, {str(BENCHMARKS / "peers")!r})
+import cpu
+codes = [cpu.main([{str(path)!r}, "--samples", "1"])]
+shutil.copy({str(path)!r}, {str(once)!r})
+codes += [cpu.main([{str(path)!r}]), cpu.main([{str(elsewhere)!r}])]
+print(codes)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "[0, 0, 1]", result.stderr
+    assert f"is of {DEVICE}, this is cpu" in result.stderr
+    assert path.read_text() == once.read_text()
     python = Results.read(path).python
     assert list(python) == problems[:-1]
     assert set(python[problems[0]]["vs"]) == {"blocksparse_torch", "torch_dense", "torch_bsr", "scipy_bsr"}
@@ -149,8 +157,3 @@ def test_python_libraries_are_added_once(tmp_path):
     assert set(python[problems[2]]["vs"]) == {"blocksparse_torch", "torch_dense", "torch_bsr", "scipy_bsr"}
     assert set(python[problems[3]]["vs"]) == {"blocksparse_torch", "torch_dense"}
     assert python[problems[4]]["front"] == "blocksparse_torch"
-    before = path.read_text()
-    assert run().returncode == 0
-    assert path.read_text() == before
-    write(path, header())
-    assert "this is cpu" in run().stderr
