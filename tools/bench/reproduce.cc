@@ -49,9 +49,9 @@ Result<Job> job_of(const std::string& line, const Options& options) {
   if (c->threads == 0) return invalid("\"", line, "\" needs its number of threads");
   const auto blocks = graphs::by_name(c->graph, c->seed);
   if (!blocks.ok()) return blocks.status();
-  // Dense libraries take most of the time; the rest is what data and copies of weights take.
-  const double features = static_cast<double>(blocks->out_blocks * blocks->in_blocks * c->block * c->block);
-  return Job{to_string(*c), static_cast<int>(c->threads), 1 + features * (1e-7 + 1e-9 * static_cast<double>(c->n))};
+  const auto features = static_cast<double>(blocks->out_blocks * blocks->in_blocks * c->block * c->block);
+  const double work = 0.3 + features * (7e-7 + 3e-9 * static_cast<double>(c->n));  // seconds on two busy cores
+  return Job{to_string(*c), static_cast<int>(c->threads), work};
 }
 
 Result<std::vector<Job>> all_jobs(const Options& options, size_t processors) {
