@@ -107,12 +107,14 @@ $(VENV)/.tools: scripts/requirements/tools.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet -r $<
 	touch $@
 
-# The package is built again when a source has changed.
+# The package is built again when a source has changed. nvcc takes minutes, so without a card it holds no CUDA kernels
+# (PACKAGE_CUDA=ON builds them all the same; test-cpp always does where nvcc is).
+PACKAGE_CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 SOURCES := $(shell find src include cmake python -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 
 $(VENV)/.package: $(SOURCES) | $(VENV)/.tools
 	$(call step,building and installing the Python package)
-	$(PYTHON) -m pip install --quiet --no-build-isolation .
+	$(PYTHON) -m pip install --quiet --no-build-isolation -C cmake.define.BLOCKSPARSE_CUDA=$(PACKAGE_CUDA) .
 	touch $@
 
 $(VENV)/.torch: scripts/requirements/torch.txt | $(VENV)/.tools

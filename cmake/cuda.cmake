@@ -1,6 +1,49 @@
-# Which backend answers for CUDA tensors.
-if(BLOCKSPARSE_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "BLOCKSPARSE_CUDA=ON: this version holds no CUDA kernels yet; use AUTO or OFF")
-endif()
+# Which backend answers for CUDA tensors: kernels for nvcc, or src/no_cuda.
+set(BLOCKSPARSE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING
+  "Cards to compile for, as in CMAKE_CUDA_ARCHITECTURES. 80 holds code for Ampere and Ada, and PTX for newer cards")
 set(BLOCKSPARSE_CUDA_SOURCES src/no_cuda/cuda.cc)
-message(STATUS "blocksparse: CPU only; CUDA tensors are answered with `unavailable`")
+set(BLOCKSPARSE_HAS_CUDA FALSE)
+
+if(BLOCKSPARSE_CUDA STREQUAL "ON")
+  enable_language(CUDA)
+  set(BLOCKSPARSE_HAS_CUDA TRUE)
+elseif(BLOCKSPARSE_CUDA)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(BLOCKSPARSE_HAS_CUDA TRUE)
+  endif()
+endif()
+
+if(NOT BLOCKSPARSE_HAS_CUDA)
+  message(STATUS "blocksparse: CPU only; CUDA tensors are answered with `unavailable`")
+  return()
+endif()
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.0)
+  message(FATAL_ERROR "blocksparse: nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old, 12.0 is needed; "
+    "or build with -DBLOCKSPARSE_CUDA=OFF")
+endif()
+message(STATUS "blocksparse: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${BLOCKSPARSE_CUDA_ARCHITECTURES}")
+
+# The runtime is linked statically and hidden: whatever CUDA a process has loaded besides, ours stays ours. The driver's
+# library is not linked at all.
+find_package(CUDAToolkit REQUIRED)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_ARCHITECTURES ${BLOCKSPARSE_CUDA_ARCHITECTURES})
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know it of nvcc
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
+if(NOT SKBUILD)
+  string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers; half of the code's size
+endif()
+set(BLOCKSPARSE_CUDA_SOURCES
+  src/cuda/card.cc
+  src/cuda/memory.cc
+  src/ops/linear/cuda.cc
+  src/ops/linear/cuda_generic_bf16.cu
+  src/ops/linear/cuda_generic_f16.cu
+  src/ops/linear/cuda_generic_f32.cu
+  src/ops/linear/cuda_generic_f64.cu)

@@ -148,6 +148,10 @@ static void test_layouts(void) {
   EXPECT(bs_layout_get_view(t, &view) == BS_OK && view.transposed == 1);
   EXPECT(bs_layout_view_from_index(view.index, info.index_words, &view) == BS_OK && view.transposed == 0);
   EXPECT_ERROR(bs_layout_view_from_index(view.index, 7, &view), BS_INVALID_ARGUMENT, "index has 7 words");
+  EXPECT(bs_layout_view_on_device(info.index_words, &view) == BS_OK);
+  view.blocks += 100;
+  EXPECT_ERROR(bs_layout_view_on_device(info.index_words, &view), BS_INVALID_ARGUMENT, "features need");
+  EXPECT_ERROR(bs_layout_view_on_device(1, NULL), BS_INVALID_ARGUMENT, "view is NULL");
   EXPECT(bs_layout_report(ba, &report) == BS_OK && report.symmetric == 1 && report.mix_steps >= 2);
   const bs_layout* steps[2] = {ba, ba};
   double mix[2];
@@ -190,6 +194,14 @@ static void test_machine(void) {
   EXPECT(bs_set_cpu_isa("scalar") == BS_OK && bs_cpu_isa(&isa) == BS_OK && strcmp(isa, "scalar") == 0);
   EXPECT_ERROR(bs_set_cpu_isa("z80"), BS_INVALID_ARGUMENT, "there is no \"z80\"");
   EXPECT(bs_set_cpu_isa("") == BS_OK);
+  if (*bs_cuda_kernels() != '\0') {
+    EXPECT(strstr(bs_cuda_kernels(), "generic") != NULL && bs_set_cuda_kernel("generic") == BS_OK);
+    EXPECT_ERROR(bs_set_cuda_kernel("fastest"), BS_INVALID_ARGUMENT, "there is no kernel \"fastest\"");
+    EXPECT(bs_set_cuda_kernel("") == BS_OK);
+  } else {
+    EXPECT_ERROR(bs_set_cuda_kernel("generic"), BS_UNAVAILABLE, "built without CUDA");
+  }
+  EXPECT(bs_cuda_prepare(-1) != BS_OK);
   EXPECT(bs_default_threads() >= 1);
 }
 

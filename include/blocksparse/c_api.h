@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 1
+#define BS_ABI_VERSION 2
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -35,9 +35,13 @@ BS_API const char* bs_last_error(void); /* of this thread; "" if its last call w
 BS_API const char* bs_cpu_isas(void);           /* those that this CPU runs, best first: "avx2 scalar reference" */
 BS_API bs_status bs_cpu_isa(const char** name); /* the one in use */
 BS_API bs_status
-bs_set_cpu_isa(const char* name);        /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
-BS_API bs_status bs_cuda_status(void);   /* BS_OK if CUDA tensors can be used */
-BS_API int32_t bs_default_threads(void); /* what threads = 0 stands for */
+bs_set_cpu_isa(const char* name);         /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
+BS_API bs_status bs_cuda_status(void);    /* BS_OK if CUDA tensors can be used */
+BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in builds without CUDA */
+BS_API bs_status
+bs_set_cuda_kernel(const char* name); /* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same */
+BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
+BS_API int32_t bs_default_threads(void);                /* what threads = 0 stands for */
 
 /* ---- Layouts ---------------------------------------------------------------------------------------------------- */
 
@@ -69,6 +73,7 @@ typedef struct bs_layout_view {
   int32_t block_size;
   int64_t out_features, in_features; /* of the untransposed layout */
   int64_t blocks;
+  int32_t cut_by_out, cut_by_in; /* whether rows, columns of W are cut into slices: calls then need more workspace */
 } bs_layout_view;
 
 /* On success *layout is new and is given back with bs_layout_free. */
@@ -86,6 +91,9 @@ BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
 BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
 BS_API bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view);
 BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view);
+/* Tables of `words` words that were copied to a device. The caller fills in the view, which is checked against `words`,
+ * and is told what is cut. */
+BS_API bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view);
 BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns); /* of the untransposed */
 BS_API bs_status bs_layout_pattern(const bs_layout* layout, int32_t* pattern);
 BS_API bs_status bs_layout_equal(const bs_layout* a, const bs_layout* b, int32_t* equal);
@@ -163,6 +171,7 @@ BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32
 /* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
  */
 BS_API const char* bs_torch_register(void);
+BS_API const char* bs_torch_register_cuda(void); /* the same for CUDA */
 
 #ifdef __cplusplus
 }

@@ -46,6 +46,7 @@ struct BS_EXPORT LayoutView {
   int64_t out_features = 0;  // of the layout that the tables describe, whether transposed or not
   int64_t in_features = 0;
   int64_t blocks = 0;
+  bool cut_by_out = false, cut_by_in = false;  // whether rows, columns of W are cut into slices: they need workspace
 
   LayoutView t() const {
     LayoutView other = *this;
@@ -55,6 +56,14 @@ struct BS_EXPORT LayoutView {
 
   // Reads and checks the header of tables that lie on the host, in O(1).
   static Result<LayoutView> from_index(std::span<const int32_t> index);
+
+  // Tables that were copied to a device, as they are. They cannot be looked at there: the sizes have to be those of the
+  // layout, and are checked against the number of words alone.
+  struct Sizes {
+    int32_t block_size = 0;
+    int64_t out_features = 0, in_features = 0, blocks = 0;
+  };
+  static Result<LayoutView> on_device(std::span<const int32_t> index, const Sizes& sizes, Device device);
 };
 
 class BS_EXPORT Layout {

@@ -24,6 +24,7 @@ def _info() -> None:
         ("in use", cpu_isa()),
         ("threads", str(_lib.ask("bs_default_threads"))),
         ("CUDA", cuda_status() or "available"),
+        ("CUDA kernels", _lib.ask("bs_cuda_kernels").decode() or "none in this build"),
         ("NumPy", np.__version__),
     ]
     if importlib.util.find_spec("torch"):
@@ -31,7 +32,8 @@ def _info() -> None:
 
         from .torch import _ops
 
-        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", _ops.KERNELS)]
+        kernels = f"{_ops.KERNELS}; on CUDA {_ops.CUDA_KERNELS}" if torch.version.cuda else _ops.KERNELS
+        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", kernels)]
     else:
         rows.append(("PyTorch", "not installed"))
     for name, value in rows:
@@ -39,7 +41,7 @@ def _info() -> None:
 
 
 def _selftest() -> int:
-    """Every pass, block size, dtype and instruction set on a small problem, against dense products in float64."""
+    """Every pass, block size and instruction set on small problems with gates, against dense products in float64."""
     from . import set_cpu_isa
 
     failures = cases = 0
@@ -52,13 +54,14 @@ def _selftest() -> int:
                 x, dy = rng.standard_normal((33, layout.in_features)), rng.standard_normal((33, layout.out_features))
                 w = rng.standard_normal(layout.values_shape)
                 x, dy, w = (a.astype(dtype) for a in (x, dy, w))
-                dense = layout.to_dense(w).astype(np.float64)
-                live = layout.to_dense(np.ones_like(w)) != 0
+                gates = rng.integers(0, 3, layout.blocks).astype(np.float64 if dtype == "float64" else np.float32)
+                dense = layout.to_dense(w * gates[:, None, None]).astype(np.float64)
+                live = layout.to_dense(np.ones_like(w) * gates[:, None, None])
                 x64, dy64 = x.astype(np.float64), dy.astype(np.float64)
                 results = {
-                    "fprop": (ops.linear_fprop(x, w, layout), x64 @ dense.T),
-                    "dgrad": (ops.linear_dgrad(dy, w, layout), dy64 @ dense),
-                    "wgrad": (layout.to_dense(ops.linear_wgrad(x, dy, layout)), (dy64.T @ x64) * live),
+                    "fprop": (ops.linear_fprop(x, w, layout, gates=gates), x64 @ dense.T),
+                    "dgrad": (ops.linear_dgrad(dy, w, layout, gates=gates), dy64 @ dense),
+                    "wgrad": (layout.to_dense(ops.linear_wgrad(x, dy, layout, gates=gates)), (dy64.T @ x64) * live),
                 }
                 for name, (got, expected) in results.items():
                     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)

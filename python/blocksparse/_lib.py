@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_RANK = 5
 MAX_MIX = 64
 
@@ -54,6 +54,8 @@ class LayoutView(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("in_features", ctypes.c_int64),
         ("blocks", ctypes.c_int64),
+        ("cut_by_out", ctypes.c_int32),
+        ("cut_by_in", ctypes.c_int32),
     )
 
 
@@ -161,6 +163,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_cpu_isa": (_i32, [_ptr(_str)]),
     "bs_set_cpu_isa": (_i32, [_str]),
     "bs_cuda_status": (_i32, []),
+    "bs_cuda_kernels": (_str, []),
+    "bs_set_cuda_kernel": (_i32, [_str]),
+    "bs_cuda_prepare": (_i32, [_i32]),
     "bs_default_threads": (_i32, []),
     "bs_layout_from_mask": (_i32, [_void_p, _i64, _i64, _ptr(Blocking), _ptr(_void_p)]),
     "bs_layout_from_coordinates": (_i32, [_void_p, _void_p, _i64, _i64, _i64, _ptr(Blocking), _ptr(_void_p)]),
@@ -172,6 +177,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_layout_get_info": (_i32, [_void_p, _ptr(LayoutInfo)]),
     "bs_layout_get_view": (_i32, [_void_p, _ptr(LayoutView)]),
     "bs_layout_view_from_index": (_i32, [_void_p, _i64, _ptr(LayoutView)]),
+    "bs_layout_view_on_device": (_i32, [_i64, _ptr(LayoutView)]),
     "bs_layout_csr": (_i32, [_void_p, _void_p, _void_p]),
     "bs_layout_pattern": (_i32, [_void_p, _void_p]),
     "bs_layout_equal": (_i32, [_void_p, _void_p, _ptr(_i32)]),
@@ -228,9 +234,9 @@ def tensor(
     return Tensor(pointer, dtype, device[0], device[1], len(shape), _Dims(*shape), _Dims(*stride))
 
 
-def torch_register() -> str:
-    """Registers the C++ kernels of the PyTorch ops; returns "" or why that is not possible."""
-    register = _library.bs_torch_register
+def torch_register(device: int) -> str:
+    """Registers the C++ kernels of the PyTorch ops for CPU or CUDA; returns "" or why that is not possible."""
+    register = _library.bs_torch_register if device == CPU else _library.bs_torch_register_cuda
     register.restype = _str
     reason: bytes = register()
     return reason.decode()

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "blocksparse/blocksparse.h"
 #include "blocksparse/c_api.h"
@@ -15,8 +17,7 @@ namespace {
 
 using namespace blocksparse;  // NOLINT(google-build-using-namespace)
 
-// ---- PyTorch's side: handles, and 64-bit words on a stack
-// ------------------------------------------------------------
+// ---- PyTorch's side: handles, and 64-bit words on a stack -----------------------------------------------------------
 
 using Handle = void*;
 using Word = uint64_t;
@@ -34,9 +35,12 @@ struct Torch {
   int32_t (*dtype)(Handle tensor, int32_t* dtype);
   int32_t (*empty_strided)(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                            int32_t device_type, int32_t device_index, Handle* tensor);
-  int32_t (*num_threads)(uint32_t* threads);  // null before torch 2.10
-  std::array<int32_t, 4> dtypes;              // PyTorch's code of each DType
-  int32_t int32_code, uint8_code, cpu_code;
+  int32_t (*device_type)(Handle tensor, int32_t* type);
+  int32_t (*device_index)(Handle tensor, int32_t* index);
+  int32_t (*num_threads)(uint32_t* threads);                      // null before torch 2.10
+  int32_t (*current_cuda_stream)(int32_t device, void** stream);  // null without CUDA
+  std::array<int32_t, 4> dtypes;                                  // PyTorch's code of each DType
+  int32_t int32_code, uint8_code, cpu_code, cuda_code;
 };
 
 Torch torch;
@@ -69,6 +73,9 @@ const char* find_torch() {
   torch.int32_code = code("aoti_torch_dtype_int32");
   torch.uint8_code = code("aoti_torch_dtype_uint8");
   torch.cpu_code = code("aoti_torch_device_type_cpu");
+  torch.cuda_code = code("aoti_torch_device_type_cuda");
+  find(torch.device_type, "aoti_torch_get_device_type");
+  find(torch.device_index, "aoti_torch_get_device_index");
   const char* needed = missing;
   find(torch.num_threads, "torch_get_num_threads");
   return needed;
@@ -107,6 +114,14 @@ class TensorHandle {
     check(torch.data_ptr(handle_, &data));
     return data;
   }
+  Device device() const {
+    int32_t type = 0, index = 0;
+    check(torch.device_type(handle_, &type));
+    if (type == torch.cpu_code) return {};
+    check(torch.device_index(handle_, &index));
+    if (type == torch.cuda_code) return {DeviceType::cuda, index};
+    raise({StatusCode::invalid_argument, "[linear] a tensor is on a device that is neither the CPU nor CUDA"});
+  }
   int32_t dtype() const {
     int32_t dtype = 0;
     check(torch.dtype(handle_, &dtype));
@@ -126,6 +141,7 @@ class TensorHandle {
                                                std::to_string(kMaxRank) + " are possible"});
     }
     tensor.data = data();
+    tensor.device = device();
     tensor.rank = static_cast<int32_t>(rank);
     for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
       tensor.shape[i] = sizes[i];
@@ -155,20 +171,23 @@ TensorHandle take_optional(Word word) {
   return tensor;
 }
 
-TensorHandle empty(std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides, int32_t code) {
+TensorHandle empty(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t code, Device device) {
   Handle tensor = nullptr;
-  check(torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides.begin(), code, torch.cpu_code,
-                            -1, &tensor));
+  const bool on_card = device.type == DeviceType::cuda;
+  check(torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), code,
+                            on_card ? torch.cuda_code : torch.cpu_code, on_card ? device.index : -1, &tensor));
   return TensorHandle(reinterpret_cast<Word>(tensor));
 }
 
-TensorHandle empty_array(int64_t elements, int32_t code) { return empty({elements}, {1}, code); }
+TensorHandle empty_array(int64_t elements, int32_t code, Device device) {
+  return empty({{elements}}, {{1}}, code, device);
+}
 
 // A new tensor [..., features] like x: features-first if x is (the same rule as in _ops.py).
 TensorHandle empty_like(const Tensor& x, int64_t features) {
   const int32_t code = torch.dtypes[static_cast<size_t>(x.dtype)];
   if (x.rank == 2 && x.stride[0] == 1 && x.stride[1] != 1 && x.shape[0] > 1) {
-    return empty({x.shape[0], features}, {1, x.shape[0]}, code);
+    return empty({{x.shape[0], features}}, {{1, x.shape[0]}}, code, x.device);
   }
   std::array<int64_t, kMaxRank> sizes = x.shape, strides{};
   if (x.rank > 0) sizes[static_cast<size_t>(x.rank) - 1] = features;
@@ -177,21 +196,27 @@ TensorHandle empty_like(const Tensor& x, int64_t features) {
     strides[static_cast<size_t>(i)] = step;
     step *= std::max<int64_t>(sizes[static_cast<size_t>(i)], 1);
   }
-  Handle tensor = nullptr;
-  check(torch.empty_strided(x.rank, sizes.data(), strides.data(), code, torch.cpu_code, -1, &tensor));
-  return TensorHandle(reinterpret_cast<Word>(tensor));
+  const auto rank = static_cast<size_t>(x.rank);
+  return empty({sizes.data(), rank}, {strides.data(), rank}, code, x.device);
 }
 
-LayoutView view_of(const TensorHandle& index, bool transposed) {
+int64_t width_of(const ConstTensor& x) { return x.rank > 0 ? x.shape[static_cast<size_t>(x.rank) - 1] : 0; }
+
+// The sizes as they are meant, transposed or not: tables on a card cannot be asked.
+LayoutView view_of(const TensorHandle& index, bool transposed, LayoutView::Sizes sizes) {
   int64_t rank = 0;
-  int64_t *sizes = nullptr, *strides = nullptr;
+  int64_t *shape = nullptr, *strides = nullptr;
   check(torch.dim(index.get(), &rank));
-  check(torch.sizes(index.get(), &sizes));
+  check(torch.sizes(index.get(), &shape));
   check(torch.strides(index.get(), &strides));
   if (rank != 1 || index.dtype() != torch.int32_code || strides[0] != 1) {
     raise({StatusCode::invalid_argument, "[linear] index needs to be the int32 tensor that belongs to the layout"});
   }
-  auto view = LayoutView::from_index({static_cast<const int32_t*>(index.data()), static_cast<size_t>(sizes[0])});
+  const std::span words(static_cast<const int32_t*>(index.data()), static_cast<size_t>(shape[0]));
+  const Device device = index.device();
+  if (transposed) std::swap(sizes.out_features, sizes.in_features);
+  auto view =
+      device.type == DeviceType::cpu ? LayoutView::from_index(words) : LayoutView::on_device(words, sizes, device);
   if (!view.ok()) raise(view.status());
   view->transposed = transposed;
   return *view;
@@ -203,22 +228,44 @@ int64_t tokens_of(const ConstTensor& x) {
   return n;
 }
 
-Stream stream() {
+// The blocks of W, and the size of one.
+std::array<int64_t, 2> blocks_of(const ConstTensor& values) {
+  if (values.rank == 3) return {values.shape[0], values.shape[1]};
+  raise({StatusCode::invalid_argument,
+         "[linear] values have " + std::to_string(values.rank) + " dimensions, needs [blocks, b, b]"});
+}
+
+LayoutView::Sizes sizes_of(const std::array<int64_t, 2>& blocks, int64_t out_features, int64_t in_features) {
+  return {static_cast<int32_t>(std::clamp<int64_t>(blocks[1], 0, 256)), out_features, in_features, blocks[0]};
+}
+
+Stream stream(Device device) {
+  if (device.type == DeviceType::cuda) {
+    void* handle = nullptr;
+    if (torch.current_cuda_stream == nullptr) raise({StatusCode::unavailable, "[linear] this PyTorch has no CUDA"});
+    check(torch.current_cuda_stream(device.index, &handle));
+    return {.handle = handle, .threads = 0};
+  }
   uint32_t threads = 0;
   if (torch.num_threads != nullptr) check(torch.num_threads(&threads));
   return {.handle = nullptr, .threads = static_cast<int32_t>(threads)};
 }
 
-// Runs body(workspace) with so many bytes: a small workspace is the thread's own, others are of PyTorch's allocator.
+// Runs body(workspace) with so many bytes: a small workspace on the CPU is the thread's own, others are of PyTorch's
+// allocator.
 template <class Body>
-void with_workspace(size_t bytes, Body&& body) {
+void with_workspace(size_t bytes, Device device, Body&& body) {
   constexpr size_t kSmall = 16384;
-  if (bytes <= kSmall) {
+  if (bytes == 0) {
+    body(Workspace{});
+    return;
+  }
+  if (bytes <= kSmall && device.type == DeviceType::cpu) {
     alignas(64) static thread_local char small[kSmall];
     body(Workspace{small, bytes});
     return;
   }
-  const TensorHandle memory = empty_array(static_cast<int64_t>(bytes), torch.uint8_code);
+  const TensorHandle memory = empty_array(static_cast<int64_t>(bytes), torch.uint8_code, device);
   body(Workspace{memory.data(), bytes});
 }
 
@@ -226,14 +273,16 @@ void require(const Status& status) {
   if (!status.ok()) raise(status);
 }
 
-// ---- The kernels; arguments in the order of the schemas in _ops.py -------------------------------------------------
+// ---- The kernels; arguments in the order of the schemas in _ops.py --------------------------------------------------
 
-Word product(const LayoutView& layout, const TensorHandle& x, int64_t out_features, const Weights& w,
+Word product(const TensorHandle& index, bool transposed, const TensorHandle& x, int64_t out_features, const Weights& w,
              const Epilogue& epilogue) {
   const Tensor xv = x.view();
+  const LayoutView layout = view_of(index, transposed, sizes_of(blocks_of(w.values), out_features, width_of(xv)));
   TensorHandle y = empty_like(xv, out_features);
-  with_workspace(linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv)), [&](Workspace workspace) {
-    require(linear_fprop(layout, xv, w, epilogue, y.view(), workspace, stream()));
+  const size_t bytes = linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv), xv.device);
+  with_workspace(bytes, xv.device, [&](Workspace workspace) {
+    require(linear_fprop(layout, xv, w, epilogue, y.view(), workspace, stream(xv.device)));
   });
   return y.release();
 }
@@ -241,7 +290,7 @@ Word product(const LayoutView& layout, const TensorHandle& x, int64_t out_featur
 void linear(Word* stack, uint64_t, uint64_t) {
   const TensorHandle x(stack[0]), values(stack[1]), index(stack[2]), bias = take_optional(stack[3]);
   const auto out_features = static_cast<int64_t>(stack[4]);
-  stack[0] = product(view_of(index, false), x, out_features, values.view(), {bias.view(), {}, Activation::none});
+  stack[0] = product(index, false, x, out_features, values.view(), {bias.view(), {}, Activation::none});
 }
 
 void fprop(Word* stack, uint64_t, uint64_t) {
@@ -251,7 +300,7 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const TensorHandle bias = take_optional(stack[5]), residual = take_optional(stack[6]),
                      gates = take_optional(stack[7]);
   const auto activation = static_cast<Activation>(stack[8]);
-  stack[0] = product(view_of(index, transposed), x, out_features, {values.view(), gates.view()},
+  stack[0] = product(index, transposed, x, out_features, {values.view(), gates.view()},
                      {bias.view(), residual.view(), activation});
 }
 
@@ -260,11 +309,12 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   const auto in_features = static_cast<int64_t>(stack[3]);
   const bool transposed = (stack[4] & 1) != 0;
   const TensorHandle gates = take_optional(stack[5]);
-  const LayoutView layout = view_of(index, transposed);
-  const Tensor dyv = dy.view();
+  const Tensor dyv = dy.view(), w = values.view();
+  const LayoutView layout = view_of(index, transposed, sizes_of(blocks_of(w), width_of(dyv), in_features));
   TensorHandle dx = empty_like(dyv, in_features);
-  with_workspace(linear_dgrad_workspace_size(layout, dyv.dtype, tokens_of(dyv)), [&](Workspace workspace) {
-    require(linear_dgrad(layout, dyv, {values.view(), gates.view()}, dx.view(), workspace, stream()));
+  const size_t bytes = linear_dgrad_workspace_size(layout, dyv.dtype, tokens_of(dyv), dyv.device);
+  with_workspace(bytes, dyv.device, [&](Workspace workspace) {
+    require(linear_dgrad(layout, dyv, {w, gates.view()}, dx.view(), workspace, stream(dyv.device)));
   });
   stack[0] = dx.release();
 }
@@ -275,23 +325,26 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const bool transposed = (stack[5] & 1) != 0, wide = (stack[6] & 1) != 0;
   const TensorHandle values = take_optional(stack[7]), gates = take_optional(stack[8]);
   const bool gate_gradient = (stack[9] & 1) != 0;
-  const LayoutView layout = view_of(index, transposed);
   const GradPair pair{x.view(), dy.view()};
+  const Device device = pair.x.device;
+  const LayoutView layout = view_of(index, transposed, sizes_of({blocks, b}, width_of(pair.dy), width_of(pair.x)));
   const DType sums = sum_dtype(pair.x.dtype), dw_dtype = wide ? sums : pair.x.dtype;
-  TensorHandle dw = empty({blocks, b, b}, {b * b, b, 1}, torch.dtypes[static_cast<size_t>(dw_dtype)]);
-  TensorHandle dgates = empty_array(gate_gradient ? blocks : 0, torch.dtypes[static_cast<size_t>(sums)]);
-  with_workspace(linear_wgrad_workspace_size(layout, pair.x.dtype, tokens_of(pair.x)), [&](Workspace workspace) {
+  TensorHandle dw = empty({{blocks, b, b}}, {{b * b, b, 1}}, torch.dtypes[static_cast<size_t>(dw_dtype)], device);
+  TensorHandle dgates = empty_array(gate_gradient ? blocks : 0, torch.dtypes[static_cast<size_t>(sums)], device);
+  const size_t bytes = linear_wgrad_workspace_size(layout, pair.x.dtype, tokens_of(pair.x), device);
+  with_workspace(bytes, device, [&](Workspace workspace) {
     require(linear_wgrad(layout, {&pair, 1}, {values.view(), gates.view()}, Accumulate::no,
-                         {dw.view(), gate_gradient ? dgates.view() : Tensor()}, workspace, stream()));
+                         {dw.view(), gate_gradient ? dgates.view() : Tensor()}, workspace, stream(device)));
   });
   stack[0] = dw.release();
   stack[1] = dgates.release();
 }
 
-const char* register_kernels() {
-  if (const char* missing = find_torch()) return missing;
+const char* register_kernels(const char* key) {
+  static const char* const missing = find_torch();
+  if (missing != nullptr) return missing;
   Handle library = nullptr;  // lives as long as the process, as the kernels do
-  if (torch.library_init_impl("blocksparse", "CPU", "torch_shim.cc", 1, &library) != 0 ||
+  if (torch.library_init_impl("blocksparse", key, "torch_shim.cc", 1, &library) != 0 ||
       torch.library_impl(library, "linear", linear) != 0 || torch.library_impl(library, "linear_fprop", fprop) != 0 ||
       torch.library_impl(library, "linear_dgrad", dgrad) != 0 ||
       torch.library_impl(library, "linear_wgrad", wgrad) != 0) {
@@ -303,6 +356,18 @@ const char* register_kernels() {
 }  // namespace
 
 extern "C" const char* bs_torch_register(void) {
-  static const char* const answer = register_kernels();
+  static const char* const answer = register_kernels("CPU");
+  return answer;
+}
+
+extern "C" const char* bs_torch_register_cuda(void) {
+  static const char* const answer = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) return "libtorch_cuda.so is not loaded";
+    torch.current_cuda_stream =
+        reinterpret_cast<decltype(torch.current_cuda_stream)>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+    if (torch.current_cuda_stream == nullptr) return "aoti_torch_get_current_cuda_stream";
+    return register_kernels("CUDA");
+  }();
   return answer;
 }

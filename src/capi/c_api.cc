@@ -49,6 +49,12 @@ bs_status guarded(Body&& body) noexcept {
   }
 }
 
+std::string in_one_line(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
 Status need(const char* op, const char* name, const void* pointer) {
   if (pointer != nullptr) return {};
   return invalid("[", op, "] ", name, " is NULL");
@@ -78,7 +84,9 @@ LayoutView to_view(const bs_layout_view& v) {
           .block_size = v.block_size,
           .out_features = v.out_features,
           .in_features = v.in_features,
-          .blocks = v.blocks};
+          .blocks = v.blocks,
+          .cut_by_out = v.cut_by_out != 0,
+          .cut_by_in = v.cut_by_in != 0};
 }
 
 bs_layout_view from_view(const LayoutView& v) {
@@ -89,7 +97,9 @@ bs_layout_view from_view(const LayoutView& v) {
           .block_size = v.block_size,
           .out_features = v.out_features,
           .in_features = v.in_features,
-          .blocks = v.blocks};
+          .blocks = v.blocks,
+          .cut_by_out = v.cut_by_out ? 1 : 0,
+          .cut_by_in = v.cut_by_in ? 1 : 0};
 }
 
 template <class T = Tensor>
@@ -128,11 +138,7 @@ const char* bs_version(void) { return version().data(); }
 const char* bs_last_error(void) { return last_error.c_str(); }
 
 const char* bs_cpu_isas(void) {
-  static const std::string names = [] {
-    std::string text;
-    for (const std::string& name : cpu_isas()) text += (text.empty() ? "" : " ") + name;
-    return text;
-  }();
+  static const std::string names = in_one_line(cpu_isas());
   return names.c_str();
 }
 
@@ -158,6 +164,22 @@ bs_status bs_set_cpu_isa(const char* name) {
 bs_status bs_cuda_status(void) {
   return guarded([] { return cuda_status(); });
 }
+const char* bs_cuda_kernels(void) {
+  static const std::string names = in_one_line(cuda_kernels());
+  return names.c_str();
+}
+
+bs_status bs_set_cuda_kernel(const char* name) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("cuda", "name", name));
+    return set_cuda_kernel(name);
+  });
+}
+
+bs_status bs_cuda_prepare(int32_t device_index) {
+  return guarded([&] { return cuda_prepare({DeviceType::cuda, device_index}); });
+}
+
 int32_t bs_default_threads(void) { return default_threads(); }
 
 bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t in_blocks, const bs_blocking* blocking,
@@ -257,6 +279,19 @@ bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layo
     BS_RETURN_IF_ERROR(need("layout", "view", view));
     const auto made = LayoutView::from_index({index, static_cast<size_t>(std::max<int64_t>(words, 0))});
     if (!made.ok()) return made.status();
+    *view = from_view(*made);
+    return {};
+  });
+}
+
+bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "view", view));
+    const LayoutView v = to_view(*view);
+    const LayoutView::Sizes sizes{v.block_size, v.out_features, v.in_features, v.blocks};
+    auto made = LayoutView::on_device({v.index, static_cast<size_t>(std::max<int64_t>(words, 0))}, sizes, v.device);
+    if (!made.ok()) return made.status();
+    made->transposed = v.transposed;
     *view = from_view(*made);
     return {};
   });

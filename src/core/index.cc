@@ -1,6 +1,8 @@
 #include "core/index.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "core/text.h"
 
@@ -38,6 +40,18 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
   return s;
 }
 
+int64_t split_cap(int64_t rows, int64_t blocks) {
+  const int64_t mean = rows > 0 ? blocks / rows : 0;
+  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
+}
+
+int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks) {
+  const int64_t cap = split_cap(rows, blocks);
+  if (columns <= cap) return 0;
+  // Of rows with l > cap blocks there are at most blocks / (cap + 1), and each has less than l / cap + 1 slices.
+  return std::min(kMaxSlots, blocks / cap + blocks / (cap + 1));
+}
+
 const Header& header_of(const LayoutView& view) { return *reinterpret_cast<const Header*>(view.index); }
 
 RowWalk walk_of(const LayoutView& view, bool by_in) {
@@ -65,7 +79,9 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                    h.version);
   }
   const bool counts_ok = h.out_blocks >= 0 && h.in_blocks >= 0 && h.blocks >= 0 && is_block_size(h.block_size);
-  const int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  if (h.by_out.splits > 0) words += kCutByOutWords;
+  if (h.by_in.splits > 0) words += kCutByInWords;
   if (words != static_cast<int64_t>(index.size())) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }
@@ -85,7 +101,37 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                     .block_size = h.block_size,
                     .out_features = join_words(h.out_features),
                     .in_features = join_words(h.in_features),
-                    .blocks = h.blocks};
+                    .blocks = h.blocks,
+                    .cut_by_out = h.by_out.splits > 0,
+                    .cut_by_in = h.by_in.splits > 0};
+}
+
+Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const Sizes& sizes, Device device) {
+  const int64_t b = sizes.block_size;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t most_features = kMost * std::max<int64_t>(b, 1);
+  if (!is_block_size(b)) return invalid("[layout] block_size is ", b, ", needs 8, 16, 32, 64 or 128");
+  if (std::min({sizes.out_features, sizes.in_features, sizes.blocks}) < 0 || sizes.blocks > kMost ||
+      std::max(sizes.out_features, sizes.in_features) > most_features) {
+    return invalid("[layout] ", sizes.blocks, " blocks of ", sizes.out_features, " x ", sizes.in_features,
+                   " features are no layout");
+  }
+  const int64_t words =
+      index_sections((sizes.out_features + b - 1) / b, (sizes.in_features + b - 1) / b, sizes.blocks).words;
+  const int64_t more = static_cast<int64_t>(index.size()) - words;
+  constexpr int64_t kUnit = kCutByOutWords, kMostMore = kCutByOutWords + kCutByInWords;
+  if (more < 0 || more > kMostMore || more % kUnit != 0 || index.data() == nullptr) {
+    return invalid("[layout] index has ", index.size(), " words, ", sizes.blocks, " blocks of ", b, " in ",
+                   sizes.out_features, " x ", sizes.in_features, " features need ", words, " to ", words + kMostMore);
+  }
+  return LayoutView{.index = index.data(),
+                    .device = device,
+                    .block_size = sizes.block_size,
+                    .out_features = sizes.out_features,
+                    .in_features = sizes.in_features,
+                    .blocks = sizes.blocks,
+                    .cut_by_out = (more & kCutByOutWords) != 0,
+                    .cut_by_in = (more & kCutByInWords) != 0};
 }
 
 }  // namespace blocksparse

@@ -7,60 +7,19 @@
 //               splits  [kMaxSplits] Split, likewise
 //   by_in       the same with in_blocks         dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
+//   nothing     4 words if by_out has splits, and 8 if by_in has
 //
 // Where a section begins is a pure function of (out_blocks, in_blocks, blocks), so whoever holds only a device pointer
-// and the shapes of the tensors knows it too.
+// and the shapes of the tensors knows it too; and by the number of words, whether there are rows that were cut.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "blocksparse/layout.h"
+#include "core/tables.h"
 
 namespace blocksparse {
-
-struct BlockRef {
-  int32_t from;    // the block of inputs of this pass: columns of W in fprop, rows of W in dgrad
-  int32_t weight;  // index into values[blocks, b, b]
-};
-
-// One unit of work: an output block, or a slice of one whose list is long.
-struct Piece {
-  int32_t to;           // the block of outputs of this pass; an empty row is a piece too, it writes the bias
-  int32_t first, last;  // its range in refs
-  int32_t slot;         // where a slice leaves its partial sum, added later in the order of slots; -1: writes y
-};
-
-// A row that was cut: its slices have the slots first_slot ... first_slot + slots - 1, in the order of the list.
-struct Split {
-  int32_t to;
-  int32_t first_slot, slots;
-  int32_t reserved;
-};
-
-// A row is cut when it holds more than max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into equal slices
-// of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most 256 split
-// rows.
-inline constexpr int64_t kMaxSlots = 512;
-inline constexpr int64_t kMaxSplits = 256;
-
-struct Header {
-  int32_t magic;
-  int32_t version;
-  int32_t block_size;
-  int32_t blocks;
-  int32_t out_blocks, in_blocks;
-  int32_t out_features[2], in_features[2];  // low word, high word
-  int32_t hash[2];
-  struct {
-    int32_t pieces, splits, slots;
-  } by_out, by_in;
-  int32_t reserved[14];
-};
-static_assert(sizeof(Header) == 32 * sizeof(int32_t));
-
-inline constexpr int32_t kIndexMagic = 0x58495342;  // "BSIX"
-inline constexpr int32_t kIndexVersion = 1;
 
 // Offsets in words; sections begin at multiples of 16 bytes.
 struct IndexSections {
@@ -68,10 +27,18 @@ struct IndexSections {
     int64_t starts, refs, pieces, splits;
   } by_out, by_in;
   int64_t out_of;
-  int64_t words;
+  int64_t words;  // without the last section
 };
 
+inline constexpr int64_t kCutByOutWords = 4, kCutByInWords = 8;
+
 IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t blocks);
+
+// Rows of more blocks than this are cut, in a matrix of `rows` rows.
+int64_t split_cap(int64_t rows, int64_t blocks);
+
+// As many slots as a matrix of that size may have at most: what can be said without looking at its tables.
+int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks);
 
 inline int64_t join_words(int32_t low, int32_t high) {
   return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));

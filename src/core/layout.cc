@@ -50,11 +50,6 @@ Status check_block_count(size_t blocks) {
   return {};
 }
 
-int64_t split_cap(int64_t rows, int64_t blocks) {
-  const int64_t mean = rows > 0 ? blocks / rows : 0;
-  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
-}
-
 // Cuts the rows given by `starts` into pieces, longest first, and lists the rows that were cut.
 struct Cut {
   std::vector<Piece> pieces;
@@ -147,6 +142,8 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
   };
   place_cut(cut_rows(row_start, blocks), at.by_out, h.by_out);
   place_cut(cut_rows(col_start, blocks), at.by_in, h.by_in);
+  index->resize(static_cast<size_t>(at.words + (h.by_out.splits > 0 ? kCutByOutWords : 0) +
+                                    (h.by_in.splits > 0 ? kCutByInWords : 0)));
   std::memcpy(index->data(), &h, sizeof(h));
   return index;
 }
@@ -367,13 +364,9 @@ std::vector<int32_t> Layout::columns() const {
 std::span<const int32_t> Layout::index() const { return *index_; }
 
 LayoutView Layout::view() const {
-  const Header& h = *reinterpret_cast<const Header*>(index_->data());
-  return {.index = index_->data(),
-          .transposed = transposed_,
-          .block_size = h.block_size,
-          .out_features = join_words(h.out_features),
-          .in_features = join_words(h.in_features),
-          .blocks = h.blocks};
+  LayoutView view = *LayoutView::from_index(*index_);
+  view.transposed = transposed_;
+  return view;
 }
 
 std::string Layout::describe() const {

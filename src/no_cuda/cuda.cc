@@ -1,5 +1,6 @@
 // The CUDA entry points in a build without CUDA: each says so.
 #include "blocksparse/blocksparse.h"
+#include "cuda/memory.h"
 #include "ops/linear/linear.h"
 
 namespace blocksparse {
@@ -9,11 +10,25 @@ Status cuda_status() {
           "[cuda] this library was built without CUDA; build it with nvcc and -DBLOCKSPARSE_CUDA=ON"};
 }
 
+std::vector<std::string> cuda_kernels() { return {}; }
+Status set_cuda_kernel(std::string_view) { return cuda_status(); }
+Status cuda_prepare(Device) { return cuda_status(); }
+
+namespace cuda {
+
+Result<std::shared_ptr<void>> allocate(Device, size_t) { return cuda_status(); }
+Status copy_to_device(Device, void*, const void*, size_t) { return cuda_status(); }
+Status copy_to_host(Device, void*, const void*, size_t) { return cuda_status(); }
+Status synchronise(Device) { return cuda_status(); }
+
+}  // namespace cuda
+
 namespace linear {
 
 Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
 Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
 size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; }
+Result<std::string> cuda_choice(Pass, const LayoutView&, DType, int64_t) { return cuda_status(); }
 
 }  // namespace linear
 

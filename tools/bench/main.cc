@@ -1,9 +1,12 @@
 // blocksparse-bench: times problems given by their one line, beside other libraries and the machine's own limits.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 
+#include "blocksparse/blocksparse.h"
+#include "card.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "machine.h"
@@ -17,18 +20,35 @@ namespace blocksparse::bench {
 
 namespace {
 
+void must(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T must(Result<T> result) {
+  must(result.status());
+  return *std::move(result);
+}
+
 Contender ourselves(linear::LinearData& data, const Options& options) {
   const Tensor& w = data.weights();
   const auto bytes = static_cast<size_t>(w.shape[0] * w.shape[1] * w.shape[2] * size_of(w.dtype));
   const int copies = options.cold ? copies_for(bytes, options.rotate_bytes) : 1;
   auto memory = std::make_shared<std::vector<linear::Bytes>>();
-  const auto* values = static_cast<const char*>(w.data);
-  for (int i = 0; i < copies; ++i) memory->emplace_back(values, values + bytes);
-  auto run = [&data, memory](int copy) {
-    const Status status = data.run_again((*memory)[static_cast<size_t>(copy)].data());
-    if (status.ok()) return;
-    std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
-    std::exit(1);
+  std::shared_ptr<void> on_card;
+  if (data.spec().device.type == DeviceType::cuda) {
+    on_card = must(copies_on_card(w.data, bytes, copies));
+    data.set_stream(card_stream());
+  } else {
+    const auto* values = static_cast<const char*>(w.data);
+    for (int i = 0; i < copies; ++i) memory->emplace_back(values, values + bytes);
+  }
+  auto run = [&data, memory, on_card, bytes](int copy) {
+    const auto i = static_cast<size_t>(copy);
+    const void* values = on_card == nullptr ? (*memory)[i].data() : static_cast<const char*>(on_card.get()) + i * bytes;
+    must(data.run_again(values));
   };
   return {.name = "blocksparse", .run = run, .copies = copies};
 }
@@ -38,6 +58,7 @@ std::vector<Contender> all_contenders(linear::LinearData& data, const Options& o
   for (const Opponent& opponent : opponents()) {
     if (std::find(options.opponents.begin(), options.opponents.end(), opponent.name) == options.opponents.end())
       continue;
+    if (opponent.device != data.spec().device.type) continue;
     auto contender = opponent.prepare(data, options.cold ? options.rotate_bytes : 0);
     if (contender.ok()) contenders.push_back(*std::move(contender));
     else row.without.emplace_back(opponent.name, contender.status().message());
@@ -45,26 +66,71 @@ std::vector<Contender> all_contenders(linear::LinearData& data, const Options& o
   return contenders;
 }
 
+struct Measured {
+  std::vector<Timing> contenders;
+  double peak, bandwidth;  // FLOP/s, bytes/s
+  double floor_us;         // of any call
+  int samples;
+};
+
+Result<Measured> time_problem(const linear::LinearData& data, const std::vector<Contender>& contenders,
+                              const Options& options, int threads) {
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  const Timings timings = time_all(contenders, options, {*isa, data.spec().dtype, threads});
+  return Measured{timings.contenders, timings.fma_peak, read_bandwidth(threads), 0, timings.samples};
+}
+
+Result<Measured> time_problem_on_card(const linear::LinearData& data, const std::vector<Contender>& contenders,
+                                      const Options& options) {
+  constexpr double kLaunchUs = 2;  // what an empty kernel takes in a graph
+  const auto bandwidth = card_bandwidth();
+  if (!bandwidth.ok()) return bandwidth.status();
+  const auto peak = card_peak(data.spec().dtype);
+  if (!peak.ok()) std::fprintf(stderr, "no peak is known: %s\n", peak.status().message().c_str());
+  const auto timings = time_on_card(contenders, options);
+  if (!timings.ok()) return timings.status();
+  return Measured{*timings, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs, options.samples};
+}
+
+void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contender>& contenders,
+             const Measured& measured, const Options& options) {
+  row.samples = measured.samples;
+  row.cold = options.cold;
+  row.hot = options.hot;
+  row.us = measured.contenders[0];
+  for (size_t i = 1; i < contenders.size(); ++i) row.vs.emplace_back(contenders[i].name, measured.contenders[i]);
+  const double us = options.cold ? row.us.cold.median : row.us.hot.median;
+  const double compute_us = 1e6 * data.flops() / measured.peak, memory_us = 1e6 * data.bytes() / measured.bandwidth;
+  row.gflops = data.flops() / us / 1e3;
+  row.peak_fraction = compute_us / us;
+  row.roofline_fraction = (std::max(compute_us, memory_us) + measured.floor_us) / us;
+  row.bound = compute_us >= memory_us ? "compute" : "memory";
+}
+
 Status run_problem(const std::string& line, const Options& options, int32_t usual_threads) {
   auto c = linear::parse_linear_case(line);
   if (!c.ok()) return c.status();
   if (options.threads > 0) c->threads = options.threads;
+  if (options.cuda) c->device.type = DeviceType::cuda;
   if (c->threads == 0) c->threads = usual_threads;
   auto data = linear::LinearData::make(*c);
   if (!data.ok()) return data.status();
   BS_RETURN_IF_ERROR(data->run());
-  const auto error = data->compare();
+  const auto error = check_results(*data);
   if (!(error.worst <= 1)) return invalid("wrong result in \"", to_string(*c), "\": ", error.where);
-  const auto isa = current_isa();
-  if (!isa.ok()) return isa.status();
+  const auto kernel = data->kernel();
+  if (!kernel.ok()) return kernel.status();
 
+  const bool on_card = c->device.type == DeviceType::cuda;
   Row row;
   row.problem = to_string(*c);
-  row.kernel = name_of(*isa);
+  row.kernel = *kernel;
   row.out = data->layout().out_features();
   row.in = data->layout().in_features();
   row.density = data->layout().density();
-  row.threads = static_cast<int>(c->threads);
+  row.device = on_card ? "cuda: " + card_name() : "cpu: " + cpu_model();
+  row.threads = on_card ? 0 : static_cast<int>(c->threads);
   row.error = error.worst;
   if (options.check_only && options.json) {
     std::printf("{\"problem\": \"%s\", \"error\": %.3g}\n", row.problem.c_str(), row.error);
@@ -76,27 +142,20 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   }
   if (data->flops() == 0) return invalid("\"", row.problem, "\" has no work to time");
   const std::vector<Contender> contenders = all_contenders(*data, options, row);
-  const Timings timings = time_all(contenders, options, {*isa, c->dtype, row.threads});
-  row.samples = timings.samples;
-  row.cold = options.cold;
-  row.hot = options.hot;
-  row.us = timings.contenders[0];
-  for (size_t i = 1; i < contenders.size(); ++i) row.vs.emplace_back(contenders[i].name, timings.contenders[i]);
-  const double us = options.cold ? row.us.cold.median : row.us.hot.median;
-  const double compute_us = 1e6 * data->flops() / timings.fma_peak;
-  const double memory_us = 1e6 * data->bytes() / read_bandwidth(row.threads);
-  row.gflops = data->flops() / us / 1e3;
-  row.peak_fraction = compute_us / us;
-  row.roofline_fraction = std::max(compute_us, memory_us) / us;
-  row.bound = compute_us >= memory_us ? "compute" : "memory";
+  const auto timings = on_card ? time_problem_on_card(*data, contenders, options)
+                               : time_problem(*data, contenders, options, row.threads);
+  if (!timings.ok()) return timings.status();
+  fill_in(row, *data, contenders, *timings, options);
   if (options.json) print_json(row, options.sink);
   else print_text(row);
   return {};
 }
 
 void list_opponents() {
-  auto data = linear::LinearData::make(*linear::parse_linear_case("linear:fprop f32 n=8 b=8 random(4,0.5)"));
   for (const Opponent& opponent : opponents()) {
+    const std::string where = opponent.device == DeviceType::cuda && cuda_status().ok() ? "cuda" : "cpu";
+    auto data =
+        linear::LinearData::make(*linear::parse_linear_case("linear:fprop f32 n=8 b=8 random(4,0.5) device=" + where));
     const auto contender = opponent.prepare(*data, 0);
     std::printf("%-10s %s\n", opponent.name.c_str(),
                 contender.ok() ? contender->name.c_str() : contender.status().message().c_str());

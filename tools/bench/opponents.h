@@ -24,6 +24,7 @@ struct Opponent {
   bool dense = false;  // belongs to --vs dense
   // A contender whose result has been checked, or why it cannot be found on this machine or do this problem.
   Result<Contender> (*prepare)(linear::LinearData& data, size_t rotate_bytes);
+  DeviceType device = DeviceType::cpu;  // where it computes
 };
 
 const std::vector<Opponent>& opponents();
@@ -54,7 +55,12 @@ Status check_plain(const std::string& library, const linear::LinearCase& c);
 
 // Runs the contender once: ok if the problem's output is right, and nothing else was written. Dense libraries leave dW
 // in their own memory.
-Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense = nullptr);
+// On a card that memory is at `on_card`. `allowed` is for libraries that are less precise than the problem asks.
+Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense = nullptr,
+                    const void* on_card = nullptr, double allowed = 1);
+
+// Compares all results, or in large problems 2000 of them.
+linear::LinearData::Error check_results(linear::LinearData& data);
 
 // Which of several ways to the same result takes least time.
 size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copies);
@@ -62,6 +68,9 @@ size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copie
 // Opens the first of these shared libraries that is there; `variable` in the environment names another.
 Result<void*> open_library(const char* variable, std::initializer_list<const char*> names);
 
+Result<Contender> prepare_cublas(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_cublas_tf32(linear::LinearData& data, size_t rotate_bytes);
+Result<double> card_peak(DType dtype);  // FLOP/s of a large product by cuBLAS
 Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);

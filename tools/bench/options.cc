@@ -17,13 +17,16 @@ blocksparse-bench [options] --reproduce [FILE or FOLDER ...]
 A problem is one line, such as "linear:fprop f32 n=64 b=32 random(128,0.1) seed=1". Its result is compared with an f64
 reference before it is timed.
 
-  --vs LIST        opponents to time in the same run: dense (every dense library found), openblas, onednn, libxsmm, all
+  --device NAME    cpu, or cuda: the first card
+  --vs LIST        opponents to time in the same run: dense (every dense library found), all, or of openblas, onednn,
+                   libxsmm (on the CPU), cublas, cublas_tf32 (on a card)
   --file FILE      also the problems of a file or folder, one a line; # begins a comment; {a,b} stands for each in turn
   --reproduce      all problems of files or folders (default benchmarks/problems/cpu) against all opponents, threads
                    pinned, into a dated file; what it has already is not measured again
   --output PATH    the folder of that file (default benchmarks/results), or its name, which ends in .jsonl
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       avx512, avx2, neon, scalar or reference
+  --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
@@ -62,6 +65,8 @@ Status choose_opponents(std::string_view list, std::vector<std::string>& chosen)
 
 enum Code {
   kVs = 1,
+  kDevice,
+  kCudaKernel,
   kFile,
   kThreads,
   kIsa,
@@ -84,6 +89,10 @@ Status set_option(Options& options, int code, const char* value) {
     case kVs: return choose_opponents(value, options.opponents);
     case kFile: return read_problems(value, options.problems);
     case kIsa: return set_cpu_isa(value);
+    case kCudaKernel: return set_cuda_kernel(value);
+    case kDevice:
+      options.cuda = std::string_view(value) == "cuda";
+      return options.cuda || std::string_view(value) == "cpu" ? Status() : invalid("--device ", value, ": cpu or cuda");
     case kCold: options.hot = false; return {};
     case kHot: options.cold = false; return {};
     case kJson: options.json = true; return {};
@@ -113,6 +122,8 @@ Result<Options> parse_options(int argc, char** argv) {
                           {"file", required_argument, nullptr, kFile},
                           {"threads", required_argument, nullptr, kThreads},
                           {"isa", required_argument, nullptr, kIsa},
+                          {"device", required_argument, nullptr, kDevice},
+                          {"cuda-kernel", required_argument, nullptr, kCudaKernel},
                           {"cold", no_argument, nullptr, kCold},
                           {"hot", no_argument, nullptr, kHot},
                           {"rotate", required_argument, nullptr, kRotate},

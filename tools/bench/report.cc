@@ -38,10 +38,9 @@ std::string version_of(const std::string& library) {
 }  // namespace
 
 void print_json(const Row& r, std::FILE* to) {
-  std::string line =
-      concat("{\"problem\": ", json_string(r.problem), ", \"device\": ", json_string("cpu: " + cpu_model()),
-             ", \"out\": ", r.out, ", \"in\": ", r.in, ", \"density\": ", r.density, ", \"threads\": ", r.threads,
-             ", \"kernel\": ", json_string(r.kernel));
+  std::string line = concat("{\"problem\": ", json_string(r.problem), ", \"device\": ", json_string(r.device),
+                            ", \"out\": ", r.out, ", \"in\": ", r.in, ", \"density\": ", r.density,
+                            ", \"threads\": ", r.threads, ", \"kernel\": ", json_string(r.kernel));
   if (r.cold) line += concat(", \"us\": ", r.us.cold.median, ", \"us_quartiles\": ", quartiles(r.us.cold));
   if (r.hot) line += concat(", \"us_hot\": ", r.us.hot.median, ", \"us_hot_quartiles\": ", quartiles(r.us.hot));
   line += concat(", \"gflops\": ", r.gflops, ", \"peak_fraction\": ", r.peak_fraction,
@@ -75,10 +74,10 @@ void print_text(const Row& r) {
   }
   for (const auto& [name, why] : r.without) std::printf("  without %s: %s\n", name.c_str(), why.c_str());
   std::printf(
-      "  %d thread%s, %.4g GFLOP/s on live blocks, %.0f %% of FMA peak, %.0f %% of the roofline (%s), error %.2g of "
+      "  %s%.4g GFLOP/s on live blocks, %.0f %% of peak, %.0f %% of the roofline (%s), error %.2g of "
       "its bound\n",
-      r.threads, r.threads == 1 ? "" : "s", r.gflops, 100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(),
-      r.error);
+      r.threads == 0 ? "" : concat(r.threads, r.threads == 1 ? " thread, " : " threads, ").c_str(), r.gflops,
+      100 * r.peak_fraction, 100 * r.roofline_fraction, r.bound.c_str(), r.error);
   std::fflush(stdout);
 }
 

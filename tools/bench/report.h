@@ -16,6 +16,7 @@ struct Row {
   std::string problem, kernel;
   int64_t out = 0, in = 0;  // features
   double density = 0;
+  std::string device;  // "cpu: AMD EPYC ..."
   int threads = 1;
   bool cold = true, hot = true;  // which were timed
   Timing us;

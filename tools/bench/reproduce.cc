@@ -45,6 +45,7 @@ struct Job {
 Result<Job> job_of(const std::string& line, const Options& options) {
   auto c = linear::parse_linear_case(line);
   if (!c.ok()) return c.status();
+  if (options.cuda || c->device.type != DeviceType::cpu) return invalid("--reproduce measures the CPU alone so far");
   if (options.threads > 0) c->threads = options.threads;
   if (c->threads == 0) return invalid("\"", line, "\" needs its number of threads");
   const auto blocks = graphs::by_name(c->graph, c->seed);
@@ -107,6 +108,7 @@ std::string versions(const std::vector<std::string>& chosen) {
   auto data = linear::LinearData::make(*linear::parse_linear_case("linear:fprop f32 n=8 b=8 random(4,0.5)"));
   std::string text = "{";
   for (const Opponent& opponent : opponents()) {
+    if (opponent.device != DeviceType::cpu) continue;
     if (std::find(chosen.begin(), chosen.end(), opponent.name) == chosen.end()) continue;
     const auto contender = opponent.prepare(*data, 0);
     const std::string name = contender.ok() ? contender->name : contender.status().message();

@@ -16,13 +16,6 @@ double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-Time summary(std::vector<double> values) {
-  if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return {values[n / 2], values[n / 4], values[3 * n / 4]};
-}
-
 // us a call over a sample. A call that is not timed goes first: threads of the one before may still be spinning.
 double sample(const Contender& c, int calls, int& copy, bool rotate) {
   c.run(copy);
@@ -35,6 +28,13 @@ double sample(const Contender& c, int calls, int& copy, bool rotate) {
 }
 
 }  // namespace
+
+Time summary(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {values[n / 2], values[n / 4], values[3 * n / 4]};
+}
 
 // Samples are interleaved, so that drift of the machine's speed hits all alike, and the peak as well.
 Timings time_all(const std::vector<Contender>& contenders, const Options& options, const Peak& peak) {

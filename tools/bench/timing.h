@@ -24,6 +24,8 @@ struct Timings {
   double fma_peak = 0;  // FLOP/s, median of samples between those of the contenders
 };
 
+Time summary(std::vector<double> values);
+
 Timings time_all(const std::vector<Contender>& contenders, const Options& options, const Peak& peak);
 
 }  // namespace blocksparse::bench

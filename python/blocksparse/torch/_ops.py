@@ -6,8 +6,9 @@
     linear_wgrad(x, dy, index, ...) -> (dw, dgates)                dW = gate * dy^T x
     linear_wgrad_list(x[], dy[], index, ...) -> (dw, dgates)       the same, summed over a list
 
-`index` is `Layout.index()` as a tensor; `transposed` says that W^T of the layout is meant. The kernels are C++ where
-PyTorch's stable C interface is there, else Python functions over ctypes; `KERNELS` tells which.
+`index` is `Layout.index()` as a tensor, on the device of the others; `transposed` says that W^T of the layout is
+meant. The kernels are C++ where PyTorch's stable C interface is there, else Python functions over ctypes; `KERNELS` and
+`CUDA_KERNELS` tell which.
 """
 
 from __future__ import annotations
@@ -144,20 +145,37 @@ def _tensor(x: Tensor) -> _lib.Tensor:
     dtype = _DTYPES.get(x.dtype)
     if dtype is None:
         raise ValueError(f"[linear] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
-    return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride())
+    return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
+
+
+def _device(x: Tensor) -> tuple[int, int]:
+    return (_lib.CUDA, x.get_device()) if x.is_cuda else (_lib.CPU, 0)
 
 
 def _pointer(x: Tensor | None) -> Any:
     return None if x is None else ctypes.pointer(_tensor(x))
 
 
-def _view(index: Tensor, transposed: bool) -> _lib.LayoutView:
+def _view(index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int) -> _lib.LayoutView:
+    """The layout as the core takes it. Its tables tell the sizes where they can be read; on a card the tensors do."""
     if index.dtype != torch.int32 or not index.is_contiguous():
         raise ValueError(f"[linear] index is {index.dtype}, needs the int32 tensor that belongs to the layout")
-    view = _lib.LayoutView()
-    _lib.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
+    if index.is_cuda:
+        if transposed:
+            out, in_ = in_, out
+        view = _lib.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
+        _lib.call("bs_layout_view_on_device", index.numel(), ctypes.byref(view))
+    else:
+        view = _lib.LayoutView()
+        _lib.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
     view.transposed = int(transposed)
     return view
+
+
+def _blocks(values: Tensor) -> tuple[int, int]:
+    if values.dim() != 3:
+        raise ValueError(f"[linear] values are {list(values.shape)}, needs [blocks, b, b]")
+    return values.size(0), values.size(1)
 
 
 def _workspace(which: str, view: _lib.LayoutView, x: Tensor, n: int) -> tuple[_lib.Workspace, Tensor]:
@@ -170,7 +188,13 @@ def _tokens(x: Tensor) -> int:
     return math.prod(x.shape[:-1]) if x.dim() else 0
 
 
-def _stream() -> _lib.Stream:
+def _width(x: Tensor) -> int:
+    return x.size(-1) if x.dim() else 0
+
+
+def _stream(x: Tensor) -> _lib.Stream:
+    if x.is_cuda:
+        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0)
     return _lib.Stream(None, torch.get_num_threads())
 
 
@@ -185,11 +209,11 @@ def _fprop(
     gates: Tensor | None = None,
     activation: int = 0,
 ) -> Tensor:
-    y, view = _empty_like(x, out_features), _view(index, transposed)
+    y, view = _empty_like(x, out_features), _view(index, transposed, *_blocks(values), out_features, _width(x))
     workspace, _memory = _workspace("fprop", view, x, _tokens(x))
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
     arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
-    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream())
+    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x))
     return y
 
 
@@ -200,10 +224,10 @@ def _linear(x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_f
 def _dgrad(
     dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
 ) -> Tensor:
-    dx, view = _empty_like(dy, in_features), _view(index, transposed)
+    dx, view = _empty_like(dy, in_features), _view(index, transposed, *_blocks(values), _width(dy), in_features)
     workspace, _memory = _workspace("dgrad", view, dy, _tokens(dy))
     arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
-    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream())
+    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy))
     return dx
 
 
@@ -222,12 +246,12 @@ def _wgrad_list(
     if len(x) != len(dy) or not x:
         raise ValueError(f"[linear_wgrad] {len(x)} tensors x and {len(dy)} dy, needs as many of each, and one at least")
     dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
-    view = _view(index, transposed)
+    view = _view(index, transposed, blocks, block_size, _width(dy[0]), _width(x[0]))
     workspace, _memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
     pairs = ((_lib.Tensor * len(x))(*map(_tensor, x)), (_lib.Tensor * len(dy))(*map(_tensor, dy)))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
-    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream())
+    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0]))
     return dw, dgates
 
 
@@ -235,19 +259,21 @@ def _wgrad(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _wgrad_list([x], [dy], *arguments)
 
 
-_ops.impl("linear_wgrad_list", _wgrad_list, "CPU")
-_why_not = (
-    "BLOCKSPARSE_TORCH_KERNELS is python"
-    if os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
-    else _lib.torch_register()
-)
-if _why_not:
-    _ops.impl("linear", _linear, "CPU")
-    _ops.impl("linear_fprop", _fprop, "CPU")
-    _ops.impl("linear_dgrad", _dgrad, "CPU")
-    _ops.impl("linear_wgrad", _wgrad, "CPU")
+def _register(key: str, device: int) -> str:
+    """Kernels for one kind of device; what they are."""
+    _ops.impl("linear_wgrad_list", _wgrad_list, key)
+    asked = os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
+    why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else _lib.torch_register(device)
+    if not why_not:
+        return "C++"
+    for name, kernel in (("linear", _linear), ("linear_fprop", _fprop), ("linear_dgrad", _dgrad)):
+        _ops.impl(name, kernel, key)
+    _ops.impl("linear_wgrad", _wgrad, key)
+    return f"Python over ctypes ({why_not})"
 
-KERNELS = f"Python over ctypes ({_why_not})" if _why_not else "C++"
+
+KERNELS = _register("CPU", _lib.CPU)
+CUDA_KERNELS = _register("CUDA", _lib.CUDA)
 
 linear = torch.ops.blocksparse.linear.default
 fprop = torch.ops.blocksparse.linear_fprop.default

@@ -15,22 +15,39 @@ from . import _ops
 
 @torch.compiler.assume_constant_result  # so it may be called while torch.compile traces
 def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
-    """The layout's tables as an int32 tensor on a device, made once for each device."""
+    """The layout's tables as an int32 tensor on a device, made once for each device.
+
+    Raises:
+        RuntimeError: they are not there yet, and a CUDA graph is being captured.
+    """
     device = torch.device(device) if isinstance(device, str) else device
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     try:
         tables = layout._tables.get(device)
     except AttributeError:
         raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout") from None
-    return _make_index(layout, device) if tables is None else tables
-
-
-def _make_index(layout: Layout, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
-        words = torch.from_numpy(layout.index_memory())
-        tables = torch.empty_like(words, device=device) if device.type == "meta" else words.to(device)
-    if type(tables) is Tensor:  # not a fake one, say
-        layout._tables[device] = tables
+    if tables is None:
+        tables = _move_tables(layout, device)
+        if type(tables) is Tensor:  # not a fake one, say
+            layout._tables[device] = tables
     return tables
+
+
+def _move_tables(layout: Layout, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        words = torch.from_numpy(layout.index_memory())
+    if device.type == "meta":
+        return torch.empty_like(words, device=device)
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"[linear] the layout's tables are not on {device} yet, and cannot be copied while a graph is "
+                "captured: call blocksparse.torch.index_of(layout, device), or the layer, once before"
+            )
+        _lib.call("bs_cuda_prepare", device.index)
+    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
+        return words.to(device)
 
 
 def linear(
@@ -94,6 +111,10 @@ def linear_wgrad(
     if wide is None:
         raise ValueError(f"[linear_wgrad] dtype is {dtype}, needs {' or '.join(map(str, possible))}")
     with torch.no_grad():
+        for x in xs:
+            _check_width("x", x, layout.in_features)
+        for dy in dys:
+            _check_width("dy", dy, layout.out_features)
         pairs = [usable(x) for x in xs], [usable(dy) for dy in dys]
         index = index_of(layout, xs[0].device)
         return _ops.wgrad_list(*pairs, index, layout.blocks, layout.block_size, layout.transposed, wide)[0]
@@ -134,6 +155,8 @@ def apply_linear(
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != x.dtype:
         raise ValueError(f"[linear] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
+    if x.is_cuda:
+        _check_width("x", x, sizes[1])
     if activation not in _ACTIVATE:
         raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
     if not x.is_contiguous():
@@ -154,6 +177,12 @@ def apply_linear(
     if residual is not None:
         residual = usable(residual)
     return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
+
+
+def _check_width(name: str, x: Tensor, features: int) -> None:
+    """Tables on a card cannot be asked how many features of the last block there are, so the core cannot check this."""
+    if x.dim() == 0 or x.size(-1) != features:
+        raise ValueError(f"[linear] {name} is {list(x.shape)}, layout needs [N, {features}]")
 
 
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {

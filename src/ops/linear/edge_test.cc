@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "blocksparse/blocksparse.h"
-#include "core/random.h"
 #include "cpu/isa.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/problem.h"
@@ -204,9 +203,8 @@ TEST(LinearEdge, Devices) {
   Call c;
   c.x.device = {DeviceType::cuda, 0};
   c.y.device = c.x.device;
-  if (!cuda_status().ok()) {
-    expect_error(c.fprop(), "without CUDA", StatusCode::unavailable);
-  }
+  if (cuda_status().ok()) expect_error(c.fprop(), "the layout's tables are not on the device of x");
+  else expect_error(c.fprop(), "[cuda] ", StatusCode::unavailable);
   c = Call();
   c.w.device = {DeviceType::cuda, 1};
   expect_error(c.fprop(), "w is on cuda:1, needs the CPU");
@@ -294,49 +292,6 @@ TEST(Linear, ThreadsMayShareALayout) {
   }
   for (std::thread& user : users) user.join();
   EXPECT_EQ(failures, std::vector<int>(4, 0));
-}
-
-// Random problems, each with every instruction set. The seed is fixed; BLOCKSPARSE_FUZZ=<count> asks for more.
-TEST(Linear, RandomProblems) {
-  const char* more = std::getenv("BLOCKSPARSE_FUZZ");
-  const int64_t count = more != nullptr ? std::atoll(more) : 150;
-  Random rng(more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2024);
-  auto one_of = [&](auto... choices) {
-    const std::string list[] = {choices...};
-    return list[static_cast<size_t>(rng.below(sizeof...(choices)))];
-  };
-  auto maybe = [&](const std::string& word) { return rng.below(3) == 0 ? " " + word : ""; };
-  for (int64_t i = 0; i < count; ++i) {
-    const std::string pass = one_of("fprop", "dgrad", "wgrad");
-    const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
-    const int64_t most = std::max<int64_t>(2, 160 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
-    std::string line = "linear:" + pass + " " + one_of("f32", "f64", "bf16", "f16") +
-                       " n=" + std::to_string(rng.below(140)) + " b=" + std::to_string(b) + " random(" +
-                       std::to_string(rows) + "," + std::to_string(columns) + "," + one_of("0.1", "0.3", "0.7", "1") +
-                       ") seed=" + std::to_string(i);
-    line += maybe("out=" + std::to_string(rows * b - rng.below(b))) +
-            maybe("in=" + std::to_string(columns * b - rng.below(b)));
-    line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("gates") + maybe("t") +
-            maybe("threads=2") + maybe("values=int");
-    if (pass == "fprop")
-      line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
-    if (pass == "wgrad") line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
-    auto c = parse_linear_case(line);
-    ASSERT_TRUE(c.ok()) << c.status().message();
-    // Results are exact only where every step is: not through gelu, and not where 8 bits cannot hold the sum.
-    if (c->activation > Activation::relu || c->dtype == DType::bf16) c->integers = false;
-    auto data = LinearData::make(*c);
-    ASSERT_TRUE(data.ok()) << line << ": " << data.status().message();
-    for (const std::string& isa : cpu_isas()) {
-      ASSERT_TRUE(set_cpu_isa(isa).ok());
-      const Status status = data->run();
-      ASSERT_TRUE(status.ok()) << line << ": " << status.message();
-      const auto error = data->compare();
-      ASSERT_LE(error.worst, 1) << isa << " " << to_string(*c) << "\n" << error.where;
-      ASSERT_EQ(data->overrun(), "") << isa << " " << to_string(*c);
-    }
-  }
-  ASSERT_TRUE(set_cpu_isa("").ok());
 }
 
 TEST(Problem, LinesAreReadAndWritten) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -60,6 +61,9 @@ Activations flatten(const ConstTensor& tensor);  // only what the edge has check
 // The plain loops in double precision: the specification, and what tests compare with.
 void reference_product(const Product& p);
 void reference_weight_gradient(const WeightGradient& g);
+// Single results: before they are rounded, and before dW is gated or added to. Nothing beyond the matrix.
+double reference_product_at(const Product& p, int64_t token, int64_t output);
+std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t block, int64_t row, int64_t column);
 
 // The CPU path for an instruction set.
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
@@ -69,5 +73,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
 Status cuda_product(const Product& p, Workspace workspace, Stream stream);
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+// The name of the kernel that would do a call.
+Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
 
 }  // namespace blocksparse::linear

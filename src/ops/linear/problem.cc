@@ -77,6 +77,10 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
     c.integers = value == "int";
     return {};
   }
+  if (key == "device" && (value == "cuda" || value == "cpu")) {
+    c.device.type = value == "cuda" ? DeviceType::cuda : DeviceType::cpu;
+    return {};
+  }
   return invalid("[problem] \"", key, value.empty() ? "" : "=", value, "\" means nothing to the linear op");
 }
 
@@ -138,6 +142,7 @@ std::string to_string(const LinearCase& c) {
   if (c.dw_dtype) line += concat(" dw=", blocksparse::name_of(*c.dw_dtype));
   flag("dgates", c.dgates);
   if (c.integers) line += " values=int";
+  if (c.device.type == DeviceType::cuda) line += " device=cuda";
   return line;
 }
 

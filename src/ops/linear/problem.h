@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@ namespace blocksparse::linear {
 //   gates                               a factor for each block, some of them 0
 //   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
 //   values=int                          small whole numbers: results must be exact. Default: normal
+//   device=cuda                         everything lies on the first CUDA card
 struct LinearCase {
   Pass pass = Pass::fprop;
   DType dtype = DType::f32;
@@ -40,6 +42,7 @@ struct LinearCase {
   int64_t pairs = 1;
   bool accumulate = false, dgates = false, integers = false;
   std::optional<DType> dw_dtype;
+  Device device;
 };
 
 Result<LinearCase> parse_linear_case(std::string_view line);
@@ -55,12 +58,27 @@ struct AlignedAllocator {
 };
 using Bytes = std::vector<char, AlignedAllocator<char>>;
 
+inline constexpr int64_t kGuard = 64;  // bytes of poison before and after a buffer
+inline constexpr char kPoison = -1;    // NaN in every element type
+
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {
   Bytes bytes;
   Tensor tensor;
-  Buffer wide() const;  // the same values in f64, without padding
+  std::shared_ptr<void> device;  // a copy of `bytes` on a card, if the problem lies there
+  Buffer wide() const;           // the same values in f64, without padding
 };
+
+// Calls body(offset in elements) for a tensor of rank 1 to 3.
+template <class Body>
+void for_each_element(const Tensor& t, Body&& body) {
+  const int64_t d0 = t.shape[0], d1 = t.rank > 1 ? t.shape[1] : 1, d2 = t.rank > 2 ? t.shape[2] : 1;
+  for (int64_t i = 0; i < d0; ++i) {
+    for (int64_t j = 0; j < d1; ++j) {
+      for (int64_t k = 0; k < d2; ++k) body(i * t.stride[0] + j * t.stride[1] + k * t.stride[2]);
+    }
+  }
+}
 
 class LinearData {
  public:
@@ -74,6 +92,12 @@ class LinearData {
   void poison();
   // The same without poisoning or restoring what it accumulates into: to be timed. `w` as the weights instead.
   Status run_again(const void* w);
+  // On a card: the stream to queue on, and the copies between run_again() and compare().
+  void set_stream(void* stream) { stream_ = stream; }
+  Status upload_outputs();
+  Status download_outputs();
+  // Other activations, there as well.
+  Status refill(uint64_t seed);
 
   struct Error {
     double worst = 0;  // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
@@ -83,8 +107,13 @@ class LinearData {
   };
   // Compares with the reference, which is run on first use.
   Error compare();
+  // The same for `count` elements of the output at random, each computed by itself: for problems too large for that.
+  Error spot_check(int64_t count);
   // Empty, or what was written outside of the outputs.
   std::string overrun() const;
+
+  // What runs it: "avx2", or the name of a CUDA kernel.
+  Result<std::string> kernel() const;
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
@@ -92,6 +121,9 @@ class LinearData {
   const Tensor& x() const { return x_[0].tensor; }
   const Tensor& dy() const { return dy_[0].tensor; }
   const Tensor& weights() const { return w_.tensor; }
+  // Any of these as the op finds it: on the card, if the problem lies there.
+  Tensor placed(const Tensor& tensor) const;
+  const void* weights_on_device() const { return placed(w_).data; }
   const Tensor& output() const { return y_.tensor; }
 
   LinearData(LinearData&&) = default;
@@ -100,6 +132,17 @@ class LinearData {
  private:
   LinearData(const LinearCase& c, Layout layout) : case_(c), layout_(std::move(layout)) {}
   void make_data();
+  size_t workspace_size() const;
+  Status move_to_device();
+  Tensor placed(const Buffer& buffer) const;
+  // What may be wrong of results, before they are rounded.
+  struct Bounds {
+    double output, gates;
+  };
+  Bounds bounds() const;
+  void check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const;
+  LayoutView plain_layout() const;
+  Product host_product() const;
   void run_reference();
 
   LinearCase case_;
@@ -110,7 +153,11 @@ class LinearData {
   Buffer before_, gates_before_;  // what wgrad adds to
   std::optional<Buffer> expected_, expected_gates_;
   double max_x_ = 0, max_w_ = 0, max_dy_ = 0, max_epilogue_ = 0;
-  Bytes workspace_;
+  Bytes workspace_;  // and a guard behind it
+  // On a card: what lies there besides the buffers, and the layout's view of it.
+  std::shared_ptr<void> device_index_, device_workspace_;
+  LayoutView view_;
+  void* stream_ = nullptr;
 };
 
 }  // namespace blocksparse::linear

@@ -6,17 +6,15 @@
 #include <cstring>
 #include <limits>
 
-#include "blocksparse/graphs.h"
+#include "blocksparse/blocksparse.h"
 #include "core/convert.h"
 #include "core/random.h"
 #include "core/text.h"
+#include "cuda/memory.h"
 
 namespace blocksparse::linear {
 
 namespace {
-
-constexpr int64_t kGuard = 64;  // bytes of poison before and after a buffer
-constexpr char kPoison = -1;    // NaN in every element type
 
 // A matrix [n, features] with `pad` elements after each row and `offset` before the first.
 Buffer make_matrix(DType dtype, int64_t n, int64_t features, Order order, int64_t pad, int64_t offset) {
@@ -41,17 +39,6 @@ Buffer make_array(DType dtype, std::initializer_list<int64_t> shape) {
   return buffer;
 }
 
-// A buffer may move with its vector, so its tensor's pointer stays right; copies have to be pointed anew.
-template <class Body>
-void for_each_element(const Tensor& t, Body&& body) {  // rank 1 to 3
-  const int64_t d0 = t.shape[0], d1 = t.rank > 1 ? t.shape[1] : 1, d2 = t.rank > 2 ? t.shape[2] : 1;
-  for (int64_t i = 0; i < d0; ++i) {
-    for (int64_t j = 0; j < d1; ++j) {
-      for (int64_t k = 0; k < d2; ++k) body(i * t.stride[0] + j * t.stride[1] + k * t.stride[2]);
-    }
-  }
-}
-
 int64_t count_of(const Tensor& t) {
   int64_t count = 1;
   for (int i = 0; i < t.rank; ++i) count *= t.shape[static_cast<size_t>(i)];
@@ -62,11 +49,17 @@ double normal(Random& rng) {
   return std::sqrt(-2 * std::log(1 - rng.uniform())) * std::cos(6.283185307179586 * rng.uniform());
 }
 
-// Values that are exact in `dtype`; the largest magnitude is returned.
+// Values that are exact in `dtype`; the largest magnitude is returned. Large tensors draw from a table of normal
+// numbers: a new one takes 50 ns.
 double fill(const Buffer& buffer, Random& rng, bool integers) {
+  constexpr int64_t kLarge = 1 << 20, kTable = 1 << 16;
   double largest = 0;
+  std::vector<double> table(!integers && count_of(buffer.tensor) > kLarge ? kTable : 0);
+  for (double& value : table) value = normal(rng);
   for_each_element(buffer.tensor, [&](int64_t i) {
-    const double value = integers ? static_cast<double>(rng.below(5) - 2) : normal(rng);
+    const double value = integers         ? static_cast<double>(rng.below(5) - 2)
+                         : !table.empty() ? table[rng.bits() % kTable]
+                                          : normal(rng);
     store_element(buffer.tensor.data, i, buffer.tensor.dtype, value);
     largest = std::max(largest, std::abs(load_element(buffer.tensor.data, i, buffer.tensor.dtype)));
   });
@@ -115,6 +108,7 @@ Buffer Buffer::wide() const {
 }
 
 Result<LinearData> LinearData::make(const LinearCase& c) {
+  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   auto coordinates = graphs::by_name(c.graph, c.seed);
   if (!coordinates.ok()) return coordinates.status();
   BlockCoordinates kept{coordinates->out_blocks, coordinates->in_blocks, {}, {}};
@@ -128,7 +122,11 @@ Result<LinearData> LinearData::make(const LinearCase& c) {
       {.block_size = static_cast<int32_t>(c.block), .out_features = c.out_features, .in_features = c.in_features});
   if (!layout.ok()) return layout.status();
   LinearData data(c, c.transposed ? layout->t() : *layout);
+  data.view_ = data.layout_;
   data.make_data();
+  data.view_.device = c.device;  // so that the workspace is that of the card
+  data.workspace_.assign(data.workspace_size() + static_cast<size_t>(kGuard), kPoison);
+  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(data.move_to_device());
   return data;
 }
 
@@ -176,71 +174,58 @@ void LinearData::make_data() {
       max_epilogue_ += fill(residual_, rng, c.integers);
     }
   }
-  const LayoutView view = layout_;
-  const int64_t tokens = c.n * std::max<int64_t>(1, c.pairs);
-  const size_t size = c.pass == Pass::fprop   ? linear_fprop_workspace_size(view, c.dtype, c.n)
-                      : c.pass == Pass::dgrad ? linear_dgrad_workspace_size(view, c.dtype, c.n)
-                                              : linear_wgrad_workspace_size(view, c.dtype, tokens);
-  workspace_.assign(size, kPoison);
 }
 
-void LinearData::poison() {
-  std::fill(y_.bytes.begin(), y_.bytes.end(), kPoison);
-  std::fill(dgates_.bytes.begin(), dgates_.bytes.end(), kPoison);
-  std::fill(workspace_.begin(), workspace_.end(), kPoison);
-}
-
-Status LinearData::run() {
-  poison();
-  if (case_.accumulate) {
-    y_.bytes = before_.bytes;
-    y_.tensor.data = y_.bytes.data() + kGuard;
-    if (case_.dgates) {
-      dgates_.bytes = gates_before_.bytes;
-      dgates_.tensor.data = dgates_.bytes.data() + kGuard;
+Status LinearData::refill(uint64_t seed) {
+  Random rng(seed);
+  expected_.reset();
+  for (auto* list : {&x_, &dy_}) {
+    double& largest = list == &x_ ? max_x_ : max_dy_;
+    for (Buffer& b : *list) {
+      largest = std::max(largest, fill(b, rng, case_.integers));
+      if (b.device == nullptr) continue;
+      BS_RETURN_IF_ERROR(cuda::copy_to_device(case_.device, b.device.get(), b.bytes.data(), b.bytes.size()));
     }
   }
-  return run_again(w_.tensor.data);
+  return {};
 }
 
-Status LinearData::run_again(const void* w) {
-  const Workspace workspace{workspace_.data(), workspace_.size()};
-  const Stream stream{.threads = static_cast<int32_t>(case_.threads)};
-  ConstTensor values = w_.tensor;
-  values.data = w;
-  const Weights weights(values, gates_.tensor);
-  switch (case_.pass) {
-    case Pass::fprop:
-      return linear_fprop(layout_, x_[0].tensor, weights, {bias_.tensor, residual_.tensor, case_.activation}, y_.tensor,
-                          workspace, stream);
-    case Pass::dgrad: return linear_dgrad(layout_, x_[0].tensor, weights, y_.tensor, workspace, stream);
-    case Pass::wgrad: break;
-  }
-  std::vector<GradPair> pairs;
-  for (size_t i = 0; i < x_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
-  return linear_wgrad(layout_, pairs, case_.dgates || case_.gates ? weights : Weights(),
-                      case_.accumulate ? Accumulate::yes : Accumulate::no, {y_.tensor, dgates_.tensor}, workspace,
-                      stream);
+// The call on the host's data as it is.
+Product LinearData::host_product() const {
+  auto view = [](const Buffer& b) { return b.tensor.given() ? flatten(b.tensor) : Activations{}; };
+  return {.dtype = case_.dtype,
+          .layout = plain_layout(),
+          .by_in = layout_.transposed() != (case_.pass == Pass::dgrad),
+          .x = view(x_[0]),
+          .y = view(y_),
+          .residual = view(residual_),
+          .w = w_.tensor.data,
+          .gates = gates_.tensor.data,
+          .bias = bias_.tensor.data,
+          .activation = case_.activation};
+}
+
+LayoutView LinearData::plain_layout() const {
+  LayoutView plain = layout_;
+  plain.transposed = false;
+  return plain;
 }
 
 void LinearData::run_reference() {
   auto view = [](const Buffer& b) { return b.tensor.given() ? flatten(b.tensor) : Activations{}; };
   const Buffer w = w_.wide(), gates = gates_.wide();
-  LayoutView plain = layout_;
-  plain.transposed = false;
   if (case_.pass != Pass::wgrad) {
     const Buffer x = x_[0].wide(), bias = bias_.wide(), residual = residual_.wide();
     expected_ = make_matrix(DType::f64, y_.tensor.shape[0], y_.tensor.shape[1], Order::features_last, 0, 0);
-    reference_product({.dtype = DType::f64,
-                       .layout = plain,
-                       .by_in = layout_.transposed() != (case_.pass == Pass::dgrad),
-                       .x = view(x),
-                       .y = flatten(expected_->tensor),
-                       .residual = view(residual),
-                       .w = w.tensor.data,
-                       .gates = gates.tensor.data,
-                       .bias = bias.tensor.data,
-                       .activation = case_.activation});
+    Product p = host_product();
+    p.dtype = DType::f64;
+    p.x = view(x);
+    p.y = flatten(expected_->tensor);
+    p.residual = view(residual);
+    p.w = w.tensor.data;
+    p.gates = gates.tensor.data;
+    p.bias = bias.tensor.data;
+    reference_product(p);
     return;
   }
   std::vector<Buffer> held;
@@ -254,7 +239,7 @@ void LinearData::run_reference() {
   if (case_.dgates) expected_gates_ = gates_before_.wide();
   reference_weight_gradient({.dtype = DType::f64,
                              .dw_dtype = DType::f64,
-                             .layout = plain,
+                             .layout = plain_layout(),
                              .pairs = pairs,
                              .w = w.tensor.data,
                              .gates = gates.tensor.data,
@@ -264,9 +249,8 @@ void LinearData::run_reference() {
                              .exchanged = layout_.transposed()});
 }
 
-LinearData::Error LinearData::compare() {
-  if (!expected_) run_reference();
-  // |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum, and the rounding of the result itself.
+// |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum, and the rounding of the result itself.
+LinearData::Bounds LinearData::bounds() const {
   const RowWalk rows = walk_of(layout_.view(), layout_.transposed() != (case_.pass == Pass::dgrad));
   int64_t longest = 0;
   for (const Split& s : rows.splits) longest = std::max<int64_t>(longest, s.slots);
@@ -278,65 +262,75 @@ LinearData::Error LinearData::compare() {
     products = case_.n * case_.pairs;
     scale = max_x_ * max_dy_;
   }
-  const double gate_scale = case_.gates ? 6 : 1;
-  auto compare_one = [&](const Tensor& got, const Tensor& expected, double bound, Error& error) {
-    const Buffer wide = [&] {
-      Buffer view;
-      view.tensor = got;
-      return view.wide();
-    }();
-    const auto* g = static_cast<const double*>(wide.tensor.data);
-    const auto* e = static_cast<const double*>(expected.data);
-    int64_t nonzero = 0;
-    const int64_t count = count_of(expected);
-    for (int64_t i = 0; i < count; ++i) {
-      nonzero += e[i] != 0;
-      const double allowed = case_.integers ? 0 : bound + 2 * epsilon(got.dtype) * std::abs(e[i]);
-      const double difference = std::abs(g[i] - e[i]);
-      const bool same = g[i] == e[i] || (std::isnan(g[i]) && std::isnan(e[i]));
-      const double ratio = same ? 0 : difference / std::max(allowed, std::numeric_limits<double>::min());
-      if (ratio <= error.worst && !std::isnan(ratio)) continue;
-      error.worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
-      error.absolute = difference;
-      error.where = concat("element ", i, ": got ", g[i], ", expected ", e[i], ", allowed difference ", allowed);
-    }
-    error.nonzero = count == 0 ? 1 : static_cast<double>(nonzero) / static_cast<double>(count);
-  };
-  const double eps = epsilon(sum_dtype(case_.dtype));
+  const double gate_scale = case_.gates ? 6 : 1, area = static_cast<double>(case_.block * case_.block);
+  const double eps = epsilon(sum_dtype(case_.dtype)), k = static_cast<double>(products);
   // Activations are right to 4 ulp of max(|z|, 1).
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
-  const double bound = 2 * eps * (static_cast<double>(products + 1) * scale * gate_scale + max_epilogue_) + activated;
+  return {2 * eps * ((k + 1) * scale * gate_scale + max_epilogue_) + activated,
+          2 * eps * (k + area) * area * scale * max_w_};
+}
+
+void LinearData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {
+  const double allowed = case_.integers ? 0 : bound + 2 * epsilon(dtype) * std::abs(expected);
+  const double difference = std::abs(got - expected);
+  const bool same = got == expected || (std::isnan(got) && std::isnan(expected));
+  const double ratio = same ? 0 : difference / std::max(allowed, std::numeric_limits<double>::min());
+  if (ratio <= error.worst && !std::isnan(ratio)) return;
+  error.worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
+  error.absolute = difference;
+  error.where = concat("element ", at, ": got ", got, ", expected ", expected, ", allowed difference ", allowed);
+}
+
+LinearData::Error LinearData::compare() {
+  if (!expected_) run_reference();
   Error error;
-  compare_one(y_.tensor, expected_->tensor, bound, error);
-  const double nonzero = error.nonzero;
-  if (expected_gates_) {
-    const double area = static_cast<double>(case_.block * case_.block);
-    compare_one(dgates_.tensor, expected_gates_->tensor,
-                2 * eps * (static_cast<double>(products) + area) * area * scale * max_w_, error);
-  }
-  error.nonzero = nonzero;
+  // The share of results that are not 0 is returned.
+  const auto compare_all = [&](const Buffer& got, const Tensor& expected, double bound) {
+    const Buffer wide = got.wide();
+    const auto* g = static_cast<const double*>(wide.tensor.data);
+    const auto* e = static_cast<const double*>(expected.data);
+    const int64_t count = count_of(expected);
+    int64_t nonzero = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      nonzero += e[i] != 0;
+      check(g[i], e[i], bound, got.tensor.dtype, i, error);
+    }
+    return count == 0 ? 1 : static_cast<double>(nonzero) / static_cast<double>(count);
+  };
+  const Bounds bound = bounds();
+  error.nonzero = compare_all(y_, expected_->tensor, bound.output);
+  if (expected_gates_) compare_all(dgates_, expected_gates_->tensor, bound.gates);
   return error;
 }
 
-std::string LinearData::overrun() const {
-  auto find = [](const Buffer& buffer) -> std::string {
-    std::vector<bool> written(buffer.bytes.size(), false);
-    const int64_t size = size_of(buffer.tensor.dtype);
-    const auto base = static_cast<const char*>(buffer.tensor.data) - buffer.bytes.data();
-    for_each_element(buffer.tensor, [&](int64_t i) {
-      for (int64_t byte = 0; byte < size; ++byte) written[static_cast<size_t>(base + i * size + byte)] = true;
-    });
-    for (size_t i = 0; i < buffer.bytes.size(); ++i) {
-      if (!written[i] && buffer.bytes[i] != kPoison)
-        return concat("byte ", static_cast<int64_t>(i) - base, " was written");
+LinearData::Error LinearData::spot_check(int64_t count) {
+  Error error;
+  Random rng(1);
+  const double bound = bounds().output;
+  const Tensor& y = y_.tensor;
+  int64_t nonzero = 0;
+  std::vector<GradPair> pairs;
+  for (size_t i = 0; i < x_.size() && i < dy_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
+  const WeightGradient g{
+      .dtype = case_.dtype, .layout = plain_layout(), .pairs = pairs, .exchanged = layout_.transposed()};
+  for (int64_t i = 0; i < count && count_of(y) > 0; ++i) {
+    const int64_t row = rng.below(y.shape[0]), column = rng.below(y.shape[1]);
+    int64_t at = row * y.stride[0] + column * y.stride[1];
+    double expected = 0;
+    if (case_.pass == Pass::wgrad) {
+      const int64_t inner = rng.below(y.shape[2]);
+      at += inner;
+      const double gate = case_.gates ? load_element(gates_.tensor.data, row, gates_.tensor.dtype) : 1;
+      expected = gate == 0 ? 0 : gate * reference_gradient_at(g, row, column, inner).value_or(0);
+      if (case_.accumulate) expected += load_element(before_.tensor.data, at, y.dtype);
+    } else {
+      expected = reference_product_at(host_product(), row, column);
     }
-    return "";
-  };
-  if (std::string found = find(y_); !found.empty()) return "output: " + found;
-  if (dgates_.tensor.given()) {
-    if (std::string found = find(dgates_); !found.empty()) return "dgates: " + found;
+    nonzero += expected != 0;
+    check(load_element(y.data, at, y.dtype), expected, bound, y.dtype, at, error);
   }
-  return "";
+  error.nonzero = count == 0 ? 1 : static_cast<double>(nonzero) / static_cast<double>(count);
+  return error;
 }
 
 double LinearData::flops() const {

@@ -6,7 +6,7 @@
 namespace blocksparse::linear {
 namespace {
 
-// Each with every instruction set that the CPU runs.
+// Each with every instruction set that the CPU runs, and with every CUDA kernel that can do it.
 constexpr std::string_view kAwkward[] = {
     // Nothing, or almost nothing, to do.
     "linear:fprop f32 n=0 b=8 random(4,4,0.5)",
@@ -80,6 +80,18 @@ constexpr std::string_view kAwkward[] = {
     "linear:fprop f16 n=40 b=32 random(4,4,0.5) seed=62 values=int bias x=first y=first",
     "linear:dgrad f32 n=40 b=64 random(4,4,0.5) seed=63 values=int gates",
     "linear:dgrad f64 n=40 b=128 random(3,3,0.5) seed=64 values=int",
+    // What divides work on a card: tiles of 64 tokens, 16 tiles (long rows are then walked as a whole), terms of a
+    // launch.
+    "linear:fprop bf16 n=64 b=128 random(3,3,0.6) seed=50 gates",
+    "linear:dgrad f16 n=64 b=128 random(3,3,0.6) seed=51 gates x=first",
+    "linear:fprop f32 n=1030 b=8 dense(3,150) seed=52 bias act=silu",
+    "linear:dgrad bf16 n=1040 b=8 ba(120,4) seed=53",
+    "linear:dgrad bf16 n=100 b=8 dense(150,3) seed=54 y=first gates",
+    "linear:wgrad bf16 n=3 b=16 random(4,4,0.5) seed=55 pairs=150 dgates",
+    "linear:wgrad f32 n=2 b=8 random(4,4,0.5) seed=56 pairs=131 accumulate dgates gates x=first",
+    "linear:wgrad f16 n=80 b=128 random(3,3,0.6) seed=57 dgates gates accumulate x=first y=first",
+    "linear:wgrad f64 n=70 b=128 random(2,2,1) seed=58 in=200 out=150",
+    "linear:wgrad bf16 n=70 b=8 random(40,3,0.5) seed=59 dw=f32 dgates",
     "linear:wgrad f32 n=100 b=16 random(6,6,0.4) seed=65 values=int dgates gates accumulate pairs=3",
     "linear:wgrad f16 n=20 b=32 random(6,6,0.4) seed=66 values=int dgates",
 };
@@ -104,6 +116,30 @@ TEST_P(LinearSweep, EveryIsaMatchesTheReference) {
   }
   ASSERT_TRUE(set_cpu_isa("").ok());
 }
+
+TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
+  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  auto c = parse_linear_case(GetParam());
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  c->device.type = DeviceType::cuda;
+  auto data = LinearData::make(*c);
+  ASSERT_TRUE(data.ok()) << data.status().message();
+  int did_it = 0;
+  for (const std::string& kernel : cuda_kernels()) {
+    SCOPED_TRACE("BLOCKSPARSE_CUDA_KERNEL=" + kernel + " blocksparse-bench \"" + to_string(*c) + "\"");
+    ASSERT_TRUE(set_cuda_kernel(kernel).ok());
+    const Status status = data->run();
+    if (status.code() == StatusCode::unsupported) continue;
+    ASSERT_TRUE(status.ok()) << status.message();
+    ++did_it;
+    const auto error = data->compare();
+    EXPECT_LE(error.worst, 1) << error.where;
+    EXPECT_EQ(data->overrun(), "");
+  }
+  EXPECT_GT(did_it, 0);
+  ASSERT_TRUE(set_cuda_kernel("").ok());
+}
+
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep, testing::ValuesIn(kAwkward));
 
 }  // namespace

@@ -1,0 +1,52 @@
+// What the tables of a layout are made of: plain data, for the host and for devices. index.h says how they lie in
+// memory.
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse {
+
+struct BlockRef {
+  int32_t from;    // the block of inputs of this pass: columns of W in fprop, rows of W in dgrad
+  int32_t weight;  // index into values[blocks, b, b]
+};
+
+// One unit of work: an output block, or a slice of one whose list is long.
+struct Piece {
+  int32_t to;           // the block of outputs of this pass; an empty row is a piece too, it writes the bias
+  int32_t first, last;  // its range in refs
+  int32_t slot;         // where a slice leaves its partial sum, added later in the order of slots; -1: writes y
+};
+
+// A row that was cut: its slices have the slots first_slot ... first_slot + slots - 1, in the order of the list.
+struct Split {
+  int32_t to;
+  int32_t first_slot, slots;
+  int32_t reserved;
+};
+
+// A row is cut when it holds more than max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into equal slices
+// of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most 256 split
+// rows.
+inline constexpr int64_t kMaxSlots = 512;
+inline constexpr int64_t kMaxSplits = 256;
+
+struct Header {
+  int32_t magic;
+  int32_t version;
+  int32_t block_size;
+  int32_t blocks;
+  int32_t out_blocks, in_blocks;
+  int32_t out_features[2], in_features[2];  // low word, high word
+  int32_t hash[2];
+  struct {
+    int32_t pieces, splits, slots;
+  } by_out, by_in;
+  int32_t reserved[14];
+};
+static_assert(sizeof(Header) == 32 * sizeof(int32_t));
+
+inline constexpr int32_t kIndexMagic = 0x58495342;  // "BSIX"
+inline constexpr int32_t kIndexVersion = 2;
+
+}  // namespace blocksparse

@@ -1,0 +1,87 @@
+#include "cuda/card.h"
+
+#include <vector>
+
+#include "blocksparse/blocksparse.h"
+#include "cuda/error.h"
+
+namespace blocksparse {
+
+namespace cuda {
+
+namespace {
+
+Result<Card> look_at(int index) {
+  Card card;
+  int major = 0, minor = 0;
+  const auto ask = [index](int& value, cudaDeviceAttr attribute) {
+    return status_of(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
+  };
+  BS_RETURN_IF_ERROR(ask(major, cudaDevAttrComputeCapabilityMajor));
+  BS_RETURN_IF_ERROR(ask(minor, cudaDevAttrComputeCapabilityMinor));
+  BS_RETURN_IF_ERROR(ask(card.multiprocessors, cudaDevAttrMultiProcessorCount));
+  card.arch = 10 * major + minor;
+  if (card.arch >= kOldestArch) return card;
+  return Status(StatusCode::unavailable, concat("[cuda] cuda:", index, " has compute capability ", major, ".", minor,
+                                                ", the kernels need 8.0 or newer"));
+}
+
+struct Cards {
+  Status status;  // why there are none
+  std::vector<Result<Card>> list;
+};
+
+// Cards do not come and go, so they are looked at once. Makes no context on any of them.
+const Cards& cards() {
+  static const Cards all = [] {
+    Cards found;
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver) {
+      found.status = {StatusCode::unavailable,
+                      concat("[cuda] NVIDIA's driver is missing, or older than the CUDA ", CUDART_VERSION / 1000, ".",
+                             CUDART_VERSION % 1000 / 10, " that this library was built with")};
+    } else {
+      found.status = status_of(error, "no card can be used");
+    }
+    for (int i = 0; i < count; ++i) found.list.push_back(look_at(i));
+    return found;
+  }();
+  return all;
+}
+
+}  // namespace
+
+Result<Card> card_of(Device device) {
+  const Cards& all = cards();
+  if (!all.status.ok()) return all.status;
+  const auto count = static_cast<int32_t>(all.list.size());
+  if (device.index >= 0 && device.index < count) return all.list[static_cast<size_t>(device.index)];
+  return invalid("[cuda] there is no cuda:", device.index, ", this machine has ", count, " cards");
+}
+
+OnDevice::OnDevice(Device device) {
+  int current = 0;
+  status_ = status_of(cudaGetDevice(&current), "cudaGetDevice");
+  if (!status_.ok() || current == device.index) return;
+  status_ = status_of(cudaSetDevice(device.index), "cudaSetDevice");
+  if (status_.ok()) before_ = current;
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
+}
+
+}  // namespace cuda
+
+Status cuda_status() {
+  const cuda::Cards& all = cuda::cards();
+  if (!all.status.ok()) return all.status;
+  for (const auto& card : all.list) {
+    if (card.ok()) return {};
+  }
+  if (!all.list.empty()) return all.list[0].status();
+  return {StatusCode::unavailable, "[cuda] this machine has no card"};
+}
+
+}  // namespace blocksparse

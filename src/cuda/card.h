@@ -1,0 +1,35 @@
+// What choices look at in a CUDA card, and the current device. No CUDA header.
+#pragma once
+
+#include <cstdint>
+
+#include "blocksparse/status.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse::cuda {
+
+struct Card {
+  int32_t arch = 0;  // compute capability: 90 is 9.0
+  int32_t multiprocessors = 0;
+};
+
+inline constexpr int32_t kOldestArch = 80;
+
+// The card of a device, or why it cannot be used.
+Result<Card> card_of(Device device);
+
+// Makes a device the current one of this thread as long as this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(Device device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+  int before_ = -1;  // -1: nothing to restore
+};
+
+}  // namespace blocksparse::cuda

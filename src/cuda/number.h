@@ -1,0 +1,35 @@
+// Element types in device code. The 16-bit ones are types of our own: two functions each are all that is needed of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/ptx/convert.h"
+
+namespace blocksparse {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+// The type in which products of T are summed.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+__device__ inline float widen(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+__device__ inline float widen(F16 x) { return ptx::cvt_f32_f16(x.bits); }
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+
+template <class T>
+__device__ inline T narrow(SumOf<T> x) {
+  if constexpr (std::is_same_v<T, Bf16>) return {ptx::cvt_bf16_f32(x)};
+  else if constexpr (std::is_same_v<T, F16>) return {ptx::cvt_f16_f32(x)};
+  else return x;
+}
+
+}  // namespace blocksparse

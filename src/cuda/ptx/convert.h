@@ -1,0 +1,26 @@
+// 16-bit numbers to f32 and back, to nearest even.
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse::ptx {
+
+__device__ inline uint16_t cvt_bf16_f32(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ inline uint16_t cvt_f16_f32(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ inline float cvt_f32_f16(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+}  // namespace blocksparse::ptx

@@ -1,0 +1,28 @@
+// Copies from global to shared memory that run in the background (sm_80).
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse::ptx {
+
+// An address as the instructions for shared memory take it.
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes, past L1: the first `bytes` are copied, zeros follow. Both addresses are multiples of 16.
+__device__ inline void cp_async_16(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// All copies of this thread since the last commit are a group.
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `Groups` of this thread's groups are under way.
+template <int Groups>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
+}
+
+}  // namespace blocksparse::ptx

@@ -1,0 +1,194 @@
+// Drives the CUDA kernels: finds the card, chooses, prepares once, launches.
+#include "ops/linear/cuda.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <vector>
+
+#include "blocksparse/blocksparse.h"
+#include "core/text.h"
+
+namespace blocksparse {
+
+namespace linear {
+
+namespace {
+
+// Either kind of kernel of kernels.inc.
+template <class Kernel>
+std::span<const Kernel> kernels_of();
+
+template <>
+std::span<const CudaProductKernel> kernels_of() {
+  static const std::vector<CudaProductKernel> kernels = {
+#define LINEAR_CUDA_PRODUCT(kernel, dtype) cuda_product_##kernel##_##dtype(),
+#define LINEAR_CUDA_GRADIENT(...)
+#include "ops/linear/cuda_kernels.inc"
+#undef LINEAR_CUDA_PRODUCT
+#undef LINEAR_CUDA_GRADIENT
+  };
+  return kernels;
+}
+
+template <>
+std::span<const CudaGradientKernel> kernels_of() {
+  static const std::vector<CudaGradientKernel> kernels = {
+#define LINEAR_CUDA_PRODUCT(...)
+#define LINEAR_CUDA_GRADIENT(kernel, dtype) cuda_gradient_##kernel##_##dtype(),
+#include "ops/linear/cuda_kernels.inc"
+#undef LINEAR_CUDA_PRODUCT
+#undef LINEAR_CUDA_GRADIENT
+  };
+  return kernels;
+}
+
+// ---- Forcing a kernel -----------------------------------------------------------------------------------------------
+
+constexpr int32_t kNotForced = -1;
+std::atomic<int32_t> forced{kNotForced};
+
+Result<int32_t> named_kernel(std::string_view name) {
+  if (name.empty()) return kNotForced;
+  if (const auto kernel = parse_cuda_kernel(name)) return static_cast<int32_t>(*kernel);
+  std::string known;
+  for (CudaKernel kernel : kAllCudaKernels) known += concat(known.empty() ? "" : ", ", name_of(kernel));
+  return invalid("[cuda] there is no kernel \"", name, "\"; there are ", known);
+}
+
+Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
+  static const Result<int32_t> from_environment = [] {
+    const char* name = std::getenv("BLOCKSPARSE_CUDA_KERNEL");
+    return named_kernel(name == nullptr ? "" : name);
+  }();
+  if (!from_environment.ok()) return from_environment.status();
+  const int32_t asked = forced.load(std::memory_order_relaxed);
+  const int32_t choice = asked != kNotForced ? asked : *from_environment;
+  if (choice == kNotForced) return choose_cuda_kernel(p, card);
+  const auto kernel = static_cast<CudaKernel>(choice);
+  if (cuda_supports(kernel, p, card)) return kernel;
+  return Status(StatusCode::unsupported,
+                concat("[cuda] the kernel \"", name_of(kernel), "\", which was asked for, does not do this problem"));
+}
+
+// ---- Once for each device -------------------------------------------------------------------------------------------
+
+Status prepare_all() {
+  for (const auto& kernel : kernels_of<CudaProductKernel>()) BS_RETURN_IF_ERROR(kernel.prepare());
+  for (const auto& kernel : kernels_of<CudaGradientKernel>()) BS_RETURN_IF_ERROR(kernel.prepare());
+  return {};
+}
+
+// Of the current device, which is `device`.
+Status prepare_once(Device device) {
+  constexpr size_t kMostDevices = 64;
+  static std::array<std::atomic<bool>, kMostDevices> done{};
+  if (static_cast<size_t>(device.index) >= kMostDevices) return prepare_all();
+  auto& ready = done[static_cast<size_t>(device.index)];
+  if (ready.load(std::memory_order_acquire)) return {};
+  BS_RETURN_IF_ERROR(prepare_all());  // twice does no harm
+  ready.store(true, std::memory_order_release);
+  return {};
+}
+
+template <class Kernel, class Task>
+Status run(const Task& task, const CudaProblem& problem, Device device, Workspace workspace, Stream stream) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const auto choice = kernel_for(problem, *card);
+  if (!choice.ok()) return choice.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  BS_RETURN_IF_ERROR(prepare_once(device));
+  for (const Kernel& kernel : kernels_of<Kernel>()) {
+    if (kernel.kernel != *choice || kernel.dtype != task.dtype) continue;
+    return kernel.launch(task, {problem, *card, workspace, stream.handle});
+  }
+  return {StatusCode::unsupported,
+          concat("[linear] there is no CUDA kernel \"", name_of(*choice), "\" for ", name_of(task.dtype))};
+}
+
+}  // namespace
+
+DeviceWalk walk_on_device(const LayoutView& layout, bool by_in) {
+  const int64_t b = layout.block_size;
+  const IndexSections s =
+      index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks);
+  const auto& at = by_in ? s.by_in : s.by_out;
+  const int32_t* index = layout.index;
+  const size_t counts = by_in ? offsetof(Header, by_in) : offsetof(Header, by_out);
+  return {.counts = index + counts / sizeof(int32_t),
+          .starts = index + at.starts,
+          .refs = reinterpret_cast<const BlockRef*>(index + at.refs),
+          .pieces = reinterpret_cast<const Piece*>(index + at.pieces),
+          .splits = reinterpret_cast<const Split*>(index + at.splits)};
+}
+
+const int32_t* out_of_on_device(const LayoutView& layout) {
+  const int64_t b = layout.block_size;
+  return layout.index +
+         index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks).out_of;
+}
+
+Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
+  LayoutView plain = p.layout;
+  plain.transposed = false;
+  const CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
+  return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
+}
+
+Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
+  WeightGradient part = g;
+  // More pairs than a launch takes are summed in several: in f32 that changes nothing, a narrower dW is rounded
+  // between.
+  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += kMostTerms) {
+    part.pairs = g.pairs.subspan(first, std::min<size_t>(kMostTerms, g.pairs.size() - first));
+    part.accumulate = g.accumulate || first > 0;
+    int64_t n = 0;
+    for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
+    const CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
+    BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
+  }
+  return {};
+}
+
+size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
+  return cuda_workspace_bytes(cuda_problem(pass, layout, dtype, n));
+}
+
+Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
+  const auto card = cuda::card_of(layout.device);
+  if (!card.ok()) return card.status();
+  const auto kernel = kernel_for(cuda_problem(pass, layout, dtype, n), *card);
+  if (!kernel.ok()) return kernel.status();
+  return std::string(name_of(*kernel));
+}
+
+}  // namespace linear
+
+std::vector<std::string> cuda_kernels() {
+  std::vector<std::string> names;
+  for (auto kernel = linear::kAllCudaKernels.rbegin(); kernel != linear::kAllCudaKernels.rend(); ++kernel) {
+    names.emplace_back(name_of(*kernel));
+  }
+  return names;
+}
+
+Status set_cuda_kernel(std::string_view name) {
+  const auto kernel = linear::named_kernel(name);
+  if (!kernel.ok()) return kernel.status();
+  linear::forced = *kernel;
+  return {};
+}
+
+Status cuda_prepare(Device device) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  return linear::prepare_once(device);
+}
+
+}  // namespace blocksparse

@@ -1,0 +1,165 @@
+// What the linear op promises on a card besides right results: repeatable bits, streams, graphs, large problems.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "blocksparse/blocksparse.h"
+#include "cuda/memory.h"
+#include "ops/linear/problem.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr Device kCard{DeviceType::cuda, 0};
+
+class LinearCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  }
+};
+
+LinearData make(std::string line) {
+  auto data = LinearData::make(*parse_linear_case(line + " device=cuda"));
+  EXPECT_TRUE(data.ok()) << data.status().message();
+  return *std::move(data);
+}
+
+void expect_right(LinearData& data) {
+  const Status status = data.download_outputs();
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto error = data.compare();
+  EXPECT_LE(error.worst, 1) << error.where;
+  EXPECT_EQ(data.overrun(), "");
+}
+
+constexpr const char* kProblems[] = {
+    "linear:fprop bf16 n=70 b=8 ba(200,4) bias act=gelu gates",
+    "linear:fprop f32 n=33 b=32 random(20,0.3)",
+    "linear:dgrad f16 n=1100 b=16 ba(80,4)",
+    "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
+    "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
+};
+
+TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
+  for (const char* line : kProblems) {
+    LinearData data = make(line);
+    ASSERT_TRUE(data.run().ok());
+    const Tensor& y = data.output();
+    std::vector<char> first(static_cast<size_t>(y.shape[0] * y.stride[0] * size_of(y.dtype)));
+    std::memcpy(first.data(), y.data, first.size());
+    for (int run = 0; run < 20; ++run) {
+      ASSERT_TRUE(data.run().ok());
+      ASSERT_EQ(std::memcmp(first.data(), y.data, first.size()), 0) << line;
+    }
+  }
+}
+
+TEST_F(LinearCuda, AGraphReplaysWithOtherInputs) {
+  for (const char* line : kProblems) {
+    LinearData data = make(line);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_TRUE(cuda_prepare(kCard).ok());
+    data.poison();
+    ASSERT_TRUE(data.upload_outputs().ok());
+    data.set_stream(stream);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const Status status = data.run_again(data.weights_on_device());
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int replay = 0; replay < 3; ++replay) {
+      ASSERT_TRUE(data.refill(static_cast<uint64_t>(replay)).ok());
+      ASSERT_TRUE(data.upload_outputs().ok());
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      expect_right(data);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST_F(LinearCuda, TwoStreamsAtOnce) {
+  std::vector<LinearData> data;
+  std::vector<cudaStream_t> streams(2);
+  for (const char* line : kProblems) data.push_back(make(line));
+  for (cudaStream_t& stream : streams) {
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  }
+  for (LinearData& d : data) {
+    d.poison();
+    ASSERT_TRUE(d.upload_outputs().ok());
+  }
+  for (int round = 0; round < 20; ++round) {
+    for (size_t i = 0; i < data.size(); ++i) {
+      data[i].set_stream(streams[i % 2]);
+      ASSERT_TRUE(data[i].run_again(data[i].weights_on_device()).ok());
+    }
+  }
+  for (LinearData& d : data) expect_right(d);
+  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+TEST_F(LinearCuda, ErrorsNameTheDevice) {
+  LinearData data = make("linear:fprop f32 n=4 b=8 random(4,0.5)");
+  const Status status = cuda_prepare({DeviceType::cuda, 63});
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("there is no cuda:63"), std::string::npos) << status.message();
+  EXPECT_FALSE(set_cuda_kernel("fastest").ok());
+}
+
+// A call on memory of its own, without a host copy: checked at a few tokens only.
+struct Large {
+  std::shared_ptr<void> memory;
+  Tensor tensor;
+
+  Large(int64_t n, int64_t features, int value) {
+    auto allocated = cuda::allocate(kCard, static_cast<size_t>(n * features));
+    if (!allocated.ok()) return;
+    memory = *std::move(allocated);
+    cudaMemset(memory.get(), value, static_cast<size_t>(n * features));
+    tensor = Tensor(memory.get(), DType::bf16, {n, features / 2}, kCard);
+  }
+};
+
+// x and y of more than 2^31 elements, so that 32-bit offsets would go wrong. x is 0 but for one token at the end.
+TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
+  const int64_t n = (int64_t{1} << 25) + 77, features = 64;
+  const Large x(n, 2 * features, 0), y(n, 2 * features, 0xff);
+  if (x.memory == nullptr || y.memory == nullptr) GTEST_SKIP() << "the card has too little memory";
+  const Layout layout = *Layout::from_graph("dense(2,2)", {.block_size = 32});
+  auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const std::vector<uint16_t> ones(4 * 32 * 32, 0x3f80);
+  auto w = *cuda::allocate(kCard, 2 * ones.size());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, w.get(), ones.data(), 2 * ones.size()).ok());
+  auto* last_x = static_cast<char*>(x.memory.get()) + (n - 1) * features * 2;
+  ASSERT_TRUE(cuda::copy_to_device(kCard, last_x, ones.data(), static_cast<size_t>(2 * features)).ok());
+  const auto view =
+      LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()}, {32, 64, 64, 4}, kCard);
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  const ConstTensor values(w.get(), DType::bf16, {4, 32, 32}, kCard);
+  const Status status = linear_fprop(*view, x.tensor, values, {}, y.tensor, {});
+  ASSERT_TRUE(status.ok()) << status.message();
+  std::vector<uint16_t> got(static_cast<size_t>(2 * features));
+  const auto* last_y = static_cast<const char*>(y.memory.get()) + (n - 2) * features * 2;
+  ASSERT_TRUE(cuda::copy_to_host(kCard, got.data(), last_y, 2 * got.size()).ok());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i < 64 ? 0x0000 : 0x4280) << i;  // 0 and 64
+
+  Tensor dw(w.get(), DType::bf16, {4, 32, 32}, kCard);
+  const GradPair pair{x.tensor, y.tensor};  // 1 x 64 in the last token alone
+  const size_t bytes = linear_wgrad_workspace_size(*view, DType::bf16, n, kCard);
+  auto workspace = *cuda::allocate(kCard, bytes);
+  ASSERT_TRUE(linear_wgrad(*view, {&pair, 1}, {}, Accumulate::no, dw, {workspace.get(), bytes}).ok());
+  std::vector<uint16_t> gradient(ones.size());
+  ASSERT_TRUE(cuda::copy_to_host(kCard, gradient.data(), w.get(), 2 * gradient.size()).ok());
+  for (size_t i = 0; i < gradient.size(); ++i) ASSERT_EQ(gradient[i], 0x4280) << i;
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,55 @@
+// Which CUDA kernel does a call. Pure functions of sizes and card, so they are tested for cards that are not here, and
+// in builds without CUDA.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "cuda/card.h"
+#include "ops/linear/linear.h"
+
+namespace blocksparse::linear {
+
+// From plain to fast; a larger value is preferred.
+enum class CudaKernel : int32_t { generic = 0 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic};
+std::string_view name_of(CudaKernel kernel);
+std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
+
+// What the choice looks at: what is known on the host, so nothing that the tables say.
+struct CudaProblem {
+  Pass pass = Pass::fprop;
+  DType dtype = DType::f32;
+  int32_t block = 32;
+  int64_t n = 0;        // wgrad: of all pairs
+  int64_t inputs = 0;   // features that the pass reads; wgrad: in_features
+  int64_t outputs = 0;  // features that it makes; wgrad: out_features
+  int64_t blocks = 0;
+  bool by_in = false;  // W is read transposed
+  int64_t slots = 0;   // slices of split rows, at most
+
+  int64_t input_blocks() const { return (inputs + block - 1) / block; }
+  int64_t output_blocks() const { return (outputs + block - 1) / block; }
+};
+
+// fprop is that with dgrad's sizes exchanged; `n` tokens (wgrad: in all).
+CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+
+bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card);
+CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card);
+
+// Enough for any kernel, so that a kernel can be forced without asking again.
+size_t cuda_workspace_bytes(const CudaProblem& p);
+
+// Whether the generic kernel lets thread blocks share a long row, whose sums then meet in the workspace.
+bool generic_splits(const CudaProblem& p);
+
+// The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
+inline constexpr int64_t kTermsByValue = 64;
+inline constexpr int64_t kMostTerms = 4096;
+inline constexpr int64_t kTermBytes = 48;
+
+}  // namespace blocksparse::linear

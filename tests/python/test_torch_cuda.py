@@ -1,0 +1,226 @@
+"""The PyTorch front end on a CUDA card."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_torch import TOLERANCE, _op_calls, error
+from torch.library import opcheck
+
+import blocksparse
+import blocksparse.torch as bst
+from blocksparse import Layout
+from blocksparse.torch import _ops
+
+WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def leaf(*shape, dtype):
+    return torch.randn(*shape, dtype=dtype, device="cuda", requires_grad=True)
+
+
+def _moved(value):
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    return [_moved(v) for v in value] if isinstance(value, list) else value
+
+
+def _calls_on_cuda(layout, dtype=torch.float32):
+    for op, arguments, options in _op_calls(layout, dtype):
+        yield op, tuple(_moved(a) for a in arguments), {key: _moved(value) for key, value in options.items()}
+
+
+@pytest.mark.parametrize("order", ["last", "first"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_linear_agrees_with_dense(layout, dtype, order):
+    x, w, bias = leaf(70, 90, dtype=dtype), leaf(*layout.values_shape, dtype=dtype), leaf(60, dtype=dtype)
+    if order == "first":
+        x = x.detach().t().contiguous().t().requires_grad_()
+    y = bst.linear(x, w, layout, bias)
+    assert y.stride() == ((60, 1) if order == "last" else (1, 70))
+    x64, w64, bias64 = (t.detach().double().requires_grad_() for t in (x, w, bias))
+    expected = F.linear(x64, bst.to_dense(w64, layout), bias64)
+    assert y.dtype == dtype
+    assert error(y, expected) < TOLERANCE[dtype]
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    expected.backward(dy.double())
+    for got, want in ((x, x64), (w, w64), (bias, bias64)):
+        assert error(got.grad, want.grad) < 2 * TOLERANCE[dtype]
+
+
+def test_gradients_of_all_orders():
+    layout = Layout.from_graph("random(2,3,0.7)", 8, seed=1, out_features=13, in_features=21)
+    x, w = leaf(4, 21, dtype=torch.float64), leaf(*layout.values_shape, dtype=torch.float64)
+    gates = torch.rand(layout.blocks, dtype=torch.float64, device="cuda", requires_grad=True)
+
+    def f(x, w, gates):
+        return bst.linear(x, w, layout, gates=gates, activation="gelu")
+
+    assert torch.autograd.gradcheck(f, (x, w, gates))
+    assert torch.autograd.gradgradcheck(f, (x, w, gates))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(layout, dtype):
+    for op, arguments, options in _calls_on_cuda(layout, dtype):
+        opcheck(op, arguments, options)
+
+
+def test_ops_agree_with_the_cpu(layout):
+    for (op, arguments, options), (_, moved, moved_options) in zip(
+        _op_calls(layout), _calls_on_cuda(layout), strict=True
+    ):
+        del arguments, options
+        here = [
+            t.cpu() if isinstance(t, torch.Tensor) else [u.cpu() for u in t] if isinstance(t, list) else t
+            for t in moved
+        ]
+        options_here = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in moved_options.items()}
+        expected, got = op(*here, **options_here), op(*moved, **moved_options)
+        for e, g in zip(
+            (expected,) if isinstance(expected, torch.Tensor) else expected,
+            (got,) if isinstance(got, torch.Tensor) else got,
+            strict=True,
+        ):
+            assert g.is_cuda
+            torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-4)
+
+
+def test_python_kernels_give_the_same_bits(layout, tmp_path):
+    assert _ops.CUDA_KERNELS == "C++"
+    path = tmp_path / "results.pt"
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[2]); import test_torch_cuda as t\n"
+        "from blocksparse import Layout; from blocksparse.torch import _ops\n"
+        "assert 'ctypes' in _ops.CUDA_KERNELS; torch.manual_seed(5)\n"
+        "layout = Layout.from_graph('random(4,6,0.4)', 16, seed=3, out_features=60, in_features=90)\n"
+        "torch.save([op(*a, **o) for op, a, o in t._calls_on_cuda(layout)], sys.argv[1])"
+    )
+    environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
+    subprocess.run([sys.executable, "-c", script, path, os.path.dirname(__file__)], check=True, env=environment)
+    torch.manual_seed(5)
+    mine = [op(*arguments, **options) for op, arguments, options in _calls_on_cuda(layout)]
+    for a, b in zip(mine, torch.load(path), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_compile_with_gradients(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, activation="silu", device="cuda")
+    x = torch.randn(7, 90, device="cuda")
+    compiled = torch.compile(layer, fullgraph=True)
+    compiled(x).sum().backward()
+    got = layer.weight.grad.clone()
+    layer.zero_grad()
+    layer(x).sum().backward()
+    torch.testing.assert_close(got, layer.weight.grad)
+
+
+def test_graph_of_a_training_step(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(64, 90, device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        layer.zero_grad(set_to_none=True)
+        y = layer(x)
+        y.float().square().sum().backward()
+        return y
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step()
+    captured = layer.weight.grad
+    for _ in range(3):
+        x.normal_()
+        with torch.no_grad():
+            layer.weight.normal_()
+        graph.replay()
+        got, gradient = y.clone(), captured.clone()
+        expected = step()
+        assert torch.equal(got, expected)
+        assert torch.equal(gradient, layer.weight.grad)
+
+
+def test_capture_needs_tables_on_the_card():
+    layout = Layout.from_graph("random(4,0.5)", 8, seed=9)
+    x, w = torch.randn(4, 32, device="cuda"), torch.randn(layout.values_shape, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="tables are not on cuda:0 yet"), torch.cuda.graph(graph):
+        bst.linear(x, w, layout)
+    torch.cuda.synchronize()
+    assert bst.linear(x, w, layout).isfinite().all()
+
+
+def test_streams(layout):
+    x = [torch.randn(500, 90, device="cuda") for _ in range(4)]
+    w = torch.randn(layout.values_shape, device="cuda")
+    expected = [bst.linear(t, w, layout) for t in x]
+    streams = [torch.cuda.Stream() for _ in x]
+    torch.cuda.synchronize()
+    got = []
+    for stream, t in zip(streams, x, strict=True):
+        with torch.cuda.stream(stream):
+            got.append(bst.linear(t, w, layout))
+    torch.cuda.synchronize()
+    for g, e in zip(got, expected, strict=True):
+        assert torch.equal(g, e)
+
+
+def test_autocast(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, device="cuda")
+    x = torch.randn(7, 90, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+    assert x.grad.dtype == torch.float32
+
+
+def test_wgrad_of_a_list(layout):
+    xs = [torch.randn(n, 90, device="cuda") for n in range(1, 100)]
+    dys = [torch.randn(n, 60, device="cuda") for n in range(1, 100)]
+    got = bst.linear_wgrad(xs, dys, layout)
+    expected = bst.linear_wgrad([torch.cat(xs)], [torch.cat(dys)], layout)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_devices_must_agree(layout):
+    x, w = torch.randn(4, 90, device="cuda"), torch.randn(layout.values_shape)
+    with pytest.raises(ValueError, match=r"w is on the CPU, needs cuda:0"):
+        bst.linear(x, w, layout)
+    with pytest.raises((ValueError, RuntimeError), match=r"on"):
+        bst.linear(x.cpu(), w.cuda(), layout)
+    with pytest.raises(ValueError, match=r"x is \[4, 91\], layout needs \[N, 90\]"):
+        bst.linear(torch.randn(4, 91, device="cuda"), w.cuda(), layout)
+    with pytest.raises(ValueError, match=r"dy is \[4, 61\], layout needs \[N, 60\]"):
+        bst.linear_wgrad([torch.randn(4, 90, device="cuda")], [torch.randn(4, 61, device="cuda")], layout)
+    other = Layout.from_graph("random(9,8,0.9)", 16, seed=4)
+    with pytest.raises(ValueError, match="index has"):
+        _ops.fprop(torch.randn(4, 90, device="cuda"), w.cuda(), bst.index_of(other, "cuda"), 60)
+
+
+def test_module_moves(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout, gates=True)
+    x = torch.randn(7, 90)
+    here = layer(x)
+    there = layer.to("cuda")(x.cuda())
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-4)
+    state = {key: value.cpu() for key, value in layer.state_dict().items()}
+    other = bst.BlockSparseLinear(90, 60, layout, gates=True, device="cuda")
+    other.load_state_dict(state)
+    assert torch.equal(other(x.cuda()), there)
+    assert torch.equal(layer.cpu()(x), here)
