@@ -31,7 +31,7 @@ reference before it is timed.
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
   --samples N      of which the median is taken, interleaved between contenders (default 15)
-  --budget SECONDS no further sample of a problem after that, and 5 samples (default none; 1 for --reproduce)
+  --budget SECONDS no further sample of a problem after that, and 3 samples (default none; 1 for --reproduce)
   --json           one JSON object a line instead of text
   --check          verify only, time nothing
   --list           the opponents and whether they are there; with --reproduce, the problems

@@ -17,7 +17,7 @@ struct Options {
   bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;
   size_t rotate_bytes = size_t{256} << 20;
   int samples = 15;
-  double budget_s = 0;       // of sampling one problem, after 5 samples; 0: no limit
+  double budget_s = 0;       // of sampling one problem, after 3 samples; 0: no limit
   std::FILE* sink = stdout;  // of JSON
 
   bool reproduce = false;

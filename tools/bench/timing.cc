@@ -10,7 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr double kSampleUs = 2000;
-constexpr int kFewestSamples = 5;
+constexpr int kFewestSamples = 3;
 
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
