@@ -161,7 +161,7 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
                                  const bs_tensor* w, const bs_tensor* gates, int32_t accumulate, const bs_tensor* dw,
                                  const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
 
-/* Bytes for up to n tokens (wgrad: of all pairs together); 0 if the layout is NULL. */
+/* Bytes for n tokens (wgrad: of all pairs together); on a card, fewer may need more. 0 if the layout is NULL. */
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
