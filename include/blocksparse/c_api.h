@@ -34,14 +34,16 @@ BS_API const char* bs_last_error(void); /* of this thread; "" if its last call w
 
 BS_API const char* bs_cpu_isas(void);           /* those that this CPU runs, best first: "avx2 scalar reference" */
 BS_API bs_status bs_cpu_isa(const char** name); /* the one in use */
-BS_API bs_status
-bs_set_cpu_isa(const char* name);         /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
+/* "" for the best; BLOCKSPARSE_ISA in the environment does the same. */
+BS_API bs_status bs_set_cpu_isa(const char* name);
+
 BS_API bs_status bs_cuda_status(void);    /* BS_OK if CUDA tensors can be used */
 BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in builds without CUDA */
-BS_API bs_status
-bs_set_cuda_kernel(const char* name); /* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same */
+/* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same. */
+BS_API bs_status bs_set_cuda_kernel(const char* name);
 BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
-BS_API int32_t bs_default_threads(void);                /* what threads = 0 stands for */
+
+BS_API int32_t bs_default_threads(void); /* what threads = 0 stands for */
 
 /* ---- Layouts ---------------------------------------------------------------------------------------------------- */
 
