@@ -1,7 +1,8 @@
 # make demo    set up, build, and train small-world language models on the CPU: out/demo/index.html
 # make test    set up, build, and run every test of this machine
 # make lint    formatters, linters and type checks
-# make bench   a first look at the speed of this machine
+# make bench   the speed of this machine beside other libraries, in 2 minutes: out/bench/quick.md
+# make reproduce  the whole matrix of benchmarks, with Python libraries: benchmarks/results; half an hour
 # make docs    API documentation: out/docs/html/index.html
 # make clean   removes what these made, but for the Python environment
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-cpp test-python test-aarch64 asan lint tidy format bench docs wheel clean
+.PHONY: demo test test-cpp test-python test-aarch64 asan lint tidy format bench reproduce docs wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -55,6 +56,7 @@ lint: $(VENV)/.lint
 	ruff format --check .
 	ruff check .
 	mypy
+	mypy benchmarks/report.py benchmarks/peers/cpu.py
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.
@@ -67,10 +69,23 @@ format: $(VENV)/.lint
 	ruff format .
 	ruff check --fix .
 
-bench: $(VENV)/.tools
+BENCH := build/release/tools/blocksparse-bench
+
+bench: $(VENV)/.bench
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS)
-	build/release/tools/blocksparse-bench --vs all --file benchmarks/problems/first_look.txt
+	mkdir -p out/bench
+	rm -f out/bench/quick.jsonl
+	$(call step,timing: a minute or two)
+	$(BENCH) --reproduce benchmarks/problems/cpu/quick.txt --output out/bench/quick.jsonl
+	$(PYTHON) benchmarks/report.py out/bench/quick.jsonl
+
+# Continues what was begun today, and leaves alone what is there.
+reproduce: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS)
+	$(call step,timing every problem: about half an hour)
+	results=$$($(BENCH) --reproduce); $(PYTHON) benchmarks/peers/cpu.py $$results; $(PYTHON) benchmarks/report.py $$results
 
 docs: $(VENV)/.docs
 	scripts/build_docs.sh out/docs
@@ -118,6 +133,10 @@ $(VENV)/.demo: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt
 
 $(VENV)/.test: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt scripts/requirements/test.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt -r scripts/requirements/test.txt
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.tools scripts/requirements/bench.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/bench.txt
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.torch scripts/requirements/lint.txt

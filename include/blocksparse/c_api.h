@@ -34,14 +34,16 @@ BS_API const char* bs_last_error(void); /* of this thread; "" if its last call w
 
 BS_API const char* bs_cpu_isas(void);           /* those that this CPU runs, best first: "avx2 scalar reference" */
 BS_API bs_status bs_cpu_isa(const char** name); /* the one in use */
-BS_API bs_status
-bs_set_cpu_isa(const char* name);         /* "" for the best; BLOCKSPARSE_ISA in the environment does the same */
+/* "" for the best; BLOCKSPARSE_ISA in the environment does the same. */
+BS_API bs_status bs_set_cpu_isa(const char* name);
+
 BS_API bs_status bs_cuda_status(void);    /* BS_OK if CUDA tensors can be used */
 BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in builds without CUDA */
-BS_API bs_status
-bs_set_cuda_kernel(const char* name); /* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same */
+/* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same. */
+BS_API bs_status bs_set_cuda_kernel(const char* name);
 BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
-BS_API int32_t bs_default_threads(void);                /* what threads = 0 stands for */
+
+BS_API int32_t bs_default_threads(void); /* what threads = 0 stands for */
 
 /* ---- Layouts ---------------------------------------------------------------------------------------------------- */
 
@@ -161,7 +163,7 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
                                  const bs_tensor* w, const bs_tensor* gates, int32_t accumulate, const bs_tensor* dw,
                                  const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
 
-/* Bytes for up to n tokens (wgrad: of all pairs together); 0 if the layout is NULL. */
+/* Bytes for n tokens (wgrad: of all pairs together); on a card, fewer may need more. 0 if the layout is NULL. */
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);

@@ -85,7 +85,8 @@ struct WeightGrads {
                                             Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                             Stream stream = {});
 
-// Bytes of workspace that suffice for these calls with up to n tokens (wgrad: in all pairs together).
+// Bytes of workspace that a call with n tokens needs (wgrad: in all pairs together). On a card, fewer tokens may need
+// more.
 BS_EXPORT size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
 BS_EXPORT size_t linear_dgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
 BS_EXPORT size_t linear_wgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});

@@ -7,6 +7,7 @@ first); results have the order of their input. Everything else is checked and ex
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from . import _lib
 from .layout import Layout
 
 Array = npt.NDArray[Any]
+_CODES: dict[np.dtype[Any], int] = {}  # of dtypes seen so far
 
 
 def linear_fprop(
@@ -159,13 +161,16 @@ class _Call:
 
 
 def _tokens(x: Array) -> int:
-    return int(np.prod(x.shape[:-1]))
+    return math.prod(x.shape[:-1])
 
 
 def _dtype(x: Array) -> int:
-    code = _lib.DTYPES.get(x.dtype.name)
+    code = _CODES.get(x.dtype)
     if code is None:
-        raise ValueError(f"[linear] an array of {x.dtype}, needs one of {', '.join(_lib.DTYPES)}")
+        code = _lib.DTYPES.get(x.dtype.name)  # which takes NumPy 5 us
+        if code is None:
+            raise ValueError(f"[linear] an array of {x.dtype}, needs one of {', '.join(_lib.DTYPES)}")
+        _CODES[x.dtype] = code
     return code
 
 

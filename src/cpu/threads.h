@@ -8,8 +8,9 @@ namespace blocksparse {
 
 // OpenMP's current maximum for this thread: OMP_NUM_THREADS, omp_set_num_threads(), torch.set_num_threads().
 int32_t default_threads();
-int32_t
-most_threads();  // more than that, or than the processors, are never started: libgomp ends the process if it fails
+
+// The larger of that and the processors. More are never started: libgomp ends the process if it cannot.
+int32_t most_threads();
 
 namespace threads_detail {
 void run(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context);

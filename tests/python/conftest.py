@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,7 +29,38 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@pytest.fixture
-def layout() -> Layout:
+def make_layout() -> Layout:
     """A ragged one with empty places: 60 x 90 in blocks of 16."""
     return Layout.from_graph("random(4,6,0.4)", 16, seed=3, out_features=60, in_features=90)
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return make_layout()
+
+
+@pytest.fixture
+def with_python_kernels(tmp_path: Path) -> Callable[[str], list[Any]]:
+    """run("test_x.f") -> what f(the layout above) returns where PyTorch's ops are Python functions over ctypes."""
+    import torch
+
+    script = """
+import sys, importlib, torch
+sys.path.insert(0, sys.argv[1])
+import conftest
+module, function = sys.argv[2].split(".")
+calls = getattr(importlib.import_module(module), function)
+torch.manual_seed(5)
+torch.save(calls(conftest.make_layout()), sys.argv[3])
+"""
+
+    def run(calls: str) -> list[Any]:
+        path = tmp_path / "results.pt"
+        environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
+        command = [sys.executable, "-c", script, os.path.dirname(__file__), calls, path]
+        subprocess.run(command, check=True, env=environment)
+        results: list[Any] = torch.load(path)
+        torch.manual_seed(5)
+        return results
+
+    return run

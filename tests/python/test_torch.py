@@ -1,7 +1,4 @@
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -116,21 +113,18 @@ def test_opcheck(layout, dtype):
         opcheck(op, arguments, options)
 
 
-def test_python_kernels_give_the_same_bits(layout, tmp_path):
+def results_of_calls(layout):
+    """Whether the kernels are C++, then what they answer."""
+    return [_ops.KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in _op_calls(layout))]
+
+
+def test_python_kernels_give_the_same_bits(layout, with_python_kernels):
     """The kernels over ctypes, which older PyTorch gets, against the C++ ones."""
-    assert _ops.KERNELS == "C++"
-    path = tmp_path / "results.pt"
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[2]); import test_torch as t; from blocksparse import Layout\n"
-        "from blocksparse.torch import _ops; assert 'ctypes' in _ops.KERNELS; torch.manual_seed(5)\n"
-        "layout = Layout.from_graph('random(4,6,0.4)', 16, seed=3, out_features=60, in_features=90)\n"
-        "torch.save([op(*a, **o) for op, a, o in t._op_calls(layout)], sys.argv[1])"
-    )
-    environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
-    subprocess.run([sys.executable, "-c", script, path, os.path.dirname(__file__)], check=True, env=environment)
-    torch.manual_seed(5)
-    mine = [op(*arguments, **options) for op, arguments, options in _op_calls(layout)]
-    for a, b in zip(mine, torch.load(path), strict=True):
+    is_cpp, *theirs = with_python_kernels("test_torch.results_of_calls")
+    assert not is_cpp
+    is_cpp, *mine = results_of_calls(layout)
+    assert is_cpp
+    for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 

@@ -1,9 +1,5 @@
 """The PyTorch front end on a CUDA card."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,21 +92,20 @@ def test_ops_agree_with_the_cpu(layout):
             torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-4)
 
 
-def test_python_kernels_give_the_same_bits(layout, tmp_path):
-    assert _ops.CUDA_KERNELS == "C++"
-    path = tmp_path / "results.pt"
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[2]); import test_torch_cuda as t\n"
-        "from blocksparse import Layout; from blocksparse.torch import _ops\n"
-        "assert 'ctypes' in _ops.CUDA_KERNELS; torch.manual_seed(5)\n"
-        "layout = Layout.from_graph('random(4,6,0.4)', 16, seed=3, out_features=60, in_features=90)\n"
-        "torch.save([op(*a, **o) for op, a, o in t._calls_on_cuda(layout)], sys.argv[1])"
-    )
-    environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
-    subprocess.run([sys.executable, "-c", script, path, os.path.dirname(__file__)], check=True, env=environment)
-    torch.manual_seed(5)
-    mine = [op(*arguments, **options) for op, arguments, options in _calls_on_cuda(layout)]
-    for a, b in zip(mine, torch.load(path), strict=True):
+def results_of_calls(layout):
+    """Whether the kernels are C++, then what they answer."""
+    return [
+        _ops.CUDA_KERNELS == "C++",
+        *(op(*arguments, **options) for op, arguments, options in _calls_on_cuda(layout)),
+    ]
+
+
+def test_python_kernels_give_the_same_bits(layout, with_python_kernels):
+    is_cpp, *theirs = with_python_kernels("test_torch_cuda.results_of_calls")
+    assert not is_cpp
+    is_cpp, *mine = results_of_calls(layout)
+    assert is_cpp
+    for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 

@@ -13,6 +13,7 @@
 #include "opponents.h"
 #include "options.h"
 #include "report.h"
+#include "reproduce.h"
 #include "timing.h"
 
 namespace blocksparse::bench {
@@ -52,7 +53,7 @@ Contender ourselves(linear::LinearData& data, const Options& options) {
   return {.name = "blocksparse", .run = run, .copies = copies};
 }
 
-std::vector<Contender> all_contenders(linear::LinearData& data, const Options& options) {
+std::vector<Contender> all_contenders(linear::LinearData& data, const Options& options, Row& row) {
   std::vector<Contender> contenders{ourselves(data, options)};
   for (const Opponent& opponent : opponents()) {
     if (std::find(options.opponents.begin(), options.opponents.end(), opponent.name) == options.opponents.end())
@@ -60,7 +61,7 @@ std::vector<Contender> all_contenders(linear::LinearData& data, const Options& o
     if (opponent.device != data.spec().device.type) continue;
     auto contender = opponent.prepare(data, options.cold ? options.rotate_bytes : 0);
     if (contender.ok()) contenders.push_back(*std::move(contender));
-    else std::fprintf(stderr, "without %s: %s\n", opponent.name.c_str(), contender.status().message().c_str());
+    else row.without.emplace_back(opponent.name, contender.status().message());
   }
   return contenders;
 }
@@ -69,6 +70,7 @@ struct Measured {
   std::vector<Timing> contenders;
   double peak, bandwidth;  // FLOP/s, bytes/s
   double floor_us;         // of any call
+  int samples;
 };
 
 Result<Measured> time_problem(const linear::LinearData& data, const std::vector<Contender>& contenders,
@@ -76,7 +78,7 @@ Result<Measured> time_problem(const linear::LinearData& data, const std::vector<
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   const Timings timings = time_all(contenders, options, {*isa, data.spec().dtype, threads});
-  return Measured{timings.contenders, timings.fma_peak, read_bandwidth(threads), 0};
+  return Measured{timings.contenders, timings.fma_peak, read_bandwidth(threads), 0, timings.samples};
 }
 
 Result<Measured> time_problem_on_card(const linear::LinearData& data, const std::vector<Contender>& contenders,
@@ -88,11 +90,12 @@ Result<Measured> time_problem_on_card(const linear::LinearData& data, const std:
   if (!peak.ok()) std::fprintf(stderr, "no peak is known: %s\n", peak.status().message().c_str());
   const auto timings = time_on_card(contenders, options);
   if (!timings.ok()) return timings.status();
-  return Measured{*timings, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs};
+  return Measured{*timings, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs, options.samples};
 }
 
 void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contender>& contenders,
              const Measured& measured, const Options& options) {
+  row.samples = measured.samples;
   row.cold = options.cold;
   row.hot = options.hot;
   row.us = measured.contenders[0];
@@ -123,6 +126,9 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   Row row;
   row.problem = to_string(*c);
   row.kernel = *kernel;
+  row.out = data->layout().out_features();
+  row.in = data->layout().in_features();
+  row.density = data->layout().density();
   row.device = on_card ? "cuda: " + card_name() : "cpu: " + cpu_model();
   row.threads = on_card ? 0 : static_cast<int>(c->threads);
   row.error = error.worst;
@@ -135,12 +141,12 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
     return {};
   }
   if (data->flops() == 0) return invalid("\"", row.problem, "\" has no work to time");
-  const std::vector<Contender> contenders = all_contenders(*data, options);
+  const std::vector<Contender> contenders = all_contenders(*data, options, row);
   const auto timings = on_card ? time_problem_on_card(*data, contenders, options)
                                : time_problem(*data, contenders, options, row.threads);
   if (!timings.ok()) return timings.status();
   fill_in(row, *data, contenders, *timings, options);
-  if (options.json) print_json(row);
+  if (options.json) print_json(row, options.sink);
   else print_text(row);
   return {};
 }
@@ -164,7 +170,14 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (options->help) std::fputs(kUsage, stdout);
-  if (options->list) list_opponents();
+  if (options->list && !options->reproduce) list_opponents();
+  if (options->reproduce && !options->help) {
+    const Status status = reproduce(*options, [&](const std::string& problem, const Options& with) {
+      return run_problem(problem, with, usual_threads);
+    });
+    if (!status.ok()) std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
+    return status.ok() ? 0 : 1;
+  }
   int failures = 0;
   for (const std::string& problem : options->problems) {
     const Status status = run_problem(problem, *options, usual_threads);

@@ -3,15 +3,16 @@
 #include <getopt.h>
 
 #include <cstdlib>
-#include <fstream>
 
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "opponents.h"
+#include "problems.h"
 
 namespace blocksparse::bench {
 
 const char* const kUsage = R"(blocksparse-bench [options] "PROBLEM" ...
+blocksparse-bench [options] --reproduce [FILE or FOLDER ...]
 
 A problem is one line, such as "linear:fprop f32 n=64 b=32 random(128,0.1) seed=1". Its result is compared with an f64
 reference before it is timed.
@@ -19,7 +20,10 @@ reference before it is timed.
   --device NAME    cpu, or cuda: the first card
   --vs LIST        opponents to time in the same run: dense (every dense library found), all, or of openblas, onednn,
                    libxsmm (on the CPU), cublas, cublas_tf32 (on a card)
-  --file FILE      also the problems of a file, one a line; # begins a comment
+  --file FILE      also the problems of a file or folder, one a line; # begins a comment; {a,b} stands for each in turn
+  --reproduce      all problems of files or folders (default benchmarks/problems/cpu) against all opponents, threads
+                   pinned, into a dated file; what it has already is not measured again
+  --output PATH    the folder of that file (default benchmarks/results), or its name, which ends in .jsonl
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       avx512, avx2, neon, scalar or reference
   --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
@@ -27,9 +31,10 @@ reference before it is timed.
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
   --samples N      of which the median is taken, interleaved between contenders (default 15)
+  --budget SECONDS no further sample of a problem after that, and 3 samples (default none; 1 for --reproduce)
   --json           one JSON object a line instead of text
   --check          verify only, time nothing
-  --list           the opponents and whether they are there
+  --list           the opponents and whether they are there; with --reproduce, the problems
 )";
 
 namespace {
@@ -41,16 +46,6 @@ Result<int64_t> positive(const char* name, const char* text, int64_t most) {
     return invalid(name, " ", text, ": needs 1 to ", most);
   }
   return value;
-}
-
-Status read_problems(const std::string& path, std::vector<std::string>& problems) {
-  std::ifstream file(path);
-  if (!file) return invalid("cannot read ", path);
-  for (std::string line; std::getline(file, line);) {
-    line = line.substr(0, line.find('#'));
-    if (line.find_first_not_of(" \t\r") != std::string::npos) problems.push_back(line);
-  }
-  return {};
 }
 
 Status choose_opponents(std::string_view list, std::vector<std::string>& chosen) {
@@ -82,7 +77,10 @@ enum Code {
   kJson,
   kCheck,
   kList,
-  kHelp
+  kHelp,
+  kReproduce,
+  kOutput,
+  kBudget
 };
 
 Status set_option(Options& options, int code, const char* value) {
@@ -101,6 +99,9 @@ Status set_option(Options& options, int code, const char* value) {
     case kCheck: options.check_only = true; return {};
     case kList: options.list = true; return {};
     case kHelp: options.help = true; return {};
+    case kReproduce: options.reproduce = true; return {};
+    case kOutput: options.output = value; return {};
+    case kBudget: number = positive("--budget", value, 100000); break;
     case kThreads: number = positive("--threads", value, 4096); break;
     case kRotate: number = positive("--rotate", value, 1 << 16); break;
     case kSamples: number = positive("--samples", value, 100000); break;
@@ -109,6 +110,7 @@ Status set_option(Options& options, int code, const char* value) {
   if (!number.ok()) return number.status();
   if (code == kThreads) options.threads = static_cast<int>(*number);
   if (code == kRotate) options.rotate_bytes = static_cast<size_t>(*number) << 20;
+  if (code == kBudget) options.budget_s = static_cast<double>(*number);
   if (code == kSamples) options.samples = static_cast<int>(*number);
   return {};
 }
@@ -130,14 +132,18 @@ Result<Options> parse_options(int argc, char** argv) {
                           {"check", no_argument, nullptr, kCheck},
                           {"list", no_argument, nullptr, kList},
                           {"help", no_argument, nullptr, kHelp},
+                          {"reproduce", no_argument, nullptr, kReproduce},
+                          {"output", required_argument, nullptr, kOutput},
+                          {"budget", required_argument, nullptr, kBudget},
                           {nullptr, 0, nullptr, 0}};
   Options options;
   for (int code; (code = getopt_long(argc, argv, "", table, nullptr)) != -1;) {
     BS_RETURN_IF_ERROR(set_option(options, code, optarg));
   }
   if (!options.cold && !options.hot) return invalid("--cold and --hot exclude one another");
-  options.problems.insert(options.problems.end(), argv + optind, argv + argc);
-  const bool idle = options.list || options.help;
+  auto& rest = options.reproduce ? options.paths : options.problems;
+  rest.insert(rest.end(), argv + optind, argv + argc);
+  const bool idle = options.list || options.help || options.reproduce;
   if (options.problems.empty() && !idle) return invalid("no problem given; see blocksparse-bench --help");
   return options;
 }

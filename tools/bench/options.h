@@ -1,6 +1,7 @@
 // The command line of blocksparse-bench.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ struct Options {
   bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;
   size_t rotate_bytes = size_t{256} << 20;
   int samples = 15;
+  double budget_s = 0;       // of sampling one problem, after 3 samples; 0: no limit
+  std::FILE* sink = stdout;  // of JSON
+
+  bool reproduce = false;
+  std::vector<std::string> paths;  // files and folders of problems
+  std::string output;              // folder of results, or a file *.jsonl
 };
 
 extern const char* const kUsage;

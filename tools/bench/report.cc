@@ -6,16 +6,16 @@
 
 namespace blocksparse::bench {
 
-namespace {
-
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') out += '\\';
-    out += c;
+    out += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
   }
   return out + "\"";
 }
+
+namespace {
 
 // {"openblas": 12.3, ...}
 template <class Value>
@@ -23,7 +23,7 @@ std::string object(const Row& row, Value&& value) {
   std::string text = "{";
   for (const auto& [library, timing] : row.vs) {
     const std::string name = library.substr(0, library.find(' '));
-    text += concat(text.size() == 1 ? "" : ", ", quoted(name), ": ", value(library, timing));
+    text += concat(text.size() == 1 ? "" : ", ", json_string(name), ": ", value(library, timing));
   }
   return text + "}";
 }
@@ -37,19 +37,26 @@ std::string version_of(const std::string& library) {
 
 }  // namespace
 
-void print_json(const Row& r) {
-  std::string line = concat("{\"problem\": ", quoted(r.problem), ", \"device\": ", quoted(r.device),
-                            ", \"threads\": ", r.threads, ", \"kernel\": ", quoted(r.kernel));
+void print_json(const Row& r, std::FILE* to) {
+  std::string line = concat("{\"problem\": ", json_string(r.problem), ", \"device\": ", json_string(r.device),
+                            ", \"out\": ", r.out, ", \"in\": ", r.in, ", \"density\": ", r.density,
+                            ", \"threads\": ", r.threads, ", \"kernel\": ", json_string(r.kernel));
   if (r.cold) line += concat(", \"us\": ", r.us.cold.median, ", \"us_quartiles\": ", quartiles(r.us.cold));
   if (r.hot) line += concat(", \"us_hot\": ", r.us.hot.median, ", \"us_hot_quartiles\": ", quartiles(r.us.hot));
   line += concat(", \"gflops\": ", r.gflops, ", \"peak_fraction\": ", r.peak_fraction,
-                 ", \"roofline_fraction\": ", r.roofline_fraction, ", \"error\": ", r.error,
-                 ", \"bound\": ", quoted(r.bound));
+                 ", \"roofline_fraction\": ", r.roofline_fraction, ", \"samples\": ", r.samples,
+                 ", \"error\": ", r.error, ", \"bound\": ", json_string(r.bound));
   if (r.cold) line += ", \"vs\": " + object(r, [](auto&, const Timing& t) { return concat(t.cold.median); });
   if (r.hot) line += ", \"vs_hot\": " + object(r, [](auto&, const Timing& t) { return concat(t.hot.median); });
-  line += ", \"versions\": " + object(r, [](const std::string& library, auto&) { return quoted(version_of(library)); });
-  std::printf("%s}\n", line.c_str());
-  std::fflush(stdout);
+  line += ", \"versions\": " +
+          object(r, [](const std::string& library, auto&) { return json_string(version_of(library)); });
+  std::string reasons;
+  for (const auto& [name, why] : r.without) {
+    reasons += concat(reasons.empty() ? "" : ", ", json_string(name), ": ", json_string(why));
+  }
+  if (!reasons.empty()) line += concat(", \"without\": {", reasons, "}");
+  std::fprintf(to, "%s}\n", line.c_str());
+  std::fflush(to);
 }
 
 void print_text(const Row& r) {
@@ -65,6 +72,7 @@ void print_text(const Row& r) {
   for (const auto& [library, timing] : r.vs) {
     std::printf("  %-18s%s\n", library.substr(0, 18).c_str(), times(timing, true).c_str());
   }
+  for (const auto& [name, why] : r.without) std::printf("  without %s: %s\n", name.c_str(), why.c_str());
   std::printf(
       "  %s%.4g GFLOP/s on live blocks, %.0f %% of peak, %.0f %% of the roofline (%s), error %.2g of "
       "its bound\n",

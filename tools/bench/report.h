@@ -1,7 +1,10 @@
 // What blocksparse-bench prints.
 #pragma once
 
+#include <cstdint>
+#include <cstdio>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,19 +14,24 @@ namespace blocksparse::bench {
 
 struct Row {
   std::string problem, kernel;
+  int64_t out = 0, in = 0;  // features
+  double density = 0;
   std::string device;  // "cpu: AMD EPYC ..."
   int threads = 1;
   bool cold = true, hot = true;  // which were timed
   Timing us;
-  double gflops = 0;                               // on live blocks, cold if timed
-  double peak_fraction = 0;                        // of FMA peak
-  double roofline_fraction = 0;                    // of what peak and read bandwidth allow
-  std::string bound;                               // "compute" or "memory"
-  double error = 0;                                // as a share of the allowed error
-  std::vector<std::pair<std::string, Timing>> vs;  // by "name version"
+  double gflops = 0;                                         // on live blocks, cold if timed
+  double peak_fraction = 0;                                  // of FMA peak
+  double roofline_fraction = 0;                              // of what peak and read bandwidth allow
+  std::string bound;                                         // "compute" or "memory"
+  double error = 0;                                          // as a share of the allowed error
+  std::vector<std::pair<std::string, Timing>> vs;            // by "name version"
+  std::vector<std::pair<std::string, std::string>> without;  // opponents that cannot do it, and why
+  int samples = 0;
 };
 
-void print_json(const Row& row);
+std::string json_string(std::string_view text);
+void print_json(const Row& row, std::FILE* to);
 void print_text(const Row& row);
 
 }  // namespace blocksparse::bench

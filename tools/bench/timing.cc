@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 namespace blocksparse::bench {
 
@@ -9,6 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr double kSampleUs = 2000;
+constexpr int kFewestSamples = 3;
 
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
@@ -45,7 +47,9 @@ Timings time_all(const std::vector<Contender>& contenders, const Options& option
     contenders[i].run(0);
     calls[i] = static_cast<int>(std::clamp(kSampleUs / std::max(microseconds_since(start), 0.1), 1.0, 10000.0));
   }
-  for (int s = 0; s < options.samples; ++s) {
+  const double most_us = options.budget_s > 0 ? 1e6 * options.budget_s : std::numeric_limits<double>::infinity();
+  const auto begin = Clock::now();
+  for (int s = 0; s < options.samples && (s < kFewestSamples || microseconds_since(begin) < most_us); ++s) {
     peaks.push_back(peak.measure(0.002));
     for (size_t i = 0; i < contenders.size(); ++i) {
       int same = 0;
@@ -56,6 +60,7 @@ Timings time_all(const std::vector<Contender>& contenders, const Options& option
   Timings timings;
   for (size_t i = 0; i < contenders.size(); ++i) timings.contenders.push_back({summary(cold[i]), summary(hot[i])});
   timings.fma_peak = summary(peaks).median;
+  timings.samples = static_cast<int>(peaks.size());
   return timings;
 }
 

@@ -20,7 +20,8 @@ struct Timing {
 
 struct Timings {
   std::vector<Timing> contenders;  // in their order
-  double fma_peak = 0;             // FLOP/s, median of samples between those of the contenders
+  int samples = 0;
+  double fma_peak = 0;  // FLOP/s, median of samples between those of the contenders
 };
 
 Time summary(std::vector<double> values);

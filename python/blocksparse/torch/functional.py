@@ -20,13 +20,17 @@ def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
     Raises:
         RuntimeError: they are not there yet, and a CUDA graph is being captured.
     """
-    device = torch.device(device) if isinstance(device, str) else device
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
     try:
         tables = layout._tables.get(device)
     except AttributeError:
         raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout") from None
+    return _make_index(layout, torch.device(device)) if tables is None else tables
+
+
+def _make_index(layout: Layout, device: torch.device) -> Tensor:
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    tables = layout._tables.get(device)
     if tables is None:
         tables = _move_tables(layout, device)
         if type(tables) is Tensor:  # not a fake one, say
@@ -144,18 +148,15 @@ def apply_linear(
         residual = None if residual is None else residual.flatten(0, -2)
         y = apply_linear(x.flatten(0, -2), values, index, sizes, transposed, bias, gates, residual, activation)
         return y.unflatten(0, x.shape[:-1])
-    if (
-        torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
-        and x.dtype.is_floating_point
-        and x.dtype != torch.float64
-    ):
-        dtype = torch.get_autocast_dtype("cuda" if x.is_cuda else "cpu")
+    on_card, dtype = x.is_cuda, x.dtype
+    if torch.is_autocast_enabled("cuda" if on_card else "cpu") and dtype.is_floating_point and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype("cuda" if on_card else "cpu")
         x = x.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         residual = None if residual is None else residual.to(dtype)
-    elif values.dtype != x.dtype:
-        raise ValueError(f"[linear] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
-    if x.is_cuda:
+    elif values.dtype != dtype:
+        raise ValueError(f"[linear] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+    if on_card:
         _check_width("x", x, sizes[1])
     if activation not in _ACTIVATE:
         raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
@@ -170,8 +171,8 @@ def apply_linear(
                 )
             y = y + residual
         return y if activation == "none" else _ACTIVATE[activation](y)
-    if values.dtype != x.dtype:
-        values = values.to(x.dtype)
+    if values.dtype != dtype:
+        values = values.to(dtype)
     if gates is None and residual is None and activation == "none" and not transposed:
         return _ops.linear(x, values, index, bias, sizes[0])
     if residual is not None:

@@ -158,8 +158,7 @@ void few_strips(const ProductArgs& a, const Piece& piece, int64_t token, typenam
 
 template <class C, int Tokens>
 void few_tokens(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
-  constexpr int kSmallest = 8;  // a vector of 16 does not fit into a block of 8
-  if (C::lanes > kSmallest && a.block < C::lanes) few_strips<C, kSmallest, Tokens>(a, piece, token, sums);
+  if (C::lanes > kSmallestBlock && a.block < C::lanes) few_strips<C, kSmallestBlock, Tokens>(a, piece, token, sums);
   else few_strips<C, C::lanes, Tokens>(a, piece, token, sums);
 }
 

@@ -8,6 +8,7 @@
 namespace blocksparse::linear {
 namespace {
 
+constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
 constexpr int kMaxBlock = 128;
 constexpr int kGroupBytes = 256;  // tokens of a group in the type of sums: 64 f32, 32 f64
 
@@ -47,7 +48,7 @@ inline bool is_plain(const ProductArgs& a) {
   return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none;
 }
 
-// `count` sums of one token, side by side in y.
+// The sums of one token, which lie side by side in y.
 template <class C, int L>
 BS_INLINE void finish_features(const ProductArgs& a, const Place<C>& p, const typename C::S* sums) {
   using S = typename C::S;
@@ -109,8 +110,10 @@ void finish_by_token(const ProductArgs& a, int64_t to, int64_t token, int64_t to
   bool written = false;
   if constexpr (!C::narrow) {  // nothing to be added: straight into y, which saves a fifth of a product at b = 32
     written = is_plain(a) && a.y_feature == 1 && tokens == L && p.features == a.block;
-    if (written) out = p.y;
-    if (written) stride = a.y_token;
+    if (written) {
+      out = p.y;
+      stride = a.y_token;
+    }
   }
   for (int64_t t = 0; t < L; t += W) {
     for (int64_t f = 0; f < a.block; f += W) {
@@ -122,19 +125,17 @@ void finish_by_token(const ProductArgs& a, int64_t to, int64_t token, int64_t to
 
 template <class C>
 void finish_tokens(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
-  constexpr int kSmallest = 8;  // a vector of 16 does not fit into a block of 8
-  if (C::lanes > kSmallest && a.block < C::lanes) finish_tokens_by<C, kSmallest>(a, to, token, tokens, sums);
+  if (C::lanes > kSmallestBlock && a.block < C::lanes) finish_tokens_by<C, kSmallestBlock>(a, to, token, tokens, sums);
   else finish_tokens_by<C, C::lanes>(a, to, token, tokens, sums);
 }
 
 template <class C>
 void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
-  constexpr int kSmallest = 8;
   const int64_t token = vector * C::lanes, tokens = least<int64_t>(C::lanes, a.n - token);
   if (a.y_token == 1 && (a.residual == nullptr || a.residual_token == 1)) {
     finish_by_feature<C>(a, Place<C>(a, to, token), tokens, sums);
-  } else if (C::lanes > kSmallest && a.block < C::lanes) {
-    finish_by_token<C, kSmallest>(a, to, token, tokens, sums);
+  } else if (C::lanes > kSmallestBlock && a.block < C::lanes) {
+    finish_by_token<C, kSmallestBlock>(a, to, token, tokens, sums);
   } else {
     finish_by_token<C, C::lanes>(a, to, token, tokens, sums);
   }

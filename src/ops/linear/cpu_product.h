@@ -189,7 +189,7 @@ BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip
   constexpr int64_t kLine = 64;
   const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T)), share = C::tile.outputs * row;
   for (int i = 0; i < next.count; ++i) {
-    const char* w = static_cast<const char*>(a.w) + next.refs[i].weight * a.block * row + strip * row;
+    const char* w = static_cast<const char*>(a.w) + next.refs[i].weight * (a.block * row) + strip * row;
     for (int64_t byte = 0; byte < share; byte += kLine) __builtin_prefetch(w + byte);
   }
 }

@@ -1,0 +1,20 @@
+// The matrix of problems, measured into a dated file that can be continued.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "blocksparse/status.h"
+#include "options.h"
+
+namespace blocksparse::bench {
+
+// Measures one problem and prints its line of JSON to options.sink.
+using Measure = std::function<Status(const std::string& problem, const Options& options)>;
+
+// Measures the problems of options.paths against options.opponents into a file in options.output. Problems that the
+// file has are left alone, so a run that was stopped is continued by the same command. Threads are confined to as many
+// processors. The file's first line says what was measured: machine, build, opponents.
+Status reproduce(Options options, const Measure& measure);
+
+}  // namespace blocksparse::bench
