@@ -25,6 +25,7 @@ struct FewProduct {
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are; 0: it is whole
   bool early;    // what the kernel in front has not written may be read before it is complete: all but a packed x
   bool y_pairs;  // outputs are stored two at a time
+  bool plain;    // and as they are: no bias, residual or activation
   int64_t outputs;
   Finish finish;
   float* partial;  // [slots][n][block]; null: no row is split
