@@ -45,6 +45,7 @@ endif()
 set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/card.cc
   src/cuda/memory.cc
+  src/cuda/tensor_map.cc
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu
   src/ops/linear/cuda_few_f16.cu
@@ -52,4 +53,13 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu
   src/ops/linear/cuda_generic_f32.cu
-  src/ops/linear/cuda_generic_f64.cu)
+  src/ops/linear/cuda_generic_f64.cu
+  src/ops/linear/cuda_many_bf16.cu
+  src/ops/linear/cuda_many_f16.cu
+  src/ops/linear/cuda_many_walk.cu)
+# Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
+set(BLOCKSPARSE_SM90A 0)
+if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "90a")
+  set(BLOCKSPARSE_SM90A 1)
+endif()
+set_source_files_properties(src/cuda/card.cc PROPERTIES COMPILE_DEFINITIONS BLOCKSPARSE_SM90A=${BLOCKSPARSE_SM90A})

@@ -21,6 +21,7 @@ Result<Card> look_at(int index) {
   BS_RETURN_IF_ERROR(ask(minor, cudaDevAttrComputeCapabilityMinor));
   BS_RETURN_IF_ERROR(ask(card.multiprocessors, cudaDevAttrMultiProcessorCount));
   card.arch = 10 * major + minor;
+  card.sm90a = card.arch == 90 && BLOCKSPARSE_SM90A;
   if (card.arch >= kOldestArch) return card;
   return Status(StatusCode::unavailable, concat("[cuda] cuda:", index, " has compute capability ", major, ".", minor,
                                                 ", the kernels need 8.0 or newer"));

@@ -11,6 +11,7 @@ namespace blocksparse::cuda {
 struct Card {
   int32_t arch = 0;  // compute capability: 90 is 9.0
   int32_t multiprocessors = 0;
+  bool sm90a = false;  // this build holds code for compute capability 9.0 and all its features, and the card runs it
 };
 
 inline constexpr int32_t kOldestArch = 80;

@@ -32,4 +32,8 @@ __device__ inline T narrow(SumOf<T> x) {
   else return x;
 }
 
+// Two numbers side by side, the first in the low half.
+__device__ inline uint32_t narrow_pair(float low, float high, Bf16) { return ptx::cvt_bf16x2_f32(low, high); }
+__device__ inline uint32_t narrow_pair(float low, float high, F16) { return ptx::cvt_f16x2_f32(low, high); }
+
 }  // namespace blocksparse

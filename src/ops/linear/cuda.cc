@@ -132,11 +132,23 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
          index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks).out_of;
 }
 
+namespace {
+
+// Features-last, rows at multiples of 16 bytes.
+bool in_rows(const Activations& a, DType dtype) {
+  return !a.features_first() && reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
+         a.token_stride * size_of(dtype) % 16 == 0;
+}
+
+}  // namespace
+
 Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   LayoutView plain = p.layout;
   plain.transposed = false;
   CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
   problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
+  problem.x_in_rows = in_rows(p.x, p.dtype);
+  problem.gated = p.gates != nullptr;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 

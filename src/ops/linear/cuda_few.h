@@ -298,8 +298,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
   const bool gated = p.gates != nullptr, overlap = few_overlaps(p.layout.device.index);
   const FewPlan plan = plan_few(call.problem, gated, call.card);
-  const bool y_pairs = !p.y.features_first() && p.y.features % 2 == 0 &&
-                       reinterpret_cast<uintptr_t>(p.y.data) % 4 == 0 && (p.y.n == 1 || p.y.token_stride % 2 == 0);
+  const bool y_pairs = in_pairs(p.y);
   FewProduct args{
       .walk = walk_on_device(p.layout, p.by_in),
       .x = nullptr,

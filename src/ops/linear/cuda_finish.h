@@ -22,6 +22,12 @@ DeviceMatrix matrix_of(const Activations& a) {
   return {a.data, a.token_stride, a.feature_stride, aligned};
 }
 
+// Whether outputs of 16 bits can be stored two at a time.
+inline bool in_pairs(const Activations& y) {
+  return !y.features_first() && y.features % 2 == 0 && reinterpret_cast<uintptr_t>(y.data) % 4 == 0 &&
+         (y.n == 1 || y.token_stride % 2 == 0);
+}
+
 inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
 
 __device__ inline float activated(Activation activation, float z) {
@@ -51,12 +57,22 @@ struct Finish {
 
   template <class T>
   __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
+    return narrow<T>(activated(activation, before_activation<T>(token, output, sum)));
+  }
+  // The same where the activation is known.
+  template <class T, Activation Act>
+  __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
+    return narrow<T>(activated(Act, before_activation<T>(token, output, sum)));
+  }
+
+  template <class T>
+  __device__ SumOf<T> before_activation(int64_t token, int64_t output, SumOf<T> sum) const {
     if (bias != nullptr) sum += widen(static_cast<const T*>(bias)[output]);
     if (residual.data != nullptr) {
       sum +=
           widen(static_cast<const T*>(residual.data)[token * residual.token_stride + output * residual.feature_stride]);
     }
-    return narrow<T>(activated(activation, sum));
+    return sum;
   }
 
   template <class T>

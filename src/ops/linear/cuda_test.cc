@@ -41,6 +41,11 @@ constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=33 b=32 random(20,0.3) bias act=silu",
     "linear:dgrad f16 n=8 b=8 ba(200,4) gates",
     "linear:fprop f16 n=64 b=16 ba(200,4) x=first",
+    "linear:fprop bf16 n=3000 b=8 ba(100,4) bias",
+    "linear:dgrad f16 n=700 b=16 ba(80,4)",
+    "linear:fprop f16 n=2000 b=32 ba(80,4)",
+    "linear:dgrad bf16 n=5000 b=64 ba(40,3)",
+    "linear:fprop bf16 n=900 b=128 ba(20,3) act=relu",
     "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
     "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
 };

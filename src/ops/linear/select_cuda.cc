@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/index.h"
+#include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 
@@ -10,6 +11,7 @@ std::string_view name_of(CudaKernel kernel) {
   switch (kernel) {
     case CudaKernel::generic: return "generic";
     case CudaKernel::few: return "few";
+    case CudaKernel::many: return "many";
   }
   return "unknown";
 }
@@ -54,6 +56,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
   switch (kernel) {
     case CudaKernel::generic: return true;
     case CudaKernel::few: return few_supports(p);
+    case CudaKernel::many: return many_supports(p, card);
   }
   return false;
 }
@@ -112,10 +115,15 @@ size_t few_workspace_bytes(CudaProblem p) {
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
 }
 
+size_t many_workspace_bytes(const CudaProblem& p) {
+  constexpr cuda::Card kNewest{.arch = 90, .multiprocessors = 1, .sm90a = true};
+  return many_supports(p, kNewest) ? static_cast<size_t>(many_places(plan_many(p)).end) : 0;
+}
+
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
-  return std::max(generic_workspace_bytes(p), few_workspace_bytes(p));
+  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p)});
 }
 
 }  // namespace blocksparse::linear

@@ -14,8 +14,8 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few};
+enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
@@ -31,6 +31,8 @@ struct CudaProblem {
   bool by_in = false;     // W is read transposed
   int64_t slots = 0;      // slices of split rows, at most
   bool w_aligned = true;  // W begins at a multiple of 16 bytes
+  bool x_in_rows = true;  // x (wgrad: all of them, and dy) is features-last with rows at multiples of 16 bytes
+  bool gated = false;
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }

@@ -6,6 +6,7 @@
 #include "blocksparse/layout.h"
 #include "core/index.h"
 #include "ops/linear/select_cuda.h"
+#include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -69,7 +70,7 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   }
 }
 
-constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132};
+constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .sm90a = true};
 
 TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   const CudaProblem p{.dtype = DType::bf16, .block = 32, .n = 32, .inputs = 4096, .outputs = 4096, .blocks = 1600};
@@ -90,6 +91,48 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 27; }), CudaKernel::generic) << "offsets of 32 bits";
+}
+
+TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
+  const CudaProblem p{.dtype = DType::bf16, .block = 64, .n = 4096, .inputs = 4096, .outputs = 4096, .blocks = 400};
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::many);
+  for (const cuda::Card& card :
+       {cuda::Card{.arch = 80, .multiprocessors = 108}, cuda::Card{.arch = 100, .multiprocessors = 148},
+        cuda::Card{.arch = 90, .multiprocessors = 132}}) {
+    EXPECT_EQ(choose_cuda_kernel(p, card), CudaKernel::generic) << card.arch << " without code for 9.0a";
+  }
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens - 1; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
+}
+
+TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
+  CudaProblem p{.dtype = DType::bf16, .block = 8, .n = 4096, .inputs = 4096, .outputs = 1000, .blocks = 512 * 125 / 4};
+  EXPECT_EQ(plan_many(p).kind, ManyKind::filled);
+  EXPECT_EQ(plan_many(p).tiles, 8);
+  EXPECT_EQ(plan_many(p).cells, 8 * 64 * 2) << "W as if it were dense";
+  p.blocks /= 10;
+  EXPECT_EQ(plan_many(p).kind, ManyKind::cells16);
+  EXPECT_EQ(plan_many(p).cells, p.blocks);
+  p.block = 128;
+  EXPECT_EQ(plan_many(p).kind, ManyKind::direct);
+  EXPECT_EQ(plan_many(p).records, 2 * p.blocks);
+  EXPECT_EQ(many_places(plan_many(p)).cells, many_places(plan_many(p)).end);
+  p.block = 32;
+  const ManyPlaces at = many_places(plan_many(p));
+  EXPECT_EQ(at.end - at.cells, p.blocks * 32 * 32 * 2);
 }
 
 TEST(SelectCuda, FewTokensArePlannedBySizesAndCard) {

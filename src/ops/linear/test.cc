@@ -158,6 +158,63 @@ std::vector<std::string> few_tokens() {
   return lines;
 }
 
+// What the CUDA kernel for many tokens takes, and beside it what it does not.
+std::vector<std::string> many_tokens() {
+  struct Shape {
+    int b, rows, columns;
+    std::string_view density;
+  };
+  constexpr Shape kShapes[] = {{8, 41, 37, "0.3"},  {8, 70, 61, "0.04"}, {16, 21, 23, "0.3"}, {16, 33, 18, "1"},
+                               {32, 11, 13, "0.3"}, {32, 9, 20, "1"},    {64, 5, 6, "0.5"},   {128, 3, 4, "0.5"}};
+  constexpr int kTokens[] = {128, 129, 300, 513};
+  constexpr std::string_view kFprop[] = {"",
+                                         " bias residual act=gelu",
+                                         " ragged pad=3 values=int",
+                                         " ragged pad=3 bias act=relu y=first",
+                                         " y=first act=silu",
+                                         " t",
+                                         " empty_row=1 bias",
+                                         " out=ragged pad=5 residual r=first",
+                                         " x=first",
+                                         " gates"};
+  constexpr std::string_view kDgrad[] = {"",   " ragged pad=3", " values=int", " in=ragged pad=5",
+                                         " t", " empty_col=0",  " y=first"};
+  std::vector<std::string> lines;
+  size_t turn = 0;
+  for (const Shape& shape : kShapes) {
+    for (const int n : kTokens) {
+      for (const bool forward : {true, false}) {
+        std::string more(forward ? kFprop[turn / 2 % std::size(kFprop)] : kDgrad[turn / 2 % std::size(kDgrad)]);
+        const auto replace = [&more](std::string_view what, const std::string& by) {
+          if (const size_t at = more.find(what); at != std::string::npos) more.replace(at, what.size(), by);
+        };
+        const std::string out = concat("out=", shape.rows * shape.b - 3),
+                          in = concat("in=", shape.columns * shape.b - 3);
+        replace("out=ragged", concat("out=", shape.rows * shape.b - 5));
+        replace("in=ragged", concat("in=", shape.columns * shape.b - 5));
+        replace("ragged", concat(out, " ", in));
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 4 % 2 == 0 ? "bf16" : "f16", " n=", n,
+                               " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",", shape.density,
+                               ") seed=", 300 + turn, more));
+        ++turn;
+      }
+    }
+  }
+  for (const char* line : {
+           // More tiles than thread blocks, rows of very different lengths.
+           "linear:fprop bf16 n=20000 b=16 random(20,6,0.3) seed=1",
+           "linear:dgrad f16 n=9000 b=32 ba(60,3) seed=2 values=int",
+           "linear:fprop f16 n=5000 b=64 ba(40,3) seed=3 bias",
+           "linear:dgrad bf16 n=5000 b=128 ba(20,3) seed=4",
+           "linear:fprop bf16 n=3000 b=8 ba(150,3) seed=5",
+           "linear:dgrad bf16 n=1000 b=8 dense(80,80) seed=6",
+           "linear:fprop bf16 n=512 b=32 dense(20,150) seed=7",
+       }) {
+    lines.emplace_back(line);
+  }
+  return lines;
+}
+
 class LinearSweep : public testing::TestWithParam<std::string> {};
 
 TEST_P(LinearSweep, EveryIsaMatchesTheReference) {
@@ -205,6 +262,7 @@ TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
 INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens()));
+INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens()));
 
 }  // namespace
 }  // namespace blocksparse::linear

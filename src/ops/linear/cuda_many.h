@@ -1,0 +1,109 @@
+// y = f(x W^T + bias + residual) for many tokens, and dgrad likewise: Hopper's tensor cores fed by copies of whole
+// boxes.
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
+// Who does what
+//   tables    a small kernel in front lists, for each tile of outputs, the chunks of 64 inputs in which it has blocks
+//   grid      one thread block an SM, which takes tiles of outputs x tokens, longest first, until there are no more
+//   load      a warpgroup of feeders keeps a ring of stages full: x once for all outputs of the tile, and the blocks
+//   compute   wgmma by 2 or 4 warpgroups, y in registers: see cuda_many_weights.h and cuda_many_tokens.h
+//   finish    through shared memory, while the feeders are at the next tile
+#pragma once
+
+#include "cuda/launch.h"
+#include "ops/linear/cuda_many_tokens.h"
+#include "ops/linear/cuda_many_weights.h"
+
+namespace blocksparse::linear {
+namespace {
+
+template <class K>
+__global__ void __launch_bounds__(K::kThreads, 1)
+    many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
+                 [[maybe_unused]] const __grid_constant__ ManyProduct p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char staged[];
+  __shared__ ManyShared shared;
+  const uint32_t ring = shared_address(staged) + K::kStagedBytes;
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  start_ring(shared, K::kStages, K::kGroups * 4);
+  ptx::griddepcontrol_wait();
+  if (group == K::kGroups) {
+    ptx::setmaxnreg_dec<K::kFeedRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    if (warp < kFeeders) ManyFeeder<K>(shared, p, maps, ring, warp).run();
+    else if (threadIdx.x % 32 == 0) hand_out_tiles(shared, p);
+    return;
+  }
+  ptx::setmaxnreg_inc<K::kRegisters>();
+  ManyConsumer<K> consumer(shared, ring, group);
+  consumer.begin();
+  while (consumer.goes_on()) {
+    typename K::Sums sums{};
+    const int2 tile =
+        consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
+    K::finish(p, maps, sums, staged, group, tile);
+  }
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+#endif
+}
+
+// body.template operator()<K>() with the kernel type K.
+template <class T, class Body>
+Status with_many_kernel(ManyKind kind, bool by_in, Body body) {
+  switch (kind) {
+    case ManyKind::direct:
+      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true>>()
+                   : body.template operator()<ManyWeights<T, ManyKind::direct, false>>();
+    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false>>();
+    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32>>();
+    case ManyKind::cells16: break;
+  }
+  return body.template operator()<ManyTokens<T, ManyKind::cells16>>();
+}
+
+template <class T>
+Status launch_many(const Product& p, const CudaCall& call) {
+  const ManyPlan plan = plan_many(call.problem);
+  const ManyTables tables = many_tables(plan, call.workspace.data);
+  BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), p.w, tables));
+  const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
+  const ManyProduct args{.tables = tables,
+                         .out_tiles = static_cast<int32_t>(plan.tiles),
+                         .token_tiles = static_cast<int32_t>(token_tiles),
+                         .group = static_cast<int32_t>(std::min<int64_t>(4, token_tiles)),
+                         .n = static_cast<int32_t>(p.x.n),
+                         .outputs = p.y.features,
+                         .plain = is_plain(p),
+                         .pairs = in_pairs(p.y),
+                         .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
+  return with_many_kernel<T>(plan.kind, p.by_in, [&]<class K>() {
+    typename K::Maps maps{};
+    BS_RETURN_IF_ERROR(K::make_maps(p, maps));
+    return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
+                         .threads = K::kThreads,
+                         .shared_bytes = K::kSharedBytes,
+                         .stream = stream_of(call),
+                         .overlap = true},
+                        many_product<K>, maps, args);
+  });
+}
+
+template <class T>
+Status prepare_many() {
+  for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
+    for (bool by_in : {false, true}) {
+      BS_RETURN_IF_ERROR(
+          with_many_kernel<T>(kind, by_in, [&]<class K>() { return cuda::prepare(many_product<K>, K::kSharedBytes); }));
+    }
+  }
+  BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
+  return prepare_many_tables();
+}
+
+template <class T>
+CudaProductKernel make_many_product(DType dtype) {
+  return {CudaKernel::many, dtype, prepare_many<T>, launch_many<T>};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,5 @@
+#include "ops/linear/cuda_many.h"
+
+namespace blocksparse::linear {
+CudaProductKernel cuda_product_many_f16() { return make_many_product<F16>(DType::f16); }
+}  // namespace blocksparse::linear

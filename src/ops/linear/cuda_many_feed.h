@@ -1,0 +1,237 @@
+// The feeding side of the kernel `many`: one warp hands out tiles, three walk their records and fill a ring of stages.
+// A stage also carries a note for the warps that multiply. It is that of the NEXT record, for what arrives together
+// with the data costs 300 clocks a record before the first branch on it.
+#pragma once
+
+#include "cuda/ptx/bulk_copy.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/griddepcontrol.h"
+#include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/shared.h"
+#include "cuda/ptx/warpgroup.h"
+#include "cuda/ptx/wgmma.h"
+#include "ops/linear/cuda_finish.h"
+#include "ops/linear/cuda_many_walk.h"
+
+namespace blocksparse::linear {
+namespace {
+
+using ptx::shared_address;
+
+struct ManyProduct {
+  ManyTables tables;
+  int32_t out_tiles, token_tiles;
+  int32_t group;  // token tiles that are walked together, so that their x stays in L2
+  int32_t n;
+  int64_t outputs;
+  bool plain;  // y is stored in boxes and as it is: no bias, residual or activation
+  bool pairs;  // else: two outputs at a time
+  Finish finish;
+};
+
+enum ManyFlag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };
+
+// Warps that take turns with the records: one alone needs 370 clocks each, as much as two wide products.
+inline constexpr int kFeeders = 3;
+inline constexpr int kHander = kFeeders;  // the warp behind them
+inline constexpr int kMostStages = 10;
+
+struct ManyShared {
+  uint64_t full[kMostStages], empty[kMostStages];
+  uint64_t handed, taken;  // the next tile. More ahead, others cannot have them: 4 in a queue cost 13 to 17 %
+  int4 notes[kMostStages];
+  int2 tiles[kMostStages];  // of this record: tile of outputs, of tokens
+  int4 tile;                // tile of outputs or -1, of tokens, records first, last
+};
+
+// All threads. `consumers` arrive when they have used a stage.
+__device__ inline void start_ring(ManyShared& shared, int stages, int consumers) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < stages; ++s) {
+      ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
+      ptx::mbarrier_init(shared_address(&shared.empty[s]), consumers);
+    }
+    ptx::mbarrier_init(shared_address(&shared.handed), 1);
+    ptx::mbarrier_init(shared_address(&shared.taken), kFeeders);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+}
+
+__device__ inline int4 tile_at(const ManyProduct& p, int index) {
+  if (index >= p.out_tiles * p.token_tiles) return {-1, 0, 0, 0};
+  const int size = p.group * p.out_tiles, group = index / size, in_group = index % size;
+  const int tokens = min(p.group, p.token_tiles - group * p.group);
+  const int out = p.tables.order[in_group / tokens];
+  const int2 range = p.tables.ranges[out];
+  return {out, group * p.group + in_group % tokens, range.x, range.y};
+}
+
+// One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
+__device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) {
+  uint32_t phase = 0;
+  for (int index = static_cast<int>(blockIdx.x);;) {
+    const int4 tile = tile_at(p, index);
+    ptx::st_shared_16(shared_address(&shared.tile), tile);
+    ptx::mbarrier_arrive(shared_address(&shared.handed));
+    if (tile.x < 0) return;
+    ptx::mbarrier_wait(shared_address(&shared.taken), phase);
+    phase ^= 1;
+    index = static_cast<int>(gridDim.x) + atomicAdd(p.tables.counter, 1);
+  }
+}
+
+// A feeding warp. K::load(...) arrives at a stage's barrier with the bytes it expects and starts the copies.
+template <class K>
+class ManyFeeder {
+ public:
+  __device__ ManyFeeder(ManyShared& shared, const ManyProduct& p, const typename K::Maps& maps, uint32_t ring, int id)
+      : shared_(shared), p_(p), maps_(maps), ring_(ring), id_(id) {}
+
+  __device__ void run() {
+    int4 tile = next_tile();
+    ManyRecord batch = fetch(tile.z, tile.w);
+    while (tile.x >= 0) {
+      int4 following{-1, 0, 0, 0};
+      ManyRecord ahead = K::no_record();
+      int i = tile.z;
+      do {
+        const ManyRecord now = batch;
+        if (i + 32 < tile.w) batch = fetch(i + 32, tile.w);
+        const int count = max(1, min(32, tile.w - i));  // an empty tile has one record without data
+        for (int j = 0; j < count; ++j) {
+          if (i + j == max(tile.w - kAhead, tile.z)) {
+            following = next_tile();
+            ahead = fetch(following.z, following.w);
+          }
+          const ManyRecord record{__shfl_sync(~0u, now.chunk, j), __shfl_sync(~0u, now.a, j),
+                                  __shfl_sync(~0u, now.b, j), __shfl_sync(~0u, now.c, j)};
+          send(record, {tile.x, tile.y}, i + j + 1 >= tile.w ? kEndsTile : kGoesOn);
+        }
+        i += 32;
+      } while (i < tile.w);
+      tile = following, batch = ahead;
+    }
+    send(K::no_record(), {0, 0}, kExit);
+  }
+
+ private:
+  static constexpr int kAhead = 4;  // records before the end of a tile at which the next one is asked for
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ ManyRecord fetch(int first, int last) const {
+    return first + lane() < last ? p_.tables.records[first + lane()] : K::no_record();
+  }
+  __device__ int4 next_tile() {
+    ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
+    tile_phase_ ^= 1;
+    const int4 tile = ptx::ld_shared_16(shared_address(&shared_.tile));
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(shared_address(&shared_.taken));
+    return tile;
+  }
+  // A record goes out when the one behind it is known; the very first has no data.
+  __device__ void send(const ManyRecord& record, int2 tile, ManyFlag flag) {
+    if (turn_ == id_ && lane() == 0) {
+      const uint32_t full = shared_address(&shared_.full[stage_]);
+      int4 note = K::note(record);
+      note.w = flag;
+      ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
+      ptx::st_shared_16(shared_address(&shared_.notes[stage_]), note);
+      shared_.tiles[stage_] = held_tile_;
+      if (held_.chunk < 0) ptx::mbarrier_arrive(full);
+      else K::load(p_, maps_, held_, held_tile_, ring_ + stage_ * K::kStageBytes, full);
+    }
+    __syncwarp();
+    if (++turn_ == kFeeders) turn_ = 0;
+    held_ = record, held_tile_ = tile;
+    if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+  }
+
+  ManyShared& shared_;
+  const ManyProduct& p_;
+  const typename K::Maps& maps_;
+  uint32_t ring_;
+  int id_;
+  int stage_ = 0, turn_ = 0;
+  uint32_t tile_phase_ = 0, phase_ = 0;
+  ManyRecord held_{-1, 0, 0, 0};
+  int2 held_tile_{0, 0};
+};
+
+// What a warpgroup knows of the ring. Stages are given back one record late, when wgmma has read them.
+template <class K>
+class ManyConsumer {
+ public:
+  __device__ ManyConsumer(ManyShared& shared, uint32_t ring, int group)
+      : shared_(shared), ring_(ring), group_(group), arrives_(threadIdx.x % 32 == 0) {}
+
+  // Past the record without data.
+  __device__ void begin() {
+    wait();
+    if (arrives_) ptx::mbarrier_arrive(empty());
+    advance();
+  }
+  __device__ bool goes_on() const { return flag_ != kExit; }
+  __device__ uint32_t mask() const { return mask_; }      // of this warpgroup's cells in the record
+  __device__ uint32_t before() const { return before_; }  // cells of the record in front of them
+
+  // All records of a tile, multiply(stage address) for those in which the warpgroup has a cell.
+  template <class Multiply>
+  __device__ int2 tile(Multiply multiply) {
+    while (true) {
+      wait();
+      const bool ends = flag_ == kEndsTile;
+      int2 tile{0, 0};
+      if (ends) tile = shared_.tiles[stage_];
+      if (mask_ != 0) {
+        idle_ = 0;
+        multiply(ring_ + static_cast<uint32_t>(stage_) * K::kStageBytes);
+        ptx::wgmma_wait<1>();
+        release_previous();
+        previous_ = arrives_ ? empty() : 0;
+      } else {  // each warp for itself; what an earlier record still reads must not be held for long
+        if (++idle_ == 2) finish_previous();
+        if (arrives_) ptx::mbarrier_arrive(empty());
+      }
+      advance();
+      if (!ends) continue;
+      finish_previous();
+      idle_ = 0;
+      return tile;
+    }
+  }
+
+ private:
+  __device__ uint32_t empty() const { return shared_address(&shared_.empty[stage_]); }
+  __device__ void wait() {
+    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
+    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+  }
+  __device__ void release_previous() {
+    if (previous_ != 0) ptx::mbarrier_arrive(previous_);
+    previous_ = 0;
+  }
+  __device__ void finish_previous() {
+    ptx::wgmma_wait<0>();
+    release_previous();
+  }
+  // Conditions of wgmma come straight out of a shuffle: ptxas then knows that they are the same in all lanes.
+  __device__ void advance() {
+    if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+    mask_ = __shfl_sync(~0u, K::mask_of(note_, group_), 0);
+    before_ = __shfl_sync(~0u, K::before_of(note_, group_), 0);
+    flag_ = __shfl_sync(~0u, note_.w, 0);
+  }
+
+  ManyShared& shared_;
+  uint32_t ring_;
+  int group_;
+  bool arrives_;
+  int stage_ = 0, idle_ = 0, flag_ = kGoesOn;
+  uint32_t phase_ = 0, previous_ = 0, mask_ = 0, before_ = 0;
+  int4 note_{0, 0, 0, 0};
+};
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,47 @@
+// The tables that the kernel `many` walks, and W in the order of use. Every call makes them anew, by a small kernel:
+// they depend on the layout alone, but so a layout's own tables stay small, and one that was made on the card needs no
+// more.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "blocksparse/status.h"
+#include "ops/linear/cuda.h"
+#include "ops/linear/select_many.h"
+
+namespace blocksparse::linear {
+
+// What a tile of outputs has in a chunk of inputs; chunks in which it has nothing are left out. With W where it lies: a
+// and b are the rows of the boxes of the tile's two strips of 64 outputs, in W seen as [blocks b, b], or -1, c their
+// columns, low | high << 16. With cells: a and b are bits [part][cell of inputs][slot of the part] (low, high word), c
+// the first of those cells. More cells than a record takes make two records.
+struct alignas(16) ManyRecord {
+  int32_t chunk;
+  int32_t a, b, c;
+};
+
+struct ManyTables {
+  ManyRecord* records;
+  int2* ranges;      // [tiles] of records: first, last
+  int32_t* order;    // [tiles] longest first
+  int32_t* counter;  // tiles that were handed out beyond the first of each thread block
+  char* cells;       // [cells][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
+};
+
+inline ManyTables many_tables(const ManyPlan& plan, void* workspace) {
+  auto* base = static_cast<char*>(workspace);
+  const ManyPlaces at = many_places(plan);
+  return {.records = reinterpret_cast<ManyRecord*>(base + at.records),
+          .ranges = reinterpret_cast<int2*>(base + at.ranges),
+          .order = reinterpret_cast<int32_t*>(base + at.order),
+          .counter = reinterpret_cast<int32_t*>(base + at.counter),
+          .cells = base + at.cells};
+}
+
+Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const void* w,
+                        const ManyTables& to);
+Status prepare_many_tables();
+
+}  // namespace blocksparse::linear

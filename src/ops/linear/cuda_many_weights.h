@@ -1,0 +1,100 @@
+// b = 64, 128 (and 8 filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is read half
+// as often for a product as with 64 columns.
+//   load      a box of x [256 tokens, 64 inputs]; of W a box [64, 64] for each strip of outputs that has a block, or
+//             one copy of the cells
+//   compute   a warpgroup for each strip of 64 outputs; y^T in registers
+#pragma once
+
+#include "ops/linear/cuda_many_finish.h"
+#include "ops/linear/cuda_many_maps.h"
+
+namespace blocksparse::linear {
+namespace {
+
+struct WeightsMaps {
+  CUtensorMap x, w, y;
+};
+
+template <class T, ManyKind Kind, bool ByIn>
+struct ManyWeights {
+  using Maps = WeightsMaps;
+  static constexpr ManyForm form = form_of(Kind);
+  static constexpr bool direct = Kind == ManyKind::direct;
+  static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
+  static constexpr int kBuffers = 2, kStagedBytes = kGroups * kBuffers * kBoxBytes;
+  static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.slots * form.cell_bytes();
+  static constexpr int kStages = (226 * 1024 - kStagedBytes) / kStageBytes;
+  static constexpr int kSharedBytes = kStagedBytes + kStages * kStageBytes;
+  static constexpr int kRegisters = 224, kFeedRegisters = 56;
+  static_assert(kStages <= kMostStages && form.part_bits() == 1);
+
+  __device__ static ManyRecord no_record() { return {-1, direct ? -1 : 0, direct ? -1 : 0, 0}; }
+
+  __device__ static void load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile, uint32_t stage,
+                              uint32_t full) {
+    const uint32_t w = stage + kXBytes;
+    const int cells = direct ? (r.a >= 0) + (r.b >= 0) : __popc(r.a);
+    ptx::mbarrier_arrive_expect(full, kXBytes + cells * form.cell_bytes());
+    ptx::load_box(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    if constexpr (direct) {
+      if (r.a >= 0) ptx::load_box(w, &maps.w, full, r.c & 0xffff, r.a);
+      if (r.b >= 0) ptx::load_box(w + form.cell_bytes(), &maps.w, full, r.c >> 16, r.b);
+    } else {
+      ptx::load_bulk(w, p.tables.cells + int64_t{r.c} * form.cell_bytes(),
+                     static_cast<uint32_t>(cells * form.cell_bytes()), full);
+    }
+  }
+  // {bits of the strips, cells in front of the second, -, -}
+  __device__ static int4 note(const ManyRecord& r) {
+    if constexpr (direct) return {(r.a >= 0 ? 1 : 0) | (r.b >= 0 ? 2 : 0), 1, 0, 0};
+    return {r.a, r.a & 1, 0, 0};
+  }
+  __device__ static uint32_t mask_of(const int4& note, int group) { return static_cast<uint32_t>(note.x >> group & 1); }
+  __device__ static uint32_t before_of(const int4& note, int group) {
+    return group == 0 ? 0 : static_cast<uint32_t>(note.y);
+  }
+
+  struct Sums {
+    float of[kTokens / 2];
+  };
+
+  __device__ static void multiply(Sums& sums, uint32_t stage, uint32_t, uint32_t before) {
+    const uint32_t w = stage + kXBytes + before * form.cell_bytes();
+    const uint64_t b = ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t a = direct ? ptx::wgmma_matrix(w, 0, 1024, ptx::Swizzle::bytes_128)
+                              : ptx::wgmma_matrix(w, 1024, 128, ptx::Swizzle::none);
+    constexpr bool kTransposed = direct && ByIn;  // a box [inputs, outputs]
+    constexpr int kStep = direct && !ByIn ? 2 : 128;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) ptx::wgmma<T, kTokens, kTransposed, false>(sums.of, a + k * kStep, b + k * 2);
+    ptx::wgmma_commit();
+  }
+
+  __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
+                                int2 tile) {
+#pragma unroll
+    for (int part = 0; part < kTokens / kBox; ++part) {
+      const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * form.outputs() + group * kBox};
+      store_box_of_sums<T, kBuffers, true>(p, &maps.y, staged + (group * kBuffers + part % kBuffers) * kBoxBytes, group,
+                                           at, [&](int v) { return sums.of + (part * 8 + v) * 4; });
+    }
+  }
+
+  static Status make_maps(const Product& p, Maps& maps) {
+    const int32_t b = p.layout.block_size;
+    if (direct) {
+      BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.w,
+                                                .columns = b,
+                                                .rows = p.layout.blocks * b,
+                                                .row_stride = b,
+                                                .box_columns = kChunk,
+                                                .box_rows = 64},
+                                               maps.w));
+    }
+    return make_many_maps(p, kTokens, maps.x, maps.y);
+  }
+};
+
+}  // namespace
+}  // namespace blocksparse::linear

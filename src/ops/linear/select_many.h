@@ -1,0 +1,63 @@
+// How the kernel `many` divides a product of many tokens, and what it needs of workspace: pure functions of sizes.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/linear/select_cuda.h"
+
+namespace blocksparse::linear {
+
+// Inputs are walked in chunks of 64: x is then read in lines of 128 bytes, at 20 TB/s; lines of 64 come at 8 (H200).
+inline constexpr int32_t kChunk = 64;
+inline constexpr int32_t kMostChunks = 2048;  // of a layout, for the tables are made in shared memory
+inline constexpr int64_t kLeastManyTokens = 128;
+
+// What W is cut into. A tile of outputs has slots side by side, a cell is what one slot has of some inputs.
+enum class ManyKind : int32_t {
+  direct = 0,   // b = 64, 128: boxes of 64 x 64 of W as it lies
+  filled = 1,   // b = 8: cells of 64 x 64 filled up with zeros
+  cells32 = 2,  // b = 32
+  cells16 = 3,  // b = 16, and b = 8 filled up
+};
+
+struct ManyForm {
+  int32_t slots;         // of a tile
+  int32_t slot_outputs;  // of a slot, so rows of a cell
+  int32_t cell_inputs;   // columns of a cell
+  int32_t parts;         // slots are divided among so many groups of warps
+  int32_t most_cells;    // of a record, which is what is in shared memory together
+  int32_t tokens;        // of a tile
+
+  constexpr int32_t outputs() const { return slots * slot_outputs; }
+  constexpr int32_t cell_bytes() const { return slot_outputs * cell_inputs * 2; }
+  constexpr int32_t part_slots() const { return slots / parts; }
+  constexpr int32_t part_bits() const { return part_slots() * (kChunk / cell_inputs); }
+};
+
+constexpr ManyForm form_of(ManyKind kind) {
+  switch (kind) {
+    case ManyKind::direct:
+    case ManyKind::filled: return {2, 64, 64, 2, 2, 256};
+    case ManyKind::cells32: return {8, 32, 32, 4, 8, 128};
+    case ManyKind::cells16: break;
+  }
+  return {16, 16, 16, 4, 32, 128};
+}
+
+struct ManyPlan {
+  ManyKind kind;
+  int64_t tiles;  // of outputs
+  int64_t chunks;
+  int64_t records, cells;  // at most
+};
+ManyPlan plan_many(const CudaProblem& p);
+
+bool many_supports(const CudaProblem& p, const cuda::Card& card);
+
+// Where the tables and the copy of W lie in the workspace, in bytes.
+struct ManyPlaces {
+  int64_t records, ranges, order, counter, cells, end;
+};
+ManyPlaces many_places(const ManyPlan& plan);
+
+}  // namespace blocksparse::linear
