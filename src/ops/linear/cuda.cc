@@ -161,7 +161,13 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     part.accumulate = g.accumulate || first > 0;
     int64_t n = 0;
     for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
-    const CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
+    CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
+    problem.gated = g.dgates != nullptr;
+    problem.pairs = static_cast<int64_t>(part.pairs.size());
+    for (size_t i = 0; i < part.pairs.size(); ++i) {
+      const GradTerm term = part.term(i);
+      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype);
+    }
     BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
   }
   return {};

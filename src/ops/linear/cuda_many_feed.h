@@ -169,6 +169,7 @@ class ManyConsumer {
   // Past the record without data.
   __device__ void begin() {
     wait();
+    __syncwarp();
     if (arrives_) ptx::mbarrier_arrive(empty());
     advance();
   }
@@ -192,6 +193,7 @@ class ManyConsumer {
         previous_ = arrives_ ? empty() : 0;
       } else {  // each warp for itself; what an earlier record still reads must not be held for long
         if (++idle_ == 2) finish_previous();
+        __syncwarp();  // all lanes have read the note
         if (arrives_) ptx::mbarrier_arrive(empty());
       }
       advance();
@@ -209,6 +211,7 @@ class ManyConsumer {
     note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
   }
   __device__ void release_previous() {
+    __syncwarp();
     if (previous_ != 0) ptx::mbarrier_arrive(previous_);
     previous_ = 0;
   }

@@ -42,6 +42,8 @@ constexpr const char* kProblems[] = {
     "linear:dgrad f16 n=8 b=8 ba(200,4) gates",
     "linear:fprop f16 n=64 b=16 ba(200,4) x=first",
     "linear:fprop bf16 n=3000 b=8 ba(100,4) bias",
+    "linear:wgrad bf16 n=1000 b=16 ba(200,4)",
+    "linear:wgrad f16 n=2000 b=64 ba(60,4) dw=f32",
     "linear:dgrad f16 n=700 b=16 ba(80,4)",
     "linear:fprop f16 n=2000 b=32 ba(80,4)",
     "linear:dgrad bf16 n=5000 b=64 ba(40,3)",

@@ -45,7 +45,7 @@ TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
   EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 4));
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 64)), 0u) << "terms fit into a launch";
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 100000)),
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f32, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
 }
 
@@ -116,6 +116,31 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
+}
+
+TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
+  const CudaProblem p{.pass = Pass::wgrad,
+                      .dtype = DType::f16,
+                      .block = 16,
+                      .n = 4096,
+                      .inputs = 4093,
+                      .outputs = 4091,
+                      .blocks = 6000};
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::many);
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic) << "the gates' gradient";
+  EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::generic);
+  const ManyGradientPlan plan = plan_many_gradient(p);
+  EXPECT_EQ(plan.strips, 64);
+  EXPECT_EQ(plan.chunks, 128);
+  EXPECT_EQ(plan.cells, 6000) << "no more than blocks";
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * kPartBytes));
 }
 
 TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {

@@ -8,6 +8,17 @@ namespace {
 
 int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
+// Parts of the workspace, one behind the other.
+struct Places {
+  int64_t end = 0;
+  int64_t next(int64_t bytes) {
+    constexpr int64_t kLine = 128;
+    const int64_t begin = end;
+    end += divide_up(bytes, kLine) * kLine;
+    return begin;
+  }
+};
+
 // us of 4096 x 4096, n = 4096, bf16 on an H200, W's copy included: b = 8, density .25: filled 181, cells of 16 343; .1:
 // 177 and 180. b = 16, .25: cells of 16 149, of 64 x 16 in a 64 x 64 tile more; 2026-11-21.
 ManyKind kind_of(const CudaProblem& p) {
@@ -37,28 +48,57 @@ ManyPlan plan_many(const CudaProblem& p) {
 }
 
 ManyPlaces many_places(const ManyPlan& plan) {
-  constexpr int64_t kLine = 128;
   ManyPlaces at{};
-  int64_t next = 0;
-  const auto place = [&next](int64_t bytes) {
-    const int64_t begin = next;
-    next += divide_up(bytes, kLine) * kLine;
-    return begin;
-  };
-  at.records = place(plan.records * 16);
-  at.ranges = place(plan.tiles * 8);
-  at.order = place(plan.tiles * 4);
-  at.counter = place(4);
-  at.cells = place(plan.cells * form_of(plan.kind).cell_bytes());
-  at.end = next;
+  Places places;
+  at.records = places.next(plan.records * 16);
+  at.ranges = places.next(plan.tiles * 8);
+  at.order = places.next(plan.tiles * 4);
+  at.counter = places.next(4);
+  at.cells = places.next(plan.cells * form_of(plan.kind).cell_bytes());
+  at.end = places.end;
   return at;
 }
 
+ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
+  const ManyGradientForm form = gradient_form_of(p.block);
+  ManyGradientPlan plan{};
+  plan.strips = divide_up(p.outputs, form.strip_outputs);
+  plan.chunks = divide_up(p.inputs, form.cell_inputs);
+  plan.cells = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.cell_inputs));
+  plan.units = plan.cells / form.most_cells + plan.strips;
+  return plan;
+}
+
+ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, int32_t block) {
+  ManyGradientPlaces at{};
+  Places places;
+  at.chunks = places.next(plan.cells * 4);
+  at.ids = places.next(plan.cells * gradient_form_of(block).ids * 4);
+  at.counts = places.next(plan.strips * 8);
+  at.units = places.next(plan.units * 16);
+  at.shares = places.next((kMostGradientGrid + 2) * 8);
+  at.parts = places.next(2 * kMostGradientGrid * kPartBytes);
+  at.end = places.end;
+  return at;
+}
+
+namespace {
+
+bool many_gradient_supports(const CudaProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const ManyGradientPlan plan = plan_many_gradient(p);
+  return p.pairs == 1 && plan.chunks <= 2 * kMostChunks && plan.cells * gradient_form_of(p.block).ids < kMost &&
+         plan.strips <= kMostStrips;
+}
+
+}  // namespace
+
 bool many_supports(const CudaProblem& p, const cuda::Card& card) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  if (p.pass == Pass::wgrad || size_of(p.dtype) != 2 || !card.sm90a) return false;
+  if (size_of(p.dtype) != 2 || !card.sm90a) return false;
   if (p.n < kLeastManyTokens || p.gated || !p.w_aligned || !p.x_in_rows) return false;
   if (p.blocks * p.block >= kMost || p.n >= kMost || p.outputs >= kMost) return false;
+  if (p.pass == Pass::wgrad) return many_gradient_supports(p);
   const ManyPlan plan = plan_many(p);
   if (plan.chunks > kMostChunks || plan.records >= kMost || plan.cells >= kMost) return false;
   // What W holds beyond the edge must not be multiplied, not even by 0.

@@ -11,6 +11,7 @@ namespace blocksparse::linear {
 inline constexpr int32_t kChunk = 64;
 inline constexpr int32_t kMostChunks = 2048;  // of a layout, for the tables are made in shared memory
 inline constexpr int64_t kLeastManyTokens = 128;
+inline constexpr int64_t kMostStrips = 1 << 16;
 
 // What W is cut into. A tile of outputs has slots side by side, a cell is what one slot has of some inputs.
 enum class ManyKind : int32_t {
@@ -59,5 +60,35 @@ struct ManyPlaces {
   int64_t records, ranges, order, counter, cells, end;
 };
 ManyPlaces many_places(const ManyPlan& plan);
+
+// wgrad: dW in strips of 64 outputs (128 for b = 128), cells of some inputs in which a strip has a block, and units of
+// cells that share the strip's dy.
+struct ManyGradientForm {
+  int32_t strip_outputs;
+  int32_t cell_inputs;
+  int32_t most_cells;  // of a unit
+  int32_t ids;         // blocks of a cell, at most
+};
+
+constexpr ManyGradientForm gradient_form_of(int32_t block) {
+  if (block == 128) return {128, 64, 4, 1};
+  if (block == 64) return {64, 64, 8, 1};
+  return {64, 32, 16, (64 / block) * (32 / block)};
+}
+
+struct ManyGradientPlan {
+  int64_t strips, chunks;  // of outputs and of inputs
+  int64_t cells, units;    // at most
+};
+ManyGradientPlan plan_many_gradient(const CudaProblem& p);
+
+struct ManyGradientPlaces {
+  int64_t chunks, ids, counts, units, shares, parts, end;
+};
+ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, int32_t block);
+
+// Thread blocks, one an SM; each may leave two partial sums.
+inline constexpr int32_t kMostGradientGrid = 132;
+inline constexpr int64_t kPartBytes = int64_t{2} * 128 * 128 * 4;
 
 }  // namespace blocksparse::linear

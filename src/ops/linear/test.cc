@@ -200,7 +200,31 @@ std::vector<std::string> many_tokens() {
       }
     }
   }
+  constexpr std::string_view kWgrad[] = {"",
+                                         " gates accumulate",
+                                         " dw=f32 ragged pad=3",
+                                         " t dw=f32",
+                                         " accumulate ragged pad=3 values=int",
+                                         " gates dw=f32 accumulate",
+                                         " dgates",
+                                         " x=first"};
+  for (const Shape& shape : kShapes) {
+    for (const int n : {128, 300, 1030}) {
+      std::string more(kWgrad[turn++ % std::size(kWgrad)]);
+      if (const size_t at = more.find("ragged"); at != std::string::npos) {
+        more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 3));
+      }
+      lines.push_back(concat("linear:wgrad ", turn / 3 % 2 == 0 ? "bf16" : "f16", " n=", n, " b=", shape.b, " random(",
+                             shape.rows, ",", shape.columns, ",", shape.density, ") seed=", 500 + turn, more));
+    }
+  }
   for (const char* line : {
+           // More units than thread blocks, some of them shared.
+           "linear:wgrad bf16 n=999 b=8 random(150,150,0.05) seed=11 dw=f32",
+           "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int",
+           "linear:wgrad bf16 n=500 b=32 random(100,100,0.3) seed=13 gates accumulate",
+           "linear:wgrad bf16 n=4000 b=64 ba(60,6) seed=14",
+           "linear:wgrad f16 n=300 b=128 random(24,24,0.6) seed=15 dw=f32",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=20000 b=16 random(20,6,0.3) seed=1",
            "linear:dgrad f16 n=9000 b=32 ba(60,3) seed=2 values=int",

@@ -1,0 +1,393 @@
+// dW[i] = gate_i dy_out^T x_in for many tokens: outputs are wgmma's rows, inputs its columns, tokens the depth.
+//   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
+// Who does what
+//   tables    two small kernels in front list units: up to 256 inputs x 2 of cells that have their strip of dy in
+//   common grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those
+//   beyond
+//             the last whole round are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
+//   load      a warp of feeders: boxes of [32 tokens, 64 outputs] of dy and [32 tokens, 32 or 64 inputs] of x
+//   compute   two warpgroups: the halves of the cells, or for b = 128 of the outputs
+//   finish    registers to dW; parts of units that were cut go to the workspace and are added in the order of tokens
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/ptx/bulk_copy.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/griddepcontrol.h"
+#include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/warpgroup.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/tensor_map.h"
+#include "ops/linear/cuda_finish.h"
+#include "ops/linear/cuda_many_units.h"
+
+namespace blocksparse::linear {
+namespace {
+
+using ptx::shared_address;
+
+struct ManyGradient {
+  GradientTables tables;
+  const float* gates;
+  void* dw;
+  bool dw_is_wide, accumulate;
+  int32_t block_shift;
+  int32_t steps;  // of tokens
+  int64_t outputs, inputs;
+};
+
+struct GradientMaps {
+  CUtensorMap x, dy;
+};
+
+// B = 32 serves smaller blocks too.
+template <class T, int B>
+struct GradientKernel {
+  using Element = T;
+  static constexpr int block = B;
+  static constexpr ManyGradientForm form = gradient_form_of(B);
+  static constexpr int kTokens = 32;  // of a step
+  static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kDyBoxes = form.strip_outputs / 64;
+  static constexpr int kDyBox = kTokens * 128, kXBox = kTokens * kCell * 2;
+  static constexpr int kStageBytes = kDyBoxes * kDyBox + kCells * kXBox;
+  static constexpr int kMostStages = 10;
+  static constexpr int kStages = 220 * 1024 / kStageBytes > kMostStages ? kMostStages : 220 * 1024 / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static constexpr int kThreads = 384;
+};
+
+using GradientSums = float[128];  // [64, 256] of a warpgroup
+
+struct GradientRing {
+  uint32_t stages, full, empty;
+  uint32_t phase = 0;
+  int stage = 0;
+
+  __device__ uint32_t full_at() const { return full + 8 * static_cast<uint32_t>(stage); }
+  __device__ uint32_t empty_at() const { return empty + 8 * static_cast<uint32_t>(stage); }
+  template <class K>
+  __device__ uint32_t data() const {
+    return stages + static_cast<uint32_t>(stage) * K::kStageBytes;
+  }
+  template <class K>
+  __device__ void advance() {
+    if (++stage == K::kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// The steps of units that are a thread block's, in turn: whole units, then its part of the shared ones.
+class GradientWork {
+ public:
+  int unit, first = 0, last = 0;
+
+  __device__ explicit GradientWork(const ManyGradient& g)
+      : unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
+        whole_(g.tables.unit_counts().y),
+        steps_(g.steps),
+        begin_(g.tables.share(static_cast<int>(blockIdx.x))),
+        end_(g.tables.share(static_cast<int>(blockIdx.x) + 1)) {}
+
+  __device__ bool next() {
+    if (!shared_ && (unit += static_cast<int>(gridDim.x)) < whole_) {
+      first = 0, last = steps_;
+      return true;
+    }
+    unit = shared_ ? unit + 1 : begin_.unit;
+    shared_ = true;
+    first = unit == begin_.unit ? begin_.step : 0;
+    last = unit == end_.unit ? end_.step : steps_;
+    return unit < end_.unit || (unit == end_.unit && end_.step > first);
+  }
+  __device__ bool is_whole() const { return first == 0 && last == steps_; }
+
+ private:
+  int whole_, steps_;
+  GradientShare begin_, end_;
+  bool shared_ = false;
+};
+
+// Which cells of a unit are a warpgroup's.
+template <class K>
+struct CellsOfGroup {
+  int first, count;
+  __device__ CellsOfGroup(const GradientUnit& unit, int group) {
+    const int half = (unit.cells + 1) / 2;
+    first = K::block == 128 || group == 0 ? 0 : half;
+    count = K::block == 128 ? unit.cells : group == 0 ? half : unit.cells - half;
+  }
+};
+
+// ---- Load -----------------------------------------------------------------------------------------------------------
+
+// One warp, a lane a box.
+template <class K>
+__device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, GradientRing ring) {
+  const auto lane = static_cast<int>(threadIdx.x) % 32, box = lane - K::kDyBoxes;
+  for (GradientWork work(g); work.next();) {
+    const GradientUnit unit = g.tables.units[work.unit];
+    const int column = box < 0            ? unit.strip * K::form.strip_outputs + lane * 64
+                       : box < unit.cells ? g.tables.chunks[unit.first_cell + box] * K::kCell
+                                          : 0;
+    for (int step = work.first; step < work.last; ++step) {
+      if (lane == 0) {
+        ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
+        ptx::mbarrier_arrive_expect(ring.full_at(),
+                                    static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + unit.cells * K::kXBox));
+      }
+      __syncwarp();
+      const uint32_t data = ring.data<K>();
+      if (box < 0) {
+        ptx::load_box(data + lane * K::kDyBox, &maps.dy, ring.full_at(), column, step * K::kTokens);
+      } else if (box < unit.cells) {
+        ptx::load_box(data + K::kDyBoxes * K::kDyBox + box * K::kXBox, &maps.x, ring.full_at(), column,
+                      step * K::kTokens);
+      }
+      ring.advance<K>();
+    }
+  }
+}
+
+// ---- Compute --------------------------------------------------------------------------------------------------------
+
+template <class K, int N>
+__device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int dy_box, int first_cell) {
+  constexpr ptx::Swizzle kOfX = K::kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  const bool arrives = threadIdx.x % 128 == 0;
+  uint32_t previous = 0;
+  for (int i = 0; i < steps; ++i) {
+    ptx::mbarrier_wait(ring.full_at(), ring.phase);
+    const uint32_t dy = ring.data<K>() + dy_box * K::kDyBox;
+    const uint32_t x = ring.data<K>() + K::kDyBoxes * K::kDyBox + first_cell * K::kXBox;
+    const uint64_t a = ptx::wgmma_matrix(dy, K::kDyBox, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, K::kCell * 16, kOfX);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K::kTokens / 16; ++k) {
+      ptx::wgmma<typename K::Element, N, true, true>(sums, a + k * 128, b + k * (K::kCell * 2));
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (previous != 0) ptx::mbarrier_arrive(previous);
+    previous = arrives ? ring.empty_at() : 0;
+    ring.advance<K>();
+  }
+  ptx::wgmma_wait<0>();
+  if (previous != 0) ptx::mbarrier_arrive(previous);
+}
+
+// ---- Finish ---------------------------------------------------------------------------------------------------------
+
+// Two sums beside each other of block `id`, element `at`; what lies outside of the matrix counts as 0 and is not added.
+template <class T>
+__device__ inline void store_gradient_pair(const ManyGradient& g, int32_t id, int64_t at, int inside, float2 sum) {
+  const float gate = g.gates == nullptr ? 1 : g.gates[id];
+  float2 value{inside > 0 && gate != 0 ? gate * sum.x : 0, inside > 1 && gate != 0 ? gate * sum.y : 0};
+  if (g.dw_is_wide) {
+    auto* to = reinterpret_cast<float2*>(static_cast<float*>(g.dw) + at);
+    if (g.accumulate) {
+      const float2 before = *to;
+      value = {inside > 0 ? before.x + value.x : before.x, inside > 1 ? before.y + value.y : before.y};
+    }
+    *to = value;
+  } else {
+    auto* to = reinterpret_cast<uint32_t*>(static_cast<T*>(g.dw) + at);
+    if (!g.accumulate) {
+      *to = narrow_pair(value.x, value.y, T{});
+      return;
+    }
+    const uint32_t before = *to;
+    const auto low = static_cast<uint16_t>(before), high = static_cast<uint16_t>(before >> 16);
+    const uint16_t new_low = inside > 0 ? narrow<T>(widen(T{low}) + value.x).bits : low;
+    const uint16_t new_high = inside > 1 ? narrow<T>(widen(T{high}) + value.y).bits : high;
+    *to = new_low | static_cast<uint32_t>(new_high) << 16;
+  }
+}
+
+// sums(i): those of a lane, of rows 8 columns each from `first` to `last` in its warpgroup's [64, 256].
+template <class K, class Sums>
+__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, int last, Sums sums) {
+  const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
+  const int ids = K::block > 32 ? 1 : (64 >> shift) * id_columns;
+  const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  const CellsOfGroup<K> cells(unit, group);
+  const int row = thread / 32 * 16 + lane / 4 + (K::block == 128 ? 64 * group : 0);  // of the strip
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    const int cell = j * 8 / K::kCell, column = j * 8 % K::kCell + lane % 4 * 2;
+    if (cell >= cells.count || j < first || j >= last) continue;
+    const int64_t index = unit.first_cell + cells.first + cell;
+    const int32_t chunk = g.tables.chunks[index];
+    const int64_t input = int64_t{chunk} * K::kCell + column;
+    const int inside_inputs = static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{2}));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + 8 * half;
+      const int of_cell = K::block > 32 ? 0 : (r >> shift) * id_columns + (column >> shift);
+      const int32_t id = g.tables.ids[index * ids + of_cell];
+      if (id < 0) continue;
+      const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
+      const int64_t at = (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block);
+      store_gradient_pair<typename K::Element>(g, id, at, inside ? inside_inputs : 0,
+                                               {sums(4 * j + 2 * half), sums(4 * j + 2 * half + 1)});
+    }
+  }
+}
+
+// Where a warpgroup leaves partial sums: a thread block has two at most, of a unit that it begins in the midst of, and
+// of one that it begins with the first token.
+__device__ inline float* part_of(const ManyGradient& g, int thread_block, bool from_start, int group) {
+  return g.tables.parts + ((2 * int64_t{thread_block} + from_start) * 2 + group) * (128 * 128) + threadIdx.x % 128;
+}
+
+template <class K>
+__global__ void __launch_bounds__(K::kThreads, 1)
+    many_gradient([[maybe_unused]] const __grid_constant__ GradientMaps maps,
+                  [[maybe_unused]] const __grid_constant__ ManyGradient g) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char stages[];
+  __shared__ uint64_t full[K::kMostStages], empty[K::kMostStages];
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  GradientRing ring{shared_address(stages), shared_address(full), shared_address(empty)};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < K::kStages; ++s) {
+      ptx::mbarrier_init(shared_address(full + s), 1);
+      ptx::mbarrier_init(shared_address(empty + s), 2);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::griddepcontrol_wait();
+  if (group == 2) {
+    ptx::setmaxnreg_dec<56>();
+    if (threadIdx.x < 2 * 128 + 32) feed_gradient<K>(g, maps, ring);
+    return;
+  }
+  ptx::setmaxnreg_inc<224>();
+  GradientSums sums;
+  for (GradientWork work(g); work.next();) {
+    const GradientUnit unit = g.tables.units[work.unit];
+    const CellsOfGroup<K> cells(unit, group);
+    const int dy_box = K::block == 128 ? group : 0, steps = work.last - work.first;
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    const int quarters = __shfl_sync(~0u, (cells.count * K::kCell + 63) / 64, 0);
+    if (quarters == 4) add_steps<K, 256>(sums, ring, steps, dy_box, cells.first);
+    else if (quarters == 3) add_steps<K, 192>(sums, ring, steps, dy_box, cells.first);
+    else if (quarters == 2) add_steps<K, 128>(sums, ring, steps, dy_box, cells.first);
+    else add_steps<K, 64>(sums, ring, steps, dy_box, cells.first);  // also where it has no cell
+    if (work.is_whole()) {
+      store_unit<K>(g, unit, group, 0, 32, [&](int i) { return sums[i]; });
+    } else {
+      float* part = part_of(g, static_cast<int>(blockIdx.x), work.first == 0, group);
+#pragma unroll
+      for (int i = 0; i < 128; ++i) part[i * 128] = sums[i];
+    }
+  }
+#endif
+}
+
+constexpr int kSlices = 16;  // thread blocks that finish a unit together: one alone takes 28 us
+
+// Units that several thread blocks shared, summed in the order of tokens.
+template <class K>
+__global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
+  ptx::griddepcontrol_wait();
+  const int2 counts = g.tables.unit_counts();
+  const int unit = counts.y + static_cast<int>(blockIdx.x) / kSlices, slice = static_cast<int>(blockIdx.x) % kSlices;
+  if (unit >= counts.x) return;
+  // The thread blocks that have steps of it: the last that begins before or with it, to the last that begins within it.
+  int first = 0, last = 0;
+  for (int c = 0; c < grid; ++c) {
+    const GradientShare begin = g.tables.share(c);
+    if (begin.unit < unit || (begin.unit == unit && begin.step == 0)) first = c;
+    if (begin.unit < unit || begin.unit == unit) last = c;
+  }
+  while (last > first && g.tables.share(last).unit == unit && g.tables.share(last + 1).unit == unit &&
+         g.tables.share(last + 1).step == g.tables.share(last).step) {
+    --last;  // it has no step
+  }
+  if (first == last) return;  // and has been stored
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  store_unit<K>(g, g.tables.units[unit], group, slice * 32 / kSlices, (slice + 1) * 32 / kSlices, [&](int i) {
+    float sum = part_of(g, first, true, group)[i * 128];
+    for (int c = first + 1; c <= last; ++c) sum += part_of(g, c, false, group)[i * 128];
+    return sum;
+  });
+}
+
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+// body.template operator()<K>() with the kernel type K.
+template <class T, class Body>
+Status with_gradient_kernel(int32_t block, Body body) {
+  switch (block) {
+    case 64: return body.template operator()<GradientKernel<T, 64>>();
+    case 128: return body.template operator()<GradientKernel<T, 128>>();
+    default: return body.template operator()<GradientKernel<T, 32>>();
+  }
+}
+
+inline Status gradient_map(const Activations& a, int32_t box_columns, int32_t box_rows, CUtensorMap& map) {
+  return cuda::make_tensor_map({.data = a.data,
+                                .columns = a.features,
+                                .rows = a.n,
+                                .row_stride = a.token_stride,
+                                .box_columns = static_cast<uint32_t>(box_columns),
+                                .box_rows = static_cast<uint32_t>(box_rows)},
+                               map);
+}
+
+template <class T>
+Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
+  const GradTerm term = g.term(0);
+  const GradientTables tables = gradient_tables(call.problem, call.workspace.data);
+  return with_gradient_kernel<T>(call.problem.block, [&]<class K>() {
+    const auto steps = static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
+    const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
+    BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
+    GradientMaps maps{};
+    BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x));
+    BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy));
+    const ManyGradient args{.tables = tables,
+                            .gates = static_cast<const float*>(g.gates),
+                            .dw = g.dw,
+                            .dw_is_wide = g.dw_dtype == DType::f32,
+                            .accumulate = g.accumulate,
+                            .block_shift = __builtin_ctz(static_cast<unsigned>(call.problem.block)),
+                            .steps = steps,
+                            .outputs = g.layout.out_features,
+                            .inputs = g.layout.in_features};
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
+                                     .threads = K::kThreads,
+                                     .shared_bytes = K::kSharedBytes,
+                                     .stream = stream_of(call),
+                                     .overlap = true},
+                                    many_gradient<K>, maps, args));
+    const int64_t most_shared = std::min<int64_t>(grid - 1, plan_many_gradient(call.problem).units);
+    return cuda::launch({.blocks = std::max<int64_t>(1, most_shared) * kSlices,
+                         .threads = 256,
+                         .stream = stream_of(call),
+                         .overlap = true},
+                        gradient_combine<K>, args, grid);
+  });
+}
+
+template <class T>
+Status prepare_many_gradient() {
+  for (int32_t block : {32, 64, 128}) {
+    BS_RETURN_IF_ERROR(with_gradient_kernel<T>(block, [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
+      return cuda::prepare(many_gradient<K>, K::kSharedBytes);
+    }));
+  }
+  BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
+  return prepare_gradient_units();
+}
+
+template <class T>
+CudaGradientKernel make_many_gradient(DType dtype) {
+  return {CudaKernel::many, dtype, prepare_many_gradient<T>, launch_many_gradient<T>};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

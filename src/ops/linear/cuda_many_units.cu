@@ -1,0 +1,179 @@
+#include "ops/linear/cuda_many_units.h"
+
+#include <algorithm>
+
+#include "cuda/launch.h"
+#include "cuda/ptx/griddepcontrol.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kCellThreads = 256;
+constexpr int kUnitThreads = 1024;
+constexpr int kMostGradientChunks = 2 * kMostChunks;
+constexpr int kMostStripRows = 8;  // of blocks
+
+struct GradientCells {
+  DeviceWalk walk;
+  GradientTables to;
+  int32_t block_shift;
+  int32_t rows, strip_rows, chunks;
+  int32_t cell_shift;  // inputs of a cell
+  int32_t id_columns;  // blocks of a cell beside each other; 0: a block has several cells
+  int32_t ids;         // of a cell
+};
+
+// Sum of `value` over the threads in front, and over all; `of_warp` holds one entry a warp.
+template <int Threads>
+__device__ int2 before_and_all(int value, int32_t* of_warp) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  int sum = value;
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (thread % 32 >= step) sum += other;
+  }
+  __syncthreads();
+  if (thread % 32 == 31) of_warp[thread / 32] = sum;
+  __syncthreads();
+  int before = sum - value, all = 0;
+  for (int warp = 0; warp < Threads / 32; ++warp) {
+    if (warp < thread / 32) before += of_warp[warp];
+    all += of_warp[warp];
+  }
+  return {before, all};
+}
+
+// The cells of a strip: which chunks of inputs they are, and which blocks they hold. A thread block a strip.
+__global__ void __launch_bounds__(kCellThreads) gradient_cells(const __grid_constant__ GradientCells p) {
+  __shared__ int32_t row_start[kMostStripRows + 1];
+  __shared__ int32_t cell_of[kMostGradientChunks];
+  __shared__ int32_t of_warp[kCellThreads / 32];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const auto thread = static_cast<int>(threadIdx.x), strip = static_cast<int>(blockIdx.x);
+  if (thread <= p.strip_rows) row_start[thread] = p.walk.starts[min(strip * p.strip_rows + thread, p.rows)];
+  for (int c = thread; c < p.chunks; c += kCellThreads) cell_of[c] = 0;
+  __syncthreads();
+  const int begin = row_start[0], end = row_start[p.strip_rows];
+  const int cells_of_block = p.id_columns == 0 ? 2 : 1;
+  const auto chunk_of = [&](int from) {
+    return p.id_columns == 0 ? 2 * from
+                             : static_cast<int>((static_cast<int64_t>(from) << p.block_shift) >> p.cell_shift);
+  };
+  for (int i = begin + thread; i < end; i += kCellThreads) {
+    for (int half = 0; half < cells_of_block; ++half) cell_of[chunk_of(p.walk.refs[i].from) + half] = 1;
+  }
+  __syncthreads();
+  const int each = (p.chunks + kCellThreads - 1) / kCellThreads;
+  const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
+  int mine = 0;
+  for (int c = first; c < last; ++c) mine += cell_of[c];
+  const int2 count = before_and_all<kCellThreads>(mine, of_warp);
+  // Room as for as many cells as the strips in front may have.
+  const auto base = static_cast<int>(min(int64_t{strip} * p.chunks, int64_t{begin} * cells_of_block));
+  for (int c = first, cell = base + count.x; c < last; ++c) {
+    if (cell_of[c] == 0) continue;
+    cell_of[c] = cell;
+    p.to.chunks[cell++] = c;
+  }
+  if (thread == 0) p.to.counts[strip] = {base, count.y};
+  if (p.ids > 1) {
+    for (int64_t i = thread; i < int64_t{count.y} * p.ids; i += kCellThreads) p.to.ids[int64_t{base} * p.ids + i] = -1;
+  }
+  __syncthreads();
+  for (int i = begin + thread; i < end; i += kCellThreads) {
+    const BlockRef ref = p.walk.refs[i];
+    int row = 0;
+    while (row + 1 < p.strip_rows && i >= row_start[row + 1]) ++row;
+    for (int half = 0; half < cells_of_block; ++half) {
+      const int64_t cell = cell_of[chunk_of(ref.from) + half];
+      const int id = p.ids == 1 ? 0 : row * p.id_columns + ref.from % p.id_columns;
+      p.to.ids[cell * p.ids + id] = ref.weight;
+    }
+  }
+}
+
+struct GradientUnits {
+  GradientTables to;
+  int32_t strips, most_cells;
+  int32_t grid, steps;
+  int32_t block;
+};
+
+// What a unit costs, in boxes: few cells do not use the tensor cores any less.
+__device__ int cost_of(int block, int cells) { return block == 128 ? 2 + cells : max(block == 64 ? 4 : 8, cells) + 1; }
+
+// Cells to units, as equal as they come, in the order of strips: so neighbours have their dy in common. One thread
+// block. Those beyond the last whole round of the grid are shared by all thread blocks, in equal parts of their cost.
+__global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_constant__ GradientUnits p) {
+  __shared__ int32_t of_warp[kUnitThreads / 32];
+  __shared__ int32_t cost_before[kMostGradientGrid + 1];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const auto thread = static_cast<int>(threadIdx.x);
+  int units = 0;
+  for (int first = 0; first < p.strips; first += kUnitThreads) {
+    const int strip = first + thread;
+    const int2 cells = strip < p.strips ? p.to.counts[strip] : int2{0, 0};
+    const int parts = (cells.y + p.most_cells - 1) / p.most_cells;
+    const int2 count = before_and_all<kUnitThreads>(parts, of_warp);
+    for (int part = 0; part < parts; ++part) {
+      const int from = cells.y * part / parts, to = cells.y * (part + 1) / parts;
+      p.to.units[units + count.x + part] = {strip, cells.x + from, to - from, 0};
+    }
+    units += count.y;
+  }
+  __syncthreads();
+  const int whole = units / p.grid * p.grid, shared = units - whole;
+  const int cost = thread < shared ? cost_of(p.block, p.to.units[whole + thread].cells) : 0;
+  const int2 sum = before_and_all<kUnitThreads>(cost, of_warp);
+  if (thread <= shared) cost_before[thread] = sum.x;
+  __syncthreads();
+  if (thread == 0) p.to.shares[0] = {units, whole};
+  if (thread > p.grid) return;
+  const auto at = static_cast<int>(int64_t{sum.y} * thread / p.grid);
+  int unit = 0;
+  while (unit < shared && cost_before[unit + 1] <= at) ++unit;
+  int step = 0;
+  if (unit < shared) {
+    const int inner = at - cost_before[unit], all = cost_before[unit + 1] - cost_before[unit];
+    step = static_cast<int>(int64_t{inner} * p.steps / all);
+  }
+  p.to.shares[1 + thread] = {whole + unit, step};
+}
+
+}  // namespace
+
+Status make_gradient_units(const CudaCall& call, const DeviceWalk& walk, const GradientTables& to, int32_t grid,
+                           int32_t steps) {
+  const CudaProblem& p = call.problem;
+  const ManyGradientForm form = gradient_form_of(p.block);
+  const ManyGradientPlan plan = plan_many_gradient(p);
+  const auto log2_of = [](int32_t value) { return __builtin_ctz(static_cast<unsigned>(value)); };
+  const GradientCells cells{.walk = walk,
+                            .to = to,
+                            .block_shift = log2_of(p.block),
+                            .rows = static_cast<int32_t>(p.output_blocks()),
+                            .strip_rows = std::max(1, form.strip_outputs / p.block),
+                            .chunks = static_cast<int32_t>(plan.chunks),
+                            .cell_shift = log2_of(form.cell_inputs),
+                            .id_columns = form.cell_inputs / p.block,
+                            .ids = form.ids};
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  BS_RETURN_IF_ERROR(cuda::launch({.blocks = plan.strips, .threads = kCellThreads, .stream = stream, .overlap = true},
+                                  gradient_cells, cells));
+  const GradientUnits units{.to = to,
+                            .strips = static_cast<int32_t>(plan.strips),
+                            .most_cells = form.most_cells,
+                            .grid = grid,
+                            .steps = steps,
+                            .block = p.block};
+  return cuda::launch({.threads = kUnitThreads, .stream = stream, .overlap = true}, gradient_units, units);
+}
+
+Status prepare_gradient_units() {
+  BS_RETURN_IF_ERROR(cuda::prepare(gradient_cells, 0));
+  return cuda::prepare(gradient_units, 0);
+}
+
+}  // namespace blocksparse::linear

@@ -1,0 +1,53 @@
+// The units of work of the kernel `many` for wgrad, made anew by every call: see cuda_many_walk.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "blocksparse/status.h"
+#include "ops/linear/cuda.h"
+#include "ops/linear/select_many.h"
+
+namespace blocksparse::linear {
+
+struct alignas(16) GradientUnit {
+  int32_t strip;
+  int32_t first_cell, cells;
+  int32_t reserved;
+};
+
+// Where a thread block begins in the units that several share.
+struct GradientShare {
+  int32_t unit, step;
+};
+
+struct GradientTables {
+  int32_t* chunks;        // of the inputs, for each cell
+  int32_t* ids;           // [cells][rows of blocks][columns of blocks]; -1: there is no block
+  int2* counts;           // [strips] first cell, cells
+  GradientUnit* units;    // strip after strip
+  GradientShare* shares;  // [grid + 1]; before them {units, of which are not shared}
+  float* parts;           // [2 grid][2 warpgroups][128 sums][128 threads]
+
+  __device__ int2 unit_counts() const { return {shares[0].unit, shares[0].step}; }
+  __device__ GradientShare share(int i) const { return shares[1 + i]; }
+};
+
+inline GradientTables gradient_tables(const CudaProblem& p, void* workspace) {
+  auto* base = static_cast<char*>(workspace);
+  const ManyGradientPlaces at = many_gradient_places(plan_many_gradient(p), p.block);
+  return {.chunks = reinterpret_cast<int32_t*>(base + at.chunks),
+          .ids = reinterpret_cast<int32_t*>(base + at.ids),
+          .counts = reinterpret_cast<int2*>(base + at.counts),
+          .units = reinterpret_cast<GradientUnit*>(base + at.units),
+          .shares = reinterpret_cast<GradientShare*>(base + at.shares),
+          .parts = reinterpret_cast<float*>(base + at.parts)};
+}
+
+// For `grid` thread blocks, `steps` of tokens each unit.
+Status make_gradient_units(const CudaCall& call, const DeviceWalk& walk, const GradientTables& to, int32_t grid,
+                           int32_t steps);
+Status prepare_gradient_units();
+
+}  // namespace blocksparse::linear
