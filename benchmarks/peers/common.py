@@ -182,10 +182,23 @@ def torch_bsr(data: Data, rotate: int) -> Contender:
 Prepare = Callable[[Data, int], Contender]
 
 
+def alive(problem: Problem) -> bool:
+    """Whether its device still works: a fault in one library's kernel is the end for all of a process."""
+    try:
+        if problem.device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def prepare_all(prepares: Sequence[Prepare], data: Data, rotate: int) -> tuple[list[Contender], dict[str, str]]:
     """Those whose results are right, and why not the others."""
-    contenders, without = [], {}
+    contenders: list[Contender] = []
+    without: dict[str, str] = {}
     for prepare in prepares:
+        if not alive(data.problem):
+            raise RuntimeError(f"the card has failed, at or before {', '.join(without)}")
         try:
             contender = prepare(data, rotate)
             data.check(contender.run(0), contender.expected)
@@ -279,6 +292,9 @@ def add_to(
         except (ValueError, RuntimeError) as error:
             print(f"{problem.line}: {error}", file=sys.stderr)
             failures += 1
+            if not alive(problem):
+                print("the card has failed, so this process is of no more use", file=sys.stderr)
+                break
             continue
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -18,7 +18,7 @@ import importlib.metadata
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -197,11 +197,11 @@ CONTENDERS: tuple[Prepare, ...] = (
 NEEDS = {torch_bsr_tuned: "triton", torchao_bsr: "torchao.kernel.bsr_triton_ops", stk: "stk"}
 
 
-def available(*, tune: bool) -> list[Prepare]:
+def available(*, tune: bool, unwanted: Sequence[str] = ()) -> list[Prepare]:
     """The contenders whose packages are there; says which are not."""
     chosen = []
     for prepare in CONTENDERS:
-        if prepare is torch_bsr_tuned and not tune:
+        if prepare.__name__ in unwanted or (prepare is torch_bsr_tuned and not tune):
             continue
         try:
             if prepare in NEEDS:
@@ -300,11 +300,12 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = parser_of(__doc__)
     parser.add_argument("--tune", action="store_true", help="also PyTorch's BSR kernel as tuned: a minute a problem")
+    parser.add_argument("--without", default="", help="names of contenders, as in the file, that are left out")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available() or blocksparse.cuda_status():
         print(blocksparse.cuda_status() or "PyTorch sees no CUDA device", file=sys.stderr)
         return 1
-    prepares = available(tune=options.tune)
+    prepares = available(tune=options.tune, unwanted=options.without.split(","))
     return add_to(
         options.results,
         f"cuda: {torch.cuda.get_device_name(0)}",
