@@ -116,7 +116,7 @@ class Product {
     Product p(data, sparse, *library);
     p.copies_ = copies_for(sparse.values.size(), rotate_bytes);
     auto upload = [&](const void* from, size_t bytes, int copies, char*& to) -> Status {
-      auto memory = copies_on_card(from, std::max<size_t>(bytes, 16), copies);
+      auto memory = copies_on_card(from, bytes, copies);
       if (!memory.ok()) return memory.status();
       to = static_cast<char*>(memory->get());
       p.operands_->memory.push_back(*std::move(memory));
@@ -291,6 +291,7 @@ Status check_problem(const linear::LinearData& data) {
   const int64_t b = c.block;
   if (data.layout().out_features() % b != 0 || data.layout().in_features() % b != 0)
     return {StatusCode::unsupported, "cusparse: whole blocks only"};
+  if (data.layout().blocks() == 0) return {StatusCode::unsupported, "cusparse: layouts with blocks only"};
   if (const auto library = cusparse::library(); !library.ok()) return library.status();
   return check_plain("cusparse", c);
 }
