@@ -46,6 +46,9 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
     for line, group in zip(axes, groups, strict=True):
         for axis, direction in zip(line, DIRECTIONS, strict=True):
             some = [r for r in rows if r.group == group and r.problem.direction == direction]
+            if not some:
+                axis.set_axis_off()
+                continue
             draw_speed_up(axis, some, colour, ticks)
             axis.set_title(f"{direction}, {group[1]} x {group[2]}" + (f", N = {group[3]}" if on_card else ""))
         line[0].set_ylabel("times as fast as dense")
@@ -56,7 +59,9 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
     }
     blocks = sorted((label for label in handles if label.startswith("b")), key=lambda label: int(label[4:]))
     order = [*blocks, *(label for label in handles if not label.startswith("b"))]
-    axes[0][-1].legend([handles[label] for label in order], order, frameon=False)
+    next(axis for axis in reversed(axes[0]) if axis.lines).legend(
+        [handles[label] for label in order], order, frameon=False
+    )
     over = "cuBLAS: bf16" if on_card else "the fastest dense library: N = 64, f32, 1 thread"
     figure.suptitle(f"Speed-up over {over}, features-last, weights from memory")
     figure.savefig(path, dpi=120)

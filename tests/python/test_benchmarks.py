@@ -260,6 +260,27 @@ def test_python_libraries_of_a_card(gpu, tmp_path, capsys, monkeypatch):
     assert gpu.main([str(write(tmp_path / "other.jsonl", card_header(device="cuda: another")))]) == 1
 
 
+def test_a_harness_goes_on_after_a_failure(gpu, tmp_path, capsys, monkeypatch):
+    problems = [f"linear:fprop f32 n={n} b=16 random(4,6,0.5)" for n in (5, 6)]
+    path = write(tmp_path / "r.jsonl", card_header(), *(card_line(problem, 1, 2, 3, 4, 0.5) for problem in problems))
+    measure = gpu.measure
+
+    def fail_once(problem, *arguments):
+        if problem.n == 5:
+            raise RuntimeError("out of memory")
+        return measure(problem, *arguments)
+
+    monkeypatch.setattr(gpu, "measure", fail_once)
+    assert gpu.main([str(path), "--without", "torch_bsr"]) == 1
+    assert f"{problems[0]} device=cuda: out of memory" in capsys.readouterr().err
+    python = Results.read(path).python
+    assert list(python) == [f"{problems[1]} device=cuda"]
+    assert "torch_bsr" not in str(python)
+    monkeypatch.setattr("common.alive", lambda problem: False)
+    assert gpu.main([str(path)]) == 1
+    assert "is of no more use" in capsys.readouterr().err
+
+
 def test_a_harness_needs_its_card(gpu, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     assert gpu.main([str(tmp_path / "r.jsonl")]) == 1
