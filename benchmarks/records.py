@@ -30,6 +30,7 @@ class Problem:
     in_: int = 0
     x_first: bool = False
     y_first: bool = False
+    device: str = ""  # cuda, or nothing
     others: list[str] = field(default_factory=list)  # words that are not of a plain product
 
     @classmethod
@@ -54,6 +55,8 @@ class Problem:
                 setattr(problem, _NUMBERS[key], int(value))
             elif key in ("x", "y") and value in ("first", "last"):
                 setattr(problem, f"{key}_first", value == "first")
+            elif word == "device=cuda":
+                problem.device = value
             else:
                 problem.others.append(word)
         if not problem.graph:
@@ -75,6 +78,11 @@ class Results:
     header: Record
     bench: dict[str, Record] = field(default_factory=dict)
     python: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it is of a CUDA card."""
+        return str(self.header["device"]).startswith("cuda: ")
 
     @classmethod
     def read(cls, path: Path) -> Results:

@@ -9,88 +9,17 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pictures import plot_roofline, plot_speed_up
 from records import Problem, Record, Results
+from rows import DIRECTIONS, FEW, Group, Row, kind, rows_of, title
 
-DENSE = ("openblas", "onednn")
-DIRECTIONS = ("fprop", "dgrad", "wgrad")
 TIMES = ("us", "us_hot")  # from memory, in cache
-Group = tuple[str, int, int, int, str, int]
-
-
-@dataclass
-class Row:
-    """One problem of the file."""
-
-    problem: Problem
-    record: Record
-
-    @property
-    def us(self) -> float:
-        """Ours, weights from memory where that was timed."""
-        return float(self.record.get("us") or self.record["us_hot"])
-
-    def of(self, library: str) -> float | None:
-        """Another library's time, in us."""
-        times = self.record.get("vs") or self.record.get("vs_hot") or {}
-        return times.get(library)
-
-    @property
-    def dense(self) -> tuple[float, str] | None:
-        """Time and name of the fastest dense library."""
-        return min(((us, name) for name in DENSE if (us := self.of(name)) is not None), default=None)
-
-    @property
-    def speed_up(self) -> float | None:
-        """Over the fastest dense library."""
-        return self.dense[0] / self.us if self.dense else None
-
-    @property
-    def over_libxsmm(self) -> float | None:
-        """How many times LIBXSMM's best variant takes our time."""
-        us = self.of("libxsmm")
-        return None if us is None else us / self.us
-
-    @property
-    def density(self) -> float:
-        """Share of blocks that are there."""
-        return float(self.record["density"])
-
-    @property
-    def group(self) -> Group:
-        """What rows of one table have in common."""
-        p = self.problem
-        return (p.dtype, self.record["out"], self.record["in"], p.n, p.order, p.threads)
-
-
-def rows_of(results: Results) -> list[Row]:
-    """All rows of blocksparse-bench, by group, direction, graph, block size and density."""
-    rows = [Row(Problem.parse(line), record) for line, record in results.bench.items()]
-
-    def key(row: Row) -> tuple[Any, ...]:
-        p = row.problem
-        dtype, *rest = row.group
-        return (dtype != "f32", dtype, *rest, DIRECTIONS.index(p.direction), kind(p), p.block, row.density)
-
-    return sorted(rows, key=key)
-
-
-def kind(problem: Problem) -> str:
-    """The generator's name."""
-    return problem.graph.split("(")[0]
-
-
-def title(group: Group) -> str:
-    """The group in words."""
-    dtype, out, in_, n, order, threads = group
-    return f"{out} x {in_}, N = {n}, {dtype}, {order}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-# ---- the table
+TWIN = 0.25  # how far the number of blocks may be away
+GEOMETRIC = "Geometric means over the problems of this file, with the smallest and how many are below 1."
 
 
 def number(value: float | None, losing_below: float = 0.0) -> str:
@@ -115,8 +44,18 @@ def geometric_mean(values: list[float]) -> str:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """Means by block size and direction, and how many problems were lost."""
-    lines = ["Geometric means over the problems of this file, with the smallest and how many are below 1.", ""]
+    """Means by block size and direction, and how many problems were lost; on a card for few tokens and for many."""
+    if rows and rows[0].on_card:
+        few = [row for row in rows if row.problem.n <= FEW]
+        many = [row for row in rows if row.problem.n > FEW]
+        tables = [(f"Up to {FEW} tokens", few), ("More tokens", many)]
+        text = [["", f"{name}.", "", *means_table(some)] for name, some in tables if some]
+        return [GEOMETRIC, *(line for part in text for line in part)]
+    return [GEOMETRIC, "", *means_table(rows)]
+
+
+def means_table(rows: list[Row]) -> list[str]:
+    """The means themselves."""
     cells = []
     for direction in DIRECTIONS:
         for block in sorted({row.problem.block for row in rows}):
@@ -124,14 +63,19 @@ def summary(rows: list[Row]) -> list[str]:
             if some:
                 cells.append([direction, str(block), str(len(some)), *means(some)])
     cells.append(["all", "", str(len(rows)), *means(rows)])
-    names = "pass | b | problems | over dense | smallest | lost | over LIBXSMM | smallest | lost | t / (d t_d)"
-    return lines + table(names + " | of roofline", cells)
+    names = f"pass | b | problems | over dense | smallest | lost | over {sparse_name(rows)} | smallest | lost"
+    return table(names + " | t / (d t_d) | of roofline", cells)
+
+
+def sparse_name(rows: list[Row]) -> str:
+    """Of the sparse libraries on that device."""
+    return "cuSPARSE" if rows and rows[0].on_card else "LIBXSMM"
 
 
 def means(rows: list[Row]) -> list[str]:
     """The cells of one line of the summary."""
     cells = []
-    for values in ([r.speed_up for r in rows], [r.over_libxsmm for r in rows]):
+    for values in ([r.speed_up for r in rows], [r.over_sparse for r in rows]):
         known = [v for v in values if v is not None]
         smallest = f"{min(known):.2f}x" if known else "-"
         cells += [geometric_mean(known), smallest, str(sum(v < 1 for v in known)) if known else "-"]
@@ -142,13 +86,14 @@ def means(rows: list[Row]) -> list[str]:
 
 def details(rows: list[Row]) -> list[str]:
     """A table for each group."""
+    sparse = sparse_name(rows)
     groups: dict[Group, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
     lines = []
     for group, members in groups.items():
-        names = "pass | layout | b | density | us | dense us | by | over dense | t / (d t_d) | LIBXSMM us"
-        names += " | over LIBXSMM | GFLOP/s | of peak | of roofline"
+        names = f"pass | layout | b | density | us | dense us | by | over dense | t / (d t_d) | {sparse} us"
+        names += f" | over {sparse} | GFLOP/s | of peak | of roofline"
         lines += ["", f"### {title(group)}", "", *table(names, map(detail, members))]
     return lines
 
@@ -167,12 +112,21 @@ def detail(row: Row) -> list[str]:
         by,
         number(speed_up, losing_below=1),
         number(1 / (speed_up * row.density) if speed_up else None),
-        number(row.of("libxsmm")),
-        number(row.over_libxsmm, losing_below=1),
+        sparse_cell(row),
+        number(row.over_sparse, losing_below=1),
         number(row.record["gflops"]),
         f"{100 * row.record['peak_fraction']:.0f} %",
         f"{100 * row.record['roofline_fraction']:.0f} %",
     ]
+
+
+def sparse_cell(row: Row) -> str:
+    """The fastest sparse library's time; on a card, and its format."""
+    us, name = row.sparse or (None, "")
+    if not row.on_card or not name:
+        return number(us)
+    padded = ", padded" if "padded" in row.record.get("notes", {}).get(name, "") else ""
+    return f"{number(us)} ({name.removeprefix('cusparse_').upper()}{padded})"
 
 
 def threads_table(rows: list[Row]) -> list[str]:
@@ -198,23 +152,24 @@ def threads_table(rows: list[Row]) -> list[str]:
 
 
 def hubs_table(rows: list[Row]) -> list[str]:
-    """What a block of a layout with hubs costs, beside one of a balanced layout of about as many."""
+    """What a block of a layout with hubs costs, beside one of balanced and random layouts of about as many."""
 
-    def same(row: Row) -> tuple[Any, ...]:
-        return (row.group, row.problem.direction, row.problem.block)
+    def twin(row: Row, graph: str) -> Row | None:
+        same = (row.group, row.problem.direction, row.problem.block)
+        some = [r for r in rows if kind(r.problem) == graph and (r.group, r.problem.direction, r.problem.block) == same]
+        some = [r for r in some if abs(r.density / row.density - 1) < TWIN]
+        return min(some, key=lambda r: abs(r.density - row.density), default=None)
 
-    balanced = {same(row): row for row in rows if kind(row.problem) == "balanced"}
     cells = []
     for row in rows:
-        twin = balanced.get(same(row))
-        if kind(row.problem) != "ba" or twin is None:
-            continue
-        blocks = row.density / twin.density
-        ratios = [number(row.record[key] / twin.record[key] / blocks) if key in row.record else "" for key in TIMES]
-        cells.append([f"`{row.problem.line}`", f"`{twin.problem.graph}`", *ratios])
+        twins = [twin(row, graph) for graph in ("balanced", "random")] if kind(row.problem) == "ba" else []
+        for other in filter(None, twins):
+            blocks = row.density / other.density
+            ratios = [number(row.record[k] / other.record[k] / blocks) if k in row.record else "" for k in TIMES]
+            cells.append([f"`{row.problem.line}`", f"`{other.problem.graph}`", *ratios])
     if not cells:
         return []
-    lines = ["", "## Layouts with hubs", "", "Time of a block over that of a block in a balanced layout.", ""]
+    lines = ["", "## Layouts with hubs", "", "Time of a block over that of a block in a layout without.", ""]
     return lines + table("problem | layout | from memory | in cache", cells)
 
 
@@ -225,12 +180,20 @@ def python_table(results: Results) -> list[str]:
         return []
     versions = next(iter(results.python.values()))["versions"]
     lines = ["", "## Beside Python libraries", ""]
-    lines += ["Microseconds a call from Python, and in parentheses over ours; a run of its own, weights from memory."]
+    what = "of GPU time" if results.on_card else "a call from Python"
+    lines += [f"Microseconds {what}, and in parentheses over ours; a run of its own, weights from memory."]
     lines += [", ".join(f"{name} {version}" for name, version in versions.items()) + ".", ""]
     cells = []
     for line, record in results.python.items():
         cells.append([f"`{line}`", number(record["us"]), *(python_cell(record, name) for name in names)])
-    return lines + table(" | ".join(["problem", "blocksparse", *names]), cells)
+    lines += table(" | ".join(["problem", "blocksparse", *names]), cells)
+    eager = [(line, record["us_eager"]) for line, record in results.python.items() if "us_eager" in record]
+    if eager:
+        names = sorted({name for _, times in eager for name in times})
+        cells = [[f"`{line}`", *(number(times.get(name)) for name in names)] for line, times in eager]
+        lines += ["", "Microseconds of a call from Python, weights in cache.", ""]
+        lines += table(" | ".join(["problem", *names]), cells)
+    return lines
 
 
 def python_cell(record: Record, name: str) -> str:
@@ -247,9 +210,12 @@ def markdown(results: Results, pictures: Iterable[Path]) -> str:
     h = results.header
     rows = rows_of(results)
     opponents = ", ".join(f"{name} {version}" for name, version in h["opponents"].items())
-    lines = [f"# {h['device'].removeprefix('cpu: ')}, {h['isa']}, {h['date'][:10]}", ""]
+    card = f", driver {h['driver']}, CUDA {h['cuda']}" if results.on_card else ""
+    name = h["device"].split(": ", 1)[1] + ("" if results.on_card else f", {h['isa']}")
+    lines = [f"# {name}, {h['date'][:10]}", ""]
     lines += [
-        f"blocksparse {h['library']} (commit {h['commit'] or 'unknown'}, {h['compiler']}), {h['os']}. {opponents}."
+        f"blocksparse {h['library']} (commit {h['commit'] or 'unknown'}, {h['compiler']}), {h['os']}{card}. "
+        f"{opponents}."
     ]
     lines += [
         "Times are medians in microseconds, weights from memory; dense is the fastest dense library. t / (d t_d) is"
@@ -258,112 +224,6 @@ def markdown(results: Results, pictures: Iterable[Path]) -> str:
     lines += ["", *(f"![{p.stem}]({p.name})" for p in pictures), "", "## In short", "", *summary(rows)]
     lines += [*threads_table(rows), *hubs_table(rows), *python_table(results), "", "## Every problem", *details(rows)]
     return "\n".join(lines) + "\n"
-
-
-# ---- the pictures
-
-
-def pyplot() -> Any:
-    """matplotlib without a screen."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10})
-    return plt
-
-
-def colours(values: Iterable[int]) -> Callable[[int], Any]:
-    """From light to dark by size."""
-    import matplotlib as mpl
-
-    order = sorted(set(values))
-    return lambda v: mpl.colormaps["viridis"](0.85 * (1 - order.index(v) / max(len(order) - 1, 1)))
-
-
-def plot_speed_up(rows: list[Row], path: Path) -> bool:
-    """A panel for each width and pass, a line for each block size. False where nothing has two densities."""
-    rows = [r for r in rows if kind(r.problem) == "random" and r.speed_up]
-    rows = [r for r in rows if r.group[:1] + r.group[3:] == ("f32", 64, "features-last", 1)]
-    widths = sorted({r.group[1:3] for r in rows if sum(s.group == r.group for s in rows) > 3})
-    rows = [r for r in rows if r.group[1:3] in widths]
-    if not rows:
-        return False
-    plt = pyplot()
-    colour = colours(r.problem.block for r in rows)
-    shape = {"figsize": (12, 0.6 + 3.9 * len(widths)), "sharex": True, "sharey": True, "squeeze": False}
-    figure, axes = plt.subplots(len(widths), 3, layout="constrained", **shape)
-    for line, width in zip(axes, widths, strict=True):
-        for axis, direction in zip(line, DIRECTIONS, strict=True):
-            some = [r for r in rows if r.group[1:3] == width and r.problem.direction == direction]
-            draw_speed_up(axis, some, colour)
-            axis.set_title(f"{direction}, {width[0]} x {width[1]}")
-        line[0].set_ylabel("times as fast as dense")
-    for axis in axes[-1]:
-        axis.set_xlabel("density")
-    handles = {
-        label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    blocks = sorted((label for label in handles if label.startswith("b")), key=lambda label: int(label[4:]))
-    order = [*blocks, *(label for label in handles if not label.startswith("b"))]
-    axes[0][-1].legend([handles[label] for label in order], order, frameon=False)
-    figure.suptitle(
-        "Speed-up over the fastest dense library: N = 64, f32, features-last, 1 thread, weights from memory"
-    )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return True
-
-
-def draw_speed_up(axis: Any, rows: list[Row], colour: Callable[[int], Any]) -> None:
-    """One panel, logarithmic both ways."""
-    for block in sorted({r.problem.block for r in rows}):
-        points = sorted((r.density, r.speed_up) for r in rows if r.problem.block == block)
-        axis.plot(*zip(*points, strict=True), "o-", color=colour(block), label=f"b = {block}", markersize=4)
-    ends = (0.018, 0.55)
-    axis.plot(ends, [1 / d for d in ends], ":", color="0.4", label="1 / density")
-    axis.axhline(1, color="0.7", linewidth=0.8)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xticks([0.02, 0.05, 0.1, 0.25, 0.5], ["2 %", "5 %", "10 %", "25 %", "50 %"])
-    axis.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
-    axis.minorticks_off()
-    axis.grid(color="0.92", linewidth=0.6)
-
-
-def plot_roofline(rows: list[Row], path: Path) -> bool:
-    """A line for each group of problems, a point for each problem."""
-    if not rows:
-        return False
-    plt = pyplot()
-    groups = list(dict.fromkeys(r.group for r in rows))
-    blocks = sorted({r.problem.block for r in rows})
-    colour = colours(blocks)
-    marks = dict(zip(DIRECTIONS, "o^s", strict=True))
-    figure, axis = plt.subplots(figsize=(11, 1.8 + 0.42 * len(groups)), layout="constrained")
-    for y, group in enumerate(groups):
-        for r in (r for r in rows if r.group == group):
-            shift = 0.22 * (DIRECTIONS.index(r.problem.direction) - 1)
-            style = {"marker": marks[r.problem.direction], "s": 26, "alpha": 0.8, "linewidths": 0}
-            axis.scatter(r.record["roofline_fraction"], y + shift, color=colour(r.problem.block), **style)
-    axis.set_yticks(range(len(groups)), [title(g) for g in groups])
-    axis.set_ylim(len(groups) - 0.4, -0.6)
-    most = max(1.0, *(r.record["roofline_fraction"] for r in rows))
-    axis.set_xlim(0, 1.03 * most)
-    axis.axvline(1, color="0.4", linestyle=":")
-    axis.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
-    axis.grid(color="0.92", linewidth=0.6)
-    axis.set_axisbelow(True)
-    for direction, mark in marks.items():
-        axis.scatter([], [], marker=mark, color="0.4", label=direction)
-    for block in blocks:
-        axis.scatter([], [], marker="o", color=colour(block), label=f"b = {block}")
-    figure.legend(loc="outside lower center", ncols=len(marks) + len(blocks), frameon=False)
-    axis.set_title("Share of what measured FMA peak and read bandwidth allow, weights from memory")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return True
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -68,3 +68,15 @@ execute_process(COMMAND ${BENCH} --reproduce ${PROBLEMS} --list OUTPUT_VARIABLE 
 if(NOT out MATCHES "wgrad")
   message(FATAL_ERROR "the folder of problems holds no weight gradient: ${out}")
 endif()
+
+# Problems of a card are listed without one.
+execute_process(COMMAND ${BENCH} --reproduce --device cuda ${PROBLEMS}/../cuda --list
+  OUTPUT_VARIABLE out COMMAND_ERROR_IS_FATAL ANY)
+if(NOT out MATCHES "linear:wgrad bf16 [^\n]*device=cuda")
+  message(FATAL_ERROR "the folder of problems holds none of a card: ${out}")
+endif()
+file(WRITE ${WORK}/card.txt "linear:fprop f32 n=4 b=8 random(4,0.5) device=cuda\n")
+execute_process(COMMAND ${BENCH} --reproduce ${WORK}/card.txt --list RESULT_VARIABLE status ERROR_VARIABLE err)
+if(status EQUAL 0 OR NOT err MATCHES "needs --device cuda")
+  message(FATAL_ERROR "a problem of a card was taken for one of the CPU: ${err}")
+endif()

@@ -1,7 +1,8 @@
 """Neural-network layers whose weights are zero outside a chosen set of blocks.
 
-`Layout` says which blocks there are, `graphs` makes layouts. The ops are in `blocksparse.numpy` (NumPy functions) and
-`blocksparse.torch` (functional ops and modules); `blocksparse.matmul` runs the programs of the 2017 release.
+`Layout` says which blocks there are, `graphs` makes layouts. The ops are in `blocksparse.numpy` and `blocksparse.cupy`
+(functions on arrays) and in `blocksparse.torch` (functional ops and modules); `blocksparse.matmul` runs the programs of
+the 2017 release.
 """
 
 import ctypes as _ctypes

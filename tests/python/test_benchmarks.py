@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -157,3 +158,151 @@ print(codes)
     assert set(python[problems[2]]["vs"]) == {"blocksparse_torch", "torch_dense", "torch_bsr", "scipy_bsr"}
     assert set(python[problems[3]]["vs"]) == {"blocksparse_torch", "torch_dense"}
     assert python[problems[4]]["front"] == "blocksparse_torch"
+
+
+# ---- a card, without one
+
+CARD = "cuda: of a test"
+
+
+def card_header(**others):
+    card = {"driver": "580.1", "cuda": "13.0", "compute_capability": "9.0", "host": "a CPU"}
+    opponents = {"cublas": "13.1", "cusparse_bsr": "12.6", "cusparse_ell": "12.6"}
+    return {**header(device=CARD), **card, "opponents": opponents, **others}
+
+
+def card_line(problem, us, cublas, bsr, ell, density, notes=()):
+    times = {"cublas": cublas, "cusparse_bsr": bsr, "cusparse_ell": ell}
+    vs = {name: us for name, us in times.items() if us is not None}
+    return {**line(problem + " device=cuda", us, None, None, None, density), "vs": vs, "notes": dict(notes)}
+
+
+def test_report_of_a_card(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    records = []
+    for direction in ("fprop", "dgrad", "wgrad"):
+        for block, density in ((8, 0.1), (8, 0.5), (32, 0.1), (32, 0.5)):
+            for n in (32, 4096):
+                problem = f"linear:{direction} bf16 n={n} b={block} random({1024 // block},{density})"
+                records.append(card_line(problem, 100 * density, 80, 400, 20, density))
+    hubs = "linear:fprop bf16 n=32 b=32 ba(384,8)"
+    records.append(card_line(hubs, 12, 80, 300, 6, 0.044, {"cusparse_ell": "padded from 6456 to 40000 blocks"}.items()))
+    records.append(card_line("linear:fprop bf16 n=32 b=32 balanced(384,17)", 8, 80, 300, 9, 0.044))
+    records.append(card_line("linear:fprop bf16 n=32 b=32 random(384,0.044)", 10, 80, 300, 9, 0.044))
+    python = {"by": "peers/gpu.py", "problem": records[0]["problem"], "us": 10, "versions": {"torch": "2.13"}}
+    records.append({**python, "vs": {"torch_dense": 80}, "us_eager": {"blocksparse_torch": 20, "torch_dense": 85}})
+    path = write(tmp_path / "r.jsonl", card_header(), *records)
+    assert report.main([str(path)]) == 0
+    assert capsys.readouterr().out.split()[1:] == [str(tmp_path / f"r-{name}.png") for name in ("speed-up", "roofline")]
+    text = (tmp_path / "r.md").read_text()
+    assert text.startswith("# of a test, 2026-01-02\n")
+    assert "Linux, driver 580.1, CUDA 13.0. cublas 13.1, cusparse_bsr 12.6" in text
+    assert "### 1024 x 1024, N = 32, bf16, features-last\n" in text
+    assert "| fprop | `random(128,0.1)` | 8 | 10 % | 10 | 80 | cublas | 8 | 1.25 | 20 (ELL) | 2 |" in text
+    assert "| 12 | 80 | cublas | 6.67 | 3.41 | 6 (ELL, padded) | **0.5** |" in text
+    assert f"| `{hubs} device=cuda` | `balanced(384,17)` | 1.5 | 1.5 |" in text
+    assert f"| `{hubs} device=cuda` | `random(384,0.044)` | 1.2 | 1.2 |" in text
+    assert f"| `{records[0]['problem']}` | 10 | 80 (8) |" in text
+    assert f"| `{records[0]['problem']}` | 20 | 85 |" in text
+    assert text.index("Up to 64 tokens.") < text.index("More tokens.")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The harness of the card, on the CPU and by its clock."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    import gpu
+
+    measure = gpu.measure
+    monkeypatch.setattr(gpu, "measure", lambda *arguments: measure(*arguments, device="cpu"))
+    captured = {"torch_dense": False}
+    monkeypatch.setattr(gpu, "sampler_of", lambda c, rotate: (lambda: 1.5 + rotate, captured.get(c.name, True)))
+    monkeypatch.setattr(gpu, "eager_us", lambda contender: 7)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "of a test")
+    monkeypatch.setattr(gpu.blocksparse, "cuda_status", lambda: "")
+    return gpu
+
+
+def test_python_libraries_of_a_card(gpu, tmp_path, capsys, monkeypatch):
+    problems = [
+        "linear:fprop bf16 n=5 b=16 random(4,6,0.5) device=cuda",
+        "linear:dgrad f32 n=5 b=16 random(4,6,0.3) x=first y=first device=cuda",
+        "linear:dgrad f32 n=5 b=16 diagonal(4) device=cuda",
+        "linear:wgrad f32 n=5 b=16 diagonal(4) device=cuda",
+        "linear:fprop f32 n=5 b=16 random(4,6,0.5)",  # of the CPU
+        "linear:fprop f32 n=5 b=16 random(4,6,0.5) bias device=cuda",
+    ]
+    records = [card_line(problem.removesuffix(" device=cuda"), 1, 2, 3, 4, 0.5) for problem in problems]
+    for record, problem in zip(records, problems, strict=True):
+        record["problem"] = problem
+    path = write(tmp_path / "r.jsonl", card_header(), *records)
+    monkeypatch.setitem(gpu.NEEDS, gpu.stk, "no_such_package")
+    assert gpu.main([str(path), "--samples", "4"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("without stk: No module named 'no_such_package'") == 1
+    python = Results.read(path).python
+    assert list(python) == problems[:4]
+    first = python[problems[0]]
+    assert (first["us"], first["us_hot"], first["samples"]) == (2.5, 1.5, 4)
+    assert set(first["vs"]) >= {"torch_dense"}
+    assert first["us_eager"]["blocksparse_torch"] == 7
+    assert first["without"]["torch_bmm"] == "block-diagonal layouts only"
+    assert "stk" not in first["without"]
+    assert first["notes"]["torch_dense"] == "plain launches: no graph holds it"
+    for problem in problems[2:4]:  # whose results were checked
+        assert set(python[problem]["vs"]) >= {"torch_dense", "torch_bmm"}
+    assert report.main([str(path)]) == 0
+    once = path.read_text()
+    assert gpu.main([str(path)]) == 0
+    assert path.read_text() == once
+    assert gpu.main([str(write(tmp_path / "other.jsonl", card_header(device="cuda: another")))]) == 1
+
+
+def test_a_harness_goes_on_after_a_failure(gpu, tmp_path, capsys, monkeypatch):
+    problems = [f"linear:fprop f32 n={n} b=16 random(4,6,0.5)" for n in (5, 6)]
+    path = write(tmp_path / "r.jsonl", card_header(), *(card_line(problem, 1, 2, 3, 4, 0.5) for problem in problems))
+    measure = gpu.measure
+
+    def fail_once(problem, *arguments):
+        if problem.n == 5:
+            raise RuntimeError("out of memory")
+        return measure(problem, *arguments)
+
+    monkeypatch.setattr(gpu, "measure", fail_once)
+    assert gpu.main([str(path), "--without", "torch_bsr"]) == 1
+    assert f"{problems[0]} device=cuda: out of memory" in capsys.readouterr().err
+    python = Results.read(path).python
+    assert list(python) == [f"{problems[1]} device=cuda"]
+    assert "torch_bsr" not in str(python)
+    monkeypatch.setattr("common.alive", lambda problem: False)
+    assert gpu.main([str(path)]) == 1
+    assert "is of no more use" in capsys.readouterr().err
+
+
+def test_a_harness_needs_its_card(gpu, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    assert gpu.main([str(tmp_path / "r.jsonl")]) == 1
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_a_wrong_result_is_found(gpu):
+    data = gpu.Data(Problem.parse("linear:fprop f32 n=5 b=16 random(4,6,0.5)"))
+    right = data.x @ data.dense.T
+    data.check(right)
+    with pytest.raises(ValueError, match="relative error"):
+        data.check(right + 0.01)
+    with pytest.raises(ValueError, match="shape"):
+        data.check(right[:4])
+    turned = gpu.Data(Problem.parse("linear:dgrad f32 n=5 b=16 random(4,6,0.5)"))
+    layout, values = turned.blocks()
+    assert np.array_equal(layout.to_dense(values.numpy()), turned.dense.T.numpy())
+
+
+def test_launches(gpu):
+    assert gpu.launches_of(1.0, 1) == 500
+    assert gpu.launches_of(0.5, 2000) == 2000  # each copy has its turn
+    assert gpu.launches_of(1e3, 1) == 4
+    assert gpu.launches_of(1e3, 400) == 20  # but not for very long
+    assert gpu.launches_of(1e5, 400) == 4

@@ -1,13 +1,16 @@
 #include "card.h"
 
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/text.h"
 #include "cuda/error.h"
 #include "cuda/launch.h"
 #include "cuda/memory.h"
+#include "report.h"
 
 namespace blocksparse::bench {
 
@@ -16,6 +19,8 @@ namespace {
 constexpr Device kCard{DeviceType::cuda, 0};
 constexpr double kReplayUs = 500;  // at least, so that the events' own time is lost in it
 constexpr double kMostLaunches = 4096;
+constexpr double kLongUs = 20e3;  // of the longest replay
+constexpr int kFewestSamples = 3;
 
 cudaStream_t stream() { return static_cast<cudaStream_t>(card_stream()); }
 
@@ -41,28 +46,64 @@ Result<double> time_us(Body&& body) {
   return 1e3 * static_cast<double>(ms);
 }
 
-// Launches of one contender as a graph: with its copies in turn, or always with the first.
+// Launches of one contender, with its copies in turn or always with the first: as a graph if it can be one.
 struct Replay {
   std::shared_ptr<CUgraphExec_st> graph;
+  std::function<void()> launch;
   int launches = 0;
 };
 
-Result<Replay> capture(const Contender& c, int launches, bool rotate) {
-  BS_RETURN_IF_ERROR(check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "capture"));
-  for (int i = 0; i < launches; ++i) c.run(rotate ? i % c.copies : 0);
+// Null where a call cannot be captured, or was not: some libraries then return an error and launch nothing.
+std::shared_ptr<CUgraphExec_st> capture(const std::function<void()>& launch, int launches) {
+  if (cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return nullptr;
+  launch();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
-  BS_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream(), &graph), "capture"));
-  const Status made = check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-  (void)cudaGraphDestroy(graph);
-  if (!made.ok()) return made;
-  return Replay{{exec, [](cudaGraphExec_t e) { (void)cudaGraphExecDestroy(e); }}, launches};
+  size_t nodes = 0;
+  const bool captured = cudaStreamEndCapture(stream(), &graph) == cudaSuccess && graph != nullptr &&
+                        cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess &&
+                        nodes >= static_cast<size_t>(launches) && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  if (!captured) (void)cudaGetLastError();  // so that the next call does not see it
+  return {captured ? exec : nullptr,
+          [](cudaGraphExec_t e) { (void)(e == nullptr ? cudaSuccess : cudaGraphExecDestroy(e)); }};
+}
+
+Replay replay_of(const Contender& c, int launches, bool rotate) {
+  auto launch = [&c, launches, rotate] {
+    for (int i = 0; i < launches; ++i) c.run(rotate ? i % c.copies : 0);
+  };
+  return {capture(launch, launches), launch, launches};
 }
 
 Result<double> us_a_launch(const Replay& replay) {
-  const auto us = time_us([&] { (void)cudaGraphLaunch(replay.graph.get(), stream()); });
+  const auto us = time_us([&] {
+    if (replay.graph == nullptr) replay.launch();
+    else (void)cudaGraphLaunch(replay.graph.get(), stream());
+  });
   if (!us.ok()) return us.status();
   return *us / replay.launches;
+}
+
+// Enough launches that the events' own time is lost, and all copies take their turn; but where these take very long,
+// it matters little whether the weights are in the cache.
+int launches_of(const Contender& c, double us, bool rotate) {
+  const double enough = std::clamp(kReplayUs / us, 4.0, kMostLaunches);
+  const double most = std::max(kLongUs / us, 4.0);
+  return static_cast<int>(rotate ? std::min(std::max<double>(enough, c.copies), most) : enough);
+}
+
+// "580.159.04", by NVIDIA's management library; without it what CUDA version the driver is for.
+std::string driver_version() {
+  if (void* library = dlopen("libnvidia-ml.so.1", RTLD_LAZY)) {
+    const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+    const auto get = reinterpret_cast<int (*)(char*, unsigned)>(dlsym(library, "nvmlSystemGetDriverVersion"));
+    char text[96] = "";
+    if (init != nullptr && get != nullptr && init() == 0 && get(text, sizeof(text)) == 0) return text;
+  }
+  int version = 0;
+  (void)cudaDriverGetVersion(&version);
+  return concat("for CUDA ", version / 1000, ".", version % 1000 / 10);
 }
 
 // Reads all of it; the store never happens, but the compiler cannot know.
@@ -90,11 +131,17 @@ void* card_stream() {
 
 std::string card_name() {
   cudaDeviceProp properties{};
-  int driver = 0;
   (void)cudaGetDeviceProperties(&properties, kCard.index);
-  (void)cudaDriverGetVersion(&driver);
-  return concat(properties.name, ", CUDA ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", driver for ",
-                driver / 1000, ".", driver % 1000 / 10);
+  return properties.name;
+}
+
+std::string card_facts() {
+  cudaDeviceProp p{};
+  (void)cudaGetDeviceProperties(&p, kCard.index);
+  return concat("\"driver\": ", json_string(driver_version()), ", \"cuda\": \"", CUDART_VERSION / 1000, ".",
+                CUDART_VERSION % 1000 / 10, "\", \"compute_capability\": \"", p.major, ".", p.minor,
+                "\", \"multiprocessors\": ", p.multiProcessorCount, ", \"memory_gb\": ", p.totalGlobalMem >> 30,
+                ", \"l2_mb\": ", p.l2CacheSize >> 20);
 }
 
 Result<std::shared_ptr<void>> copies_on_card(const void* from, size_t bytes, int copies) {
@@ -108,7 +155,7 @@ Result<std::shared_ptr<void>> copies_on_card(const void* from, size_t bytes, int
   return memory;
 }
 
-Result<std::vector<Timing>> time_on_card(const std::vector<Contender>& contenders, const Options& options) {
+Result<Timings> time_on_card(const std::vector<Contender>& contenders, const Options& options) {
   std::vector<Replay> cold, hot;
   for (const Contender& c : contenders) {
     BS_RETURN_IF_ERROR(cuda::synchronise(kCard));
@@ -117,16 +164,20 @@ Result<std::vector<Timing>> time_on_card(const std::vector<Contender>& contender
       for (int i = 0; i < 5; ++i) c.run(0);
     });
     if (!one.ok()) return one.status();
-    const double launches = std::clamp(kReplayUs / std::max(*one / 5, 0.5), 4.0, kMostLaunches);
     for (bool rotate : {true, false}) {
       if (rotate ? !options.cold : !options.hot) continue;
-      auto replay = capture(c, std::max(static_cast<int>(launches), rotate ? c.copies : 1), rotate);
-      if (!replay.ok()) return replay.status();
-      (rotate ? cold : hot).push_back(*std::move(replay));
+      (rotate ? cold : hot).push_back(replay_of(c, launches_of(c, std::max(*one / 5, 0.5), rotate), rotate));
     }
   }
   std::vector<std::vector<double>> cold_us(contenders.size()), hot_us(contenders.size());
-  for (int s = -1; s < options.samples; ++s) {  // the first warms up
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  auto over = [&] {
+    return options.budget_s > 0 && std::chrono::duration<double>(Clock::now() - begin).count() > options.budget_s;
+  };
+  int samples = 0;
+  for (int s = -1; s < options.samples && (s < kFewestSamples || !over()); ++s) {  // the first warms up
+    samples = s + 1;
     for (size_t i = 0; i < contenders.size(); ++i) {
       for (auto [replays, us] : {std::pair(&cold, &cold_us), std::pair(&hot, &hot_us)}) {
         if (replays->empty()) continue;
@@ -136,8 +187,12 @@ Result<std::vector<Timing>> time_on_card(const std::vector<Contender>& contender
       }
     }
   }
-  std::vector<Timing> timings;
-  for (size_t i = 0; i < contenders.size(); ++i) timings.push_back({summary(cold_us[i]), summary(hot_us[i])});
+  Timings timings;
+  timings.samples = samples;
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    const bool launched = (cold.empty() ? hot : cold)[i].graph == nullptr;
+    timings.contenders.push_back({summary(cold_us[i]), summary(hot_us[i]), launched});
+  }
   return timings;
 }
 

@@ -15,13 +15,15 @@ namespace blocksparse::bench {
 // The stream on which everything that is timed is queued; null where there is no card.
 void* card_stream();
 
-std::string card_name();  // "NVIDIA H200, driver 580.159, CUDA 13.0"
+std::string card_name();   // "NVIDIA H200"
+std::string card_facts();  // the rest of what results depend on, as members of a JSON object: driver, CUDA, size
 
 // Copies of device memory, for weights that are rotated past the L2 cache.
 Result<std::shared_ptr<void>> copies_on_card(const void* from, size_t bytes, int copies);
 
-// As time_all, by events around replays of graphs that hold many launches.
-Result<std::vector<Timing>> time_on_card(const std::vector<Contender>& contenders, const Options& options);
+// As time_all, by events around replays of graphs that hold many launches, or around as many launches where a library
+// cannot be captured.
+Result<Timings> time_on_card(const std::vector<Contender>& contenders, const Options& options);
 
 // us of one run of `body` queued on the stream: the median of some.
 Result<double> time_once_on_card(const std::function<void()>& body);

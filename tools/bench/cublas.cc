@@ -119,8 +119,7 @@ Result<Contender> prepare(linear::LinearData& data, size_t rotate_bytes, bool tf
     auto data_of = [w, host](const Matrix& m) { return m.data == nullptr || m.data == host ? w : m.data; };
     gemm.run(*blas, data_of(gemm.product.a), data_of(gemm.product.b), data_of(gemm.product.c));
   };
-  // tf32 keeps 11 bits of f32's 24.
-  BS_RETURN_IF_ERROR(check_output(contender, data, &gemm.product, dense->get(), tf32 ? 0x1p13 : 1));
+  BS_RETURN_IF_ERROR(check_output(contender, data, &gemm.product, dense->get(), tf32 ? kTf32Error : 1));
   return contender;
 }
 

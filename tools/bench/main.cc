@@ -90,7 +90,7 @@ Result<Measured> time_problem_on_card(const linear::LinearData& data, const std:
   if (!peak.ok()) std::fprintf(stderr, "no peak is known: %s\n", peak.status().message().c_str());
   const auto timings = time_on_card(contenders, options);
   if (!timings.ok()) return timings.status();
-  return Measured{*timings, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs, options.samples};
+  return Measured{timings->contenders, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs, timings->samples};
 }
 
 void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contender>& contenders,
@@ -99,7 +99,13 @@ void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contend
   row.cold = options.cold;
   row.hot = options.hot;
   row.us = measured.contenders[0];
-  for (size_t i = 1; i < contenders.size(); ++i) row.vs.emplace_back(contenders[i].name, measured.contenders[i]);
+  for (size_t i = 1; i < contenders.size(); ++i) {
+    const Contender& c = contenders[i];
+    row.vs.emplace_back(c.name, measured.contenders[i]);
+    std::string note = c.note;
+    if (measured.contenders[i].launched) note += concat(note.empty() ? "" : ", ", "plain launches: no graph holds it");
+    if (!note.empty()) row.notes.emplace_back(c.name.substr(0, c.name.find(' ')), note);
+  }
   const double us = options.cold ? row.us.cold.median : row.us.hot.median;
   const double compute_us = 1e6 * data.flops() / measured.peak, memory_us = 1e6 * data.bytes() / measured.bandwidth;
   row.gflops = data.flops() / us / 1e3;
@@ -157,7 +163,7 @@ void list_opponents() {
     auto data =
         linear::LinearData::make(*linear::parse_linear_case("linear:fprop f32 n=8 b=8 random(4,0.5) device=" + where));
     const auto contender = opponent.prepare(*data, 0);
-    std::printf("%-10s %s\n", opponent.name.c_str(),
+    std::printf("%-12s %s\n", opponent.name.c_str(),
                 contender.ok() ? contender->name.c_str() : contender.status().message().c_str());
   }
 }

@@ -21,6 +21,8 @@ const std::vector<Opponent>& opponents() {
       {"libxsmm", false, prepare_libxsmm},
       {"cublas", true, prepare_cublas, DeviceType::cuda},
       {"cublas_tf32", true, prepare_cublas_tf32, DeviceType::cuda},
+      {"cusparse_bsr", false, prepare_cusparse_bsr, DeviceType::cuda},
+      {"cusparse_ell", false, prepare_cusparse_ell, DeviceType::cuda},
   };
   return list;
 }
@@ -63,13 +65,12 @@ void store_gradient(const linear::Bytes& dense, linear::LinearData& data) {
   });
 }
 
-// Activations [n, features].
+}  // namespace
+
 Matrix matrix_of(const Tensor& t, Order order) {
   const bool last = order == Order::features_last;
   return {t.data, t.shape[0], t.shape[1], t.stride[last ? 0 : 1], last};
 }
-
-}  // namespace
 
 DenseProduct dense_product(const linear::LinearData& data) {
   const linear::LinearCase& c = data.spec();

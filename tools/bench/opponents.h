@@ -17,6 +17,7 @@ struct Contender {
   std::string name;  // "openblas 0.3.30", say
   std::function<void(int copy)> run;
   int copies = 1;
+  std::string note = {};  // what a reader of its time should know
 };
 
 struct Opponent {
@@ -47,6 +48,9 @@ struct DenseProduct {
 };
 DenseProduct dense_product(const linear::LinearData& data);
 
+// Activations [n, features].
+Matrix matrix_of(const Tensor& t, Order order);
+
 // Copies of something of `bytes` bytes that together exceed `rotate_bytes`: 1 to 4096.
 int copies_for(size_t bytes, size_t rotate_bytes);
 
@@ -56,6 +60,7 @@ Status check_plain(const std::string& library, const linear::LinearCase& c);
 // Runs the contender once: ok if the problem's output is right, and nothing else was written. Dense libraries leave dW
 // in their own memory.
 // On a card that memory is at `on_card`. `allowed` is for libraries that are less precise than the problem asks.
+inline constexpr double kTf32Error = 0x1p13;  // in units of f32's: tf32 keeps 11 bits of its 24
 Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense = nullptr,
                     const void* on_card = nullptr, double allowed = 1);
 
@@ -71,6 +76,8 @@ Result<void*> open_library(const char* variable, std::initializer_list<const cha
 Result<Contender> prepare_cublas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_cublas_tf32(linear::LinearData& data, size_t rotate_bytes);
 Result<double> card_peak(DType dtype);  // FLOP/s of a large product by cuBLAS
+Result<Contender> prepare_cusparse_bsr(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_cusparse_ell(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);

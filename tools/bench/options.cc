@@ -19,10 +19,11 @@ reference before it is timed.
 
   --device NAME    cpu, or cuda: the first card
   --vs LIST        opponents to time in the same run: dense (every dense library found), all, or of openblas, onednn,
-                   libxsmm (on the CPU), cublas, cublas_tf32 (on a card)
+                   libxsmm (on the CPU), cublas, cublas_tf32, cusparse_bsr, cusparse_ell (on a card)
   --file FILE      also the problems of a file or folder, one a line; # begins a comment; {a,b} stands for each in turn
-  --reproduce      all problems of files or folders (default benchmarks/problems/cpu) against all opponents, threads
-                   pinned, into a dated file; what it has already is not measured again
+  --reproduce      all problems of files or folders (default benchmarks/problems/cpu, or with --device cuda
+                   benchmarks/problems/cuda) against all opponents, threads pinned, into a dated file; what it has
+                   already is not measured again
   --output PATH    the folder of that file (default benchmarks/results), or its name, which ends in .jsonl
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       avx512, avx2, neon, scalar or reference

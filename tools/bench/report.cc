@@ -28,6 +28,15 @@ std::string object(const Row& row, Value&& value) {
   return text + "}";
 }
 
+// , "key": {"openblas": "why", ...}
+std::string texts(const char* key, const std::vector<std::pair<std::string, std::string>>& of) {
+  std::string text;
+  for (const auto& [name, value] : of) {
+    text += concat(text.empty() ? "" : ", ", json_string(name), ": ", json_string(value));
+  }
+  return text.empty() ? "" : concat(", \"", key, "\": {", text, "}");
+}
+
 std::string quartiles(const Time& t) { return concat("[", t.first, ", ", t.third, "]"); }
 
 std::string version_of(const std::string& library) {
@@ -50,11 +59,7 @@ void print_json(const Row& r, std::FILE* to) {
   if (r.hot) line += ", \"vs_hot\": " + object(r, [](auto&, const Timing& t) { return concat(t.hot.median); });
   line += ", \"versions\": " +
           object(r, [](const std::string& library, auto&) { return json_string(version_of(library)); });
-  std::string reasons;
-  for (const auto& [name, why] : r.without) {
-    reasons += concat(reasons.empty() ? "" : ", ", json_string(name), ": ", json_string(why));
-  }
-  if (!reasons.empty()) line += concat(", \"without\": {", reasons, "}");
+  line += texts("without", r.without) + texts("notes", r.notes);
   std::fprintf(to, "%s}\n", line.c_str());
   std::fflush(to);
 }
@@ -72,6 +77,7 @@ void print_text(const Row& r) {
   for (const auto& [library, timing] : r.vs) {
     std::printf("  %-18s%s\n", library.substr(0, 18).c_str(), times(timing, true).c_str());
   }
+  for (const auto& [name, what] : r.notes) std::printf("  %s: %s\n", name.c_str(), what.c_str());
   for (const auto& [name, why] : r.without) std::printf("  without %s: %s\n", name.c_str(), why.c_str());
   std::printf(
       "  %s%.4g GFLOP/s on live blocks, %.0f %% of peak, %.0f %% of the roofline (%s), error %.2g of "

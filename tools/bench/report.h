@@ -27,6 +27,7 @@ struct Row {
   double error = 0;                                          // as a share of the allowed error
   std::vector<std::pair<std::string, Timing>> vs;            // by "name version"
   std::vector<std::pair<std::string, std::string>> without;  // opponents that cannot do it, and why
+  std::vector<std::pair<std::string, std::string>> notes;    // of opponents: what their times are of
   int samples = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "affinity.h"
 #include "blocksparse/blocksparse.h"
 #include "blocksparse/graphs.h"
+#include "card.h"
 #include "commit.h"
 #include "core/text.h"
 #include "machine.h"
@@ -29,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kProblems = "benchmarks/problems/cpu";
+constexpr const char *kProblems = "benchmarks/problems/cpu", *kProblemsOnCard = "benchmarks/problems/cuda";
 constexpr const char* kResults = "benchmarks/results";
 constexpr double kBudgetSeconds = 1;
 constexpr std::string_view kHeader = "{\"header\": ", kProblem = "{\"problem\": \"", kDate = ", \"date\": ";
@@ -45,13 +46,17 @@ struct Job {
 Result<Job> job_of(const std::string& line, const Options& options) {
   auto c = linear::parse_linear_case(line);
   if (!c.ok()) return c.status();
-  if (options.cuda || c->device.type != DeviceType::cpu) return invalid("--reproduce measures the CPU alone so far");
+  if (options.cuda) c->device.type = DeviceType::cuda;
+  if (c->device.type == DeviceType::cuda && !options.cuda) return invalid("\"", line, "\" needs --device cuda");
   if (options.threads > 0) c->threads = options.threads;
   if (c->threads == 0) return invalid("\"", line, "\" needs its number of threads");
   const auto blocks = graphs::by_name(c->graph, c->seed);
   if (!blocks.ok()) return blocks.status();
   const auto features = static_cast<double>(blocks->out_blocks * blocks->in_blocks * c->block * c->block);
-  const double work = 0.3 + features * (7e-7 + 3e-9 * static_cast<double>(c->n));  // seconds on two busy cores
+  const auto sides = static_cast<double>((blocks->out_blocks + blocks->in_blocks) * c->block);
+  const auto n = static_cast<double>(c->n);
+  // Seconds on two busy cores. A card's time is little beside that of making data and copying it.
+  const double work = options.cuda ? 1 + 2e-8 * features + 5e-8 * n * sides : 0.3 + features * (7e-7 + 3e-9 * n);
   return Job{to_string(*c), static_cast<int>(c->threads), work};
 }
 
@@ -80,10 +85,10 @@ std::string utc(const char* format) {
   return text;
 }
 
-// "AMD EPYC 7B13 64-Core Processor" and avx2: "amd-epyc-7b13-64-core-avx2".
-std::string file_name_of(const std::string& model, std::string_view isa) {
+// "AMD EPYC 7B13 64-Core Processor avx2": "amd-epyc-7b13-64-core-avx2".
+std::string file_name_of(const std::string& device) {
   std::string name, word;
-  for (char c : concat(model.substr(0, model.find('@')), " ", isa, " ")) {
+  for (char c : device + " ") {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
       word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
       continue;
@@ -104,11 +109,14 @@ std::string compiler() {
 }
 
 // {"openblas": "0.3.30", "libxsmm": "no libxsmm.so ..."}
-std::string versions(const std::vector<std::string>& chosen) {
-  auto data = linear::LinearData::make(*linear::parse_linear_case("linear:fprop f32 n=8 b=8 random(4,0.5)"));
+std::string versions(const std::vector<std::string>& chosen, bool cuda) {
+  const DeviceType device = cuda ? DeviceType::cuda : DeviceType::cpu;
+  auto data = linear::LinearData::make(
+      *linear::parse_linear_case(concat("linear:fprop f32 n=16 b=16 balanced(4,2)", cuda ? " device=cuda" : "")));
+  if (!data.ok()) return "{}";
   std::string text = "{";
   for (const Opponent& opponent : opponents()) {
-    if (opponent.device != DeviceType::cpu) continue;
+    if (opponent.device != device) continue;
     if (std::find(chosen.begin(), chosen.end(), opponent.name) == chosen.end()) continue;
     const auto contender = opponent.prepare(*data, 0);
     const std::string name = contender.ok() ? contender->name : contender.status().message();
@@ -126,21 +134,26 @@ std::string header_of(const Options& options, std::string_view isa, const std::v
   (void)uname(&os);
   std::string list;
   for (int i : processors) list += concat(list.empty() ? "" : ", ", i);
-  return concat(kHeader, "1, \"device\": ", json_string("cpu: " + cpu_model()), ", \"isa\": ", json_string(isa),
-                ", \"processors\": [", list, "], \"pinned\": \"T threads to the first T processors\", \"os\": ",
-                json_string(concat(os.sysname, " ", os.release, " ", os.machine)),
+  const std::string device =
+      options.cuda
+          ? concat(json_string("cuda: " + card_name()), ", ", card_facts(), ", \"host\": ", json_string(cpu_model()))
+          : concat(json_string("cpu: " + cpu_model()), ", \"isa\": ", json_string(isa), ", \"processors\": [", list,
+                   "], \"pinned\": \"T threads to the first T processors\"");
+  return concat(kHeader, "1, \"device\": ", device,
+                ", \"os\": ", json_string(concat(os.sysname, " ", os.release, " ", os.machine)),
                 ", \"compiler\": ", json_string(compiler()), ", \"library\": ", json_string(version()),
-                ", \"commit\": ", json_string(BS_COMMIT), ", \"opponents\": ", versions(options.opponents),
-                ", \"samples\": ", options.samples, ", \"budget_s\": ", options.budget_s,
-                ", \"rotate_mb\": ", options.rotate_bytes >> 20);
+                ", \"commit\": ", json_string(BS_COMMIT),
+                ", \"opponents\": ", versions(options.opponents, options.cuda), ", \"samples\": ", options.samples,
+                ", \"budget_s\": ", options.budget_s, ", \"rotate_mb\": ", options.rotate_bytes >> 20);
 }
 
-Result<std::string> path_of(const std::string& output, std::string_view isa) {
+// `device` is the CPU's model and instruction set, or the card's name.
+Result<std::string> path_of(const std::string& output, const std::string& device) {
   const fs::path path = output;
   if (path.extension() == ".jsonl") return path.string();
   std::error_code error;
   if (!fs::is_directory(path, error)) return invalid("there is no folder ", output, "; --output names one");
-  return (path / concat(utc("%Y-%m-%d"), "-", file_name_of(cpu_model(), isa), ".jsonl")).string();
+  return (path / concat(utc("%Y-%m-%d"), "-", file_name_of(device), ".jsonl")).string();
 }
 
 // The problems of a file that an earlier run left. A line that it did not finish is cut off.
@@ -182,7 +195,7 @@ int measure_all(const std::vector<Job>& jobs, const std::vector<int>& processors
     const std::string left = i == 0 ? "" : concat(", ", duration(spent * (work - done) / done), " left");
     std::fprintf(stderr, "%zu/%zu  %s%s  %s\n", i + 1, jobs.size(), duration(spent).c_str(), left.c_str(),
                  jobs[i].problem.c_str());
-    Status status = confine(processors, jobs[i].threads);
+    Status status = options.cuda ? Status() : confine(processors, jobs[i].threads);
     if (status.ok()) status = measure(jobs[i].problem, options);
     if (status.ok() && std::ferror(options.sink) != 0) status = invalid("the results cannot be written");
     if (!status.ok()) std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
@@ -195,7 +208,7 @@ int measure_all(const std::vector<Job>& jobs, const std::vector<int>& processors
 }  // namespace
 
 Status reproduce(Options options, const Measure& measure) {
-  if (options.paths.empty()) options.paths = {kProblems};
+  if (options.paths.empty()) options.paths = {options.cuda ? kProblemsOnCard : kProblems};
   if (options.output.empty()) options.output = kResults;
   if (options.budget_s == 0) options.budget_s = kBudgetSeconds;
   if (options.opponents.empty()) {
@@ -211,7 +224,10 @@ Status reproduce(Options options, const Measure& measure) {
     for (const Job& job : *jobs) std::printf("%s\n", job.problem.c_str());
     return {};
   }
-  const auto path = path_of(options.output, name_of(*isa));
+  if (options.cuda) BS_RETURN_IF_ERROR(cuda_status());
+  const std::string model = cpu_model();
+  const auto path = path_of(options.output,
+                            options.cuda ? card_name() : concat(model.substr(0, model.find('@')), " ", name_of(*isa)));
   if (!path.ok()) return path.status();
   const std::string header = header_of(options, name_of(*isa), processors);
   const auto there = problems_in(*path, header);

@@ -58,7 +58,8 @@ Timings time_all(const std::vector<Contender>& contenders, const Options& option
     }
   }
   Timings timings;
-  for (size_t i = 0; i < contenders.size(); ++i) timings.contenders.push_back({summary(cold[i]), summary(hot[i])});
+  for (size_t i = 0; i < contenders.size(); ++i)
+    timings.contenders.push_back({.cold = summary(cold[i]), .hot = summary(hot[i])});
   timings.fma_peak = summary(peaks).median;
   timings.samples = static_cast<int>(peaks.size());
   return timings;

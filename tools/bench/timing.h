@@ -16,6 +16,7 @@ struct Time {
 
 struct Timing {
   Time cold, hot;
+  bool launched = false;  // on a card: it cannot be captured in a graph, so its launches count
 };
 
 struct Timings {

@@ -1,0 +1,120 @@
+"""The pictures of a report: speed-up against density, and share of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rows import DIRECTIONS, Row, kind, title
+
+
+def pyplot() -> Any:
+    """matplotlib without a screen."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10})
+    return plt
+
+
+def colours(values: Iterable[int]) -> Callable[[int], Any]:
+    """From light to dark by size."""
+    import matplotlib as mpl
+
+    order = sorted(set(values))
+    return lambda v: mpl.colormaps["viridis"](0.85 * (1 - order.index(v) / max(len(order) - 1, 1)))
+
+
+def plot_speed_up(rows: list[Row], path: Path) -> bool:
+    """A panel for each width and pass, a line for each block size. False where nothing has two densities."""
+    on_card = any(r.on_card for r in rows)
+    rows = [r for r in rows if kind(r.problem) == "random" and r.speed_up and r.problem.order == "features-last"]
+    wanted = ("bf16", 0) if on_card else ("f32", 1)
+    rows = [r for r in rows if (r.group[0], r.group[-1]) == wanted and (on_card or r.problem.n == 64)]
+    groups = sorted({r.group for r in rows if sum(s.group == r.group for s in rows) > 3}, key=lambda g: (g[3], *g[1:3]))
+    if not groups:
+        return False
+    rows = [r for r in rows if r.group in groups]
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if t >= min(0.5, *(r.speed_up or 1 for r in rows))]
+    plt = pyplot()
+    colour = colours(r.problem.block for r in rows)
+    shape = {"figsize": (12, 0.6 + 3.9 * len(groups)), "sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(len(groups), 3, layout="constrained", **shape)
+    for line, group in zip(axes, groups, strict=True):
+        for axis, direction in zip(line, DIRECTIONS, strict=True):
+            some = [r for r in rows if r.group == group and r.problem.direction == direction]
+            if not some:
+                axis.set_axis_off()
+                continue
+            draw_speed_up(axis, some, colour, ticks)
+            axis.set_title(f"{direction}, {group[1]} x {group[2]}" + (f", N = {group[3]}" if on_card else ""))
+        line[0].set_ylabel("times as fast as dense")
+    for axis in axes[-1]:
+        axis.set_xlabel("density")
+    handles = {
+        label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    blocks = sorted((label for label in handles if label.startswith("b")), key=lambda label: int(label[4:]))
+    order = [*blocks, *(label for label in handles if not label.startswith("b"))]
+    next(axis for axis in reversed(axes[0]) if axis.lines).legend(
+        [handles[label] for label in order], order, frameon=False
+    )
+    over = "cuBLAS: bf16" if on_card else "the fastest dense library: N = 64, f32, 1 thread"
+    figure.suptitle(f"Speed-up over {over}, features-last, weights from memory")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def draw_speed_up(axis: Any, rows: list[Row], colour: Callable[[int], Any], ticks: list[float]) -> None:
+    """One panel, logarithmic both ways."""
+    for block in sorted({r.problem.block for r in rows}):
+        points = sorted((r.density, r.speed_up) for r in rows if r.problem.block == block)
+        axis.plot(*zip(*points, strict=True), "o-", color=colour(block), label=f"b = {block}", markersize=4)
+    ends = (0.018, 0.55)
+    axis.plot(ends, [1 / d for d in ends], ":", color="0.4", label="1 / density")
+    axis.axhline(1, color="0.7", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks([0.02, 0.05, 0.1, 0.25, 0.5], ["2 %", "5 %", "10 %", "25 %", "50 %"])
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(color="0.92", linewidth=0.6)
+
+
+def plot_roofline(rows: list[Row], path: Path) -> bool:
+    """A line for each group of problems, a point for each problem."""
+    if not rows:
+        return False
+    plt = pyplot()
+    groups = list(dict.fromkeys(r.group for r in rows))
+    blocks = sorted({r.problem.block for r in rows})
+    colour = colours(blocks)
+    marks = dict(zip(DIRECTIONS, "o^s", strict=True))
+    figure, axis = plt.subplots(figsize=(11, 1.8 + 0.42 * len(groups)), layout="constrained")
+    for y, group in enumerate(groups):
+        for r in (r for r in rows if r.group == group):
+            shift = 0.22 * (DIRECTIONS.index(r.problem.direction) - 1)
+            style = {"marker": marks[r.problem.direction], "s": 26, "alpha": 0.8, "linewidths": 0}
+            axis.scatter(r.record["roofline_fraction"], y + shift, color=colour(r.problem.block), **style)
+    axis.set_yticks(range(len(groups)), [title(g) for g in groups])
+    axis.set_ylim(len(groups) - 0.4, -0.6)
+    most = max(1.0, *(r.record["roofline_fraction"] for r in rows))
+    axis.set_xlim(0, 1.03 * most)
+    axis.axvline(1, color="0.4", linestyle=":")
+    axis.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
+    axis.grid(color="0.92", linewidth=0.6)
+    axis.set_axisbelow(True)
+    for direction, mark in marks.items():
+        axis.scatter([], [], marker=mark, color="0.4", label=direction)
+    for block in blocks:
+        axis.scatter([], [], marker="o", color=colour(block), label=f"b = {block}")
+    figure.legend(loc="outside lower center", ncols=len(marks) + len(blocks), frameon=False)
+    peak = "cuBLAS's rate" if any(r.on_card for r in rows) else "FMA peak"
+    axis.set_title(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True

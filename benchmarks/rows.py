@@ -1,0 +1,92 @@
+"""One row for each problem of a file of results: ours beside the fastest of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from records import Problem, Record, Results
+
+DENSE = ("openblas", "onednn", "cublas")
+SPARSE = ("libxsmm", "cusparse_bsr", "cusparse_ell")
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+FEW = 64  # tokens, at most
+Group = tuple[str, int, int, int, str, int]
+
+
+@dataclass
+class Row:
+    """One problem of the file."""
+
+    problem: Problem
+    record: Record
+
+    @property
+    def us(self) -> float:
+        """Ours, weights from memory where that was timed."""
+        return float(self.record.get("us") or self.record["us_hot"])
+
+    def of(self, library: str) -> float | None:
+        """Another library's time, in us."""
+        times = self.record.get("vs") or self.record.get("vs_hot") or {}
+        return times.get(library)
+
+    @property
+    def dense(self) -> tuple[float, str] | None:
+        """Time and name of the fastest dense library."""
+        return min(((us, name) for name in DENSE if (us := self.of(name)) is not None), default=None)
+
+    @property
+    def speed_up(self) -> float | None:
+        """Over the fastest dense library."""
+        return self.dense[0] / self.us if self.dense else None
+
+    @property
+    def sparse(self) -> tuple[float, str] | None:
+        """Time and name of the fastest sparse library."""
+        return min(((us, name) for name in SPARSE if (us := self.of(name)) is not None), default=None)
+
+    @property
+    def over_sparse(self) -> float | None:
+        """How many times the fastest sparse library takes our time."""
+        return self.sparse[0] / self.us if self.sparse else None
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it is of a CUDA card."""
+        return self.problem.device == "cuda"
+
+    @property
+    def density(self) -> float:
+        """Share of blocks that are there."""
+        return float(self.record["density"])
+
+    @property
+    def group(self) -> Group:
+        """What rows of one table have in common."""
+        p = self.problem
+        return (p.dtype, self.record["out"], self.record["in"], p.n, p.order, 0 if self.on_card else p.threads)
+
+
+def rows_of(results: Results) -> list[Row]:
+    """All rows of blocksparse-bench, by group, direction, graph, block size and density."""
+    rows = [Row(Problem.parse(line), record) for line, record in results.bench.items()]
+
+    def key(row: Row) -> tuple[Any, ...]:
+        p = row.problem
+        dtype, *rest = row.group
+        return (dtype != "f32", dtype, *rest, DIRECTIONS.index(p.direction), kind(p), p.block, row.density)
+
+    return sorted(rows, key=key)
+
+
+def kind(problem: Problem) -> str:
+    """The generator's name."""
+    return problem.graph.split("(")[0]
+
+
+def title(group: Group) -> str:
+    """The group in words."""
+    dtype, out, in_, n, order, threads = group
+    name = f"{out} x {in_}, N = {n}, {dtype}, {order}"
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}" if threads else name

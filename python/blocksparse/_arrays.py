@@ -1,0 +1,164 @@
+"""The linear op on arrays: what the functions of NumPy and CuPy share. An `Arrays` is what each does its own way."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from . import _lib
+from .layout import Layout
+
+_CODES: dict[np.dtype[Any], int] = {}  # of dtypes seen so far
+Resources = tuple[Any, _lib.Workspace, _lib.Stream]
+
+
+class Arrays(ABC):
+    """One library of arrays."""
+
+    @abstractmethod
+    def is_array(self, x: object) -> bool:
+        """Whether it is one of this library's."""
+
+    @abstractmethod
+    def take(self, x: Any) -> Any:
+        """The argument as an array of this library, without a copy.
+
+        Raises:
+            TypeError: it is none.
+        """
+
+    @abstractmethod
+    def tensor(self, x: Any, written: bool) -> _lib.Tensor:
+        """What the C library takes."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array."""
+
+    @abstractmethod
+    def call(self, layout: Layout, which: str, x: Any, n: int, threads: int) -> AbstractContextManager[Resources]:
+        """The layout's view, workspace and stream of one call, on the device of x."""
+
+    def pointer(self, x: Any | None, *, written: bool = False) -> Any:
+        """To a bs_tensor; None stays None."""
+        return None if x is None else ctypes.pointer(self.tensor(self.take(x), written))
+
+    def like(self, x: Any, features: int) -> Any:
+        """A new array [..., features] in the order of x: features-first if x is."""
+        if x.ndim == 2 and x.strides[0] == x.itemsize and x.strides[1] != x.itemsize and x.shape[0] > 1:
+            return self.empty((features, x.shape[0]), x.dtype).T
+        return self.empty((*x.shape[:-1], features), x.dtype)
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """bs_dtype.
+
+    Raises:
+        ValueError: it has none.
+    """
+    code = _CODES.get(dtype)
+    if code is None:
+        code = _lib.DTYPES.get(dtype.name)  # which takes NumPy 5 us
+        if code is None:
+            raise ValueError(f"[linear] an array of {dtype}, needs one of {', '.join(_lib.DTYPES)}")
+        _CODES[dtype] = code
+    return code
+
+
+def strides_of(x: Any) -> list[int]:
+    """In elements.
+
+    Raises:
+        ValueError: they are no whole elements.
+    """
+    size = x.dtype.itemsize
+    if any(stride % size for stride in x.strides):
+        raise ValueError(f"[linear] an array of {x.dtype} with strides of {x.strides} bytes, needs whole elements")
+    return [stride // size for stride in x.strides]
+
+
+def tokens(x: Any) -> int:
+    """All but the last dimension."""
+    return math.prod(x.shape[:-1])
+
+
+def _check_layout(layout: object) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+
+
+def fprop(
+    arrays: Arrays,
+    x: Any,
+    values: Any,
+    layout: Layout,
+    *,
+    activation: str,
+    threads: int,
+    bias: Any | None,
+    residual: Any | None,
+    gates: Any | None,
+    out: Any | None,
+) -> Any:
+    """y = activation(x W^T + bias + residual)."""
+    if activation not in _lib.ACTIVATIONS:
+        raise ValueError(f"[linear_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    _check_layout(layout)
+    x, pointer = arrays.take(x), arrays.pointer
+    with arrays.call(layout, "fprop", x, tokens(x), threads) as (view, workspace, stream):
+        y = arrays.like(x, layout.out_features) if out is None else out
+        epilogue = _lib.Epilogue(pointer(bias), pointer(residual), _lib.ACTIVATIONS[activation])
+        arguments = (pointer(x), pointer(values), pointer(gates), ctypes.byref(epilogue), pointer(y, written=True))
+        _lib.call("bs_linear_fprop", view, *arguments, workspace, stream)
+    return y
+
+
+def dgrad(
+    arrays: Arrays, dy: Any, values: Any, layout: Layout, *, gates: Any | None, out: Any | None, threads: int
+) -> Any:
+    """dx = dy W."""
+    _check_layout(layout)
+    dy, pointer = arrays.take(dy), arrays.pointer
+    with arrays.call(layout, "dgrad", dy, tokens(dy), threads) as (view, workspace, stream):
+        dx = arrays.like(dy, layout.in_features) if out is None else out
+        arguments = (pointer(dy), pointer(values), pointer(gates), pointer(dx, written=True))
+        _lib.call("bs_linear_dgrad", view, *arguments, workspace, stream)
+    return dx
+
+
+def wgrad(
+    arrays: Arrays,
+    x: Any | Sequence[Any],
+    dy: Any | Sequence[Any],
+    layout: Layout,
+    *,
+    accumulate: bool,
+    threads: int,
+    values: Any | None,
+    gates: Any | None,
+    out: Any | None,
+    gates_out: Any | None,
+) -> Any:
+    """dW of the blocks of the layout, summed over all (x, dy) given."""
+    _check_layout(layout)
+    xs, dys = ([arrays.take(a) for a in ([given] if arrays.is_array(given) else given)] for given in (x, dy))
+    if len(xs) != len(dys):
+        raise ValueError(f"[linear_wgrad] {len(xs)} arrays x and {len(dys)} dy, needs as many of each")
+    if out is None and (accumulate or not xs):
+        raise ValueError("[linear_wgrad] out is None, needs an array to add to, or to tell the dtype")
+    first = xs[0] if xs else arrays.take(out)
+    x_tensors = (_lib.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
+    dy_tensors = (_lib.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
+    with arrays.call(layout, "wgrad", first, sum(map(tokens, xs)), threads) as (view, workspace, stream):
+        dw = arrays.empty(layout.values_shape, first.dtype) if out is None else out
+        gradients = (arrays.pointer(dw, written=True), arrays.pointer(gates_out, written=True))
+        given = (arrays.pointer(values), arrays.pointer(gates))
+        arguments = (len(xs), x_tensors, dy_tensors, *given, int(accumulate), *gradients)
+        _lib.call("bs_linear_wgrad", view, *arguments, workspace, stream)
+    return dw
