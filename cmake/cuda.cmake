@@ -56,6 +56,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_generic_f64.cu
   src/ops/linear/cuda_many_bf16.cu
   src/ops/linear/cuda_many_f16.cu
+  src/ops/linear/cuda_many_pack.cu
   src/ops/linear/cuda_many_units.cu
   src/ops/linear/cuda_many_walk.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.

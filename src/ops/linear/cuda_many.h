@@ -16,7 +16,8 @@
 namespace blocksparse::linear {
 namespace {
 
-template <class K>
+// Plain: y is stored in boxes and as it is. In one kernel with all else, that would take registers from the loop.
+template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, 1)
     many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
                  [[maybe_unused]] const __grid_constant__ ManyProduct p) {
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     typename K::Sums sums{};
     const int2 tile =
         consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
-    K::finish(p, maps, sums, staged, group, tile);
+    K::template finish<Plain>(p, maps, sums, staged, group, tile);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
 #endif
@@ -64,8 +65,9 @@ Status with_many_kernel(ManyKind kind, bool by_in, Body body) {
 template <class T>
 Status launch_many(const Product& p, const CudaCall& call) {
   const ManyPlan plan = plan_many(call.problem);
-  const ManyTables tables = many_tables(plan, call.workspace.data);
-  BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), p.w, tables));
+  const ManyTables tables = many_tables(plan, call.problem.block, call.workspace.data);
+  BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), tables));
+  BS_RETURN_IF_ERROR(pack_many_cells(plan, call, p.w, tables));
   const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
   const ManyProduct args{.tables = tables,
                          .out_tiles = static_cast<int32_t>(plan.tiles),
@@ -73,18 +75,18 @@ Status launch_many(const Product& p, const CudaCall& call) {
                          .group = static_cast<int32_t>(std::min<int64_t>(4, token_tiles)),
                          .n = static_cast<int32_t>(p.x.n),
                          .outputs = p.y.features,
-                         .plain = is_plain(p),
                          .pairs = in_pairs(p.y),
                          .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   return with_many_kernel<T>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
     BS_RETURN_IF_ERROR(K::make_maps(p, maps));
+    const auto kernel = is_plain(p) ? many_product<K, true> : many_product<K, false>;
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
                          .stream = stream_of(call),
                          .overlap = true},
-                        many_product<K>, maps, args);
+                        kernel, maps, args);
   });
 }
 
@@ -92,12 +94,15 @@ template <class T>
 Status prepare_many() {
   for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
     for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR(
-          with_many_kernel<T>(kind, by_in, [&]<class K>() { return cuda::prepare(many_product<K>, K::kSharedBytes); }));
+      BS_RETURN_IF_ERROR(with_many_kernel<T>(kind, by_in, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(many_product<K, true>, K::kSharedBytes));
+        return cuda::prepare(many_product<K, false>, K::kSharedBytes);
+      }));
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
-  return prepare_many_tables();
+  BS_RETURN_IF_ERROR(prepare_many_tables());
+  return prepare_many_pack();
 }
 
 template <class T>

@@ -24,8 +24,7 @@ struct ManyProduct {
   int32_t group;  // token tiles that are walked together, so that their x stays in L2
   int32_t n;
   int64_t outputs;
-  bool plain;  // y is stored in boxes and as it is: no bias, residual or activation
-  bool pairs;  // else: two outputs at a time
+  bool pairs;  // outputs can be stored two at a time
   Finish finish;
 };
 

@@ -107,10 +107,10 @@ __device__ inline void store_any_box(const ManyProduct& p, float* place, int gro
   }
 }
 
-template <class T, int Buffers, bool Transposed, class Sums>
+template <class T, int Buffers, bool Transposed, bool Plain, class Sums>
 __device__ inline void store_box_of_sums(const ManyProduct& p, const CUtensorMap* y, char* box, int group,
                                          ManyCorner at, Sums sums) {
-  if (p.plain) store_plain_box<T, Buffers, Transposed>(y, shared_address(box), group, at, sums);
+  if constexpr (Plain) store_plain_box<T, Buffers, Transposed>(y, shared_address(box), group, at, sums);
   else store_any_box<T, Transposed>(p, reinterpret_cast<float*>(box), group, at, sums);
 }
 

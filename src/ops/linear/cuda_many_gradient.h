@@ -295,22 +295,23 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   const int2 counts = g.tables.unit_counts();
   const int unit = counts.y + static_cast<int>(blockIdx.x) / kSlices, slice = static_cast<int>(blockIdx.x) % kSlices;
   if (unit >= counts.x) return;
-  // The thread blocks that have steps of it: the last that begins before or with it, to the last that begins within it.
-  int first = 0, last = 0;
-  for (int c = 0; c < grid; ++c) {
-    const GradientShare begin = g.tables.share(c);
-    if (begin.unit < unit || (begin.unit == unit && begin.step == 0)) first = c;
-    if (begin.unit < unit || begin.unit == unit) last = c;
-  }
-  while (last > first && g.tables.share(last).unit == unit && g.tables.share(last + 1).unit == unit &&
-         g.tables.share(last + 1).step == g.tables.share(last).step) {
-    --last;  // it has no step
-  }
+  __shared__ GradientShare shares[kMostGradientGrid + 1];
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread <= grid) shares[thread] = g.tables.share(thread);
+  __syncthreads();
+  // The thread blocks that have steps of it: from the last that begins before or with it to the last that begins in it.
+  const bool counts_first =
+      thread < grid && (shares[thread].unit < unit || (shares[thread].unit == unit && shares[thread].step == 0));
+  const int first = __syncthreads_count(counts_first) - 1;
+  const int last = __syncthreads_count(thread < grid && shares[thread].unit <= unit) - 1;
   if (first == last) return;  // and has been stored
   const int group = static_cast<int>(threadIdx.x) / 128;
   store_unit<K>(g, g.tables.units[unit], group, slice * 32 / kSlices, (slice + 1) * 32 / kSlices, [&](int i) {
     float sum = part_of(g, first, true, group)[i * 128];
-    for (int c = first + 1; c <= last; ++c) sum += part_of(g, c, false, group)[i * 128];
+    for (int c = first + 1; c <= last; ++c) {
+      if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // it has no step
+      sum += part_of(g, c, false, group)[i * 128];
+    }
     return sum;
   });
 }

@@ -87,12 +87,13 @@ struct ManyTokens {
     }
   }
 
+  template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};
-      store_box_of_sums<T, kBuffers, false>(p, &maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
+      store_box_of_sums<T, kBuffers, false, Plain>(p, &maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
         return sums.of[half][v / (kOutputs / 8)] + v % (kOutputs / 8) * 4;
       });
     }

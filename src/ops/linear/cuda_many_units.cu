@@ -133,7 +133,9 @@ __global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_cons
   if (thread > p.grid) return;
   const auto at = static_cast<int>(int64_t{sum.y} * thread / p.grid);
   int unit = 0;
-  while (unit < shared && cost_before[unit + 1] <= at) ++unit;
+  for (int jump = 128; jump > 0; jump /= 2) {
+    if (unit + jump <= shared && cost_before[unit + jump] <= at) unit += jump;
+  }
   int step = 0;
   if (unit < shared) {
     const int inner = at - cost_before[unit], all = cost_before[unit + 1] - cost_before[unit];

@@ -4,7 +4,6 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "cuda/ptx/movmatrix.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -16,14 +15,11 @@ constexpr int kMostTileRows = 32;  // of blocks
 struct ManyWalk {
   DeviceWalk walk;
   ManyTables to;
-  const uint16_t* w;
   int32_t block, block_shift;
   bool by_in;
   int32_t rows;       // of blocks
   int32_t tile_rows;  // of a tile
   int32_t tiles, chunks;
-  int32_t shares;  // thread blocks that copy the cells of a tile together
-  int64_t inputs;
 };
 
 // Of one tile, in shared memory.
@@ -163,90 +159,23 @@ __device__ int rank_of(const ManyWalk& p, int tile) {
   return rank;
 }
 
-struct BlockCopy {
-  char* cell;         // null: not this thread block's
-  int output, input;  // of the block within the cell
-  int weight, from;
-};
-
-__device__ inline BlockCopy from_lane(const BlockCopy& copy, int lane) {
-  return {reinterpret_cast<char*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(copy.cell), lane)),
-          __shfl_sync(~0u, copy.output, lane), __shfl_sync(~0u, copy.input, lane), __shfl_sync(~0u, copy.weight, lane),
-          __shfl_sync(~0u, copy.from, lane)};
-}
-
-// The blocks of a warp's lanes. Blocks consist of matrices of 8 x 8, a core matrix each: a lane has row lane / 4,
-// elements 2 (lane % 4) and the next, which movmatrix turns. 8 of them are under way at once.
-template <int B, ManyKind Kind>
-__device__ void copy_blocks(const ManyWalk& p, const BlockCopy& mine) {
-  constexpr ManyForm form = form_of(Kind);
-  constexpr int kSide = B / 8, kMatrices = kSide * kSide, kAtOnce = 8, kBlocks = (kAtOnce + kMatrices - 1) / kMatrices;
-  const int row = static_cast<int>(threadIdx.x) % 32 / 4, pair = static_cast<int>(threadIdx.x) % 4 * 2;
-  for (unsigned left = __ballot_sync(~0u, mine.cell != nullptr); left != 0;) {
-    BlockCopy blocks[kBlocks];
-#pragma unroll
-    for (int q = 0; q < kBlocks; ++q) {
-      blocks[q] = from_lane(mine, left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1);
-      if (left == 0) blocks[q].cell = nullptr;
-      left &= left - 1;
-    }
-#pragma unroll
-    for (int first = 0; first < kBlocks * kMatrices; first += kAtOnce) {
-      uint32_t words[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const BlockCopy& block = blocks[(first + i) / kMatrices];
-        const int out = (first + i) % kMatrices % kSide * 8, in = (first + i) % kMatrices / kSide * 8;
-        const int at = p.by_in ? (in + row) * B + out + pair : (out + row) * B + in + pair;
-        words[i] = 0;
-        if (block.cell != nullptr) {
-          words[i] = *reinterpret_cast<const uint32_t*>(p.w + static_cast<int64_t>(block.weight) * (B * B) + at);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const BlockCopy& block = blocks[(first + i) / kMatrices];
-        const int out = (first + i) % kMatrices % kSide * 8, in = (first + i) % kMatrices / kSide * 8;
-        uint32_t word = p.by_in ? ptx::movmatrix_trans(words[i]) : words[i];
-        const int64_t inside = p.inputs - static_cast<int64_t>(block.from) * B - in - pair;
-        if (inside < 2) word = inside < 1 ? 0 : word & 0xffff;  // W may hold anything beyond the edge
-        const int at = ((block.input + in) / 8 * form.slot_outputs + block.output + out + row) * 16 + pair * 2;
-        if (block.cell != nullptr) *reinterpret_cast<uint32_t*>(block.cell + at) = word;
-      }
-    }
-  }
-}
-
-// The cells of the tile that are this thread block's: those of some chunks, so that they can be filled up before.
+// Which block each part of the tile's cells is a copy of; there is room for `room` cells.
 template <ManyKind Kind>
-__device__ void copy_cells(const ManyWalk& p, const TileMap<Kind>& map, int share, int all, int first_cell) {
+__device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int cells, int room, int first_cell) {
   constexpr ManyForm form = form_of(Kind);
-  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const auto begin = static_cast<int>(int64_t{all} * share / p.shares);
-  const auto end = static_cast<int>(int64_t{all} * (share + 1) / p.shares);
-  const auto mine = [&](int chunk) { return map.cells_before[chunk] >= begin && map.cells_before[chunk] < end; };
-  char* cells = p.to.cells + static_cast<int64_t>(first_cell) * form.cell_bytes();
-  const auto cell = [&](int index) { return cells + static_cast<int64_t>(index) * form.cell_bytes(); };
-  if (p.block < form.slot_outputs) {
-    for (int c = warp; c < p.chunks; c += kWarps) {
-      if (!mine(c)) continue;
-      auto* zeros = reinterpret_cast<uint4*>(cell(map.cells_before[c]));
-      for (int i = lane; i < map.cells(c) * form.cell_bytes() / 16; i += 32) zeros[i] = {0, 0, 0, 0};
-    }
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int columns = form.cell_inputs >> p.block_shift, ids = (form.slot_outputs >> p.block_shift) * columns;
+  ManySource* sources = p.to.sources + int64_t{first_cell} * ids;
+  if (ids > 1) {
+    for (int i = thread; i < room * ids; i += kWalkThreads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
     __syncthreads();
   }
   const int last = map.row_start[p.tile_rows];
-  for (int first = map.row_start[0] + 32 * warp; first < last; first += kWalkThreads) {
-    BlockCopy copy{nullptr, 0, 0, 0, 0};
-    if (const int i = first + lane; i < last) {
-      const BlockRef ref = p.walk.refs[i];
-      const CellPlace<Kind> at(p, row_of(p, map, i), ref.from);
-      const int before = __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
-      if (mine(at.chunk)) copy = {cell(map.cells_before[at.chunk] + before), at.output, at.input, ref.weight, ref.from};
-    }
-    if (Kind == ManyKind::cells32) copy_blocks<32, Kind>(p, copy);
-    else if (Kind == ManyKind::cells16 && p.block == 16) copy_blocks<16, Kind>(p, copy);
-    else copy_blocks<8, Kind>(p, copy);
+  for (int i = map.row_start[0] + thread; i < last; i += kWalkThreads) {
+    const BlockRef ref = p.walk.refs[i];
+    const CellPlace<Kind> at(p, row_of(p, map, i), ref.from);
+    const int cell = map.cells_before[at.chunk] + __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
+    sources[cell * ids + (at.output >> p.block_shift) * columns + (at.input >> p.block_shift)] = {ref.weight, ref.from};
   }
 }
 
@@ -256,8 +185,8 @@ __global__ void __launch_bounds__(kWalkThreads) many_walk(const __grid_constant_
   // All in front is complete before anything behind begins: see cuda_few_pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x) / p.shares;
-  const int share = static_cast<int>(blockIdx.x) % p.shares, first_row = tile * p.tile_rows;
+  const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
+  const int first_row = tile * p.tile_rows;
   if (thread <= p.tile_rows) map.row_start[thread] = p.walk.starts[min(first_row + thread, p.rows)];
   __syncthreads();
   map_blocks<Kind>(p, map);
@@ -270,15 +199,15 @@ __global__ void __launch_bounds__(kWalkThreads) many_walk(const __grid_constant_
   const int blocks_before = map.row_start[0] * max(1, p.block / kChunk);
   const int first_record = kFilled ? tile * p.chunks : blocks_before;
   const int first_cell = kFilled ? tile * p.chunks * form.slots : blocks_before;
-  if (share == 0) {
-    const int begin = first_record + counts.x;
-    const int end = write_records<Kind>(p, map, first, last, begin, first_cell);
-    if (thread == kWalkThreads - 1) p.to.ranges[tile] = {first_record, end};
-    const int rank = rank_of(p, tile);
-    if (thread == 0) p.to.order[rank] = tile;
-    if (tile == 0 && thread == 0) *p.to.counter = 0;
+  const int end = write_records<Kind>(p, map, first, last, first_record + counts.x, first_cell);
+  if (thread == kWalkThreads - 1) p.to.ranges[tile] = {first_record, end};
+  const int rank = rank_of(p, tile);
+  if (thread == 0) p.to.order[rank] = tile;
+  if (tile == 0 && thread == 0) *p.to.counter = 0;
+  if constexpr (Kind != ManyKind::direct) {
+    const int room = kFilled ? p.chunks * form.slots : map.row_start[p.tile_rows] - map.row_start[0];
+    write_sources<Kind>(p, map, counts.y, room, first_cell);
   }
-  if constexpr (Kind != ManyKind::direct) copy_cells<Kind>(p, map, share, counts.y, first_cell);
 }
 
 template <class Body>
@@ -294,32 +223,22 @@ Status with_many_walk(ManyKind kind, Body body) {
 
 }  // namespace
 
-Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const void* w,
-                        const ManyTables& to) {
+Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyTables& to) {
   const CudaProblem& p = call.problem;
   const auto tiles = static_cast<int32_t>(plan.tiles);
-  // Thread blocks that are resident together, but 8 blocks for each of their warps, or nothing is left to do.
-  const int64_t resident = int64_t{8} * call.card.multiprocessors, worthwhile = p.blocks / (8 * kWarps);
-  const auto shares = static_cast<int32_t>(
-      plan.kind == ManyKind::direct ? 1 : std::clamp<int64_t>(std::min(resident, worthwhile) / tiles, 1, 64));
   const ManyWalk args{.walk = walk,
                       .to = to,
-                      .w = static_cast<const uint16_t*>(w),
                       .block = p.block,
                       .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
                       .by_in = p.by_in,
                       .rows = static_cast<int32_t>(p.output_blocks()),
                       .tile_rows = std::max(1, form_of(plan.kind).outputs() / p.block),
                       .tiles = tiles,
-                      .chunks = static_cast<int32_t>(plan.chunks),
-                      .shares = shares,
-                      .inputs = p.inputs};
+                      .chunks = static_cast<int32_t>(plan.chunks)};
   return with_many_walk(plan.kind, [&](auto kernel) {
-    return cuda::launch({.blocks = int64_t{tiles} * shares,
-                         .threads = kWalkThreads,
-                         .stream = static_cast<cudaStream_t>(call.stream),
-                         .overlap = true},
-                        kernel, args);
+    return cuda::launch(
+        {.blocks = tiles, .threads = kWalkThreads, .stream = static_cast<cudaStream_t>(call.stream), .overlap = true},
+        kernel, args);
   });
 }
 

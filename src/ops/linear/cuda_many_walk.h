@@ -22,26 +22,39 @@ struct alignas(16) ManyRecord {
   int32_t a, b, c;
 };
 
+// The block that a cell, or a part of one of b x b, is a copy of.
+struct ManySource {
+  int32_t weight;
+  int32_t from;
+};
+inline constexpr int32_t kZeros = -1;   // `weight`: the part is filled up
+inline constexpr int32_t kNoCell = -2;  // nothing walks it
+
 struct ManyTables {
   ManyRecord* records;
-  int2* ranges;      // [tiles] of records: first, last
-  int32_t* order;    // [tiles] longest first
-  int32_t* counter;  // tiles that were handed out beyond the first of each thread block
-  char* cells;       // [cells][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
+  int2* ranges;         // [tiles] of records: first, last
+  int32_t* order;       // [tiles] longest first
+  int32_t* counter;     // tiles that were handed out beyond the first of each thread block
+  ManySource* sources;  // [cells][outputs / b][inputs / b]
+  char* cells;          // [cells][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
 };
 
-inline ManyTables many_tables(const ManyPlan& plan, void* workspace) {
+inline ManyTables many_tables(const ManyPlan& plan, int32_t block, void* workspace) {
   auto* base = static_cast<char*>(workspace);
-  const ManyPlaces at = many_places(plan);
+  const ManyPlaces at = many_places(plan, block);
   return {.records = reinterpret_cast<ManyRecord*>(base + at.records),
           .ranges = reinterpret_cast<int2*>(base + at.ranges),
           .order = reinterpret_cast<int32_t*>(base + at.order),
           .counter = reinterpret_cast<int32_t*>(base + at.counter),
+          .sources = reinterpret_cast<ManySource*>(base + at.sources),
           .cells = base + at.cells};
 }
 
-Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const void* w,
-                        const ManyTables& to);
+Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyTables& to);
 Status prepare_many_tables();
+
+// Copies W to the cells, behind make_many_tables.
+Status pack_many_cells(const ManyPlan& plan, const CudaCall& call, const void* w, const ManyTables& to);
+Status prepare_many_pack();
 
 }  // namespace blocksparse::linear

@@ -71,13 +71,14 @@ struct ManyWeights {
     ptx::wgmma_commit();
   }
 
+  template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {
       const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * form.outputs() + group * kBox};
-      store_box_of_sums<T, kBuffers, true>(p, &maps.y, staged + (group * kBuffers + part % kBuffers) * kBoxBytes, group,
-                                           at, [&](int v) { return sums.of + (part * 8 + v) * 4; });
+      store_box_of_sums<T, kBuffers, true, Plain>(p, &maps.y, staged + (group * kBuffers + part % kBuffers) * kBoxBytes,
+                                                  group, at, [&](int v) { return sums.of + (part * 8 + v) * 4; });
     }
   }
 

@@ -119,7 +119,7 @@ size_t many_workspace_bytes(const CudaProblem& p) {
   constexpr cuda::Card kNewest{.arch = 90, .multiprocessors = 1, .sm90a = true};
   if (!many_supports(p, kNewest)) return 0;
   const int64_t bytes = p.pass == Pass::wgrad ? many_gradient_places(plan_many_gradient(p), p.block).end
-                                              : many_places(plan_many(p)).end;
+                                              : many_places(plan_many(p), p.block).end;
   return static_cast<size_t>(bytes);
 }
 

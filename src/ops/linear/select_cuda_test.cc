@@ -154,9 +154,9 @@ TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
   p.block = 128;
   EXPECT_EQ(plan_many(p).kind, ManyKind::direct);
   EXPECT_EQ(plan_many(p).records, 2 * p.blocks);
-  EXPECT_EQ(many_places(plan_many(p)).cells, many_places(plan_many(p)).end);
+  EXPECT_EQ(many_places(plan_many(p), p.block).cells, many_places(plan_many(p), p.block).end);
   p.block = 32;
-  const ManyPlaces at = many_places(plan_many(p));
+  const ManyPlaces at = many_places(plan_many(p), p.block);
   EXPECT_EQ(at.end - at.cells, p.blocks * 32 * 32 * 2);
 }
 

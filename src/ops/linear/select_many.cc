@@ -47,14 +47,16 @@ ManyPlan plan_many(const CudaProblem& p) {
   return plan;
 }
 
-ManyPlaces many_places(const ManyPlan& plan) {
+ManyPlaces many_places(const ManyPlan& plan, int32_t block) {
+  const ManyForm form = form_of(plan.kind);
   ManyPlaces at{};
   Places places;
   at.records = places.next(plan.records * 16);
   at.ranges = places.next(plan.tiles * 8);
   at.order = places.next(plan.tiles * 4);
   at.counter = places.next(4);
-  at.cells = places.next(plan.cells * form_of(plan.kind).cell_bytes());
+  at.sources = places.next(plan.cells * (form.slot_outputs / block) * (form.cell_inputs / block) * 8);
+  at.cells = places.next(plan.cells * form.cell_bytes());
   at.end = places.end;
   return at;
 }

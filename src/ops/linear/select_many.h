@@ -57,9 +57,9 @@ bool many_supports(const CudaProblem& p, const cuda::Card& card);
 
 // Where the tables and the copy of W lie in the workspace, in bytes.
 struct ManyPlaces {
-  int64_t records, ranges, order, counter, cells, end;
+  int64_t records, ranges, order, counter, sources, cells, end;
 };
-ManyPlaces many_places(const ManyPlan& plan);
+ManyPlaces many_places(const ManyPlan& plan, int32_t block);
 
 // wgrad: dW in strips of 64 outputs (128 for b = 128), cells of some inputs in which a strip has a block, and units of
 // cells that share the strip's dy.

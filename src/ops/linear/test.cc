@@ -204,7 +204,7 @@ std::vector<std::string> many_tokens() {
                                          " gates accumulate",
                                          " dw=f32 ragged pad=3",
                                          " t dw=f32",
-                                         " accumulate ragged pad=3 values=int",
+                                         " accumulate dw=f32 ragged pad=3 values=int",
                                          " gates dw=f32 accumulate",
                                          " dgates",
                                          " x=first"};
@@ -221,7 +221,7 @@ std::vector<std::string> many_tokens() {
   for (const char* line : {
            // More units than thread blocks, some of them shared.
            "linear:wgrad bf16 n=999 b=8 random(150,150,0.05) seed=11 dw=f32",
-           "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int",
+           "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int dw=f32",
            "linear:wgrad bf16 n=500 b=32 random(100,100,0.3) seed=13 gates accumulate",
            "linear:wgrad bf16 n=4000 b=64 ba(60,6) seed=14",
            "linear:wgrad f16 n=300 b=128 random(24,24,0.6) seed=15 dw=f32",
