@@ -62,7 +62,7 @@ __device__ inline void finish_staged(const ManyProduct& p, const StagedSums& sta
   const auto sum_at = [&](int token, int output) {
     return Transposed ? staged.at(output, token) : staged.at(token, output);
   };
-#pragma unroll 1
+#pragma unroll 4
   for (int e = thread; e < kOutputs * kTokens / 2; e += 128) {
     const int output = p.pairs ? e % (kOutputs / 2) * 2 : e / kTokens * 2;
     const int token = p.pairs ? e / (kOutputs / 2) : e % kTokens;

@@ -203,18 +203,18 @@ __device__ inline void store_gradient_pair(const ManyGradient& g, int32_t id, in
   }
 }
 
-// sums(i): those of a lane, of rows 8 columns each from `first` to `last` in its warpgroup's [64, 256].
-template <class K, class Sums>
-__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, int last, Sums sums) {
+// Of a warpgroup's [64, 256] the 8 Count columns from 8 `first` on; sums(4 j + k): a lane's in the j-th 8 of them.
+template <class K, int Count, class Sums>
+__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, Sums sums) {
   const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
   const int ids = K::block > 32 ? 1 : (64 >> shift) * id_columns;
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const CellsOfGroup<K> cells(unit, group);
   const int row = thread / 32 * 16 + lane / 4 + (K::block == 128 ? 64 * group : 0);  // of the strip
 #pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const int cell = j * 8 / K::kCell, column = j * 8 % K::kCell + lane % 4 * 2;
-    if (cell >= cells.count || j < first || j >= last) continue;
+  for (int j = 0; j < Count; ++j) {
+    const int cell = (first + j) * 8 / K::kCell, column = (first + j) * 8 % K::kCell + lane % 4 * 2;
+    if (cell >= cells.count) continue;
     const int64_t index = unit.first_cell + cells.first + cell;
     const int32_t chunk = g.tables.chunks[index];
     const int64_t input = int64_t{chunk} * K::kCell + column;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     else if (quarters == 2) add_steps<K, 128>(sums, ring, steps, dy_box, cells.first);
     else add_steps<K, 64>(sums, ring, steps, dy_box, cells.first);  // also where it has no cell
     if (work.is_whole()) {
-      store_unit<K>(g, unit, group, 0, 32, [&](int i) { return sums[i]; });
+      store_unit<K, 32>(g, unit, group, 0, [&](int i) { return sums[i]; });
     } else {
       float* part = part_of(g, static_cast<int>(blockIdx.x), work.first == 0, group);
 #pragma unroll
@@ -305,15 +305,19 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   const int first = __syncthreads_count(counts_first) - 1;
   const int last = __syncthreads_count(thread < grid && shares[thread].unit <= unit) - 1;
   if (first == last) return;  // and has been stored
-  const int group = static_cast<int>(threadIdx.x) / 128;
-  store_unit<K>(g, g.tables.units[unit], group, slice * 32 / kSlices, (slice + 1) * 32 / kSlices, [&](int i) {
-    float sum = part_of(g, first, true, group)[i * 128];
-    for (int c = first + 1; c <= last; ++c) {
-      if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // it has no step
-      sum += part_of(g, c, false, group)[i * 128];
-    }
-    return sum;
-  });
+  constexpr int kEights = 32 / kSlices, kSums = 4 * kEights;
+  const int group = thread / 128;
+  float sums[kSums];
+  const float* part = part_of(g, first, true, group) + slice * kSums * 128;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] = part[i * 128];
+  for (int c = first + 1; c <= last; ++c) {
+    if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // it has no step
+    part = part_of(g, c, false, group) + slice * kSums * 128;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] += part[i * 128];
+  }
+  store_unit<K, kEights>(g, g.tables.units[unit], group, slice * kEights, [&](int i) { return sums[i]; });
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------

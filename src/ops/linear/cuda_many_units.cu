@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_cons
     units += count.y;
   }
   __syncthreads();
-  const int whole = units / p.grid * p.grid, shared = units - whole;
+  const int rest = units % p.grid, whole = 5 * rest >= 4 * p.grid ? units : units - rest, shared = units - whole;
   const int cost = thread < shared ? cost_of(p.block, p.to.units[whole + thread].cells) : 0;
   const int2 sum = before_and_all<kUnitThreads>(cost, of_warp);
   if (thread <= shared) cost_before[thread] = sum.x;

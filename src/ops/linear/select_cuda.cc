@@ -63,6 +63,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
+    if (*kernel == CudaKernel::many && !many_pays(p)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;

@@ -32,8 +32,8 @@ struct CudaProblem {
   int64_t slots = 0;      // slices of split rows, at most
   bool w_aligned = true;  // W begins at a multiple of 16 bytes
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) is features-last with rows at multiples of 16 bytes
-  bool gated = false;  // wgrad: the gates' gradient is wanted
-  int64_t pairs = 1;   // wgrad
+  bool gated = false;     // wgrad: the gates' gradient is wanted
+  int64_t pairs = 1;      // wgrad
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }

@@ -115,6 +115,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.block = 32; }), CudaKernel::generic) << "tiles would be too few";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
@@ -135,7 +136,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic) << "the gates' gradient";
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::generic);
   const ManyGradientPlan plan = plan_many_gradient(p);
   EXPECT_EQ(plan.strips, 64);
   EXPECT_EQ(plan.chunks, 128);

@@ -107,4 +107,12 @@ bool many_supports(const CudaProblem& p, const cuda::Card& card) {
   return plan.kind != ManyKind::direct || p.inputs % p.block == 0;
 }
 
+// us of 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic in brackets. Products of 128, 256 and 512 tokens: b =
+// 64 13.8 (24.1), 14.8 (27.1), 15.1 (32.3); b = 32 23.3 (20.5), 23.4 (23.5), 23.7 (42.1); b = 16 29.7 (20.1), 29.7
+// (35.5), 29.9 (54.9); b = 8 60.4 (39.8), 60.5 (66.8), 60.6 (121).
+bool many_pays(const CudaProblem& p) {
+  if (p.pass == Pass::wgrad) return p.n >= 1024;
+  return p.n >= (p.block >= 64 ? 128 : 256);
+}
+
 }  // namespace blocksparse::linear
