@@ -59,11 +59,6 @@ struct Finish {
   __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
     return narrow<T>(activated(activation, before_activation<T>(token, output, sum)));
   }
-  // The same where the activation is known.
-  template <class T, Activation Act>
-  __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
-    return narrow<T>(activated(Act, before_activation<T>(token, output, sum)));
-  }
 
   template <class T>
   __device__ SumOf<T> before_activation(int64_t token, int64_t output, SumOf<T> sum) const {

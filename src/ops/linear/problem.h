@@ -58,8 +58,10 @@ struct AlignedAllocator {
 };
 using Bytes = std::vector<char, AlignedAllocator<char>>;
 
-inline constexpr int64_t kGuard = 64;  // bytes of poison before and after a buffer
-inline constexpr char kPoison = -1;    // NaN in every element type
+// Bytes of poison before and after a buffer. 64 put every row of x across two lines of a card's cache: 1.1x to 1.2x the
+// time that a tensor of any framework takes.
+inline constexpr int64_t kGuard = 256;
+inline constexpr char kPoison = -1;  // NaN in every element type
 
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {
