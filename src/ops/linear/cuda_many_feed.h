@@ -124,10 +124,13 @@ class ManyFeeder {
   __device__ int4 next_tile() {
     ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
     tile_phase_ ^= 1;
-    const int4 tile = ptx::ld_shared_16(shared_address(&shared_.tile));
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(shared_address(&shared_.taken));
-    return tile;
+    int4 tile{0, 0, 0, 0};
+    if (lane() == 0) {  // one lane reads and says so
+      tile = ptx::ld_shared_16(shared_address(&shared_.tile));
+      ptx::mbarrier_arrive(shared_address(&shared_.taken));
+    }
+    return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0),
+            __shfl_sync(~0u, tile.w, 0)};
   }
   // A record goes out when the one behind it is known; the very first has no data.
   __device__ void send(const ManyRecord& record, int2 tile, ManyFlag flag) {
