@@ -41,6 +41,15 @@ struct Float16 {
   uint16_t bits;
 };
 
+// Two neighbours in a sum of products, which some instructions take together. As a lane it is their bits.
+struct BFloat16Pair {
+  uint16_t first, second;
+};
+template <int N>
+struct VecOf<BFloat16Pair, N> {
+  typedef uint32_t Type __attribute__((vector_size(4 * N)));
+};
+
 template <DType D>
 struct ElementOf;
 template <>
@@ -84,7 +93,7 @@ template <class V>
 BS_INLINE V in_register(V v) {
 #if defined(__AVX512F__)
   asm("" : "+v"(v));  // any of 32
-#elif defined(__x86_64__)
+#elif defined(__x86_64__) && !defined(BLOCKSPARSE_EMULATE)
   asm("" : "+x"(v));
 #endif
   return v;
@@ -100,6 +109,17 @@ BS_INLINE const S* next_row(const S* p) {
 template <class S, int N>
 BS_INLINE Vec<S, N> broadcast(S s) {
   return s - Vec<S, N>{};  // s + 0 would have to turn -0 into 0
+}
+
+template <class P, int N>
+BS_INLINE Vec<P, N> broadcast(BFloat16Pair pair) {
+  return broadcast<uint32_t, N>(bits_as<uint32_t>(pair));
+}
+
+// sum + a * b, of vectors of the type of sums; instruction sets add what else they multiply.
+template <class S, int N>
+BS_INLINE Vec<S, N> multiply_add(Vec<S, N> sum, Vec<S, N> a, Vec<S, N> b) {
+  return sum + a * b;
 }
 
 // The conversions of bf16 and f16, in lanes of 16 and 32 bits.

@@ -96,6 +96,7 @@ void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPa
     rows.source = advance(source.data, begin.token * source.token_stride, g.dtype);
     rows.token_stride = source.token_stride;
     rows.feature_stride = source.feature_stride;
+    rows.last = rows.first_token + rows.tokens == tokens;
     if (rows.tokens > 0) kernel.pack(rows, first, last);
     rows.first_token += rows.tokens;
   }

@@ -29,8 +29,10 @@ std::span<const GradientKernel> gradient_kernels() {
 namespace {
 template <class Kernel>
 const Kernel* find(std::span<const Kernel> kernels, Isa isa, DType dtype) {
-  for (const Kernel& kernel : kernels) {
-    if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
+  for (; isa != Isa::reference; isa = next_below(isa)) {
+    for (const Kernel& kernel : kernels) {
+      if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
+    }
   }
   return nullptr;
 }
