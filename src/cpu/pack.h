@@ -40,28 +40,44 @@ constexpr int kTogether = 1;
 template <>
 constexpr int kTogether<BFloat16Pair> = 2;
 
-// N elements of each of two rows, or zeros for a row that is null: (first[i], second[i]).
+// (first[i], second[i]) for N elements of two rows.
 template <int N>
 BS_INLINE Vec<uint32_t, N> pair_rows(const BFloat16* first, const BFloat16* second) {
-  Vec<uint16_t, N> low{}, high{};
-  if (first != nullptr) __builtin_memcpy(&low, first, sizeof(low));
-  if (second != nullptr) __builtin_memcpy(&high, second, sizeof(high));
+  Vec<uint16_t, N> low, high;
+  __builtin_memcpy(&low, first, sizeof(low));
+  __builtin_memcpy(&high, second, sizeof(high));
   return widen<N>(low) | widen<N>(high) << 16;
 }
 
-// to[c][r] = from[r][c] for squares of Q x Q pairs; rows of `from` lie anywhere, `row(r)` says where or null for zeros.
+// (row[i], 0)
+template <int N>
+BS_INLINE Vec<uint32_t, N> half_pairs(const BFloat16* row) {
+  Vec<uint16_t, N> half;
+  __builtin_memcpy(&half, row, sizeof(half));
+  return widen<N>(half);
+}
+
+template <int N>
+BS_INLINE Vec<uint32_t, N> load_pairs(const void* from) {
+  Vec<uint32_t, N> pairs;
+  __builtin_memcpy(&pairs, from, sizeof(pairs));
+  return pairs;
+}
+
+template <int N>
+BS_INLINE void store_pairs(BFloat16Pair* to, Vec<uint32_t, N> pairs) {
+  __builtin_memcpy(to, &pairs, sizeof(pairs));
+}
+
+// to[c][r] = row(r)[c] for squares of Q x Q pairs.
 template <int Q, class Row>
 BS_INLINE void transpose_pairs(Row row, BFloat16Pair* to, int64_t to_stride) {
   Vec<uint32_t, Q> square[Q];
 #pragma GCC unroll 16
-  for (int r = 0; r < Q; ++r) {
-    const void* from = row(r);
-    square[r] = Vec<uint32_t, Q>{};
-    if (from != nullptr) __builtin_memcpy(&square[r], from, sizeof(square[r]));
-  }
+  for (int r = 0; r < Q; ++r) square[r] = row(r);
   transpose<uint32_t, Q>(square);
 #pragma GCC unroll 16
-  for (int c = 0; c < Q; ++c) __builtin_memcpy(to + c * to_stride, &square[c], sizeof(square[c]));
+  for (int c = 0; c < Q; ++c) store_pairs<Q>(to + c * to_stride, square[c]);
 }
 
 }  // namespace

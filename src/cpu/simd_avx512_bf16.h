@@ -2,10 +2,6 @@
 // With BLOCKSPARSE_EMULATE in software.
 #pragma once
 
-#if !defined(BLOCKSPARSE_EMULATE)
-#include <immintrin.h>
-#endif
-
 #define BS_VECTOR_BYTES 64
 #include "cpu/simd.h"
 

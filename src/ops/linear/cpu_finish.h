@@ -81,7 +81,9 @@ void finish_tokens_by(const ProductArgs& a, int64_t to, int64_t token, int64_t t
   if (runs && is_plain(a)) {
     Place<C> p(a, to, token);
     for (int64_t t = 0; t < tokens; ++t, sums += a.block, p.y += a.y_token) {
-      for (int64_t f = 0; f < p.features; f += W) {
+      int64_t f = 0;
+      for (; f + W <= p.features; f += W) store_as<typename C::S, W>(p.y + f, load_as<typename C::S, W>(sums + f));
+      if (f < p.features) {
         store_first<typename C::S, W>(p.y + f, load_as<typename C::S, W>(sums + f), p.features - f);
       }
     }

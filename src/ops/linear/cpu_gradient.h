@@ -68,25 +68,18 @@ void pack_columns(const RowsToPack& p, int64_t block) {
   }
 }
 
-// Q features of a token from `feature` on, in a buffer if they do not all exist; null for no token.
+// A row of a panel of pairs: both tokens, or the first and zeros, or (first null) the second beside what is there.
 template <int Q>
-BS_INLINE const BFloat16* part_of_row(const BFloat16* row, int64_t feature, int64_t features, BFloat16 (&buffer)[Q]) {
-  if (row == nullptr || feature + Q <= features) return row == nullptr ? nullptr : row + feature;
-  for (int64_t i = 0; i < Q; ++i) buffer[i] = feature + i < features ? row[feature + i] : BFloat16{0};
-  return buffer;
-}
-
-// A row of a panel of pairs: both tokens, the first and zeros, or (first null) the second beside what is there.
 BS_INLINE void put_pair_row(const BFloat16* first, const BFloat16* second, int64_t features, int64_t block,
                             BFloat16Pair* to) {
-  constexpr int Q = 8;
-  for (int64_t f = 0; f < block; f += Q) {
-    BFloat16 buffers[2][Q];
-    auto* lanes = reinterpret_cast<uint32_t*>(to + f);
-    Vec<uint32_t, Q> pairs =
-        pair_rows<Q>(part_of_row<Q>(first, f, features, buffers[0]), part_of_row<Q>(second, f, features, buffers[1]));
-    if (first == nullptr) pairs |= load_as<uint32_t, Q>(lanes) & 0xffff;
-    store_as<uint32_t, Q>(lanes, pairs);
+  if (first != nullptr && second != nullptr && features == block) {
+    for (int64_t f = 0; f < block; f += Q) store_pairs<Q>(to + f, pair_rows<Q>(first + f, second + f));
+    return;
+  }
+  for (int64_t f = 0; f < block; ++f) {
+    const bool exists = f < features;
+    if (first != nullptr) to[f].first = exists ? first[f].bits : uint16_t{0};
+    to[f].second = exists && second != nullptr ? second[f].bits : uint16_t{0};
   }
 }
 
@@ -104,7 +97,9 @@ inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t las
         return t < p.first_token || t >= end ? nullptr : from + (t - p.first_token) * p.token_stride;
       };
       for (int64_t t = first / 2 * 2; t < last; t += 2) {
-        put_pair_row(row(t), row(t + 1), features, p.block, panel + t / 2 * p.block);
+        BFloat16Pair* to = panel + t / 2 * p.block;
+        if (p.block >= 16) put_pair_row<16>(row(t), row(t + 1), features, p.block, to);
+        else put_pair_row<8>(row(t), row(t + 1), features, p.block, to);
       }
     }
     first = last;
@@ -121,7 +116,7 @@ inline void pack_pair_columns(const RowsToPack& p, int64_t block) {
   const int64_t whole_tokens = p.first_token % 2 == 0 ? p.tokens / (2 * Q) * (2 * Q) : 0;
   for (int64_t f = 0; f < whole_features; f += Q) {
     for (int64_t t = 0; t < whole_tokens; t += 2 * Q) {
-      transpose_pairs<Q>([&](int r) { return from + (f + r) * p.feature_stride + t; },
+      transpose_pairs<Q>([&](int r) { return load_pairs<Q>(from + (f + r) * p.feature_stride + t); },
                          panel + (p.first_token + t) / 2 * p.block + f, p.block);
     }
   }

@@ -167,8 +167,7 @@ BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, 
   for (int k = 0; k < depth; k += 2, copy += O) {
     if (a.by_in) {
       const BFloat16* row = w + static_cast<int64_t>(k) * a.block + strip;
-      store_as<uint32_t, O>(reinterpret_cast<uint32_t*>(copy),
-                            pair_rows<O>(row, k + 1 < depth ? row + a.block : nullptr));
+      store_pairs<O>(copy, k + 1 < depth ? pair_rows<O>(row, row + a.block) : half_pairs<O>(row));
       continue;
     }
     for (int o = 0; o < O; ++o) {  // only for matrices that end in half a pair
@@ -334,30 +333,35 @@ void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typena
 }
 
 template <class C>
-void multiply(const ProductArgs& a, int64_t piece, int64_t first_vector, int64_t last_vector) {
+void multiply_piece(const ProductArgs& a, int64_t piece, Range vectors) {
   using P = typename C::P;
   constexpr int L = C::lanes, T = kTogether<P>;
   const XView<P> in_place{static_cast<const P*>(a.x), a.x_feature, L};
   const XView<P> packed{static_cast<const P*>(a.panels), L, (a.inputs + T - 1) / T * L};
   const int64_t complete = a.direct ? a.n / L : 0;  // vectors that are read in place
-  for (int64_t v = first_vector; v < last_vector;) {
+  for (int64_t v = vectors.first; v < vectors.last;) {
     const bool direct = v < complete;
-    const int64_t end = direct && complete < last_vector ? complete : last_vector;
-    const int vectors = static_cast<int>(least<int64_t>(C::group, end - v));
+    const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
+    const int count = static_cast<int>(least<int64_t>(C::group, end - v));
     XView<P> x = direct ? in_place : packed;
     x.data += (direct ? v : v - complete) * x.vector;
-    multiply_group<C>(a, a.pieces[piece], x, v, vectors);
-    v += vectors;
+    multiply_group<C>(a, a.pieces[piece], x, v, count);
+    v += count;
   }
 }
 
 template <class C>
-void combine(const ProductArgs& a, int64_t split, int64_t first_vector, int64_t last_vector) {
+void multiply(const ProductArgs& a, Range pieces, Range vectors) {
+  for (int64_t piece = pieces.first; piece < pieces.last; ++piece) multiply_piece<C>(a, piece, vectors);
+}
+
+template <class C>
+void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
   using S = typename C::S;
   constexpr int L = C::lanes;
   const Split& s = a.splits[split];
   alignas(64) S sums[kMaxBlock * L];
-  for (int64_t vector = first_vector; vector < last_vector; ++vector) {
+  for (int64_t vector = vectors.first; vector < vectors.last; ++vector) {
     for (int64_t i = 0; i < a.block * L; i += L) {
       Vec<S, L> sum{};
       for (int64_t slot = s.first_slot; slot < s.first_slot + s.slots; ++slot) {
@@ -367,6 +371,11 @@ void combine(const ProductArgs& a, int64_t split, int64_t first_vector, int64_t 
     }
     finish<C>(a, s.to, vector, sums);
   }
+}
+
+template <class C>
+void combine(const ProductArgs& a, Range splits, Range vectors) {
+  for (int64_t split = splits.first; split < splits.last; ++split) combine_split<C>(a, split, vectors);
 }
 
 // Pairs of features. What remains after whole squares is packed one by one.
@@ -379,12 +388,14 @@ void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int
   int64_t f = 0;
   if (a.x_feature == 1) {
     for (; f + 2 * L <= features; f += 2 * L) {
-      transpose_pairs<L>([&](int r) { return r < tokens ? x + r * a.x_token + f : nullptr; }, panel + f / 2 * L, L);
+      auto row = [&](int r) __attribute__((always_inline)) {
+        return r < tokens ? load_pairs<L>(x + r * a.x_token + f) : Vec<uint32_t, L>{};
+      };
+      transpose_pairs<L>(row, panel + f / 2 * L, L);
     }
   } else if (tokens == L) {
     for (; f + 2 <= features; f += 2) {
-      const Vec<uint32_t, L> pairs = pair_rows<L>(x + f * a.x_feature, x + (f + 1) * a.x_feature);
-      store_as<uint32_t, L>(reinterpret_cast<uint32_t*>(panel + f / 2 * L), pairs);
+      store_pairs<L>(panel + f / 2 * L, pair_rows<L>(x + f * a.x_feature, x + (f + 1) * a.x_feature));
     }
   }
   for (; f < features; f += 2) {

@@ -3,12 +3,14 @@
 // Who does what
 //   pack      one vector of 16 tokens of x, blocks side by side: rows of x as they lie, or transposed
 //   multiply  one piece (an output block and its list of blocks) for a group of tokens
-//               for each chunk of the list:
-//                 for each strip of up to 32 outputs:    W is copied as [pairs of inputs][outputs][2]
-//                   for each 2 x 2 tiles (1 x 4 below 32 outputs) of sums: they stay in tiles over the chunk
+//               for each chunk of the list (its x stays in L1):
+//                 for each strip of 16 outputs:        sums of all vectors stay in tiles over the chunk
+//                   for each 32 inputs (a block if smaller):
+//                     W two steps ahead is copied as [pairs of inputs][outputs][2]; x of the next step is fetched
+//                     one tile of W times a tile of x of each vector
 //             then finish, or store the sums of a slice, as in cpu_product.h
 // Tokens are rows because x then needs no transposing and neither does y; W, the other operand, is transposed (fprop)
-// or has its rows paired (dgrad) once for every 64 tokens.
+// or has its rows paired (dgrad) once for every 64 tokens, while the tiles multiply what was copied before.
 #pragma once
 
 #include "ops/linear/cpu_product.h"
@@ -17,14 +19,13 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int kTileRows = 16, kTileDepth = 32;  // inputs: 16 pairs
-constexpr int kTileStrip = 32;                  // outputs
-constexpr int kTileSums = 4;                    // tiles 0..3 hold sums, 4 and 5 x, 6 and 7 W
 
 template <DType D, Tile kTile>
 struct TilesConfig : ProductConfig<D, kTile, BFloat16Pair> {
   // 32 KB of x for a full group. Sums go to memory and back once a chunk, which takes as long as 32 inputs.
   static constexpr int chunk_inputs = 256;
   static constexpr bool by_token = true;
+  static_assert(kTile.outputs == kTileRows && kTile.vectors <= 4, "tiles 0..3 hold sums, 4 and 5 x, 6 W");
 };
 
 inline TileShapes product_shapes(int block) {
@@ -32,7 +33,7 @@ inline TileShapes product_shapes(int block) {
   TileShapes shapes;
   for (int i = 0; i < 4; ++i) shapes.set(i, kTileRows, columns * 4);
   for (int i = 4; i < 6; ++i) shapes.set(i, kTileRows, depth * 2);
-  for (int i = 6; i < 8; ++i) shapes.set(i, depth / 2, columns * 4);
+  shapes.set(6, depth / 2, columns * 4);
   return shapes;
 }
 
@@ -46,129 +47,143 @@ BS_INLINE void for_tiles(F f) {
   for_tiles(std::make_integer_sequence<int, N>(), f);
 }
 
-// What the tiles of a strip are taken from.
+// copy[k / 2][o] = (W(o, k), W(o, k + 1)) for O outputs and K inputs. Rows of W are inputs (dgrad) ...
+template <int O, int K>
+BS_INLINE void pair_inputs(const BFloat16* w, int block, BFloat16Pair* copy) {
+#pragma GCC unroll 16
+  for (int k = 0; k < K; k += 2, w += 2 * block) store_pairs<O>(copy + k / 2 * O, pair_rows<O>(w, w + block));
+}
+
+// ... or outputs (fprop).
+template <int O, int K>
+BS_INLINE void transpose_inputs(const BFloat16* w, int block, BFloat16Pair* copy) {
+  constexpr int Q = K / 2;  // no more than O
+#pragma GCC unroll 2
+  for (int o = 0; o < O; o += Q) {
+    transpose_pairs<Q>([&](int r) { return load_pairs<Q>(w + (o + r) * block); }, copy + o, O);
+  }
+}
+
+// The same where only `depth` inputs exist: what lies beyond may be anything.
+template <int O, int K>
+void copy_inputs_that_exist(const BFloat16* w, int64_t output, int64_t input, int64_t depth, BFloat16Pair* copy) {
+  for (int64_t k = 0; k < K; k += 2) {
+    for (int64_t o = 0; o < O; ++o) {
+      const BFloat16* at = w + o * output + k * input;
+      copy[k / 2 * O + o] = {k < depth ? at[0].bits : uint16_t{0}, k + 1 < depth ? at[input].bits : uint16_t{0}};
+    }
+  }
+}
+
+// The tile of a block's W that begins at (strip, k). Not inlined: one copy for any number of vectors.
+template <int O, int K>
+__attribute__((noinline)) void copy_tile(const ProductArgs& a, const BlockRef& ref, int strip, int k,
+                                         BFloat16Pair* copy) {
+  const int64_t b = a.block, depth = a.inputs - ref.from * b - k, output = a.by_in ? 1 : b, input = a.by_in ? b : 1;
+  const auto* w = static_cast<const BFloat16*>(a.w) + ref.weight * b * b + strip * output + k * input;
+  if (depth < K) copy_inputs_that_exist<O, K>(w, output, input, depth, copy);
+  else if (a.by_in) pair_inputs<O, K>(w, a.block, copy);
+  else transpose_inputs<O, K>(w, a.block, copy);
+}
+
+// What a strip multiplies: x and sums of the first vector, the next ones `x_vector` and 16 b further.
 struct TileStrip {
-  const BFloat16* x;      // of the first vector
-  int64_t x_vector;       // to the next one
-  const BFloat16Pair* w;  // [chunk][b / 2][width]
-  int width;              // outputs
-  float* sums;            // of the first vector
+  const BFloat16* x;
+  int64_t x_vector;
+  float* sums;
+  int strip;
 };
 
-// sums [V * 16 tokens][O * 16 outputs] (+)= x W^T over a chunk.
-template <int V, int O>
-void multiply_tiles(const ProductArgs& a, const Chunk& chunk, const TileStrip& s, bool first) {
-  const int64_t b = a.block, sum_row = b * 4, sum_vector = kTileRows * b;
-  for_tiles<V * O>([&]<int I>() __attribute__((always_inline)) {
-    if (first) tile_zero<I>();
-    else tile_load<I>(s.sums + I / O * sum_vector + I % O * kTileRows, sum_row);
-  });
-  const int depth = least(a.block, kTileDepth);
-  for (int i = 0; i < chunk.count; ++i) {
-    const BFloat16* x = s.x + chunk.refs[i].from * (kTileRows * b);
-    const BFloat16Pair* w = s.w + i * (b / 2) * s.width;
-    for (int k = 0; k < a.block; k += depth, x += depth, w += depth / 2 * s.width) {
-      for_tiles<O>([&]<int J>() __attribute__((always_inline)) { tile_load<6 + J>(w + J * kTileRows, s.width * 4); });
-      for_tiles<V>([&]<int I>() __attribute__((always_inline)) {
-        tile_load<4 + I % 2>(x + I * s.x_vector, b * 2);
-        for_tiles<O>([&]<int J>() __attribute__((always_inline)) { tile_multiply<I * O + J, 4 + I % 2, 6 + J>(); });
-      });
-    }
-  }
-  for_tiles<V * O>([&]<int I>() __attribute__((always_inline)) {
-    tile_store<I>(s.sums + I / O * sum_vector + I % O * kTileRows, sum_row);
-  });
-}
-
-inline void multiply_strip(const ProductArgs& a, const Chunk& chunk, TileStrip s, int vectors, bool first) {
-  auto take = [&]<int V, int O>() {
-    multiply_tiles<V, O>(a, chunk, s, first);
-    vectors -= V;
-    s.x += V * s.x_vector;
-    s.sums += int64_t{V} * kTileRows * a.block;
-  };
-  while (vectors > 0) {
-    if (a.block >= kTileStrip) {
-      if (vectors >= 2) take.template operator()<2, 2>();
-      else take.template operator()<1, 2>();
+// Asks for x [V * 16 tokens, K inputs].
+template <int V, int K>
+BS_INLINE void prefetch_x(const BFloat16* x, int64_t x_vector, int block) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v, x += x_vector) {
+    if (block == K) {
+#pragma GCC unroll 16
+      for (int line = 0; line < K / 2; ++line) __builtin_prefetch(x + line * 32);
     } else {
-      if (vectors >= 4) take.template operator()<4, 1>();
-      else if (vectors >= 2) take.template operator()<2, 1>();
-      else take.template operator()<1, 1>();
+#pragma GCC unroll 16
+      for (int t = 0; t < kTileRows; ++t) __builtin_prefetch(x + t * block);
     }
   }
 }
 
-// copy[k / 2][o] = (W(strip + o, k), W(strip + o, k + 1)) of a block whose rows are inputs (dgrad).
-template <int Q>
-void pair_inputs(const BFloat16* w, int block, int depth, int width, BFloat16Pair* copy) {
-  for (int k = 0; k < block; k += 2, w += 2 * block, copy += width) {
-    for (int o = 0; o < width; o += Q) {
-      const Vec<uint32_t, Q> pairs = pair_rows<Q>(k < depth ? w + o : nullptr, k + 1 < depth ? w + block + o : nullptr);
-      store_as<uint32_t, Q>(reinterpret_cast<uint32_t*>(copy + o), pairs);
-    }
+// sums [V * 16 tokens][O outputs] (+)= x W^T over a chunk, K inputs at a time.
+template <int V, int O, int K>
+void multiply_tiles(const ProductArgs& a, const Chunk& chunk, const TileStrip& s, bool first) {
+  constexpr int kAhead = 2, kCopies = 4;  // no load waits for the stores of a copy that was just made
+  alignas(64) BFloat16Pair copies[kCopies][K / 2 * O];
+  const int64_t b = a.block, sum_row = b * 4, sum_vector = kTileRows * b, x_vector = s.x_vector;
+  const int per_block = a.block / K, steps = chunk.count * per_block;
+  auto copy = [&](int step) __attribute__((always_inline)) {
+    copy_tile<O, K>(a, chunk.refs[step / per_block], s.strip, step % per_block * K, copies[step % kCopies]);
+  };
+  auto x_of = [&](int step) __attribute__((always_inline)) {
+    return s.x + chunk.refs[step / per_block].from * (kTileRows * b) + step % per_block * K;
+  };
+  for (int step = 0; step < steps && step < kAhead; ++step) copy(step);
+  for_tiles<V>([&]<int I>() __attribute__((always_inline)) {
+    if (first) tile_zero<I>();
+    else tile_load<I>(s.sums + I * sum_vector, sum_row);
+  });
+  for (int step = 0; step < steps; ++step) {
+    if (step + kAhead < steps) copy(step + kAhead);
+    if (s.strip == 0 && step + 1 < steps) prefetch_x<V, K>(x_of(step + 1), x_vector, a.block);
+    const BFloat16* x = x_of(step);
+    tile_load<6>(copies[step % kCopies], O * 4);
+    for_tiles<V>([&]<int I>() __attribute__((always_inline)) {
+      tile_load<4 + I % 2>(x + I * x_vector, b * 2);
+      tile_multiply<I, 4 + I % 2, 6>();
+    });
   }
+  for_tiles<V>([&]<int I>() __attribute__((always_inline)) { tile_store<I>(s.sums + I * sum_vector, sum_row); });
 }
 
-// The same of a block whose rows are outputs (fprop). What lies beyond the last input may be anything.
-template <int Q>
-void transpose_inputs(const BFloat16* w, int block, int depth, int width, BFloat16Pair* copy) {
-  for (int o = 0; o < width; o += Q) {
-    for (int k = 0; k < block; k += 2 * Q) {
-      transpose_pairs<Q>([&](int r) { return w + (o + r) * block + k; }, copy + k / 2 * width + o, width);
-    }
-  }
-  for (int k = depth / 2 * 2; k < block; k += 2) {
-    for (int o = 0; o < width; ++o) {
-      BFloat16Pair& pair = copy[k / 2 * width + o];
-      pair = {k < depth ? pair.first : uint16_t{0}, 0};
-    }
-  }
-}
-
-inline void copy_for_tiles(const ProductArgs& a, const BlockRef& ref, int strip, int width, BFloat16Pair* copy) {
-  const int b = a.block;
-  const int depth = static_cast<int>(least<int64_t>(b, a.inputs - static_cast<int64_t>(ref.from) * b));
-  const auto* w = static_cast<const BFloat16*>(a.w) + static_cast<int64_t>(ref.weight) * b * b;
-  if (a.by_in) {
-    if (b >= 16) pair_inputs<16>(w + strip, b, depth, width, copy);
-    else pair_inputs<8>(w + strip, b, depth, width, copy);
-  } else {
-    w += strip * b;
-    if (b >= 32) transpose_inputs<16>(w, b, depth, width, copy);
-    else if (b == 16) transpose_inputs<8>(w, b, depth, width, copy);
-    else transpose_inputs<4>(w, b, depth, width, copy);
+template <int O, int K>
+void multiply_strip(const ProductArgs& a, const Chunk& chunk, const TileStrip& s, int vectors, bool first) {
+  switch (vectors) {
+    case 1: return multiply_tiles<1, O, K>(a, chunk, s, first);
+    case 2: return multiply_tiles<2, O, K>(a, chunk, s, first);
+    case 3: return multiply_tiles<3, O, K>(a, chunk, s, first);
+    default: return multiply_tiles<4, O, K>(a, chunk, s, first);
   }
 }
 
 template <class C>
 void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const BFloat16* x,
                              int64_t x_vector, int vectors, float* sums, bool first) {
-  alignas(64) BFloat16Pair copy[C::chunk_inputs / 2 * kTileStrip];
-  const int width = least(a.block, kTileStrip);
-  for (int strip = 0; strip < a.block; strip += width) {
-    for (int i = 0; i < chunk.count; ++i) {
-      copy_for_tiles(a, chunk.refs[i], strip, width, copy + i * (a.block / 2) * width);
-    }
+  static_assert(C::group <= C::tile.vectors);
+  for (int strip = 0; strip < a.block; strip += kTileRows) {
     prefetch_strip<C>(a, next, strip);
-    multiply_strip(a, chunk, {x, x_vector, copy, width, sums + strip}, vectors, first);
+    const TileStrip s{x, x_vector, sums + strip, strip};
+    if (a.block >= 32) multiply_strip<16, 32>(a, chunk, s, vectors, first);
+    else if (a.block == 16) multiply_strip<16, 16>(a, chunk, s, vectors, first);
+    else multiply_strip<8, 8>(a, chunk, s, vectors, first);
   }
 }
 
 inline int64_t panel_features(const ProductArgs& a) { return (a.inputs + a.block - 1) / a.block * a.block; }
 
 template <class C>
-void multiply_by_tiles(const ProductArgs& a, int64_t piece, int64_t first_vector, int64_t last_vector) {
+void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Range range) {
   const int64_t x_vector = kTileRows * panel_features(a);
-  tile_configure(product_shapes(a.block));
-  for (int64_t v = first_vector; v < last_vector; v += C::group) {
+  for (int64_t v = range.first; v < range.last; v += C::group) {
     alignas(64) float sums[C::group * kTileRows * kMaxBlock];
-    const int vectors = static_cast<int>(least<int64_t>(C::group, last_vector - v));
+    const int vectors = static_cast<int>(least<int64_t>(C::group, range.last - v));
     const auto* x = static_cast<const BFloat16*>(a.panels) + v * x_vector;
-    sum_chunks<C>(a, a.pieces[piece], vectors, sums, [&](const Chunk& chunk, const Chunk& next, float* to, bool first) {
+    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, const Chunk& next, float* to, bool first) {
       multiply_chunk_by_tiles<C>(a, chunk, next, x, x_vector, vectors, to, first);
     });
-    deliver<C>(a, a.pieces[piece], v, vectors, sums);
+    deliver<C>(a, piece, v, vectors, sums);
+  }
+}
+
+template <class C>
+void multiply_by_tiles(const ProductArgs& a, Range pieces, Range vectors) {
+  tile_configure(product_shapes(a.block));  // with the release 54 ns, as much as a block of 32 x 32
+  for (int64_t piece = pieces.first; piece < pieces.last; ++piece) {
+    multiply_piece_by_tiles<C>(a, a.pieces[piece], vectors);
   }
   tile_release();
 }
@@ -191,33 +206,48 @@ void transpose_tokens(const BFloat16* from, int64_t stride, int block, BFloat16*
   }
 }
 
+// Rows of tokens as they lie, Q features at a time.
+template <int Q>
+void copy_tokens(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
+  for (int64_t t = 0; t < tokens; ++t, x += a.x_token) {
+    BFloat16* row = to + t * a.block;
+    for (int64_t f = 0; f < features; f += a.block, row += kTileRows * a.block) {
+      for (int i = 0; i < a.block; i += Q) __builtin_memcpy(row + i, x + f + i, sizeof(BFloat16) * Q);
+    }
+  }
+}
+
+// A block that is not all there.
+inline void pack_part(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
+  for (int64_t t = 0; t < kTileRows; ++t) {
+    for (int64_t f = 0; f < a.block; ++f) {
+      to[t * a.block + f] = t < tokens && f < features ? x[t * a.x_token + f * a.x_feature] : BFloat16{0};
+    }
+  }
+}
+
 template <class C>
 void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
-  const int64_t token = vector * kTileRows, tokens = least<int64_t>(kTileRows, a.n - token);
-  for (int64_t feature = first_feature; feature < last_feature; feature += a.block) {
-    const int64_t features = least<int64_t>(a.block, last_feature - feature);
-    const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + feature * a.x_feature;
-    BFloat16* to = static_cast<BFloat16*>(a.panels) + vector * kTileRows * panel_features(a) + feature * kTileRows;
-    int64_t stride = a.x_feature;
-    const bool whole = tokens == kTileRows && features == a.block;
-    if (a.x_feature == 1) {
-      if (!whole) __builtin_memset(to, 0, sizeof(BFloat16) * static_cast<size_t>(kTileRows * a.block));
-      const size_t bytes = sizeof(BFloat16) * static_cast<size_t>(features);
-      for (int64_t t = 0; t < tokens; ++t) __builtin_memcpy(to + t * a.block, x + t * a.x_token, bytes);
-      continue;
+  const int64_t token = vector * kTileRows, tokens = least<int64_t>(kTileRows, a.n - token), b = a.block;
+  const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token;
+  BFloat16* panel = static_cast<BFloat16*>(a.panels) + vector * kTileRows * panel_features(a);
+  const int64_t whole = tokens < kTileRows ? first_feature : last_feature / b * b;
+  if (a.x_feature == 1) {
+    BFloat16* to = panel + first_feature * kTileRows;
+    if (b >= 32) copy_tokens<32>(a, x + first_feature, kTileRows, whole - first_feature, to);
+    else if (b == 16) copy_tokens<16>(a, x + first_feature, kTileRows, whole - first_feature, to);
+    else copy_tokens<8>(a, x + first_feature, kTileRows, whole - first_feature, to);
+  } else {
+    for (int64_t feature = first_feature; feature < whole; feature += b) {
+      const BFloat16* from = x + feature * a.x_feature;
+      BFloat16* to = panel + feature * kTileRows;
+      if (b >= 32) transpose_tokens<16>(from, a.x_feature, a.block, to);
+      else if (b == 16) transpose_tokens<8>(from, a.x_feature, a.block, to);
+      else transpose_tokens<4>(from, a.x_feature, a.block, to);
     }
-    BFloat16 padded[kMaxBlock * kTileRows];
-    if (!whole) {
-      __builtin_memset(padded, 0, sizeof(padded));
-      for (int64_t f = 0; f < features; ++f) {
-        for (int64_t t = 0; t < tokens; ++t) padded[f * kTileRows + t] = x[f * a.x_feature + t];
-      }
-      x = padded;
-      stride = kTileRows;
-    }
-    if (a.block >= 32) transpose_tokens<16>(x, stride, a.block, to);
-    else if (a.block == 16) transpose_tokens<8>(x, stride, a.block, to);
-    else transpose_tokens<4>(x, stride, a.block, to);
+  }
+  for (int64_t feature = whole; feature < last_feature; feature += b) {
+    pack_part(a, x + feature * a.x_feature, tokens, least(b, last_feature - feature), panel + feature * kTileRows);
   }
 }
 

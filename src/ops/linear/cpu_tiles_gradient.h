@@ -15,6 +15,7 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int64_t kMostRoundTokens = 1024;  // of select.cc
+constexpr int kTileStrip = 32;              // rows of dW
 
 inline TileShapes gradient_shapes(int block) {
   const int side = least(block, kTileRows);
@@ -32,8 +33,10 @@ void transpose_dy(const GradientArgs& a, const BFloat16Pair* dy, int rows, BFloa
   for (int64_t k = 0; k < pairs; k += kPairsAtOnce, strip += rows * kPairsAtOnce) {
     for (int64_t p = 0; p < kPairsAtOnce; p += Q) {
       for (int o = 0; o < rows; o += Q) {
-        transpose_pairs<Q>([&](int r) { return k + p + r < pairs ? dy + (k + p + r) * a.block + o : nullptr; },
-                           strip + o * kPairsAtOnce + p, kPairsAtOnce);
+        auto pair = [&](int r) __attribute__((always_inline)) {
+          return k + p + r < pairs ? load_pairs<Q>(dy + (k + p + r) * a.block + o) : Vec<uint32_t, Q>{};
+        };
+        transpose_pairs<Q>(pair, strip + o * kPairsAtOnce + p, kPairsAtOnce);
       }
     }
   }
@@ -53,6 +56,18 @@ void gradient_tiles(const GradientArgs& a, const BFloat16Pair* dy, const BFloat1
     });
   }
   for_tiles<O * V>([&]<int I>() __attribute__((always_inline)) { tile_store<I>(sums + I * side * side, side * 4); });
+}
+
+// Asks for the first tokens of the V runs of columns that come next.
+template <int L, int V>
+BS_INLINE void prefetch_columns(const GradientArgs& a, Columns next, int64_t last_block) {
+  constexpr int64_t kTokens = 128;
+  for (int v = 0; v < V && next.block < last_block; ++v) {
+    const auto* x = static_cast<const BFloat16Pair*>(a.x_panels) + a.refs[next.block].from * a.round * a.block;
+    for (int64_t t = 0; t < least(a.n, kTokens); t += 2) __builtin_prefetch(x + t / 2 * a.block + next.column);
+    next.column += L;
+    if (next.column == a.block) next = {next.block + 1, 0, 0};
+  }
 }
 
 // One strip of rows of one row of blocks. L: columns of a tile, O: tiles of rows, V: of columns.
@@ -75,6 +90,7 @@ void gradient_strip(const GradientArgs& a, int64_t out, int64_t first_block, int
       }
       x[v] = static_cast<const BFloat16Pair*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
     }
+    prefetch_columns<L, V>(a, next, last_block);
     alignas(64) float sums[V * kRows * L];
     if (take > V / 2) gradient_tiles<O, V>(a, dy, x, sums);
     else gradient_tiles<O, V / 2>(a, dy, x, sums);

@@ -13,6 +13,10 @@ namespace blocksparse::linear {
 
 inline constexpr int64_t kFewTokens = 4;
 
+struct Range {
+  int64_t first, last;
+};
+
 // Shape of a kernel's tile, fixed when it is compiled.
 struct Tile {
   int outputs;  // of W: rows of sums
@@ -56,8 +60,8 @@ struct ProductKernel {
   Tile tile;
   int lanes;
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
-  void (*multiply)(const ProductArgs&, int64_t piece, int64_t first_vector, int64_t last_vector);
-  void (*combine)(const ProductArgs&, int64_t split, int64_t first_vector, int64_t last_vector);
+  void (*multiply)(const ProductArgs&, Range pieces, Range vectors);
+  void (*combine)(const ProductArgs&, Range splits, Range vectors);
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
