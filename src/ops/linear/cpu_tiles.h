@@ -181,7 +181,7 @@ void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Range ran
 
 template <class C>
 void multiply_by_tiles(const ProductArgs& a, Range pieces, Range vectors) {
-  tile_configure(product_shapes(a.block));  // with the release 70 ns, more than 8 products
+  tile_configure(product_shapes(a.block));  // with the release 74 ns, more than 8 products
   for (int64_t piece = pieces.first; piece < pieces.last; ++piece) {
     multiply_piece_by_tiles<C>(a, a.pieces[piece], vectors);
   }

@@ -315,10 +315,10 @@ constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::avx2, Isa::avx512};
 constexpr Isa kBf16IsasOfThisBuild[] = {Isa::avx512_bf16, Isa::amx};
 #elif defined(__aarch64__)
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::neon};
-constexpr std::array<Isa, 0> kBf16IsasOfThisBuild;
+constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
 #else
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar};
-constexpr std::array<Isa, 0> kBf16IsasOfThisBuild;
+constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
 #endif
 
 TEST(Select, EveryKernelIsRegisteredOnce) {
