@@ -1,0 +1,19 @@
+#include "ops/lstm/kernels.h"
+
+#include <vector>
+
+namespace blocksparse::lstm {
+
+const CellKernel* find_cell_kernel(Isa isa, DType dtype) {
+  static const std::vector<CellKernel> kernels = {
+#define LSTM_CELL(isa, dtype) cell_##isa##_##dtype(),
+#include "ops/lstm/kernels.inc"
+#undef LSTM_CELL
+  };
+  for (const CellKernel& kernel : kernels) {
+    if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
+  }
+  return nullptr;
+}
+
+}  // namespace blocksparse::lstm
