@@ -206,8 +206,9 @@ Status LstmData::run() {
     }
   }
   const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-  std::vector<char> workspace(size(layout_, case_.dtype, case_.t, case_.n), kPoison);
-  return call(buffers_, {workspace.data(), workspace.size()});
+  const size_t bytes = size(layout_, case_.dtype, case_.t, case_.n);
+  workspace_.assign(bytes + kGuard, kPoison);
+  return call(buffers_, {workspace_.data(), bytes});
 }
 
 // The same case in f64, where the reference writes what is expected.
@@ -274,7 +275,8 @@ std::string LstmData::overrun() const {
       if (b.bytes[i] != kPoison || b.bytes[b.bytes.size() - 1 - i] != kPoison) return name;
     }
   }
-  return "";
+  const bool inside = std::all_of(workspace_.end() - kGuard, workspace_.end(), [](char c) { return c == kPoison; });
+  return inside ? "" : "workspace";
 }
 
 std::vector<char> LstmData::bits() const {

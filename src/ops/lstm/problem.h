@@ -76,6 +76,7 @@ class LstmData {
   Buffers buffers_;
   std::optional<Buffers> expected_;
   std::vector<int64_t> lengths_;
+  std::vector<char> workspace_;
 };
 
 }  // namespace blocksparse::lstm
