@@ -2,8 +2,9 @@
 
     python benchmarks/lstm.py [--hidden 1024] [--density 0.1] [--block 32] [--batch 32 64] [--steps 32] [--bf16]
 
-Times are medians of interleaved runs of one layer over a sequence, in ms a step. `input` is the input's projection,
-which all of them have; `torch steps` is our layer composed of one linear op for each step from Python.
+Times are medians of interleaved runs of one layer over a sequence, in ms a step. `input` is the input's dense projection,
+which all of them have; the last column is without it. `torch steps` is our layer, composed of one linear op for each
+step from Python.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main() -> None:
         f"input {narrow}": lambda x: (narrow_input(x),),
     }
     kind = f"{dtype}, {torch.get_num_threads()} threads, {blocksparse.cpu_isa()}"
-    print(f"{layout!r}, {args.steps} steps, {kind}: ms a step, and beside block-sparse")
+    print(f"{layout!r}, {args.steps} steps, {kind}: ms a step, beside block-sparse, without the input")
     for train in (False, True):
         for n in args.batch:
             x = torch.randn(args.steps, n, hidden, dtype=dtype)
@@ -87,9 +88,10 @@ def main() -> None:
                         times[name].append(seconds)
             medians = {name: 1e3 * statistics.median(t) / args.steps for name, t in times.items()}
             ours = medians["block-sparse"]
+            inputs = {name: medians[f"input {narrow if str(narrow) in name else hidden}"] for name in medians}
             print(f"{'forward + backward' if train else 'forward'}, n = {n}")
             for name, ms in medians.items():
-                print(f"  {name:14} {ms:8.3f} {ms / ours:6.2f}x")
+                print(f"  {name:14} {ms:8.3f} {ms / ours:6.2f}x {max(ms - inputs[name], 0):8.3f}")
 
 
 if __name__ == "__main__":

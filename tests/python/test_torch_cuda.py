@@ -238,7 +238,7 @@ def test_lstm_agrees_with_the_cpu(dtype, given):
     assert y.is_cuda
     for got, want in ((y, expected), (h_end, h2), (c_end, c2)):
         assert error(got.cpu(), want) < 2 * TOLERANCE[dtype]
-    (y.float().sin().sum() + c_end.sum()).backward()
+    (y.to(wide).sin().sum() + c_end.sum()).backward()
     (expected.sin().sum() + c2.sum()).backward()
     for got, want in zip((pre, w, h, c), on_cpu, strict=True):
         assert error(got.grad.cpu(), want.grad) < 8 * TOLERANCE[dtype]
