@@ -2,9 +2,9 @@
 
     python benchmarks/lstm.py [--hidden 1024] [--density 0.1] [--block 32] [--batch 32 64] [--steps 32] [--bf16]
 
-Times are medians of interleaved runs of one layer over a sequence, in ms a step. `input` is the input's dense projection,
-which all of them have; the last column is without it. `torch steps` is our layer, composed of one linear op for each
-step from Python.
+Times are medians of interleaved runs of one layer over a sequence, in ms a step. `input` is the input's dense
+projection, which all of them have; the last column is without it. `torch steps` is our layer, composed of one linear op
+for each step from Python.
 """
 
 from __future__ import annotations
