@@ -87,37 +87,34 @@ class Products {
     args_.x = x;
     tokens_ = tokens;
   }
-  // They are packed by the tasks of the step that makes them, or here.
+  // They are packed by the tasks of the step that makes them, with pack(), or here.
   void pack_all(int32_t threads) {
     if (few_) return;
     std::swap(panels_[0], panels_[1]);
-    parallel_for(threads, (tokens_ + group_ - 1) / group_, [&](int64_t i) {
-      const void* x = advance(args_.x, i * group_ * args_.inputs, dtype_);
-      pack({x, args_.inputs, 0, args_.inputs}, panels_[0], i * group_, tokens_);
-    });
+    parallel_for(threads, (tokens_ + group_ - 1) / group_,
+                 [&](int64_t i) { pack(panels_[0], args_.x, tokens_, i * group_, 0, args_.inputs); });
   }
 
-  // body(task) for each block of units and group of tokens, behind the products of task. What the body writes to
-  // made_matrix, [n, inputs], is read by the next step, as far as `tokens` go.
+  // body(task) for each block of units and group of tokens, behind the products of task. `made` is what the body
+  // writes, [n, columns], and the next step reads its first `tokens` rows; null: nothing does.
   template <class Body>
-  void run(int32_t threads, const void* made_matrix, int64_t tokens, Body&& body) {
-    const int64_t groups = (n_ + group_ - 1) / group_, b = args_.block, parts = args_.inputs / (units_ * b);
+  void run(int32_t threads, const void* made, int64_t columns, int64_t tokens, Body&& body) {
+    const int64_t groups = (n_ + group_ - 1) / group_, parts = columns / (units_ * args_.block);
     parallel_for(threads, units_ * groups, [&](int64_t i) {
-      // Sums of 4 gates and a part of h, or sums of dh and 4 parts of dz.
-      alignas(64) char memory[(kGates + 1) * kGroupBytes * kMaxBlock];
+      alignas(64) char sums[kGates * kGroupBytes * kMaxBlock];
       const int64_t block = i % units_, first = i / units_ * group_;
-      CellTask task{.unit = block * b, .first = first, .last = std::min(first + group_, n_), .few = few_};
-      task.sums = memory;
-      task.summed = multiply(block, first, memory);
-      if (!few_) task.made = memory + gates_ * kGroupBytes * b;
+      CellTask task{.unit = block * args_.block, .first = first, .last = std::min(first + group_, n_), .few = few_};
+      task.sums = sums;
+      task.summed = multiply(block, first, sums);
       body(task);
-      for (int64_t part = 0; !few_ && part < parts; ++part) {
-        const void* x = advance(task.made, part * (task.last - first) * b, dtype_);
-        pack({x, b, (part * units_ + block) * b, b}, panels_[1], first, tokens);
+      if (made == nullptr || few_) return;
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t feature = (part * units_ + block) * args_.block;
+        pack(panels_[1], made, tokens, first, feature, feature + args_.block);
       }
     });
     std::swap(panels_[0], panels_[1]);
-    set_input(made_matrix, tokens);
+    set_input(made, tokens);
   }
 
  private:
@@ -137,21 +134,17 @@ class Products {
     return tokens;
   }
 
-  // Features [first_feature, + features) of a group of tokens, as they lie from x on, `stride` from token to token.
-  struct Part {
-    const void* x;
-    int64_t stride, first_feature, features;
-  };
-
-  // The group that begins at `first`, as far as it is among the first `tokens`.
-  void pack(const Part& part, char* panels, int64_t first, int64_t tokens) const {
+  // Features of a group's tokens, as far as they are among the first `tokens`.
+  void pack(char* panels, const void* x, int64_t tokens, int64_t first, int64_t first_feature,
+            int64_t last_feature) const {
     linear::ProductArgs a = args_;
-    a.x = part.x;
-    a.x_token = part.stride;
-    a.n = std::min(group_, tokens - first);
-    const int64_t offset = first * a.inputs + part.first_feature * kernel_.lanes;
-    a.panels = panels + offset * size_of(sum_dtype(dtype_));
-    for (int64_t vector = 0; vector * kernel_.lanes < a.n; ++vector) kernel_.pack(a, vector, 0, part.features);
+    a.x = x;
+    a.n = tokens;
+    a.panels = panels;
+    const int64_t last = std::min(first + group_, tokens);
+    for (int64_t token = first; token < last; token += kernel_.lanes) {
+      kernel_.pack(a, token / kernel_.lanes, first_feature, last_feature);
+    }
   }
 
   const linear::ProductKernel& kernel_;
@@ -269,7 +262,8 @@ Status cpu_forward(const Forward& f, Isa isa, Workspace workspace, int32_t threa
     step.gates = advance(f.gates, t * kGates * matrix, f.dtype);
     step.h_end = f.h;
     step.c_end = f.c;
-    products.run(threads, step.y, f.running(t + 1), [&](const CellTask& task) { kernels->cell->forward(step, task); });
+    products.run(threads, step.y, f.hidden, f.running(t + 1),
+                 [&](const CellTask& task) { kernels->cell->forward(step, task); });
     before = step.c;
   }
   copy_of_empty(f, f.h0, f.h, f.dtype);
@@ -304,7 +298,7 @@ Status cpu_backward(const Backward& b, Isa isa, Workspace workspace, int32_t thr
     step.dc_end = b.dc;
     step.dc = b.dc0 != nullptr ? b.dc0 : memory + plan.state;
     step.dpre = advance(b.dpre, t * kGates * matrix, b.dtype);
-    products.run(threads_of_step(b, threads), step.dpre, b.running(t),
+    products.run(threads_of_step(b, threads), step.dpre, kGates * b.hidden, b.running(t),
                  [&](const CellTask& task) { kernels->cell->backward(step, task); });
   }
   BS_RETURN_IF_ERROR(initial_state_gradient(b, isa, workspace, threads));

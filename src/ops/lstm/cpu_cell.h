@@ -90,29 +90,8 @@ BS_INLINE int64_t length_of(const CellStep& s, int64_t token) {
   return s.lengths == nullptr ? s.steps : s.lengths[token];
 }
 
-// Asks for `count` elements of a row, or of four rows for the gates, that a token to come will read or write: rows of a
-// matrix are pages apart, and no prefetcher follows.
-template <class T, int kWrite = 0>
-BS_INLINE void prefetch(const void* matrix, int64_t offset, int64_t count, int64_t gate_stride = 0) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  const T* row = row_of<T>(matrix, offset);
-  if (row == nullptr) return;
-  for (int gate = 0; gate < (gate_stride > 0 ? kGates : 1); ++gate, row += gate_stride) {
-    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(row + i, kWrite);
-  }
-}
-
-// The sums of a token, and where its row of what is made lies once more.
-template <class C>
-struct TokenRows {
-  const typename C::S* sums;
-  int64_t gate;         // stride of sums
-  typename C::T* made;  // or null
-  int64_t part;         // stride of made
-};
-
 template <class C, int W>
-void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const TokenRows<C>& rows) {
+void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const typename C::S* sums, int64_t gate_stride) {
   using S = typename C::S;
   using T = typename C::T;
   const int64_t hidden = s.hidden, at = token * hidden + unit, at4 = token * kGates * hidden + unit;
@@ -122,7 +101,6 @@ void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const Toke
   const int64_t length = length_of(s, token);
   if (s.t >= length) {
     write_zeros(y, s.block);
-    write_zeros(rows.made, s.block);
     if (gates == nullptr) return;
     write_zeros(c, s.block);
     for (int gate = 0; gate < kGates; ++gate) write_zeros(gates + gate * hidden, s.block);
@@ -137,7 +115,7 @@ void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const Toke
     Vec<S, W> z[kGates];
 #pragma GCC unroll 4
     for (int gate = 0; gate < kGates; ++gate) {
-      z[gate] = load_as<S, W>(pre + gate * hidden + u) + load_as<S, W>(rows.sums + gate * rows.gate + u);
+      z[gate] = load_as<S, W>(pre + gate * hidden + u) + load_as<S, W>(sums + gate * gate_stride + u);
     }
     const Vec<S, W> i = logistic<W>(z[0]), f = logistic<W>(z[1]), g = hyperbolic_tangent<W>(z[2]),
                     o = logistic<W>(z[3]);
@@ -145,7 +123,6 @@ void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const Toke
     const Vec<S, W> h = o * hyperbolic_tangent<W>(cell);
     store_as<S, W>(c + u, cell);
     store_as<S, W>(y + u, h);
-    if (rows.made != nullptr) store_as<S, W>(rows.made + u, h);
     if (gates != nullptr) {
       store_as<S, W>(gates + u, i);
       store_as<S, W>(gates + hidden + u, f);
@@ -158,17 +135,14 @@ void forward_token(const ForwardStep& s, int64_t unit, int64_t token, const Toke
 }
 
 template <class C, int W>
-void backward_token(const BackwardStep& s, int64_t unit, int64_t token, const TokenRows<C>& rows) {
+void backward_token(const BackwardStep& s, int64_t unit, int64_t token, const typename C::S* sums, int64_t) {
   using S = typename C::S;
   using T = typename C::T;
   const int64_t hidden = s.hidden, at = token * hidden + unit, at4 = token * kGates * hidden + unit;
   T* dpre = static_cast<T*>(s.dpre) + at4;
   const int64_t length = length_of(s, token);
   if (s.t >= length) {
-    for (int gate = 0; gate < kGates; ++gate) {
-      write_zeros(dpre + gate * hidden, s.block);
-      if (rows.made != nullptr) write_zeros(rows.made + gate * rows.part, s.block);
-    }
+    for (int gate = 0; gate < kGates; ++gate) write_zeros(dpre + gate * hidden, s.block);
     return;
   }
   const bool ends = s.t == length - 1;
@@ -181,68 +155,42 @@ void backward_token(const BackwardStep& s, int64_t unit, int64_t token, const To
     const Vec<S, W> i = load_as<S, W>(gates + u), f = load_as<S, W>(gates + hidden + u),
                     g = load_as<S, W>(gates + 2 * hidden + u), o = load_as<S, W>(gates + 3 * hidden + u);
     const Vec<S, W> squashed = hyperbolic_tangent<W>(load_as<S, W>(c + u));
-    const Vec<S, W> dh = load_as<S, W>(rows.sums + u) + load_or_zero<S, W>(dy, u) + load_or_zero<S, W>(dh_end, u);
+    const Vec<S, W> dh = load_as<S, W>(sums + u) + load_or_zero<S, W>(dy, u) + load_or_zero<S, W>(dh_end, u);
     const Vec<S, W> dcell = load_or_zero<S, W>(dc_behind, u) + dh * o * (1 - squashed * squashed);
-    const Vec<S, W> dz[kGates] = {dcell * g * i * (1 - i), dcell * load_or_zero<S, W>(before, u) * f * (1 - f),
-                                  dcell * i * (1 - g * g), dh * squashed * o * (1 - o)};
-#pragma GCC unroll 4
-    for (int gate = 0; gate < kGates; ++gate) {
-      store_as<S, W>(dpre + gate * hidden + u, dz[gate]);
-      if (rows.made != nullptr) store_as<S, W>(rows.made + gate * rows.part + u, dz[gate]);
-    }
+    store_as<S, W>(dpre + u, dcell * g * i * (1 - i));
+    store_as<S, W>(dpre + hidden + u, dcell * load_or_zero<S, W>(before, u) * f * (1 - f));
+    store_as<S, W>(dpre + 2 * hidden + u, dcell * i * (1 - g * g));
+    store_as<S, W>(dpre + 3 * hidden + u, dh * squashed * o * (1 - o));
     store_as<S, W>(dc + u, dcell * f);
   }
 }
 
-// body(token, its rows) for each token of a task, and ahead(token) some tokens before.
-template <class C, int W, class Body, class Ahead>
-void for_each_token(const CellTask& k, int64_t b, int gates, typename C::S* scratch, Body&& body, Ahead&& ahead) {
-  constexpr int64_t kAhead = 4;
-  const int64_t part = (k.last - k.first) * b;
+// body<W>(token, its sums, stride from gate to gate) for each token of a task.
+template <class C, int W, class Body>
+void for_each_token(const CellTask& k, int64_t b, int gates, typename C::S* scratch, Body&& body) {
   for (int64_t first = k.first; first < k.last; first += C::lanes) {
     const auto rows = rows_of<C, W>(k, b, gates, first - k.first, scratch);
     const int64_t last = least<int64_t>(first + C::lanes, k.last);
     for (int64_t token = first; token < last; ++token) {
-      if (token + kAhead < k.last) ahead(token + kAhead);
-      auto* made = row_of<typename C::T>(k.made, (token - k.first) * b);
-      body(token, TokenRows<C>{rows.data + (token - first) * rows.token, rows.gate, made, part});
+      body(token, rows.data + (token - first) * rows.token, rows.gate);
     }
   }
 }
 
 template <class C, int W>
 void forward_by(const ForwardStep& s, const CellTask& k) {
-  using S = typename C::S;
-  using T = typename C::T;
-  alignas(64) S scratch[kGates * C::lanes * kMaxBlock];
-  auto body = [&](int64_t token, const TokenRows<C>& rows) { forward_token<C, W>(s, k.unit, token, rows); };
-  auto ahead = [&](int64_t token) {
-    const int64_t at = token * s.hidden + k.unit, at4 = token * kGates * s.hidden + k.unit;
-    prefetch<T>(s.pre, at4, s.block, s.hidden);
-    prefetch<S>(s.c_before, at, s.block);
-    prefetch<S, 1>(s.c, at, s.block);
-    prefetch<T, 1>(s.y, at, s.block);
-    prefetch<T, 1>(s.gates, at4, s.block, s.hidden);
-  };
-  for_each_token<C, W>(k, s.block, kGates, scratch, body, ahead);
+  alignas(64) typename C::S scratch[kGates * C::lanes * kMaxBlock];
+  for_each_token<C, W>(k, s.block, kGates, scratch, [&](int64_t token, const typename C::S* sums, int64_t gate) {
+    forward_token<C, W>(s, k.unit, token, sums, gate);
+  });
 }
 
 template <class C, int W>
 void backward_by(const BackwardStep& s, const CellTask& k) {
-  using S = typename C::S;
-  using T = typename C::T;
-  alignas(64) S scratch[C::lanes * kMaxBlock];
-  auto body = [&](int64_t token, const TokenRows<C>& rows) { backward_token<C, W>(s, k.unit, token, rows); };
-  auto ahead = [&](int64_t token) {
-    const int64_t at = token * s.hidden + k.unit, at4 = token * kGates * s.hidden + k.unit;
-    prefetch<T>(s.gates, at4, s.block, s.hidden);
-    prefetch<S>(s.c, at, s.block);
-    prefetch<S>(s.c_before, at, s.block);
-    prefetch<T>(s.dy, at, s.block);
-    prefetch<S, 1>(s.dc, at, s.block);
-    prefetch<T, 1>(s.dpre, at4, s.block, s.hidden);
-  };
-  for_each_token<C, W>(k, s.block, 1, scratch, body, ahead);
+  alignas(64) typename C::S scratch[C::lanes * kMaxBlock];
+  for_each_token<C, W>(k, s.block, 1, scratch, [&](int64_t token, const typename C::S* sums, int64_t gate) {
+    backward_token<C, W>(s, k.unit, token, sums, gate);
+  });
 }
 
 template <class C>

@@ -15,11 +15,8 @@ struct CellTask {
   int64_t first = 0, last = 0;  // tokens
   int64_t summed = 0;           // tokens from `first` on that have sums; those of the rest are 0
   bool few = false;
-  // Sum [gates][vectors][b][lanes], as the product kernel leaves them; few: [gates][tokens][b]
-  const void* sums = nullptr;
-  // [tokens][b] of y, or [4][tokens][b] of dpre once more, to be packed: of rows that lie powers of two apart, few
-  // would still be in L1. Null: not wanted
-  void* made = nullptr;
+  const void* sums =
+      nullptr;  // Sum [gates][vectors][b][lanes], as the product kernel leaves them; few: [gates][tokens][b]
 };
 
 // Plain data, because kernels are compiled for instruction sets that their caller may not use. Matrices are those of
