@@ -201,6 +201,21 @@ def test_autocast(which):
         assert error(p.grad, want) < 0.5  # relu and norms at every step, in 8 bits
 
 
+@pytest.mark.parametrize("which", ["multiplicative", "deep, ports", "deep, dense"])
+def test_compile(which):
+    module = shaken(MODULES[which][0]())
+    x = torch.randn(2, N, INPUT, dtype=DOUBLE)
+    expected, _ = module(x)
+    expected.sin().sum().backward()
+    grads = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    y, _ = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+    y.sin().sum().backward()
+    assert error(y, expected) < 1e-12
+    for p, want in zip(module.parameters(), grads, strict=True):
+        assert error(p.grad, want) < 1e-11
+
+
 def test_shared_weight_is_one_gradient():
     layer = bst.BlockSparseLinear(HIDDEN, HIDDEN, gate(), False, dtype=DOUBLE)
     h = torch.randn(N, HIDDEN, dtype=DOUBLE, requires_grad=True)

@@ -130,6 +130,8 @@ class SharedWeight:
 
     Backward notes (x, dy) of each use; when autograd has been through all uses, dW is made by one call. Make a new one
     for each forward pass. Autocast is obeyed; the layer's bias is not used.
+
+    What is noted between backward calls is lost on `torch.compile`, so there every use makes its own part of dW.
     """
 
     def __init__(self, layer: nn.Linear | BlockSparseLinear) -> None:
@@ -140,12 +142,15 @@ class SharedWeight:
         kind = "cuda" if weight.is_cuda else "cpu"
         narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
         self.dtype = torch.get_autocast_dtype(kind) if narrow else weight.dtype
-        self.source: Tensor = _Collect.apply(weight, self)
-        self.weight = weight.detach().to(self.dtype)
+        self.compiled = torch.compiler.is_compiling()
+        self.source: Tensor = weight if self.compiled else _Collect.apply(weight, self)
+        self.weight = weight if self.compiled else weight.detach().to(self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> x W^T [n, out]."""
         x = x.to(self.dtype)
+        if self.compiled:
+            return self.product(x, False) if self.layout else nn.functional.linear(x, self.weight)
         y: Tensor = _Use.apply(x, self.source, self)
         return y
 
