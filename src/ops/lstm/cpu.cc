@@ -37,7 +37,7 @@ struct Plan {
   int64_t panel = 0;  // two of them
   int64_t state, pieces, total;
 
-  // `inputs` features are packed for products whose list has `pieces` rows.
+  // `inputs` features are packed, for products of `rows` rows of blocks.
   Plan(DType dtype, int64_t n, int64_t hidden, int64_t inputs, int64_t rows) {
     const int64_t sum = size_of(sum_dtype(dtype));
     const int64_t panel_bytes = n <= linear::kFewTokens ? 0 : round_up(n, kMostLanes) * inputs * sum;
@@ -90,7 +90,6 @@ class Products {
   // They are packed by the tasks of the step that makes them, with pack(), or here.
   void pack_all(int32_t threads) {
     if (few_) return;
-    std::swap(panels_[0], panels_[1]);
     parallel_for(threads, (tokens_ + group_ - 1) / group_,
                  [&](int64_t i) { pack(panels_[0], args_.x, tokens_, i * group_, 0, args_.inputs); });
   }
