@@ -30,6 +30,9 @@ set(BLOCKSPARSE_KERNEL_FLAGS $<IF:$<BOOL:${BLOCKSPARSE_SANITIZE}>,-O1,-O3> -ffp-
 function(blocksparse_add_isa_sources target op)
   foreach(isa IN LISTS BLOCKSPARSE_ISAS)
     set(source ${PROJECT_SOURCE_DIR}/src/ops/${op}/cpu_${isa}.cc)
+    if(NOT EXISTS ${source})  # the op has no kernel of its own for it
+      continue()
+    endif()
     target_sources(${target} PRIVATE ${source})
     set_source_files_properties(${source} PROPERTIES
       COMPILE_OPTIONS "${BLOCKSPARSE_FLAGS_${isa}};${BLOCKSPARSE_KERNEL_FLAGS}")

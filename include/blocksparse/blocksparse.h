@@ -9,6 +9,7 @@
 #include "blocksparse/export.h"
 #include "blocksparse/graphs.h"
 #include "blocksparse/layout.h"
+#include "blocksparse/lstm.h"
 #include "blocksparse/ops.h"
 #include "blocksparse/status.h"
 #include "blocksparse/stream.h"

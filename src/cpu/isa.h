@@ -3,9 +3,11 @@
 
 #include <array>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "blocksparse/dtype.h"
 #include "blocksparse/status.h"
 
 namespace blocksparse {
@@ -32,6 +34,16 @@ std::optional<Isa> parse_isa(std::string_view name);
 bool cpu_runs(Isa isa, const Cpu& cpu = this_cpu());
 // The one whose kernels are taken where `isa` has none of its own: reference has nothing below it.
 Isa next_below(Isa isa);
+template <class Kernel>
+const Kernel* find_kernel(std::span<const Kernel> kernels, Isa isa, DType dtype) {
+  for (; isa != Isa::reference; isa = next_below(isa)) {
+    for (const Kernel& kernel : kernels) {
+      if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
+    }
+  }
+  return nullptr;
+}
+
 std::vector<Isa> isas_of(const Cpu& cpu);                                   // that it runs, best first
 Result<Isa> named_isa(std::string_view name, const Cpu& cpu = this_cpu());  // one that the CPU runs
 

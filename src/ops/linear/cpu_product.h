@@ -341,7 +341,7 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa, C::dtype, C::tile, C::lanes, pack_x, multiply<C>, combine<C>, few<C>, combine_few<C>};
+  return {isa, C::dtype, C::tile, C::lanes, C::by_token, pack_x, multiply<C>, combine<C>, few<C>, combine_few<C>};
 }
 
 }  // namespace

@@ -59,6 +59,7 @@ struct ProductKernel {
   DType dtype;
   Tile tile;
   int lanes;
+  bool by_token;  // sums of slices are [lanes][block]
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
   void (*multiply)(const ProductArgs&, Range pieces, Range vectors);
   void (*combine)(const ProductArgs&, Range splits, Range vectors);
