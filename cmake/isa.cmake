@@ -4,9 +4,18 @@
 set(BLOCKSPARSE_ISAS scalar)
 set(BLOCKSPARSE_FLAGS_scalar "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND BLOCKSPARSE_ISAS avx2 avx512)
+  list(APPEND BLOCKSPARSE_ISAS avx2 avx512 avx512_bf16 amx)
   set(BLOCKSPARSE_FLAGS_avx2 -mavx2 -mfma)
   set(BLOCKSPARSE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+  set(BLOCKSPARSE_FLAGS_avx512_bf16 ${BLOCKSPARSE_FLAGS_avx512} -mavx512bf16)
+  set(BLOCKSPARSE_FLAGS_amx ${BLOCKSPARSE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+  if(BLOCKSPARSE_EMULATE)
+    foreach(isa avx512 avx512_bf16 amx)
+      set(BLOCKSPARSE_FLAGS_${isa} ${BLOCKSPARSE_FLAGS_avx2} -DBLOCKSPARSE_EMULATE -Wno-psabi)
+    endforeach()
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/isa.cc PROPERTIES
+      COMPILE_DEFINITIONS BLOCKSPARSE_EMULATE)
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   list(APPEND BLOCKSPARSE_ISAS neon)
   # Scheduling before registers are allocated moves the loads of many rows to the front: 131 spills in 8 rows of the
@@ -21,6 +30,9 @@ set(BLOCKSPARSE_KERNEL_FLAGS $<IF:$<BOOL:${BLOCKSPARSE_SANITIZE}>,-O1,-O3> -ffp-
 function(blocksparse_add_isa_sources target op)
   foreach(isa IN LISTS BLOCKSPARSE_ISAS)
     set(source ${PROJECT_SOURCE_DIR}/src/ops/${op}/cpu_${isa}.cc)
+    if(NOT EXISTS ${source})  # the op has no kernel of its own for it
+      continue()
+    endif()
     target_sources(${target} PRIVATE ${source})
     set_source_files_properties(${source} PROPERTIES
       COMPILE_OPTIONS "${BLOCKSPARSE_FLAGS_${isa}};${BLOCKSPARSE_KERNEL_FLAGS}")

@@ -186,6 +186,55 @@ static void test_layouts(void) {
   bs_layout_free(NULL);
 }
 
+/* With W = 0 the state is a function of pre alone: pre = 0 halves c at every step. */
+static void test_lstm(void) {
+  enum { STEPS = 3, N = 2, H = 8 };
+  const bs_blocking blocking = {.block_size = 8};
+  bs_layout *gate = NULL, *layout = NULL, *none = NULL;
+  bs_layout_view view;
+  EXPECT(bs_layout_from_graph("diagonal(1)", 0, &blocking, &gate) == BS_OK);
+  EXPECT(bs_layout_stack(gate, 4, &layout) == BS_OK && bs_layout_get_view(layout, &view) == BS_OK);
+  EXPECT_ERROR(bs_layout_stack(gate, 0, &none), BS_INVALID_ARGUMENT, "times is 0");
+  EXPECT_ERROR(bs_layout_stack(NULL, 4, &none), BS_INVALID_ARGUMENT, "layout is NULL");
+
+  static float pre_data[STEPS * N * 4 * H], w_data[4 * H * H], c0_data[N * H], y_data[STEPS * N * H], h_data[N * H],
+      c_data[N * H], gates_data[STEPS * N * 4 * H], cells_data[STEPS * N * H], dw_data[4 * H * H], dc0_data[N * H],
+      dpre_data[STEPS * N * 4 * H];
+  const int64_t lengths[N] = {3, 1};
+  const bs_tensor pre = {pre_data, BS_F32, BS_CPU, 0, 4, {STEPS, N, 4, H}, {N * 4 * H, 4 * H, H, 1}};
+  const bs_tensor w = {w_data, BS_F32, BS_CPU, 0, 3, {4, H, H}, {H * H, H, 1}};
+  const bs_tensor c0 = {c0_data, BS_F32, BS_CPU, 0, 2, {N, H}, {H, 1}};
+  const bs_tensor y = {y_data, BS_F32, BS_CPU, 0, 3, {STEPS, N, H}, {N * H, H, 1}};
+  bs_tensor h = c0, c = c0, gates = pre, cells = y, dpre = pre, dw = w, dc0 = c0;
+  h.data = h_data, c.data = c_data, gates.data = gates_data, cells.data = cells_data;
+  dpre.data = dpre_data, dw.data = dw_data, dc0.data = dc0_data;
+  for (int i = 0; i < N * H; ++i) c0_data[i] = 1;
+
+  static char memory[1 << 16];
+  const bs_workspace workspace = {memory, sizeof memory};
+  const bs_stream stream = {NULL, 1};
+  EXPECT(bs_lstm_forward_workspace_size(&view, BS_F32, STEPS, N) <= sizeof memory);
+  EXPECT(bs_lstm_backward_workspace_size(&view, BS_F32, STEPS, N) <= sizeof memory);
+  EXPECT(bs_lstm_forward_workspace_size(NULL, BS_F32, STEPS, N) == 0);
+  const bs_lstm_outputs outputs = {&y, &h, &c, &gates, &cells};
+  EXPECT(bs_lstm_forward(&view, &pre, &w, NULL, &c0, lengths, &outputs, workspace, stream) == BS_OK);
+  EXPECT(fabsf(c_data[0] - 0.125f) < 1e-6f && fabsf(c_data[H] - 0.5f) < 1e-6f);
+  EXPECT(fabsf(h_data[0] - 0.5f * tanhf(0.125f)) < 1e-6f && y_data[(N + 1) * H] == 0);
+
+  const bs_lstm_saved saved = {&w, NULL, &c0, lengths, &y, &gates, &cells};
+  const bs_lstm_grads grads = {&dpre, &dw, NULL, &dc0};
+  EXPECT(bs_lstm_backward(&view, &saved, NULL, NULL, &c0, 0, &grads, workspace, stream) == BS_OK);
+  EXPECT(fabsf(dc0_data[0] - 0.125f) < 1e-6f && fabsf(dc0_data[H] - 0.5f) < 1e-6f);
+  EXPECT_ERROR(bs_lstm_backward(&view, &saved, NULL, NULL, &c0, 2, &grads, workspace, stream), BS_INVALID_ARGUMENT,
+               "accumulate is 2");
+  EXPECT_ERROR(bs_lstm_forward(&view, &pre, &w, NULL, NULL, NULL, NULL, workspace, stream), BS_INVALID_ARGUMENT,
+               "outputs is NULL");
+  EXPECT_ERROR(bs_lstm_forward(&view, NULL, &w, NULL, NULL, NULL, &outputs, workspace, stream), BS_INVALID_ARGUMENT,
+               "pre is not given");
+  bs_layout_free(gate);
+  bs_layout_free(layout);
+}
+
 static void test_machine(void) {
   const char* isa = NULL;
   EXPECT(bs_abi_version() == BS_ABI_VERSION);
@@ -209,6 +258,7 @@ int main(void) {
   test_machine();
   test_layouts();
   test_products();
+  test_lstm();
   printf(failures == 0 ? "all as it should be\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

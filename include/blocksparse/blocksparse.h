@@ -9,6 +9,7 @@
 #include "blocksparse/export.h"
 #include "blocksparse/graphs.h"
 #include "blocksparse/layout.h"
+#include "blocksparse/lstm.h"
 #include "blocksparse/ops.h"
 #include "blocksparse/status.h"
 #include "blocksparse/stream.h"
@@ -18,8 +19,8 @@ namespace blocksparse {
 
 BS_EXPORT std::string_view version();  // "0.1.0"
 
-// Instruction sets for which there are kernels and that this CPU runs, best first: of "avx512", "avx2", "neon",
-// "scalar", and last "reference", the plain double loops that tests compare with.
+// Instruction sets for which there are kernels and that this CPU runs, best first: of "amx", "avx512_bf16", "avx512",
+// "avx2", "neon", "scalar", and last "reference", the plain double loops that tests compare with.
 BS_EXPORT std::vector<std::string> cpu_isas();
 
 // The one that ops use: the best, unless the environment variable BLOCKSPARSE_ISA or set_cpu_isa() names another.

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 2
+#define BS_ABI_VERSION 3
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -88,6 +88,8 @@ BS_API bs_status bs_layout_from_csr(const int64_t* row_start, const int64_t* col
 BS_API bs_status bs_layout_from_graph(const char* name, int64_t seed, const bs_blocking* blocking, bs_layout** layout);
 BS_API bs_status bs_layout_from_pattern(const int32_t* pattern, int64_t words, bs_layout** layout);
 BS_API bs_status bs_layout_t(const bs_layout* layout, bs_layout** transposed);
+/* `times` copies of W, one below the other: the gates of an LSTM, say. */
+BS_API bs_status bs_layout_stack(const bs_layout* layout, int64_t times, bs_layout** stacked);
 BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
 
 BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
@@ -167,6 +169,36 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+
+/* ---- The LSTM op ------------------------------------------------------------------------------------------------- */
+/* See lstm.h. Tensors that are not given are NULL. `lengths` [n] may be NULL: all sequences have all steps. */
+
+typedef struct bs_lstm_outputs {
+  const bs_tensor* y;
+  const bs_tensor *h, *c;         /* or NULL */
+  const bs_tensor *gates, *cells; /* both or neither: what the backward pass needs */
+} bs_lstm_outputs;
+
+typedef struct bs_lstm_saved {
+  const bs_tensor *w, *h0, *c0;
+  const int64_t* lengths;
+  const bs_tensor *y, *gates, *cells;
+} bs_lstm_saved;
+
+typedef struct bs_lstm_grads {
+  const bs_tensor* pre;
+  const bs_tensor *w, *h0, *c0; /* or NULL */
+} bs_lstm_grads;
+
+BS_API bs_status bs_lstm_forward(const bs_layout_view* layout, const bs_tensor* pre, const bs_tensor* w,
+                                 const bs_tensor* h0, const bs_tensor* c0, const int64_t* lengths,
+                                 const bs_lstm_outputs* outputs, bs_workspace workspace, bs_stream stream);
+/* dy, dh and dc may be NULL. */
+BS_API bs_status bs_lstm_backward(const bs_layout_view* layout, const bs_lstm_saved* saved, const bs_tensor* dy,
+                                  const bs_tensor* dh, const bs_tensor* dc, int32_t accumulate,
+                                  const bs_lstm_grads* grads, bs_workspace workspace, bs_stream stream);
+BS_API size_t bs_lstm_forward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n);
+BS_API size_t bs_lstm_backward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 

@@ -97,6 +97,10 @@ class BS_EXPORT Layout {
   // W^T over the same tables and the same values. values[i] is still the block [out, in] of W, read transposed.
   Layout t() const;
 
+  // `times` copies of W, one below the other, with values[times, blocks, b, b]: the gates of an LSTM, say. Not of a
+  // transposed layout, nor of one whose last block of outputs sticks out.
+  Result<Layout> stack(int64_t times) const;
+
   // 64 bits of the content: equal layouts have equal hashes on every machine.
   uint64_t hash() const;
   friend bool operator==(const Layout& a, const Layout& b);

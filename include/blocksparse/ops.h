@@ -12,7 +12,8 @@
 //   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
 //     same bits, whatever the number of threads.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
-//   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped.
+//   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
+//     bf16 (avx512_bf16, amx) count denormals as 0.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once

@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH]."""
+"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm train|eval|sample]."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _plot(arguments: argparse.Namespace) -> None:
     print(plot_layout(_layout(arguments), arguments.out or f"{stem}.png", arguments.graph))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(with_models: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m blocksparse", description="Says what was found on this machine.")
     parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's blocksparse_DIR")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -99,12 +99,27 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         if name == "plot":
             command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
+    if with_models and importlib.util.find_spec("torch") and importlib.util.find_spec("safetensors"):
+        from .models import command as lm
+
+        lm.add_parser(commands)
+    else:
+        commands.add_parser("lm", help="train and use byte-level language models: needs blocksparse[lm]")
     return parser
+
+
+def _language_model(arguments: argparse.Namespace) -> None:
+    if not hasattr(arguments, "lm_command"):
+        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install blocksparse[lm]")
+    from .models import command as lm
+
+    lm.run(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _parser("lm" in words).parse_args(words)  # importing PyTorch takes seconds
     try:
         if arguments.cmake_dir:
             print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
@@ -115,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
             print(layout, graphs.report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
+        elif arguments.command == "lm":
+            _language_model(arguments)
         else:
             _info()
     except (ValueError, OSError, ModuleNotFoundError, _lib.UnavailableError) as error:

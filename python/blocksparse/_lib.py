@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_RANK = 5
 MAX_MIX = 64
 
@@ -108,6 +108,28 @@ class Epilogue(ctypes.Structure):
     )
 
 
+class LstmOutputs(ctypes.Structure):
+    """bs_lstm_outputs."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("y", "h", "c", "gates", "cells"))
+
+
+class LstmSaved(ctypes.Structure):
+    """bs_lstm_saved."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(Tensor)) for name in ("w", "h0", "c0")),
+        ("lengths", ctypes.c_void_p),
+        *((name, ctypes.POINTER(Tensor)) for name in ("y", "gates", "cells")),
+    )
+
+
+class LstmGrads(ctypes.Structure):
+    """bs_lstm_grads."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("pre", "w", "h0", "c0"))
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -173,6 +195,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_layout_from_graph": (_i32, [_str, _i64, _ptr(Blocking), _ptr(_void_p)]),
     "bs_layout_from_pattern": (_i32, [_void_p, _i64, _ptr(_void_p)]),
     "bs_layout_t": (_i32, [_void_p, _ptr(_void_p)]),
+    "bs_layout_stack": (_i32, [_void_p, _i64, _ptr(_void_p)]),
     "bs_layout_free": (None, [_void_p]),
     "bs_layout_get_info": (_i32, [_void_p, _ptr(LayoutInfo)]),
     "bs_layout_get_view": (_i32, [_void_p, _ptr(LayoutView)]),
@@ -201,6 +224,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_linear_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
+    "bs_lstm_forward": (
+        _i32,
+        [_ptr(LayoutView), *(4 * (_ptr(Tensor),)), _void_p, _ptr(LstmOutputs), Workspace, Stream],
+    ),
+    "bs_lstm_backward": (
+        _i32,
+        [_ptr(LayoutView), _ptr(LstmSaved), *(3 * (_ptr(Tensor),)), _i32, _ptr(LstmGrads), Workspace, Stream],
+    ),
+    "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
+    "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
 }
 for _name, (_result, _arguments) in _SIGNATURES.items():
     _function = getattr(_library, _name)

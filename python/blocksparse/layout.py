@@ -277,6 +277,16 @@ class Layout:
         other._set("_tables", self._tables)
         return other
 
+    def stack(self, times: int) -> Layout:
+        """`times` copies of W, one below the other, with values [times * blocks, b, b]: the gates of an LSTM, say.
+
+        Raises:
+            ValueError: times is less than 1, the layout is a transposed view, or its last block of outputs sticks out.
+        """
+        handle = ctypes.c_void_p()
+        _lib.call("bs_layout_stack", self.pointer, times, ctypes.byref(handle))
+        return Layout(handle)
+
     def csr(self) -> tuple[_Int32, _Int32]:
         """(crow [out_blocks + 1], col [blocks]): of the matrix whose blocks are numbered, so of `t()` in a view."""
         rows = self.grid[1] if self.transposed else self.grid[0]

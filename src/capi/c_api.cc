@@ -5,12 +5,11 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
-#include "core/index.h"
+#include "capi/translate.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 
@@ -20,44 +19,13 @@ struct bs_layout {
 
 namespace {
 
-using namespace blocksparse;  // NOLINT(google-build-using-namespace)
-
-static_assert(BS_MAX_RANK == kMaxRank);
-
-thread_local std::string last_error;
-
-bs_status answer(const Status& status) {
-  if (status.ok()) {
-    if (!last_error.empty()) last_error.clear();
-    return BS_OK;
-  }
-  last_error = status.message();
-  return static_cast<bs_status>(status.code());
-}
-
-// Nothing is thrown through C.
-template <class Body>
-bs_status guarded(Body&& body) noexcept {
-  try {
-    return answer(body());
-  } catch (const std::bad_alloc&) {
-    last_error = "out of memory";  // short enough for no allocation
-    return BS_OUT_OF_MEMORY;
-  } catch (const std::length_error&) {
-    last_error = "out of memory";
-    return BS_OUT_OF_MEMORY;
-  }
-}
+using namespace blocksparse;        // NOLINT(google-build-using-namespace)
+using namespace blocksparse::capi;  // NOLINT(google-build-using-namespace)
 
 std::string in_one_line(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
   return text;
-}
-
-Status need(const char* op, const char* name, const void* pointer) {
-  if (pointer != nullptr) return {};
-  return invalid("[", op, "] ", name, " is NULL");
 }
 
 Blocking to_blocking(const bs_blocking& b) { return {b.block_size, b.out_features, b.in_features}; }
@@ -77,18 +45,6 @@ bs_status make_layout(const bs_blocking* blocking, bs_layout** layout, Make&& ma
   });
 }
 
-LayoutView to_view(const bs_layout_view& v) {
-  return {.index = v.index,
-          .device = {static_cast<DeviceType>(v.device_type), v.device_index},
-          .transposed = v.transposed != 0,
-          .block_size = v.block_size,
-          .out_features = v.out_features,
-          .in_features = v.in_features,
-          .blocks = v.blocks,
-          .cut_by_out = v.cut_by_out != 0,
-          .cut_by_in = v.cut_by_in != 0};
-}
-
 bs_layout_view from_view(const LayoutView& v) {
   return {.index = v.index,
           .device_type = static_cast<int32_t>(v.device.type),
@@ -102,28 +58,10 @@ bs_layout_view from_view(const LayoutView& v) {
           .cut_by_in = v.cut_by_in ? 1 : 0};
 }
 
-template <class T = Tensor>
-T to_tensor(const bs_tensor* t) {
-  T tensor;
-  if (t == nullptr) return tensor;
-  tensor.data = t->data;
-  tensor.dtype = static_cast<DType>(t->dtype);
-  tensor.device = {static_cast<DeviceType>(t->device_type), t->device_index};
-  tensor.rank = t->rank;
-  std::copy(std::begin(t->shape), std::end(t->shape), tensor.shape.begin());
-  std::copy(std::begin(t->stride), std::end(t->stride), tensor.stride.begin());
-  return tensor;
-}
-
-ConstTensor to_const(const bs_tensor* t) { return to_tensor<ConstTensor>(t); }
-
-Stream to_stream(const bs_stream& s) { return {s.handle, s.threads}; }
-Workspace to_workspace(const bs_workspace& w) { return {w.data, w.bytes}; }
-
 bs_degrees from_degrees(const graphs::Degrees& d) { return {d.min, d.median, d.max}; }
 
 template <class Size>
-size_t workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n, Size size) {
+size_t linear_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n, Size size) {
   if (layout == nullptr || size_of(static_cast<DType>(dtype)) == 0) return 0;
   return size(to_view(*layout), static_cast<DType>(dtype), n,
               Device{static_cast<DeviceType>(layout->device_type), layout->device_index});
@@ -131,11 +69,20 @@ size_t workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n, Si
 
 }  // namespace
 
+namespace blocksparse::capi {
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+}  // namespace blocksparse::capi
+
 extern "C" {
 
 int32_t bs_abi_version(void) { return BS_ABI_VERSION; }
 const char* bs_version(void) { return version().data(); }
-const char* bs_last_error(void) { return last_error.c_str(); }
+const char* bs_last_error(void) { return last_error().c_str(); }
 
 const char* bs_cpu_isas(void) {
   static const std::string names = in_one_line(cpu_isas());
@@ -240,6 +187,14 @@ bs_status bs_layout_t(const bs_layout* layout, bs_layout** transposed) {
     BS_RETURN_IF_ERROR(need("layout", "layout", layout));
     BS_RETURN_IF_ERROR(need("layout", "transposed", transposed));
     return give(layout->layout.t(), transposed);
+  });
+}
+
+bs_status bs_layout_stack(const bs_layout* layout, int64_t times, bs_layout** stacked) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "layout", layout));
+    BS_RETURN_IF_ERROR(need("layout", "stacked", stacked));
+    return give(layout->layout.stack(times), stacked);
   });
 }
 
@@ -424,13 +379,13 @@ bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, const bs_
 }
 
 size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return workspace_size(layout, dtype, n, linear_fprop_workspace_size);
+  return linear_workspace_size(layout, dtype, n, linear_fprop_workspace_size);
 }
 size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return workspace_size(layout, dtype, n, linear_dgrad_workspace_size);
+  return linear_workspace_size(layout, dtype, n, linear_dgrad_workspace_size);
 }
 size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return workspace_size(layout, dtype, n, linear_wgrad_workspace_size);
+  return linear_workspace_size(layout, dtype, n, linear_wgrad_workspace_size);
 }
 
 }  // extern "C"

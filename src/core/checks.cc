@@ -149,4 +149,33 @@ bool overlap(const void* a, const Matrix& ma, int64_t a_size, const void* b, con
   return true;
 }
 
+Matrix one_row(int64_t elements) { return {1, elements, elements, 1}; }
+
+Region region_of(const char* name, const ConstTensor& contiguous) {
+  int64_t elements = contiguous.rank > 0 ? 1 : 0;
+  for (int i = 0; i < contiguous.rank; ++i) elements *= contiguous.shape[static_cast<size_t>(i)];
+  return {name, contiguous.data, one_row(elements), size_of(contiguous.dtype)};
+}
+
+Status check_disjoint(const char* op, const Region& out, std::span<const Region> inputs) {
+  for (const Region& in : inputs) {
+    if (out.data != nullptr && in.data != nullptr &&
+        overlap(out.data, out.matrix, out.size, in.data, in.matrix, in.size)) {
+      return invalid("[", op, "] ", out.name, " overlaps ", in.name, ", needs memory of its own");
+    }
+  }
+  return {};
+}
+
+Status check_workspace(const char* op, const Workspace& workspace, size_t needed) {
+  if (needed == 0 || (workspace.data != nullptr && workspace.bytes >= needed)) return {};
+  return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ",
+                 needed);
+}
+
+Status check_threads(const char* op, const Stream& stream) {
+  if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
+  return {};
+}
+
 }  // namespace blocksparse

@@ -1,9 +1,11 @@
 // Checks at the edge of an op. Each answers with a sentence that names the op, what it got and what it needs.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "blocksparse/status.h"
+#include "blocksparse/stream.h"
 #include "blocksparse/tensor.h"
 
 namespace blocksparse {
@@ -37,5 +39,19 @@ Result<Matrix> check_activations(const Named& t, int64_t features, Use use);
 
 // Whether two matrices of `size` bytes an element share memory.
 bool overlap(const void* a, const Matrix& ma, int64_t a_size, const void* b, const Matrix& mb, int64_t b_size);
+
+// A tensor that was checked, for overlap tests.
+struct Region {
+  const char* name;
+  const void* data;
+  Matrix matrix;
+  int64_t size;  // of an element
+};
+Matrix one_row(int64_t elements);
+Region region_of(const char* name, const ConstTensor& contiguous);
+Status check_disjoint(const char* op, const Region& out, std::span<const Region> inputs);
+
+Status check_workspace(const char* op, const Workspace& workspace, size_t needed);
+Status check_threads(const char* op, const Stream& stream);
 
 }  // namespace blocksparse

@@ -339,6 +339,26 @@ Layout Layout::t() const {
   return other;
 }
 
+Result<Layout> Layout::stack(int64_t times) const {
+  const int64_t rows = out_blocks(), b = block_size();
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (transposed_) return invalid("[layout] a transposed layout cannot be stacked");
+  if (out_features() != rows * b) {
+    return invalid("[layout] out_features is ", out_features(), ", needs a multiple of ", b, " to be stacked");
+  }
+  if (times < 1 || times > kMost / std::max<int64_t>({1, rows, blocks()})) {
+    return invalid("[layout] times is ", times, ", needs 1 to ", kMost / std::max<int64_t>({1, rows, blocks()}));
+  }
+  std::vector<int64_t> starts{0}, all;
+  const std::vector<int32_t> ends = row_start(), cols = columns();
+  for (int64_t i = 0; i < times; ++i) {
+    for (int64_t row = 0; row < rows; ++row) starts.push_back(i * blocks() + ends[static_cast<size_t>(row) + 1]);
+    all.insert(all.end(), cols.begin(), cols.end());
+  }
+  return from_csr(starts, all, in_blocks(),
+                  {.block_size = block_size(), .out_features = times * out_features(), .in_features = in_features()});
+}
+
 uint64_t Layout::hash() const {
   const auto content = static_cast<uint64_t>(join_words(header_of(view()).hash));
   return transposed_ ? mix_bits(~content) : content;

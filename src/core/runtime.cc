@@ -7,9 +7,7 @@ std::string_view version() { return BS_VERSION; }
 
 std::vector<std::string> cpu_isas() {
   std::vector<std::string> names;
-  for (auto isa = kAllIsas.rbegin(); isa != kAllIsas.rend(); ++isa) {
-    if (cpu_runs(*isa)) names.emplace_back(name_of(*isa));
-  }
+  for (Isa isa : isas_of(this_cpu())) names.emplace_back(name_of(isa));
   return names;
 }
 

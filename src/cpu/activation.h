@@ -34,6 +34,37 @@ BS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
 }
 
 template <int N>
+BS_INLINE Vec<float, N> logistic(Vec<float, N> z) {
+  return 1.0f / (1.0f + exponential<N>(-z));
+}
+
+// Small z by our minimax fit of (tanh(z) / z - 1) / z^2 (relative error of tanh 5e-9), the rest through exp.
+template <int N>
+BS_INLINE Vec<float, N> hyperbolic_tangent(Vec<float, N> z) {
+  using F = Vec<float, N>;
+  const F a = z < 0.0f ? -z : z, s = z * z;
+  F p = F{} - 5.7049841e-3f;
+  p = p * s + 2.0639084e-2f;
+  p = p * s - 5.3739715e-2f;
+  p = p * s + 1.3331442e-1f;
+  p = p * s - 3.3333281e-1f;
+  const F large = 1.0f - 2.0f / (1.0f + exponential<N>(2.0f * a));
+  return a < 0.625f ? z + z * s * p : (z < 0.0f ? -large : large);
+}
+
+template <int N>
+BS_INLINE Vec<double, N> logistic(Vec<double, N> z) {
+  for (int i = 0; i < N; ++i) z[i] = 1 / (1 + ::exp(-z[i]));
+  return z;
+}
+
+template <int N>
+BS_INLINE Vec<double, N> hyperbolic_tangent(Vec<double, N> z) {
+  for (int i = 0; i < N; ++i) z[i] = ::tanh(z[i]);
+  return z;
+}
+
+template <int N>
 BS_INLINE Vec<float, N> silu(Vec<float, N> z) {
   return z / (1.0f + exponential<N>(-z));
 }

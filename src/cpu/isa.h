@@ -3,29 +3,48 @@
 
 #include <array>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <vector>
 
+#include "blocksparse/dtype.h"
 #include "blocksparse/status.h"
 
 namespace blocksparse {
 
-// From plain to fast; of those that a CPU runs, the largest is preferred.
-enum class Isa : int32_t { reference = 0, scalar = 1, avx2 = 2, avx512 = 3, neon = 4 };
+// From plain to fast.
+enum class Isa : int32_t { reference = 0, scalar = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4, amx = 5, neon = 6 };
 
-inline constexpr std::array kAllIsas = {Isa::reference, Isa::scalar, Isa::avx2, Isa::avx512, Isa::neon};
+inline constexpr std::array kAllIsas = {Isa::reference,   Isa::scalar, Isa::avx2, Isa::avx512,
+                                        Isa::avx512_bf16, Isa::amx,    Isa::neon};
 
 // What decides which of them run: a value, so that the choice is tested for CPUs that are not at hand.
 struct Cpu {
-  bool avx2 = false;    // and FMA
-  bool avx512 = false;  // F, BW, DQ and VL
-  bool neon = false;    // every 64-bit Arm CPU
+  bool avx2 = false;         // and FMA
+  bool avx512 = false;       // F, BW, DQ and VL
+  bool avx512_bf16 = false;  // has vdpbf16ps ...
+  bool fast_bf16 = false;    // ... and it outruns two FMAs
+  bool amx = false;          // tiles and bf16, and the system keeps their state
+  bool neon = false;         // every 64-bit Arm CPU
 };
 const Cpu& this_cpu();
 
 std::string_view name_of(Isa isa);
 std::optional<Isa> parse_isa(std::string_view name);
 bool cpu_runs(Isa isa, const Cpu& cpu = this_cpu());
-Isa best_isa(const Cpu& cpu = this_cpu());
+// The one whose kernels are taken where `isa` has none of its own: reference has nothing below it.
+Isa next_below(Isa isa);
+template <class Kernel>
+const Kernel* find_kernel(std::span<const Kernel> kernels, Isa isa, DType dtype) {
+  for (; isa != Isa::reference; isa = next_below(isa)) {
+    for (const Kernel& kernel : kernels) {
+      if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<Isa> isas_of(const Cpu& cpu);                                   // that it runs, best first
 Result<Isa> named_isa(std::string_view name, const Cpu& cpu = this_cpu());  // one that the CPU runs
 
 // The one in use: set by force_isa, else by BLOCKSPARSE_ISA, else the best.

@@ -34,5 +34,51 @@ BS_INLINE void pack_run(const T* from, int64_t count, int64_t width, S* to) {
   }
 }
 
+// How many rows or inputs an element of a panel holds.
+template <class P>
+constexpr int kTogether = 1;
+template <>
+constexpr int kTogether<BFloat16Pair> = 2;
+
+// (first[i], second[i]) for N elements of two rows.
+template <int N>
+BS_INLINE Vec<uint32_t, N> pair_rows(const BFloat16* first, const BFloat16* second) {
+  Vec<uint16_t, N> low, high;
+  __builtin_memcpy(&low, first, sizeof(low));
+  __builtin_memcpy(&high, second, sizeof(high));
+  return widen<N>(low) | widen<N>(high) << 16;
+}
+
+// (row[i], 0)
+template <int N>
+BS_INLINE Vec<uint32_t, N> half_pairs(const BFloat16* row) {
+  Vec<uint16_t, N> half;
+  __builtin_memcpy(&half, row, sizeof(half));
+  return widen<N>(half);
+}
+
+template <int N>
+BS_INLINE Vec<uint32_t, N> load_pairs(const void* from) {
+  Vec<uint32_t, N> pairs;
+  __builtin_memcpy(&pairs, from, sizeof(pairs));
+  return pairs;
+}
+
+template <int N>
+BS_INLINE void store_pairs(BFloat16Pair* to, Vec<uint32_t, N> pairs) {
+  __builtin_memcpy(to, &pairs, sizeof(pairs));
+}
+
+// to[c][r] = row(r)[c] for squares of Q x Q pairs.
+template <int Q, class Row>
+BS_INLINE void transpose_pairs(Row row, BFloat16Pair* to, int64_t to_stride) {
+  Vec<uint32_t, Q> square[Q];
+#pragma GCC unroll 16
+  for (int r = 0; r < Q; ++r) square[r] = row(r);
+  transpose<uint32_t, Q>(square);
+#pragma GCC unroll 16
+  for (int c = 0; c < Q; ++c) store_pairs<Q>(to + c * to_stride, square[c]);
+}
+
 }  // namespace
 }  // namespace blocksparse

@@ -6,6 +6,8 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__AVX512F__)
+#include <immintrin.h>
 #endif
 
 #include <cstdint>
@@ -39,6 +41,15 @@ struct BFloat16 {
 };
 struct Float16 {
   uint16_t bits;
+};
+
+// Two neighbours in a sum of products, which some instructions take together. As a lane it is their bits.
+struct BFloat16Pair {
+  uint16_t first, second;
+};
+template <int N>
+struct VecOf<BFloat16Pair, N> {
+  typedef uint32_t Type __attribute__((vector_size(4 * N)));
 };
 
 template <DType D>
@@ -84,7 +95,7 @@ template <class V>
 BS_INLINE V in_register(V v) {
 #if defined(__AVX512F__)
   asm("" : "+v"(v));  // any of 32
-#elif defined(__x86_64__)
+#elif defined(__x86_64__) && !defined(BLOCKSPARSE_EMULATE)
   asm("" : "+x"(v));
 #endif
   return v;
@@ -100,6 +111,17 @@ BS_INLINE const S* next_row(const S* p) {
 template <class S, int N>
 BS_INLINE Vec<S, N> broadcast(S s) {
   return s - Vec<S, N>{};  // s + 0 would have to turn -0 into 0
+}
+
+template <class P, int N>
+BS_INLINE Vec<P, N> broadcast(BFloat16Pair pair) {
+  return broadcast<uint32_t, N>(bits_as<uint32_t>(pair));
+}
+
+// sum + a * b, of vectors of the type of sums; instruction sets add what else they multiply.
+template <class S, int N>
+BS_INLINE Vec<S, N> multiply_add(Vec<S, N> sum, Vec<S, N> a, Vec<S, N> b) {
+  return sum + a * b;
 }
 
 // The conversions of bf16 and f16, in lanes of 16 and 32 bits.
@@ -143,6 +165,14 @@ BS_INLINE Vec<uint16_t, N> bf16_of_float(Vec<float, N> v) {
   const U result = (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
   return __builtin_convertvector(result, Vec<uint16_t, N>);
 }
+
+#if defined(__AVX512F__)
+// One instruction; GCC 12 widens halves and puts them together. (Of the unmasked form it says `uninitialized`.)
+template <>
+BS_INLINE Vec<uint32_t, 16> widen<16>(Vec<uint16_t, 16> half) {
+  return bits_as<Vec<uint32_t, 16>>(_mm512_maskz_cvtepu16_epi32(0xffff, bits_as<__m256i>(half)));
+}
+#endif
 
 #if defined(__aarch64__)
 // One instruction each; GCC 12 takes vectors of 8 bytes apart lane by lane to widen them.

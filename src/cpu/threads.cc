@@ -41,6 +41,8 @@ int32_t most_threads() {
   return std::max(omp_get_max_threads(), processors);
 }
 
+int32_t threads_for(int32_t wanted) { return wanted > 0 ? std::min(wanted, most_threads()) : default_threads(); }
+
 void threads_detail::run(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
   threads = static_cast<int32_t>(std::min<int64_t>(threads, tasks));
   if (forked) {

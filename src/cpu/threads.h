@@ -9,7 +9,10 @@ namespace blocksparse {
 // OpenMP's current maximum for this thread: OMP_NUM_THREADS, omp_set_num_threads(), torch.set_num_threads().
 int32_t default_threads();
 
-// The larger of that and the processors. More are never started: libgomp ends the process if it cannot.
+// What an op that is asked for `wanted` threads uses; 0 stands for the default.
+int32_t threads_for(int32_t wanted);
+
+// The larger of the default and the processors. More are never started: libgomp ends the process if it cannot.
 int32_t most_threads();
 
 namespace threads_detail {

@@ -219,3 +219,56 @@ def test_module_moves(layout):
     other.load_state_dict(state)
     assert torch.equal(other(x.cuda()), there)
     assert torch.equal(layer.cpu()(x), here)
+
+
+# ---- The LSTM: a step at a time, of linear ops -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("given", [None, [4, 0, 2, 1, 4, 3]])
+def test_lstm_agrees_with_the_cpu(dtype, given):
+    layout = Layout.from_graph("random(3,3,0.7)", 16, seed=2).stack(4)
+    pre, w = leaf(4, 6, 4, 48, dtype=dtype), leaf(*layout.values_shape, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    h, c = leaf(6, 48, dtype=dtype), leaf(6, 48, dtype=wide)
+    lengths = None if given is None else torch.tensor(given)
+    on_cpu = [x.detach().cpu().double().requires_grad_() for x in (pre, w, h, c)]
+    y, (h_end, c_end) = bst.lstm(pre, w, layout, (h, c), lengths)
+    expected, (h2, c2) = bst.lstm(*on_cpu[:2], layout, tuple(on_cpu[2:]), lengths)
+    assert y.is_cuda
+    for got, want in ((y, expected), (h_end, h2), (c_end, c2)):
+        assert error(got.cpu(), want) < 2 * TOLERANCE[dtype]
+    (y.to(wide).sin().sum() + c_end.sum()).backward()
+    (expected.sin().sum() + c2.sum()).backward()
+    for got, want in zip((pre, w, h, c), on_cpu, strict=True):
+        assert error(got.grad.cpu(), want.grad) < 8 * TOLERANCE[dtype]
+
+
+def test_lstm_in_a_graph():
+    layout = Layout.from_graph("random(3,3,0.7)", 16, seed=2)
+    layer = bst.BlockSparseLSTM(20, 48, layout, device="cuda")
+    x = torch.randn(5, 6, 20, device="cuda")
+    lengths = torch.tensor([5, 3, 2, 1, 0, 5], device="cuda")
+    with torch.no_grad():
+        expected, _ = layer(x, None, lengths)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, _ = layer(x, None, lengths)
+        y.zero_()
+        graph.replay()
+    assert torch.equal(y, expected)
+
+
+def test_deep_update_agrees_with_the_cpu():
+    module = bst.DeepUpdateLSTM.from_graph(12, 48, "ba(6,2)", 8, 3, ports=2, dtype=torch.float64)
+    x = torch.randn(5, 4, 12, dtype=torch.float64)
+    expected, _ = module(x)
+    expected.sin().sum().backward()
+    grads = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module.cuda()
+    y, _ = module(x.cuda())
+    y.sin().sum().backward()
+    assert error(y.cpu(), expected) < 1e-11
+    for p, want in zip(module.parameters(), grads, strict=True):
+        assert error(p.grad.cpu(), want) < 1e-9

@@ -16,6 +16,8 @@ double fma_rate_f32_avx2(double seconds);
 double fma_rate_f64_avx2(double seconds);
 double fma_rate_f32_avx512(double seconds);
 double fma_rate_f64_avx512(double seconds);
+double fma_rate_bf16_avx512_bf16(double seconds);
+double fma_rate_bf16_amx(double seconds);
 #elif defined(__aarch64__)
 double fma_rate_f32_neon(double seconds);
 double fma_rate_f64_neon(double seconds);
@@ -23,9 +25,12 @@ double fma_rate_f64_neon(double seconds);
 
 namespace {
 
-double fma_rate(Isa isa, bool wide, double seconds) {
+double fma_rate(Isa isa, DType dtype, double seconds) {
+  const bool wide = dtype == DType::f64;
 #if defined(__x86_64__)
-  if (isa == Isa::avx512) return wide ? fma_rate_f64_avx512(seconds) : fma_rate_f32_avx512(seconds);
+  if (isa == Isa::amx && dtype == DType::bf16) return fma_rate_bf16_amx(seconds);
+  if (isa == Isa::avx512_bf16 && dtype == DType::bf16) return fma_rate_bf16_avx512_bf16(seconds);
+  if (isa >= Isa::avx512 && isa <= Isa::amx) return wide ? fma_rate_f64_avx512(seconds) : fma_rate_f32_avx512(seconds);
   if (isa == Isa::avx2) return wide ? fma_rate_f64_avx2(seconds) : fma_rate_f32_avx2(seconds);
 #elif defined(__aarch64__)
   if (isa == Isa::neon) return wide ? fma_rate_f64_neon(seconds) : fma_rate_f32_neon(seconds);
@@ -46,7 +51,7 @@ std::string cpu_model() {
 double Peak::measure(double seconds) const {
   double rate = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : rate)
-  rate += fma_rate(isa, dtype == DType::f64, seconds);
+  rate += fma_rate(isa, dtype, seconds);
   return rate;
 }
 

@@ -13,7 +13,7 @@ std::string cpu_model();
 // What FMA instructions alone reach.
 struct Peak {
   Isa isa;
-  DType dtype;  // the type of sums counts
+  DType dtype;  // counts as the type of its sums, unless the instruction set multiplies it as it is
   int threads;
   double measure(double seconds) const;  // FLOP/s of all threads together
 };

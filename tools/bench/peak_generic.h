@@ -8,7 +8,22 @@
 namespace blocksparse::bench {
 namespace {
 
-// FLOP/s of one thread over about `seconds`.
+// The best of many calls of steps(), which does so many operations, over about `seconds`: operations/s.
+template <class Steps>
+double best_rate(double seconds, double operations, Steps steps) {
+  using Clock = std::chrono::steady_clock;
+  double best = 0;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (Clock::now() < end) {
+    const auto start = Clock::now();
+    steps();
+    const double rate = operations / std::chrono::duration<double>(Clock::now() - start).count();
+    if (rate > best) best = rate;
+  }
+  return best;
+}
+
+// FLOP/s of one thread.
 template <class S>
 double fma_rate(double seconds) {
   constexpr int L = kLanes<S>;
@@ -21,20 +36,13 @@ double fma_rate(double seconds) {
   for (int i = 0; i < kChains; ++i) sum[i] = Vec<S, L>{} + S(i);
   Vec<S, L> a = Vec<S, L>{} + S(1e-20);  // sums stay what they are
   asm volatile("" : "+m"(a));
-  using Clock = std::chrono::steady_clock;
-  double best = 0;
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < end) {
-    constexpr int kSteps = 20000;
-    const auto start = Clock::now();
+  constexpr int kSteps = 20000;
+  const double best = best_rate(seconds, 2.0 * kSteps * kChains * L, [&] {
     for (int step = 0; step < kSteps; ++step) {
 #pragma GCC unroll 24
       for (int i = 0; i < kChains; ++i) sum[i] += sum[i] * a;  // sum * a + b would copy b first on AArch64
     }
-    const double spent = std::chrono::duration<double>(Clock::now() - start).count();
-    const double rate = 2.0 * kSteps * kChains * L / spent;
-    if (rate > best) best = rate;
-  }
+  });
   for (auto& s : sum) asm volatile("" : "+m"(s));
   return best;
 }

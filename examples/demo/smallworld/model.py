@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.recurrent import SharedWeight
 
 SYMBOLS = 256  # byte values
 EPSILON = 1e-6  # of the layer norms
@@ -65,87 +65,11 @@ def dense_twin(total: int, shape: Shape) -> Shape:
     return at(best)
 
 
-def stack_gates(layout: Layout) -> Layout:
-    """The four gates' matrices [n, n] of one layout as one [4 n, n], so that they are one product."""
-    out, in_ = (torch.from_numpy(a) for a in layout.coordinates())
-    rows, columns = layout.grid
-    stacked = torch.cat([out + gate * rows for gate in range(GATES)])
-    return Layout.from_coordinates(
-        stacked.numpy(), in_.repeat(GATES).numpy(), (GATES * rows, columns), layout.block_size
-    )
-
-
-# ---- A matrix that is used at every time step ------------------------------------------------------------------------
-
-
-class _Product:
-    """The three products of a layer's weight W [out, in], with one dW for all the time steps of a chunk."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layouts: tuple[Layout, Layout] | None = None  # of W and of its transpose; None: W is dense
-        if isinstance(layer, bst.BlockSparseLinear):
-            self.layouts = layer.layout, layer.layout.t()
-        self.used: list[tuple[Tensor, Tensor]] = []  # (x [n, in], dy [n, out]) of each use, last first
-
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [n, in] -> x W^T [n, out]."""
-        return functional.linear(x, weight) if self.layouts is None else bst.linear(x, weight, self.layouts[0])
-
-    def backward(self, dy: Tensor, weight: Tensor) -> Tensor:
-        """dy [n, out] -> dy W [n, in]."""
-        return dy @ weight if self.layouts is None else bst.linear(dy, weight, self.layouts[1])
-
-    def gradient(self) -> Tensor:
-        """dW = sum of dy^T x over all uses."""
-        xs, dys = zip(*self.used, strict=True)
-        self.used.clear()
-        if self.layouts is None:
-            return torch.cat(dys).t() @ torch.cat(xs)
-        return bst.linear_wgrad(xs, dys, self.layouts[0])
-
-
-class _Collect(torch.autograd.Function):
-    """The weight itself. Autograd calls backward when all uses have been through theirs: then dW is one product."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, product: _Product) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.product = product
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor, None]:
-        return ctx.product.gradient(), None
-
-
-class _Use(torch.autograd.Function):
-    """y = x W^T. Backward gives dx, and notes x and dy for `_Collect`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, product: _Product) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.product = product
-        return product.forward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        ctx.product.used.append((x, dy))
-        return ctx.product.backward(dy, weight), None, None
-
-
 class _Linear:
     """A layer's weight with the gain and shift of its layer norm, for the time steps of one chunk."""
 
-    def __init__(self, layer: nn.Module, gain: Tensor, shift: Tensor) -> None:
-        self.product, self.gain, self.shift = _Product(layer), gain, shift
-        self.weight: Tensor = _Collect.apply(layer.weight, self.product)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """x [n, in] -> x W^T [n, out]."""
-        y: Tensor = _Use.apply(x, self.weight, self.product)
-        return y
+    def __init__(self, layer: nn.Linear | bst.BlockSparseLinear, gain: Tensor, shift: Tensor) -> None:
+        self.matmul, self.gain, self.shift = SharedWeight(layer), gain, shift
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> LayerNorm(x W^T) [n, out]."""
@@ -185,7 +109,7 @@ class Model(nn.Module):
         self.input_norm = nn.Parameter(_norms(2, p))
         self.inner = nn.ModuleList(_square(n, None if layouts is None else layouts[j]) for j in range(shape.inner))
         self.inner_norm = nn.Parameter(_norms(shape.inner, n))
-        self.gates = _square(n, None if layouts is None else stack_gates(layouts[-1]), GATES)
+        self.gates = _square(n, None if layouts is None else layouts[-1].stack(GATES), GATES)
         self.gates_norm = nn.Parameter(_norms(GATES, n))
         self.output = nn.Parameter(torch.randn(SYMBOLS, p) * 0.02)
         self.output_gain = nn.Parameter(torch.ones(SYMBOLS, 1))

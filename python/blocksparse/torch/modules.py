@@ -115,9 +115,7 @@ class BlockSparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]; see `blocksparse.torch.linear`."""
-        index = self._index
-        if index.device != x.device:  # weights were assigned from elsewhere
-            index = self._index = index_of(self.layout, x.device)
+        index = self.tables(x.device)
         sizes = (self.out_features, self.in_features)
         gates = self.gates if self._gated else None  # reading a parameter costs 0.4 us, even one that is None
         return apply_linear(x, self.weight, index, sizes, self._transposed, self.bias, gates, None, self.activation)
@@ -181,6 +179,12 @@ class BlockSparseLinear(nn.Module):
         return convert.to_bsr(self.weight.detach(), self.layout)
 
     # ---- Where the tables are ---------------------------------------------------------------------------------------
+
+    def tables(self, device: torch.device) -> Tensor:
+        """`index_of` the layout, without a look-up."""
+        if self._index.device != device:  # weights were assigned from elsewhere
+            self._index = index_of(self.layout, device)
+        return self._index
 
     def _place(self, device: torch.device) -> None:
         self._index = index_of(self.layout, device)

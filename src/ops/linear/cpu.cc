@@ -14,6 +14,7 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int64_t kPackFeatures = 512;        // features of a vector of tokens that one task packs
+constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
 
 // Takes aligned pieces out of a workspace that is known to be large enough.
@@ -64,9 +65,11 @@ void run_round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk&
   });
   const int64_t group_vectors = group / kernel.lanes, groups = ceil_div(vectors, group_vectors);
   auto for_each = [&](int64_t items, auto run) {  // token groups outermost: their panels stay in the cache
-    parallel_for(threads, items * groups, [&](int64_t task) {
-      const int64_t first = task / items * group_vectors;
-      run(a, task % items, first, std::min(first + group_vectors, vectors));
+    const int64_t length = threads == 1 ? items : ceil_div(items, threads * kRunsPerThread);
+    const int64_t runs = items == 0 ? 0 : ceil_div(items, length);
+    parallel_for(threads, runs * groups, [&](int64_t task) {
+      const int64_t item = task % runs * length, vector = task / runs * group_vectors;
+      run(a, Range{item, std::min(item + length, items)}, Range{vector, std::min(vector + group_vectors, vectors)});
     });
   };
   for_each(static_cast<int64_t>(walk.pieces.size()), kernel.multiply);
@@ -96,6 +99,7 @@ void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPa
     rows.source = advance(source.data, begin.token * source.token_stride, g.dtype);
     rows.token_stride = source.token_stride;
     rows.feature_stride = source.feature_stride;
+    rows.last = rows.first_token + rows.tokens == tokens;
     if (rows.tokens > 0) kernel.pack(rows, first, last);
     rows.first_token += rows.tokens;
   }
@@ -194,9 +198,10 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                  .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
                  .dgates = g.dgates,
                  .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
-  const int64_t task_blocks = std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
   threads = worthwhile_threads(threads, 2.0 * static_cast<double>(n) * static_cast<double>(g.layout.blocks) *
                                             static_cast<double>(block * block));
+  const int64_t task_blocks =
+      threads == 1 ? g.layout.blocks : std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
   Position at = advance(g, {}, 0);
   for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
     a.n = std::min(plan.round, n - token);

@@ -1,6 +1,7 @@
 // dW[block] (+)= gate * dy_out^T x_in on the CPU, and the gradient of the gates, for any element type and instruction
 // set.
 //   x panels [in blocks][round][b]     dy panels [out blocks][round][b]     sums in registers over a whole round
+//   Panels of pairs hold two tokens in a row: the first half of their rows is used.
 // Who does what
 //   pack      blocks of features of x or dy, widened to the type of sums; features-first is transposed
 //   multiply  a run of blocks. Blocks of one row share dy, so their columns are treated as one list of vectors:
@@ -15,11 +16,12 @@
 namespace blocksparse::linear {
 namespace {
 
-template <DType D, Tile kTile>
+template <DType D, Tile kTile, class Panel = Sum<D>>
 struct GradientConfig {
   static constexpr DType dtype = D;
   using T = Element<D>;
   using S = Sum<D>;
+  using P = Panel;
   static constexpr Tile tile = kTile;
   static constexpr int lanes = kLanes<S>;
   static constexpr bool narrow = sizeof(T) < sizeof(S);
@@ -66,9 +68,86 @@ void pack_columns(const RowsToPack& p, int64_t block) {
   }
 }
 
+// A row of a panel of pairs: both tokens, or the first and zeros, or (first null) the second beside what is there.
+template <int Q>
+BS_INLINE void put_pair_row(const BFloat16* first, const BFloat16* second, int64_t features, int64_t block,
+                            BFloat16Pair* to) {
+  if (first != nullptr && second != nullptr && features == block) {
+    for (int64_t f = 0; f < block; f += Q) store_pairs<Q>(to + f, pair_rows<Q>(first + f, second + f));
+    return;
+  }
+  for (int64_t f = 0; f < block; ++f) {
+    const bool exists = f < features;
+    if (first != nullptr) to[f].first = exists ? first[f].bits : uint16_t{0};
+    to[f].second = exists && second != nullptr ? second[f].bits : uint16_t{0};
+  }
+}
+
+// Features-last; as pack_rows, a few tokens of every block in turn.
+inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
+  constexpr int64_t kTokens = 4;
+  const int64_t end = p.first_token + p.tokens;
+  for (int64_t first = p.first_token; first < end;) {
+    const int64_t last = least(first / kTokens * kTokens + kTokens, end);
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
+      const auto* from = static_cast<const BFloat16*>(p.source) + block * p.block;
+      auto* panel = static_cast<BFloat16Pair*>(p.panels) + block * p.round * p.block;
+      auto row = [&](int64_t t) {
+        return t < p.first_token || t >= end ? nullptr : from + (t - p.first_token) * p.token_stride;
+      };
+      for (int64_t t = first / 2 * 2; t < last; t += 2) {
+        BFloat16Pair* to = panel + t / 2 * p.block;
+        if (p.block >= 16) put_pair_row<16>(row(t), row(t + 1), features, p.block, to);
+        else put_pair_row<8>(row(t), row(t + 1), features, p.block, to);
+      }
+    }
+    first = last;
+  }
+}
+
+// Features-first. What remains beside whole squares is packed one by one.
+inline void pack_pair_columns(const RowsToPack& p, int64_t block) {
+  constexpr int Q = 8;  // features, and pairs of tokens
+  const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
+  const auto* from = static_cast<const BFloat16*>(p.source) + block * p.block * p.feature_stride;
+  auto* panel = static_cast<BFloat16Pair*>(p.panels) + block * p.round * p.block;
+  const int64_t whole_features = features / Q * Q;
+  const int64_t whole_tokens = p.first_token % 2 == 0 ? p.tokens / (2 * Q) * (2 * Q) : 0;
+  for (int64_t f = 0; f < whole_features; f += Q) {
+    for (int64_t t = 0; t < whole_tokens; t += 2 * Q) {
+      transpose_pairs<Q>([&](int r) { return load_pairs<Q>(from + (f + r) * p.feature_stride + t); },
+                         panel + (p.first_token + t) / 2 * p.block + f, p.block);
+    }
+  }
+  for (int64_t f = 0; f < p.block; ++f) {
+    for (int64_t t = f < whole_features ? whole_tokens : 0; t < p.tokens; ++t) {
+      BFloat16Pair& pair = panel[(p.first_token + t) / 2 * p.block + f];
+      const uint16_t bits = f < features ? from[f * p.feature_stride + t].bits : uint16_t{0};
+      if ((p.first_token + t) % 2 == 0) pair = {bits, 0};
+      else pair.second = bits;
+    }
+  }
+}
+
+constexpr int64_t kPairsAtOnce = 16;  // that a tile holds
+
+inline void pack_pairs_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
+  if (p.feature_stride == 1) pack_pair_rows(p, first_block, last_block);
+  for (int64_t block = first_block; block < last_block; ++block) {
+    if (p.feature_stride != 1) pack_pair_columns(p, block);
+    if (!p.last) continue;
+    const int64_t pairs = (p.first_token + p.tokens + 1) / 2, extra = -pairs & (kPairsAtOnce - 1);
+    auto* rest = static_cast<BFloat16Pair*>(p.panels) + (block * p.round + pairs) * p.block;
+    __builtin_memset(rest, 0, sizeof(BFloat16Pair) * static_cast<size_t>(extra * p.block));
+  }
+}
+
 template <class C>
 void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
-  if (p.feature_stride == 1) {
+  if constexpr (kTogether<typename C::P> == 2) {
+    pack_pairs_for_gradient(p, first_block, last_block);
+  } else if (p.feature_stride == 1) {
     pack_rows<C>(p, first_block, last_block);
   } else {
     for (int64_t block = first_block; block < last_block; ++block) pack_columns<C>(p, block);
@@ -114,19 +193,20 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
 
 // The inner loop: out[v][o * row] = sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
 // Not inlined: bf16, f16 and f32 share one copy.
-template <class S, int L, int O, int V>
-__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy, const S* const* x, S* const* out,
+template <class S, class P, int L, int O, int V>
+__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy, const P* const* x, S* const* out,
                                              int64_t row) {
   Vec<S, L> sum[O][V] = {};
-  for (int64_t t = 0; t < a.n; ++t) {
-    Vec<S, L> xv[V];
+  const int64_t n = (a.n + kTogether<P> - 1) / kTogether<P>;
+  for (int64_t t = 0; t < n; ++t) {
+    Vec<P, L> xv[V];
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) xv[v] = load_as<S, L>(x[v] + t * a.block);
+    for (int v = 0; v < V; ++v) xv[v] = load_as<P, L>(x[v] + t * a.block);
 #pragma GCC unroll 16
     for (int o = 0; o < O; ++o) {
-      const S d = dy[t * a.block + o];
+      const Vec<P, L> d = broadcast<P, L>(dy[t * a.block + o]);
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[o][v] += d * xv[v];
+      for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], d, xv[v]);
     }
   }
 #pragma GCC unroll 16
@@ -136,31 +216,52 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const S* dy,
   }
 }
 
-// Whether sums may be stored as they come: nothing scales, adds to, narrows or cuts them.
+// Whether sums may be stored as they come: nothing scales, adds to or cuts them.
 template <class C, int L>
 bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int count) {
-  if ((C::narrow && !a.dw_is_wide) || a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr || a.accumulate) {
-    return false;
-  }
+  if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr || a.accumulate) return false;
   bool whole = (out + 1) * a.block <= a.out_features;
   for (int v = 0; v < count; ++v) whole = whole && columns[v].in * a.block + columns[v].column + L <= a.in_features;
   return whole;
+}
+
+// O rows of sums of `count` runs of columns, [run][row][L], into their blocks.
+template <class C, int L, int O>
+void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int count, int64_t row, bool plain,
+                const typename C::S* sums, typename C::S* gate_sums) {
+  using S = typename C::S;
+  const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
+  for (int v = 0; v < count; ++v, sums += O * L) {
+    if (plain && C::narrow && !a.dw_is_wide) {
+      const int64_t offset = (columns[v].block * a.block + row) * a.block + columns[v].column;
+      auto* dw = static_cast<typename C::T*>(a.dw) + offset;
+      for (int o = 0; o < O; ++o) store_as<S, L>(dw + o * a.block, load_as<S, L>(sums + o * L));
+      continue;
+    }
+    const int64_t valid = least<int64_t>(L, a.in_features - columns[v].in * a.block - columns[v].column);
+    for (int o = 0; o < O; ++o) {
+      const auto sum = load_as<S, L>(sums + o * L);
+      gate_sums[v] += merge<C, L>(a, columns[v], static_cast<int>(row) + o, o < rows ? valid : 0, sum);
+    }
+  }
 }
 
 // All rows of V runs of columns of one output block.
 template <class C, int L, int O, int V>
 void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns) {
   using S = typename C::S;
-  const S* dy = static_cast<const S*>(a.dy_panels) + out * a.round * a.block;
-  const S* x[V];
+  using P = typename C::P;
+  const P* dy = static_cast<const P*>(a.dy_panels) + out * a.round * a.block;
+  const P* x[V];
   S* to[V];
   for (int v = 0; v < V; ++v) {
-    x[v] = static_cast<const S*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
+    x[v] = static_cast<const P*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
     to[v] = static_cast<S*>(a.dw) + columns[v].block * a.block * a.block + columns[v].column;
   }
-  if (is_plain<C, L>(a, out, columns, V)) {
+  const bool plain = is_plain<C, L>(a, out, columns, V);
+  if (plain && (!C::narrow || a.dw_is_wide)) {
     for (int row = 0; row < a.block; row += O) {
-      gradient_tile<S, L, O, V>(a, dy + row, x, to, a.block);
+      gradient_tile<S, P, L, O, V>(a, dy + row, x, to, a.block);
       for (int v = 0; v < V; ++v) to[v] += O * a.block;
     }
     return;
@@ -169,15 +270,8 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   for (int v = 0; v < V; ++v) to[v] = sums + v * O * L;
   S gate_sums[V] = {};
   for (int row = 0; row < a.block; row += O) {
-    gradient_tile<S, L, O, V>(a, dy + row, x, to, L);
-    const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
-    for (int v = 0; v < V; ++v) {
-      const int64_t valid = least<int64_t>(L, a.in_features - columns[v].in * a.block - columns[v].column);
-      for (int o = 0; o < O; ++o) {
-        const auto sum = load_as<S, L>(static_cast<const S*>(to[v] + o * L));
-        gate_sums[v] += merge<C, L>(a, columns[v], row + o, o < rows ? valid : 0, sum);
-      }
-    }
+    gradient_tile<S, P, L, O, V>(a, dy + row, x, to, L);
+    store_sums<C, L, O>(a, out, columns, V, row, plain, sums, gate_sums);
   }
   if (a.dgates == nullptr) return;
   for (int v = 0; v < V; ++v) static_cast<S*>(a.dgates)[columns[v].block] += gate_sums[v];
@@ -218,13 +312,13 @@ void write_zeros(const GradientArgs& a, int64_t block) {
                    static_cast<size_t>(size) * bytes);
 }
 
-template <class C>
-void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
+// row(out, first, last) does blocks [first, last) of one row.
+template <class C, class Row>
+void gradient_rows(const GradientArgs& a, int64_t first_block, int64_t last_block, Row row) {
   using S = typename C::S;
   if (a.dgates != nullptr && !a.accumulate_gates) {
     for (int64_t i = first_block; i < last_block; ++i) static_cast<S*>(a.dgates)[i] = S{0};
   }
-  constexpr int L = C::lanes;
   for (int64_t i = first_block; i < last_block;) {
     if (is_skipped<C>(a, i)) {
       write_zeros<C>(a, i++);
@@ -233,14 +327,20 @@ void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
     const int64_t out = a.out_of[i];
     int64_t end = i + 1;
     while (end < last_block && a.out_of[end] == out && !is_skipped<C>(a, end)) ++end;
-    if constexpr (L > 8) {  // a vector of 16 does not fit into a block of 8
-      if (a.block < L) gradient_row<C, 8>(a, out, i, end);
-      else gradient_row<C, L>(a, out, i, end);
-    } else {
-      gradient_row<C, L>(a, out, i, end);
-    }
+    row(out, i, end);
     i = end;
   }
+}
+
+template <class C>
+void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
+  constexpr int L = C::lanes;
+  gradient_rows<C>(a, first_block, last_block, [&](int64_t out, int64_t first, int64_t last) {
+    if constexpr (L > 8) {  // a vector of 16 does not fit into a block of 8
+      if (a.block < L) return gradient_row<C, 8>(a, out, first, last);
+    }
+    gradient_row<C, L>(a, out, first, last);
+  });
 }
 
 template <class C>

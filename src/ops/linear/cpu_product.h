@@ -1,6 +1,7 @@
 // y = f(x W^T + bias + residual) on the CPU, for any element type and instruction set: fprop, and dgrad as fprop on the
 // transposed layout.
 //   x panels [vectors][inputs][lanes]     w [blocks, b, b]     sums [vectors][b][lanes], in registers and L1
+//   Panels of pairs hold two inputs in a lane, and inputs below are then pairs of them.
 // Who does what
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
 //   multiply  one piece (an output block and its list of blocks) for a group of tokens
@@ -11,53 +12,22 @@
 //   combine   adds the sums of slices in their fixed order, then finishes
 #pragma once
 
+#include <type_traits>
+
 #include "ops/linear/cpu_few.h"
 #include "ops/linear/cpu_finish.h"
+#include "ops/linear/cpu_weights.h"
 
 namespace blocksparse::linear {
 namespace {
 
-// Rows of x in a chunk, unless a block has more: 16 KB for a full group, half of L1. On Zen 3 256 rows lose up to 40 %
-// at 4096 features and gain nothing at 1024.
-constexpr int kChunkInputs = 64;
-constexpr int kChunkBlocks = kChunkInputs / 8;
 constexpr int kUnroll = 8;  // divides every block size
 
 // x of one vector: [inputs][lanes], rows `feature` apart; the next vector is `vector` further.
-template <class S>
+template <class P>
 struct XView {
-  const S* data;
+  const P* data;
   int64_t feature, vector;
-};
-
-// W(o, k) of a strip is block()[o * kOutput + k * input()]. In place, rows of the block being outputs (fprop): the
-// block size is a constant, so that all rows are reached from one pointer ...
-template <class S, int B>
-struct RowsOfW {
-  const S* values;
-  int strip;
-  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * B * B + strip * B; }
-  static constexpr int kOutput = B;
-  BS_INLINE int64_t input() const { return 1; }
-};
-// ... or columns (dgrad) ...
-template <class S>
-struct ColumnsOfW {
-  const S* values;
-  int strip;
-  int64_t block_size;
-  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * block_size * block_size + strip; }
-  static constexpr int kOutput = 1;
-  BS_INLINE int64_t input() const { return block_size; }
-};
-// ... or as a widened, gated copy of the chunk's blocks.
-template <class S, int O>
-struct CopyOfW {
-  const S* strips;  // [chunk][b][O]
-  int block_size;
-  BS_INLINE const S* block(int64_t, int position) const { return strips + position * block_size * O; }
-  static constexpr int kOutput = 1;
-  BS_INLINE int64_t input() const { return O; }
 };
 
 // A part of a piece's list, blocks with gate 0 left out.
@@ -68,9 +38,11 @@ struct Chunk {
 
 // The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the chunk] x [inputs of the chunk, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
-template <class S, int L, int O, int V, class WView>
+template <class S, class P, int L, int O, int V, class WView>
 __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& chunk, const WView& w,
-                                             const XView<S>& x, S* sums, bool first) {
+                                             const XView<P>& x, S* sums, bool first) {
+  const int block = a.block / kTogether<P>;
+  const int64_t inputs = (a.inputs + kTogether<P> - 1) / kTogether<P>;
   Vec<S, L> sum[O][V];
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
@@ -80,27 +52,28 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
     }
   }
   for (int i = 0; i < chunk.count; ++i) {
-    const int64_t begin = static_cast<int64_t>(chunk.refs[i].from) * a.block;
-    const S* xb = x.data + begin * x.feature;
-    const S* wb = w.block(chunk.refs[i].weight, i);
+    const int64_t begin = static_cast<int64_t>(chunk.refs[i].from) * block;
+    const P* xb = x.data + begin * x.feature;
+    const P* wb = w.block(chunk.refs[i].weight, i);
     auto step = [&]() __attribute__((always_inline)) {
-      Vec<S, L> xv[V];
+      Vec<P, L> xv[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<S, L>(xb + v * x.vector));
+      for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<P, L>(xb + v * x.vector));
       xb = next_row(xb + x.feature);
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
-        const Vec<S, L> wv = in_register(broadcast<S, L>(wb[o * WView::kOutput]));
+        const Vec<P, L> wv = in_register(broadcast<P, L>(wb[o * WView::kOutput]));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[o][v] += wv * xv[v];
+        for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], wv, xv[v]);
       }
       wb = next_row(wb + w.input());
     };
-    const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - begin));
+    const int depth = static_cast<int>(least<int64_t>(block, inputs - begin));
+    constexpr int kSteps = kUnroll / kTogether<P>;
     int k = 0;
-    for (; k + kUnroll <= depth; k += kUnroll) {
+    for (; k + kSteps <= depth; k += kSteps) {
 #pragma GCC unroll 8
-      for (int u = 0; u < kUnroll; ++u) step();
+      for (int u = 0; u < kSteps; ++u) step();
     }
     for (; k < depth; ++k) step();
   }
@@ -114,71 +87,44 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
 // All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
-void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<typename C::S>& x,
+void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<typename C::P>& x,
                       int vectors, typename C::S* sums, bool first) {
+  using P = typename C::P;
   constexpr int L = C::lanes;
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;
-    const XView<typename C::S> xv{x.data + v * x.vector, x.feature, x.vector};
+    const XView<P> xv{x.data + v * x.vector, x.feature, x.vector};
     typename C::S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
-      multiply_tile<typename C::S, L, O, 3>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 3>(a, chunk, w, xv, s, first);
       v += 3;
     } else if (left >= 2) {
-      multiply_tile<typename C::S, L, O, 2>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 2>(a, chunk, w, xv, s, first);
       v += 2;
     } else {
-      multiply_tile<typename C::S, L, O, 1>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 1>(a, chunk, w, xv, s, first);
       v += 1;
     }
   }
 }
 
-// copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
-template <class C, int O, int Q>
-BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
-  using S = typename C::S;
-  const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
-  const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
-  if (a.by_in) {
-    for (int k = 0; k < a.block; ++k) {
-      store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
-    }
-    return;
-  }
-  for (int k = 0; k < a.block; k += Q) {
-    Vec<S, Q> square[Q];
-#pragma GCC unroll 8
-    for (int o = 0; o < Q; ++o) square[o] = load_as<S, Q>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
-    transpose<S, Q>(square);
-#pragma GCC unroll 8
-    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + (k + i) * O, square[i]);
-  }
-}
-
-// As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
-template <class C, int O>
-BS_INLINE void copy_strip(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
-  constexpr int Q = O < C::lanes ? O : C::lanes;
-#pragma GCC unroll 8
-  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, strip + o, copy + o);
-}
-
 // One strip of a chunk with W where it lies.
 template <class C>
-void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::S>& x, int vectors,
+void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::P>& x, int vectors,
                        typename C::S* sums, bool first) {
-  using S = typename C::S;
+  using P = typename C::P;
   constexpr int O = C::tile.outputs;
-  const auto* w = static_cast<const S*>(a.w);
+  const auto* w = static_cast<const P*>(a.w);
   auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, chunk, view, x, vectors, sums, first); };
-  if (a.by_in) return multiply(ColumnsOfW<S>{w, strip, a.block});
+  if constexpr (kTogether<P> == 1) {
+    if (a.by_in) return multiply(ColumnsOfW<P>{w, strip, a.block});
+  }
   switch (a.block) {
-    case 8: return multiply(RowsOfW<S, 8>{w, strip});
-    case 16: return multiply(RowsOfW<S, 16>{w, strip});
-    case 32: return multiply(RowsOfW<S, 32>{w, strip});
-    case 64: return multiply(RowsOfW<S, 64>{w, strip});
-    default: return multiply(RowsOfW<S, 128>{w, strip});
+    case 8: return multiply(RowsOfW<P, 8>{w, strip});
+    case 16: return multiply(RowsOfW<P, 16>{w, strip});
+    case 32: return multiply(RowsOfW<P, 32>{w, strip});
+    case 64: return multiply(RowsOfW<P, 64>{w, strip});
+    default: return multiply(RowsOfW<P, 128>{w, strip});
   }
 }
 
@@ -196,18 +142,20 @@ BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip
 
 // All strips of a chunk: sums [vectors][b][lanes] (+)= W x.
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::S>& x,
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::P>& x,
                     int vectors, typename C::S* sums, bool first) {
   using S = typename C::S;
+  using P = typename C::P;
   constexpr int O = C::tile.outputs, L = C::lanes;
+  const int depth = a.block / kTogether<P>;
   for (int strip = 0; strip < a.block; strip += O) {
     S* s = sums + strip * L;
     prefetch_strip<C>(a, next, strip);
-    if (C::copies || a.gates != nullptr) {
-      alignas(64) S copies[kMaxBlock * O];
-      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i].weight, strip, copies + i * a.block * O);
-      multiply_vectors<C, O>(a, chunk, CopyOfW<S, O>{copies, a.block}, x, vectors, s, first);
-    } else if constexpr (!C::copies) {
+    if (copies<C>(a)) {
+      alignas(64) P copy[kMaxBlock / kTogether<P> * O];
+      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i], strip, copy + i * depth * O);
+      multiply_vectors<C, O>(a, chunk, CopyOfW<P, O>{copy, depth}, x, vectors, s, first);
+    } else if constexpr (C::dtype == DType::f32 || kTogether<P> == 2) {
       multiply_in_place<C>(a, chunk, strip, x, vectors, s, first);
     }
   }
@@ -229,14 +177,23 @@ inline Chunk following(const ProductArgs& a, const Piece& piece, int32_t next, i
   return {a.refs + next, least(most, last - next)};
 }
 
-template <class C>
-void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typename C::S>& x, int64_t vector,
-                    int vectors) {
+// sums (+)= scale * part
+template <class S, int L>
+void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
+  for (int64_t i = 0; i < count; i += L) {
+    const Vec<S, L> scaled = load_as<S, L>(part + i) * scale;
+    store_as<S, L>(sums + i, first ? scaled : load_as<S, L>(sums + i) + scaled);
+  }
+}
+
+// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, next, sums, first) does a chunk. Gates
+// scale W where it is copied in the type of sums; to scale pairs would round them, so their sums are scaled instead.
+template <class C, class Multiply>
+void sum_chunks(const ProductArgs& a, const Piece& piece, int vectors, typename C::S* sums, Multiply multiply) {
   using S = typename C::S;
-  constexpr int L = C::lanes;
-  alignas(64) S sums[C::group * kMaxBlock * L];
-  BlockRef live[kChunkBlocks];
-  const int most = a.block < kChunkInputs ? kChunkInputs / a.block : 1;
+  BlockRef live[C::chunk_inputs / kSmallestBlock];
+  const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
+  const int most = a.block < C::chunk_inputs && !scaled ? C::chunk_inputs / a.block : 1;
   bool first = true;
   for (int32_t next = piece.first; next < piece.last || first;) {
     Chunk chunk{a.refs + next, 0};
@@ -249,9 +206,23 @@ void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typena
         if (static_cast<const S*>(a.gates)[a.refs[next].weight] != S{0}) live[chunk.count++] = a.refs[next];
       }
     }
-    multiply_chunk<C>(a, chunk, following(a, piece, next, most), x, vectors, sums, first);
+    if (scaled) {
+      alignas(64) S part[C::group * kMaxBlock * C::lanes];
+      const S gate = chunk.count > 0 ? static_cast<const S*>(a.gates)[chunk.refs[0].weight] : S{0};
+      multiply(chunk, following(a, piece, next, most), static_cast<S*>(part), true);
+      add_scaled<S, C::lanes>(sums, part, static_cast<int64_t>(vectors) * a.block * C::lanes, gate, first);
+    } else {
+      multiply(chunk, following(a, piece, next, most), sums, first);
+    }
     first = false;
   }
+}
+
+// Sums of a group to where they belong.
+template <class C>
+void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors, const typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
   for (int v = 0; v < vectors; ++v) {
     const S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (piece.slot < 0) {
@@ -263,30 +234,46 @@ void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typena
 }
 
 template <class C>
-void multiply(const ProductArgs& a, int64_t piece, int64_t first_vector, int64_t last_vector) {
+void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typename C::P>& x, int64_t vector,
+                    int vectors) {
   using S = typename C::S;
-  constexpr int L = C::lanes;
-  const XView<S> in_place{static_cast<const S*>(a.x), a.x_feature, L};
-  const XView<S> packed{static_cast<const S*>(a.panels), L, a.inputs * L};
+  alignas(64) S sums[C::group * kMaxBlock * C::lanes];
+  sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, const Chunk& next, S* to, bool first) {
+    multiply_chunk<C>(a, chunk, next, x, vectors, to, first);
+  });
+  deliver<C>(a, piece, vector, vectors, sums);
+}
+
+template <class C>
+void multiply_piece(const ProductArgs& a, int64_t piece, Range vectors) {
+  using P = typename C::P;
+  constexpr int L = C::lanes, T = kTogether<P>;
+  const XView<P> in_place{static_cast<const P*>(a.x), a.x_feature, L};
+  const XView<P> packed{static_cast<const P*>(a.panels), L, (a.inputs + T - 1) / T * L};
   const int64_t complete = a.direct ? a.n / L : 0;  // vectors that are read in place
-  for (int64_t v = first_vector; v < last_vector;) {
+  for (int64_t v = vectors.first; v < vectors.last;) {
     const bool direct = v < complete;
-    const int64_t end = direct && complete < last_vector ? complete : last_vector;
-    const int vectors = static_cast<int>(least<int64_t>(C::group, end - v));
-    XView<S> x = direct ? in_place : packed;
+    const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
+    const int count = static_cast<int>(least<int64_t>(C::group, end - v));
+    XView<P> x = direct ? in_place : packed;
     x.data += (direct ? v : v - complete) * x.vector;
-    multiply_group<C>(a, a.pieces[piece], x, v, vectors);
-    v += vectors;
+    multiply_group<C>(a, a.pieces[piece], x, v, count);
+    v += count;
   }
 }
 
 template <class C>
-void combine(const ProductArgs& a, int64_t split, int64_t first_vector, int64_t last_vector) {
+void multiply(const ProductArgs& a, Range pieces, Range vectors) {
+  for (int64_t piece = pieces.first; piece < pieces.last; ++piece) multiply_piece<C>(a, piece, vectors);
+}
+
+template <class C>
+void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
   using S = typename C::S;
   constexpr int L = C::lanes;
   const Split& s = a.splits[split];
   alignas(64) S sums[kMaxBlock * L];
-  for (int64_t vector = first_vector; vector < last_vector; ++vector) {
+  for (int64_t vector = vectors.first; vector < vectors.last; ++vector) {
     for (int64_t i = 0; i < a.block * L; i += L) {
       Vec<S, L> sum{};
       for (int64_t slot = s.first_slot; slot < s.first_slot + s.slots; ++slot) {
@@ -295,6 +282,41 @@ void combine(const ProductArgs& a, int64_t split, int64_t first_vector, int64_t 
       store_as<S, L>(sums + i, sum);
     }
     finish<C>(a, s.to, vector, sums);
+  }
+}
+
+template <class C>
+void combine(const ProductArgs& a, Range splits, Range vectors) {
+  for (int64_t split = splits.first; split < splits.last; ++split) combine_split<C>(a, split, vectors);
+}
+
+// Pairs of features. What remains after whole squares is packed one by one.
+template <class C>
+void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
+  constexpr int L = C::lanes;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
+  const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + first_feature * a.x_feature;
+  auto* panel = static_cast<BFloat16Pair*>(a.panels) + (vector * ((a.inputs + 1) / 2) + first_feature / 2) * L;
+  int64_t f = 0;
+  if (a.x_feature == 1) {
+    for (; f + 2 * L <= features; f += 2 * L) {
+      auto row = [&](int r) __attribute__((always_inline)) {
+        return r < tokens ? load_pairs<L>(x + r * a.x_token + f) : Vec<uint32_t, L>{};
+      };
+      transpose_pairs<L>(row, panel + f / 2 * L, L);
+    }
+  } else if (tokens == L) {
+    for (; f + 2 <= features; f += 2) {
+      store_pairs<L>(panel + f / 2 * L, pair_rows<L>(x + f * a.x_feature, x + (f + 1) * a.x_feature));
+    }
+  }
+  for (; f < features; f += 2) {
+    for (int64_t t = 0; t < L; ++t) {
+      auto at = [&](int64_t feature) {
+        return t < tokens && feature < features ? x[t * a.x_token + feature * a.x_feature].bits : uint16_t{0};
+      };
+      panel[f / 2 * L + t] = {at(f), at(f + 1)};
+    }
   }
 }
 
@@ -315,7 +337,11 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
 
 template <class C>
 ProductKernel make_product(Isa isa) {
-  return {isa, C::dtype, C::tile, C::lanes, pack<C>, multiply<C>, combine<C>, few<C>, combine_few<C>};
+  constexpr auto pack_x = [] {
+    if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
+    else return pack<C>;
+  }();
+  return {isa, C::dtype, C::tile, C::lanes, C::by_token, pack_x, multiply<C>, combine<C>, few<C>, combine_few<C>};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -311,10 +312,13 @@ TEST(Problem, LinesAreReadAndWritten) {
 
 #if defined(__x86_64__)
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::avx2, Isa::avx512};
+constexpr Isa kBf16IsasOfThisBuild[] = {Isa::avx512_bf16, Isa::amx};
 #elif defined(__aarch64__)
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::neon};
+constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
 #else
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar};
+constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
 #endif
 
 TEST(Select, EveryKernelIsRegisteredOnce) {
@@ -327,6 +331,18 @@ TEST(Select, EveryKernelIsRegisteredOnce) {
       EXPECT_EQ(gradients, 1) << name_of(isa) << name_of(dtype);
     }
   }
+}
+
+TEST(Select, TypesThatAnInstructionSetLacksAreDoneByTheNextBelow) {
+  for (Isa isa : kBf16IsasOfThisBuild) {
+    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+      const Isa expected = dtype == DType::bf16 ? isa : Isa::avx512;
+      ASSERT_NE(find_product_kernel(isa, dtype), nullptr);
+      EXPECT_EQ(find_product_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
+      EXPECT_EQ(find_gradient_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
+    }
+  }
+  EXPECT_EQ(find_product_kernel(Isa::reference, DType::f32), nullptr) << "which is no kernel";
 }
 
 TEST(Select, RoundsFitTheCacheAndHoldWholeGroups) {

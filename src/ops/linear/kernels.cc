@@ -26,17 +26,7 @@ std::span<const GradientKernel> gradient_kernels() {
   return kernels;
 }
 
-namespace {
-template <class Kernel>
-const Kernel* find(std::span<const Kernel> kernels, Isa isa, DType dtype) {
-  for (const Kernel& kernel : kernels) {
-    if (kernel.isa == isa && kernel.dtype == dtype) return &kernel;
-  }
-  return nullptr;
-}
-}  // namespace
-
-const ProductKernel* find_product_kernel(Isa isa, DType dtype) { return find(product_kernels(), isa, dtype); }
-const GradientKernel* find_gradient_kernel(Isa isa, DType dtype) { return find(gradient_kernels(), isa, dtype); }
+const ProductKernel* find_product_kernel(Isa isa, DType dtype) { return find_kernel(product_kernels(), isa, dtype); }
+const GradientKernel* find_gradient_kernel(Isa isa, DType dtype) { return find_kernel(gradient_kernels(), isa, dtype); }
 
 }  // namespace blocksparse::linear

@@ -13,6 +13,10 @@ namespace blocksparse::linear {
 
 inline constexpr int64_t kFewTokens = 4;
 
+struct Range {
+  int64_t first, last;
+};
+
 // Shape of a kernel's tile, fixed when it is compiled.
 struct Tile {
   int outputs;  // of W: rows of sums
@@ -30,7 +34,7 @@ struct ProductArgs {
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
   bool direct = false;     // x is features-first, of the type of sums, and complete vectors are read in place
-  void* panels = nullptr;  // Sum [vectors][inputs][lanes]: x, packed
+  void* panels = nullptr;  // x, packed: Sum [vectors][inputs][lanes], or as the kernel likes it in no more bytes
 
   const void* w = nullptr;
   const void* gates = nullptr;
@@ -55,9 +59,10 @@ struct ProductKernel {
   DType dtype;
   Tile tile;
   int lanes;
+  bool by_token;  // sums of slices are [lanes][block]
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
-  void (*multiply)(const ProductArgs&, int64_t piece, int64_t first_vector, int64_t last_vector);
-  void (*combine)(const ProductArgs&, int64_t split, int64_t first_vector, int64_t last_vector);
+  void (*multiply)(const ProductArgs&, Range pieces, Range vectors);
+  void (*combine)(const ProductArgs&, Range splits, Range vectors);
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
@@ -69,9 +74,10 @@ struct RowsToPack {
   int64_t token_stride = 0, feature_stride = 0;
   int64_t tokens = 0, features = 0;
   int32_t block = 0;
-  void* panels = nullptr;   // Sum [blocks of features][round][block]
+  void* panels = nullptr;   // Sum [blocks of features][round][block], or pairs of bf16 [..][round, half used][block]
   int64_t round = 0;        // tokens of a panel
   int64_t first_token = 0;  // where in the panel these tokens go
+  bool last = false;        // no tokens follow in this round
 };
 
 // One round of wgrad: dW[i] (+)= gates[i] * dy_panel[out_of[i]]^T x_panel[in_of[i]], and the gradient of the gates.
@@ -109,6 +115,7 @@ struct GradientKernel {
 
 std::span<const ProductKernel> product_kernels();
 std::span<const GradientKernel> gradient_kernels();
+// Of this instruction set, or of the next one below that has the type.
 const ProductKernel* find_product_kernel(Isa isa, DType dtype);
 const GradientKernel* find_gradient_kernel(Isa isa, DType dtype);
 

@@ -40,37 +40,11 @@ GradTerm WeightGradient::term(size_t i) const {
 
 namespace {
 
-// A tensor that was checked, for overlap tests.
-struct Region {
-  const char* name;
-  const void* data;
-  Matrix matrix;
-  int64_t size;  // of an element
-};
-
-Matrix one_row(int64_t elements) { return {1, elements, elements, 1}; }
-
-Status check_disjoint(const char* op, const Region& out, std::initializer_list<Region> inputs) {
-  for (const Region& in : inputs) {
-    if (out.data != nullptr && in.data != nullptr &&
-        overlap(out.data, out.matrix, out.size, in.data, in.matrix, in.size)) {
-      return invalid("[", op, "] ", out.name, " overlaps ", in.name, ", needs memory of its own");
-    }
-  }
-  return {};
-}
-
 Status check_layout(const char* op, const LayoutView& layout, Device device) {
   if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (layout.index == nullptr) return invalid("[", op, "] layout is null");
   if (layout.device == device) return {};
   return invalid("[", op, "] the layout's tables are not on the device of x; copy Layout::index() there");
-}
-
-Status check_workspace(const char* op, const Workspace& workspace, size_t needed) {
-  if (needed == 0 || (workspace.data != nullptr && workspace.bytes >= needed)) return {};
-  return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ",
-                 needed);
 }
 
 Status check_weights(const char* op, const LayoutView& layout, const Weights& w, DType dtype, Device device) {
@@ -115,15 +89,6 @@ size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t 
                        .outputs = by_in ? layout.in_features : layout.out_features,
                        .slots = walk_of(layout, by_in).slots})
       .workspace_bytes();
-}
-
-Status check_threads(const char* op, const Stream& stream) {
-  if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
-  return {};
-}
-
-int32_t threads_of(const Stream& stream) {
-  return stream.threads > 0 ? std::min(stream.threads, most_threads()) : default_threads();
 }
 
 // The arguments of fprop or dgrad; `x_name` and `y_name` are what the caller calls them.
@@ -187,12 +152,12 @@ Result<Product> check_product(const ProductCall& c) {
   Matrix mr{};
   BS_RETURN_IF_ERROR(check_epilogue(c, mx->n, outputs, mr));
   const int64_t size = size_of(dtype), area = int64_t{layout.block_size} * layout.block_size;
-  BS_RETURN_IF_ERROR(check_disjoint(c.op, {c.y_name, y.data, *my, size},
-                                    {{c.x_name, c.x.data, *mx, size},
-                                     {"w", c.w.values.data, one_row(layout.blocks * area), size},
-                                     {"gates", c.w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))},
-                                     {"bias", c.epilogue.bias.data, one_row(outputs), size},
-                                     {"residual", c.epilogue.residual.data, mr, size}}));
+  const Region read[] = {{c.x_name, c.x.data, *mx, size},
+                         {"w", c.w.values.data, one_row(layout.blocks * area), size},
+                         {"gates", c.w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))},
+                         {"bias", c.epilogue.bias.data, one_row(outputs), size},
+                         {"residual", c.epilogue.residual.data, mr, size}};
+  BS_RETURN_IF_ERROR(check_disjoint(c.op, {c.y_name, y.data, *my, size}, read));
   auto activations = [](const void* data, const Matrix& m) {
     return Activations{data, m.n, m.features, m.token_stride, m.feature_stride};
   };
@@ -218,7 +183,7 @@ Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
   if (c.x.device.type == DeviceType::cuda) return cuda_product(*p, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
-  return cpu_product(*p, *isa, workspace, threads_of(stream));
+  return cpu_product(*p, *isa, workspace, threads_for(stream.threads));
 }
 
 // The (x, dy) of wgrad; the tokens of all of them together.
@@ -241,8 +206,8 @@ Result<int64_t> check_pairs(const char* op, std::span<const GradPair> pairs, con
       BS_RETURN_IF_ERROR(check_device(t, device));
     }
     for (const Region& region : written) {
-      BS_RETURN_IF_ERROR(check_disjoint(
-          op, region, {{"x", pair.x.data, *mx, size_of(dtype)}, {"dy", pair.dy.data, *my, size_of(dtype)}}));
+      const Region read[] = {{"x", pair.x.data, *mx, size_of(dtype)}, {"dy", pair.dy.data, *my, size_of(dtype)}};
+      BS_RETURN_IF_ERROR(check_disjoint(op, region, read));
     }
     n += mx->n;
   }
@@ -267,10 +232,11 @@ Status check_gradients(const char* op, const LayoutView& layout, const Weights& 
     BS_RETURN_IF_ERROR(check_device(named, dw.device));
     if (!w.values.given()) return invalid("[", op, "] dgates needs w, which is not given");
   }
-  const Region w_region{"w", w.values.data, one_row(layout.blocks * b * b), size_of(dtype)};
-  const Region gates_region{"gates", w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))};
-  BS_RETURN_IF_ERROR(check_disjoint(op, dw_region, {w_region, gates_region, dgates_region}));
-  return check_disjoint(op, dgates_region, {w_region, gates_region});
+  const Region others[] = {{"w", w.values.data, one_row(layout.blocks * b * b), size_of(dtype)},
+                           {"gates", w.gates.data, one_row(layout.blocks), size_of(sum_dtype(dtype))},
+                           dgates_region};
+  BS_RETURN_IF_ERROR(check_disjoint(op, dw_region, others));
+  return check_disjoint(op, dgates_region, std::span(others).first(2));
 }
 
 }  // namespace
@@ -319,7 +285,7 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
   if (device.type == DeviceType::cuda) return cuda_weight_gradient(g, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
-  return cpu_weight_gradient(g, *isa, workspace, threads_of(stream));
+  return cpu_weight_gradient(g, *isa, workspace, threads_for(stream.threads));
 }
 
 size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {

@@ -13,6 +13,14 @@
 #define LINEAR_PRODUCT_avx512(...)
 #define LINEAR_GRADIENT_avx512(...)
 #endif
+#if !defined(LINEAR_PRODUCT_avx512_bf16)
+#define LINEAR_PRODUCT_avx512_bf16(...)
+#define LINEAR_GRADIENT_avx512_bf16(...)
+#endif
+#if !defined(LINEAR_PRODUCT_amx)
+#define LINEAR_PRODUCT_amx(...)
+#define LINEAR_GRADIENT_amx(...)
+#endif
 #if !defined(LINEAR_PRODUCT_neon)
 #define LINEAR_PRODUCT_neon(...)
 #define LINEAR_GRADIENT_neon(...)

@@ -42,7 +42,8 @@ ProductPlan plan_product(const Problem& p) {
   plan.few = p.n <= kFewTokens && p.x_feature_stride == 1;
   plan.direct = reads_in_place(p, sum_bytes);
   plan.round = round_tokens(p.n, p.inputs * sum_bytes, plan.group);
-  plan.panel_bytes = static_cast<size_t>((plan.direct ? kMostLanes : plan.round) * p.inputs * sum_bytes);
+  const int64_t features = size_of(p.dtype) < sum_bytes ? round_up(p.inputs, p.block) : p.inputs;  // amx: whole blocks
+  plan.panel_bytes = static_cast<size_t>((plan.direct ? kMostLanes : plan.round) * features * sum_bytes);
   plan.partial_bytes = static_cast<size_t>(p.slots * plan.round * p.block * sum_bytes);
   return plan;
 }

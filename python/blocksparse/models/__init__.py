@@ -1,0 +1,1 @@
+"""Whole models. `language`: bytes of text through a small-world LSTM."""

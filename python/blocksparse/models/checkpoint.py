@@ -1,0 +1,56 @@
+"""Checkpoints: one safetensors file, complete or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+FORMAT = "blocksparse-lm-1"
+
+
+def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
+
+    Raises:
+        OSError: the disk is full, say; the old file is then still there.
+    """
+    from safetensors.torch import save as to_bytes
+
+    data = to_bytes({k: t.detach().contiguous() for k, t in tensors.items()}, {FORMAT: json.dumps(header)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(f"[lm] {path} could not be written, what was there is kept: {error}") from error
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, header) on the CPU.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: it is damaged, or no checkpoint of ours.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
+    try:
+        with safe_open(str(path), "pt") as file:
+            header = (file.metadata() or {}).get(FORMAT)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
+    if header is None:
+        raise ValueError(f"[lm] {path} is no checkpoint of a language model")
+    return tensors, json.loads(header)

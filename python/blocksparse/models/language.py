@@ -1,0 +1,168 @@
+"""A byte-level language model around a deep-update LSTM with block-sparse, or dense, matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..layout import Layout
+from ..torch.deep_update import DeepUpdateLSTM
+from ..torch.recurrent import State
+
+SYMBOLS = 256  # byte values
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is made of.
+
+    Args:
+        hidden: units.
+        graph: of every matrix, such as "ba(175,3)"; "" for dense ones.
+        block: edge of a block.
+        inner: matrices that the state goes through before the gates.
+        stride: input and output touch every stride-th unit.
+        embedding: features of a byte.
+        seed: of the graphs and of the first weights.
+    """
+
+    hidden: int = 896
+    graph: str = "ba(112,3,blocks=784)"
+    block: int = 8
+    inner: int = 4
+    stride: int = 2
+    embedding: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what makes no model; the rest is refused by the layers."""
+        if self.embedding < 1 or self.hidden < 1:
+            raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
+        if self.graph and self.hidden % self.block != 0:
+            raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
+
+
+PRESETS = {
+    "small": ModelConfig(),
+    "dense-small": ModelConfig(248, "", stride=1),
+    "dense-1120": ModelConfig(1120, "", inner=6, stride=1),
+    "ba-5600": ModelConfig(5600, "ba(175,3,blocks=1225)", 32, 6),
+    "ws-5600": ModelConfig(5600, "ws(175,6,0.2)", 32, 6),
+    "dense-3168": ModelConfig(3168, "", inner=6, stride=1),
+    "ba-18432": ModelConfig(18432, "ba(576,8,blocks=9792)", 32, 6),
+}
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next byte.
+
+    Rows of the embedding and of the output's weight have a norm of their own, a parameter each. The output reads the
+    units that the input writes.
+
+    Source: openai/blocksparse, `examples/lstm`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.embedding = nn.Parameter(nn.init.orthogonal_(torch.empty(SYMBOLS, config.embedding)))
+            self.embedding_gain = nn.Parameter(torch.ones(SYMBOLS, 1))
+            if config.graph:
+                sizes = (config.embedding, config.hidden, config.graph, config.block, config.inner)
+                self.lstm = DeepUpdateLSTM.from_graph(*sizes, seed=config.seed, ports=config.stride)
+            else:
+                self.lstm = DeepUpdateLSTM(config.embedding, config.hidden, None, config.inner, config.stride)
+            ports = self.lstm.ports.numel()
+            self.output = nn.Parameter(torch.randn(SYMBOLS, ports) * 0.02)
+            self.output_gain = nn.Parameter(torch.ones(SYMBOLS, 1))
+            self.output_bias = nn.Parameter(torch.zeros(SYMBOLS))
+
+    def forward(self, text: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Text [steps, n] of byte values, the last call's state -> (logits [steps, n, 256] for what follows, state)."""
+        table = functional.normalize(self.embedding) * self.embedding_gain
+        y, state = self.lstm(functional.embedding(text, table), state)
+        if self.config.stride > 1:
+            y = y[..., :: self.config.stride]
+        weight = functional.normalize(self.output) * self.output_gain
+        return functional.linear(y, weight, self.output_bias), state
+
+    def mix(self) -> list[float]:
+        """Share of blocks that one block reaches after each matrix, of all of them; [] for a dense model."""
+        from .. import graphs
+
+        if not self.config.graph:
+            return []
+        config = self.config
+        steps = [Layout.from_graph(config.graph, config.block, seed=config.seed + j) for j in range(config.inner + 1)]
+        return list(graphs.mix(steps))
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats; logits [steps, n, 256], targets [steps, n]."""
+    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+
+def chunks(text: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Text [bytes] as `streams` parts side by side, in chunks: (input, what follows), [up to steps, streams] each."""
+    length = (text.numel() - 1) // streams
+    xs = text[: length * streams].view(streams, length).t()
+    ys = text[1 : length * streams + 1].view(streams, length).t()
+    for begin in range(0, length, steps):
+        yield xs[begin : begin + steps].contiguous().long(), ys[begin : begin + steps].contiguous().long()
+
+
+@torch.no_grad()
+def bits_per_byte(model: LanguageModel, text: Tensor, streams: int = 16, steps: int = 128) -> float:
+    """What the model needs for a byte of text [bytes]; every stream begins without context.
+
+    Raises:
+        ValueError: the text has fewer than 2 bytes.
+    """
+    if text.numel() < 2:
+        raise ValueError(f"[lm] text has {text.numel()} bytes, needs 2 or more")
+    streams = max(1, min(streams, (text.numel() - 1) // 2))
+    was_training = model.training
+    model.eval()
+    total, count, state = 0.0, 0, None
+    for x, y in chunks(text, streams, steps):
+        logits, state = model(x, state)
+        total += float(loss_of(logits, y)) * y.numel()
+        count += y.numel()
+    model.train(was_training)
+    return total / count / math.log(2)
+
+
+@torch.no_grad()
+def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float = 1.0, seed: int = 0) -> bytes:
+    """`length` bytes that follow the prompt; temperature 0 takes the likeliest each time.
+
+    Raises:
+        ValueError: the prompt is empty, or length or temperature is negative.
+    """
+    if not prompt or length < 0 or temperature < 0:
+        raise ValueError(
+            f"[lm] prompt of {len(prompt)} bytes, length {length}, temperature {temperature}: needs one byte, 0 and 0"
+        )
+    device = model.output.device
+    generator = torch.Generator().manual_seed(seed)
+    model.eval()
+    text = torch.tensor(list(prompt), device=device).unsqueeze(1)
+    logits, state = model(text)
+    made = bytearray()
+    for _ in range(length):
+        last = logits[-1, 0].float().cpu()
+        if temperature == 0:
+            byte = int(last.argmax())
+        else:
+            byte = int(torch.multinomial((last / temperature).softmax(0), 1, generator=generator))
+        made.append(byte)
+        logits, state = model(torch.tensor([[byte]], device=device), state)
+    return bytes(made)

@@ -1,0 +1,277 @@
+"""Training a language model, so that what was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..torch.recurrent import State
+from . import checkpoint
+from .language import LanguageModel, ModelConfig, bits_per_byte, loss_of
+
+SUMS = 100  # bits per byte of training are averaged over so many updates
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained.
+
+    Args:
+        updates: of the weights.
+        batch: streams of text side by side.
+        steps: bytes of a stream in an update; gradients end there, the state goes on.
+        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine to 5 %.
+        warmup: updates in which the rate rises.
+        clip: of the gradient's norm.
+        ema: decay of the average of the weights that evaluation uses; shorter at first.
+        bf16: products in bfloat16, by autocast.
+        seed: of what is random while training.
+    """
+
+    updates: int = 1000
+    batch: int = 64
+    steps: int = 64
+    lr: float = 4e-3
+    warmup: int = 100
+    clip: float = 1.0
+    ema: float = 0.999
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no training."""
+        for name in ("updates", "batch", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
+        if not (self.lr > 0 and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
+            raise ValueError("[lm] lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+
+
+def read_text(paths: list[Path]) -> Tensor:
+    """All bytes of some files, one after the other.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: there is nothing in them.
+    """
+    data = b"".join(path.read_bytes() for path in paths)
+    if not data:
+        raise ValueError(f"[lm] {', '.join(map(str, paths))}: no text in there")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class Trainer:
+    """A model on its way: weights, their average, Adam's moments, the place in the text and the state there."""
+
+    def __init__(self, model: ModelConfig, config: TrainConfig, text: Tensor, device: torch.device | str) -> None:
+        self.model_config, self.config, self.device = model, config, torch.device(device)
+        self.length = (text.numel() - 1) // config.batch  # of a stream
+        if self.length < config.steps:
+            raise ValueError(
+                f"[lm] text has {text.numel()} bytes, needs batch * steps + 1 = {config.batch * config.steps + 1}"
+            )
+        self.text_hash = hashlib.sha256(text.numpy().tobytes()).hexdigest()
+        self.text = text.to(self.device)
+        torch.manual_seed(config.seed)
+        self.model = LanguageModel(model).to(self.device)
+        self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.adam = torch.optim.Adam(self.model.parameters(), config.lr)
+        self.update = 0
+        self.state: State | None = None
+        self.recent: list[float] = []
+
+    @property
+    def bytes_seen(self) -> int:
+        """By all updates until now."""
+        return self.update * self.config.batch * self.config.steps
+
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        c = self.config
+        if self.update < c.warmup:
+            return c.lr * (self.update + 1) / c.warmup
+        progress = (self.update - c.warmup) / max(1, c.updates - c.warmup)
+        return c.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+
+    def _chunk(self) -> tuple[Tensor, Tensor]:
+        """(input, what follows) [steps, batch] of the next update. Streams begin again when they end."""
+        c = self.config
+        per_epoch = self.length // c.steps
+        begin = self.update % per_epoch * c.steps
+        if begin == 0:
+            self.state = None
+        streams = self.text[: self.length * c.batch + 1]
+        at = torch.arange(c.batch, device=self.device) * self.length + begin
+        index = at + torch.arange(c.steps + 1, device=self.device).unsqueeze(1)
+        part = streams[index].long()
+        return part[:-1], part[1:]
+
+    def step(self) -> float:
+        """One update; its bits per byte."""
+        c = self.config
+        x, y = self._chunk()
+        rate = self.rate()
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        with torch.autocast(self.device.type, torch.bfloat16, c.bf16):
+            logits, state = self.model(x, self.state)
+        loss = loss_of(logits, y)
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.clip)
+        self.adam.step()
+        self.state = (state[0].detach(), state[1].detach())
+        self.update += 1
+        decay = min(c.ema, (1 + self.update) / (10 + self.update))
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                self.ema[name].lerp_(p, 1 - decay)
+        bits = float(loss.detach()) / math.log(2)
+        self.recent = [*self.recent[-(SUMS - 1) :], bits]
+        return bits
+
+    def evaluate(self, text: Tensor) -> float:
+        """Bits per byte of another text, by the averaged weights."""
+        mine = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        try:
+            self._set(self.ema)
+            return bits_per_byte(self.model, text.to(self.device))
+        finally:
+            self._set(mine)
+
+    @torch.no_grad()
+    def _set(self, weights: dict[str, Tensor]) -> None:
+        for name, p in self.model.named_parameters():
+            p.copy_(weights[name])
+
+    def save(self, path: Path) -> None:
+        """Everything that `resume` needs."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
+        for (name, p), entry in zip(self.model.named_parameters(), self._moments(), strict=True):
+            assert entry is not None or p.grad is None
+            tensors |= {f"adam.{name}.{k}": v for k, v in (entry or {}).items()}
+        if self.state is not None:
+            tensors |= {"state.h": self.state[0], "state.c": self.state[1]}
+        tensors["recent"] = torch.tensor(self.recent, dtype=torch.float64)
+        tensors["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        header = {
+            "model": asdict(self.model_config),
+            "training": asdict(self.config),
+            "update": self.update,
+            "text": self.text_hash,
+        }
+        checkpoint.save(path, tensors, header)
+
+    def _moments(self) -> list[dict[str, Tensor] | None]:
+        return [self.adam.state.get(p) for p in self.model.parameters()]
+
+    def resume(self, path: Path) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            ValueError: it is damaged, or of another model, training or text.
+        """
+        tensors, header = checkpoint.load(path)
+        mine = {"model": asdict(self.model_config), "training": asdict(self.config), "text": self.text_hash}
+        for what, value in mine.items():
+            if header.get(what) != value:
+                raise ValueError(f"[lm] {path} is of another {what}: {header.get(what)}, needs {value}")
+        load_weights(self.model, tensors, "model.", path)
+        for name, p in self.model.named_parameters():
+            self.ema[name].copy_(tensors[f"ema.{name}"])
+            prefix = f"adam.{name}."
+            entry = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            moved = {k: v if k == "step" else v.to(self.device) for k, v in entry.items()}
+            if moved:
+                self.adam.state[p] = moved
+        if "state.h" in tensors:
+            self.state = (tensors["state.h"].to(self.device), tensors["state.c"].to(self.device))
+        self.recent = tensors["recent"].tolist()
+        torch.set_rng_state(tensors["random"])
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.update = int(header["update"])
+
+
+def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
+    """Weights of a checkpoint into a model, all of them.
+
+    Raises:
+        ValueError: some are missing, of another shape, or of another layout.
+    """
+    found = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        raise ValueError(f"[lm] {path} does not fit the model: {error}") from error
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
+    """The model of a checkpoint, with its averaged weights.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    tensors, header = checkpoint.load(path)
+    try:
+        model = LanguageModel(ModelConfig(**header["model"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"[lm] {path} describes no model: {error}") from error
+    buffers = {f"ema.{name}": tensors.get(f"model.{name}") for name, _ in model.named_buffers()}
+    averaged = {**{k: v for k, v in buffers.items() if v is not None}, **tensors}
+    load_weights(model, averaged, "ema.", path)
+    return model.to(device).eval()
+
+
+def train(
+    trainer: Trainer,
+    folder: Path,
+    valid: Tensor | None,
+    *,
+    save_every: int = 200,
+    until: int | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> None:
+    """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
+
+    `report` gets a line for each update; those at checkpoints have the bits per byte of `valid`, and are logged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    kept = [line for line in lines if json.loads(line)["update"] <= trainer.update]  # the rest is done again
+    log.write_text("".join(f"{line}\n" for line in kept))
+    before = json.loads(kept[-1])["seconds"] if kept else 0.0
+    begin = time.perf_counter()
+    last = min(trainer.config.updates, until or trainer.config.updates)
+    while trainer.update < last:
+        rate = trainer.rate()
+        trainer.step()
+        line: dict[str, Any] = {
+            "update": trainer.update,
+            "bytes": trainer.bytes_seen,
+            "seconds": round(before + time.perf_counter() - begin, 3),
+            "train": round(sum(trainer.recent) / len(trainer.recent), 4),
+            "lr": rate,
+        }
+        if trainer.update % save_every == 0 or trainer.update == last:
+            if valid is not None:
+                line["valid"] = round(trainer.evaluate(valid), 4)
+            trainer.save(folder / "last.safetensors")
+            with open(log, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        report(line)

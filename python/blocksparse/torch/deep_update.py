@@ -1,0 +1,200 @@
+"""`DeepUpdateLSTM`: the small-world LSTM, whose state goes through several block-sparse matrices at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..layout import Layout
+from .lstm import GATES, Recurrent, cell, run_steps, stack_gates, start_of
+from .modules import BlockSparseLinear
+from .recurrent import SharedWeight, State
+
+EPSILON = 1e-6  # of the layer norms
+
+
+class DeepUpdateLSTM(Recurrent):
+    """An LSTM whose state passes through `inner` block-sparse matrices before the gates, so that all units mix.
+
+    With linear(h) = LayerNorm(W h) * gain + shift, each with its own W, gain and shift, a step is
+
+        h = linear_0(h) * m                      m, a = linear(x), dense, on the ports alone
+        h = relu(linear_1(h) + a)
+        h = relu(linear_j(h))                    j = 2 .. inner - 1
+        i, f, g, o = linear_{i, f, g, o}(h)      four matrices; c and h from them as in an LSTM
+
+    Block-sparse matrices begin as identities. Gates are normalised each for itself; the forget gate's shift begins as
+    1. Norms and c are float32 under autocast.
+
+    Args:
+        input_size: features of x: of an embedding, say.
+        hidden_size: units.
+        layouts: `inner` of W_0 ..., and last that of one gate, all [hidden, hidden]. One alone: for all of them. None:
+            all matrices are dense. See also `from_graph`.
+        inner: matrices before the gates, 2 or more; needed where `layouts` is no list.
+        ports: the units that x touches: every ports-th one, or a list of them (int64 tensor).
+        batch_first: x is [n, steps, features], and y.
+        dropout: of g, in training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
+
+    Source: Gray, Radford and Kingma, "GPU kernels for block-sparse weights" (2017); openai/blocksparse, `LSTM_scott`.
+    """
+
+    ports: Tensor
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        layouts: Sequence[Layout] | Layout | None,
+        inner: int | None = None,
+        ports: int | Tensor = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, 1, batch_first, dropout)
+        if layouts is None or isinstance(layouts, Layout):
+            all_layouts: list[Layout | None] = [layouts] * ((inner or 0) + 1)
+        else:
+            all_layouts = list(layouts)
+        self.input_size, self.inner = input_size, len(all_layouts) - 1
+        if self.inner < 2 or (inner is not None and inner != self.inner):
+            raise ValueError(
+                f"[DeepUpdateLSTM] inner is {inner}, with {len(all_layouts)} layouts; needs 2 or more, and one layout "
+                "for each and one for the gates"
+            )
+        self.register_buffer("ports", _ports(ports, hidden_size, device), persistent=True)
+        width = self.ports.numel()
+        self.input = nn.Parameter(torch.empty(2, width, input_size, device=device, dtype=dtype))
+        self.input_norm = nn.Parameter(torch.empty(2, 2, width, device=device, dtype=dtype))
+        self.matrices = nn.ModuleList(
+            _square(hidden_size, layout, 1, device, dtype) for layout in all_layouts[: self.inner]
+        )
+        self.matrix_norm = nn.Parameter(torch.empty(self.inner, 2, hidden_size, device=device, dtype=dtype))
+        self.gates = _square(hidden_size, all_layouts[-1], GATES, device, dtype)
+        self.gate_norm = nn.Parameter(torch.empty(2, GATES, hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_graph(
+        cls,
+        input_size: int,
+        hidden_size: int,
+        graph: str,
+        block_size: int,
+        inner: int,
+        *,
+        seed: int = 0,
+        share: bool = False,
+        ports: int | Tensor = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> DeepUpdateLSTM:
+        """With layouts drawn by a graph's name, such as "ba(175,3)": one for each matrix, or `share` one for all.
+
+        Matrix j is drawn with seed + j, and the gates with seed + inner.
+        """
+        seeds = [seed] * (inner + 1) if share else range(seed, seed + inner + 1)
+        layouts = [Layout.from_graph(graph, block_size, seed=s) for s in seeds]
+        options = {"device": device, "dtype": dtype}
+        return cls(input_size, hidden_size, layouts, inner, ports, batch_first, dropout, **options)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Identities, gains of 1, shifts of 0 (forget gate: 1); the input's weights normal, of variance 1 / inputs."""
+        self.input.normal_(std=self.input_size**-0.5)
+        for norm in (self.input_norm, self.matrix_norm):
+            norm[:, 0] = 1
+            norm[:, 1] = 0
+        self.gate_norm[0] = 1
+        self.gate_norm[1] = 0
+        self.gate_norm[1, 1] = 1
+        for layer in (*self.matrices, self.gates):
+            if isinstance(layer, BlockSparseLinear):
+                layer.identity_init_()
+            else:
+                eye = torch.eye(self.hidden_size, device=layer.weight.device, dtype=layer.weight.dtype)
+                layer.weight.copy_(eye.repeat(layer.out_features // self.hidden_size, 1))
+
+    @property
+    def layouts(self) -> list[Layout | None]:
+        """Of each matrix in turn, and last of all four gates' [4 hidden, hidden]; None where they are dense."""
+        return [getattr(layer, "layout", None) for layer in (*self.matrices, self.gates)]
+
+    def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """See `Recurrent`."""
+        m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
+        shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
+        gain, shift = self.gate_norm.unbind()
+
+        def step(t: int, h: Tensor, c: Tensor) -> State:
+            for j in range(self.inner):
+                h = _norm(shared[j](h), self.matrix_norm[j])
+                h = h * m[t] if j == 0 else (h + a[t] if j == 1 else h).relu()
+            z = shared[-1](h).view(-1, GATES, self.hidden_size)
+            z = nn.functional.layer_norm(z.to(c.dtype), (self.hidden_size,), eps=EPSILON)
+            z = torch.addcmul(shift, z, gain)
+            if self.dropout > 0 and self.training:
+                return self._cell_with_dropout(z, c, m.dtype)
+            return cell(z, c, m.dtype)
+
+        return run_steps(step, x.size(0), start_of(m, state), lengths)
+
+    def _cell_with_dropout(self, z: Tensor, c: Tensor, dtype: torch.dtype) -> State:
+        i, f, _, o = z.sigmoid().unbind(1)
+        c = f * c + i * nn.functional.dropout(z[:, 2].tanh(), self.dropout)
+        return (o * c.tanh()).to(dtype), c
+
+    def _port(self, x: Tensor, port: int, neutral: float) -> Tensor:
+        """m or a, [steps, n, hidden], with a neutral value where there is no port."""
+        written = _norm(nn.functional.linear(x, self.input[port]), self.input_norm[port])
+        if self.ports.numel() == self.hidden_size:
+            return written
+        full = written.new_full((*x.shape[:-1], self.hidden_size), neutral)
+        return full.index_copy(-1, self.ports, written)
+
+    def extra_repr(self) -> str:
+        """The size."""
+        return f"{self.input_size}, {self.hidden_size}, inner={self.inner}, ports={self.ports.numel()}"
+
+
+def _ports(ports: int | Tensor, hidden_size: int, device: torch.device | str | None) -> Tensor:
+    if isinstance(ports, Tensor):
+        in_order = ports.dim() == 1 and ports.dtype == torch.int64 and bool((ports.diff() > 0).all())
+        if not in_order or ports.numel() == 0 or ports[0] < 0 or ports[-1] >= hidden_size:
+            raise ValueError(f"[DeepUpdateLSTM] ports need to be int64, rising, and within 0 to {hidden_size - 1}")
+        return ports.to(device)
+    if not 1 <= ports <= hidden_size:
+        raise ValueError(f"[DeepUpdateLSTM] ports is {ports}, needs 1 to {hidden_size}")
+    return torch.arange(0, hidden_size, ports, device=device)
+
+
+def _square(
+    n: int, layout: Layout | None, times: int, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Linear | BlockSparseLinear:
+    """`times` square matrices [n, n], one below the other."""
+    if layout is None:
+        return nn.Linear(n, times * n, False, device, dtype)
+    if times > 1:
+        layout = stack_gates("DeepUpdateLSTM", layout, n)
+    elif (layout.out_features, layout.in_features) != (n, n):
+        raise ValueError(f"[DeepUpdateLSTM] a layout is {layout.out_features} x {layout.in_features}, needs {n} x {n}")
+    return BlockSparseLinear(n, times * n, layout, False, device=device, dtype=dtype)
+
+
+def _norm(x: Tensor, norm: Tensor) -> Tensor:
+    """LayerNorm with gain norm[0] and shift norm[1], in float32 or wider."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = nn.functional.layer_norm(x.to(wide), x.shape[-1:], norm[0].to(wide), norm[1].to(wide), EPSILON)
+    return y.to(x.dtype)

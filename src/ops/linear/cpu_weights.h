@@ -1,0 +1,99 @@
+// How cpu_product.h reads a strip of rows of W: where it lies, or from a copy.
+#pragma once
+
+#include "ops/linear/cpu_finish.h"
+
+namespace blocksparse::linear {
+namespace {
+
+// W(o, k) of a strip is block()[o * kOutput + k * input()]. In place, rows of the block being outputs (fprop): the
+// block size is a constant, so that all rows are reached from one pointer ...
+template <class P, int B>
+struct RowsOfW {
+  const P* values;
+  int strip;
+  static constexpr int kOutput = B / kTogether<P>;
+  BS_INLINE const P* block(int64_t weight, int) const { return values + (weight * B + strip) * kOutput; }
+  BS_INLINE int64_t input() const { return 1; }
+};
+// ... or columns (dgrad) ...
+template <class S>
+struct ColumnsOfW {
+  const S* values;
+  int strip;
+  int64_t block_size;
+  BS_INLINE const S* block(int64_t weight, int) const { return values + weight * block_size * block_size + strip; }
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return block_size; }
+};
+// ... or as a widened, gated copy of the chunk's blocks.
+template <class P, int O>
+struct CopyOfW {
+  const P* strips;  // [chunk][b][O]
+  int block_size;
+  BS_INLINE const P* block(int64_t, int position) const { return strips + position * block_size * O; }
+  static constexpr int kOutput = 1;
+  BS_INLINE int64_t input() const { return O; }
+};
+
+// copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
+template <class C, int O, int Q>
+BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+  using S = typename C::S;
+  const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
+  const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
+  if (a.by_in) {
+    for (int k = 0; k < a.block; ++k) {
+      store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
+    }
+    return;
+  }
+  for (int k = 0; k < a.block; k += Q) {
+    Vec<S, Q> square[Q];
+#pragma GCC unroll 8
+    for (int o = 0; o < Q; ++o) square[o] = load_as<S, Q>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
+    transpose<S, Q>(square);
+#pragma GCC unroll 8
+    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + (k + i) * O, square[i]);
+  }
+}
+
+// copy[k / 2][o] = (W(strip + o, k), W(strip + o, k + 1)), what lies beyond the matrix as 0. Gates wait for the sums.
+template <class C, int O>
+BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, BFloat16Pair* copy) {
+  const auto* w = static_cast<const BFloat16*>(a.w) + static_cast<int64_t>(ref.weight) * a.block * a.block;
+  const int depth = static_cast<int>(least<int64_t>(a.block, a.inputs - static_cast<int64_t>(ref.from) * a.block));
+  for (int k = 0; k < depth; k += 2, copy += O) {
+    if (a.by_in) {
+      const BFloat16* row = w + static_cast<int64_t>(k) * a.block + strip;
+      store_pairs<O>(copy, k + 1 < depth ? pair_rows<O>(row, row + a.block) : half_pairs<O>(row));
+      continue;
+    }
+    for (int o = 0; o < O; ++o) {  // only for matrices that end in half a pair
+      const BFloat16* row = w + static_cast<int64_t>(strip + o) * a.block + k;
+      copy[o] = {row[0].bits, k + 1 < depth ? row[1].bits : uint16_t{0}};
+    }
+  }
+}
+
+// As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
+template <class C, int O>
+BS_INLINE void copy_strip(const ProductArgs& a, const BlockRef& ref, int strip, typename C::P* copy) {
+  if constexpr (kTogether<typename C::P> == 2) {
+    copy_pairs<C, O>(a, ref, strip, copy);
+  } else {
+    constexpr int Q = O < C::lanes ? O : C::lanes;
+#pragma GCC unroll 8
+    for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, ref.weight, strip + o, copy + o);
+  }
+}
+
+// Whether W is read from copies: f64 is for gradient checks, not worth its own kernels.
+template <class C>
+bool copies(const ProductArgs& a) {
+  if (kTogether<typename C::P> == 2) return a.by_in || a.inputs % 2 != 0;
+  return C::dtype != DType::f32 || a.gates != nullptr;
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,225 @@
+// The edge of the LSTM op: checks once, then runs it on the CPU.
+#include "ops/lstm/lstm.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/checks.h"
+#include "core/text.h"
+#include "cpu/threads.h"
+
+namespace blocksparse {
+
+using namespace lstm;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+constexpr int64_t kMostRows = int64_t{1} << 40;  // steps * n: more do not fit into any memory
+
+Status check_layout(const char* op, const LayoutView& layout, Device device) {
+  if (device.type != DeviceType::cpu) {
+    return {StatusCode::unsupported, concat("[", op,
+                                            "] tensors are on a card, where there is no kernel yet; needs the "
+                                            "CPU, or one linear_fprop for each step")};
+  }
+  if (layout.index == nullptr) return invalid("[", op, "] layout is null");
+  if (layout.device != device) return invalid("[", op, "] the layout's tables are not on the CPU, where pre is");
+  if (layout.transposed) return invalid("[", op, "] layout is transposed, needs the one of W [4 H, H]");
+  const int64_t hidden = layout.in_features;
+  if (layout.out_features != kGates * hidden || hidden % layout.block_size != 0) {
+    return invalid("[", op, "] layout is ", layout.out_features, " x ", hidden, " in blocks of ", layout.block_size,
+                   ", needs 4 H x H with H a multiple of the block size");
+  }
+  return {};
+}
+
+// What is checked of a call besides its own sizes.
+struct Checker {
+  const char* op;
+  DType dtype;
+  std::array<Region, 16> read = {}, written = {};
+  size_t reads = 0, writes = 0;
+
+  Status check(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) const {
+    const Named named{op, name, t};
+    BS_RETURN_IF_ERROR(check_contiguous(named, shape));
+    BS_RETURN_IF_ERROR(check_dtype(named, needed));
+    return check_device(named, Device{});
+  }
+  Status input(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, needed, shape));
+    read[reads++] = region_of(name, t);
+    return {};
+  }
+  Status output(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, needed, shape));
+    written[writes++] = region_of(name, t);
+    return {};
+  }
+  Status disjoint() const {
+    for (size_t i = 0; i < writes; ++i) {
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
+    }
+    return {};
+  }
+};
+
+Status needs(const char* op, const char* name, const ConstTensor& t) {
+  return t.given() ? Status() : invalid("[", op, "] ", name, " is not given");
+}
+
+// steps and n of a tensor [steps, n, ..., H].
+Status sizes_of(const char* op, const char* name, const ConstTensor& t, int rank, Sequence& s) {
+  BS_RETURN_IF_ERROR(needs(op, name, t));
+  BS_RETURN_IF_ERROR(check_tensor({op, name, t}));
+  if (t.rank != rank || t.shape[static_cast<size_t>(rank) - 1] != s.hidden) {
+    return invalid("[", op, "] ", name, " is ", shape_text(t), ", needs [steps, n, ", rank == 4 ? "4, " : "", s.hidden,
+                   "]");
+  }
+  s.steps = t.shape[0];
+  s.n = t.shape[1];
+  s.dtype = t.dtype;
+  if (s.n > 0 && s.steps > kMostRows / s.n) return invalid("[", op, "] ", name, " is ", shape_text(t), ", too large");
+  return {};
+}
+
+Status check_lengths(const char* op, const Sequence& s) {
+  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
+    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
+      return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
+    }
+  }
+  return {};
+}
+
+Status check_forward(const LayoutView& layout, const LstmInputs& in, const LstmOutputs& out, Forward& f) {
+  const char* op = "lstm_forward";
+  BS_RETURN_IF_ERROR(check_layout(op, layout, in.pre.device));
+  f.layout = layout;
+  f.hidden = layout.in_features;
+  BS_RETURN_IF_ERROR(sizes_of(op, "pre", in.pre, 4, f));
+  BS_RETURN_IF_ERROR(needs(op, "w", in.w));
+  BS_RETURN_IF_ERROR(needs(op, "y", out.y));
+  const int64_t hidden = f.hidden, b = layout.block_size;
+  const DType dtype = f.dtype, state = sum_dtype(dtype);
+  Checker c{op, dtype};
+  BS_RETURN_IF_ERROR(c.input("pre", in.pre, dtype, {f.steps, f.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.input("w", in.w, dtype, {layout.blocks, b, b}));
+  BS_RETURN_IF_ERROR(c.input("h0", in.h0, dtype, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("c0", in.c0, state, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output("y", out.y, dtype, {f.steps, f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output("h", out.h, dtype, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output("c", out.c, state, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output("gates", out.gates, dtype, {f.steps, f.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.output("cells", out.cells, state, {f.steps, f.n, hidden}));
+  if (out.gates.given() != out.cells.given()) return invalid("[", op, "] gates and cells are given both or neither");
+  BS_RETURN_IF_ERROR(c.disjoint());
+  f.lengths = in.lengths;
+  BS_RETURN_IF_ERROR(check_lengths(op, f));
+  f.w = in.w.data;
+  f.h0 = in.h0.data;
+  f.c0 = in.c0.data;
+  f.pre = in.pre.data;
+  f.y = out.y.data;
+  f.h = out.h.data;
+  f.c = out.c.data;
+  f.gates = out.gates.data;
+  f.cells = out.cells.data;
+  return {};
+}
+
+Status check_backward_inputs(const LstmSaved& saved, const LstmOutputGrads& of, Backward& b, Checker& c) {
+  const int64_t hidden = b.hidden, block = b.layout.block_size;
+  const DType state = sum_dtype(b.dtype);
+  BS_RETURN_IF_ERROR(needs(c.op, "w", saved.w));
+  BS_RETURN_IF_ERROR(needs(c.op, "gates", saved.gates));
+  BS_RETURN_IF_ERROR(needs(c.op, "cells", saved.cells));
+  BS_RETURN_IF_ERROR(c.input("w", saved.w, b.dtype, {b.layout.blocks, block, block}));
+  BS_RETURN_IF_ERROR(c.input("h0", saved.h0, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("c0", saved.c0, state, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("y", saved.y, b.dtype, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("gates", saved.gates, b.dtype, {b.steps, b.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.input("cells", saved.cells, state, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("dy", of.y, b.dtype, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("dh", of.h, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input("dc", of.c, state, {b.n, hidden}));
+  b.lengths = saved.lengths;
+  b.w = saved.w.data;
+  b.h0 = saved.h0.data;
+  b.c0 = saved.c0.data;
+  b.y = saved.y.data;
+  b.gates = saved.gates.data;
+  b.cells = saved.cells.data;
+  b.dy = of.y.data;
+  b.dh = of.h.data;
+  b.dc = of.c.data;
+  return check_lengths(c.op, b);
+}
+
+Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, Checker& c) {
+  const int64_t hidden = b.hidden, block = b.layout.block_size;
+  const DType state = sum_dtype(b.dtype);
+  BS_RETURN_IF_ERROR(needs(c.op, "dpre", grads.pre));
+  b.dw_dtype = grads.w.dtype;
+  if (grads.w.given() && b.dw_dtype != b.dtype && b.dw_dtype != state) {
+    return invalid("[", c.op, "] dw is ", name_of(b.dw_dtype), ", needs ", name_of(state), " or ", name_of(b.dtype));
+  }
+  BS_RETURN_IF_ERROR(c.output("dpre", grads.pre, b.dtype, {b.steps, b.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.output("dw", grads.w, b.dw_dtype, {b.layout.blocks, block, block}));
+  BS_RETURN_IF_ERROR(c.output("dh0", grads.h0, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output("dc0", grads.c0, state, {b.n, hidden}));
+  b.dpre = grads.pre.data;
+  b.dw = b.layout.blocks > 0 ? grads.w.data : nullptr;
+  b.dh0 = grads.h0.data;
+  b.dc0 = grads.c0.data;
+  b.accumulate = accumulate == Accumulate::yes;
+  return c.disjoint();
+}
+
+bool fits(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
+  return layout.index != nullptr && layout.block_size > 0 && size_of(dtype) > 0 && steps >= 0 && n >= 0 &&
+         (n == 0 || steps <= kMostRows / n);
+}
+
+}  // namespace
+
+Status lstm_forward(const LayoutView& layout, const LstmInputs& in, const LstmOutputs& out, Workspace workspace,
+                    Stream stream) {
+  Forward f;
+  BS_RETURN_IF_ERROR(check_forward(layout, in, out, f));
+  BS_RETURN_IF_ERROR(check_threads("lstm_forward", stream));
+  BS_RETURN_IF_ERROR(
+      check_workspace("lstm_forward", workspace, lstm_forward_workspace_size(layout, f.dtype, f.steps, f.n)));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_forward(f, *isa, workspace, threads_for(stream.threads));
+}
+
+Status lstm_backward(const LayoutView& layout, const LstmSaved& saved, const LstmOutputGrads& of_outputs,
+                     Accumulate accumulate, const LstmGrads& grads, Workspace workspace, Stream stream) {
+  const char* op = "lstm_backward";
+  Backward b;
+  BS_RETURN_IF_ERROR(check_layout(op, layout, saved.y.device));
+  b.layout = layout;
+  b.hidden = layout.in_features;
+  BS_RETURN_IF_ERROR(sizes_of(op, "y", saved.y, 3, b));
+  Checker c{op, b.dtype};
+  BS_RETURN_IF_ERROR(check_backward_inputs(saved, of_outputs, b, c));
+  BS_RETURN_IF_ERROR(check_grads(grads, accumulate, b, c));
+  BS_RETURN_IF_ERROR(check_threads(op, stream));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, lstm_backward_workspace_size(layout, b.dtype, b.steps, b.n)));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_backward(b, *isa, workspace, threads_for(stream.threads));
+}
+
+size_t lstm_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
+  return fits(layout, dtype, steps, n) ? cpu_forward_workspace_size(layout, dtype, n) : 0;
+}
+
+size_t lstm_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
+  return fits(layout, dtype, steps, n) ? cpu_backward_workspace_size(layout, dtype, steps, n) : 0;
+}
+
+}  // namespace blocksparse
