@@ -171,7 +171,6 @@ class ManyConsumer {
   // Past the record without data.
   __device__ void begin() {
     wait();
-    __syncwarp();
     if (arrives_) ptx::mbarrier_arrive(empty());
     advance();
   }
@@ -186,7 +185,7 @@ class ManyConsumer {
       wait();
       const bool ends = flag_ == kEndsTile;
       int2 tile{0, 0};
-      if (ends) tile = shared_.tiles[stage_];
+      if (ends && arrives_) tile = shared_.tiles[stage_];
       if (mask_ != 0) {
         idle_ = 0;
         multiply(ring_ + static_cast<uint32_t>(stage_) * K::kStageBytes);
@@ -195,14 +194,13 @@ class ManyConsumer {
         previous_ = arrives_ ? empty() : 0;
       } else {  // each warp for itself; what an earlier record still reads must not be held for long
         if (++idle_ == 2) finish_previous();
-        __syncwarp();  // all lanes have read the note
         if (arrives_) ptx::mbarrier_arrive(empty());
       }
       advance();
       if (!ends) continue;
       finish_previous();
       idle_ = 0;
-      return tile;
+      return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0)};
     }
   }
 
@@ -210,10 +208,11 @@ class ManyConsumer {
   __device__ uint32_t empty() const { return shared_address(&shared_.empty[stage_]); }
   __device__ void wait() {
     ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
-    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    // By the lane that gives the stage back: __syncwarp becomes nothing where lanes are known to be together, and
+    // racecheck then does not see that the others have read.
+    if (arrives_) note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
   }
   __device__ void release_previous() {
-    __syncwarp();
     if (previous_ != 0) ptx::mbarrier_arrive(previous_);
     previous_ = 0;
   }
