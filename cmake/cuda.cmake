@@ -61,6 +61,10 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_many_walk.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
+if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")
+  message(FATAL_ERROR "blocksparse: BLOCKSPARSE_CUDA_ARCHITECTURES is ${BLOCKSPARSE_CUDA_ARCHITECTURES}; "
+    "for compute capability 9.0 say 90a, without which the fast kernels have no code")
+endif()
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "90a")
   set(BLOCKSPARSE_SM90A 1)
 endif()

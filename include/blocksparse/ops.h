@@ -13,7 +13,8 @@
 //     same bits, whatever the number of threads.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
-//     bf16 (avx512_bf16, amx) count denormals as 0.
+//     bf16 (avx512_bf16, amx) count denormals as 0. On CUDA cards of 9.0, blocks of 8 are filled up with zeros from 256
+//     tokens on (16-bit types): Inf or NaN in x then meets them.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once

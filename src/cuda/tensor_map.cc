@@ -15,9 +15,13 @@ Result<Encode> encoder() {
   static const Result<Encode> found = []() -> Result<Encode> {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result{};
-    BS_RETURN_IF_ERROR(status_of(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result),
-        "cuTensorMapEncodeTiled"));
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+    BS_RETURN_IF_ERROR(status_of(error, "cuTensorMapEncodeTiled"));
     if (function != nullptr && result == cudaDriverEntryPointSuccess) return reinterpret_cast<Encode>(function);
     return Status(StatusCode::unavailable, "[cuda] this driver has no cuTensorMapEncodeTiled");
   }();

@@ -41,8 +41,4 @@ __device__ inline void bulk_wait_read() {
 // What threads have written to shared memory becomes visible to background copies and to wgmma.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 }  // namespace blocksparse::ptx

@@ -75,20 +75,27 @@ Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
 
 // ---- Once for each device -------------------------------------------------------------------------------------------
 
-Status prepare_all() {
-  for (const auto& kernel : kernels_of<CudaProductKernel>()) BS_RETURN_IF_ERROR(kernel.prepare());
-  for (const auto& kernel : kernels_of<CudaGradientKernel>()) BS_RETURN_IF_ERROR(kernel.prepare());
+template <class Kernel>
+Status prepare_those_of(const cuda::Card& card) {
+  for (const Kernel& kernel : kernels_of<Kernel>()) {
+    if (cuda_runs(kernel.kernel, card)) BS_RETURN_IF_ERROR(kernel.prepare());
+  }
   return {};
 }
 
-// Of the current device, which is `device`.
-Status prepare_once(Device device) {
+Status prepare_all(const cuda::Card& card) {
+  BS_RETURN_IF_ERROR(prepare_those_of<CudaProductKernel>(card));
+  return prepare_those_of<CudaGradientKernel>(card);
+}
+
+// Of the current device, which is `device`, a card like that.
+Status prepare_once(Device device, const cuda::Card& card) {
   constexpr size_t kMostDevices = 64;
   static std::array<std::atomic<bool>, kMostDevices> done{};
-  if (static_cast<size_t>(device.index) >= kMostDevices) return prepare_all();
+  if (static_cast<size_t>(device.index) >= kMostDevices) return prepare_all(card);
   auto& ready = done[static_cast<size_t>(device.index)];
   if (ready.load(std::memory_order_acquire)) return {};
-  BS_RETURN_IF_ERROR(prepare_all());  // twice does no harm
+  BS_RETURN_IF_ERROR(prepare_all(card));  // twice does no harm
   ready.store(true, std::memory_order_release);
   return {};
 }
@@ -101,7 +108,7 @@ Status run(const Task& task, const CudaProblem& problem, Device device, Workspac
   if (!choice.ok()) return choice.status();
   const cuda::OnDevice on(device);
   BS_RETURN_IF_ERROR(on.status());
-  BS_RETURN_IF_ERROR(prepare_once(device));
+  BS_RETURN_IF_ERROR(prepare_once(device, *card));
   for (const Kernel& kernel : kernels_of<Kernel>()) {
     if (kernel.kernel != *choice || kernel.dtype != task.dtype) continue;
     return kernel.launch(task, {problem, *card, workspace, stream.handle});
@@ -134,10 +141,10 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
 
 namespace {
 
-// Features-last, rows at multiples of 16 bytes.
+// Features-last, rows at multiples of 16 bytes, one behind the other.
 bool in_rows(const Activations& a, DType dtype) {
   return !a.features_first() && reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
-         a.token_stride * size_of(dtype) % 16 == 0;
+         a.token_stride * size_of(dtype) % 16 == 0 && a.token_stride >= a.features;
 }
 
 }  // namespace
@@ -162,6 +169,7 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     int64_t n = 0;
     for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
     CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
+    problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
     problem.gated = g.dgates != nullptr;
     problem.pairs = static_cast<int64_t>(part.pairs.size());
     for (size_t i = 0; i < part.pairs.size(); ++i) {
@@ -207,7 +215,7 @@ Status cuda_prepare(Device device) {
   if (!card.ok()) return card.status();
   const cuda::OnDevice on(device);
   BS_RETURN_IF_ERROR(on.status());
-  return linear::prepare_once(device);
+  return linear::prepare_once(device, *card);
 }
 
 }  // namespace blocksparse

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/ptx/griddepcontrol.h"
 #include "ops/linear/cuda_many_tokens.h"
 #include "ops/linear/cuda_many_weights.h"
 
@@ -66,8 +67,6 @@ template <class T>
 Status launch_many(const Product& p, const CudaCall& call) {
   const ManyPlan plan = plan_many(call.problem);
   const ManyTables tables = many_tables(plan, call.problem.block, call.workspace.data);
-  BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), tables));
-  BS_RETURN_IF_ERROR(pack_many_cells(plan, call, p.w, tables));
   const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
   const ManyProduct args{.tables = tables,
                          .out_tiles = static_cast<int32_t>(plan.tiles),
@@ -79,7 +78,9 @@ Status launch_many(const Product& p, const CudaCall& call) {
                          .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   return with_many_kernel<T>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
-    BS_RETURN_IF_ERROR(K::make_maps(p, maps));
+    BS_RETURN_IF_ERROR(K::make_maps(p, maps));  // before anything is queued
+    BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), tables));
+    BS_RETURN_IF_ERROR(pack_many_cells(plan, call, p.w, tables));
     const auto kernel = is_plain(p) ? many_product<K, true> : many_product<K, false>;
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
                          .threads = K::kThreads,

@@ -5,7 +5,6 @@
 
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
-#include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/warpgroup.h"
@@ -124,6 +123,7 @@ class ManyFeeder {
   __device__ int4 next_tile() {
     ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
     tile_phase_ ^= 1;
+    __syncwarp();  // none still waits for a phase that could pass once lane 0 has answered
     int4 tile{0, 0, 0, 0};
     if (lane() == 0) {  // one lane reads and says so
       tile = ptx::ld_shared_16(shared_address(&shared_.tile));

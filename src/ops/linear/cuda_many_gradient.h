@@ -1,9 +1,8 @@
 // dW[i] = gate_i dy_out^T x_in for many tokens: outputs are wgmma's rows, inputs its columns, tokens the depth.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
-//   tables    two small kernels in front list units: up to 256 inputs x 2 of cells that have their strip of dy in
-//   common grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those
-//   beyond
+//   tables    two small kernels in front list units: up to 256 inputs, twice, of cells whose dy is the same
+//   grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those beyond
 //             the last whole round are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
 //   load      a warp of feeders: boxes of [32 tokens, 64 outputs] of dy and [32 tokens, 32 or 64 inputs] of x
 //   compute   two warpgroups: the halves of the cells, or for b = 128 of the outputs
@@ -349,10 +348,10 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
   return with_gradient_kernel<T>(call.problem.block, [&]<class K>() {
     const auto steps = static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
-    BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
     GradientMaps maps{};
     BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x));
     BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy));
+    BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
     const ManyGradient args{.tables = tables,
                             .gates = static_cast<const float*>(g.gates),
                             .dw = g.dw,

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant_
   }
 }
 
-// body(kernel, bytes of a cell) for that kind and block size.
+// body(kernel) with the kernel for that kind and block size.
 template <class Body>
 Status with_pack_kernel(ManyKind kind, int32_t block, Body body) {
   switch (kind) {

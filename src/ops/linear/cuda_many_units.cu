@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kCellThreads = 256;
 constexpr int kUnitThreads = 1024;
-constexpr int kMostGradientChunks = 2 * kMostChunks;
 constexpr int kMostStripRows = 8;  // of blocks
 
 struct GradientCells {

@@ -84,7 +84,7 @@ struct ManyWeights {
 
   static Status make_maps(const Product& p, Maps& maps) {
     const int32_t b = p.layout.block_size;
-    if (direct) {
+    if (direct && p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
       BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.w,
                                                 .columns = b,
                                                 .rows = p.layout.blocks * b,

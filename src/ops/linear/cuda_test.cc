@@ -154,8 +154,8 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, bool wait) {
 
 // Kernels that begin before the one in front has ended must not read what it has yet to write.
 TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
-  for (const int32_t block : {8, 16, 32, 64}) {
-    for (const int64_t n : {1, 8, 32, 64}) {
+  for (const int32_t block : {8, 16, 32, 64, 128}) {
+    for (const int64_t n : {1, 8, 32, 64, 256}) {
       const auto expected = chain(block, n, true);
       for (int run = 0; run < 10; ++run) ASSERT_EQ(chain(block, n, false), expected) << "b=" << block << " n=" << n;
     }

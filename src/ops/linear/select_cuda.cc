@@ -1,6 +1,7 @@
 #include "ops/linear/select_cuda.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/index.h"
 #include "ops/linear/select_many.h"
@@ -46,17 +47,21 @@ namespace {
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
-         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost;
+         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
 }  // namespace
 
+bool cuda_runs(CudaKernel kernel, const cuda::Card& card) {
+  return card.arch >= cuda::kOldestArch && (kernel != CudaKernel::many || card.sm90a);
+}
+
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) {
-  if (card.arch < cuda::kOldestArch) return false;
+  if (!cuda_runs(kernel, card)) return false;
   switch (kernel) {
     case CudaKernel::generic: return true;
     case CudaKernel::few: return few_supports(p);
-    case CudaKernel::many: return many_supports(p, card);
+    case CudaKernel::many: return many_supports(p);
   }
   return false;
 }
@@ -116,9 +121,10 @@ size_t few_workspace_bytes(CudaProblem p) {
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
 }
 
-size_t many_workspace_bytes(const CudaProblem& p) {
-  constexpr cuda::Card kNewest{.arch = 90, .multiprocessors = 1, .sm90a = true};
-  if (!many_supports(p, kNewest)) return 0;
+// Also for the last of several launches, which has fewer tokens.
+size_t many_workspace_bytes(CudaProblem p) {
+  p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
+  if (!many_supports(p)) return 0;
   const int64_t bytes = p.pass == Pass::wgrad ? many_gradient_places(plan_many_gradient(p), p.block).end
                                               : many_places(plan_many(p), p.block).end;
   return static_cast<size_t>(bytes);

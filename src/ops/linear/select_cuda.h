@@ -30,7 +30,7 @@ struct CudaProblem {
   int64_t blocks = 0;
   bool by_in = false;     // W is read transposed
   int64_t slots = 0;      // slices of split rows, at most
-  bool w_aligned = true;  // W begins at a multiple of 16 bytes
+  bool w_aligned = true;  // W begins at a multiple of 16 bytes (wgrad: dW at one of two elements)
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) is features-last with rows at multiples of 16 bytes
   bool gated = false;     // wgrad: the gates' gradient is wanted
   int64_t pairs = 1;      // wgrad
@@ -42,6 +42,8 @@ struct CudaProblem {
 // fprop is that with dgrad's sizes exchanged; `n` tokens (wgrad: in all).
 CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
 
+// Whether a card has what the kernel needs at all: registers, shared memory, instructions.
+bool cuda_runs(CudaKernel kernel, const cuda::Card& card);
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card);
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card);
 

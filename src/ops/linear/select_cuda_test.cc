@@ -119,6 +119,13 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
+TEST(SelectCuda, CardsWithoutThemDoNotLoadHoppersKernels) {
+  constexpr cuda::Card kAmpere = {.arch = 80, .multiprocessors = 108};
+  EXPECT_FALSE(cuda_runs(CudaKernel::many, kAmpere)) << "they ask for more shared memory than there is";
+  EXPECT_TRUE(cuda_runs(CudaKernel::few, kAmpere));
+  EXPECT_TRUE(cuda_runs(CudaKernel::many, kH200));
+}
+
 TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   const CudaProblem p{.pass = Pass::wgrad,
                       .dtype = DType::f16,
@@ -135,6 +142,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic) << "the gates' gradient";
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::generic);
   const ManyGradientPlan plan = plan_many_gradient(p);

@@ -65,7 +65,9 @@ ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
   const ManyGradientForm form = gradient_form_of(p.block);
   ManyGradientPlan plan{};
   plan.strips = divide_up(p.outputs, form.strip_outputs);
-  plan.chunks = divide_up(p.inputs, form.cell_inputs);
+  // Of whole blocks: a block of 128 has both of its cells, also where the second lies beyond the edge.
+  const int32_t step = std::max(p.block, form.cell_inputs);
+  plan.chunks = divide_up(p.inputs, step) * (step / form.cell_inputs);
   plan.cells = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.cell_inputs));
   plan.units = plan.cells / form.most_cells + plan.strips;
   return plan;
@@ -89,15 +91,15 @@ namespace {
 bool many_gradient_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const ManyGradientPlan plan = plan_many_gradient(p);
-  return p.pairs == 1 && plan.chunks <= 2 * kMostChunks && plan.cells * gradient_form_of(p.block).ids < kMost &&
+  return p.pairs == 1 && plan.chunks <= kMostGradientChunks && plan.cells * gradient_form_of(p.block).ids < kMost &&
          plan.strips <= kMostStrips;
 }
 
 }  // namespace
 
-bool many_supports(const CudaProblem& p, const cuda::Card& card) {
+bool many_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  if (size_of(p.dtype) != 2 || !card.sm90a) return false;
+  if (size_of(p.dtype) != 2 || p.inputs < 1 || p.outputs < 1) return false;
   if (p.n < kLeastManyTokens || p.gated || !p.w_aligned || !p.x_in_rows) return false;
   if (p.blocks * p.block >= kMost || p.n >= kMost || p.outputs >= kMost) return false;
   if (p.pass == Pass::wgrad) return many_gradient_supports(p);

@@ -9,7 +9,8 @@ namespace blocksparse::linear {
 
 // Inputs are walked in chunks of 64: x is then read in lines of 128 bytes, at 20 TB/s; lines of 64 come at 8 (H200).
 inline constexpr int32_t kChunk = 64;
-inline constexpr int32_t kMostChunks = 2048;      // of a layout, for the tables are made in shared memory
+inline constexpr int32_t kMostChunks = 2048;  // of a layout, for the tables are made in shared memory
+inline constexpr int32_t kMostGradientChunks = 2 * kMostChunks;
 inline constexpr int64_t kLeastManyTokens = 128;  // less would not fill a tile
 inline constexpr int64_t kMostStrips = 1 << 16;
 
@@ -53,7 +54,7 @@ struct ManyPlan {
 };
 ManyPlan plan_many(const CudaProblem& p);
 
-bool many_supports(const CudaProblem& p, const cuda::Card& card);
+bool many_supports(const CudaProblem& p);  // on a card that runs it
 // Whether it is faster than the generic kernel.
 bool many_pays(const CudaProblem& p);
 

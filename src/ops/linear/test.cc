@@ -219,6 +219,12 @@ std::vector<std::string> many_tokens() {
     }
   }
   for (const char* line : {
+           // Edges within a block of 128; a layout without blocks.
+           "linear:wgrad bf16 n=1100 b=128 random(3,3,1) in=304 pad=8 seed=21 dw=f32",
+           "linear:wgrad f16 n=1030 b=128 random(2,2,1) in=136 out=152 seed=22 accumulate",
+           "linear:fprop bf16 n=256 b=64 random(4,4,0) seed=23 bias",
+           "linear:dgrad f16 n=300 b=16 random(4,4,0) seed=24",
+           "linear:wgrad bf16 n=1024 b=64 random(4,4,0) seed=25",
            // More units than thread blocks, some of them shared.
            "linear:wgrad bf16 n=999 b=8 random(150,150,0.05) seed=11 dw=f32",
            "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int dw=f32",
