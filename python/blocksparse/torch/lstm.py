@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def per_layer(name: str, what: str, given: Layout | Sequence[Layout] | None, lay
     return list(given)
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.Module, ABC):
     """What layers of recurrent cells share: shapes of inputs and states as `torch.nn.LSTM` has them.
 
     A subclass runs one layer over [steps, n, features], in `run_layer`.
@@ -76,9 +77,9 @@ class Recurrent(nn.Module):
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.batch_first, self.dropout = batch_first, dropout
 
+    @abstractmethod
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """X [steps, n, features] -> y [steps, n, hidden], (h, c) [n, hidden]."""
-        raise NotImplementedError
 
     def forward(
         self, x: Tensor | PackedSequence, state: State | None = None, lengths: Tensor | None = None

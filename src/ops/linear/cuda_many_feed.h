@@ -29,9 +29,9 @@ struct ManyProduct {
 
 enum ManyFlag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };
 
-// Warps that take turns with the records: one alone needs 370 clocks each, as much as two wide products.
+// Warps that take turns with the records, the one behind them hands out tiles: one alone needs 370 clocks each, as much
+// as two wide products.
 inline constexpr int kFeeders = 3;
-inline constexpr int kHander = kFeeders;  // the warp behind them
 inline constexpr int kMostStages = 10;
 
 struct ManyShared {

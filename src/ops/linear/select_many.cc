@@ -20,7 +20,7 @@ struct Places {
 };
 
 // us of 4096 x 4096, n = 4096, bf16 on an H200, W's copy included: b = 8, density .25: filled 181, cells of 16 343; .1:
-// 177 and 180. b = 16, .25: cells of 16 149, of 64 x 16 in a 64 x 64 tile more; 2026-11-21.
+// 177 and 180. b = 16, .1: cells of 16 98, of 64 x 16 127; 2026-11-21.
 ManyKind kind_of(const CudaProblem& p) {
   switch (p.block) {
     case 8: {
@@ -109,9 +109,11 @@ bool many_supports(const CudaProblem& p) {
   return plan.kind != ManyKind::direct || p.inputs % p.block == 0;
 }
 
-// us of 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic in brackets. Products of 128, 256 and 512 tokens: b =
-// 64 13.8 (24.1), 14.8 (27.1), 15.1 (32.3); b = 32 23.3 (20.5), 23.4 (23.5), 23.7 (42.1); b = 16 29.7 (20.1), 29.7
-// (35.5), 29.9 (54.9); b = 8 60.4 (39.8), 60.5 (66.8), 60.6 (121).
+// us of 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic in brackets.
+//   fprop of 128, 256 and 512 tokens   b = 64: 13.8 (24.1), 14.8 (27.1), 15.1 (32.3)   b = 32: 23.3 (20.5), 23.4
+//   (23.5),
+//     23.7 (42.1)   b = 16: 29.7 (20.1), 29.7 (35.5), 29.9 (54.9)   b = 8: 60.4 (39.8), 60.5 (66.8), 60.6 (121)
+//   wgrad of 512 and 1024              b = 64: 27.6 (26.2), 33.6 (41.9)   b = 16: 70.5 (59.5), 101 (104)
 bool many_pays(const CudaProblem& p) {
   if (p.pass == Pass::wgrad) return p.n >= 1024;
   return p.n >= (p.block >= 64 ? 128 : 256);
