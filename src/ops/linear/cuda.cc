@@ -156,6 +156,7 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
   problem.x_in_rows = in_rows(p.x, p.dtype);
   problem.gated = p.gates != nullptr;
+  problem.tf32 = p.dtype == DType::f32 && stream.math == Math::tf32;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 
@@ -172,6 +173,7 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
     problem.gated = g.dgates != nullptr;
     problem.pairs = static_cast<int64_t>(part.pairs.size());
+    problem.tf32 = g.dtype == DType::f32 && stream.math == Math::tf32;
     for (size_t i = 0; i < part.pairs.size(); ++i) {
       const GradTerm term = part.term(i);
       problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype);

@@ -34,6 +34,7 @@ struct CudaProblem {
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) is features-last with rows at multiples of 16 bytes
   bool gated = false;     // wgrad: the gates' gradient is wanted
   int64_t pairs = 1;      // wgrad
+  bool tf32 = false;      // f32: operands may be rounded to tf32
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }
