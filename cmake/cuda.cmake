@@ -49,6 +49,8 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu
   src/ops/linear/cuda_few_f16.cu
+  src/ops/linear/cuda_few_f32.cu
+  src/ops/linear/cuda_few_tf32.cu
   src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu
@@ -58,7 +60,10 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_many_f16.cu
   src/ops/linear/cuda_many_pack.cu
   src/ops/linear/cuda_many_units.cu
-  src/ops/linear/cuda_many_walk.cu)
+  src/ops/linear/cuda_many_walk.cu
+  src/ops/linear/cuda_tiled_f32.cu
+  src/ops/linear/cuda_tiled_tables.cu
+  src/ops/linear/cuda_tiled_tf32.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")

@@ -1,4 +1,4 @@
-// 16-bit numbers to f32 and back, to nearest even; f32 to tf32.
+// 16-bit numbers to f32 and back, to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,6 @@ __device__ inline float cvt_f32_f16(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
-}
-
-// To tf32, to nearest (sm_80).
-__device__ inline uint32_t cvt_tf32_f32(float value) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
 }
 
 }  // namespace blocksparse::ptx

@@ -265,7 +265,7 @@ LinearData::Bounds LinearData::bounds() const {
   const double gate_scale = case_.gates ? 6 : 1, area = static_cast<double>(case_.block * case_.block);
   const double eps = epsilon(sum_dtype(case_.dtype)), k = static_cast<double>(products);
   const bool tf32 = case_.tf32 && case_.dtype == DType::f32 && case_.device.type == DeviceType::cuda;
-  const double product_eps = tf32 ? 0x1p-11 : eps;  // each operand is rounded to 11 bits
+  const double product_eps = tf32 ? 0x1.8p-11 : eps;  // of each operand, rounded to 11 bits
   // Activations are right to 4 ulp of max(|z|, 1).
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
   return {2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated,

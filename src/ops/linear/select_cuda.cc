@@ -5,6 +5,7 @@
 
 #include "core/index.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
 
@@ -13,6 +14,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::generic: return "generic";
     case CudaKernel::few: return "few";
     case CudaKernel::many: return "many";
+    case CudaKernel::tiled: return "tiled";
   }
   return "unknown";
 }
@@ -46,7 +48,7 @@ namespace {
 // bits.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
+  return p.pass != Pass::wgrad && p.dtype != DType::f64 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -62,6 +64,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::generic: return true;
     case CudaKernel::few: return few_supports(p);
     case CudaKernel::many: return many_supports(p);
+    case CudaKernel::tiled: return tiled_supports(p);
   }
   return false;
 }
@@ -69,6 +72,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
+    if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -81,10 +85,11 @@ bool generic_splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
 // Figures: H200, 12288 x 12288, bf16, cold, us, of densities .5, .1 and .02; 2026-11-21.
 FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   FewPlan plan;
+  const bool f32 = p.dtype == DType::f32;
   // Kernels for 8, 32 and 64 tokens; b <= 16 has 16 in place of 8: n = 8, b = 8 takes 51.1, 15.4, 8.0 with either, for
   // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
   // gates there is none below 32, which halves what there is to compile.
-  const int32_t least = gated ? 32 : p.block <= 16 ? 16 : 8;
+  const int32_t least = f32 ? 8 : gated ? 32 : p.block <= 16 ? 16 : 8;
   plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : 64;
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
@@ -94,12 +99,15 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // below; with 32 tokens never less.
   const double density =
       static_cast<double>(p.blocks) / static_cast<double>(std::max<int64_t>(1, p.output_blocks() * p.input_blocks()));
-  plan.pack = p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15);
+  plan.pack = !f32 && (p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15));
   return plan;
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
   const int64_t tokens = p.n <= 32 ? 32 : kMostFewTokens;
+  if (p.dtype == DType::f32) {
+    return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.n * ((p.inputs + 3) / 4 * 4) * 4};
+  }
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
 
@@ -130,10 +138,15 @@ size_t many_workspace_bytes(CudaProblem p) {
   return static_cast<size_t>(bytes);
 }
 
+size_t tiled_workspace(CudaProblem p) {
+  p.n = std::min<int64_t>(p.n, kTiledTokens);
+  return tiled_supports(p) ? static_cast<size_t>(tiled_workspace_bytes(p)) : 0;
+}
+
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
-  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p)});
+  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p), tiled_workspace(p)});
 }
 
 }  // namespace blocksparse::linear

@@ -7,6 +7,7 @@
 #include "core/index.h"
 #include "ops/linear/select_cuda.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -38,20 +39,49 @@ TEST(SelectCuda, TransposedAndBackwardExchangeTheSides) {
 
 TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
   LayoutView view{.block_size = 8, .out_features = 1600, .in_features = 1600, .blocks = 1600};
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 64)), 0u) << "no row is cut";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 64)), 0u) << "no row is cut";
   view.cut_by_out = true;
-  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::f32, 64);
+  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::f64, 64);
   ASSERT_GT(few.slots, 0);
-  EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 4));
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 5000)), 0u) << "rows are walked whole";
+  EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 8));
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 64)),
+            static_cast<size_t>(few.slots * 64 * 8 * 4 + 1600 * 64 * 4))
+      << "and x, should it have to be copied";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 64)), 0u) << "terms fit into a launch";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f32, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
 }
 
+TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
+  const CudaProblem p{.dtype = DType::f32, .block = 32, .n = 4096, .inputs = 4096, .outputs = 4096, .blocks = 1600};
+  const cuda::Card a100{.arch = 80, .multiprocessors = 108};
+  EXPECT_EQ(choose_cuda_kernel(p, a100), CudaKernel::tiled);
+  const auto but = [&](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, a100);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128; }), CudaKernel::generic) << "32 tiles for 108 multiprocessors";
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::bf16; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad, o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.inputs = o.outputs = 200000, o.blocks = 100000; }),
+            CudaKernel::generic)
+      << "lists that are much larger than W";
+  EXPECT_EQ(tiled_groups(p), 32);
+  EXPECT_EQ(tiled_places(p).end - tiled_places(p).weights, 32 * 128 * 4 * 4);
+  EXPECT_GE(tiled_runs(p), 1600 / 8);
+}
+
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
-  for (DType dtype : {DType::bf16, DType::f16}) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     size_t before = 0;
     for (int64_t n = 1; n <= 1000; ++n) {
       const CudaProblem p = cuda_problem(Pass::fprop, view, dtype, n);
@@ -64,7 +94,7 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
       for (bool gated : {false, true}) {
         const int64_t tokens = plan_few(p, gated, {.arch = 90, .multiprocessors = 132}).tokens;
         EXPECT_GE(tokens, n);
-        EXPECT_GE(w.packed_bytes, 1600 * tokens * 2);
+        EXPECT_GE(w.packed_bytes, dtype == DType::f32 ? 1600 * n * 4 : 1600 * tokens * 2);
       }
     }
   }
@@ -85,7 +115,8 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f64; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
@@ -111,7 +142,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);

@@ -100,9 +100,19 @@ constexpr std::string_view kAwkward[] = {
     "linear:wgrad f16 n=20 b=32 random(6,6,0.4) seed=66 values=int dgates",
 };
 
+// The line with other types in place of bf16 and f16.
+std::string with_types(std::string line, std::string_view one, std::string_view other) {
+  const auto replace = [&line](std::string_view what, std::string_view by) {
+    if (const size_t at = line.find(what); at != std::string::npos) line.replace(at, what.size(), by);
+  };
+  replace(" bf16 ", concat(" ", one, " "));
+  replace(" f16 ", concat(" ", other, " "));
+  return line;
+}
+
 // What the CUDA kernel for few tokens takes: every block size with every edge of its numbers of tokens, both passes, in
 // turn with whatever else a call may have.
-std::vector<std::string> few_tokens() {
+std::vector<std::string> few_tokens(std::string_view one, std::string_view other) {
   constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64};
   struct Shape {
     int b, rows, columns;
@@ -129,7 +139,7 @@ std::vector<std::string> few_tokens() {
         const std::string ragged =
             concat("out=", shape.rows * shape.b - cut, " in=", shape.columns * shape.b - (shape.b > 64 ? 70 : cut));
         if (const size_t at = more.find("ragged"); at != std::string::npos) more.replace(at, 6, ragged);
-        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 2 % 2 == 0 ? "bf16" : "f16", " n=", n,
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 2 % 2 == 0 ? one : other, " n=", n,
                                " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",0.5) seed=", 100 + turn,
                                more));
         ++turn;
@@ -153,13 +163,13 @@ std::vector<std::string> few_tokens() {
            "linear:fprop bf16 n=7 b=32 dense(64,150) seed=11 in=4799",
            "linear:dgrad f16 n=3 b=64 dense(80,64) seed=12 gates",
        }) {
-    lines.emplace_back(line);
+    lines.push_back(with_types(line, one, other));
   }
   return lines;
 }
 
 // What the CUDA kernel for many tokens takes, and beside it what it does not.
-std::vector<std::string> many_tokens() {
+std::vector<std::string> many_tokens(std::string_view one, std::string_view other) {
   struct Shape {
     int b, rows, columns;
     std::string_view density;
@@ -193,7 +203,7 @@ std::vector<std::string> many_tokens() {
         replace("out=ragged", concat("out=", shape.rows * shape.b - 5));
         replace("in=ragged", concat("in=", shape.columns * shape.b - 5));
         replace("ragged", concat(out, " ", in));
-        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 4 % 2 == 0 ? "bf16" : "f16", " n=", n,
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 4 % 2 == 0 ? one : other, " n=", n,
                                " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",", shape.density,
                                ") seed=", 300 + turn, more));
         ++turn;
@@ -214,7 +224,7 @@ std::vector<std::string> many_tokens() {
       if (const size_t at = more.find("ragged"); at != std::string::npos) {
         more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 3));
       }
-      lines.push_back(concat("linear:wgrad ", turn / 3 % 2 == 0 ? "bf16" : "f16", " n=", n, " b=", shape.b, " random(",
+      lines.push_back(concat("linear:wgrad ", turn / 3 % 2 == 0 ? one : other, " n=", n, " b=", shape.b, " random(",
                              shape.rows, ",", shape.columns, ",", shape.density, ") seed=", 500 + turn, more));
     }
   }
@@ -240,7 +250,7 @@ std::vector<std::string> many_tokens() {
            "linear:dgrad bf16 n=1000 b=8 dense(80,80) seed=6",
            "linear:fprop bf16 n=512 b=32 dense(20,150) seed=7",
        }) {
-    lines.emplace_back(line);
+    lines.push_back(with_types(line, one, other));
   }
   return lines;
 }
@@ -291,8 +301,10 @@ TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
-INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens()));
-INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens()));
+INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(FewTokensF32, LinearSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
+INSTANTIATE_TEST_SUITE_P(ManyTokensF32, LinearSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));
 
 }  // namespace
 }  // namespace blocksparse::linear

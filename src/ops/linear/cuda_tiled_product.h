@@ -1,0 +1,444 @@
+// y = f(x W^T + bias + residual) in f32 for many tokens, and dgrad likewise: see cuda_tiled.h.
+// Who does what
+//   grid      a tile of 128 tokens x 128 outputs for each thread block: 128 / b rows of blocks share their x
+//   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that are there
+//   compute   4 warps of 32 tokens x 128 outputs; a block that is not there costs a test
+//   finish    sums go through shared memory, so that memory is written in its order whatever that is
+// What a tile walks is listed by a small kernel before: cuda_tiled_tables.cu.
+#pragma once
+
+#include "ops/linear/cuda_tiled.h"
+
+namespace blocksparse::linear {
+namespace {
+
+struct TiledProduct {
+  TiledWalk walk;
+  const float *x, *w;
+  int64_t x_token;  // elements from token to token
+  int32_t n, inputs, outputs, input_blocks, block;
+  int32_t groups;  // of outputs
+  bool vectors;    // y is stored 4 outputs at a time
+  Finish finish;
+};
+
+// Config. Inner: the block, or 32 of a larger one.
+template <int Inner, bool ByIn, bool Tf32_>
+struct Tiled {
+  static constexpr int inner = Inner, segments = 32 / Inner, cells = kTiledOutputs / Inner;  // of a stage, of each
+  static constexpr bool by_in = ByIn, tf32 = Tf32_;
+  static constexpr int stages = 3;
+  static constexpr int x_bytes = kTiledTokens * 32 * 4, cell_bytes = Inner * Inner * 4;
+  static constexpr int stage_bytes = x_bytes + kTiledOutputs * 32 * 4;
+  static constexpr int words = segments * cells;  // of a stage's notes: the blocks, and behind them the inputs
+  static constexpr int note_bytes = (words + segments + 3) / 4 * 16, notes = 8;
+  static constexpr int shared_bytes = stages * stage_bytes + notes * note_bytes;
+  static constexpr int pitch = kTiledOutputs + 4;
+  static_assert(kTiledTokens * pitch * 4 <= stages * stage_bytes, "sums take the place of the stages");
+};
+
+// ---- Load -----------------------------------------------------------------------------------------------------------
+
+template <class K>
+struct TiledItem {
+  const int32_t *list, *weights;
+  int32_t steps, entries, rows;  // rows: of blocks, of a tile
+  int32_t token, output;         // the first
+  int parts;                     // stages of a block of 64 or 128
+
+  __device__ TiledItem(const TiledProduct& p) {
+    const int group = static_cast<int>(blockIdx.x) % p.groups;
+    rows = kTiledOutputs / p.block;
+    entries = p.walk.counts[group];
+    list = p.walk.inputs + int64_t{group} * p.input_blocks;
+    weights = p.walk.weights + int64_t{group} * p.input_blocks * rows;
+    parts = p.block / K::inner;
+    steps = K::segments == 1 ? entries * parts : (entries + K::segments - 1) / K::segments;
+    token = static_cast<int32_t>(blockIdx.x) / p.groups * kTiledTokens;
+    output = group * kTiledOutputs;
+  }
+};
+
+// The notes of a step: which block each cell is, or -1; and which inputs.
+template <class K>
+__device__ inline void load_notes(const TiledItem<K>& item, int step, uint32_t note) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= K::words + K::segments) return;
+  if constexpr (K::segments == 1) {
+    const int entry = step / item.parts;
+    const int32_t* from =
+        i < K::words ? item.weights + int64_t{entry} * item.rows + i * item.rows / K::words : item.list + entry;
+    ptx::cp_async_4(note + 4 * i, from, 4);
+  } else {
+    const int entry = step * K::segments + (i < K::words ? i / K::cells : i - K::words);
+    const bool there = entry < item.entries;
+    const int32_t* from = i < K::words ? item.weights + int64_t{entry} * K::cells + i % K::cells : item.list + entry;
+    ptx::cp_async_4(note + 4 * i, there ? from : item.list, there ? 4 : 0);
+  }
+}
+
+// cp.async fills with 0 what is not there, so a segment behind the last is told by its entry.
+template <class K>
+__device__ inline bool segment_there(const TiledItem<K>& item, int step, int segment) {
+  return K::segments == 1 || step * K::segments + segment < item.entries;
+}
+
+__device__ inline int note_word(uint32_t note, int i) { return __float_as_int(ptx::ld_shared_4(note + 4 * i)); }
+
+template <class K>
+__device__ inline void load_tiled_x(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
+                                    uint32_t stage) {
+  constexpr int kVectors = K::inner / 4, kRows = kTiledThreads / kVectors;  // of a row; at a time
+  const int row = static_cast<int>(threadIdx.x) / kVectors, v = static_cast<int>(threadIdx.x) % kVectors;
+  const int part = K::segments == 1 ? step % item.parts : 0;
+#pragma unroll
+  for (int s = 0; s < K::segments; ++s) {
+    if (!segment_there(item, step, s)) continue;
+    const int input = note_word(note, K::words + s) * p.block + part * K::inner + 4 * v;
+    const int bytes = min(max(p.inputs - input, 0), 4) * 4;
+    const float* x = p.x + (bytes > 0 ? input : 0);
+    const uint32_t to = stage + s * (kTiledTokens * K::inner * 4);
+#pragma unroll
+    for (int i = 0; i < kTiledTokens / kRows; ++i) {
+      const int token = row + i * kRows;
+      const float* from = x + int64_t{min(item.token + token, p.n - 1)} * p.x_token;
+      ptx::cp_async_16(to + place_in_rows<K::inner>(token, v), from, bytes);
+    }
+  }
+}
+
+template <class K>
+__device__ inline void load_tiled_w(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
+                                    uint32_t stage) {
+  constexpr int kVectors = K::inner / 4, kOfCell = K::inner * kVectors;
+  const int part = K::segments == 1 ? step % item.parts : 0;
+#pragma unroll
+  for (int i = 0; i < K::words * kOfCell / kTiledThreads; ++i) {
+    const int e = static_cast<int>(threadIdx.x) + i * kTiledThreads, cell = e / kOfCell, inside = e % kOfCell;
+    const int segment = cell / K::cells, weight = note_word(note, cell);
+    if (!segment_there(item, step, segment) || weight < 0) continue;
+    const int row = inside / kVectors, v = inside % kVectors;
+    // Of a block of 64 or 128, the cell is 32 of its outputs, and the part 32 of its inputs.
+    const int across = K::segments == 1 ? cell % item.parts * K::inner : 0, along = part * K::inner;
+    const int block_row = K::by_in ? along + row : across + row, column = (K::by_in ? across : along) + 4 * v;
+    const int input = note_word(note, K::words + segment) * p.block + (K::by_in ? block_row : column);
+    const int left = min(max(p.inputs - input, 0), 4);
+    const int bytes = K::by_in ? (left > 0 ? 16 : 0) : left * 4;
+    const float* from = p.w + (int64_t{weight} * p.block + block_row) * p.block + column;
+    int place = 0;
+    if constexpr (!K::by_in) place = place_in_rows<K::inner>(row, v);
+    else if constexpr (K::inner == 8) place = place_in_small_columns(row, v);
+    else place = place_in_columns<K::inner>(row, v);
+    ptx::cp_async_16(stage + K::x_bytes + cell * K::cell_bytes + place, from, bytes);
+  }
+}
+
+// Which cells are there: bit c of word c / 32.
+template <class K>
+struct Cells {
+  static constexpr int kWords = (K::words + 31) / 32;
+  uint32_t bits[kWords];
+
+  __device__ Cells(const TiledItem<K>& item, int step, uint32_t note) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int cell = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      const bool mine = cell < K::words && segment_there(item, step, cell / K::cells) && note_word(note, cell) >= 0;
+      bits[i] = __ballot_sync(~0u, mine);
+    }
+  }
+  __device__ bool has(int cell) const { return (bits[cell / 32] >> cell % 32 & 1) != 0; }
+  __device__ bool any(int segment) const {
+    if constexpr (K::cells == 16) return (bits[segment / 2] >> segment % 2 * 16 & 0xffff) != 0;
+    else if constexpr (K::cells == 8) return (bits[0] >> segment * 8 & 0xff) != 0;
+    else return true;
+  }
+};
+
+// ---- Compute --------------------------------------------------------------------------------------------------------
+
+template <class K>
+class TiledTf32Sums {
+ public:
+  __device__ void add(const Cells<K>& cells, uint32_t stage) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const int first = static_cast<int>(threadIdx.x) / 32 * 32;  // token of the warp
+#pragma unroll
+    for (int s = 0; s < K::segments; ++s) {
+      if (!cells.any(s)) continue;
+      const uint32_t x = stage + (s * kTiledTokens + first) * (K::inner * 4);
+#pragma unroll
+      for (int half = 0; half < (K::inner == 32 ? 2 : 1); ++half) {
+        uint32_t a[2][kSteps][4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {  // rows g + 8 r
+          float f[2 * kSteps];
+          if constexpr (K::inner == 8) read(f, x + (g + 8 * r) * 32 + 8 * t);
+          else read(f, x + place_in_rows<K::inner>(g, 4 * half + t, 8 * r));
+#pragma unroll
+          for (int i = 0; i < 2 * kSteps; ++i) a[r / 2][i / 2][r % 2 + i % 2 * 2] = rounded_to_tf32(f[i]);
+        }
+#pragma unroll
+        for (int c = 0; c < K::cells; ++c) {
+          if (!cells.has(s * K::cells + c)) continue;
+          add_cell(c, a, stage + K::x_bytes + (s * K::cells + c) * K::cell_bytes, half);
+        }
+      }
+    }
+  }
+
+  template <class Body>
+  __device__ void for_each(Body body) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const int token = static_cast<int>(threadIdx.x) / 32 * 32 + g;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int column = 2 * t + c % 2, cell = j / kTiles, in_cell = j % kTiles;
+          const int output = K::by_in ? kTiles * column + in_cell : 8 * in_cell + column;
+          body(token + 16 * m + c / 2 * 8, cell * K::inner + output, sum_[m][j][c]);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSteps = K::inner == 8 ? 1 : 2;  // of 8 inputs
+  static constexpr int kTiles = K::inner / 8;           // of 8 outputs, of a cell
+
+  __device__ void add_cell(int c, const uint32_t (&a)[2][kSteps][4], uint32_t w, int half) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    uint32_t b[kTiles][kSteps][2];
+    if constexpr (!K::by_in) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        float f[2 * kSteps];
+        if constexpr (K::inner == 8) read(f, w + g * 32 + 8 * t);
+        else read(f, w + place_in_rows<K::inner>(g, 4 * half + t, 8 * j));
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) b[j][i / 2][i % 2] = rounded_to_tf32(f[i]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 2 * kSteps; ++k) {
+        float f[kTiles];
+        if constexpr (K::inner == 8) f[0] = ptx::ld_shared_4(w + (4 * k + t) * 32 + 4 * g);
+        else read_column<K::inner>(f, w + half * (16 * K::inner * 4), k);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) b[j][k / 2][k % 2] = rounded_to_tf32(f[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) ptx::mma_m16n8k8_tf32(sum_[m][c * kTiles + j], a[m][s], b[j][s][0], b[j][s][1]);
+      }
+    }
+  }
+
+  float sum_[2][16][4] = {};
+};
+
+// A lane has 8 tokens and an eighth of the outputs of every cell. Its bits are such that half-warps read pairs of equal
+// addresses, which shared memory serves at once.
+template <class K>
+class TiledF32Sums {
+ public:
+  __device__ TiledF32Sums() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    first_ = static_cast<int>(threadIdx.x) / 32 * 32;
+    token_ = (lane & 1) + (lane >> 1 & 2);
+    output_ = (lane >> 1 & 1) + (lane >> 2 & 6);
+  }
+
+  __device__ void add(const Cells<K>& cells, uint32_t stage) {
+#pragma unroll
+    for (int s = 0; s < K::segments; ++s) {
+      if (!cells.any(s)) continue;
+      const uint32_t x = stage + (s * kTiledTokens + first_) * (K::inner * 4);
+#pragma unroll 1
+      for (int v = 0; v < K::inner / 4; ++v) {
+        float a[8][4];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) read_4(a[i], x + place_in_rows<K::inner>(token_, v, 4 * i));
+#pragma unroll
+        for (int c = 0; c < K::cells; ++c) {
+          if (cells.has(s * K::cells + c)) {
+            add_cell(c, a, stage + K::x_bytes + (s * K::cells + c) * K::cell_bytes, v);
+          }
+        }
+      }
+    }
+  }
+
+  template <class Body>
+  __device__ void for_each(Body body) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int cell = j / kMine, in_cell = K::by_in ? kMine * output_ + j % kMine : output_ + j % kMine * 8;
+        body(first_ + token_ + 4 * i, cell * K::inner + in_cell, sum_[i][j]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kMine = K::inner / 8;  // outputs of a cell
+
+  __device__ void add_cell(int c, const float (&a)[8][4], uint32_t w, int v) {
+    float b[4][kMine];
+    if constexpr (!K::by_in) {
+#pragma unroll
+      for (int j = 0; j < kMine; ++j) {
+        float f[4];
+        read_4(f, w + place_in_rows<K::inner>(output_, v, 8 * j));
+#pragma unroll
+        for (int k = 0; k < 4; ++k) b[k][j] = f[k];
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int input = 4 * v + k, vector = output_ * kMine / 4;
+        const int place =
+            K::inner == 8 ? place_in_small_columns(input, vector) : place_in_columns<K::inner>(input, vector);
+        read(b[k], w + place + output_ * kMine % 4 * 4);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < kMine; ++j) sum_[i][c * kMine + j] = fmaf(a[i][k], b[k][j], sum_[i][c * kMine + j]);
+      }
+    }
+  }
+
+  int first_, token_, output_;  // the first token of the warp, and where this lane begins
+  float sum_[8][16] = {};
+};
+
+// ---- Finish ---------------------------------------------------------------------------------------------------------
+
+template <class K>
+__device__ inline void finish_tiled(const TiledProduct& p, const TiledItem<K>& item, const float* staged) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (p.vectors) {
+#pragma unroll 4
+    for (int i = thread; i < kTiledTokens * kTiledOutputs / 4; i += kTiledThreads) {
+      const int token = item.token + i / (kTiledOutputs / 4), column = i % (kTiledOutputs / 4) * 4;
+      const int output = item.output + column;
+      if (token >= p.n || output >= p.outputs) continue;
+      const float4 sum = *reinterpret_cast<const float4*>(staged + i / (kTiledOutputs / 4) * K::pitch + column);
+      if (output + 4 <= p.outputs) {
+        const float4 y = {p.finish.value<float>(token, output, sum.x), p.finish.value<float>(token, output + 1, sum.y),
+                          p.finish.value<float>(token, output + 2, sum.z),
+                          p.finish.value<float>(token, output + 3, sum.w)};
+        *reinterpret_cast<float4*>(p.finish.at<float>(token, output)) = y;
+      } else {
+        const float rest[3] = {sum.x, sum.y, sum.z};
+        for (int k = 0; k < p.outputs - output; ++k) p.finish.store<float>(token, output + k, rest[k]);
+      }
+    }
+    return;
+  }
+  const bool by_output = p.finish.y.features_contiguous();
+  for (int i = thread; i < kTiledTokens * kTiledOutputs; i += kTiledThreads) {
+    const int row = by_output ? i / kTiledOutputs : i % kTiledTokens;
+    const int column = by_output ? i % kTiledOutputs : i / kTiledTokens;
+    const int token = item.token + row, output = item.output + column;
+    if (token < p.n && output < p.outputs) p.finish.store<float>(token, output, staged[row * K::pitch + column]);
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(kTiledThreads, 2) tiled_product(const __grid_constant__ TiledProduct p) {
+  extern __shared__ float4 shared[];
+  const uint32_t stages = ptx::shared_address(shared), notes = stages + K::stages * K::stage_bytes;
+  const TiledItem<K> item(p);
+  std::conditional_t<K::tf32, TiledTf32Sums<K>, TiledF32Sums<K>> sums;
+  const auto note_of = [&](int step) { return notes + step % K::notes * K::note_bytes; };
+  constexpr int kAhead = K::stages - 1;
+  for (int step = 0; step < min(2 * kAhead, item.steps); ++step) load_notes<K>(item, step, note_of(step));
+  ptx::cp_async_commit();
+  wait_for_stage<0>();
+  // Step i + kAhead is copied while step i is computed; its notes came kAhead steps before.
+#pragma unroll 1
+  for (int i = -kAhead; i < item.steps; ++i) {
+    if (i >= 0) wait_for_stage<K::stages - 2>();
+    const int ahead = i + kAhead;
+    if (ahead < item.steps) {
+      const uint32_t stage = stages + ahead % K::stages * K::stage_bytes, note = note_of(ahead);
+      load_tiled_x<K>(p, item, ahead, note, stage);
+      load_tiled_w<K>(p, item, ahead, note, stage);
+      if (i >= 0 && ahead + kAhead < item.steps) load_notes<K>(item, ahead + kAhead, note_of(ahead + kAhead));
+    }
+    ptx::cp_async_commit();
+    if (i >= 0) sums.add(Cells<K>(item, i, note_of(i)), stages + i % K::stages * K::stage_bytes);
+  }
+  wait_for_stage<0>();
+  auto* staged = reinterpret_cast<float*>(shared);
+  sums.for_each([&](int token, int output, float sum) { staged[token * K::pitch + output] = sum; });
+  __syncthreads();
+  finish_tiled<K>(p, item, staged);
+}
+
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+template <bool Tf32, class Body>
+Status with_tiled_kernel(int32_t block, bool by_in, Body body) {
+  const auto with_inner = [&]<int Inner>() {
+    return by_in ? body.template operator()<Tiled<Inner, true, Tf32>>()
+                 : body.template operator()<Tiled<Inner, false, Tf32>>();
+  };
+  switch (block) {
+    case 8: return with_inner.template operator()<8>();
+    case 16: return with_inner.template operator()<16>();
+    default: return with_inner.template operator()<32>();
+  }
+}
+
+template <bool Tf32>
+Status launch_tiled_product(const Product& p, const CudaCall& call) {
+  const DeviceMatrix y = matrix_of<float>(p.y);
+  const TiledProduct args{.walk = tiled_walk(call.problem, call.workspace.data),
+                          .x = static_cast<const float*>(p.x.data),
+                          .w = static_cast<const float*>(p.w),
+                          .x_token = p.x.token_stride,
+                          .n = static_cast<int32_t>(p.x.n),
+                          .inputs = static_cast<int32_t>(p.x.features),
+                          .outputs = static_cast<int32_t>(p.y.features),
+                          .input_blocks = static_cast<int32_t>(call.problem.input_blocks()),
+                          .block = p.layout.block_size,
+                          .groups = static_cast<int32_t>(tiled_groups(call.problem)),
+                          .vectors = y.aligned && !p.y.features_first(),
+                          .finish = {y, matrix_of<float>(p.residual), p.bias, p.activation}};
+  BS_RETURN_IF_ERROR(make_tiled_walk(p, call));
+  return with_tiled_kernel<Tf32>(p.layout.block_size, p.by_in, [&]<class K>() {
+    return cuda::launch({.blocks = (p.x.n + kTiledTokens - 1) / kTiledTokens * args.groups,
+                         .threads = kTiledThreads,
+                         .shared_bytes = K::shared_bytes,
+                         .stream = stream_of(call)},
+                        tiled_product<K>, args);
+  });
+}
+
+template <bool Tf32>
+Status prepare_tiled_product() {
+  for (int32_t block : {8, 16, 32}) {
+    for (bool by_in : {false, true}) {
+      BS_RETURN_IF_ERROR(with_tiled_kernel<Tf32>(
+          block, by_in, [&]<class K>() { return cuda::prepare(tiled_product<K>, K::shared_bytes); }));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
