@@ -113,7 +113,9 @@ __device__ inline void finish_few_f32(const FewF32Product& p, const Piece& piece
     const int in_block = strip * K::outputs + output_of(e);
     const int64_t output = int64_t{piece.to} * p.block + in_block;
     if (slice) p.partial[(int64_t{piece.slot} * p.n + token) * p.block + in_block] = sums[i];
-    else if (output < p.outputs) p.finish.store<float>(token, output, sums[i]);
+    else if (output >= p.outputs) continue;
+    else if (p.plain) *p.finish.at<float>(token, output) = sums[i];
+    else p.finish.store<float>(token, output, sums[i]);
   }
 }
 
@@ -262,6 +264,7 @@ Status launch_few_f32(const Product& p, const CudaCall& call) {
                      .block = block,
                      .warps = plan.warps,
                      .outputs = p.y.features,
+                     .plain = is_plain(p),
                      .finish = {matrix_of<float>(p.y), matrix_of<float>(p.residual), p.bias, p.activation},
                      .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_few_f32_x(p, call, overlap, args));
@@ -286,7 +289,7 @@ Status prepare_few_f32() {
     for (int32_t tokens : {8, 32, 64}) {
       for (bool by_in : {false, true}) {
         BS_RETURN_IF_ERROR(with_few_f32_kernel<Tf32>(block, tokens, by_in, [&]<class K>() {
-          return cuda::prepare(few_f32_product<K>, K::most_warps * K::ring_bytes);
+          return cuda::prepare_for_many(few_f32_product<K>, K::most_warps * K::ring_bytes);
         }));
       }
     }

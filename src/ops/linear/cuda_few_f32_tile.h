@@ -24,6 +24,7 @@ struct FewF32Product {
   int32_t n, inputs;  // there are
   int32_t block, warps;
   int64_t outputs;
+  bool plain;  // sums are stored as they are: no bias, residual or activation
   Finish finish;
   float* partial;  // [slots][n][block]; null: no row is split
 };

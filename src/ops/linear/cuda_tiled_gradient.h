@@ -317,8 +317,8 @@ Status launch_tiled_gradient(const WeightGradient& g, const CudaCall& call) {
 template <bool Tf32>
 Status prepare_tiled_gradient() {
   for (int32_t block : {8, 16, 32, 64, 128}) {
-    BS_RETURN_IF_ERROR(
-        with_tiled_grad<Tf32>(block, [&]<class K>() { return cuda::prepare(tiled_gradient<K>, K::shared_bytes); }));
+    BS_RETURN_IF_ERROR(with_tiled_grad<Tf32>(
+        block, [&]<class K>() { return cuda::prepare_for_many(tiled_gradient<K>, K::shared_bytes); }));
   }
   return {};
 }

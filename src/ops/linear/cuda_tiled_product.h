@@ -19,6 +19,7 @@ struct TiledProduct {
   int32_t n, inputs, outputs, input_blocks, block;
   int32_t groups;  // of outputs
   bool vectors;    // y is stored 4 outputs at a time
+  bool plain;      // and as it is: no bias, residual or activation
   Finish finish;
 };
 
@@ -336,7 +337,9 @@ __device__ inline void finish_tiled(const TiledProduct& p, const TiledItem<K>& i
       const int output = item.output + column;
       if (token >= p.n || output >= p.outputs) continue;
       const float4 sum = *reinterpret_cast<const float4*>(staged + i / (kTiledOutputs / 4) * K::pitch + column);
-      if (output + 4 <= p.outputs) {
+      if (p.plain && output + 4 <= p.outputs) {
+        *reinterpret_cast<float4*>(p.finish.at<float>(token, output)) = sum;
+      } else if (output + 4 <= p.outputs) {
         const float4 y = {p.finish.value<float>(token, output, sum.x), p.finish.value<float>(token, output + 1, sum.y),
                           p.finish.value<float>(token, output + 2, sum.z),
                           p.finish.value<float>(token, output + 3, sum.w)};
@@ -418,6 +421,7 @@ Status launch_tiled_product(const Product& p, const CudaCall& call) {
                           .block = p.layout.block_size,
                           .groups = static_cast<int32_t>(tiled_groups(call.problem)),
                           .vectors = y.aligned && !p.y.features_first(),
+                          .plain = is_plain(p),
                           .finish = {y, matrix_of<float>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(make_tiled_walk(p, call));
   return with_tiled_kernel<Tf32>(p.layout.block_size, p.by_in, [&]<class K>() {
@@ -434,7 +438,7 @@ Status prepare_tiled_product() {
   for (int32_t block : {8, 16, 32}) {
     for (bool by_in : {false, true}) {
       BS_RETURN_IF_ERROR(with_tiled_kernel<Tf32>(
-          block, by_in, [&]<class K>() { return cuda::prepare(tiled_product<K>, K::shared_bytes); }));
+          block, by_in, [&]<class K>() { return cuda::prepare_for_many(tiled_product<K>, K::shared_bytes); }));
     }
   }
   return {};

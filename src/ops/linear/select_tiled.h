@@ -1,5 +1,5 @@
-// What the CUDA kernel `tiled` takes (f32, more than 64 tokens), and what it lays down in the workspace. Pure
-// functions, as in select_cuda.h.
+// What the CUDA kernel `tiled` takes (f32: more than 64 tokens, wgrad any), and what it lays down in the workspace.
+// Pure functions, as in select_cuda.h.
 #pragma once
 
 #include "ops/linear/select_cuda.h"
