@@ -30,10 +30,10 @@ struct FewF32 {
   using Copy = FewF32Copy<Tile, ByIn>;
   using Sums = std::conditional_t<Tf32, FewTf32Sums<Tile, ByIn>, FewF32Sums<Tile, ByIn>>;
   static constexpr int outputs = Outputs, tokens = Tokens;
-  static constexpr int stages = Tile::kBytes <= 3200 ? 4 : 3;  // 16 warps of an SM fill its shared memory
+  static constexpr int stages = Tile::kBytes <= 4200 ? 4 : 3;  // 12 to 16 warps fill the shared memory of an SM
   static constexpr int ring_bytes = stages * Tile::kBytes;
   static constexpr int most_warps = Outputs == 8 ? 2 : Outputs == 16 ? 4 : 8;
-  static constexpr int pitch = Outputs + 1;  // of the sums in shared memory
+  static constexpr int pitch = Outputs + 4;  // of the sums in shared memory
   static_assert(Tokens * pitch * static_cast<int>(sizeof(float)) <= ring_bytes, "sums take the place of the ring");
 };
 
@@ -264,7 +264,7 @@ Status launch_few_f32(const Product& p, const CudaCall& call) {
                      .block = block,
                      .warps = plan.warps,
                      .outputs = p.y.features,
-                     .plain = is_plain(p),
+                     .plain = without_epilogue(p),
                      .finish = {matrix_of<float>(p.y), matrix_of<float>(p.residual), p.bias, p.activation},
                      .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_few_f32_x(p, call, overlap, args));

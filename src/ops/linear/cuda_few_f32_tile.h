@@ -131,17 +131,18 @@ class FewTf32Sums {
       add_small(stage, gate);
     } else {
       if (gate == 0) return;
-      uint32_t w[kOutputs / 16][2][4];
+      uint32_t w[kOutputs / 16][2][4], x[kTokens / 8][4];
       load_w(w, stage + Tile::kW, gate);
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) {
-        uint32_t x[4];
-        load_rounded(x, stage + Tile::rows_place(lane / 4, t) + j * 512, 1);
+      for (int j = 0; j < kTokens / 8; ++j) load_rounded(x[j], stage + Tile::rows_place(lane / 4, t) + j * 512, 1);
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
 #pragma unroll
         for (int m = 0; m < kOutputs / 16; ++m) {
 #pragma unroll
-          for (int s = 0; s < 2; ++s)
-            ptx::mma_m16n8k8_tf32(sum_[m * (kTokens / 8) + j], w[m][s], x[2 * s], x[2 * s + 1]);
+          for (int j = 0; j < kTokens / 8; ++j) {
+            ptx::mma_m16n8k8_tf32(sum_[m * (kTokens / 8) + j], w[m][s], x[j][2 * s], x[j][2 * s + 1]);
+          }
         }
       }
     }

@@ -29,7 +29,7 @@ inline bool in_pairs(const Activations& y) {
 }
 
 // Whether sums are stored as they are.
-inline bool is_plain(const Product& p) {
+inline bool without_epilogue(const Product& p) {
   return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none;
 }
 

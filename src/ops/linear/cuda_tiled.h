@@ -36,8 +36,8 @@ __device__ inline int place_in_rows(int row, int v, int step = 0) {
 }
 
 template <int Width>
-__device__ inline int place_in_columns(int k, int v) {
-  const int t = k >> 2 & 3;
+__device__ inline int place_in_columns(int first, int v, int step = 0) {
+  const int t = (first >> 2 & 3) ^ (step >> 2 & 3), k = first + step;
   if constexpr (Width >= 32) return k * Width * 4 + ((v ^ (t << 1)) * 16);
   else if constexpr (Width == 16) return ((k & ~15) + 4 * (k & 3) + t) * 64 + ((v ^ (t & 2)) * 16);
   else return ((k & ~15) + 4 * (k & 3) + t) * 32 + v * 16;

@@ -49,33 +49,37 @@ class TiledGradCopy {
     if (block < run.last) {
       const int input = g.refs[block].from * K::block + column % K::block;
       x_bytes_ = min(max(g.inputs - input, 0), 4) * 4;
-      x_ = g.x + (x_bytes_ > 0 ? input : 0);
+      x_ = g.x + x_row_ * g.x_token + (x_bytes_ > 0 ? input : 0);
     }
     const int output = run.row * K::block + thread % kDy * 4;
     dy_row_ = thread / kDy;
     dy_bytes_ = min(max(g.outputs - output, 0), 4) * 4;
-    dy_ = g.dy + (dy_bytes_ > 0 ? output : 0);
+    dy_ = g.dy + dy_row_ * g.dy_token + (dy_bytes_ > 0 ? output : 0);
   }
 
-  __device__ void operator()(int first, uint32_t stage) const {
+  // Tokens from `first` on, which goes up by K::depth a call.
+  __device__ void operator()(int first, uint32_t stage) {
     const int thread = static_cast<int>(threadIdx.x);
+    const bool whole = first + K::depth <= g_.n;
     if (x_ != nullptr) {
+      const float* from = x_;
 #pragma unroll
-      for (int i = 0; i < K::depth / kXStep; ++i) {
-        const int k = x_row_ + i * kXStep, token = first + k;
-        const bool there = token < g_.n;
-        ptx::cp_async_16(stage + place_in_columns<K::inputs>(k, thread % kX), x_ + (there ? token * g_.x_token : 0),
+      for (int i = 0; i < K::depth / kXStep; ++i, from += kXStep * g_.x_token) {
+        const bool there = whole || first + x_row_ + i * kXStep < g_.n;
+        ptx::cp_async_16(stage + place_in_columns<K::inputs>(x_row_, thread % kX, i * kXStep), there ? from : g_.x,
                          there ? x_bytes_ : 0);
       }
+      x_ += K::depth * g_.x_token;
     }
+    const float* from = dy_;
 #pragma unroll
-    for (int i = 0; i < (K::depth + kDyStep - 1) / kDyStep; ++i) {
-      const int k = dy_row_ + i * kDyStep, token = first + k;
-      if (kDyStep > K::depth && k >= K::depth) break;
-      const bool there = token < g_.n;
-      ptx::cp_async_16(stage + K::x_bytes + place_in_columns<K::block>(k, thread % kDy),
-                       dy_ + (there ? token * g_.dy_token : 0), there ? dy_bytes_ : 0);
+    for (int i = 0; i < (K::depth + kDyStep - 1) / kDyStep; ++i, from += kDyStep * g_.dy_token) {
+      if (kDyStep > K::depth && dy_row_ >= K::depth) break;
+      const bool there = whole || first + dy_row_ + i * kDyStep < g_.n;
+      ptx::cp_async_16(stage + K::x_bytes + place_in_columns<K::block>(dy_row_, thread % kDy, i * kDyStep),
+                       there ? from : g_.dy, there ? dy_bytes_ : 0);
     }
+    dy_ += K::depth * g_.dy_token;
   }
 
  private:
@@ -255,7 +259,7 @@ __global__ void __launch_bounds__(kTiledThreads, 2) tiled_gradient(const __grid_
   if (static_cast<int>(blockIdx.x) >= *g.run_count) return;
   const TiledRun run = g.runs[blockIdx.x];
   const uint32_t stages = ptx::shared_address(shared);
-  const TiledGradCopy<K> copy(g, run);
+  TiledGradCopy<K> copy(g, run);
   std::conditional_t<K::tf32, TiledTf32Grads<K>, TiledF32Grads<K>> sums;
   const int steps = (g.n + K::depth - 1) / K::depth;
   const bool mine = static_cast<int>(threadIdx.x) / 32 * K::warp_inputs < (run.last - run.first) * K::block;

@@ -43,32 +43,40 @@ struct Tiled {
 template <class K>
 struct TiledItem {
   const int32_t *list, *weights;
-  int32_t steps, entries, rows;  // rows: of blocks, of a tile
-  int32_t token, output;         // the first
-  int parts;                     // stages of a block of 64 or 128
+  int32_t entries, steps, whole_steps;  // of which the inputs are all there
+  int32_t token, output;                // the first
+  bool whole_tokens;
+  int rows_shift, parts_shift;  // of rows of blocks in a tile, and of stages in a block of 64 or 128
 
   __device__ TiledItem(const TiledProduct& p) {
     const int group = static_cast<int>(blockIdx.x) % p.groups;
-    rows = kTiledOutputs / p.block;
+    const int block_shift = 31 - __clz(p.block);
+    rows_shift = 7 - block_shift;
+    parts_shift = K::segments == 1 ? block_shift - 5 : 0;
     entries = p.walk.counts[group];
     list = p.walk.inputs + int64_t{group} * p.input_blocks;
-    weights = p.walk.weights + int64_t{group} * p.input_blocks * rows;
-    parts = p.block / K::inner;
-    steps = K::segments == 1 ? entries * parts : (entries + K::segments - 1) / K::segments;
+    weights = p.walk.weights + (int64_t{group} * p.input_blocks << rows_shift);
+    steps = K::segments == 1 ? entries << parts_shift : (entries + K::segments - 1) / K::segments;
+    whole_steps = steps;
+    if (p.inputs % p.block != 0 && entries > 0 && list[entries - 1] == p.input_blocks - 1) {
+      whole_steps = K::segments == 1 ? steps - (1 << parts_shift) : steps - 1;
+    }
     token = static_cast<int32_t>(blockIdx.x) / p.groups * kTiledTokens;
+    whole_tokens = token + kTiledTokens <= p.n;
     output = group * kTiledOutputs;
   }
+  __device__ int part(int step) const { return step & ((1 << parts_shift) - 1); }
 };
 
-// The notes of a step: which block each cell is, or -1; and which inputs.
+// The notes of a step: 1 + the block that each cell is, or 0; and which inputs.
 template <class K>
 __device__ inline void load_notes(const TiledItem<K>& item, int step, uint32_t note) {
   const int i = static_cast<int>(threadIdx.x);
   if (i >= K::words + K::segments) return;
   if constexpr (K::segments == 1) {
-    const int entry = step / item.parts;
+    const int entry = step >> item.parts_shift;
     const int32_t* from =
-        i < K::words ? item.weights + int64_t{entry} * item.rows + i * item.rows / K::words : item.list + entry;
+        i < K::words ? item.weights + (int64_t{entry} << item.rows_shift) + (i >> item.parts_shift) : item.list + entry;
     ptx::cp_async_4(note + 4 * i, from, 4);
   } else {
     const int entry = step * K::segments + (i < K::words ? i / K::cells : i - K::words);
@@ -78,59 +86,75 @@ __device__ inline void load_notes(const TiledItem<K>& item, int step, uint32_t n
   }
 }
 
-// cp.async fills with 0 what is not there, so a segment behind the last is told by its entry.
-template <class K>
-__device__ inline bool segment_there(const TiledItem<K>& item, int step, int segment) {
-  return K::segments == 1 || step * K::segments + segment < item.entries;
-}
-
 __device__ inline int note_word(uint32_t note, int i) { return __float_as_int(ptx::ld_shared_4(note + 4 * i)); }
 
+// Segments behind the last copy block 0, which nobody reads.
 template <class K>
 __device__ inline void load_tiled_x(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
                                     uint32_t stage) {
   constexpr int kVectors = K::inner / 4, kRows = kTiledThreads / kVectors;  // of a row; at a time
   const int row = static_cast<int>(threadIdx.x) / kVectors, v = static_cast<int>(threadIdx.x) % kVectors;
-  const int part = K::segments == 1 ? step % item.parts : 0;
+  const bool whole = item.whole_tokens && step < item.whole_steps;
 #pragma unroll
   for (int s = 0; s < K::segments; ++s) {
-    if (!segment_there(item, step, s)) continue;
-    const int input = note_word(note, K::words + s) * p.block + part * K::inner + 4 * v;
-    const int bytes = min(max(p.inputs - input, 0), 4) * 4;
-    const float* x = p.x + (bytes > 0 ? input : 0);
-    const uint32_t to = stage + s * (kTiledTokens * K::inner * 4);
+    const int input = note_word(note, K::words + s) * p.block + item.part(step) * K::inner + 4 * v;
+    const uint32_t to = stage + s * (kTiledTokens * K::inner * 4) + place_in_rows<K::inner>(row, v);
+    static_assert(kRows % 16 == 0);  // rows so far apart have vectors at the same places
+    if (whole) {
+      const float* from = p.x + (item.token + row) * p.x_token + input;
 #pragma unroll
-    for (int i = 0; i < kTiledTokens / kRows; ++i) {
-      const int token = row + i * kRows;
-      const float* from = x + int64_t{min(item.token + token, p.n - 1)} * p.x_token;
-      ptx::cp_async_16(to + place_in_rows<K::inner>(token, v), from, bytes);
+      for (int i = 0; i < kTiledTokens / kRows; ++i, from += kRows * p.x_token) {
+        ptx::cp_async_16_if(true, to + i * kRows * K::inner * 4, from);
+      }
+    } else {
+      const int bytes = min(max(p.inputs - input, 0), 4) * 4;
+      const float* x = p.x + (bytes > 0 ? input : 0);
+#pragma unroll 1
+      for (int i = 0; i < kTiledTokens / kRows; ++i) {
+        const float* from = x + min(item.token + row + i * kRows, p.n - 1) * p.x_token;
+        ptx::cp_async_16(to + i * kRows * K::inner * 4, from, bytes);
+      }
     }
   }
 }
 
+// A cell is 32 outputs and 32 inputs of a block of 64 or 128, else a block.
 template <class K>
 __device__ inline void load_tiled_w(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
                                     uint32_t stage) {
   constexpr int kVectors = K::inner / 4, kOfCell = K::inner * kVectors;
-  const int part = K::segments == 1 ? step % item.parts : 0;
+  constexpr int kEach = kOfCell > kTiledThreads ? kOfCell / kTiledThreads : 1;   // vectors of a cell for each thread
+  constexpr int kCells = kOfCell > kTiledThreads ? 1 : kTiledThreads / kOfCell;  // at a time
+  const int inside = static_cast<int>(threadIdx.x) % (kTiledThreads / kCells);
+  const int row = inside / kVectors, v = inside % kVectors, along = item.part(step) * K::inner;
+  int place = 0;
+  if constexpr (!K::by_in) place = place_in_rows<K::inner>(row, v);
+  else if constexpr (K::inner == 8) place = place_in_small_columns(row, v);
+  else place = place_in_columns<K::inner>(row, v);
+  const float* base = p.w + (K::by_in ? (along + row) * p.block + 4 * v : row * p.block + along + 4 * v);
+  const bool whole = step < item.whole_steps;
 #pragma unroll
-  for (int i = 0; i < K::words * kOfCell / kTiledThreads; ++i) {
-    const int e = static_cast<int>(threadIdx.x) + i * kTiledThreads, cell = e / kOfCell, inside = e % kOfCell;
-    const int segment = cell / K::cells, weight = note_word(note, cell);
-    if (!segment_there(item, step, segment) || weight < 0) continue;
-    const int row = inside / kVectors, v = inside % kVectors;
-    // Of a block of 64 or 128, the cell is 32 of its outputs, and the part 32 of its inputs.
-    const int across = K::segments == 1 ? cell % item.parts * K::inner : 0, along = part * K::inner;
-    const int block_row = K::by_in ? along + row : across + row, column = (K::by_in ? across : along) + 4 * v;
-    const int input = note_word(note, K::words + segment) * p.block + (K::by_in ? block_row : column);
-    const int left = min(max(p.inputs - input, 0), 4);
-    const int bytes = K::by_in ? (left > 0 ? 16 : 0) : left * 4;
-    const float* from = p.w + (int64_t{weight} * p.block + block_row) * p.block + column;
-    int place = 0;
-    if constexpr (!K::by_in) place = place_in_rows<K::inner>(row, v);
-    else if constexpr (K::inner == 8) place = place_in_small_columns(row, v);
-    else place = place_in_columns<K::inner>(row, v);
-    ptx::cp_async_16(stage + K::x_bytes + cell * K::cell_bytes + place, from, bytes);
+  for (int i = 0; i < K::words / kCells; ++i) {
+    const int cell = i * kCells + static_cast<int>(threadIdx.x) / (kTiledThreads / kCells);
+    const int weight = note_word(note, cell);
+    const int across = K::segments == 1 ? (cell & ((1 << item.parts_shift) - 1)) * K::inner : 0;
+    const float* from = base + int64_t{weight - 1} * (p.block * p.block) + (K::by_in ? across : across * p.block);
+    const uint32_t to = stage + K::x_bytes + cell * K::cell_bytes + place;
+    int bytes = 16;
+    if (!whole) {
+      const int input = note_word(note, K::words + cell / K::cells) * p.block + along + (K::by_in ? row : 4 * v);
+      const int left = min(max(p.inputs - input, 0), 4);
+      bytes = K::by_in ? (left > 0 ? 16 : 0) : left * 4;
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (whole) {
+        ptx::cp_async_16_if(weight > 0, to + k * 16 * K::inner * 4, from + k * 16 * p.block);
+      } else if (weight > 0) {
+        const bool there = !K::by_in || p.inputs > note_word(note, K::words) * p.block + along + row + k * 16;
+        ptx::cp_async_16(to + k * 16 * K::inner * 4, from + k * 16 * p.block, kEach == 1 || there ? bytes : 0);
+      }
+    }
   }
 }
 
@@ -140,11 +164,11 @@ struct Cells {
   static constexpr int kWords = (K::words + 31) / 32;
   uint32_t bits[kWords];
 
-  __device__ Cells(const TiledItem<K>& item, int step, uint32_t note) {
+  __device__ explicit Cells(uint32_t note) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const int cell = static_cast<int>(threadIdx.x) % 32 + 32 * i;
-      const bool mine = cell < K::words && segment_there(item, step, cell / K::cells) && note_word(note, cell) >= 0;
+      const bool mine = cell < K::words && note_word(note, cell) > 0;
       bits[i] = __ballot_sync(~0u, mine);
     }
   }
@@ -383,7 +407,7 @@ __global__ void __launch_bounds__(kTiledThreads, 2) tiled_product(const __grid_c
       if (i >= 0 && ahead + kAhead < item.steps) load_notes<K>(item, ahead + kAhead, note_of(ahead + kAhead));
     }
     ptx::cp_async_commit();
-    if (i >= 0) sums.add(Cells<K>(item, i, note_of(i)), stages + i % K::stages * K::stage_bytes);
+    if (i >= 0) sums.add(Cells<K>(note_of(i)), stages + i % K::stages * K::stage_bytes);
   }
   wait_for_stage<0>();
   auto* staged = reinterpret_cast<float*>(shared);
@@ -421,7 +445,7 @@ Status launch_tiled_product(const Product& p, const CudaCall& call) {
                           .block = p.layout.block_size,
                           .groups = static_cast<int32_t>(tiled_groups(call.problem)),
                           .vectors = y.aligned && !p.y.features_first(),
-                          .plain = is_plain(p),
+                          .plain = without_epilogue(p),
                           .finish = {y, matrix_of<float>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(make_tiled_walk(p, call));
   return with_tiled_kernel<Tf32>(p.layout.block_size, p.by_in, [&]<class K>() {

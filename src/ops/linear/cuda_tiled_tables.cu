@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(kTableThreads) tiled_make_walk(const WalkTask 
   const int thread = static_cast<int>(threadIdx.x), group = static_cast<int>(blockIdx.x);
   int32_t* weights = t.weights + int64_t{group} * t.inputs * Rows;
   int32_t* list = t.list + int64_t{group} * t.inputs;
-  for (int64_t i = thread; i < int64_t{t.inputs} * Rows; i += kTableThreads) weights[i] = -1;
+  for (int64_t i = thread; i < int64_t{t.inputs} * Rows; i += kTableThreads) weights[i] = 0;
   __syncthreads();
   for (int r = thread / 32; r < Rows; r += kWarps) {
     const int row = group * Rows + r;
     if (row >= t.rows) break;
     for (int i = t.starts[row] + thread % 32; i < t.starts[row + 1]; i += 32) {
       const BlockRef ref = t.refs[i];
-      weights[int64_t{ref.from} * Rows + r] = ref.weight;
+      weights[int64_t{ref.from} * Rows + r] = ref.weight + 1;
     }
   }
   __syncthreads();
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kTableThreads) tiled_make_walk(const WalkTask 
     bool any = false;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      mine[r] = input < t.inputs ? weights[int64_t{input} * Rows + r] : -1;
-      any = any || mine[r] >= 0;
+      mine[r] = input < t.inputs ? weights[int64_t{input} * Rows + r] : 0;
+      any = any || mine[r] > 0;
     }
     const int2 place = scan(any ? 1 : 0, shared);  // and all have read before any writes
     if (any) {

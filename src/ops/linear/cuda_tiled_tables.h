@@ -13,7 +13,7 @@ namespace blocksparse::linear {
 struct TiledWalk {
   const int32_t* counts;   // [groups]
   const int32_t* inputs;   // [groups][input blocks]
-  const int32_t* weights;  // [groups][input blocks][rows of a group], -1 where there is no block
+  const int32_t* weights;  // [groups][input blocks][rows of a group]: 1 + the block, 0 where there is none
 };
 
 // wgrad. Blocks beside each other in one row of W.
