@@ -94,7 +94,9 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
   const int64_t strips = p.output_blocks() * std::max(1, p.block / 32) + p.slots;
-  plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
+  // f32's rings of 8 warps take up to 148 KB of shared memory, of which 8.6, 8.9 and 12.0 have 99.
+  const bool large = !f32 || card.arch == 80 || (card.arch >= 90 && card.arch < 120);
+  plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors && large ? 8 : 4;
   // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
   // below; with 32 tokens never less.
   const double density =

@@ -223,6 +223,13 @@ TEST(SelectCuda, FewTokensArePlannedBySizesAndCard) {
   EXPECT_EQ(plan_few(p, false, {.arch = 80, .multiprocessors = 108}).warps, 4);
   p.slots = 5;
   EXPECT_EQ(plan_few(p, false, kH200).warps, 4);
+  p.slots = 0;
+  p.dtype = DType::f32;
+  EXPECT_EQ(plan_few(p, false, kH200).warps, 8);
+  EXPECT_EQ(plan_few(p, false, {.arch = 89, .multiprocessors = 142}).warps, 4) << "less shared memory";
+  p.n = 1;
+  EXPECT_EQ(plan_few(p, true, kH200).tokens, 8);
+  EXPECT_FALSE(plan_few(p, true, kH200).pack);
 
   p = {.dtype = DType::bf16, .block = 32, .n = 64, .inputs = 12288, .outputs = 12288, .blocks = 14745};
   EXPECT_FALSE(plan_few(p, false, kH200).pack) << "density .1";
