@@ -38,6 +38,7 @@ bool tiled_supports(const CudaProblem& p) {
   const int64_t least = p.pass == Pass::wgrad ? 1 : kMostFewTokens + 1;
   return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTiledTokens && p.w_aligned && p.x_in_rows &&
          !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
+         divide_up(p.n, kTiledTokens) * tiled_groups(p) <= kInt &&
          tiled_workspace_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
 }
 
