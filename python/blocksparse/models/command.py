@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse lm train|eval|sample."""
+"""The command line: python -m blocksparse lm train|eval|sample|compress|decompress|features."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 
-from .language import PRESETS, ModelConfig, bits_per_byte, sample
+from .bars import bytes_bar
+from .compression import Header, compress, decompress
+from .files import write_whole
+from .language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, sample
 from .training import TrainConfig, Trainer, load_model, read_text, train
 
 VALID_BYTES = 2_000_000
+SUFFIX = ".bslm"
 
 
 def add_parser(commands: Any) -> None:
@@ -46,6 +50,18 @@ def add_parser(commands: Any) -> None:
             command.add_argument("--length", type=int, default=500)
             command.add_argument("--temperature", type=float, default=1.0)
             command.add_argument("--seed", type=int, default=0)
+    for name, text, default in (
+        ("compress", "make a file smaller", "FILE.bslm"),
+        ("decompress", "make the file again", "FILE without .bslm"),
+    ):
+        command = lm.add_parser(name, help=text)
+        command.add_argument("checkpoint", type=Path)
+        command.add_argument("file", type=Path)
+        command.add_argument("-o", "--out", type=Path, help=f"default: {default}")
+        command.add_argument("--force", action="store_true", help="overwrite OUT")
+        if name == "compress":
+            command.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
+            command.add_argument("--bf16", action="store_true", help="products in bfloat16")
     for command in lm.choices.values():
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -72,15 +88,42 @@ def run(arguments: argparse.Namespace) -> None:
         return
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
-        text = read_text(arguments.text).to(arguments.device)
-        if arguments.batch < 1:
-            raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
-        bits = bits_per_byte(model, text, arguments.batch)
-        print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
-    else:
+        _evaluate(arguments, model)
+    elif arguments.lm_command == "sample":
         prompt = arguments.prompt.encode()
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
+    else:
+        _compress(arguments, model)
+
+
+def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    text = read_text(arguments.text).to(arguments.device)
+    if arguments.batch < 1:
+        raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
+    bits = bits_per_byte(model, text, arguments.batch)
+    print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
+
+
+def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    forward = arguments.lm_command == "compress"
+    out = arguments.out
+    if out is None:
+        if not forward and arguments.file.suffix != SUFFIX:
+            raise ValueError(f"[lm] {arguments.file} does not end with {SUFFIX}: name the file to write with --out")
+        out = arguments.file.with_name(arguments.file.name + SUFFIX) if forward else arguments.file.with_suffix("")
+    if out.exists() and not arguments.force:
+        raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
+    data = arguments.file.read_bytes()
+    with bytes_bar(len(data) if forward else Header.unpack(data)[0].length) as done:
+        if forward:
+            made = compress(model, data, streams=arguments.streams, bf16=arguments.bf16, progress=done)
+        else:
+            made = decompress(model, data, progress=done)
+    write_whole(out, made)
+    text, small = (data, made) if forward else (made, data)
+    share = {"bits_per_byte": round(8 * len(small) / len(text), 4)} if text else {}
+    print(json.dumps({"file": str(out), "bytes": len(text), "compressed": len(small), **share}))
 
 
 def _train(arguments: argparse.Namespace) -> None:
