@@ -15,6 +15,7 @@ import torch
 
 from .bars import bytes_bar
 from .compression import Header, compress, decompress
+from .distributed import World, joined
 from .files import write_whole
 from .language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, sample
 from .training import TrainConfig, Trainer, load_model, read_text, train
@@ -84,7 +85,8 @@ def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> None:
     """Does what was asked for; raises ValueError or OSError with what is wrong."""
     if arguments.lm_command == "train":
-        _train(arguments)
+        with joined(arguments.device) as (world, device):
+            _train(arguments, world, device)
         return
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
@@ -126,7 +128,7 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
     print(json.dumps({"file": str(out), "bytes": len(text), "compressed": len(small), **share}))
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def _train(arguments: argparse.Namespace, world: World, device: torch.device) -> None:
     model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
     config = TrainConfig(**_given(arguments, TrainConfig))
     if arguments.save_every < 1:
@@ -137,20 +139,26 @@ def _train(arguments: argparse.Namespace) -> None:
     else:
         cut = min(VALID_BYTES, text.numel() // 20)
         text, valid = text[: text.numel() - cut], text[text.numel() - cut :]
-    trainer = Trainer(model, config, text, arguments.device)
+    trainer = Trainer(model, config, text, device, world)
     last = arguments.out / "last.safetensors"
     if arguments.resume and last.exists():
         trainer.resume(last)
     elif last.exists():
         raise ValueError(f"[lm] {last} is there already: --resume goes on from it, another --out begins anew")
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
+    if world.first:
+        print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
     with ExitStack() as stack:
-        report = _reporter(arguments, trainer, stack)
+        report = _reporter(arguments, trainer, stack) if world.first else _silent
         enough = valid if valid.numel() >= 2 else None
         options: dict[str, Any] = {"save_every": arguments.save_every, "until": arguments.until, "report": report}
         train(trainer, arguments.out, enough, **options)
-    print(last)
+    if world.first:
+        print(last)
+
+
+def _silent(line: dict[str, Any]) -> None:
+    pass
 
 
 def _reporter(arguments: argparse.Namespace, trainer: Trainer, stack: ExitStack) -> Callable[[dict[str, Any]], None]:
