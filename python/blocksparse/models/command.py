@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from .bars import bytes_bar
-from .compression import Header, compress, decompress
+from .compression import Header, compress, decompress, digest_of
 from .distributed import World, joined
+from .features import cell_states, save_features
 from .files import write_whole
 from .language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, sample
+from .texts import read_labelled
 from .training import TrainConfig, Trainer, load_model, read_text, train
 
 VALID_BYTES = 2_000_000
@@ -63,6 +65,18 @@ def add_parser(commands: Any) -> None:
         if name == "compress":
             command.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
             command.add_argument("--bf16", action="store_true", help="products in bfloat16")
+    command = lm.add_parser(
+        "features",
+        help="what a model knows of labelled texts",
+        description='Rows are "label text", or a CSV file with the columns label and sentence; labels are 0 and 1.',
+    )
+    command.add_argument("checkpoint", type=Path)
+    command.add_argument("--labels", type=Path, required=True, metavar="FILE")
+    command.add_argument("-o", "--out", type=Path, required=True, help="safetensors file: features, labels")
+    command.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
+    command.add_argument("--tokenised", action="store_true", help="texts are tokens with spaces between")
+    command.add_argument("--batch", type=int, default=128, help="texts side by side")
+    command.add_argument("--bf16", action="store_true", help="products in bfloat16")
     for command in lm.choices.values():
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -95,6 +109,8 @@ def run(arguments: argparse.Namespace) -> None:
         prompt = arguments.prompt.encode()
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
+    elif arguments.lm_command == "features":
+        _features(arguments, model)
     else:
         _compress(arguments, model)
 
@@ -105,6 +121,19 @@ def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
         raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
     bits = bits_per_byte(model, text, arguments.batch)
     print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
+
+
+def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    skip = arguments.bad_rows == "skip"
+    examples = read_labelled(arguments.labels, skip_bad_rows=skip, tokenised=arguments.tokenised)
+    for line in examples.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    with bytes_bar(sum(map(len, examples.texts))) as done:
+        features = cell_states(model, examples.texts, batch=arguments.batch, bf16=arguments.bf16, progress=done)
+    about = {"model": digest_of(model).hex(), "texts": arguments.labels.name}
+    save_features(arguments.out, features, examples.y(), about)
+    left_out = {"left_out": len(examples.left_out)}
+    print(json.dumps({"file": str(arguments.out), "texts": len(examples), "features": features.shape[1], **left_out}))
 
 
 def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:

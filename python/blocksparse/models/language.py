@@ -87,12 +87,17 @@ class LanguageModel(nn.Module):
 
     def forward(self, text: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Text [steps, n] of byte values, the last call's state -> (logits [steps, n, 256] for what follows, state)."""
-        table = functional.normalize(self.embedding) * self.embedding_gain
-        y, state = self.lstm(functional.embedding(text, table), state)
+        y, state = self.read(text, state)
         if self.config.stride > 1:
             y = y[..., :: self.config.stride]
         weight = functional.normalize(self.output) * self.output_gain
         return functional.linear(y, weight, self.output_bias), state
+
+    def read(self, text: Tensor, state: State | None = None, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        """Text [steps, n], of `lengths` [n] if these differ -> (h [steps, n, hidden], state (h, c) [1, n, hidden])."""
+        table = functional.normalize(self.embedding) * self.embedding_gain
+        y, state = self.lstm(functional.embedding(text, table), state, lengths)
+        return y, state
 
     def mix(self) -> list[float]:
         """Share of blocks that one block reaches after each matrix, of all of them; [] for a dense model."""
