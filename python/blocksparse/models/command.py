@@ -48,6 +48,7 @@ def add_parser(commands: Any) -> None:
         if name == "eval":
             command.add_argument("--text", type=Path, nargs="+", required=True)
             command.add_argument("--batch", type=int, default=16, help="streams side by side")
+            command.add_argument("--bf16", action="store_true", help="products in bfloat16")
         else:
             command.add_argument("--prompt", default="\n ")
             command.add_argument("--length", type=int, default=500)
@@ -119,7 +120,7 @@ def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
     text = read_text(arguments.text).to(arguments.device)
     if arguments.batch < 1:
         raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
-    bits = bits_per_byte(model, text, arguments.batch)
+    bits = bits_per_byte(model, text, arguments.batch, bf16=arguments.bf16)
     print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
 
 
