@@ -27,6 +27,7 @@ from .language import LanguageModel
 
 MAGIC = b"BSLM\x01\r\n\x00"
 MOST_STREAMS = 1 << 16
+LIKELIEST = 50_000  # bytes in a bit at best: the coder's probabilities leave 2^-24 for each other byte
 _CHECKED = struct.Struct("<8sIH")  # magic; CRC of all that follows; length of the description
 _HEADER = struct.Struct("<QIH?16s16s")
 
@@ -85,9 +86,12 @@ class Header:
         length, streams, threads, bf16, model, text = _HEADER.unpack_from(data, _CHECKED.size)
         made_by = data[begin : begin + described].decode(errors="replace")
         header = cls(length, streams, threads, bf16, model, text, made_by)
-        if not 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length)) or header.threads < 1:
+        payload = data[begin + described :]
+        possible = (len(payload) + 8) * 8 * LIKELIEST
+        streams_possible = 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length))
+        if not streams_possible or header.threads < 1 or header.length > possible:
             raise CompressionError(f"[lm] the compressed file describes what cannot be: {header}")
-        return header, data[begin + described :]
+        return header, payload
 
 
 def compress(
@@ -114,8 +118,8 @@ def compress(
     """
     stream, family = _coder()
     if streams is None:
-        streams = min(64, len(text) // 8192)
-    if streams < 0 or streams > MOST_STREAMS:
+        streams = max(1, min(64, len(text) // 8192))
+    if streams < 1 or streams > MOST_STREAMS:
         raise ValueError(f"[lm] streams is {streams}, needs 1 to {MOST_STREAMS}")
     header = Header(
         len(text),
