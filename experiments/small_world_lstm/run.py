@@ -42,7 +42,8 @@ class Run:
     def name(self) -> str:
         """Of its folder and its line."""
         kind = "sweep" if self.sweep else "run"
-        return f"{self.arm}-{kind}-seed{self.training.seed}-lr{self.training.lr:g}"
+        training = self.training
+        return f"{self.arm}-{kind}-{training.updates}-seed{training.seed}-lr{training.lr:g}"
 
 
 class Results:
@@ -102,7 +103,7 @@ def do(run: Run, data: tuple[torch.Tensor, torch.Tensor], options: argparse.Name
             data[1],
             save_every=config["save_every"],
             streams=config["valid_streams"],
-            report=lambda line: done(line["bytes"]),
+            report=lambda line: done(line["bytes"], f"{line['train']:.3f} bits/byte"),
         )
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     line = {
@@ -150,11 +151,15 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these: for processes side by side")
+    parser.add_argument("--updates", type=int, help="in place of the configuration's")
+    parser.add_argument("--sweep-updates", type=int, help="in place of the configuration's")
     parser.add_argument("--threads", type=int, help="of PyTorch")
     options = parser.parse_args()
     path = options.config if options.config.exists() else HERE / options.config
     config = json.loads(path.read_text())
     options.results = options.results or HERE / "results" / f"{path.stem}.jsonl"
+    config["training"]["updates"] = options.updates or config["training"]["updates"]
+    config["sweep_updates"] = options.sweep_updates or config.get("sweep_updates")
     if options.threads:
         torch.set_num_threads(options.threads)
     unknown = set(options.arms or []) - set(config["arms"])
