@@ -56,6 +56,8 @@ lint: $(VENV)/.lint
 	ruff format --check .
 	ruff check .
 	mypy
+	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
+	mypy experiments/sentiment/run.py experiments/imdb_text.py
 	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py
 	scripts/check_tree.sh
 
