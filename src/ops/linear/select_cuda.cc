@@ -85,10 +85,11 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
   // gates there is none below 32, which halves what there is to compile.
   const int32_t least = gated ? 32 : p.block <= 16 ? 16 : 8;
-  plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : 64;
+  plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : kFewTokens;
+  plan.slices = static_cast<int32_t>((p.n + plan.tokens - 1) / plan.tokens);
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
-  const int64_t strips = p.output_blocks() * std::max(1, p.block / 32) + p.slots;
+  const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.slices;
   plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
   // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
   // below; with 32 tokens never less.
@@ -99,7 +100,7 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
-  const int64_t tokens = p.n <= 32 ? 32 : kMostFewTokens;
+  const int64_t tokens = p.n <= 32 ? 32 : (p.n + kFewTokens - 1) / kFewTokens * kFewTokens;
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
 

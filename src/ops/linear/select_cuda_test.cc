@@ -62,8 +62,10 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
       const FewWorkspace w = few_workspace(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
-        const int64_t tokens = plan_few(p, gated, {.arch = 90, .multiprocessors = 132}).tokens;
+        const FewPlan plan = plan_few(p, gated, {.arch = 90, .multiprocessors = 132});
+        const int64_t tokens = int64_t{plan.tokens} * plan.slices;
         EXPECT_GE(tokens, n);
+        EXPECT_LT(tokens - plan.tokens, n) << "an empty slice";
         EXPECT_GE(w.packed_bytes, 1600 * tokens * 2);
       }
     }
