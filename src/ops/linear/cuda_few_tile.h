@@ -21,7 +21,7 @@ struct FewProduct {
   // cuda_few_pack.h.
   uint32_t x_token_bytes, x_unit_vectors;
   int32_t n;
-  int32_t slices;         // of tokens, side by side in the grid
+  int32_t slices;          // of tokens, side by side in the grid
   uint32_t slice_vectors;  // from slice to slice of a packed x, in 16 bytes; 0 where x is read in place
   int32_t warps;
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are; 0: it is whole
@@ -33,7 +33,8 @@ struct FewProduct {
   float* partial;  // [slots][n][block]; null: no row is split
 };
 
-// What of the tokens is this thread block's. Slices of the same outputs are neighbours, so they read W from L2 together.
+// What of the tokens is this thread block's. Slices of the same outputs are neighbours, so they read W from L2
+// together.
 template <int N>
 struct FewSlice {
   int32_t first = 0;          // token

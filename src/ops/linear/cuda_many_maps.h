@@ -1,6 +1,7 @@
 // How the kernel `many` sees x and y.
 #pragma once
 
+#include "cuda/ptx/bulk_copy.h"
 #include "cuda/tensor_map.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/select_many.h"
@@ -8,19 +9,32 @@
 namespace blocksparse::linear {
 namespace {
 
+// Of a stage's x: [tokens][64 inputs], or features-first [tokens / 64][64 inputs][64 tokens].
+template <bool First, int Tokens>
+__device__ inline void load_many_x(uint32_t to, const CUtensorMap* map, uint32_t full, int input, int token) {
+  if constexpr (First) {
+#pragma unroll
+    for (int i = 0; i < Tokens / 64; ++i) ptx::load_box(to + i * 64 * kChunk * 2, map, full, token + 64 * i, input);
+  } else {
+    ptx::load_box(to, map, full, input, token);
+  }
+}
+
 // Stored in boxes, and as it is. Of a row that ends within 16 bytes a box writes more than there is (seen on an H200).
 inline bool is_plain(const Product& p) {
   return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.y.features_first() &&
          reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 && p.y.token_stride % 8 == 0 && p.y.features % 8 == 0;
 }
 
+// x comes in boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
 inline Status make_many_maps(const Product& p, int32_t tokens, CUtensorMap& x, CUtensorMap& y) {
+  const bool first = p.x.features_first();
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
-                                            .columns = p.x.features,
-                                            .rows = p.x.n,
-                                            .row_stride = p.x.token_stride,
-                                            .box_columns = kChunk,
-                                            .box_rows = static_cast<uint32_t>(tokens)},
+                                            .columns = first ? p.x.n : p.x.features,
+                                            .rows = first ? p.x.features : p.x.n,
+                                            .row_stride = first ? p.x.feature_stride : p.x.token_stride,
+                                            .box_columns = 64,
+                                            .box_rows = static_cast<uint32_t>(first ? kChunk : tokens)},
                                            x));
   if (!is_plain(p)) return {};
   return cuda::make_tensor_map({.data = p.y.data,

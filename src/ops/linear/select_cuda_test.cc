@@ -85,7 +85,8 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
@@ -109,15 +110,16 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     return choose_cuda_kernel(other, kH200);
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens - 1; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens - 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many) << "W is copied";
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::many) << "W is copied, and cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.block = 32; }), CudaKernel::generic) << "tiles would be too few";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.block = 32; }), CudaKernel::few) << "tiles would be too few";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
@@ -142,7 +144,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
     change(other);
     return choose_cuda_kernel(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic) << "the gates' gradient";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many) << "the gates' gradient";
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
