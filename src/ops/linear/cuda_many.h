@@ -17,7 +17,8 @@
 namespace blocksparse::linear {
 namespace {
 
-// Plain: y is stored in boxes and as it is. In one kernel with all else, that would take registers from the loop.
+// Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
+// the loop.
 template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, 1)
     many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     typename K::Sums sums{};
     const int2 tile =
         consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
-    K::template finish<Plain>(p, maps, sums, staged, group, tile);
+    K::template finish<Plain>(p, maps, sums, shared_address(staged), group, tile);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
 #endif
@@ -88,7 +89,7 @@ Status launch_many(const Product& p, const CudaCall& call) {
                          .group = static_cast<int32_t>(std::min<int64_t>(4, token_tiles)),
                          .n = static_cast<int32_t>(p.x.n),
                          .outputs = p.y.features,
-                         .pairs = in_pairs(p.y),
+                         .boxes = in_boxes(p.y),
                          .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   const auto walk = walk_on_device(p.layout, p.by_in);
   const auto* gates = static_cast<const float*>(p.gates);

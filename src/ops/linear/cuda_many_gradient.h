@@ -19,7 +19,7 @@
 #include "cuda/ptx/warpgroup.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
-#include "ops/linear/cuda_finish.h"
+#include "ops/linear/cuda_gradient_target.h"
 #include "ops/linear/cuda_many_units.h"
 
 namespace blocksparse::linear {
@@ -29,12 +29,10 @@ using ptx::shared_address;
 
 struct ManyGradient {
   GradientTables tables;
-  const float* gates;
+  GradientTarget target;
   const void* w;      // if the gates' gradients are wanted
   float* gate_parts;  // [blocks][b / 16][b / 8]; null: they are not
   float* dgates;
-  void* dw;
-  bool dw_is_wide, accumulate;
   int32_t block_shift;
   int32_t steps;  // of tokens
   int64_t outputs, inputs;
@@ -190,44 +188,9 @@ __device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
-// Two sums beside each other of block `id`, element `at`; what lies outside of the matrix counts as 0 and is not added.
-template <class T>
-__device__ inline void store_gradient_pair(const ManyGradient& g, int32_t id, int64_t at, int inside, float2 sum) {
-  const float gate = g.gates == nullptr ? 1 : g.gates[id];
-  float2 value{inside > 0 && gate != 0 ? gate * sum.x : 0, inside > 1 && gate != 0 ? gate * sum.y : 0};
-  if (g.dw_is_wide) {
-    auto* to = reinterpret_cast<float2*>(static_cast<float*>(g.dw) + at);
-    if (g.accumulate) {
-      const float2 before = *to;
-      value = {inside > 0 ? before.x + value.x : before.x, inside > 1 ? before.y + value.y : before.y};
-    }
-    *to = value;
-  } else {
-    auto* to = reinterpret_cast<uint32_t*>(static_cast<T*>(g.dw) + at);
-    if (!g.accumulate) {
-      *to = narrow_pair(value.x, value.y, T{});
-      return;
-    }
-    const uint32_t before = *to;
-    const auto low = static_cast<uint16_t>(before), high = static_cast<uint16_t>(before >> 16);
-    const uint16_t new_low = inside > 0 ? narrow<T>(widen(T{low}) + value.x).bits : low;
-    const uint16_t new_high = inside > 1 ? narrow<T>(widen(T{high}) + value.y).bits : high;
-    *to = new_low | static_cast<uint32_t>(new_high) << 16;
-  }
-}
-
-// Of two sums beside each other and W there.
-template <class T>
-__device__ inline float gate_product(const ManyGradient& g, int64_t at, int inside, float2 sum) {
-  const T* w = static_cast<const T*>(g.w) + at;
-  float product = inside > 0 ? sum.x * widen(w[0]) : 0;
-  if (inside > 1) product += sum.y * widen(w[1]);
-  return product;
-}
-
 // All lanes: <S, W> of the 16 x 8, or 8 x 8, in which row and column of block `id` lie.
 __device__ inline void leave_gate_part(const ManyGradient& g, int32_t id, int row, int column, float product) {
-  for (int step = 16; step > 0; step /= 2) product += __shfl_down_sync(~0u, product, step);
+  product = sum_of_warp(product);
   const int columns = 1 << (g.block_shift - 3), rows = max(columns / 2, 1);
   if (threadIdx.x % 32 == 0) g.gate_parts[(int64_t{id} * rows + row / 16) * columns + column / 8] = product;
 }
@@ -258,9 +221,9 @@ __device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int 
       const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
       const int64_t at = (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block);
       const float2 sum{sums(4 * j + 2 * half), sums(4 * j + 2 * half + 1)};
-      store_gradient_pair<typename K::Element>(g, id, at, inside ? inside_inputs : 0, sum);
+      g.target.store_pair<typename K::Element>(id, at, inside ? inside_inputs : 0, sum);
       if (g.gate_parts == nullptr) continue;  // the same in all lanes, as is the block
-      product += gate_product<typename K::Element>(g, at, inside ? inside_inputs : 0, sum);
+      product += gate_product<typename K::Element>(g.w, at, inside ? inside_inputs : 0, sum);
       if (shift > 3 && half == 0) continue;
       leave_gate_part(g, id, r & in_block, static_cast<int>(input & in_block), product);
       product = 0;
@@ -364,8 +327,8 @@ __global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__
        id += static_cast<int32_t>(gridDim.x * 8)) {
     float sum = 0;
     for (int i = lane; i < parts; i += 32) sum += g.gate_parts[int64_t{id} * parts + i];
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
-    if (lane == 0) g.dgates[id] = (g.accumulate ? g.dgates[id] : 0) + sum;
+    sum = sum_of_warp(sum);
+    if (lane == 0) g.dgates[id] = (g.target.accumulate ? g.dgates[id] : 0) + sum;
   }
 }
 
@@ -409,13 +372,10 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
     BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy));
     BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
     const ManyGradient args{.tables = tables,
-                            .gates = static_cast<const float*>(g.gates),
+                            .target = target_of(g),
                             .w = g.w,
                             .gate_parts = g.dgates == nullptr ? nullptr : tables.gate_parts,
                             .dgates = static_cast<float*>(g.dgates),
-                            .dw = g.dw,
-                            .dw_is_wide = g.dw_dtype == DType::f32,
-                            .accumulate = g.accumulate,
                             .block_shift = __builtin_ctz(static_cast<unsigned>(call.problem.block)),
                             .steps = steps,
                             .outputs = g.layout.out_features,

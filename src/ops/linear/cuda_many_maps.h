@@ -20,10 +20,16 @@ __device__ inline void load_many_x(uint32_t to, const CUtensorMap* map, uint32_t
   }
 }
 
-// Stored in boxes, and as it is. Of a row that ends within 16 bytes a box writes more than there is (seen on an H200).
+// Of a row that ends within 16 bytes a box writes more than there is (seen on an H200).
+inline bool in_boxes(const Activations& y) {
+  const int64_t stride = y.features_first() ? y.feature_stride : y.token_stride;
+  const int64_t length = y.features_first() ? y.n : y.features;
+  return reinterpret_cast<uintptr_t>(y.data) % 16 == 0 && stride % 8 == 0 && stride >= length && length % 8 == 0;
+}
+
 inline bool is_plain(const Product& p) {
   return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.y.features_first() &&
-         reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 && p.y.token_stride % 8 == 0 && p.y.features % 8 == 0;
+         in_boxes(p.y);
 }
 
 // x comes in boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
@@ -36,11 +42,12 @@ inline Status make_many_maps(const Product& p, int32_t tokens, CUtensorMap& x, C
                                             .box_columns = 64,
                                             .box_rows = static_cast<uint32_t>(first ? kChunk : tokens)},
                                            x));
-  if (!is_plain(p)) return {};
+  if (!in_boxes(p.y)) return {};
+  const bool y_first = p.y.features_first();
   return cuda::make_tensor_map({.data = p.y.data,
-                                .columns = p.y.features,
-                                .rows = p.y.n,
-                                .row_stride = p.y.token_stride,
+                                .columns = y_first ? p.y.n : p.y.features,
+                                .rows = y_first ? p.y.features : p.y.n,
+                                .row_stride = y_first ? p.y.feature_stride : p.y.token_stride,
                                 .box_columns = 64,
                                 .box_rows = 64},
                                y);

@@ -90,7 +90,7 @@ struct ManyTokens {
   }
 
   template <bool Plain>
-  __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
+  __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {

@@ -75,7 +75,7 @@ struct ManyWeights {
   }
 
   template <bool Plain>
-  __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
+  __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {

@@ -5,6 +5,7 @@
 
 #include "core/index.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_regions.h"
 
 namespace blocksparse::linear {
 
@@ -12,6 +13,7 @@ std::string_view name_of(CudaKernel kernel) {
   switch (kernel) {
     case CudaKernel::generic: return "generic";
     case CudaKernel::few: return "few";
+    case CudaKernel::regions: return "regions";
     case CudaKernel::many: return "many";
   }
   return "unknown";
@@ -61,6 +63,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
   switch (kernel) {
     case CudaKernel::generic: return true;
     case CudaKernel::few: return few_supports(p);
+    case CudaKernel::regions: return regions_support(p);
     case CudaKernel::many: return many_supports(p);
   }
   return false;
@@ -69,6 +72,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
+    if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -131,10 +135,16 @@ size_t many_workspace_bytes(CudaProblem p) {
   return static_cast<size_t>(bytes);
 }
 
+size_t region_workspace_bytes(CudaProblem p) {
+  p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
+  return regions_support(p) ? static_cast<size_t>(region_places(p).end) : 0;
+}
+
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
-  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p)});
+  return std::max(
+      {generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p), region_workspace_bytes(p)});
 }
 
 }  // namespace blocksparse::linear
