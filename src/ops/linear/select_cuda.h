@@ -14,9 +14,9 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1, regions = 2, many = 3 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::regions,
-                                               CudaKernel::many};
+enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many,
+                                               CudaKernel::regions};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 

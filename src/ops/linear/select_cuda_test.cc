@@ -150,6 +150,11 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.blocks = 60000; }), CudaKernel::many) << "too large for sums";
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 400; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 65000; }), CudaKernel::many);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
@@ -185,8 +190,8 @@ TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
           EXPECT_LT((plan.strips - 1) * plan.strip_rows, side) << "a strip without rows";
           EXPECT_LE(plan.strip_rows, kMostStripRows);
           EXPECT_LE(plan.units + (side + plan.most_columns - 1) / plan.most_columns, kMostStripUnits);
-          const int32_t token = region_pitch(plan.strip_rows * block) + region_pitch(plan.most_columns * block);
-          EXPECT_LE(kRegionStages * kRegionTokens * token, card.shared_bytes - 1024);
+          EXPECT_LE(region_boxes(plan.strip_rows * block) + region_boxes(plan.most_columns * block), plan.boxes);
+          EXPECT_LE(kRegionStages * plan.boxes * kRegionBoxBytes, card.shared_bytes - 2048);
           EXPECT_LE(region_places(p).partial + plan.slices * blocks * block * block * 4 * (plan.slices > 1),
                     region_places(p).end);
         }

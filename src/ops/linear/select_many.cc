@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/linear/select_regions.h"
-
 namespace blocksparse::linear {
 
 namespace {
@@ -123,7 +121,7 @@ bool many_supports(const CudaProblem& p) {
 // wgrad of 512 and 1024, density .1, generic (many)    b = 64: 26.2 (27.6), 41.9 (33.6)   b = 16: 59.5 (70.5), 104
 // (101)
 bool many_pays(const CudaProblem& p) {
-  if (p.pass == Pass::wgrad) return p.n >= 1024 && (p.block >= 64 || !regions_support(p));
+  if (p.pass == Pass::wgrad) return p.n >= 1024;
   return p.n >= (p.block >= 64 ? 256 : kMostFewTokens + 1);
 }
 

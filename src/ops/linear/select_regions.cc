@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/linear/select_many.h"
+
 namespace blocksparse::linear {
 
 namespace {
@@ -37,7 +39,8 @@ int64_t slices_with_room(const CudaProblem& p) {
 
 RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
   const int64_t rows = std::max<int64_t>(1, p.output_blocks()), columns = std::max<int64_t>(1, p.input_blocks());
-  const auto most_features = static_cast<int32_t>(card.shared_bytes / (kRegionStages * kRegionTokens * 2) - 32);
+  constexpr int32_t kOther = 3072;  // barriers, and what CUDA keeps
+  const int32_t boxes = std::min(32, (card.shared_bytes - kOther) / (kRegionStages * kRegionBoxBytes));
   const double cells = cells_of(p), capacity = capacity_of(p);
   const double grid = card.multiprocessors, steps = static_cast<double>(divide_up(p.n, kRegionTokens));
   const auto most_slices =
@@ -47,7 +50,7 @@ RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
   for (int64_t strips = 1; strips <= std::min<int64_t>(rows, kMostRegionStrips); ++strips) {
     const int64_t strip_rows = divide_up(rows, strips);
     if (strip_rows > kMostStripRows || divide_up(rows, strip_rows) != strips) continue;
-    const int64_t room = most_features / p.block - strip_rows;
+    const int64_t room = (boxes - divide_up(strip_rows * p.block, 64)) * 64 / p.block;
     if (room < 1) continue;
     // Units that are too wide are cut once more: room for all of these.
     const int64_t most_units = kMostStripUnits - divide_up(columns, room);
@@ -72,6 +75,7 @@ RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
               .strip_rows = static_cast<int32_t>(strip_rows),
               .units = static_cast<int32_t>(units),
               .slices = slices,
+              .boxes = boxes,
               .most_columns = static_cast<int32_t>(std::min(room, columns))};
     }
   }
@@ -80,7 +84,8 @@ RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
 
 bool regions_support(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  if (p.pass != Pass::wgrad || size_of(p.dtype) != 2 || p.n < kLeastRegionTokens || p.n >= kMost || p.pairs != 1) return false;
+  if (p.pass != Pass::wgrad || size_of(p.dtype) != 2 || p.n < kLeastRegionTokens || p.n >= kMost || p.pairs != 1)
+    return false;
   if (!p.w_aligned || !p.x_in_rows || p.x_first || p.inputs < 1 || p.outputs < 1) return false;
   if (p.input_blocks() > kMostRegionColumns || p.output_blocks() > int64_t{kMostRegionStrips} * kMostStripRows) {
     return false;
@@ -89,7 +94,25 @@ bool regions_support(const CudaProblem& p) {
   return p.blocks < kMost / 4 && plan_regions(p, {}).strips > 0;  // on the card with the least shared memory
 }
 
-bool regions_pay(const CudaProblem& p, const cuda::Card& card) { return p.n >= 1024 && (p.block <= 32 || !card.sm90a); }
+// us of bf16, H200, 2026-11-21, regions (many).
+//   4096 x 4096, 4096 tokens, density .25, .10, .02    b = 8: 645 (530), 235 (500), 93 (243)   b = 16: 348 (453), 168
+//   (287), 80 (118)   b = 32: 196 (228), 137 (121), 102 (59)
+//   the same of 1024 tokens, density .25, .10    b = 8: 198 (183), 95 (171)   b = 16: 109 (172), 72 (115)   b = 32: 69
+//   (90), 55 (52)
+//   14336 x 4096, 8192 tokens, .10    b = 8: 1564 (3112)   b = 16: 1088 (1776)   b = 32: 710 (804)
+// Without `many` (sm_80) there is only the generic kernel besides; not measured.
+bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
+  if (p.n < 1024) return false;
+  if (!card.sm90a || !many_supports(p)) return true;
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  const double density = static_cast<double>(p.blocks) / std::max(1.0, grid);
+  switch (p.block) {
+    case 8: return density < 0.2;
+    case 16: return true;
+    case 32: return density >= 0.18;
+    default: return false;
+  }
+}
 
 RegionPlaces region_places(const CudaProblem& p) {
   constexpr int64_t kLine = 128;

@@ -26,7 +26,7 @@ struct RegionForm {
 };
 constexpr RegionForm region_form_of(int32_t block) {
   switch (block) {
-    case 8: return {8, 1, 40};
+    case 8: return {8, 1, 36};
     case 16: return {16, 1, 20};
     default: return {32, block / 32 * (block / 32), 5};
   }
@@ -37,6 +37,7 @@ struct RegionPlan {
   int32_t strips = 0, strip_rows = 0;  // of blocks
   int32_t units = 0;                   // of a strip, if neither a width nor a number of cells is too large
   int32_t slices = 1;
+  int32_t boxes = 0;         // of a stage
   int32_t most_columns = 0;  // of blocks, of a unit: what fits shared memory
 };
 RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card);
@@ -45,9 +46,9 @@ bool regions_support(const CudaProblem& p);
 // Whether it is faster than what there is besides.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card);
 
-// Bytes from token to token of `features` in shared memory: an odd number of vectors, so that ldmatrix meets no bank
-// twice.
-constexpr int32_t region_pitch(int32_t features) { return (features / 8 | 1) * 16; }
+// A stage holds boxes of 16 tokens x 64 features, swizzled in 128 bytes: first those of dy, then those of x.
+inline constexpr int32_t kRegionBoxBytes = kRegionTokens * 64 * 2;
+constexpr int32_t region_boxes(int32_t features) { return (features + 63) / 64; }
 
 struct RegionPlaces {
   int64_t entries, units, counts, partial, end;
