@@ -58,7 +58,10 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_many_f16.cu
   src/ops/linear/cuda_many_pack.cu
   src/ops/linear/cuda_many_units.cu
-  src/ops/linear/cuda_many_walk.cu)
+  src/ops/linear/cuda_many_walk.cu
+  src/ops/linear/cuda_region_units.cu
+  src/ops/linear/cuda_regions_bf16.cu
+  src/ops/linear/cuda_regions_f16.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")

@@ -141,10 +141,11 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
 
 namespace {
 
-// Features-last, rows at multiples of 16 bytes, one behind the other.
+// Rows, of tokens or of features, at multiples of 16 bytes, one behind the other.
 bool in_rows(const Activations& a, DType dtype) {
-  return !a.features_first() && reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
-         a.token_stride * size_of(dtype) % 16 == 0 && a.token_stride >= a.features;
+  const int64_t stride = a.features_first() ? a.feature_stride : a.token_stride;
+  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && stride * size_of(dtype) % 16 == 0 &&
+         stride >= (a.features_first() ? a.n : a.features);
 }
 
 }  // namespace
@@ -155,16 +156,31 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
   problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
   problem.x_in_rows = in_rows(p.x, p.dtype);
+  problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 
+namespace {
+
+// Of which a launch takes so many. Long ones one by one where dW is f32, for which that changes nothing: the kernel for
+// many tokens takes no lists.
+size_t pairs_at_once(const WeightGradient& g) {
+  if (g.dw_dtype != DType::f32 || size_of(g.dtype) != 2 || g.pairs.size() > kMostLongPairs) return kMostTerms;
+  for (size_t i = 0; i < g.pairs.size(); ++i) {
+    if (g.term(i).x.n < kLeastLongPair) return kMostTerms;
+  }
+  return 1;
+}
+
+}  // namespace
+
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
   WeightGradient part = g;
-  // More pairs than a launch takes are summed in several: in f32 that changes nothing, a narrower dW is rounded
-  // between.
-  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += kMostTerms) {
-    part.pairs = g.pairs.subspan(first, std::min<size_t>(kMostTerms, g.pairs.size() - first));
+  // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
+  const size_t at_once = pairs_at_once(g);
+  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += at_once) {
+    part.pairs = g.pairs.subspan(first, std::min(at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;
     int64_t n = 0;
     for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
@@ -174,7 +190,9 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     problem.pairs = static_cast<int64_t>(part.pairs.size());
     for (size_t i = 0; i < part.pairs.size(); ++i) {
       const GradTerm term = part.term(i);
-      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype);
+      problem.x_first = term.x.features_first();
+      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype) &&
+                          term.dy.features_first() == problem.x_first;
     }
     BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
   }
