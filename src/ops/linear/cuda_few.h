@@ -1,7 +1,9 @@
 // y = f(x W^T + bias + residual) for up to 64 tokens, and dgrad likewise: W is streamed once, straight into registers.
+// More tokens in groups of 64, each of which streams W.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once
+//   grid      a thread block for each piece, strip of up to 32 outputs and group of tokens, as many as possible
+//             resident at once
 //   warps     take the units of a piece in turn, so that all thread blocks walk x in the same order
 //   load      W and x some units ahead, into registers: W past L1; x is read from L1 and L2, again by every strip
 //   compute   mma.sync; no barrier and no shared memory in the loop
@@ -148,7 +150,8 @@ __device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int3
 // Adds the sums of the warps, in their order. All reads are under way before the first store: one after the other they
 // take 2 us (n = 32), as long as a list of 8 blocks.
 template <class K, int Warps>
-__device__ inline void finish_few(const FewProduct& p, const Piece& piece, int strip, const float* staged) {
+__device__ inline void finish_few(const FewProduct& p, const Piece& piece, int strip, int first_token,
+                                  const float* staged) {
   constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = (K::tokens * kPairs + kStep - 1) / kStep;
   const bool slice = p.partial != nullptr && piece.slot >= 0;
   const bool by_output = slice || p.finish.y.features_contiguous();
@@ -168,7 +171,7 @@ __device__ inline void finish_few(const FewProduct& p, const Piece& piece, int s
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int e = static_cast<int>(threadIdx.x) + i * kStep, token = token_of(e);
+    const int e = static_cast<int>(threadIdx.x) + i * kStep, token = first_token + token_of(e);
     if (e >= K::tokens * kPairs || token >= p.n) continue;
     const int in_block = strip * K::Tile::kOutputs + output_of(e);
     if (slice) {
@@ -185,12 +188,13 @@ __global__ void __launch_bounds__(K::most_threads, 1) few_product(const __grid_c
   using Tile = typename K::Tile;
   extern __shared__ float4 shared[];
   if (!p.early) ptx::griddepcontrol_wait();
-  const int item = static_cast<int>(blockIdx.x) / Tile::kStrips;
-  const int strip = static_cast<int>(blockIdx.x) % Tile::kStrips;
+  const int place = static_cast<int>(blockIdx.x) / p.groups;  // groups side by side read the same of W
+  const int first_token = static_cast<int>(blockIdx.x) % p.groups * K::tokens;
+  const int item = place / Tile::kStrips, strip = place % Tile::kStrips;
   const Piece piece = p.walk.pieces[item];
   if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // there is room for more pieces than there are
   const int blocks = piece.last - piece.first - ends_ragged(p, piece);
-  const Tile tile(p);
+  const Tile tile(p, first_token);
   FewSums<K> sum = {};
   add_units<K>(p, tile, FewUnits<K>(p, piece, blocks, strip), sum);
   if (p.ragged != 0) {  // looked up again, so that the loop carries nothing of it
@@ -203,9 +207,9 @@ __global__ void __launch_bounds__(K::most_threads, 1) few_product(const __grid_c
 #pragma unroll
   for (int j = 0; j < K::tokens / 8; ++j) Tile::stage(sum, j, of_warp + 8 * j * K::staged_row);
   __syncthreads();
-  if constexpr (K::block == 8) finish_few<K, 2>(p, piece, strip, staged);
-  else if (K::block == 16 || p.warps == 4) finish_few<K, 4>(p, piece, strip, staged);
-  else finish_few<K, 8>(p, piece, strip, staged);
+  if constexpr (K::block == 8) finish_few<K, 2>(p, piece, strip, first_token, staged);
+  else if (K::block == 16 || p.warps == 4) finish_few<K, 4>(p, piece, strip, first_token, staged);
+  else finish_few<K, 8>(p, piece, strip, first_token, staged);
 }
 
 constexpr int kFewCombineThreads = 256;
@@ -274,6 +278,7 @@ inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan&
     args.x = p.x.data;
     args.x_token_bytes = static_cast<uint32_t>(token_bytes);
     args.x_unit_vectors = 4;
+    args.early = overlap && p.x_is_last;
     return {};
   }
   const FewPack pack{.x = p.x.data,
@@ -307,6 +312,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
       .x_token_bytes = 0,
       .x_unit_vectors = 0,
       .n = static_cast<int32_t>(p.x.n),
+      .groups = plan.groups,
       .warps = plan.warps,
       .last_block = static_cast<int32_t>(call.problem.input_blocks() - 1),
       .ragged = static_cast<int32_t>(p.x.features % block),
@@ -318,7 +324,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
       .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_few_x(p, call, plan, overlap, args));
   BS_RETURN_IF_ERROR(with_few_kernel<T>(block, plan.tokens, p.by_in, gated, [&]<class K>() {
-    return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * K::Tile::kStrips,
+    return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * K::Tile::kStrips * plan.groups,
                          .threads = 32 * plan.warps,
                          .shared_bytes = K::shared_bytes(plan.warps),
                          .stream = stream_of(call),

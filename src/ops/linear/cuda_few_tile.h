@@ -21,6 +21,7 @@ struct FewProduct {
   // cuda_few_pack.h.
   uint32_t x_token_bytes, x_unit_vectors;
   int32_t n;
+  int32_t groups;  // of tokens, each by thread blocks of its own; more than one only for b >= 32, x in place
   int32_t warps;
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are; 0: it is whole
   bool early;    // what the kernel in front has not written may be read before it is complete: all but a packed x
@@ -68,12 +69,14 @@ struct FewTile {
   const char *w, *x;                            // of this lane
   uint32_t row[N / 8];
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ FewTile(const FewProduct& p, int first_token) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 8 * (g / 2) + g % 2 : g) * B + 8 * t) * 2;
     x = static_cast<const char*>(p.x) + 16 * t;
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) row[j] = static_cast<uint32_t>(min(8 * j + g, p.n - 1)) * p.x_token_bytes;
+    for (int j = 0; j < N / 8; ++j) {
+      row[j] = static_cast<uint32_t>(min(first_token + 8 * j + g, p.n - 1)) * p.x_token_bytes;
+    }
   }
 
   // In units of 64 and 16 bytes.
@@ -147,7 +150,7 @@ struct FewTile<T, 16, N, ByIn> {
   static_assert(N >= 16);
   const char *w, *x;
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ FewTile(const FewProduct& p, int) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 4 * (g / 2) + g % 2 : g) * 16 + 4 * t) * 2;
     x = static_cast<const char*>(p.x) + (4 * g + t) * 16;
@@ -203,7 +206,7 @@ struct FewTile<T, 8, N, ByIn> {
   static_assert(N >= 16);
   const char *w, *x;
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ FewTile(const FewProduct& p, int) {
     const int lane = 4 * lane_row() + lane_column();
     w = static_cast<const char*>(p.w) + lane * 4;
     x = static_cast<const char*>(p.x) + lane * (N >= 32 ? 16 : 8);

@@ -46,9 +46,18 @@ namespace {
 // bits.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
-         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
+  const bool grouped = p.n <= kMostGroupedTokens && p.block >= 32 && p.x_in_rows && p.inputs % p.block == 0;
+  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && (p.n <= kMostFewTokens || grouped) &&
+         p.w_aligned && p.blocks * p.block * p.block < kMost &&
+         std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
+
+// Than the kernel `many`, with several groups of tokens. us of 128 and 256 tokens, bf16, H200, 2026-11-21, many's in
+// brackets:
+//   4096, density .1, b = 32   7.1 (22.8), 12.2 (22.8)    b = 64   7.6 (12.3), 12.2 (12.4)
+//   8192, density .1, b = 32  17.7 (41.3), 27.7 (42.0)    b = 64  17.6 (25.1), 28.7 (19.3)
+//   8192, density .5, b = 32  57.9 (128), 95.8 (127)
+bool few_is_faster(const CudaProblem& p) { return p.n <= (p.block == 32 ? kMostGroupedTokens : 128) && p.block < 128; }
 
 }  // namespace
 
@@ -68,7 +77,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
-    if (*kernel == CudaKernel::many && !many_pays(p)) continue;
+    if (*kernel == CudaKernel::many && (!many_pays(p) || (few_supports(p) && few_is_faster(p)))) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -88,13 +97,14 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : 64;
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
-  const int64_t strips = p.output_blocks() * std::max(1, p.block / 32) + p.slots;
+  plan.groups = static_cast<int32_t>((p.n + plan.tokens - 1) / plan.tokens);
+  const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.groups;
   plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
   // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
   // below; with 32 tokens never less.
   const double density =
       static_cast<double>(p.blocks) / static_cast<double>(std::max<int64_t>(1, p.output_blocks() * p.input_blocks()));
-  plan.pack = p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15);
+  plan.pack = p.block < 32 || (plan.groups == 1 && p.block == 32 && plan.tokens == 64 && density >= 0.15);
   return plan;
 }
 
@@ -115,7 +125,7 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, kMostFewTokens);
+  p.n = std::min(p.n, p.block < 32 || p.inputs % p.block != 0 ? kMostFewTokens : kMostGroupedTokens);
   if (!few_supports(p)) return 0;
   const FewWorkspace w = few_workspace(p);
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);

@@ -54,12 +54,14 @@ size_t cuda_workspace_bytes(const CudaProblem& p);
 bool generic_splits(const CudaProblem& p);
 
 // How the kernel for few tokens is used.
-inline constexpr int64_t kMostFewTokens = 64;
+inline constexpr int64_t kMostFewTokens = 64;  // of a group
+inline constexpr int64_t kMostGroupedTokens = 256;
 
 struct FewPlan {
-  int32_t tokens = 0;  // n rounded up to what there are kernels for
-  int32_t warps = 0;   // of a thread block
-  bool pack = false;   // x is copied even where it could be read in place
+  int32_t tokens = 0;  // of a group: n rounded up to what there are kernels for
+  int32_t groups = 1;
+  int32_t warps = 0;  // of a thread block
+  bool pack = false;  // x is copied even where it could be read in place
 };
 FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card);
 

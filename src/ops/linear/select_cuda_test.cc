@@ -83,7 +83,11 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::few) << "two groups";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.block = 16; }), CudaKernel::generic) << "x would have to be packed";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.inputs -= 3; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 257, o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
@@ -106,8 +110,12 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     change(other);
     return choose_cuda_kernel(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens - 1; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 129; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128; }), CudaKernel::few) << "two groups";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256, o.block = 32; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 257, o.block = 32; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens, o.block = 128; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 130, o.block = 16; }), CudaKernel::generic) << "tiles would be too few";
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
@@ -115,7 +123,6 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.block = 32; }), CudaKernel::generic) << "tiles would be too few";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
