@@ -56,7 +56,7 @@ lint: $(VENV)/.lint
 	ruff format --check .
 	ruff check .
 	mypy
-	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py
+	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.
