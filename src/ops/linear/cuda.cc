@@ -10,6 +10,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
+#include "ops/linear/forced.h"
 
 namespace blocksparse {
 
@@ -58,16 +59,22 @@ Result<int32_t> named_kernel(std::string_view name) {
   return invalid("[cuda] there is no kernel \"", name, "\"; there are ", known);
 }
 
-Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
+// Or kNotForced.
+Result<int32_t> forced_kernel() {
   static const Result<int32_t> from_environment = [] {
     const char* name = std::getenv("BLOCKSPARSE_CUDA_KERNEL");
     return named_kernel(name == nullptr ? "" : name);
   }();
-  if (!from_environment.ok()) return from_environment.status();
   const int32_t asked = forced.load(std::memory_order_relaxed);
-  const int32_t choice = asked != kNotForced ? asked : *from_environment;
-  if (choice == kNotForced) return choose_cuda_kernel(p, card);
-  const auto kernel = static_cast<CudaKernel>(choice);
+  if (asked != kNotForced) return asked;
+  return from_environment;
+}
+
+Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
+  const auto choice = forced_kernel();
+  if (!choice.ok()) return choice.status();
+  if (*choice == kNotForced) return choose_cuda_kernel(p, card);
+  const auto kernel = static_cast<CudaKernel>(*choice);
   if (cuda_supports(kernel, p, card)) return kernel;
   return Status(StatusCode::unsupported,
                 concat("[cuda] the kernel \"", name_of(kernel), "\", which was asked for, does not do this problem"));
@@ -203,6 +210,19 @@ size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int
   return cuda_workspace_bytes(cuda_problem(pass, layout, dtype, n));
 }
 
+Status prepare_cuda(Device device) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  return prepare_once(device, *card);
+}
+
+bool cuda_kernel_is_forced() {
+  const auto choice = forced_kernel();
+  return choice.ok() && *choice != kNotForced;
+}
+
 Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
   const auto card = cuda::card_of(layout.device);
   if (!card.ok()) return card.status();
@@ -226,14 +246,6 @@ Status set_cuda_kernel(std::string_view name) {
   if (!kernel.ok()) return kernel.status();
   linear::forced = *kernel;
   return {};
-}
-
-Status cuda_prepare(Device device) {
-  const auto card = cuda::card_of(device);
-  if (!card.ok()) return card.status();
-  const cuda::OnDevice on(device);
-  BS_RETURN_IF_ERROR(on.status());
-  return linear::prepare_once(device, *card);
 }
 
 }  // namespace blocksparse

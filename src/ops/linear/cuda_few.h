@@ -278,6 +278,7 @@ inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan&
     args.x = p.x.data;
     args.x_token_bytes = static_cast<uint32_t>(token_bytes);
     args.x_unit_vectors = 4;
+    args.early = overlap && p.x_is_last;
     return {};
   }
   const FewPack pack{.x = p.x.data,

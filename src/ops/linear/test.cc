@@ -152,6 +152,17 @@ std::vector<std::string> few_tokens() {
            "linear:fprop bf16 n=64 b=16 dense(64,150) seed=13 gates",
            "linear:fprop bf16 n=7 b=32 dense(64,150) seed=11 in=4799",
            "linear:dgrad f16 n=3 b=64 dense(80,64) seed=12 gates",
+           // Groups of tokens.
+           "linear:fprop bf16 n=65 b=32 random(6,7,0.5) seed=14",
+           "linear:dgrad bf16 n=128 b=32 random(6,7,0.5) seed=15",
+           "linear:fprop f16 n=129 b=32 random(9,5,0.5) seed=16 bias residual act=gelu",
+           "linear:dgrad f16 n=192 b=64 random(4,5,0.5) seed=17 gates",
+           "linear:fprop bf16 n=255 b=64 random(4,5,0.5) seed=18 gates y=first",
+           "linear:fprop bf16 n=256 b=128 random(3,3,0.5) seed=19 out=379 bias",
+           "linear:dgrad f16 n=256 b=32 dense(40,2) seed=20",
+           "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
+           "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
+           "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
        }) {
     lines.emplace_back(line);
   }
