@@ -16,8 +16,7 @@ __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
                : "memory");
 }
 
-// The same to an address in shared memory.
-__device__ inline void cp_async_16(uint32_t to, const void* from, int bytes) {
+__device__ inline void cp_async_16_at(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 

@@ -71,7 +71,7 @@ class FewF32Copy {
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / 8; ++i) {
       const uint32_t row = static_cast<uint32_t>(min(lane / 4 + 8 * i, p_.n - 1)) * p_.x_token;
-      ptx::cp_async_16(to + i * 512, x + int64_t{row} * 4, bytes);
+      ptx::cp_async_16_at(to + i * 512, x + int64_t{row} * 4, bytes);
     }
     if constexpr (ByIn) {
       copy_rows_of_inputs(refs, part, stage);
@@ -79,7 +79,7 @@ class FewF32Copy {
       const float* w = p_.w + (int64_t{x_ref.weight} * p_.block) * p_.block + w_ + part * 16;
 #pragma unroll
       for (int i = 0; i < Tile::kOutputs / 8; ++i) {
-        ptx::cp_async_16(to + Tile::kW + i * 512, w + i * 8 * p_.block, bytes);
+        ptx::cp_async_16_at(to + Tile::kW + i * 512, w + i * 8 * p_.block, bytes);
       }
     }
     if (p_.gates != nullptr && lane < Tile::kBlocks) {
@@ -100,7 +100,7 @@ class FewF32Copy {
       const int k = first + i * kStep;
       const uint32_t to = stage + Tile::kW + (Tile::row_of(k) * Tile::kVectors + (v ^ Tile::swap_of(k))) * 16;
       const bool there = ref.from >= 0 && input + i * kStep < p_.inputs;
-      ptx::cp_async_16(to, w + i * kStep * p_.block, there ? 16 : 0);
+      ptx::cp_async_16_at(to, w + i * kStep * p_.block, there ? 16 : 0);
     }
   }
 

@@ -66,8 +66,8 @@ class TiledGradCopy {
 #pragma unroll
       for (int i = 0; i < K::depth / kXStep; ++i, from += kXStep * g_.x_token) {
         const bool there = whole || first + x_row_ + i * kXStep < g_.n;
-        ptx::cp_async_16(stage + place_in_columns<K::inputs>(x_row_, thread % kX, i * kXStep), there ? from : g_.x,
-                         there ? x_bytes_ : 0);
+        ptx::cp_async_16_at(stage + place_in_columns<K::inputs>(x_row_, thread % kX, i * kXStep), there ? from : g_.x,
+                            there ? x_bytes_ : 0);
       }
       x_ += K::depth * g_.x_token;
     }
@@ -76,8 +76,8 @@ class TiledGradCopy {
     for (int i = 0; i < (K::depth + kDyStep - 1) / kDyStep; ++i, from += kDyStep * g_.dy_token) {
       if (kDyStep > K::depth && dy_row_ >= K::depth) break;
       const bool there = whole || first + dy_row_ + i * kDyStep < g_.n;
-      ptx::cp_async_16(stage + K::x_bytes + place_in_columns<K::block>(dy_row_, thread % kDy, i * kDyStep),
-                       there ? from : g_.dy, there ? dy_bytes_ : 0);
+      ptx::cp_async_16_at(stage + K::x_bytes + place_in_columns<K::block>(dy_row_, thread % kDy, i * kDyStep),
+                          there ? from : g_.dy, there ? dy_bytes_ : 0);
     }
     dy_ += K::depth * g_.dy_token;
   }

@@ -95,7 +95,7 @@ __device__ inline void load_tiled_x(const TiledProduct& p, const TiledItem<K>& i
 #pragma unroll 1
       for (int i = 0; i < kTiledTokens / kRows; ++i) {
         const float* from = x + min(item.token + row + i * kRows, p.n - 1) * p.x_token;
-        ptx::cp_async_16(to + i * kRows * K::inner * 4, from, bytes);
+        ptx::cp_async_16_at(to + i * kRows * K::inner * 4, from, bytes);
       }
     }
   }
@@ -135,7 +135,7 @@ __device__ inline void load_tiled_w(const TiledProduct& p, const TiledItem<K>& i
         ptx::cp_async_16_if(weight > 0, to + k * 16 * K::inner * 4, from + k * 16 * p.block);
       } else if (weight > 0) {
         const bool there = !K::by_in || p.inputs > note_word(note, K::words) * p.block + along + row + k * 16;
-        ptx::cp_async_16(to + k * 16 * K::inner * 4, from + k * 16 * p.block, kEach == 1 || there ? bytes : 0);
+        ptx::cp_async_16_at(to + k * 16 * K::inner * 4, from + k * 16 * p.block, kEach == 1 || there ? bytes : 0);
       }
     }
   }

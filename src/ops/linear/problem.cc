@@ -47,10 +47,9 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
     *target = *number;
     return {};
   }
-  const std::pair<std::string_view, bool*> flags[] = {{"t", &c.transposed},          {"bias", &c.bias},
-                                                      {"residual", &c.residual},     {"gates", &c.gates},
-                                                      {"accumulate", &c.accumulate}, {"dgates", &c.dgates},
-                                                      {"tf32", &c.tf32}};
+  const std::pair<std::string_view, bool*> flags[] = {
+      {"t", &c.transposed},          {"bias", &c.bias},     {"residual", &c.residual}, {"gates", &c.gates},
+      {"accumulate", &c.accumulate}, {"dgates", &c.dgates}, {"tf32", &c.tf32}};
   for (const auto& [name, target] : flags) {
     if (key != name || !value.empty()) continue;
     *target = true;

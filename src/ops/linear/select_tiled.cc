@@ -35,9 +35,9 @@ int64_t tiled_workspace_bytes(const CudaProblem& p) {
 
 bool tiled_supports(const CudaProblem& p) {
   constexpr int64_t kMostTable = int64_t{1} << 26;  // bytes, beside those of W
-  const int64_t least = p.pass == Pass::wgrad ? 1 : kMostFewTokens + 1;
+  const int64_t least = p.pass == Pass::wgrad ? 1 : kFewTokens + 1;
   return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTiledTokens && p.w_aligned && p.x_in_rows &&
-         !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
+         !p.x_first && !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
          divide_up(p.n, kTiledTokens) * tiled_groups(p) <= kInt &&
          tiled_workspace_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
 }
