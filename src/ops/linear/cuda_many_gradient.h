@@ -195,9 +195,10 @@ __device__ inline void leave_gate_part(const ManyGradient& g, int32_t id, int ro
   if (threadIdx.x % 32 == 0) g.gate_parts[(int64_t{id} * rows + row / 16) * columns + column / 8] = product;
 }
 
-// Of a warpgroup's [64, 256] the 8 Count columns from 8 `first` on; sums(4 j + k): a lane's in the j-th 8 of them.
-template <class K, int Count, class Sums>
-__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, Sums sums) {
+// Of a warpgroup's [64, 256] the 8 Count columns from 8 `first` on: calls body(block, place in dW, inside, i) for pairs
+// of sums of this lane, i-th of all pairs. Tables are read as constants, else every store would be waited for.
+template <class K, int Count, class Body>
+__device__ inline void for_each_pair(const ManyGradient& g, const GradientUnit& unit, int group, int first, Body body) {
   const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
   const int ids = K::block > 32 ? 1 : (64 >> shift) * id_columns;
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -208,27 +209,36 @@ __device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int 
     const int cell = (first + j) * 8 / K::kCell, column = (first + j) * 8 % K::kCell + lane % 4 * 2;
     if (cell >= cells.count) continue;
     const int64_t index = unit.first_cell + cells.first + cell;
-    const int32_t chunk = g.tables.chunks[index];
-    const int64_t input = int64_t{chunk} * K::kCell + column;
+    const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + column;
     const int inside_inputs = static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{2}));
-    float product = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row + 8 * half;
       const int of_cell = K::block > 32 ? 0 : (r >> shift) * id_columns + (column >> shift);
-      const int32_t id = g.tables.ids[index * ids + of_cell];
-      if (id < 0) continue;
+      const int32_t id = __ldg(g.tables.ids + index * ids + of_cell);
       const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
       const int64_t at = (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block);
-      const float2 sum{sums(4 * j + 2 * half), sums(4 * j + 2 * half + 1)};
-      g.target.store_pair<typename K::Element>(id, at, inside ? inside_inputs : 0, sum);
-      if (g.gate_parts == nullptr) continue;  // the same in all lanes, as is the block
-      product += gate_product<typename K::Element>(g.w, at, inside ? inside_inputs : 0, sum);
-      if (shift > 3 && half == 0) continue;
-      leave_gate_part(g, id, r & in_block, static_cast<int>(input & in_block), product);
-      product = 0;
+      if (id >= 0) body(id, at, inside ? inside_inputs : 0, 2 * j + half);
     }
   }
+}
+
+// sums(2 i) and the next are those of the i-th pair.
+template <class K, int Count, class Sums>
+__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, Sums sums) {
+  using T = typename K::Element;
+  for_each_pair<K, Count>(g, unit, group, first, [&](int32_t id, int64_t at, int inside, int i) {
+    g.target.store_pair<T>(id, at, inside, {sums(2 * i), sums(2 * i + 1)});
+  });
+  if (g.gate_parts == nullptr) return;
+  const int shift = g.block_shift, in_block = (1 << shift) - 1;
+  float product = 0;
+  for_each_pair<K, Count>(g, unit, group, first, [&](int32_t id, int64_t at, int inside, int i) {
+    if (shift == 3 || i % 2 == 0) product = 0;
+    product += gate_product<T>(g.w, at, inside, {sums(2 * i), sums(2 * i + 1)});
+    if (shift > 3 && i % 2 == 0) return;  // 8 rows more of the same block
+    leave_gate_part(g, id, static_cast<int>(at >> shift) & in_block, static_cast<int>(at) & in_block, product);
+  });
 }
 
 // Where a warpgroup leaves partial sums: a thread block has two at most, of a unit that it begins in the midst of, and
