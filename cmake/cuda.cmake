@@ -50,6 +50,8 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu
   src/ops/linear/cuda_few_f16.cu
+  src/ops/linear/cuda_few_f32.cu
+  src/ops/linear/cuda_few_tf32.cu
   src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu
@@ -63,6 +65,9 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_region_units.cu
   src/ops/linear/cuda_regions_bf16.cu
   src/ops/linear/cuda_regions_f16.cu
+  src/ops/linear/cuda_tiled_f32.cu
+  src/ops/linear/cuda_tiled_tables.cu
+  src/ops/linear/cuda_tiled_tf32.cu
   src/ops/lstm/cuda.cc
   src/ops/lstm/cuda_cell.cu
   src/ops/lstm/cuda_resident.cu

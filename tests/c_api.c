@@ -59,7 +59,7 @@ static void test_products(void) {
   size = size > other ? size : other;
   size = size > third ? size : third;
   const bs_workspace workspace = {malloc(size), size};
-  const bs_stream stream = {NULL, 1};
+  const bs_stream stream = {NULL, 1, BS_MATH_TF32};
   const bs_tensor tx = matrix(x, N, IN), tdy = matrix(dy, N, OUT), ty = matrix(y, N, OUT), tdx = matrix(dx, N, IN);
   const bs_tensor tw = blocks_of(w, &view), tdw = blocks_of(dw, &view);
   EXPECT(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, workspace, stream) == BS_OK);
@@ -104,6 +104,8 @@ static void test_products(void) {
   const bs_workspace none = {NULL, 0};
   EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, none, stream), BS_INVALID_ARGUMENT,
                "workspace has 0 bytes");
+  const bs_stream odd = {NULL, 1, 2};
+  EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, workspace, odd), BS_INVALID_ARGUMENT, "math is 2");
   bs_tensor on_cuda = tx;
   on_cuda.device_type = BS_CUDA;
   if (bs_cuda_status() != BS_OK) {
@@ -212,7 +214,7 @@ static void test_lstm(void) {
 
   static char memory[1 << 16];
   const bs_workspace workspace = {memory, sizeof memory};
-  const bs_stream stream = {NULL, 1};
+  const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
   EXPECT(bs_lstm_forward_workspace_size(&view, BS_F32, STEPS, N) <= sizeof memory);
   EXPECT(bs_lstm_backward_workspace_size(&view, BS_F32, STEPS, N) <= sizeof memory);
   EXPECT(bs_lstm_forward_workspace_size(NULL, BS_F32, STEPS, N) == 0);
@@ -245,7 +247,7 @@ static void test_layer_norm(void) {
   const bs_tensor stats = {stats_data, BS_F32, BS_CPU, 0, 3, {N, 1, 2}, {2, 2, 1}};
   bs_tensor shift = gain, y = x, dx = x;
   shift.data = shift_data, y.data = y_data, dx.data = dx_data;
-  const bs_stream stream = {NULL, 1};
+  const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
   bs_layer_norm_inputs inputs = {&x, &gain, &shift, NULL, NULL, 1, 1e-12};
   EXPECT(bs_layer_norm_forward(&inputs, &y, &stats, stream) == BS_OK);
   EXPECT(fabsf(y_data[0] - 1) < 1e-6f && y_data[1] == 0 && fabsf(y_data[3] - 4) < 1e-6f);

@@ -18,12 +18,13 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 3
+#define BS_ABI_VERSION 4
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
 enum { BS_F32 = 0, BS_F64 = 1, BS_BF16 = 2, BS_F16 = 3 };
 enum { BS_CPU = 0, BS_CUDA = 1 };
+enum { BS_MATH_IEEE = 0, BS_MATH_TF32 = 1 };
 enum { BS_ACTIVATION_NONE = 0, BS_ACTIVATION_RELU = 1, BS_ACTIVATION_GELU = 2, BS_ACTIVATION_SILU = 3 };
 
 BS_API int32_t bs_abi_version(void);
@@ -152,6 +153,7 @@ typedef struct bs_workspace {
 typedef struct bs_stream {
   void* handle;    /* cudaStream_t; unused on the CPU */
   int32_t threads; /* CPU; 0: the default */
+  int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
 } bs_stream;
 
 /* `gates` and `epilogue` may be NULL. `workspace` holds at least what the functions below say. */

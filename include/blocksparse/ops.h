@@ -11,6 +11,7 @@
 //   - `layout` may be transposed (layout.t()): then out and in change places and the values are read transposed.
 //   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
 //     same bits, whatever the number of threads.
+//   - f32 is computed in f32, unless the caller allows tf32 on CUDA: see Math in stream.h.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
 //     bf16 (avx512_bf16, amx) count denormals as 0. On CUDA cards of 9.0 and for 16-bit types,

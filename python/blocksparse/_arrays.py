@@ -105,6 +105,7 @@ def fprop(
     residual: Any | None,
     gates: Any | None,
     out: Any | None,
+    tf32: bool = False,
 ) -> Any:
     """y = activation(x W^T + bias + residual)."""
     if activation not in _lib.ACTIVATIONS:
@@ -112,6 +113,7 @@ def fprop(
     _check_layout(layout)
     x, pointer = arrays.take(x), arrays.pointer
     with arrays.call(layout, "fprop", x, tokens(x), threads) as (view, workspace, stream):
+        stream.math = tf32
         y = arrays.like(x, layout.out_features) if out is None else out
         epilogue = _lib.Epilogue(pointer(bias), pointer(residual), _lib.ACTIVATIONS[activation])
         arguments = (pointer(x), pointer(values), pointer(gates), ctypes.byref(epilogue), pointer(y, written=True))
@@ -120,12 +122,21 @@ def fprop(
 
 
 def dgrad(
-    arrays: Arrays, dy: Any, values: Any, layout: Layout, *, gates: Any | None, out: Any | None, threads: int
+    arrays: Arrays,
+    dy: Any,
+    values: Any,
+    layout: Layout,
+    *,
+    gates: Any | None,
+    out: Any | None,
+    threads: int,
+    tf32: bool = False,
 ) -> Any:
     """dx = dy W."""
     _check_layout(layout)
     dy, pointer = arrays.take(dy), arrays.pointer
     with arrays.call(layout, "dgrad", dy, tokens(dy), threads) as (view, workspace, stream):
+        stream.math = tf32
         dx = arrays.like(dy, layout.in_features) if out is None else out
         arguments = (pointer(dy), pointer(values), pointer(gates), pointer(dx, written=True))
         _lib.call("bs_linear_dgrad", view, *arguments, workspace, stream)
@@ -144,6 +155,7 @@ def wgrad(
     gates: Any | None,
     out: Any | None,
     gates_out: Any | None,
+    tf32: bool = False,
 ) -> Any:
     """dW of the blocks of the layout, summed over all (x, dy) given."""
     _check_layout(layout)
@@ -156,6 +168,7 @@ def wgrad(
     x_tensors = (_lib.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
     dy_tensors = (_lib.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
     with arrays.call(layout, "wgrad", first, sum(map(tokens, xs)), threads) as (view, workspace, stream):
+        stream.math = tf32
         dw = arrays.empty(layout.values_shape, first.dtype) if out is None else out
         gradients = (arrays.pointer(dw, written=True), arrays.pointer(gates_out, written=True))
         given = (arrays.pointer(values), arrays.pointer(gates))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_RANK = 5
 MAX_MIX = 64
 
@@ -164,7 +164,7 @@ class Workspace(ctypes.Structure):
 class Stream(ctypes.Structure):
     """bs_stream."""
 
-    _fields_ = (("handle", ctypes.c_void_p), ("threads", ctypes.c_int32))
+    _fields_ = (("handle", ctypes.c_void_p), ("threads", ctypes.c_int32), ("math", ctypes.c_int32))
 
 
 class UnavailableError(RuntimeError):

@@ -29,6 +29,7 @@ def linear_fprop(
     activation: str = "none",
     gates: Array | None = None,
     out: Array | None = None,
+    allow_tf32: bool = False,
 ) -> Array:
     """y = activation(x W^T + bias + residual).
 
@@ -41,6 +42,7 @@ def linear_fprop(
         activation: "none", "relu", "gelu" (the exact one) or "silu".
         gates: [layout.blocks], float32 (float64 for float64): a factor for each block; 0 skips it.
         out: where to write the result; a new array otherwise.
+        allow_tf32: float32 may be computed in tf32, by tensor cores.
 
     Returns:
         [..., layout.out_features], of the dtype of x.
@@ -50,13 +52,19 @@ def linear_fprop(
         TypeError: an argument is no array of a card.
         UnavailableError: there is no card, or the library was built without CUDA.
     """
-    operands = {"bias": bias, "residual": residual, "gates": gates, "out": out}
+    operands: dict[str, Any] = {"bias": bias, "residual": residual, "gates": gates, "out": out, "tf32": allow_tf32}
     result: Array = _arrays.fprop(_ARRAYS, x, values, layout, activation=activation, threads=0, **operands)
     return result
 
 
 def linear_dgrad(
-    dy: Array, values: Array, layout: Layout, *, gates: Array | None = None, out: Array | None = None
+    dy: Array,
+    values: Array,
+    layout: Layout,
+    *,
+    gates: Array | None = None,
+    out: Array | None = None,
+    allow_tf32: bool = False,
 ) -> Array:
     """dx = dy W: the gradient of `linear_fprop` with respect to x.
 
@@ -66,6 +74,7 @@ def linear_dgrad(
         layout: which blocks of W there are.
         gates: as in `linear_fprop`.
         out: where to write the result; a new array otherwise.
+        allow_tf32: as in `linear_fprop`.
 
     Returns:
         [..., layout.in_features], of the dtype of dy.
@@ -75,7 +84,7 @@ def linear_dgrad(
         TypeError: an argument is no array of a card.
         UnavailableError: there is no card, or the library was built without CUDA.
     """
-    result: Array = _arrays.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=0)
+    result: Array = _arrays.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=0, tf32=allow_tf32)
     return result
 
 
@@ -89,6 +98,7 @@ def linear_wgrad(
     out: Array | None = None,
     gates_out: Array | None = None,
     accumulate: bool = False,
+    allow_tf32: bool = False,
 ) -> Array:
     """dW of the blocks of the layout, summed over all (x, dy) given: S = sum of dy_out^T x_in, dW = gate * S.
 
@@ -101,6 +111,7 @@ def linear_wgrad(
         out: [layout.blocks, b, b], written or, with `accumulate`, added to; a new array otherwise.
         gates_out: [layout.blocks], where the gradient of the gates, <S, W>, is written or added to.
         accumulate: add to `out` and `gates_out`.
+        allow_tf32: as in `linear_fprop`.
 
     Returns:
         [layout.blocks, b, b]; a new array has the dtype of x.
@@ -111,7 +122,7 @@ def linear_wgrad(
         UnavailableError: there is no card, or the library was built without CUDA.
     """
     operands = {"values": values, "gates": gates, "out": out, "gates_out": gates_out}
-    result: Array = _arrays.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=0, **operands)
+    result: Array = _arrays.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=0, tf32=allow_tf32, **operands)
     return result
 
 

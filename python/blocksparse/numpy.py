@@ -50,7 +50,7 @@ def linear_fprop(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    operands = {"bias": bias, "residual": residual, "gates": gates, "out": out}
+    operands: dict[str, Any] = {"bias": bias, "residual": residual, "gates": gates, "out": out}
     result: Array = _arrays.fprop(_ARRAYS, x, values, layout, activation=activation, threads=threads, **operands)
     return result
 
@@ -109,7 +109,7 @@ def linear_wgrad(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    operands = {"values": values, "gates": gates, "out": out, "gates_out": gates_out}
+    operands: dict[str, Any] = {"values": values, "gates": gates, "out": out, "gates_out": gates_out}
     result: Array = _arrays.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=threads, **operands)
     return result
 

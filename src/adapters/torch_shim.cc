@@ -239,16 +239,17 @@ LayoutView::Sizes sizes_of(const std::array<int64_t, 2>& blocks, int64_t out_fea
   return {static_cast<int32_t>(std::clamp<int64_t>(blocks[1], 0, 256)), out_features, in_features, blocks[0]};
 }
 
-Stream stream(Device device) {
+Stream stream(Device device, bool tf32) {
+  const Math math = tf32 ? Math::tf32 : Math::ieee;
   if (device.type == DeviceType::cuda) {
     void* handle = nullptr;
     if (torch.current_cuda_stream == nullptr) raise({StatusCode::unavailable, "[linear] this PyTorch has no CUDA"});
     check(torch.current_cuda_stream(device.index, &handle));
-    return {.handle = handle, .threads = 0};
+    return {.handle = handle, .threads = 0, .math = math};
   }
   uint32_t threads = 0;
   if (torch.num_threads != nullptr) check(torch.num_threads(&threads));
-  return {.handle = nullptr, .threads = static_cast<int32_t>(threads)};
+  return {.handle = nullptr, .threads = static_cast<int32_t>(threads), .math = math};
 }
 
 // Runs body(workspace) with so many bytes: a small workspace on the CPU is the thread's own, others are of PyTorch's
@@ -276,13 +277,13 @@ void require(const Status& status) {
 // ---- The kernels; arguments in the order of the schemas in _ops.py --------------------------------------------------
 
 Word product(const TensorHandle& index, bool transposed, const TensorHandle& x, int64_t out_features, const Weights& w,
-             const Epilogue& epilogue) {
+             const Epilogue& epilogue, bool tf32) {
   const Tensor xv = x.view();
   const LayoutView layout = view_of(index, transposed, sizes_of(blocks_of(w.values), out_features, width_of(xv)));
   TensorHandle y = empty_like(xv, out_features);
   const size_t bytes = linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv), xv.device);
   with_workspace(bytes, xv.device, [&](Workspace workspace) {
-    require(linear_fprop(layout, xv, w, epilogue, y.view(), workspace, stream(xv.device)));
+    require(linear_fprop(layout, xv, w, epilogue, y.view(), workspace, stream(xv.device, tf32)));
   });
   return y.release();
 }
@@ -290,7 +291,8 @@ Word product(const TensorHandle& index, bool transposed, const TensorHandle& x, 
 void linear(Word* stack, uint64_t, uint64_t) {
   const TensorHandle x(stack[0]), values(stack[1]), index(stack[2]), bias = take_optional(stack[3]);
   const auto out_features = static_cast<int64_t>(stack[4]);
-  stack[0] = product(index, false, x, out_features, values.view(), {bias.view(), {}, Activation::none});
+  const bool tf32 = (stack[5] & 1) != 0;
+  stack[0] = product(index, false, x, out_features, values.view(), {bias.view(), {}, Activation::none}, tf32);
 }
 
 void fprop(Word* stack, uint64_t, uint64_t) {
@@ -300,8 +302,9 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const TensorHandle bias = take_optional(stack[5]), residual = take_optional(stack[6]),
                      gates = take_optional(stack[7]);
   const auto activation = static_cast<Activation>(stack[8]);
+  const bool tf32 = (stack[9] & 1) != 0;
   stack[0] = product(index, transposed, x, out_features, {values.view(), gates.view()},
-                     {bias.view(), residual.view(), activation});
+                     {bias.view(), residual.view(), activation}, tf32);
 }
 
 void dgrad(Word* stack, uint64_t, uint64_t) {
@@ -309,12 +312,13 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   const auto in_features = static_cast<int64_t>(stack[3]);
   const bool transposed = (stack[4] & 1) != 0;
   const TensorHandle gates = take_optional(stack[5]);
+  const bool tf32 = (stack[6] & 1) != 0;
   const Tensor dyv = dy.view(), w = values.view();
   const LayoutView layout = view_of(index, transposed, sizes_of(blocks_of(w), width_of(dyv), in_features));
   TensorHandle dx = empty_like(dyv, in_features);
   const size_t bytes = linear_dgrad_workspace_size(layout, dyv.dtype, tokens_of(dyv), dyv.device);
   with_workspace(bytes, dyv.device, [&](Workspace workspace) {
-    require(linear_dgrad(layout, dyv, {w, gates.view()}, dx.view(), workspace, stream(dyv.device)));
+    require(linear_dgrad(layout, dyv, {w, gates.view()}, dx.view(), workspace, stream(dyv.device, tf32)));
   });
   stack[0] = dx.release();
 }
@@ -324,7 +328,7 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const auto blocks = static_cast<int64_t>(stack[3]), b = static_cast<int64_t>(stack[4]);
   const bool transposed = (stack[5] & 1) != 0, wide = (stack[6] & 1) != 0;
   const TensorHandle values = take_optional(stack[7]), gates = take_optional(stack[8]);
-  const bool gate_gradient = (stack[9] & 1) != 0;
+  const bool gate_gradient = (stack[9] & 1) != 0, tf32 = (stack[10] & 1) != 0;
   const GradPair pair{x.view(), dy.view()};
   const Device device = pair.x.device;
   const LayoutView layout = view_of(index, transposed, sizes_of({blocks, b}, width_of(pair.dy), width_of(pair.x)));
@@ -334,7 +338,7 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const size_t bytes = linear_wgrad_workspace_size(layout, pair.x.dtype, tokens_of(pair.x), device);
   with_workspace(bytes, device, [&](Workspace workspace) {
     require(linear_wgrad(layout, {&pair, 1}, {values.view(), gates.view()}, Accumulate::no,
-                         {dw.view(), gate_gradient ? dgates.view() : Tensor()}, workspace, stream(device)));
+                         {dw.view(), gate_gradient ? dgates.view() : Tensor()}, workspace, stream(device, tf32)));
   });
   stack[0] = dw.release();
   stack[1] = dgates.release();

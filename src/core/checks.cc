@@ -173,7 +173,10 @@ Status check_workspace(const char* op, const Workspace& workspace, size_t needed
                  needed);
 }
 
-Status check_threads(const char* op, const Stream& stream) {
+Status check_stream(const char* op, const Stream& stream) {
+  if (stream.math < Math::ieee || stream.math > Math::tf32) {
+    return invalid("[", op, "] math is ", static_cast<int32_t>(stream.math), ", needs 0 (ieee) or 1 (tf32)");
+  }
   if (stream.threads < 0) return invalid("[", op, "] threads is ", stream.threads, ", needs 0 or more");
   return {};
 }

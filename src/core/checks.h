@@ -52,6 +52,6 @@ Region region_of(const char* name, const ConstTensor& contiguous);
 Status check_disjoint(const char* op, const Region& out, std::span<const Region> inputs);
 
 Status check_workspace(const char* op, const Workspace& workspace, size_t needed);
-Status check_threads(const char* op, const Stream& stream);
+Status check_stream(const char* op, const Stream& stream);
 
 }  // namespace blocksparse

@@ -48,6 +48,16 @@ Status prepare(void (*kernel)(Parameters...), int shared_bytes) {
                    "prepare");
 }
 
+// The same of a kernel of which several thread blocks shall fit an SM: left alone, the driver may set aside shared
+// memory for one of them.
+template <class... Parameters>
+Status prepare_for_many(void (*kernel)(Parameters...), int shared_bytes) {
+  BS_RETURN_IF_ERROR(prepare(kernel, shared_bytes));
+  return status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                        cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+                   "prepare");
+}
+
 // Whether griddepcontrol is in the code of a kernel that the current device runs. It is not where the driver has made
 // that code of PTX for an older card.
 template <class... Parameters>

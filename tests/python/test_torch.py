@@ -105,6 +105,13 @@ def _op_calls(layout, dtype=torch.float32):
     yield _ops.wgrad, (x, dy, index, *sizes), {}
     yield _ops.wgrad, (x, dy, index, *sizes), {"wide": True, "values": w, "gates": gates, "gate_gradient": True}
     yield _ops.wgrad_list, ([x, x], [dy, dy], index, *sizes), {}
+    for op, arguments in (
+        (_ops.linear, (x, w, index, bias, layout.out_features)),
+        (_ops.fprop, (x, w, index, layout.out_features)),
+        (_ops.dgrad, (dy, w, index, layout.in_features)),
+        (_ops.wgrad, (x, dy, index, *sizes)),
+    ):
+        yield op, arguments, {"tf32": True}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

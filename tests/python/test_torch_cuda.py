@@ -54,6 +54,41 @@ def test_linear_agrees_with_dense(layout, dtype, order):
         assert error(got.grad, want.grad) < 2 * TOLERANCE[dtype]
 
 
+@pytest.fixture
+def tf32_setting():
+    """Puts torch.backends.cuda.matmul.allow_tf32 back."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("n", [20, 6000])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tf32_where_pytorch_allows_it(n, compiled, tf32_setting):
+    layout = Layout.from_graph("random(20,18,0.4)", 32, seed=1)
+    x, w = leaf(n, layout.in_features, dtype=torch.float32), leaf(*layout.values_shape, dtype=torch.float32)
+    dy = torch.randn(n, layout.out_features, device="cuda")
+    x64, w64 = (t.detach().double().requires_grad_() for t in (x, w))
+    expected = F.linear(x64, bst.to_dense(w64, layout))
+    expected.backward(dy.double())
+
+    def linear(x, w):
+        return bst.linear(x, w, layout)
+
+    if compiled:
+        linear = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    for allowed in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        x.grad = w.grad = None
+        y = linear(x, w)
+        torch.backends.cuda.matmul.allow_tf32 = not allowed  # what counts is the call
+        y.backward(dy)
+        for got, want in ((y, expected), (x.grad, x64.grad), (w.grad, w64.grad)):
+            relative = ((got - want).norm() / want.norm()).item()
+            assert relative < (6e-4 if allowed else 3e-6)
+            assert not allowed or relative > 1e-4 or got is w.grad  # few runs of blocks: made in f32 all the same
+
+
 def test_gradients_of_all_orders():
     layout = Layout.from_graph("random(2,3,0.7)", 8, seed=1, out_features=13, in_features=21)
     x, w = leaf(4, 21, dtype=torch.float64), leaf(*layout.values_shape, dtype=torch.float64)

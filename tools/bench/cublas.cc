@@ -133,9 +133,10 @@ Result<Contender> prepare_cublas_tf32(linear::LinearData& data, size_t rotate_by
 }
 
 // What a large product reaches.
-Result<double> card_peak(DType dtype) {
-  static std::array<Result<double>, 4> known{0.0, 0.0, 0.0, 0.0};
-  Result<double>& peak = known[static_cast<size_t>(dtype)];
+Result<double> card_peak(DType dtype, bool tf32) {
+  static std::array<Result<double>, 5> known{0.0, 0.0, 0.0, 0.0, 0.0};
+  tf32 = tf32 && dtype == DType::f32;
+  Result<double>& peak = known[tf32 ? 4 : static_cast<size_t>(dtype)];
   if (!peak.ok() || *peak > 0) return peak;
   peak = [&]() -> Result<double> {
     const auto blas = cublas();
@@ -148,7 +149,7 @@ Result<double> card_peak(DType dtype) {
     auto b = copies_on_card(made->placed(made->x()).data, static_cast<size_t>(count * size_of(dtype)), 1);
     if (!b.ok()) return b.status();
     const Matrix m{nullptr, side, side, side, false};
-    const Gemm gemm{dtype, dtype, false, {m, m, m, nullptr}};
+    const Gemm gemm{dtype, dtype, tf32, {m, m, m, nullptr}};
     const auto us = time_once_on_card(
         [&] { gemm.run(**blas, made->placed(made->x()).data, b->get(), made->placed(made->output()).data); });
     if (!us.ok()) return us.status();

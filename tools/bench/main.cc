@@ -86,7 +86,7 @@ Result<Measured> time_problem_on_card(const linear::LinearData& data, const std:
   constexpr double kLaunchUs = 2;  // what an empty kernel takes in a graph
   const auto bandwidth = card_bandwidth();
   if (!bandwidth.ok()) return bandwidth.status();
-  const auto peak = card_peak(data.spec().dtype);
+  const auto peak = card_peak(data.spec().dtype, data.spec().tf32);
   if (!peak.ok()) std::fprintf(stderr, "no peak is known: %s\n", peak.status().message().c_str());
   const auto timings = time_on_card(contenders, options);
   if (!timings.ok()) return timings.status();

@@ -75,7 +75,7 @@ Result<void*> open_library(const char* variable, std::initializer_list<const cha
 
 Result<Contender> prepare_cublas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_cublas_tf32(linear::LinearData& data, size_t rotate_bytes);
-Result<double> card_peak(DType dtype);  // FLOP/s of a large product by cuBLAS
+Result<double> card_peak(DType dtype, bool tf32);  // FLOP/s of a large product by cuBLAS
 Result<Contender> prepare_cusparse_bsr(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_cusparse_ell(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);

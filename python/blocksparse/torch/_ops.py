@@ -6,9 +6,9 @@
     linear_wgrad(x, dy, index, ...) -> (dw, dgates)                dW = gate * dy^T x
     linear_wgrad_list(x[], dy[], index, ...) -> (dw, dgates)       the same, summed over a list
 
-`index` is `Layout.index()` as a tensor, on the device of the others; `transposed` says that W^T of the layout is
-meant. The kernels are C++ where PyTorch's stable C interface is there, else Python functions over ctypes; `KERNELS` and
-`CUDA_KERNELS` tell which.
+`tf32` allows float32 to be computed in tf32 on CUDA. `index` is `Layout.index()` as a tensor, on the device of the
+others; `transposed` says that W^T of the layout is meant. The kernels are C++ where PyTorch's stable C interface is
+there, else Python functions over ctypes; `KERNELS` and `CUDA_KERNELS` tell which.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .. import _lib
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 _ops = torch.library.Library("blocksparse", "DEF")
-_ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features) -> Tensor")
+_ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features, bool tf32=False) -> Tensor")
 _ops.define(
     "linear_fprop(Tensor x, Tensor values, Tensor index, int out_features, bool transposed=False, "
-    "Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, int activation=0) -> Tensor"
+    "Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, int activation=0, bool tf32=False) -> Tensor"
 )
 _ops.define(
     "linear_dgrad(Tensor dy, Tensor values, Tensor index, int in_features, bool transposed=False, "
-    "Tensor? gates=None) -> Tensor"
+    "Tensor? gates=None, bool tf32=False) -> Tensor"
 )
 _WGRAD = (
     "Tensor index, int blocks, int block_size, bool transposed=False, bool wide=False, "
-    "Tensor? values=None, Tensor? gates=None, bool gate_gradient=False) -> (Tensor, Tensor)"
+    "Tensor? values=None, Tensor? gates=None, bool gate_gradient=False, bool tf32=False) -> (Tensor, Tensor)"
 )
 _ops.define(f"linear_wgrad(Tensor x, Tensor dy, {_WGRAD}")
 _ops.define(f"linear_wgrad_list(Tensor[] x, Tensor[] dy, {_WGRAD}")
@@ -69,7 +69,9 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.library.register_fake("blocksparse::linear", lib=_ops)
-def _linear_fake(x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+def _linear_fake(
+    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int, tf32: bool = False
+) -> Tensor:
     _check_devices(x, values, index, bias)
     return _empty_like(x, out_features)
 
@@ -85,6 +87,7 @@ def _fprop_fake(
     residual: Tensor | None = None,
     gates: Tensor | None = None,
     activation: int = 0,
+    tf32: bool = False,
 ) -> Tensor:
     _check_devices(x, values, index, bias, residual, gates)
     return _empty_like(x, out_features)
@@ -92,7 +95,13 @@ def _fprop_fake(
 
 @torch.library.register_fake("blocksparse::linear_dgrad", lib=_ops)
 def _dgrad_fake(
-    dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
+    dy: Tensor,
+    values: Tensor,
+    index: Tensor,
+    in_features: int,
+    transposed: bool = False,
+    gates: Tensor | None = None,
+    tf32: bool = False,
 ) -> Tensor:
     _check_devices(dy, values, index, gates)
     return _empty_like(dy, in_features)
@@ -116,6 +125,7 @@ def _wgrad_fake(
     values: Tensor | None = None,
     gates: Tensor | None = None,
     gate_gradient: bool = False,
+    tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     _check_devices(x, dy, index, values, gates)
     return _wgrad_outputs(x, blocks, block_size, wide, gate_gradient)
@@ -133,6 +143,7 @@ def _wgrad_list_fake(
     values: Tensor | None = None,
     gates: Tensor | None = None,
     gate_gradient: bool = False,
+    tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     _check_devices(x[0], *x, *dy, index, values, gates)
     return _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
@@ -192,10 +203,23 @@ def _width(x: Tensor) -> int:
     return x.size(-1) if x.dim() else 0
 
 
-def _stream(x: Tensor) -> _lib.Stream:
+def _stream(x: Tensor, tf32: bool = False) -> _lib.Stream:
     if x.is_cuda:
-        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0)
-    return _lib.Stream(None, torch.get_num_threads())
+        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
+    return _lib.Stream(None, torch.get_num_threads(), tf32)
+
+
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # 0.2 us, the property of torch.backends 2 us
+
+
+@torch.compiler.assume_constant_result  # torch.compile guards the setting itself
+def _tf32_is_allowed() -> bool:
+    return bool(torch.backends.cuda.matmul.allow_tf32 if _precision is None else _precision("cuda", "matmul") == "tf32")
+
+
+def allows_tf32(x: Tensor) -> bool:
+    """Whether PyTorch's own products of such a tensor may be computed in tf32: torch.backends.cuda.matmul."""
+    return x.is_cuda and x.dtype == torch.float32 and _tf32_is_allowed()
 
 
 def _fprop(
@@ -208,26 +232,35 @@ def _fprop(
     residual: Tensor | None = None,
     gates: Tensor | None = None,
     activation: int = 0,
+    tf32: bool = False,
 ) -> Tensor:
     y, view = _empty_like(x, out_features), _view(index, transposed, *_blocks(values), out_features, _width(x))
     workspace, _memory = _workspace("fprop", view, x, _tokens(x))
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
     arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
-    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x))
+    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x, tf32))
     return y
 
 
-def _linear(x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    return _fprop(x, values, index, out_features, False, bias)
+def _linear(
+    x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int, tf32: bool = False
+) -> Tensor:
+    return _fprop(x, values, index, out_features, False, bias, tf32=tf32)
 
 
 def _dgrad(
-    dy: Tensor, values: Tensor, index: Tensor, in_features: int, transposed: bool = False, gates: Tensor | None = None
+    dy: Tensor,
+    values: Tensor,
+    index: Tensor,
+    in_features: int,
+    transposed: bool = False,
+    gates: Tensor | None = None,
+    tf32: bool = False,
 ) -> Tensor:
     dx, view = _empty_like(dy, in_features), _view(index, transposed, *_blocks(values), _width(dy), in_features)
     workspace, _memory = _workspace("dgrad", view, dy, _tokens(dy))
     arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
-    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy))
+    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy, tf32))
     return dx
 
 
@@ -242,6 +275,7 @@ def _wgrad_list(
     values: Tensor | None = None,
     gates: Tensor | None = None,
     gate_gradient: bool = False,
+    tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     if len(x) != len(dy) or not x:
         raise ValueError(f"[linear_wgrad] {len(x)} tensors x and {len(dy)} dy, needs as many of each, and one at least")
@@ -251,7 +285,7 @@ def _wgrad_list(
     pairs = ((_lib.Tensor * len(x))(*map(_tensor, x)), (_lib.Tensor * len(dy))(*map(_tensor, dy)))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
-    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0]))
+    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0], tf32))
     return dw, dgates
 
 

@@ -66,7 +66,8 @@ def linear(
 ) -> Tensor:
     """activation(x W^T + bias + residual), where W has the blocks `values` at the places that `layout` names.
 
-    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs.
+    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs. float32 on CUDA is computed in
+    tf32, and so are its gradients, if `torch.backends.cuda.matmul` allowed it at the time of this call.
 
     Args:
         x: [..., layout.in_features]. A transposed view of a contiguous [features, tokens] tensor is taken as it is and
@@ -103,7 +104,7 @@ def linear_wgrad(
         dtype: of the result: that of x (default), or float32 for narrower x.
 
     Returns:
-        [layout.blocks, b, b]. Not differentiable.
+        [layout.blocks, b, b]. Not differentiable. In tf32 where `torch.backends.cuda.matmul` allows it.
 
     Raises:
         ValueError: a shape or dtype is wrong, or the lists are empty or of different lengths.
@@ -121,7 +122,10 @@ def linear_wgrad(
             _check_width("dy", dy, layout.out_features)
         pairs = [usable(x) for x in xs], [usable(dy) for dy in dys]
         index = index_of(layout, xs[0].device)
-        return _ops.wgrad_list(*pairs, index, layout.blocks, layout.block_size, layout.transposed, wide)[0]
+        tf32 = _ops.allows_tf32(xs[0])
+        return _ops.wgrad_list(
+            *pairs, index, layout.blocks, layout.block_size, layout.transposed, wide, None, None, False, tf32
+        )[0]
 
 
 def usable(x: Tensor) -> Tensor:
@@ -162,8 +166,9 @@ def apply_linear(
         raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
     if not x.is_contiguous():
         x = usable(x)
+    tf32 = on_card and _ops.allows_tf32(x)
     if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
-        y = _Product.apply(x, values, gates, bias, index, sizes, transposed)
+        y = _Product.apply(x, values, gates, bias, index, sizes, transposed, tf32)
         if residual is not None:
             if residual.shape != y.shape or residual.dtype != y.dtype:
                 raise ValueError(
@@ -174,10 +179,11 @@ def apply_linear(
     if values.dtype != dtype:
         values = values.to(dtype)
     if gates is None and residual is None and activation == "none" and not transposed:
-        return _ops.linear(x, values, index, bias, sizes[0])
+        return _ops.linear(x, values, index, bias, sizes[0], tf32)
     if residual is not None:
         residual = usable(residual)
-    return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, _lib.ACTIVATIONS[activation])
+    code = _lib.ACTIVATIONS[activation]
+    return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, code, tf32)
 
 
 def _check_width(name: str, x: Tensor, features: int) -> None:
@@ -215,28 +221,29 @@ class _Product(torch.autograd.Function):
         index: Tensor,
         sizes: tuple[int, int],
         transposed: bool,
+        tf32: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, values, gates, index)
-        ctx.sizes, ctx.transposed = sizes, transposed
-        y: Tensor = _ops.fprop(x, values.to(x.dtype), index, sizes[0], transposed, bias, None, gates, 0)
+        ctx.sizes, ctx.transposed, ctx.tf32 = sizes, transposed, tf32
+        y: Tensor = _ops.fprop(x, values.to(x.dtype), index, sizes[0], transposed, bias, None, gates, 0, tf32)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, values, gates, index = ctx.saved_tensors
-        sizes, transposed = ctx.sizes, ctx.transposed
+        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
         wide = values.dtype != x.dtype
         values = values.to(x.dtype)  # here, so that the second gradient goes through it
         dy = usable(dy)
         dx = dw = dgates = dbias = None
         if wants_x:
-            dx = _Transposed.apply(dy, values, gates, index, sizes, transposed)
+            dx = _Transposed.apply(dy, values, gates, index, sizes, transposed, tf32)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(x, dy, values, gates, index, sizes, transposed, wide, wants_gates)
+            dw, dgates = _Gradient.apply(x, dy, values, gates, index, sizes, transposed, tf32, wide, wants_gates)
         if wants_bias:
             dbias = _flat_sum(dy)
-        return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None
+        return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None, None
 
 
 class _Transposed(torch.autograd.Function):
@@ -251,24 +258,25 @@ class _Transposed(torch.autograd.Function):
         index: Tensor,
         sizes: tuple[int, int],
         transposed: bool,
+        tf32: bool,
     ) -> Tensor:
         ctx.save_for_backward(dy, values, gates, index)
-        ctx.sizes, ctx.transposed = sizes, transposed
-        dx: Tensor = _ops.dgrad(dy, values, index, sizes[1], transposed, gates)
+        ctx.sizes, ctx.transposed, ctx.tf32 = sizes, transposed, tf32
+        dx: Tensor = _ops.dgrad(dy, values, index, sizes[1], transposed, gates, tf32)
         return dx
 
     @staticmethod
     def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
         dy, values, gates, index = ctx.saved_tensors
-        sizes, transposed = ctx.sizes, ctx.transposed
+        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:3]
         ddx = usable(ddx)
         ddy = dw = dgates = None
         if wants_dy:
-            ddy = _Product.apply(ddx, values, gates, None, index, sizes, transposed)
+            ddy = _Product.apply(ddx, values, gates, None, index, sizes, transposed, tf32)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, sizes, transposed, False, wants_gates)
-        return ddy, dw if wants_values else None, dgates if wants_gates else None, None, None, None
+            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, sizes, transposed, tf32, False, wants_gates)
+        return ddy, dw if wants_values else None, dgates if wants_gates else None, None, None, None, None
 
 
 class _Gradient(torch.autograd.Function):
@@ -284,19 +292,20 @@ class _Gradient(torch.autograd.Function):
         index: Tensor,
         sizes: tuple[int, int],
         transposed: bool,
+        tf32: bool,
         wide: bool,
         wants_gates: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, dy, values, gates, index)
-        ctx.sizes, ctx.transposed, ctx.wants_gates = sizes, transposed, wants_gates
+        ctx.sizes, ctx.transposed, ctx.tf32, ctx.wants_gates = sizes, transposed, tf32, wants_gates
         blocks, b, _ = values.shape
-        dw, dgates = _ops.wgrad(x, dy, index, blocks, b, transposed, wide, values, gates, wants_gates)
+        dw, dgates = _ops.wgrad(x, dy, index, blocks, b, transposed, wide, values, gates, wants_gates, tf32)
         return dw, dgates
 
     @staticmethod
     def backward(ctx: Any, ddw: Tensor, ddgates: Tensor) -> tuple[Tensor | None, ...]:
         x, dy, values, gates, index = ctx.saved_tensors
-        sizes, transposed = ctx.sizes, ctx.transposed
+        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_x, wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:4]
         # <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: V plays the part of a weight.
         per_block = (-1, 1, 1)
@@ -306,12 +315,12 @@ class _Gradient(torch.autograd.Function):
         v = v.to(x.dtype)
         ddx = dddy = dvalues = dgates = None
         if wants_x:
-            ddx = _Transposed.apply(dy, v, None, index, sizes, transposed)
+            ddx = _Transposed.apply(dy, v, None, index, sizes, transposed, tf32)
         if wants_dy:
-            dddy = _Product.apply(x, v, None, None, index, sizes, transposed)
+            dddy = _Product.apply(x, v, None, None, index, sizes, transposed, tf32)
         if (wants_values and ctx.wants_gates) or wants_gates:
             ddw = ddw.to(x.dtype).contiguous()
-            s, inner = _Gradient.apply(x, dy, ddw, None, index, sizes, transposed, False, True)
+            s, inner = _Gradient.apply(x, dy, ddw, None, index, sizes, transposed, tf32, False, True)
             dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and ctx.wants_gates else None
             dgates = inner if wants_gates else None
-        return ddx, dddy, dvalues, dgates, None, None, None, None, None
+        return ddx, dddy, dvalues, dgates, None, None, None, None, None, None

@@ -181,7 +181,8 @@ class SharedWeight:
         if self.layout is None or self.index is None:
             return (torch.cat(dys).t() @ torch.cat(xs)).to(self.source.dtype)
         blocks, b, _ = self.weight.shape
-        return _ops.wgrad_list(list(xs), list(dys), self.index, blocks, b, self.layout.transposed, wide)[0]
+        more = (self.layout.transposed, wide, None, None, False, _ops.allows_tf32(xs[0]))
+        return _ops.wgrad_list(list(xs), list(dys), self.index, blocks, b, *more)[0]
 
 
 class _Collect(torch.autograd.Function):

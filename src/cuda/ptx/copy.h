@@ -20,6 +20,19 @@ __device__ inline void cp_async_16_at(uint32_t to, const void* from, int bytes) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// All of them, if `there`.
+__device__ inline void cp_async_16_if(bool there, uint32_t to, const void* from) {
+  asm volatile(
+      "{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
+      "@there cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(there))
+      : "memory");
+}
+
+__device__ inline void cp_async_4(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 // All copies of this thread since the last commit are a group.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,4 +1,4 @@
-// 16 bytes of shared memory, by address.
+// 4, 8 and 16 bytes of shared memory, by address.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,18 @@ __device__ inline int4 ld_shared_16(uint32_t from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(from)
                : "memory");
+  return v;
+}
+
+__device__ inline float2 ld_shared_8(uint32_t from) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+  return v;
+}
+
+__device__ inline float ld_shared_4(uint32_t from) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
   return v;
 }
 

@@ -165,6 +165,7 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   problem.x_in_rows = in_rows(p.x, p.dtype);
   problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
+  problem.tf32 = p.dtype == DType::f32 && stream.math == Math::tf32;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 
@@ -195,6 +196,7 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
     problem.gated = g.dgates != nullptr;
     problem.pairs = static_cast<int64_t>(part.pairs.size());
+    problem.tf32 = g.dtype == DType::f32 && stream.math == Math::tf32;
     for (size_t i = 0; i < part.pairs.size(); ++i) {
       const GradTerm term = part.term(i);
       problem.x_first = term.x.features_first();

@@ -28,6 +28,11 @@ inline bool in_pairs(const Activations& y) {
          (y.n == 1 || y.token_stride % 2 == 0);
 }
 
+// Whether sums are stored as they are.
+inline bool without_epilogue(const Product& p) {
+  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none;
+}
+
 inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
 
 __device__ inline float activated(Activation activation, float z) {

@@ -37,6 +37,11 @@ void expect_right(LinearData& data) {
 constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=70 b=8 ba(200,4) bias act=gelu gates",
     "linear:fprop f32 n=33 b=32 random(20,0.3)",
+    "linear:dgrad f32 n=20 b=8 ba(200,4) gates tf32",
+    "linear:fprop f32 n=64 b=16 ba(200,4) x=first bias",
+    "linear:fprop f32 n=500 b=32 ba(80,4) tf32",
+    "linear:dgrad f32 n=300 b=16 ba(80,4)",
+    "linear:wgrad f32 n=600 b=64 ba(40,4) tf32",
     "linear:dgrad f16 n=1100 b=16 ba(80,4)",
     "linear:fprop bf16 n=33 b=32 random(20,0.3) bias act=silu",
     "linear:dgrad f16 n=8 b=8 ba(200,4) gates",

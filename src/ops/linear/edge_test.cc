@@ -170,6 +170,9 @@ TEST(LinearEdge, Memory) {
   c = Call();
   c.stream.threads = -1;
   expect_error(c.fprop(), "threads is -1");
+  c = Call();
+  c.stream.math = static_cast<Math>(2);
+  expect_error(c.wgrad(), "math is 2, needs 0 (ieee) or 1 (tf32)");
   const Call good;
   expect_error(linear_fprop(LayoutView(), good.x, good.w, {}, good.y, good.workspace), "layout is null");
 }
@@ -299,7 +302,7 @@ TEST(Problem, LinesAreReadAndWritten) {
   const char* full =
       "linear:wgrad bf16 n=33 b=16 random(4,6,0.5) seed=3 threads=2 out=60 in=90 empty_row=1 empty_col=2 t x=first "
       "y=first "
-      "pad=3 offset=1 gates pairs=4 accumulate dw=f32 dgates values=int";
+      "pad=3 offset=1 gates pairs=4 accumulate dw=f32 dgates tf32 values=int";
   EXPECT_EQ(to_string(*parse_linear_case(full)), full);
   EXPECT_EQ(to_string(*parse_linear_case("linear:fprop random( 8, 0.5 )  act=gelu bias")),
             "linear:fprop f32 n=64 b=32 random(8,0.5) bias act=gelu");

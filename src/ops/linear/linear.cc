@@ -176,7 +176,7 @@ Result<Product> check_product(const ProductCall& c) {
 Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
   const auto p = check_product(c);
   if (!p.ok()) return p.status();
-  BS_RETURN_IF_ERROR(check_threads(c.op, stream));
+  BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (p->x.n == 0 || p->y.features == 0) return {};
   const size_t needed = workspace_size(c.pass, c.layout, p->dtype, p->x.n, c.x.device);
   BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed));
@@ -264,7 +264,7 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
   const Region dgates_region{"dgates", dgates.data, one_row(dgates.given() ? layout.blocks : 0),
                              size_of(sum_dtype(dtype))};
   BS_RETURN_IF_ERROR(check_gradients(op, layout, w, grads, dtype, dw_region, dgates_region));
-  BS_RETURN_IF_ERROR(check_threads(op, stream));
+  BS_RETURN_IF_ERROR(check_stream(op, stream));
   const auto n = check_pairs(op, pairs, layout, dtype, device, {dw_region, dgates_region});
   if (!n.ok()) return n.status();
   if (layout.blocks == 0) return {};

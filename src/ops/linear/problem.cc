@@ -47,9 +47,9 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
     *target = *number;
     return {};
   }
-  const std::pair<std::string_view, bool*> flags[] = {{"t", &c.transposed},          {"bias", &c.bias},
-                                                      {"residual", &c.residual},     {"gates", &c.gates},
-                                                      {"accumulate", &c.accumulate}, {"dgates", &c.dgates}};
+  const std::pair<std::string_view, bool*> flags[] = {
+      {"t", &c.transposed},          {"bias", &c.bias},     {"residual", &c.residual}, {"gates", &c.gates},
+      {"accumulate", &c.accumulate}, {"dgates", &c.dgates}, {"tf32", &c.tf32}};
   for (const auto& [name, target] : flags) {
     if (key != name || !value.empty()) continue;
     *target = true;
@@ -141,6 +141,7 @@ std::string to_string(const LinearCase& c) {
   flag("accumulate", c.accumulate);
   if (c.dw_dtype) line += concat(" dw=", blocksparse::name_of(*c.dw_dtype));
   flag("dgates", c.dgates);
+  flag("tf32", c.tf32);
   if (c.integers) line += " values=int";
   if (c.device.type == DeviceType::cuda) line += " device=cuda";
   return line;

@@ -25,6 +25,7 @@ namespace blocksparse::linear {
 //   bias residual act=gelu              epilogue (fprop)
 //   gates                               a factor for each block, some of them 0
 //   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
+//   tf32                                f32 on a card may be computed in tf32
 //   values=int                          small whole numbers: results must be exact. Default: normal
 //   device=cuda                         everything lies on the first CUDA card
 struct LinearCase {
@@ -40,7 +41,7 @@ struct LinearCase {
   bool bias = false, residual = false, gates = false;
   Activation activation = Activation::none;
   int64_t pairs = 1;
-  bool accumulate = false, dgates = false, integers = false;
+  bool accumulate = false, dgates = false, integers = false, tf32 = false;
   std::optional<DType> dw_dtype;
   Device device;
 };

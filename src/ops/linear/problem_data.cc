@@ -265,14 +265,16 @@ LinearData::Bounds LinearData::bounds() const {
   }
   const double gate_scale = case_.gates ? 6 : 1, area = static_cast<double>(case_.block * case_.block);
   const double eps = epsilon(sum_dtype(case_.dtype)), k = static_cast<double>(products);
+  const bool tf32 = case_.tf32 && case_.dtype == DType::f32 && case_.device.type == DeviceType::cuda;
+  const double product_eps = tf32 ? 0x1.8p-11 : eps;  // of each operand, rounded to 11 bits
   // Activations are right to 4 ulp of max(|z|, 1).
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
   // On a card W is rounded once more behind its gates: 6 sigma of that, for so many errors as there are products.
   const bool rounds = case_.gates && case_.pass != Pass::wgrad && case_.device.type == DeviceType::cuda &&
                       size_of(case_.dtype) == 2 && case_.n >= kLeastManyTokens;
   const double gated = rounds ? 6 * std::sqrt(k) * epsilon(case_.dtype) * scale * gate_scale : 0;
-  return {2 * eps * ((k + 1) * scale * gate_scale + max_epilogue_) + activated + gated,
-          2 * eps * (k + area) * area * scale * max_w_};
+  return {2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated + gated,
+          2 * product_eps * (k + area) * area * scale * max_w_};
 }
 
 void LinearData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {

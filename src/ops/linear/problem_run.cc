@@ -115,7 +115,8 @@ Result<std::string> LinearData::kernel() const {
 Status LinearData::run_again(const void* w) {
   void* scratch = device_workspace_ == nullptr ? workspace_.data() : device_workspace_.get();
   const Workspace workspace{scratch, workspace_.size() - static_cast<size_t>(kGuard)};
-  const Stream stream{.handle = stream_, .threads = static_cast<int32_t>(case_.threads)};
+  const Stream stream{
+      .handle = stream_, .threads = static_cast<int32_t>(case_.threads), .math = case_.tf32 ? Math::tf32 : Math::ieee};
   ConstTensor values = placed(w_);
   values.data = w;
   const Weights weights(values, placed(gates_));

@@ -22,7 +22,7 @@ LinearCase random_case(Random& rng, int64_t seed) {
   const std::string pass = one_of("fprop", "dgrad", "wgrad");
   const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
   const int64_t most = std::max<int64_t>(2, 160 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
-  std::string line = "linear:" + pass + " " + one_of("f32", "f64", "bf16", "f16") +
+  std::string line = "linear:" + pass + " " + one_of("f32", "f32 tf32", "f64", "bf16", "f16") +
                      " n=" + std::to_string(rng.below(4) == 0 ? 128 + rng.below(300) : rng.below(140)) +
                      " b=" + std::to_string(b) + " random(" + std::to_string(rows) + "," + std::to_string(columns) +
                      "," + one_of("0.1", "0.3", "0.7", "1") + ") seed=" + std::to_string(seed);

@@ -6,6 +6,7 @@
 #include "core/index.h"
 #include "ops/linear/select_many.h"
 #include "ops/linear/select_regions.h"
+#include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
 
@@ -15,6 +16,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::few: return "few";
     case CudaKernel::regions: return "regions";
     case CudaKernel::many: return "many";
+    case CudaKernel::tiled: return "tiled";
   }
   return "unknown";
 }
@@ -44,11 +46,13 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
 
 namespace {
 
+int64_t most_few_tokens(DType dtype) { return dtype == DType::f32 ? kFewTokens : kMostFewTokens; }
+
 // Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
 // bits.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
+  return p.pass != Pass::wgrad && p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p.dtype) && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -65,6 +69,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::few: return few_supports(p);
     case CudaKernel::regions: return regions_support(p);
     case CudaKernel::many: return many_supports(p);
+    case CudaKernel::tiled: return tiled_supports(p);
   }
   return false;
 }
@@ -72,6 +77,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
+    if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
@@ -85,25 +91,31 @@ bool generic_splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
 // Figures: H200, 12288 x 12288, bf16, cold, us, of densities .5, .1 and .02; 2026-11-21.
 FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   FewPlan plan;
+  const bool f32 = p.dtype == DType::f32;
   // Kernels for 8, 32 and 64 tokens; b <= 16 has 16 in place of 8: n = 8, b = 8 takes 51.1, 15.4, 8.0 with either, for
   // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
   // gates there is none below 32, which halves what there is to compile.
-  const int32_t least = gated ? 32 : p.block <= 16 ? 16 : 8;
+  const int32_t least = f32 ? 8 : gated ? 32 : p.block <= 16 ? 16 : 8;
   plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : kFewTokens;
   plan.slices = static_cast<int32_t>((p.n + plan.tokens - 1) / plan.tokens);
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
   const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.slices;
-  plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
+  // f32's rings of 8 warps take up to 148 KB of shared memory, of which 8.6, 8.9 and 12.0 have 99.
+  const bool large = !f32 || card.arch == 80 || (card.arch >= 90 && card.arch < 120);
+  plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors && large ? 8 : 4;
   // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
   // below; with 32 tokens never less.
   const double density =
       static_cast<double>(p.blocks) / static_cast<double>(std::max<int64_t>(1, p.output_blocks() * p.input_blocks()));
-  plan.pack = p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15);
+  plan.pack = !f32 && (p.block < 32 || (p.block == 32 && plan.tokens == 64 && density >= 0.15));
   return plan;
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
+  if (p.dtype == DType::f32) {
+    return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.n * ((p.inputs + 3) / 4 * 4) * 4};
+  }
   const int64_t tokens = p.n <= 32 ? 32 : (p.n + kFewTokens - 1) / kFewTokens * kFewTokens;
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
@@ -120,7 +132,7 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, kMostFewTokens);
+  p.n = std::min(p.n, most_few_tokens(p.dtype));
   if (!few_supports(p)) return 0;
   const FewWorkspace w = few_workspace(p);
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
@@ -140,11 +152,16 @@ size_t region_workspace_bytes(CudaProblem p) {
   return regions_support(p) ? static_cast<size_t>(region_places(p).end) : 0;
 }
 
+size_t tiled_workspace(CudaProblem p) {
+  p.n = std::min<int64_t>(p.n, kTiledTokens);
+  return tiled_supports(p) ? static_cast<size_t>(tiled_workspace_bytes(p)) : 0;
+}
+
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
-  return std::max(
-      {generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p), region_workspace_bytes(p)});
+  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p),
+                   region_workspace_bytes(p), tiled_workspace(p)});
 }
 
 }  // namespace blocksparse::linear

@@ -14,9 +14,9 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3 };
+enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3, tiled = 4 };
 inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many,
-                                               CudaKernel::regions};
+                                               CudaKernel::regions, CudaKernel::tiled};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
@@ -36,6 +36,7 @@ struct CudaProblem {
   bool x_first = false;   // rows are features (wgrad: of x and dy alike), else tokens
   bool gated = false;     // wgrad: the gates' gradient is wanted
   int64_t pairs = 1;      // wgrad
+  bool tf32 = false;      // f32: operands may be rounded to tf32
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }

@@ -8,6 +8,7 @@
 #include "ops/linear/select_cuda.h"
 #include "ops/linear/select_many.h"
 #include "ops/linear/select_regions.h"
+#include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -39,27 +40,56 @@ TEST(SelectCuda, TransposedAndBackwardExchangeTheSides) {
 
 TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
   LayoutView view{.block_size = 8, .out_features = 1600, .in_features = 1600, .blocks = 1600};
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 64)), 0u) << "no row is cut";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 64)), 0u) << "no row is cut";
   view.cut_by_out = true;
-  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::f32, 64);
+  const CudaProblem few = cuda_problem(Pass::fprop, view, DType::f64, 64);
   ASSERT_GT(few.slots, 0);
-  EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 4));
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 5000)), 0u) << "rows are walked whole";
+  EXPECT_EQ(cuda_workspace_bytes(few), static_cast<size_t>(few.slots * 64 * 8 * 8));
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f32, 64)),
+            static_cast<size_t>(few.slots * 64 * 8 * 4 + 1600 * 64 * 4))
+      << "and x, should it have to be copied";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 64)), 0u) << "terms fit into a launch";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f32, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
 }
 
+TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
+  const CudaProblem p{.dtype = DType::f32, .block = 32, .n = 4096, .inputs = 4096, .outputs = 4096, .blocks = 1600};
+  const cuda::Card a100{.arch = 80, .multiprocessors = 108};
+  EXPECT_EQ(choose_cuda_kernel(p, a100), CudaKernel::tiled);
+  const auto but = [&](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, a100);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128; }), CudaKernel::generic) << "32 tiles for 108 multiprocessors";
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::bf16; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad, o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.inputs = o.outputs = 200000, o.blocks = 100000; }),
+            CudaKernel::generic)
+      << "lists that are much larger than W";
+  EXPECT_EQ(tiled_groups(p), 32);
+  EXPECT_EQ(tiled_places(p).end - tiled_places(p).weights, 32 * 128 * 4 * 4);
+  EXPECT_GE(tiled_runs(p), 1600 / 8);
+}
+
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
-  for (DType dtype : {DType::bf16, DType::f16}) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     size_t before = 0;
     for (int64_t n = 1; n <= 1000; ++n) {
       const CudaProblem p = cuda_problem(Pass::fprop, view, dtype, n);
       const size_t bytes = cuda_workspace_bytes(p);
       EXPECT_GE(bytes, before) << n;
       before = bytes;
-      if (n > kMostFewTokens) continue;
+      if (n > (dtype == DType::f32 ? kFewTokens : kMostFewTokens)) continue;
       const FewWorkspace w = few_workspace(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
@@ -67,7 +97,7 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
         const int64_t tokens = int64_t{plan.tokens} * plan.slices;
         EXPECT_GE(tokens, n);
         EXPECT_LT(tokens - plan.tokens, n) << "an empty slice";
-        EXPECT_GE(w.packed_bytes, 1600 * tokens * 2);
+        EXPECT_GE(w.packed_bytes, dtype == DType::f32 ? 1600 * n * 4 : 1600 * tokens * 2);
       }
     }
   }
@@ -89,7 +119,8 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f64; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
@@ -116,7 +147,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many) << "W is copied";
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::many) << "W is copied, and cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
@@ -243,6 +274,13 @@ TEST(SelectCuda, FewTokensArePlannedBySizesAndCard) {
   EXPECT_EQ(plan_few(p, false, {.arch = 80, .multiprocessors = 108}).warps, 4);
   p.slots = 5;
   EXPECT_EQ(plan_few(p, false, kH200).warps, 4);
+  p.slots = 0;
+  p.dtype = DType::f32;
+  EXPECT_EQ(plan_few(p, false, kH200).warps, 8);
+  EXPECT_EQ(plan_few(p, false, {.arch = 89, .multiprocessors = 142}).warps, 4) << "less shared memory";
+  p.n = 1;
+  EXPECT_EQ(plan_few(p, true, kH200).tokens, 8);
+  EXPECT_FALSE(plan_few(p, true, kH200).pack);
 
   p = {.dtype = DType::bf16, .block = 32, .n = 64, .inputs = 12288, .outputs = 12288, .blocks = 14745};
   EXPECT_FALSE(plan_few(p, false, kH200).pack) << "density .1";

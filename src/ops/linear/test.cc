@@ -100,9 +100,19 @@ constexpr std::string_view kAwkward[] = {
     "linear:wgrad f16 n=20 b=32 random(6,6,0.4) seed=66 values=int dgates",
 };
 
+// The line with other types in place of bf16 and f16.
+std::string with_types(std::string line, std::string_view one, std::string_view other) {
+  const auto replace = [&line](std::string_view what, std::string_view by) {
+    if (const size_t at = line.find(what); at != std::string::npos) line.replace(at, what.size(), by);
+  };
+  replace(" bf16 ", concat(" ", one, " "));
+  replace(" f16 ", concat(" ", other, " "));
+  return line;
+}
+
 // What the CUDA kernel for few tokens takes: every block size with every edge of its numbers of tokens, both passes, in
 // turn with whatever else a call may have.
-std::vector<std::string> few_tokens() {
+std::vector<std::string> few_tokens(std::string_view one, std::string_view other) {
   constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64, 65, 190};
   struct Shape {
     int b, rows, columns;
@@ -129,7 +139,7 @@ std::vector<std::string> few_tokens() {
         const std::string ragged =
             concat("out=", shape.rows * shape.b - cut, " in=", shape.columns * shape.b - (shape.b > 64 ? 70 : cut));
         if (const size_t at = more.find("ragged"); at != std::string::npos) more.replace(at, 6, ragged);
-        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 2 % 2 == 0 ? "bf16" : "f16", " n=", n,
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 2 % 2 == 0 ? one : other, " n=", n,
                                " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",0.5) seed=", 100 + turn,
                                more));
         ++turn;
@@ -164,13 +174,13 @@ std::vector<std::string> few_tokens() {
            "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
            "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
        }) {
-    lines.emplace_back(line);
+    lines.push_back(with_types(line, one, other));
   }
   return lines;
 }
 
 // What the CUDA kernel for many tokens takes, and beside it what it does not.
-std::vector<std::string> many_tokens() {
+std::vector<std::string> many_tokens(std::string_view one, std::string_view other) {
   struct Shape {
     int b, rows, columns;
     std::string_view density;
@@ -217,7 +227,7 @@ std::vector<std::string> many_tokens() {
         replace("out=ragged", concat("out=", shape.rows * shape.b - 5));
         replace("in=ragged", concat("in=", shape.columns * shape.b - 5));
         replace("ragged", concat(out, " ", in));
-        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 4 % 2 == 0 ? "bf16" : "f16", " n=", n,
+        lines.push_back(concat("linear:", forward ? "fprop " : "dgrad ", turn / 4 % 2 == 0 ? one : other, " n=", n,
                                " b=", shape.b, " random(", shape.rows, ",", shape.columns, ",", shape.density,
                                ") seed=", 300 + turn, more));
         ++turn;
@@ -244,7 +254,7 @@ std::vector<std::string> many_tokens() {
       if (const size_t at = more.find("ragged"); at != std::string::npos) {
         more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 3));
       }
-      lines.push_back(concat("linear:wgrad ", turn / 3 % 2 == 0 ? "bf16" : "f16", " n=", n, " b=", shape.b, " random(",
+      lines.push_back(concat("linear:wgrad ", turn / 3 % 2 == 0 ? one : other, " n=", n, " b=", shape.b, " random(",
                              shape.rows, ",", shape.columns, ",", shape.density, ") seed=", 500 + turn, more));
     }
   }
@@ -274,7 +284,7 @@ std::vector<std::string> many_tokens() {
            "linear:dgrad bf16 n=1000 b=8 dense(80,80) seed=6",
            "linear:fprop bf16 n=512 b=32 dense(20,150) seed=7",
        }) {
-    lines.emplace_back(line);
+    lines.push_back(with_types(line, one, other));
   }
   return lines;
 }
@@ -300,9 +310,9 @@ TEST_P(LinearSweep, EveryIsaMatchesTheReference) {
   ASSERT_TRUE(set_cpu_isa("").ok());
 }
 
-TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
+void every_cuda_kernel(const std::string& line) {
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
-  auto c = parse_linear_case(GetParam());
+  auto c = parse_linear_case(line);
   ASSERT_TRUE(c.ok()) << c.status().message();
   c->device.type = DeviceType::cuda;
   auto data = LinearData::make(*c);
@@ -323,10 +333,18 @@ TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) {
   ASSERT_TRUE(set_cuda_kernel("").ok());
 }
 
+TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(GetParam()); }
+
+// What says nothing new about CPUs.
+class LinearCudaSweep : public testing::TestWithParam<std::string> {};
+TEST_P(LinearCudaSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(GetParam()); }
+
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
-INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens()));
-INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens()));
+INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
+INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));
 
 }  // namespace
 }  // namespace blocksparse::linear

@@ -97,7 +97,7 @@ Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out
   if (!(in.epsilon > 0) || !std::isfinite(in.epsilon)) {
     return invalid("[", op, "] epsilon is ", in.epsilon, ", needs a positive number");
   }
-  BS_RETURN_IF_ERROR(check_threads(op, stream));
+  BS_RETURN_IF_ERROR(check_stream(op, stream));
   Forward f;
   set_sizes(in.x, in.relu, f);
   f.epsilon = in.epsilon;
@@ -126,7 +126,7 @@ Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const La
   BS_RETURN_IF_ERROR(c.output("dfactor", grads.factor, Shape::rows, false));
   BS_RETURN_IF_ERROR(c.output("dterm", grads.term, Shape::rows, false));
   BS_RETURN_IF_ERROR(c.disjoint());
-  BS_RETURN_IF_ERROR(check_threads(op, stream));
+  BS_RETURN_IF_ERROR(check_stream(op, stream));
   Backward b;
   set_sizes(saved.x, saved.relu, b);
   b.x = saved.x.data, b.gain = saved.gain.data, b.shift = saved.shift.data, b.factor = saved.factor.data;
