@@ -43,12 +43,16 @@ if(NOT SKBUILD)
   string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers; half of the code's size
 endif()
 set(BLOCKSPARSE_CUDA_SOURCES
+  src/cuda/build_index.cu
   src/cuda/card.cc
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu
   src/ops/linear/cuda_few_f16.cu
+  src/ops/linear/cuda_few_gradient_bf16.cu
+  src/ops/linear/cuda_few_gradient_f16.cu
+  src/ops/linear/cuda_few_gradient_pack.cu
   src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/device_index.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -84,6 +85,7 @@ Status prepare_those_of(const cuda::Card& card) {
 }
 
 Status prepare_all(const cuda::Card& card) {
+  BS_RETURN_IF_ERROR(cuda::prepare_build_index());
   BS_RETURN_IF_ERROR(prepare_those_of<CudaProductKernel>(card));
   return prepare_those_of<CudaGradientKernel>(card);
 }

@@ -221,9 +221,18 @@ __global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_c
     const Split split = p.walk.splits[i / (width / 2)];
     const int32_t inner = i % (width / 2) * 2;
     float2 sum = {0, 0};
-    for (int32_t slot = 0; slot < split.slots; ++slot) {
-      const float2 part = *reinterpret_cast<const float2*>(p.partial + (split.first_slot + slot) * width + inner);
-      sum.x += part.x, sum.y += part.y;
+    constexpr int kAtOnce = 8;  // under way together
+    for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
+      float2 part[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int32_t at = split.first_slot + min(slot + k, split.slots - 1);
+        part[k] = *reinterpret_cast<const float2*>(p.partial + at * width + inner);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (slot + k < split.slots) sum.x += part[k].x, sum.y += part[k].y;
+      }
     }
     finish_pair<T>(p, block, split.to, inner / block, inner % block, sum);
   }

@@ -46,7 +46,11 @@ namespace {
 // bits.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
+  if (p.pass == Pass::wgrad) {
+    return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewGradientTokens &&
+           p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
+  }
+  return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -103,6 +107,25 @@ FewWorkspace few_workspace(const CudaProblem& p) {
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
 
+FewGradientPlan plan_few_gradient(const CudaProblem& p) {
+  FewGradientPlan plan;
+  plan.unit = std::min(p.block, 32);
+  const int64_t side = p.block / plan.unit;
+  plan.units = p.blocks * side * side;
+  plan.input_units = p.input_blocks() * side;
+  plan.output_units = p.output_blocks() * side;
+  // Pairs are packed 64 at a time, in whole chunks.
+  const int64_t chunks = (p.n + 31) / 32 + (std::max<int64_t>(p.n, 1) - 1) / 64;
+  plan.packed_bytes = (plan.input_units + plan.output_units) * chunks * plan.unit * 32 * 2;
+  plan.workspace_bytes = plan.packed_bytes + plan.units * 4;
+  return plan;
+}
+
+int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
+  const int64_t resident = int64_t{card.multiprocessors} * 12;
+  return tiles >= resident || chunks < 2 ? 1 : 2 * tiles >= resident || chunks < 4 ? 2 : 4;
+}
+
 namespace {
 
 size_t generic_workspace_bytes(const CudaProblem& p) {
@@ -115,8 +138,9 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, kMostFewTokens);
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? kMostFewGradientTokens : kMostFewTokens);
   if (!few_supports(p)) return 0;
+  if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
 }
