@@ -63,7 +63,6 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
     s.counts = place(of);
     s.lengths = place(of + kMaxSlots);
     s.unsorted = place((of + kMaxSlots) * 4);
-    s.hub = static_cast<int32_t>(hub_length(of, sizes.blocks));
     s.cap = static_cast<int32_t>(split_cap(of, sizes.blocks));
     return s;
   };

@@ -17,7 +17,7 @@ struct DeviceIndexSide {
   int64_t starts = 0, refs = 0, pieces = 0, splits = 0, end = 0;  // in the index; pieces end where splits begin
   int64_t bits = 0, before = 0;  // in the workspace: [rows][words], and blocks of the row before each word
   int64_t counts = 0, lengths = 0, unsorted = 0;  // [rows], of pieces [rows + kMaxSlots], Piece [rows + kMaxSlots]
-  int32_t hub = 0, cap = 0;                       // hub_length and split_cap
+  int32_t cap = 0;                                // split_cap()
 };
 
 // All offsets are in words of 32 bits.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <cstdlib>
 
 #include "core/text.h"
 
@@ -41,21 +40,14 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
   return s;
 }
 
-int64_t hub_length(int64_t rows, int64_t blocks) {
+int64_t split_cap(int64_t rows, int64_t blocks) {
   const int64_t mean = rows > 0 ? blocks / rows : 0;
   return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
 }
 
-int64_t split_cap(int64_t rows, int64_t blocks) {
-  static const int percent = getenv("BS_CAP") ? atoi(getenv("BS_CAP")) : 150;
-  if (percent == 0) return hub_length(rows, blocks);
-  const int64_t mean = rows > 0 ? percent * blocks / (100 * rows) : 0;
-  return std::min(hub_length(rows, blocks), std::max<int64_t>({8, (blocks + 255) / 256, mean}));
-}
-
 int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks) {
-  if (columns <= hub_length(rows, blocks)) return 0;
   const int64_t cap = split_cap(rows, blocks);
+  if (columns <= cap) return 0;
   // Of rows with l > cap blocks there are at most blocks / (cap + 1), and each has less than l / cap + 1 slices.
   return std::min(kMaxSlots, blocks / cap + blocks / (cap + 1));
 }
@@ -91,7 +83,8 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
   if (h.by_out.splits > 0) words += kCutByOutWords;
   if (h.by_in.splits > 0) words += kCutByInWords;
   const bool room = h.hash[0] == 0 && h.hash[1] == 0;  // made on a card, which always leaves room for both
-  if (words >= 0 && room) words = index_sections(h.out_blocks, h.in_blocks, h.blocks).words + kCutByOutWords + kCutByInWords;
+  if (words >= 0 && room)
+    words = index_sections(h.out_blocks, h.in_blocks, h.blocks).words + kCutByOutWords + kCutByInWords;
   if (words != static_cast<int64_t>(index.size())) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }

@@ -34,8 +34,7 @@ inline constexpr int64_t kCutByOutWords = 4, kCutByInWords = 8;
 
 IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t blocks);
 
-// Where a row has more blocks than this, in a matrix of `rows` rows, rows are cut into slices of at most split_cap.
-int64_t hub_length(int64_t rows, int64_t blocks);
+// Rows of more blocks than this are cut, in a matrix of `rows` rows.
 int64_t split_cap(int64_t rows, int64_t blocks);
 
 // As many slots as a matrix of that size may have at most: what can be said without looking at its tables.

@@ -59,9 +59,7 @@ struct Cut {
 
 Cut cut_rows(std::span<const int32_t> starts, int64_t blocks) {
   const int64_t rows = static_cast<int64_t>(starts.size()) - 1;
-  int64_t longest = 0;
-  for (size_t row = 1; row < starts.size(); ++row) longest = std::max<int64_t>(longest, starts[row] - starts[row - 1]);
-  const int64_t cap = longest > hub_length(rows, blocks) ? split_cap(rows, blocks) : longest;
+  const int64_t cap = split_cap(rows, blocks);
   Cut cut;
   cut.pieces.reserve(static_cast<size_t>(rows));
   for (int32_t row = 0; row < rows; ++row) {

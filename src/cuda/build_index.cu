@@ -4,7 +4,7 @@
 //   pack_mask     a warp for 32 x 32 entries: bits of rows, and of columns
 //   count_rows    a warp for each row and column: its blocks, and how many lie before each word
 //   cut_rows      a thread block for each direction: where rows begin, what is cut, header, pieces in the order of rows
-//   write_tables  a warp for each row and column: refs; a warp for each piece: its place, the longest first
+//   write_tables  a thread for each word: its refs; a warp for each piece: its place, the longest first
 // A mask that does not hold as many blocks as the layout has leaves tables without any, and says so in the header.
 #include <algorithm>
 
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Bu
   if (first_row >= rows) return;
   uint32_t bits = 0;
   // Entries of a row side by side in the lanes: bytes of any alignment.
-#pragma unroll 8
+#pragma unroll
   for (int r = 0; r < 32; ++r) {
     const int64_t row = first_row + r, column = first_column + lane();
     const bool there = row < rows && column < columns && b.mask[row * columns + column] != 0;
@@ -118,22 +118,17 @@ __device__ Tally sum_before(const Tally& mine, Tally& all) {
   return before;
 }
 
-// All blocks, saturated, and the longest row.
-__device__ void measure_rows(const Build& b, const DeviceIndexSide& s, int64_t& total, int& longest) {
-  __shared__ unsigned long long shared_total;
-  __shared__ int shared_longest;
-  if (threadIdx.x == 0) shared_total = 0, shared_longest = 0;
+__device__ int64_t all_blocks(const Build& b, const DeviceIndexSide& s) {
+  __shared__ unsigned long long total;
+  if (threadIdx.x == 0) total = 0;
   __syncthreads();
   unsigned long long mine = 0;
-  int most = 0;
   for (int row = static_cast<int>(threadIdx.x); row < s.rows; row += kCutThreads) {
-    const int count = b.scratch[s.counts + row];
-    mine += static_cast<unsigned>(count), most = max(most, count);
+    mine += static_cast<unsigned>(b.scratch[s.counts + row]);
   }
-  atomicAdd(&shared_total, mine);  // whole numbers: the order does not matter
-  atomicMax(&shared_longest, most);
+  atomicAdd(&total, mine);  // whole numbers: the order does not matter
   __syncthreads();
-  total = static_cast<int64_t>(shared_total), longest = shared_longest;
+  return static_cast<int64_t>(total);
 }
 
 // Row `row` of `count` blocks: its pieces, its split, its start.
@@ -151,15 +146,13 @@ __device__ void write_row(const Build& b, const DeviceIndexSide& s, int row, int
 __global__ void __launch_bounds__(kCutThreads) cut_rows(const __grid_constant__ Build b) {
   const auto which = static_cast<int>(blockIdx.x);
   const DeviceIndexSide& s = b.side(which);
-  int64_t total = 0;
-  int longest = 0;
-  measure_rows(b, s, total, longest);
-  const bool right = total == b.plan.header.blocks, cut = right && longest > s.hub;
+  const int64_t total = all_blocks(b, s);
+  const bool right = total == b.plan.header.blocks;
   Tally before = {};
   for (int first = 0; first < s.rows; first += kCutThreads) {
     const int row = first + static_cast<int>(threadIdx.x);
     const int count = row < s.rows && right ? b.scratch[s.counts + row] : 0;
-    const int parts = row >= s.rows ? 0 : cut && count > s.cap ? (count + s.cap - 1) / s.cap : 1;
+    const int parts = row >= s.rows ? 0 : count > s.cap ? (count + s.cap - 1) / s.cap : 1;
     Tally all;
     const Tally of_chunk = sum_before({count, parts, parts > 1 ? parts : 0, parts > 1 ? 1 : 0}, all);
     if (row < s.rows) write_row(b, s, row, count, parts, before + of_chunk);
@@ -184,25 +177,23 @@ __global__ void __launch_bounds__(kCutThreads) cut_rows(const __grid_constant__ 
   }
 }
 
-// The refs of a row, or column.
-__device__ void write_refs(const Build& b, const SideRow& at) {
-  const DeviceIndexSide &s = b.side(at.side), &out = b.plan.by_out;
+// The refs of a word of a row, or column.
+__device__ void write_refs(const Build& b, int side, int64_t word) {
+  const DeviceIndexSide &s = b.side(side), &out = b.plan.by_out;
   auto* refs = reinterpret_cast<BlockRef*>(b.index + s.refs);
-  for (int word = lane(); word < s.words; word += 32) {
-    const int64_t where = int64_t{at.row} * s.words + word;
-    auto bits = static_cast<uint32_t>(b.scratch[s.bits + where]);
-    int place = b.index[s.starts + at.row] + b.scratch[s.before + where];
-    for (; bits != 0; bits &= bits - 1, ++place) {
-      const int other = word * 32 + __ffs(static_cast<int>(bits)) - 1;
-      if (at.side == 0) {
-        refs[place] = {other, place};
-        b.index[b.plan.out_of + place] = at.row;
-        continue;
-      }
-      const int64_t there = int64_t{other} * out.words + at.row / 32;
-      const uint32_t left = static_cast<uint32_t>(b.scratch[out.bits + there]) & ((1u << at.row % 32) - 1);
-      refs[place] = {other, b.index[out.starts + other] + b.scratch[out.before + there] + __popc(left)};
+  const int row = static_cast<int>(word / s.words), first = static_cast<int>(word % s.words) * 32;
+  auto bits = static_cast<uint32_t>(__ldg(b.scratch + s.bits + word));
+  int place = __ldg(b.index + s.starts + row) + __ldg(b.scratch + s.before + word);
+  for (; bits != 0; bits &= bits - 1, ++place) {
+    const int other = first + __ffs(static_cast<int>(bits)) - 1;
+    if (side == 0) {
+      refs[place] = {other, place};
+      b.index[b.plan.out_of + place] = row;
+      continue;
     }
+    const int64_t there = int64_t{other} * out.words + row / 32;
+    const uint32_t left = static_cast<uint32_t>(__ldg(b.scratch + out.bits + there)) & ((1u << row % 32) - 1);
+    refs[place] = {other, __ldg(b.index + out.starts + other) + __ldg(b.scratch + out.before + there) + __popc(left)};
   }
 }
 
@@ -239,15 +230,25 @@ __device__ void clear_rest(const Build& b) {
   clear(b, b.plan.out_of + (h.reserved[kWrongBlocks] != 0 ? 0 : blocks), b.plan.words);
 }
 
+__host__ __device__ inline int64_t word_blocks(int64_t words) { return (words + kThreads - 1) / kThreads; }
+
 __global__ void __launch_bounds__(kThreads) write_tables(const __grid_constant__ Build b) {
-  const int64_t rows = int64_t{b.plan.by_out.rows} + b.plan.by_in.rows;
   const Header& h = b.header();
-  int64_t i = warp();
   if (blockIdx.x + 1 == gridDim.x) {
     clear_rest(b);
-  } else if (i < rows) {
-    if (h.reserved[kWrongBlocks] == 0) write_refs(b, SideRow(b, i));
-  } else if ((i -= rows) < h.by_out.pieces) {
+    return;
+  }
+  const int64_t out_words = int64_t{b.plan.by_out.rows} * b.plan.by_out.words,
+                in_words = int64_t{b.plan.by_in.rows} * b.plan.by_in.words;
+  const int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x, of_words = word_blocks(out_words + in_words);
+  if (blockIdx.x < of_words) {
+    if (h.reserved[kWrongBlocks] != 0 || word >= out_words + in_words) return;
+    if (word < out_words) write_refs(b, 0, word);
+    else write_refs(b, 1, word - out_words);
+    return;
+  }
+  int64_t i = warp() - of_words * kWarps;
+  if (i < h.by_out.pieces) {
     write_piece(b, b.plan.by_out, static_cast<int>(i), h.by_out.pieces);
   } else if ((i -= h.by_out.pieces) < h.by_in.pieces) {
     write_piece(b, b.plan.by_in, static_cast<int>(i), h.by_in.pieces);
@@ -270,7 +271,8 @@ Status build_index(const DeviceIndexPlan& plan, const uint8_t* mask, int32_t* in
   BS_RETURN_IF_ERROR(launch_warps(rows, count_rows));
   BS_RETURN_IF_ERROR(
       launch({.blocks = 2, .threads = kCutThreads, .stream = static_cast<cudaStream_t>(stream)}, cut_rows, b));
-  return launch_warps(2 * rows + 2 * kMaxSlots, write_tables, 1);
+  const int64_t words = int64_t{plan.by_out.rows} * plan.by_out.words + int64_t{plan.by_in.rows} * plan.by_in.words;
+  return launch_warps(rows + 2 * kMaxSlots, write_tables, static_cast<int>(word_blocks(words)) + 1);
 }
 
 Status prepare_build_index() {

@@ -1,11 +1,11 @@
 // dW[i] = gate_i dy_out^T x_in for up to 1024 tokens: bound by writing dW, so nothing but registers lies between.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
 // Who does what
-//   pack      a small kernel in front puts x and dy in mma's order, in chunks of 32 tokens: any order of memory, any edge
-//   units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each other
-//   held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the same
-//   deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens
-//   finish    a lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
+//   pack      a small kernel in front puts x and dy in mma's order, in chunks of 32 tokens: any order of memory, any
+//   edge units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each
+//   other held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the
+//   same deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens finish    a
+//   lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
 #pragma once
 
 #include <vector>
@@ -26,14 +26,16 @@ constexpr int kGradientWarps = kGradientThreads / 32;
 
 // ---- Up to 64 tokens ------------------------------------------------------------------------------------------------
 
-template <class Element, int U, int C, bool P>
+// Wide: of blocks that are several units, two side by side.
+template <class Element, int U, int C, GradientStore S, bool Wide = false>
 struct HeldGradient {
   using T = Element;
-  using Tile = GradientTile<T, U, 4>;
+  using Tile = GradientTile<T, U, Wide ? 8 : 4>;
   static constexpr int unit = U, chunks = C;
-  static constexpr bool plain = P;
-  static constexpr int ahead = (U == 32 ? 2 : 4) / C;  // tiles of x that a warp has under way
-  static constexpr int resident = (U == 32 ? (C == 1 ? 16 : 12) : (C == 1 ? 20 : 16)) / kGradientWarps;
+  static constexpr GradientStore store = S;
+  static constexpr int ahead = Wide ? 1 : (U == 32 ? 2 : 4) / C;  // tiles of x that a warp has under way
+  // Warps of an SM, which decides the registers of a thread, in thread blocks.
+  static constexpr int resident = (Wide || (U == 32 && S == GradientStore::wide) ? 4 : 5) - C;
   static constexpr int batch = 32 / Tile::kUnits;  // tiles whose units the lanes know
 };
 
@@ -90,17 +92,9 @@ __device__ inline void finish_tile(const HeldTiles<K>& tiles, int i, int tile, c
     typename K::Tile::Sums sum = {};
 #pragma unroll
     for (int c = 0; c < K::chunks; ++c) K::Tile::multiply(x[c], dy.data[c], sum);
-    bool same = true;
-#pragma unroll
-    for (int r = 0; r < K::Tile::kUnits; ++r) {
-      const GradientUnit of = {__shfl_sync(~0u, tiles.now.input, lane + r), __shfl_sync(~0u, tiles.now.output, lane + r),
-                               __shfl_sync(~0u, tiles.now.at, lane + r)};
-      if (r < done || r >= units) continue;
-      same = same && of.output == output;
-      if (!same) continue;
-      store_unit<typename K::Tile, typename K::T, K::unit, K::plain>(g, of, sum, r);
-      done = r + 1;
-    }
+    const int last = end_of_row<typename K::Tile>(tiles.now, lane, done, units);
+    store_units<typename K::Tile, typename K::T, K::unit, K::store>(g, tiles.now, lane, done, last, sum);
+    done = last;
   }
 }
 
@@ -134,13 +128,15 @@ __global__ void __launch_bounds__(kGradientThreads, K::resident) held_gradient(c
 
 // ---- More tokens ----------------------------------------------------------------------------------------------------
 
-template <class Element, int U, bool P, int Groups = 8, int Stages = 2, int Resident = 3>
+// us of 512 tokens, 4096 x 4096, density .1, b = 32 and 64: 4 groups, two stages 13.5, 14.3; 8 groups, one stage 21.8,
+// 16.0; 8, two 28.9, 24.1. 12288 x 12288, b = 64: 8 groups 86.9, 4 groups 120 (H200, 2026-11-21).
+template <class Element, int U, GradientStore S, int Groups = 4, int Stages = 2, int Resident = 4>
 struct DeepGradient {
   using T = Element;
   using Tile = GradientTile<T, U, Groups>;
   static constexpr int stages = Stages, resident = Resident;
   static constexpr int unit = U;
-  static constexpr bool plain = P;
+  static constexpr GradientStore store = S;
   static constexpr int sums_bytes = Tile::kSums * 4 * 32 * 4;  // of a warp
   static constexpr int shared_bytes = kGradientWarps * sums_bytes;
 };
@@ -165,17 +161,16 @@ __device__ inline void sum_chunks(const FewGradient& g, const GradientUnit& know
       load(0, chunk);
       Tile::multiply(x[0], dy[0], sum);
     }
-    return;
   } else {
-  if (part < g.chunks) load(0, part);
+    if (part < g.chunks) load(0, part);
 #pragma unroll 1
-  for (int chunk = part; chunk < g.chunks; chunk += 2 * g.warps) {
-    if (chunk + g.warps < g.chunks) load(1, chunk + g.warps);
-    Tile::multiply(x[0], dy[0], sum);
-    if (chunk + g.warps >= g.chunks) break;
-    if (chunk + 2 * g.warps < g.chunks) load(0, chunk + 2 * g.warps);
-    Tile::multiply(x[1], dy[1], sum);
-  }
+    for (int chunk = part; chunk < g.chunks; chunk += 2 * g.warps) {
+      if (chunk + g.warps < g.chunks) load(1, chunk + g.warps);
+      Tile::multiply(x[0], dy[0], sum);
+      if (chunk + g.warps >= g.chunks) break;
+      if (chunk + 2 * g.warps < g.chunks) load(0, chunk + 2 * g.warps);
+      Tile::multiply(x[1], dy[1], sum);
+    }
   }
 }
 
@@ -214,23 +209,17 @@ __global__ void __launch_bounds__(kGradientThreads, K::resident) deep_gradient(c
   const GradientUnit known = gradient_unit<K::unit>(g, tile * Tile::kUnits + lane % Tile::kUnits);
   const int units = min(Tile::kUnits, g.units - tile * Tile::kUnits);
   ptx::griddepcontrol_wait();
-  for (int done = 0; done < units;) {
+  if (units <= 0) return;
+  int done = 0;
+  do {  // not a loop where a tile is one unit: it would hold on to registers
     const int output = __shfl_sync(~0u, known.output, done);
     typename Tile::Sums sum = {};
     sum_chunks<K>(g, known, output, part, sum);
     add_parts<K>(g, part, shared, sum);
-    bool same = true;
-#pragma unroll
-    for (int r = 0; r < Tile::kUnits; ++r) {
-      const GradientUnit of = {__shfl_sync(~0u, known.input, r), __shfl_sync(~0u, known.output, r),
-                               __shfl_sync(~0u, known.at, r)};
-      if (r < done || r >= units) continue;
-      same = same && of.output == output;
-      if (!same) continue;
-      if (part == 0) store_unit<Tile, typename K::T, K::unit, K::plain>(g, of, sum, r);
-      done = r + 1;
-    }
-  }
+    const int last = end_of_row<Tile>(known, 0, done, units);
+    if (part == 0) store_units<Tile, typename K::T, K::unit, K::store>(g, known, 0, done, last, sum);
+    done = last;
+  } while (Tile::kUnits > 1 && done < units);
 }
 
 // The gates' gradients of blocks that are several units, in the order of units.
@@ -246,21 +235,24 @@ __global__ void __launch_bounds__(kGradientThreads)
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 // body.template operator()<K>() with the kernel type K; the kernel itself is kernel_of<K>.
-template <class T, bool Plain, class Body>
-Status with_few_gradient(int32_t unit, int64_t chunks, Body body) {
+template <class T, GradientStore S, class Body>
+Status with_few_gradient(int32_t unit, bool wide, int64_t chunks, Body body) {
   const auto with = [&]<int U>() {
-    if (chunks == 1) return body.template operator()<HeldGradient<T, U, 1, Plain>>(held_gradient<HeldGradient<T, U, 1, Plain>>, 0);
-    if (chunks == 2) return body.template operator()<HeldGradient<T, U, 2, Plain>>(held_gradient<HeldGradient<T, U, 2, Plain>>, 0);
-    if constexpr (Plain) {
-      static const int variant = getenv("BS_DEEP") ? atoi(getenv("BS_DEEP")) : 0;
-      using V1 = DeepGradient<T, U, Plain, 8, 1, 4>;
-      using V2 = DeepGradient<T, U, Plain, 4, 2, 4>;
-      using V3 = DeepGradient<T, U, Plain, 8, 2, 2>;
-      if (variant == 1) return body.template operator()<V1>(deep_gradient<V1>, V1::shared_bytes);
-      if (variant == 2) return body.template operator()<V2>(deep_gradient<V2>, V2::shared_bytes);
-      if (variant == 3) return body.template operator()<V3>(deep_gradient<V3>, V3::shared_bytes);
+    if constexpr (U == 32) {
+      using One = HeldGradient<T, U, 1, S, true>;
+      using Two = HeldGradient<T, U, 2, S, true>;
+      if (wide && chunks == 1) return body.template operator()<One>(held_gradient<One>, 0);
+      if (wide && chunks == 2) return body.template operator()<Two>(held_gradient<Two>, 0);
     }
-    using Deep = DeepGradient<T, U, Plain>;
+    if (chunks == 1)
+      return body.template operator()<HeldGradient<T, U, 1, S>>(held_gradient<HeldGradient<T, U, 1, S>>, 0);
+    if (chunks == 2)
+      return body.template operator()<HeldGradient<T, U, 2, S>>(held_gradient<HeldGradient<T, U, 2, S>>, 0);
+    if constexpr (U == 32 && S != GradientStore::any) {
+      using Wide = DeepGradient<T, U, S, 8, 1, 3>;
+      if (wide) return body.template operator()<Wide>(deep_gradient<Wide>, Wide::shared_bytes);
+    }
+    using Deep = DeepGradient<T, U, S>;
     return body.template operator()<Deep>(deep_gradient<Deep>, Deep::shared_bytes);
   };
   switch (unit) {
@@ -348,7 +340,7 @@ Status launch_few_gradient(const WeightGradient& g, const CudaCall& call) {
     args.tiles = (args.units + K::Tile::kUnits - 1) / K::Tile::kUnits;
     int64_t warps = 0;
     if (shared_bytes == 0) {
-      warps = args.warps = std::min(args.tiles, call.card.multiprocessors * 4 * (K::resident));
+      warps = args.warps = std::min(args.tiles, call.card.multiprocessors * kGradientWarps * K::resident);
     } else {
       args.warps = few_gradient_split(args.tiles, args.chunks, call.card);
       warps = int64_t{args.tiles} * args.warps;
@@ -362,8 +354,12 @@ Status launch_few_gradient(const WeightGradient& g, const CudaCall& call) {
   };
   const bool plain = args.vectors && !g.accumulate && g.gates == nullptr && g.dgates == nullptr &&
                      args.outputs % block == 0 && args.inputs % block == 0;
-  BS_RETURN_IF_ERROR(plain ? (with_few_gradient<T, true>(plan.unit, args.chunks, launch))
-                           : (with_few_gradient<T, false>(plan.unit, args.chunks, launch)));
+  const auto with = [&]<GradientStore S>() {
+    return with_few_gradient<T, S>(plan.unit, args.side > 0, args.chunks, launch);
+  };
+  BS_RETURN_IF_ERROR(!plain      ? with.template operator()<GradientStore::any>()
+                     : args.wide ? with.template operator()<GradientStore::wide>()
+                                 : with.template operator()<GradientStore::narrow>());
   if (!parts) return {};
   const auto blocks = static_cast<int32_t>(g.layout.blocks);
   return cuda::launch({.blocks = (blocks + kGradientThreads - 1) / kGradientThreads,
@@ -378,8 +374,11 @@ Status prepare_few_gradient() {
   const auto prepare = [&]<class K>(auto kernel, int shared_bytes) { return cuda::prepare(kernel, shared_bytes); };
   for (int32_t unit : {8, 16, 32}) {
     for (int32_t chunks : {1, 2, 3}) {
-      BS_RETURN_IF_ERROR((with_few_gradient<T, true>(unit, chunks, prepare)));
-      BS_RETURN_IF_ERROR((with_few_gradient<T, false>(unit, chunks, prepare)));
+      for (bool wide : {false, true}) {
+        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::narrow>(unit, wide, chunks, prepare)));
+        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::wide>(unit, wide, chunks, prepare)));
+        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::any>(unit, wide, chunks, prepare)));
+      }
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare(add_gate_sums, 0));

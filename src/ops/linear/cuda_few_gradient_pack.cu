@@ -42,8 +42,8 @@ struct PackWork {
   __device__ int64_t feature(int group) const { return first_feature + U / 4 * (g / 2) + 2 * group + g % 2; }
   __device__ uint32_t element(const GradientTerm& of, int64_t token, int64_t feature) const {
     if (token < 0 || token >= of.n || feature >= p.features[side]) return 0;
-    return of.data[side][of.features_first[side] ? feature * of.stride[side] + token
-                                                 : token * of.stride[side] + feature];
+    return of
+        .data[side][of.features_first[side] ? feature * of.stride[side] + token : token * of.stride[side] + feature];
   }
 
   // Rows of features, whole and aligned.
@@ -85,8 +85,8 @@ struct PackWork {
       const GradientTerm &low = p.term[term_of(token)], &high = p.term[term_of(token + 1)];
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        words[j][i] = element(low, token - low.first, feature(j)) |
-                      element(high, token + 1 - high.first, feature(j)) << 16;
+        words[j][i] = element(low, token - low.first, feature(j)) | element(high, token + 1 - high.first, feature(j))
+                                                                        << 16;
       }
     }
   }
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kPackThreads) gradient_pack(const __grid_const
   work.term = work.term_of(work.first_token);
   uint32_t words[kGroups][4];
   work.read(words);
-  auto* to = static_cast<uint4*>(p.to[side]) +
-             (int64_t{unit} * p.all_chunks + p.first_chunk + chunk) * kGroups * 32 + threadIdx.x % 32;
+  auto* to = static_cast<uint4*>(p.to[side]) + (int64_t{unit} * p.all_chunks + p.first_chunk + chunk) * kGroups * 32 +
+             threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kGroups; ++j) to[32 * j] = {words[j][0], words[j][1], words[j][2], words[j][3]};
 }

@@ -14,9 +14,9 @@ namespace blocksparse::linear {
 struct GradientTerm {
   const uint16_t* data[2];  // x, dy
   int64_t stride[2];
-  int32_t first, n;          // its tokens among those of a launch
+  int32_t first, n;  // its tokens among those of a launch
   bool features_first[2];
-  bool vectors[2];           // rows begin at multiples of 16 bytes
+  bool vectors[2];  // rows begin at multiples of 16 bytes
 
   static constexpr int kMost = 64;  // of a launch
 };

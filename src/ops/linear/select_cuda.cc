@@ -47,7 +47,7 @@ namespace {
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   if (p.pass == Pass::wgrad) {
-    return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewGradientTokens &&
+    return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
   return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= kMostFewTokens && p.w_aligned &&
@@ -73,6 +73,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
+    if (*kernel == CudaKernel::many && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -121,6 +122,15 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   return plan;
 }
 
+// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-21, of `many` in brackets: b = 8 159, 81
+// (142, 136); b = 16 93, 51 (143, 99); b = 32 56, 32 (75, 45); b = 64 58, 32 (61, 32). Of 4096: b = 16 427, 248 (406,
+// 268); b = 32 238, 140 (217, 116).
+bool few_gradient_pays(const CudaProblem& p) {
+  if (p.n < 1024) return true;
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  return p.block <= 32 && static_cast<double>(p.blocks) < (p.block == 8 ? 0.2 : 0.3) * grid;
+}
+
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
   const int64_t resident = int64_t{card.multiprocessors} * 12;
   return tiles >= resident || chunks < 2 ? 1 : 2 * tiles >= resident || chunks < 4 ? 2 : 4;
@@ -138,7 +148,7 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, p.pass == Pass::wgrad ? kMostFewGradientTokens : kMostFewTokens);
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p.block) : kMostFewTokens);
   if (!few_supports(p)) return 0;
   if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);

@@ -69,7 +69,7 @@ struct FewWorkspace {
 FewWorkspace few_workspace(const CudaProblem& p);
 
 // Its gradient takes more: dW is what counts until the tokens do.
-inline constexpr int64_t kMostFewGradientTokens = 1024;
+constexpr int64_t most_few_gradient_tokens(int32_t block) { return block >= 64 ? 1024 : 2048; }
 
 struct FewGradientPlan {
   int32_t unit = 0;  // edge of what a warp computes at once
@@ -79,14 +79,11 @@ struct FewGradientPlan {
 };
 FewGradientPlan plan_few_gradient(const CudaProblem& p);
 
-// Warps of an SM where chunks of 32 tokens of dy are held, which decides the registers of a thread.
-constexpr int32_t few_gradient_warps(int32_t unit, int32_t chunks) {
-  if (unit == 32) return chunks == 1 ? 16 : 12;
-  return chunks == 1 ? 24 : 16;
-}
-// Warps that share a tile where they are not.
+// Warps that share a tile of blocks, for tokens in `chunks` of 32.
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card);
-inline constexpr int32_t kDeepGroups = 8;  // of 8 inputs in such a tile
+
+// Whether it is faster than the gradient `many`.
+bool few_gradient_pays(const CudaProblem& p);
 
 // The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;

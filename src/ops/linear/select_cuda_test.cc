@@ -107,10 +107,32 @@ TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::few) << "dW element by element";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewGradientTokens + 1; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
   EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
+}
+
+TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
+  const auto choice = [](int32_t block, int64_t n, double density) {
+    const int64_t side = 4096 / block;
+    const CudaProblem p{.pass = Pass::wgrad,
+                        .dtype = DType::bf16,
+                        .block = block,
+                        .n = n,
+                        .inputs = 4096,
+                        .outputs = 4096,
+                        .blocks = static_cast<int64_t>(density * static_cast<double>(side * side))};
+    return choose_cuda_kernel(p, kH200);
+  };
+  EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(8, 1024, 0.25), CudaKernel::many);
+  EXPECT_EQ(choice(16, 2048, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(32, 2048, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(32, 2048, 0.5), CudaKernel::many);
+  EXPECT_EQ(choice(32, 4096, 0.1), CudaKernel::many);
+  EXPECT_EQ(choice(64, 1023, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(64, 1024, 0.1), CudaKernel::many);
 }
 
 TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
@@ -123,7 +145,7 @@ TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
   EXPECT_EQ(plan.output_units, 32);
   EXPECT_EQ(plan.packed_bytes, 48 * 32 * 64 * 2) << "two chunks of 32 tokens";
   EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(plan.packed_bytes + plan.units * 4));
-  for (int64_t n = 1; n <= kMostFewGradientTokens; ++n) {  // pairs of a token each: 64 are packed at a time
+  for (int64_t n = 1; n <= most_few_gradient_tokens(128); ++n) {  // pairs of a token each: 64 are packed at a time
     p.n = n;
     EXPECT_GE(plan_few_gradient(p).packed_bytes, 48 * 32 * 2 * 32 * (n / 64 * 2 + (n % 64 + 31) / 32));
   }
@@ -252,7 +274,7 @@ TEST(SelectCuda, NoLayoutHasMoreSlotsThanItsSizesAllow) {
     EXPECT_LE(h.by_out.slots, most_slots(h.out_blocks, h.in_blocks, h.blocks)) << graph;
     EXPECT_LE(h.by_in.slots, most_slots(h.in_blocks, h.out_blocks, h.blocks)) << graph;
   }
-  EXPECT_EQ(most_slots(128, 128, 4096), 85 + 83) << "where rows have more than 64 blocks, they are cut to 48";
+  EXPECT_EQ(most_slots(128, 128, 4096), 64 + 63) << "rows of more than 64 blocks are cut";
   EXPECT_EQ(most_slots(64, 64, 4096), 0) << "no row is long enough";
   EXPECT_EQ(most_slots(0, 0, 0), 0);
 }
