@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "core/text.h"
-#include "cuda/card.h"
 
 namespace blocksparse {
 
@@ -85,9 +84,9 @@ size_t device_index_workspace_size(const LayoutView::Sizes& sizes) {
   return plan.ok() ? static_cast<size_t>(plan->workspace_words) * sizeof(int32_t) : 0;
 }
 
-Status make_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes, std::span<int32_t> index, Device device,
-                         Workspace workspace, Stream stream) {
-  const auto plan = plan_device_index(sizes);
+Result<DeviceIndexPlan> check_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes,
+                                           std::span<const int32_t> index, Device device, Workspace workspace) {
+  auto plan = plan_device_index(sizes);
   if (!plan.ok()) return plan.status();
   const auto bytes = static_cast<size_t>(plan->workspace_words) * sizeof(int32_t);
   if (device.type != DeviceType::cuda) return invalid("[layout] device is the CPU, needs a CUDA card");
@@ -101,11 +100,7 @@ Status make_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes, st
     return invalid("[layout] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ", bytes);
   }
   if (mask == nullptr && plan->by_out.rows > 0 && plan->by_in.rows > 0) return invalid("[layout] mask is not given");
-  const auto card = cuda::card_of(device);
-  if (!card.ok()) return card.status();
-  const cuda::OnDevice on(device);
-  BS_RETURN_IF_ERROR(on.status());
-  return cuda::build_index(*plan, mask, index.data(), static_cast<int32_t*>(workspace.data), stream.handle);
+  return plan;
 }
 
 Result<Layout> layout_of_device_index(std::span<const int32_t> index) {

@@ -29,11 +29,8 @@ struct DeviceIndexPlan {
 
 Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes);
 
-namespace cuda {
+// The plan of a call whose arguments have been checked.
+Result<DeviceIndexPlan> check_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes,
+                                           std::span<const int32_t> index, Device device, Workspace workspace);
 
-// On the current device.
-Status build_index(const DeviceIndexPlan& plan, const uint8_t* mask, int32_t* index, int32_t* workspace, void* stream);
-Status prepare_build_index();
-
-}  // namespace cuda
 }  // namespace blocksparse

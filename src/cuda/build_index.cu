@@ -6,9 +6,12 @@
 //   cut_rows      a thread block for each direction: where rows begin, what is cut, header, pieces in the order of rows
 //   write_tables  a thread for each word: its refs; a warp for each piece: its place, the longest first
 // A mask that does not hold as many blocks as the layout has leaves tables without any, and says so in the header.
+#include "cuda/build_index.h"
+
 #include <algorithm>
 
 #include "core/device_index.h"
+#include "cuda/card.h"
 #include "cuda/launch.h"
 
 namespace blocksparse::cuda {
@@ -255,8 +258,6 @@ __global__ void __launch_bounds__(kThreads) write_tables(const __grid_constant__
   }
 }
 
-}  // namespace
-
 Status build_index(const DeviceIndexPlan& plan, const uint8_t* mask, int32_t* index, int32_t* workspace, void* stream) {
   const Build b{plan, mask, index, workspace};
   const auto launch_warps = [&](int64_t warps, auto kernel, int more = 0) -> Status {
@@ -275,6 +276,8 @@ Status build_index(const DeviceIndexPlan& plan, const uint8_t* mask, int32_t* in
   return launch_warps(rows + 2 * kMaxSlots, write_tables, static_cast<int>(word_blocks(words)) + 1);
 }
 
+}  // namespace
+
 Status prepare_build_index() {
   BS_RETURN_IF_ERROR(prepare(pack_mask, 0));
   BS_RETURN_IF_ERROR(prepare(count_rows, 0));
@@ -283,3 +286,18 @@ Status prepare_build_index() {
 }
 
 }  // namespace blocksparse::cuda
+
+namespace blocksparse {
+
+Status make_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes, std::span<int32_t> index, Device device,
+                         Workspace workspace, Stream stream) {
+  const auto plan = check_device_index(mask, sizes, index, device, workspace);
+  if (!plan.ok()) return plan.status();
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  return cuda::build_index(*plan, mask, index.data(), static_cast<int32_t*>(workspace.data), stream.handle);
+}
+
+}  // namespace blocksparse

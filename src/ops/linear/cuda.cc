@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
-#include "core/device_index.h"
 #include "core/text.h"
+#include "cuda/build_index.h"
 
 namespace blocksparse {
 
