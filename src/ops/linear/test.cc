@@ -194,17 +194,17 @@ std::vector<std::string> few_gradients() {
   }
   for (const char* line : {
            // Warps with several batches of tiles, tiles across rows, rows that are empty.
-           "linear:wgrad bf16 n=20 b=8 random(600,600,0.3) seed=1",
-           "linear:wgrad f16 n=50 b=8 random(700,500,0.02) seed=2 dw=f32 dgates",
-           "linear:wgrad bf16 n=32 b=16 random(300,400,0.4) seed=3 dw=f32",
-           "linear:wgrad f16 n=64 b=32 ba(200,5) seed=4 gates",
+           "linear:wgrad bf16 n=3 b=8 random(600,600,0.3) seed=1",
+           "linear:wgrad f16 n=50 b=8 random(300,300,0.02) seed=2 dw=f32 dgates",
+           "linear:wgrad bf16 n=32 b=16 random(100,120,0.4) seed=3 dw=f32",
+           "linear:wgrad f16 n=64 b=32 ba(60,5) seed=4 gates",
            "linear:wgrad bf16 n=17 b=64 random(40,50,0.3) seed=5 dgates",
-           "linear:wgrad bf16 n=33 b=128 random(30,30,0.3) seed=6",
+           "linear:wgrad bf16 n=33 b=128 random(14,14,0.3) seed=6",
            // One tile for each warp, shared by two, by four.
-           "linear:wgrad bf16 n=90 b=32 random(130,130,0.25) seed=7 dw=f32",
-           "linear:wgrad f16 n=200 b=32 random(60,60,0.5) seed=8",
+           "linear:wgrad bf16 n=65 b=32 random(82,82,0.25) seed=7 dw=f32",
+           "linear:wgrad f16 n=100 b=32 random(45,45,0.45) seed=8",
            "linear:wgrad bf16 n=400 b=128 random(5,5,1) seed=9 dgates gates",
-           "linear:wgrad f16 n=150 b=8 random(400,500,0.1) seed=10",
+           "linear:wgrad f16 n=70 b=8 random(200,300,0.2) seed=10",
            // Pairs within a chunk, more than a launch packs; orders that differ.
            "linear:wgrad bf16 n=1 b=32 random(6,6,0.5) seed=11 pairs=70 dw=f32",
            "linear:wgrad f16 n=5 b=8 random(9,9,0.5) seed=12 pairs=180 x=first",
