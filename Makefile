@@ -56,7 +56,9 @@ lint: $(VENV)/.lint
 	ruff format --check .
 	ruff check .
 	mypy
-	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py
+	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
+	mypy experiments/sentiment/run.py experiments/imdb_text.py
+	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.

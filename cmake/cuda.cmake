@@ -47,6 +47,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/card.cc
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
+  src/ops/cuda_prepare.cc
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu
   src/ops/linear/cuda_few_f16.cu
@@ -62,7 +63,14 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_many_f16.cu
   src/ops/linear/cuda_many_pack.cu
   src/ops/linear/cuda_many_units.cu
-  src/ops/linear/cuda_many_walk.cu)
+  src/ops/linear/cuda_many_walk.cu
+  src/ops/linear/cuda_region_units.cu
+  src/ops/linear/cuda_regions_bf16.cu
+  src/ops/linear/cuda_regions_f16.cu
+  src/ops/lstm/cuda.cc
+  src/ops/lstm/cuda_cell.cu
+  src/ops/lstm/cuda_resident.cu
+  src/ops/norm/cuda.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")

@@ -235,6 +235,32 @@ static void test_lstm(void) {
   bs_layout_free(layout);
 }
 
+/* Rows of two opposite numbers have a mean of 0 and are their own norm. */
+static void test_layer_norm(void) {
+  enum { N = 2, H = 4 };
+  static float x_data[N * H] = {1, -1, 1, -1, -3, 3, 3, -3}, gain_data[H] = {1, 2, 1, 1}, shift_data[H] = {0, 0, 0, 5};
+  static float y_data[N * H], stats_data[N * 2], dx_data[N * H];
+  const bs_tensor x = {x_data, BS_F32, BS_CPU, 0, 3, {N, 1, H}, {H, H, 1}};
+  const bs_tensor gain = {gain_data, BS_F32, BS_CPU, 0, 2, {1, H}, {H, 1}};
+  const bs_tensor stats = {stats_data, BS_F32, BS_CPU, 0, 3, {N, 1, 2}, {2, 2, 1}};
+  bs_tensor shift = gain, y = x, dx = x;
+  shift.data = shift_data, y.data = y_data, dx.data = dx_data;
+  const bs_stream stream = {NULL, 1};
+  bs_layer_norm_inputs inputs = {&x, &gain, &shift, NULL, NULL, 1, 1e-12};
+  EXPECT(bs_layer_norm_forward(&inputs, &y, &stats, stream) == BS_OK);
+  EXPECT(fabsf(y_data[0] - 1) < 1e-6f && y_data[1] == 0 && fabsf(y_data[3] - 4) < 1e-6f);
+  EXPECT(fabsf(y_data[5] - 2) < 1e-6f && fabsf(stats_data[3] - 1 / 3.0f) < 1e-6f);
+  const bs_layer_norm_saved saved = {&x, &gain, &shift, NULL, &y, &stats, 1};
+  bs_layer_norm_grads grads = {&dx, NULL, NULL, NULL, NULL};
+  EXPECT(bs_layer_norm_backward(&saved, &y, &grads, stream) == BS_OK);
+  EXPECT(fabsf(dx_data[0] + dx_data[1] + dx_data[2] + dx_data[3]) < 1e-5f);
+  inputs.relu = 2;
+  EXPECT_ERROR(bs_layer_norm_forward(&inputs, &y, &stats, stream), BS_INVALID_ARGUMENT, "relu is 2");
+  EXPECT_ERROR(bs_layer_norm_forward(NULL, &y, &stats, stream), BS_INVALID_ARGUMENT, "inputs is NULL");
+  grads.x = NULL;
+  EXPECT_ERROR(bs_layer_norm_backward(&saved, &y, &grads, stream), BS_INVALID_ARGUMENT, "dx is not given");
+}
+
 static void test_machine(void) {
   const char* isa = NULL;
   EXPECT(bs_abi_version() == BS_ABI_VERSION);
@@ -259,6 +285,7 @@ int main(void) {
   test_layouts();
   test_products();
   test_lstm();
+  test_layer_norm();
   printf(failures == 0 ? "all as it should be\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -11,6 +11,7 @@
 #include "blocksparse/graphs.h"
 #include "blocksparse/layout.h"
 #include "blocksparse/lstm.h"
+#include "blocksparse/norm.h"
 #include "blocksparse/ops.h"
 #include "blocksparse/status.h"
 #include "blocksparse/stream.h"

@@ -179,7 +179,8 @@ BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 
 /* ---- The LSTM op ------------------------------------------------------------------------------------------------- */
-/* See lstm.h. Tensors that are not given are NULL. `lengths` [n] may be NULL: all sequences have all steps. */
+/* See lstm.h. Tensors that are not given are NULL. `lengths` [n] lie where the tensors do and may be NULL: all
+ * sequences have all steps. */
 
 typedef struct bs_lstm_outputs {
   const bs_tensor* y;
@@ -207,6 +208,33 @@ BS_API bs_status bs_lstm_backward(const bs_layout_view* layout, const bs_lstm_sa
                                   const bs_lstm_grads* grads, bs_workspace workspace, bs_stream stream);
 BS_API size_t bs_lstm_forward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n);
 BS_API size_t bs_lstm_backward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n);
+
+/* ---- The layer norm ---------------------------------------------------------------------------------------------- */
+/* See norm.h. Tensors that are not given are NULL. */
+
+typedef struct bs_layer_norm_inputs {
+  const bs_tensor *x, *gain, *shift;
+  const bs_tensor *factor, *term; /* or NULL */
+  int32_t relu;
+  double epsilon;
+} bs_layer_norm_inputs;
+
+typedef struct bs_layer_norm_saved {
+  const bs_tensor *x, *gain, *shift;
+  const bs_tensor *factor, *y; /* or NULL */
+  const bs_tensor* stats;
+  int32_t relu;
+} bs_layer_norm_saved;
+
+typedef struct bs_layer_norm_grads {
+  const bs_tensor* x;
+  const bs_tensor *gain, *shift, *factor, *term; /* or NULL */
+} bs_layer_norm_grads;
+
+BS_API bs_status bs_layer_norm_forward(const bs_layer_norm_inputs* inputs, const bs_tensor* y, const bs_tensor* stats,
+                                       bs_stream stream);
+BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const bs_tensor* dy,
+                                        const bs_layer_norm_grads* grads, bs_stream stream);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 

@@ -18,7 +18,8 @@
 //     bits, whatever the number of threads.
 //   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
 //   written.
-//   - CPU only: tensors elsewhere are answered by `unsupported`, and a front end composes the step of linear ops there.
+//   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. 16-bit
+//     types are rounded once more than on the CPU: where the product of a step is stored.
 #pragma once
 
 #include <cstddef>
@@ -34,11 +35,13 @@
 namespace blocksparse {
 
 struct LstmInputs {
-  ConstTensor pre;                   // [steps, n, 4, H]
-  ConstTensor w;                     // [layout.blocks, b, b]
-  ConstTensor h0, c0;                // [n, H]; what is not given is 0
-  const int64_t* lengths = nullptr;  // [n], 0 to steps each; null: all `steps`. Rising and falling lengths are equally
-                                     // right, but only where the longest come first are finished ones not computed.
+  ConstTensor pre;     // [steps, n, 4, H]
+  ConstTensor w;       // [layout.blocks, b, b]
+  ConstTensor h0, c0;  // [n, H]; what is not given is 0
+  // [n], 0 to steps each; null: all `steps`. They lie where the tensors do. On the CPU a length out of range is
+  // refused, and a batch whose longest sequences come first takes less time; on a card it counts as the nearest that is
+  // right.
+  const int64_t* lengths = nullptr;
 };
 
 // Outputs overlap neither each other nor inputs.
@@ -78,7 +81,7 @@ struct LstmGrads {
                                              const LstmOutputGrads& of_outputs, Accumulate accumulate,
                                              const LstmGrads& grads, Workspace workspace, Stream stream = {});
 
-// Bytes of workspace for `steps` steps of n sequences.
+// Bytes of workspace for `steps` steps of n sequences, on the layout's device.
 BS_EXPORT size_t lstm_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
 BS_EXPORT size_t lstm_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
 

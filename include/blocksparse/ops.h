@@ -13,8 +13,9 @@
 //     same bits, whatever the number of threads.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
-//     bf16 (avx512_bf16, amx) count denormals as 0. On CUDA cards of 9.0, blocks of 8 are filled up with zeros from 256
-//     tokens on (16-bit types): Inf or NaN in x then meets them.
+//     bf16 (avx512_bf16, amx) count denormals as 0. On CUDA cards of 9.0 and for 16-bit types,
+//     from 256 tokens on (blocks of up to 32: 513) a weight times its gate is rounded to the type before it is
+//     multiplied, and blocks of 8 are filled up with zeros, which Inf or NaN in x then meets.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once

@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm train|eval|sample]."""
+"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm COMMAND]."""
 
 from __future__ import annotations
 

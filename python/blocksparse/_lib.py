@@ -130,6 +130,31 @@ class LstmGrads(ctypes.Structure):
     _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("pre", "w", "h0", "c0"))
 
 
+class LayerNormInputs(ctypes.Structure):
+    """bs_layer_norm_inputs."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "term")),
+        ("relu", ctypes.c_int32),
+        ("epsilon", ctypes.c_double),
+    )
+
+
+class LayerNormSaved(ctypes.Structure):
+    """bs_layer_norm_saved."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "y", "stats")),
+        ("relu", ctypes.c_int32),
+    )
+
+
+class LayerNormGrads(ctypes.Structure):
+    """bs_layer_norm_grads."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "term"))
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -236,6 +261,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         _i32,
         [_ptr(LayoutView), _ptr(LstmSaved), *(3 * (_ptr(Tensor),)), _i32, _ptr(LstmGrads), Workspace, Stream],
     ),
+    "bs_layer_norm_forward": (_i32, [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream]),
+    "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
 }

@@ -20,6 +20,7 @@ Result<Card> look_at(int index) {
   BS_RETURN_IF_ERROR(ask(major, cudaDevAttrComputeCapabilityMajor));
   BS_RETURN_IF_ERROR(ask(minor, cudaDevAttrComputeCapabilityMinor));
   BS_RETURN_IF_ERROR(ask(card.multiprocessors, cudaDevAttrMultiProcessorCount));
+  BS_RETURN_IF_ERROR(ask(card.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
   card.arch = 10 * major + minor;
   card.sm90a = card.arch == 90 && BLOCKSPARSE_SM90A;
   if (card.arch >= kOldestArch) return card;

@@ -11,6 +11,7 @@ namespace blocksparse::cuda {
 struct Card {
   int32_t arch = 0;  // compute capability: 90 is 9.0
   int32_t multiprocessors = 0;
+  int32_t shared_bytes = 99 * 1024;  // that a thread block may ask for
   bool sm90a = false;  // this build holds code for compute capability 9.0 and all its features, and the card runs it
 };
 

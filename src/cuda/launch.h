@@ -12,7 +12,8 @@ struct Launch {
   int threads = 128;
   int shared_bytes = 0;
   cudaStream_t stream = nullptr;
-  bool overlap = false;  // may begin before the kernel in front has ended: only code with griddepcontrol.wait in it
+  bool overlap = false;      // may begin before the kernel in front has ended: only code with griddepcontrol.wait in it
+  bool cooperative = false;  // all thread blocks are resident at once, or the launch fails
 };
 
 template <class... Parameters, class... Args>
@@ -23,11 +24,19 @@ Status launch(const Launch& l, void (*kernel)(Parameters...), const Args&... arg
   config.blockDim = dim3(static_cast<unsigned>(l.threads));
   config.dynamicSmemBytes = static_cast<size_t>(l.shared_bytes);
   config.stream = l.stream;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = l.overlap ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  const auto add = [&]() -> cudaLaunchAttribute& { return attributes[config.numAttrs++]; };
+  config.attrs = attributes;
+  if (l.overlap) {
+    auto& overlap = add();
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (l.cooperative) {
+    auto& cooperative = add();
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
   return status_of(cudaLaunchKernelEx(&config, kernel, args...), "launch");
 }
 

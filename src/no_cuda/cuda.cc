@@ -2,6 +2,8 @@
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
 #include "ops/linear/linear.h"
+#include "ops/lstm/lstm.h"
+#include "ops/norm/norm.h"
 
 namespace blocksparse {
 
@@ -35,5 +37,21 @@ size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; 
 Result<std::string> cuda_choice(Pass, const LayoutView&, DType, int64_t) { return cuda_status(); }
 
 }  // namespace linear
+
+namespace lstm {
+
+Status cuda_forward(const Forward&, Workspace, Stream) { return cuda_status(); }
+Status cuda_backward(const Backward&, Workspace, Stream) { return cuda_status(); }
+size_t cuda_forward_workspace_size(const LayoutView&, DType, int64_t) { return 0; }
+size_t cuda_backward_workspace_size(const LayoutView&, DType, int64_t, int64_t) { return 0; }
+
+}  // namespace lstm
+
+namespace norm {
+
+Status cuda_forward(const Forward&, Device, Stream) { return cuda_status(); }
+Status cuda_backward(const Backward&, Device, Stream) { return cuda_status(); }
+
+}  // namespace norm
 
 }  // namespace blocksparse

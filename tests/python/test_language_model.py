@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from blocksparse import __main__
+from blocksparse import Layout, __main__
 from blocksparse.models import checkpoint
-from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte, chunks, sample
+from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
 TINY = ModelConfig(hidden=64, graph="ba(8,2)", block=8, inner=2, stride=2, embedding=16)
@@ -126,6 +126,25 @@ def test_learns_a_small_language(text, tmp_path, capsys):
     assert sum(found) > 0.6 * len(found)
 
 
+@pytest.mark.parametrize("name", ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432"])
+def test_presets_have_the_papers_sizes(name):
+    """12.5 and 100 million weights between units; `inner` matrices and four gates on as many blocks each."""
+    config = PRESETS[name]
+    weights = config.hidden**2
+    if config.graph:
+        layout = Layout.from_graph(config.graph, config.block, seed=0)
+        weights = layout.blocks * config.block**2
+        assert layout.in_features == layout.out_features == config.hidden
+        assert layout.density < 0.045
+    expected = {1120: 12_544_000, 5600: 12_544_000, 3168: 100_362_240, 18432: 100_270_080}
+    assert (4 + config.inner) * weights == expected[config.hidden]
+    if name in ("dense-1120", "ba-5600"):
+        model = LanguageModel(config)
+        ports = config.hidden // config.stride
+        rest = 2 * 64 * ports + 256 * ports + 256 * 64 + 2 * 10 * config.hidden + 4 * ports + 3 * 256
+        assert sum(p.numel() for p in model.parameters()) == expected[config.hidden] + rest
+
+
 def test_sample(tmp_path):
     model = LanguageModel(TINY)
     assert sample(model, b"ab", 20, seed=3) == sample(model, b"ab", 20, seed=3)
@@ -192,6 +211,16 @@ def test_bad_checkpoints(tmp_path, text, trained, capsys):
         load_model(tmp_path / "changed")
 
 
+def test_text_that_cannot_be_read(tmp_path, capsys):
+    refused(capsys, ["train", "--text", tmp_path, "--out", tmp_path / "out"], "Is a directory")
+
+
+def test_text_need_not_be_utf8(tmp_path):
+    (tmp_path / "bytes").write_bytes(random.Random(0).randbytes(3000))
+    trainer = Trainer(TINY, SHORT, read_text([tmp_path / "bytes"]), "cpu")
+    assert 7 < trainer.step() < 10
+
+
 def test_what_is_there_is_not_overwritten(text, trained, capsys):
     refused(capsys, ["train", "--text", text, "--out", trained.parent], "is there already: --resume")
 
@@ -207,6 +236,55 @@ def test_a_full_disk_keeps_the_old_checkpoint(trained, monkeypatch):
         checkpoint.save(trained, {"a": torch.zeros(3)}, {})
     assert trained.read_bytes() == before
     assert [path.name for path in trained.parent.iterdir() if path.name.startswith(".")] == []
+
+
+SAVE = """
+import os, signal, sys
+from pathlib import Path
+from blocksparse.models.training import Trainer, TrainConfig, read_text
+from blocksparse.models.language import ModelConfig
+
+def killed(descriptor):
+    os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = ModelConfig(hidden=64, graph="ba(8,2)", block=8, inner=2, stride=2, embedding=16)
+config = TrainConfig(updates=12, batch=8, steps=16, lr=4e-3, warmup=4)
+trainer = Trainer(model, config, read_text([Path(sys.argv[1])]), "cpu")
+trainer.step()
+os.fsync = killed
+trainer.save(Path(sys.argv[2]))
+"""
+
+
+def test_killed_in_the_middle_of_a_checkpoint(trained, text):
+    """The last one loads, and training goes on."""
+    before = trained.read_bytes()
+    done = subprocess.run([sys.executable, "-c", SAVE, text, trained])
+    assert done.returncode == -9
+    assert trained.read_bytes() == before
+    halves = [path for path in trained.parent.iterdir() if path.name.startswith(".last")]
+    assert 0 < halves[0].stat().st_size < len(before)  # it was in the middle
+    trainer = Trainer(TINY, SHORT, read_text([text]), "cpu")
+    trainer.resume(trained)
+    train(trainer, trained.parent, None, until=3)
+    assert trainer.update == 3
+
+
+def test_a_disk_that_is_full_for_real(trained, text, tmp_path):
+    """A limit of the size of files stands for the disk: writing fails in the middle."""
+    before = trained.read_bytes()
+    size = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
+    how = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4, "--until", 4]
+    words = ["lm", "train", "--text", text, "--valid", text, "--out", trained.parent, *size, *how, "--resume"]
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
+    code = limited + "from blocksparse import __main__; sys.exit(__main__.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *words, "--device", "cpu"]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "last.safetensors could not be written, what was there is kept" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert trained.read_bytes() == before
 
 
 def test_importing_the_package_does_not_import_torch():

@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.library import opcheck
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.norm import layer_norm
 from blocksparse.torch.recurrent import SharedWeight
 
 HIDDEN, INPUT, STEPS, N = 48, 12, 5, 3
@@ -82,6 +84,27 @@ def deep_update(m, x, state):
         h, c = gates_of(z, c)
         ys.append(h)
     return torch.stack(ys), (h, c)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
+def test_layer_norm(dtype):
+    wide = DOUBLE if dtype == DOUBLE else torch.float32
+    x, factor, term, dy = (torch.randn(N, 2, HIDDEN, dtype=dtype) for _ in range(4))
+    gain, shift = (torch.randn(2, HIDDEN, dtype=wide) for _ in range(2))
+    leaves = [t.requires_grad_() for t in (x, gain, shift, factor, term)]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    y = layer_norm(*leaves, relu=True, epsilon=1e-6)
+    z = norm(*exact[:3]) * exact[3] + exact[4]
+    tolerance = {DOUBLE: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    assert error(y, z.relu()) < tolerance
+    got = torch.autograd.grad(y, leaves, dy)
+    want = torch.autograd.grad(torch.where(y.detach() > 0, z, 0), exact, dy.double())
+    for leaf, a, b in zip(leaves, got, want, strict=True):
+        assert a.dtype == leaf.dtype
+        assert error(a, b) < 2 * tolerance
+    opcheck(torch.ops.blocksparse.layer_norm.default, (*(t.detach() for t in leaves), True, 1e-6))
+    with pytest.raises(ValueError, match=r"gain is .*needs \[2, 48\]"):
+        layer_norm(x, gain[:1], shift)
 
 
 def layouts(count):

@@ -221,7 +221,7 @@ def test_module_moves(layout):
     assert torch.equal(layer.cpu()(x), here)
 
 
-# ---- The LSTM: a step at a time, of linear ops -----------------------------------------------------------------------
+# ---- Recurrent networks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

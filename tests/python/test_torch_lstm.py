@@ -105,27 +105,6 @@ def test_some_gradients_only(small):
         assert [x.grad is not None for x in leaves] == list(wants)
 
 
-def test_steps_of_linear_ops_are_the_same(small):
-    """What CUDA tensors take."""
-    for dtype, save in itertools.product((torch.float64, torch.bfloat16), (False, True)):
-        pre, w, h, c = (x.detach() for x in inputs(small, 4, 6, dtype))
-        index = bst.index_of(small)
-        for lengths, state in itertools.product((None, torch.tensor([4, 0, 2, 1, 4, 3])), ((h, c), (None, None))):
-            forward = (pre, w, index, *state, lengths, save)
-            got, want = _lstm_ops.forward_by_steps(*forward), _lstm_ops.forward(*forward)
-            for a, b in zip(got, want, strict=True):
-                assert a.dtype == b.dtype
-                assert error(a, b) < TOLERANCE[dtype]
-            if not save:
-                continue
-            dy, dh, dc = torch.randn_like(want[0]), torch.randn_like(want[1]), torch.randn_like(want[2])
-            for of in ((dy, dh, dc), (dy, None, None), (None, None, dc)):
-                backward = (w, index, want[0], *want[3:], *state, lengths, *of)
-                for a, b in zip(_lstm_ops.backward_by_steps(*backward), _lstm_ops.backward(*backward), strict=True):
-                    assert a.dtype == b.dtype
-                    assert error(a, b) < 2 * TOLERANCE[dtype]
-
-
 def test_opcheck(small):
     pre, w, h, c = (x.detach() for x in inputs(small, 3, 4, torch.float32))
     index = bst.index_of(small)

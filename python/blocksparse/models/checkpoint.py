@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from .files import write_whole
+
 FORMAT = "blocksparse-lm-1"
 
 
 def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
+    """Writes a checkpoint; see `write_whole` for what happens to the last one.
 
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
     from safetensors.torch import save as to_bytes
 
-    data = to_bytes({k: t.detach().contiguous() for k, t in tensors.items()}, {FORMAT: json.dumps(header)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OSError(f"[lm] {path} could not be written, what was there is kept: {error}") from error
+    write_whole(path, to_bytes({k: t.detach().contiguous() for k, t in tensors.items()}, {FORMAT: json.dumps(header)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse lm train|eval|sample."""
+"""The command line: python -m blocksparse lm train|eval|sample|compress|decompress|features."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from typing import Any
 
 import torch
 
-from .language import PRESETS, ModelConfig, bits_per_byte, sample
+from .bars import bytes_bar
+from .compression import Header, compress, decompress, digest_of
+from .distributed import World, joined
+from .features import cell_states, save_features
+from .files import write_whole
+from .language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, sample
+from .texts import read_labelled
 from .training import TrainConfig, Trainer, load_model, read_text, train
 
 VALID_BYTES = 2_000_000
+SUFFIX = ".bslm"
 
 
 def add_parser(commands: Any) -> None:
@@ -41,11 +48,36 @@ def add_parser(commands: Any) -> None:
         if name == "eval":
             command.add_argument("--text", type=Path, nargs="+", required=True)
             command.add_argument("--batch", type=int, default=16, help="streams side by side")
+            command.add_argument("--bf16", action="store_true", help="products in bfloat16")
         else:
             command.add_argument("--prompt", default="\n ")
             command.add_argument("--length", type=int, default=500)
             command.add_argument("--temperature", type=float, default=1.0)
             command.add_argument("--seed", type=int, default=0)
+    for name, text, default in (
+        ("compress", "make a file smaller", "FILE.bslm"),
+        ("decompress", "make the file again", "FILE without .bslm"),
+    ):
+        command = lm.add_parser(name, help=text)
+        command.add_argument("checkpoint", type=Path)
+        command.add_argument("file", type=Path)
+        command.add_argument("-o", "--out", type=Path, help=f"default: {default}")
+        command.add_argument("--force", action="store_true", help="overwrite OUT")
+        if name == "compress":
+            command.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
+            command.add_argument("--bf16", action="store_true", help="products in bfloat16")
+    command = lm.add_parser(
+        "features",
+        help="what a model knows of labelled texts",
+        description='Rows are "label text", or a CSV file with the columns label and sentence; labels are 0 and 1.',
+    )
+    command.add_argument("checkpoint", type=Path)
+    command.add_argument("--labels", type=Path, required=True, metavar="FILE")
+    command.add_argument("-o", "--out", type=Path, required=True, help="safetensors file: features, labels")
+    command.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
+    command.add_argument("--tokenised", action="store_true", help="texts are tokens with spaces between")
+    command.add_argument("--batch", type=int, default=128, help="texts side by side")
+    command.add_argument("--bf16", action="store_true", help="products in bfloat16")
     for command in lm.choices.values():
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -68,22 +100,65 @@ def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> None:
     """Does what was asked for; raises ValueError or OSError with what is wrong."""
     if arguments.lm_command == "train":
-        _train(arguments)
+        with joined(arguments.device) as (world, device):
+            _train(arguments, world, device)
         return
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
-        text = read_text(arguments.text).to(arguments.device)
-        if arguments.batch < 1:
-            raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
-        bits = bits_per_byte(model, text, arguments.batch)
-        print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
-    else:
+        _evaluate(arguments, model)
+    elif arguments.lm_command == "sample":
         prompt = arguments.prompt.encode()
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
+    elif arguments.lm_command == "features":
+        _features(arguments, model)
+    else:
+        _compress(arguments, model)
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    text = read_text(arguments.text).to(arguments.device)
+    if arguments.batch < 1:
+        raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
+    bits = bits_per_byte(model, text, arguments.batch, bf16=arguments.bf16)
+    print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
+
+
+def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    skip = arguments.bad_rows == "skip"
+    examples = read_labelled(arguments.labels, skip_bad_rows=skip, tokenised=arguments.tokenised)
+    for line in examples.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    with bytes_bar(sum(map(len, examples.texts))) as done:
+        features = cell_states(model, examples.texts, batch=arguments.batch, bf16=arguments.bf16, progress=done)
+    about = {"model": digest_of(model).hex(), "texts": arguments.labels.name}
+    save_features(arguments.out, features, examples.y(), about)
+    left_out = {"left_out": len(examples.left_out)}
+    print(json.dumps({"file": str(arguments.out), "texts": len(examples), "features": features.shape[1], **left_out}))
+
+
+def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    forward = arguments.lm_command == "compress"
+    out = arguments.out
+    if out is None:
+        if not forward and arguments.file.suffix != SUFFIX:
+            raise ValueError(f"[lm] {arguments.file} does not end with {SUFFIX}: name the file to write with --out")
+        out = arguments.file.with_name(arguments.file.name + SUFFIX) if forward else arguments.file.with_suffix("")
+    if out.exists() and not arguments.force:
+        raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
+    data = arguments.file.read_bytes()
+    with bytes_bar(len(data) if forward else Header.unpack(data)[0].length) as done:
+        if forward:
+            made = compress(model, data, streams=arguments.streams, bf16=arguments.bf16, progress=done)
+        else:
+            made = decompress(model, data, progress=done)
+    write_whole(out, made)
+    text, small = (data, made) if forward else (made, data)
+    share = {"bits_per_byte": round(8 * len(small) / len(text), 4)} if text else {}
+    print(json.dumps({"file": str(out), "bytes": len(text), "compressed": len(small), **share}))
+
+
+def _train(arguments: argparse.Namespace, world: World, device: torch.device) -> None:
     model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
     config = TrainConfig(**_given(arguments, TrainConfig))
     if arguments.save_every < 1:
@@ -94,20 +169,26 @@ def _train(arguments: argparse.Namespace) -> None:
     else:
         cut = min(VALID_BYTES, text.numel() // 20)
         text, valid = text[: text.numel() - cut], text[text.numel() - cut :]
-    trainer = Trainer(model, config, text, arguments.device)
+    trainer = Trainer(model, config, text, device, world)
     last = arguments.out / "last.safetensors"
     if arguments.resume and last.exists():
         trainer.resume(last)
     elif last.exists():
         raise ValueError(f"[lm] {last} is there already: --resume goes on from it, another --out begins anew")
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
+    if world.first:
+        print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
     with ExitStack() as stack:
-        report = _reporter(arguments, trainer, stack)
+        report = _reporter(arguments, trainer, stack) if world.first else _silent
         enough = valid if valid.numel() >= 2 else None
         options: dict[str, Any] = {"save_every": arguments.save_every, "until": arguments.until, "report": report}
         train(trainer, arguments.out, enough, **options)
-    print(last)
+    if world.first:
+        print(last)
+
+
+def _silent(line: dict[str, Any]) -> None:
+    pass
 
 
 def _reporter(arguments: argparse.Namespace, trainer: Trainer, stack: ExitStack) -> Callable[[dict[str, Any]], None]:

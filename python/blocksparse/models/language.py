@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..layout import Layout
 from ..torch.deep_update import DeepUpdateLSTM
 from ..torch.recurrent import State
+from .distributed import ALONE, World
 
 SYMBOLS = 256  # byte values
 
@@ -86,12 +87,17 @@ class LanguageModel(nn.Module):
 
     def forward(self, text: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Text [steps, n] of byte values, the last call's state -> (logits [steps, n, 256] for what follows, state)."""
-        table = functional.normalize(self.embedding) * self.embedding_gain
-        y, state = self.lstm(functional.embedding(text, table), state)
+        y, state = self.read(text, state)
         if self.config.stride > 1:
             y = y[..., :: self.config.stride]
         weight = functional.normalize(self.output) * self.output_gain
         return functional.linear(y, weight, self.output_bias), state
+
+    def read(self, text: Tensor, state: State | None = None, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+        """Text [steps, n], of `lengths` [n] if these differ -> (h [steps, n, hidden], state (h, c) [1, n, hidden])."""
+        table = functional.normalize(self.embedding) * self.embedding_gain
+        y, state = self.lstm(functional.embedding(text, table), state, lengths)
+        return y, state
 
     def mix(self) -> list[float]:
         """Share of blocks that one block reaches after each matrix, of all of them; [] for a dense model."""
@@ -120,8 +126,18 @@ def chunks(text: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def bits_per_byte(model: LanguageModel, text: Tensor, streams: int = 16, steps: int = 128) -> float:
+def bits_per_byte(
+    model: LanguageModel, text: Tensor, streams: int = 16, steps: int = 128, *, bf16: bool = False, world: World = ALONE
+) -> float:
     """What the model needs for a byte of text [bytes]; every stream begins without context.
+
+    Args:
+        model: on the device of the text.
+        text: uint8 [bytes].
+        streams: parts of the text, side by side.
+        steps: bytes of a stream that are read at once; of no matter for the result.
+        bf16: products in bfloat16, by autocast.
+        world: processes that share the streams.
 
     Raises:
         ValueError: the text has fewer than 2 bytes.
@@ -129,15 +145,22 @@ def bits_per_byte(model: LanguageModel, text: Tensor, streams: int = 16, steps: 
     if text.numel() < 2:
         raise ValueError(f"[lm] text has {text.numel()} bytes, needs 2 or more")
     streams = max(1, min(streams, (text.numel() - 1) // 2))
+    mine = slice(world.rank, None, world.size)
     was_training = model.training
     model.eval()
-    total, count, state = 0.0, 0, None
+    total = torch.zeros(2, dtype=torch.float64, device=text.device)  # nats, bytes
+    state = None
     for x, y in chunks(text, streams, steps):
-        logits, state = model(x, state)
-        total += float(loss_of(logits, y)) * y.numel()
-        count += y.numel()
+        x, y = x[:, mine], y[:, mine]
+        if y.numel() == 0:
+            break
+        with torch.autocast(text.device.type, torch.bfloat16, bf16):
+            logits, state = model(x, state)
+        total[0] += loss_of(logits, y).double() * y.numel()
+        total[1] += y.numel()
     model.train(was_training)
-    return total / count / math.log(2)
+    nats, count = world.sum(total).tolist()
+    return nats / count / math.log(2)
 
 
 @torch.no_grad()

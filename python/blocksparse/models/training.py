@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..torch.recurrent import State
 from . import checkpoint
+from .distributed import ALONE, World
+from .files import write_whole
 from .language import LanguageModel, ModelConfig, bits_per_byte, loss_of
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
@@ -70,10 +72,21 @@ def read_text(paths: list[Path]) -> Tensor:
 
 
 class Trainer:
-    """A model on its way: weights, their average, Adam's moments, the place in the text and the state there."""
+    """A model on its way: weights, their average, Adam's moments, the place in the text and the state there.
 
-    def __init__(self, model: ModelConfig, config: TrainConfig, text: Tensor, device: torch.device | str) -> None:
-        self.model_config, self.config, self.device = model, config, torch.device(device)
+    Several processes (`joined`) share the streams of a batch; gradients are averaged, so all have the same weights.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: TrainConfig,
+        text: Tensor,
+        device: torch.device | str,
+        world: World = ALONE,
+    ) -> None:
+        self.model_config, self.config, self.device, self.world = model, config, torch.device(device), world
+        self.mine = world.part(config.batch, "batch")  # of the streams
         self.length = (text.numel() - 1) // config.batch  # of a stream
         if self.length < config.steps:
             raise ValueError(
@@ -83,8 +96,11 @@ class Trainer:
         self.text = text.to(self.device)
         torch.manual_seed(config.seed)
         self.model = LanguageModel(model).to(self.device)
+        self.parallel: torch.nn.Module = self.model
+        if world.size > 1:
+            self.parallel = torch.nn.parallel.DistributedDataParallel(self.model, broadcast_buffers=False)
         self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.adam = torch.optim.Adam(self.model.parameters(), config.lr)
+        self.adam = torch.optim.Adam(self.model.parameters(), config.lr, fused=self.device.type == "cuda")
         self.update = 0
         self.state: State | None = None
         self.recent: list[float] = []
@@ -103,14 +119,14 @@ class Trainer:
         return c.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
 
     def _chunk(self) -> tuple[Tensor, Tensor]:
-        """(input, what follows) [steps, batch] of the next update. Streams begin again when they end."""
+        """(input, what follows) [steps, streams of this process] of the next update. Streams that end begin again."""
         c = self.config
         per_epoch = self.length // c.steps
         begin = self.update % per_epoch * c.steps
         if begin == 0:
             self.state = None
         streams = self.text[: self.length * c.batch + 1]
-        at = torch.arange(c.batch, device=self.device) * self.length + begin
+        at = torch.arange(c.batch, device=self.device)[self.mine] * self.length + begin
         index = at + torch.arange(c.steps + 1, device=self.device).unsqueeze(1)
         part = streams[index].long()
         return part[:-1], part[1:]
@@ -124,7 +140,7 @@ class Trainer:
             group["lr"] = rate
         self.model.train()
         with torch.autocast(self.device.type, torch.bfloat16, c.bf16):
-            logits, state = self.model(x, self.state)
+            logits, state = self.parallel(x, self.state)
         loss = loss_of(logits, y)
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
@@ -134,18 +150,17 @@ class Trainer:
         self.update += 1
         decay = min(c.ema, (1 + self.update) / (10 + self.update))
         with torch.no_grad():
-            for name, p in self.model.named_parameters():
-                self.ema[name].lerp_(p, 1 - decay)
-        bits = float(loss.detach()) / math.log(2)
+            torch._foreach_lerp_(list(self.ema.values()), list(self.model.parameters()), 1 - decay)
+        bits = float(self.world.sum(loss.detach())) / self.world.size / math.log(2)
         self.recent = [*self.recent[-(SUMS - 1) :], bits]
         return bits
 
-    def evaluate(self, text: Tensor) -> float:
+    def evaluate(self, text: Tensor, streams: int = 16) -> float:
         """Bits per byte of another text, by the averaged weights."""
         mine = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self._set(self.ema)
-            return bits_per_byte(self.model, text.to(self.device))
+            return bits_per_byte(self.model, text.to(self.device), streams, bf16=self.config.bf16, world=self.world)
         finally:
             self._set(mine)
 
@@ -155,14 +170,17 @@ class Trainer:
             p.copy_(weights[name])
 
     def save(self, path: Path) -> None:
-        """Everything that `resume` needs."""
+        """Everything that `resume` needs; the first process writes it."""
+        state = None if self.state is None else tuple(self.world.gather(part, 1) for part in self.state)
+        if not self.world.first:
+            return
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         tensors |= {f"ema.{k}": v for k, v in self.ema.items()}
         for (name, p), entry in zip(self.model.named_parameters(), self._moments(), strict=True):
             assert entry is not None or p.grad is None
             tensors |= {f"adam.{name}.{k}": v for k, v in (entry or {}).items()}
-        if self.state is not None:
-            tensors |= {"state.h": self.state[0], "state.c": self.state[1]}
+        if state is not None:
+            tensors |= {"state.h": state[0], "state.c": state[1]}
         tensors["recent"] = torch.tensor(self.recent, dtype=torch.float64)
         tensors["random"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -190,15 +208,17 @@ class Trainer:
             if header.get(what) != value:
                 raise ValueError(f"[lm] {path} is of another {what}: {header.get(what)}, needs {value}")
         load_weights(self.model, tensors, "model.", path)
+        fused = bool(self.adam.defaults["fused"])  # then Adam's counts of updates are on the card, too
         for name, p in self.model.named_parameters():
             self.ema[name].copy_(tensors[f"ema.{name}"])
             prefix = f"adam.{name}."
             entry = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-            moved = {k: v if k == "step" else v.to(self.device) for k, v in entry.items()}
+            moved = {k: v if k == "step" and not fused else v.to(self.device) for k, v in entry.items()}
             if moved:
                 self.adam.state[p] = moved
         if "state.h" in tensors:
-            self.state = (tensors["state.h"].to(self.device), tensors["state.c"].to(self.device))
+            h, c = (tensors[f"state.{x}"][:, self.mine].to(self.device) for x in "hc")
+            self.state = (h, c)
         self.recent = tensors["recent"].tolist()
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -244,18 +264,17 @@ def train(
     *,
     save_every: int = 200,
     until: int | None = None,
+    streams: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> None:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
 
-    `report` gets a line for each update; those at checkpoints have the bits per byte of `valid`, and are logged.
+    `report` gets a line for each update; those at checkpoints have the bits per byte of `valid`, read as so many
+    `streams`, and are logged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    first = trainer.world.first
     log = folder / "log.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    kept = [line for line in lines if json.loads(line)["update"] <= trainer.update]  # the rest is done again
-    log.write_text("".join(f"{line}\n" for line in kept))
-    before = json.loads(kept[-1])["seconds"] if kept else 0.0
+    before = _cut(log, trainer.update) if first else 0.0
     begin = time.perf_counter()
     last = min(trainer.config.updates, until or trainer.config.updates)
     while trainer.update < last:
@@ -270,8 +289,19 @@ def train(
         }
         if trainer.update % save_every == 0 or trainer.update == last:
             if valid is not None:
-                line["valid"] = round(trainer.evaluate(valid), 4)
+                line["valid"] = round(trainer.evaluate(valid, streams), 4)
             trainer.save(folder / "last.safetensors")
-            with open(log, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        report(line)
+            if first:
+                with open(log, "a") as file:
+                    file.write(json.dumps(line) + "\n")
+        if first:
+            report(line)
+
+
+def _cut(log: Path, update: int) -> float:
+    """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines = log.read_text().splitlines() if log.exists() else []
+    kept = [line for line in lines if json.loads(line)["update"] <= update]
+    write_whole(log, "".join(f"{line}\n" for line in kept).encode())
+    return float(json.loads(kept[-1])["seconds"]) if kept else 0.0

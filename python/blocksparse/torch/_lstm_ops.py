@@ -3,8 +3,10 @@
     lstm_forward(pre, values, index, h0, c0, lengths, save) -> (y, h, c, gates, cells)
     lstm_backward(values, index, y, gates, cells, h0, c0, lengths, dy, dh, dc, ...) -> (dpre, dw, dh0, dc0)
 
-On the CPU both are one call of the core. Elsewhere the same ops are made of the linear op's, a step at a time, and of
-one linear_wgrad over all steps: nothing is copied to the host or waited for, so they can be captured in a CUDA graph.
+Gradients of what was not given are empty.
+
+Both are one call of the core. On a card nothing is copied to the host or waited for, so they can be captured in a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -82,12 +84,12 @@ def _empty_backward(
     return (
         torch.empty_like(gates),
         values.new_empty(values.shape if weight_gradient else (0,), dtype=state if wide else y.dtype),
-        y.new_empty(n, hidden),
-        y.new_empty(n, hidden, dtype=state),
+        y.new_empty(0 if h0 is None else n, hidden),
+        y.new_empty(0 if c0 is None else n, hidden, dtype=state),
     )
 
 
-# ---- CPU: the core's op --------------------------------------------------------------------------------------------
+# ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
 def _workspace(which: str, view: _lib.LayoutView, x: Tensor, steps: int) -> tuple[_lib.Workspace, Tensor]:
@@ -137,6 +139,7 @@ def _backward(
     wide: bool = False,
     weight_gradient: bool = True,
 ) -> _Four:
+    _ops._check_devices(y, values, index, gates, cells, h0, c0, lengths, dy, dh, dc)
     made = _empty_backward(values, index, y, gates, cells, h0, c0, lengths, dy, dh, dc, wide, weight_gradient)
     dpre, dw, dh0, dc0 = made
     steps, n, hidden = y.shape
@@ -145,105 +148,17 @@ def _backward(
     state = (_ops._pointer(values), _ops._pointer(h0), _ops._pointer(c0), _lengths_pointer(lengths, n))
     saved = _lib.LstmSaved(*state, _ops._pointer(y), _ops._pointer(gates), _ops._pointer(cells))
     of_weight = _ops._pointer(dw) if weight_gradient else None
-    grads = _lib.LstmGrads(_ops._pointer(dpre), of_weight, _ops._pointer(dh0), _ops._pointer(dc0))
+    of_state = (None if h0 is None else _ops._pointer(dh0), None if c0 is None else _ops._pointer(dc0))
+    grads = _lib.LstmGrads(_ops._pointer(dpre), of_weight, *of_state)
     of_outputs = (_ops._pointer(dy), _ops._pointer(dh), _ops._pointer(dc))
     call = (ctypes.byref(view), ctypes.byref(saved), *of_outputs, 0, ctypes.byref(grads), workspace, _ops._stream(y))
     _lib.call("bs_lstm_backward", *call)
     return made
 
 
-# ---- Elsewhere: a step at a time -----------------------------------------------------------------------------------
-
-
-def forward_by_steps(
-    pre: Tensor, values: Tensor, index: Tensor, h0: Tensor | None, c0: Tensor | None, lengths: Tensor | None, save: bool
-) -> _Five:
-    """`lstm_forward` of linear ops. z is rounded to the dtype of pre before the gates, as it is not in the core."""
-    y, _, _, gates, cells = made = _empty_forward(pre, values, index, h0, c0, lengths, save)
-    steps, n, _, hidden = pre.shape
-    state = cells.dtype
-    h = pre.new_zeros(n, hidden) if h0 is None else h0
-    c = pre.new_zeros(n, hidden, dtype=state) if c0 is None else c0
-    for t in range(steps):
-        z = _ops.fprop(h, values, index, 4 * hidden, False, None, pre[t].flatten(1)).view(n, 4, hidden).to(state)
-        i, f, _, o = z.sigmoid().unbind(1)
-        g = z[:, 2].tanh()
-        c_t = f * c + i * g
-        h_t = (o * c_t.tanh()).to(pre.dtype)
-        kept = torch.stack([i, f, g, o], 1).to(pre.dtype)
-        if lengths is None:
-            h, c = h_t, c_t
-        else:
-            runs = (t < lengths).view(n, 1)
-            h, c = torch.where(runs, h_t, h), torch.where(runs, c_t, c)
-            h_t, c_t, kept = h_t * runs, c_t * runs, kept * runs.view(n, 1, 1)
-        y[t] = h_t
-        if save:
-            gates[t], cells[t] = kept, c_t
-    made[1].copy_(h)
-    made[2].copy_(c)
-    return made
-
-
-def backward_by_steps(
-    values: Tensor,
-    index: Tensor,
-    y: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    h0: Tensor | None,
-    c0: Tensor | None,
-    lengths: Tensor | None,
-    dy: Tensor | None,
-    dh: Tensor | None,
-    dc: Tensor | None,
-    wide: bool = False,
-    weight_gradient: bool = True,
-) -> _Four:
-    """`lstm_backward` of linear ops."""
-    made = _empty_backward(values, index, y, gates, cells, h0, c0, lengths, dy, dh, dc, wide, weight_gradient)
-    dpre, dw, dh0, dc0 = made
-    steps, n, hidden = y.shape
-    state = cells.dtype
-    dh_t = y.new_zeros(n, hidden, dtype=state) if dh is None else dh.to(state)
-    dc_t = y.new_zeros(n, hidden, dtype=state) if dc is None else dc
-    zero = y.new_zeros(n, hidden, dtype=state) if c0 is None else c0
-    for t in reversed(range(steps)):
-        i, f, g, o = gates[t].to(state).unbind(1)
-        squashed = cells[t].tanh()
-        dh_all = dh_t if dy is None else dh_t + dy[t]
-        dc_all = dc_t + dh_all * o * (1 - squashed * squashed)
-        before = cells[t - 1] if t > 0 else zero
-        dz = torch.stack(
-            [
-                dc_all * g * i * (1 - i),
-                dc_all * before * f * (1 - f),
-                dc_all * i * (1 - g * g),
-                dh_all * squashed * o * (1 - o),
-            ],
-            1,
-        )
-        if lengths is None:
-            dpre[t] = dz
-            dh_t, dc_t = _ops.dgrad(dpre[t].flatten(1), values, index, hidden).to(state), dc_all * f
-            continue
-        runs = (t < lengths).view(n, 1)
-        dpre[t] = torch.where(runs.view(n, 1, 1), dz, 0)
-        back = _ops.dgrad(dpre[t].flatten(1), values, index, hidden).to(state)
-        dh_t, dc_t = torch.where(runs, back, dh_t), torch.where(runs, dc_all * f, dc_t)
-    dh0.copy_(dh_t)
-    dc0.copy_(dc_t)
-    if weight_gradient:
-        start = y.new_zeros(n, hidden) if h0 is None else h0
-        xs, dys = [start, y[:-1].flatten(0, 1)], [dpre[0].flatten(1), dpre[1:].flatten(0, 1).flatten(1)]
-        dw.copy_(_ops.wgrad_list(xs, dys, index, *values.shape[:2], False, wide)[0]) if steps else dw.zero_()
-    return made
-
-
-_lib_def.impl("lstm_forward", _forward, "CPU")
-_lib_def.impl("lstm_backward", _backward, "CPU")
-_lib_def.impl("lstm_forward", forward_by_steps, "CUDA")
-_lib_def.impl("lstm_backward", backward_by_steps, "CUDA")
+for _device in ("CPU", "CUDA"):
+    _lib_def.impl("lstm_forward", _forward, _device)
+    _lib_def.impl("lstm_backward", _backward, _device)
 
 forward = torch.ops.blocksparse.lstm_forward.default
 backward = torch.ops.blocksparse.lstm_backward.default

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..layout import Layout
 from .lstm import GATES, Recurrent, cell, run_steps, stack_gates, start_of
 from .modules import BlockSparseLinear
-from .recurrent import SharedWeight, State
+from .norm import layer_norm
+from .recurrent import SharedWeight, State, apply_cell
 
 EPSILON = 1e-6  # of the layer norms
 
@@ -136,20 +137,29 @@ class DeepUpdateLSTM(Recurrent):
         """See `Recurrent`."""
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
         shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
-        gain, shift = self.gate_norm.unbind()
+        begin = start_of(m, state)
+        wide, shape = begin[1].dtype, (-1, 1, self.hidden_size)
+        norms = [pair.unbind() for pair in self.matrix_norm.to(wide).unsqueeze(2).unbind()]  # (gain, shift) of each
+        gain, shift = self.gate_norm.to(wide).unbind()
+        factors, terms = ([t.view(shape) for t in of_x.contiguous().unbind()] for of_x in (m, a))
 
         def step(t: int, h: Tensor, c: Tensor) -> State:
-            for j in range(self.inner):
-                h = _norm(shared[j](h), self.matrix_norm[j])
-                h = h * m[t] if j == 0 else (h + a[t] if j == 1 else h).relu()
+            for j, (of_gain, of_shift) in enumerate(norms):
+                factor, term = factors[t] if j == 0 else None, terms[t] if j == 1 else None
+                h = layer_norm(shared[j](h).view(shape), of_gain, of_shift, factor, term, j > 0, EPSILON).flatten(1)
             z = shared[-1](h).view(-1, GATES, self.hidden_size)
-            z = nn.functional.layer_norm(z.to(c.dtype), (self.hidden_size,), eps=EPSILON)
-            z = torch.addcmul(shift, z, gain)
+            z = layer_norm(z, gain, shift, epsilon=EPSILON)
             if self.dropout > 0 and self.training:
-                return self._cell_with_dropout(z, c, m.dtype)
-            return cell(z, c, m.dtype)
+                return self._cell_with_dropout(z.to(wide), c, m.dtype)
+            return self._cell(z, c)
 
-        return run_steps(step, x.size(0), start_of(m, state), lengths)
+        return run_steps(step, x.size(0), begin, lengths)
+
+    def _cell(self, z: Tensor, c: Tensor) -> State:
+        """As one op, that of a sequence of one step which begins without h."""
+        if not isinstance(self.gates, BlockSparseLinear):
+            return cell(z.to(c.dtype), c, z.dtype)
+        return apply_cell(z, self.gates.weight.detach().to(z.dtype), self.gates.tables(z.device), c)
 
     def _cell_with_dropout(self, z: Tensor, c: Tensor, dtype: torch.dtype) -> State:
         i, f, _, o = z.sigmoid().unbind(1)
@@ -158,7 +168,9 @@ class DeepUpdateLSTM(Recurrent):
 
     def _port(self, x: Tensor, port: int, neutral: float) -> Tensor:
         """m or a, [steps, n, hidden], with a neutral value where there is no port."""
-        written = _norm(nn.functional.linear(x, self.input[port]), self.input_norm[port])
+        made = nn.functional.linear(x, self.input[port])
+        gain, shift = self.input_norm[port].to(torch.promote_types(made.dtype, torch.float32)).unsqueeze(1).unbind()
+        written = layer_norm(made.view(-1, 1, made.size(-1)), gain, shift, epsilon=EPSILON).view(made.shape)
         if self.ports.numel() == self.hidden_size:
             return written
         full = written.new_full((*x.shape[:-1], self.hidden_size), neutral)
@@ -191,10 +203,3 @@ def _square(
     elif (layout.out_features, layout.in_features) != (n, n):
         raise ValueError(f"[DeepUpdateLSTM] a layout is {layout.out_features} x {layout.in_features}, needs {n} x {n}")
     return BlockSparseLinear(n, times * n, layout, False, device=device, dtype=dtype)
-
-
-def _norm(x: Tensor, norm: Tensor) -> Tensor:
-    """LayerNorm with gain norm[0] and shift norm[1], in float32 or wider."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = nn.functional.layer_norm(x.to(wide), x.shape[-1:], norm[0].to(wide), norm[1].to(wide), EPSILON)
-    return y.to(x.dtype)

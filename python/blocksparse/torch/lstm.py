@@ -303,11 +303,12 @@ class MultiplicativeLSTM(Recurrent):
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """See `Recurrent`."""
         of_m, of_x = self.input_m(x), self.input(x)
+        factors, terms = of_m.unbind(), of_x.unbind()  # once: each index would make zeros for all steps in backward
         w_m, w_h = SharedWeight(self.recurrent_m), SharedWeight(self.recurrent)
 
         def step(t: int, h: Tensor, c: Tensor) -> State:
-            m = of_m[t] * w_m(h)
-            z = (of_x[t] + w_h(m)).view(-1, GATES, self.hidden_size).to(c.dtype)
+            m = factors[t] * w_m(h)
+            z = (terms[t] + w_h(m)).view(-1, GATES, self.hidden_size).to(c.dtype)
             return cell(z, c, h.dtype)
 
         return run_steps(step, x.size(0), start_of(of_x[:, :, : self.hidden_size], state), lengths)

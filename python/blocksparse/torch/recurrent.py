@@ -36,7 +36,8 @@ def lstm(
         state: (h, c) before the first step, [n, hidden] each; zeros by default. c is used and returned in float32
             (float64 for float64), whatever the dtype of pre.
         lengths: int64 [n], steps of each sequence; afterwards its state stays and its y is 0. All steps by default. On
-            the CPU a batch whose longest sequences come first takes less time.
+            the CPU a batch whose longest sequences come first takes less time; on a card what is out of range counts as
+            the nearest that is right.
 
     Returns:
         y [steps, n, hidden], and the state (h, c) after each sequence's last step.
@@ -84,6 +85,16 @@ def apply_lstm(
     else:
         y, h, c, _, _ = _lstm_ops.forward(pre, values.to(dtype), index, h0, c0, lengths, False)
     return y, (h, c)
+
+
+def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
+    """One step from z [n, 4, hidden] and c [n, hidden], without a product: -> h, c. values and index are not read."""
+    pre = z.unsqueeze(0)
+    if torch.is_grad_enabled() and (z.requires_grad or c.requires_grad):
+        _, h, c = _Lstm.apply(pre, values, index, None, c, None)
+    else:
+        _, h, c, _, _ = _lstm_ops.forward(pre, values, index, None, c, None, False)
+    return h, c
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

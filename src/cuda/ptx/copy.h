@@ -16,6 +16,10 @@ __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
                : "memory");
 }
 
+__device__ inline void cp_async_16_at(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 // All copies of this thread since the last commit are a group.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

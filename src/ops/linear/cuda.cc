@@ -11,6 +11,7 @@
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "cuda/build_index.h"
+#include "ops/linear/forced.h"
 
 namespace blocksparse {
 
@@ -59,16 +60,22 @@ Result<int32_t> named_kernel(std::string_view name) {
   return invalid("[cuda] there is no kernel \"", name, "\"; there are ", known);
 }
 
-Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
+// Or kNotForced.
+Result<int32_t> forced_kernel() {
   static const Result<int32_t> from_environment = [] {
     const char* name = std::getenv("BLOCKSPARSE_CUDA_KERNEL");
     return named_kernel(name == nullptr ? "" : name);
   }();
-  if (!from_environment.ok()) return from_environment.status();
   const int32_t asked = forced.load(std::memory_order_relaxed);
-  const int32_t choice = asked != kNotForced ? asked : *from_environment;
-  if (choice == kNotForced) return choose_cuda_kernel(p, card);
-  const auto kernel = static_cast<CudaKernel>(choice);
+  if (asked != kNotForced) return asked;
+  return from_environment;
+}
+
+Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
+  const auto choice = forced_kernel();
+  if (!choice.ok()) return choice.status();
+  if (*choice == kNotForced) return choose_cuda_kernel(p, card);
+  const auto kernel = static_cast<CudaKernel>(*choice);
   if (cuda_supports(kernel, p, card)) return kernel;
   return Status(StatusCode::unsupported,
                 concat("[cuda] the kernel \"", name_of(kernel), "\", which was asked for, does not do this problem"));
@@ -143,10 +150,11 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
 
 namespace {
 
-// Features-last, rows at multiples of 16 bytes, one behind the other.
+// Rows, of tokens or of features, at multiples of 16 bytes, one behind the other.
 bool in_rows(const Activations& a, DType dtype) {
-  return !a.features_first() && reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
-         a.token_stride * size_of(dtype) % 16 == 0 && a.token_stride >= a.features;
+  const int64_t stride = a.features_first() ? a.feature_stride : a.token_stride;
+  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && stride * size_of(dtype) % 16 == 0 &&
+         stride >= (a.features_first() ? a.n : a.features);
 }
 
 }  // namespace
@@ -157,16 +165,31 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
   problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
   problem.x_in_rows = in_rows(p.x, p.dtype);
+  problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 
+namespace {
+
+// Of which a launch takes so many. Long ones one by one where dW is f32, for which that changes nothing: the kernel for
+// many tokens takes no lists.
+size_t pairs_at_once(const WeightGradient& g) {
+  if (g.dw_dtype != DType::f32 || size_of(g.dtype) != 2 || g.pairs.size() > kMostLongPairs) return kMostTerms;
+  for (size_t i = 0; i < g.pairs.size(); ++i) {
+    if (g.term(i).x.n < kLeastLongPair) return kMostTerms;
+  }
+  return 1;
+}
+
+}  // namespace
+
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
   WeightGradient part = g;
-  // More pairs than a launch takes are summed in several: in f32 that changes nothing, a narrower dW is rounded
-  // between.
-  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += kMostTerms) {
-    part.pairs = g.pairs.subspan(first, std::min<size_t>(kMostTerms, g.pairs.size() - first));
+  // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
+  const size_t at_once = pairs_at_once(g);
+  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += at_once) {
+    part.pairs = g.pairs.subspan(first, std::min(at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;
     int64_t n = 0;
     for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
@@ -176,7 +199,9 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     problem.pairs = static_cast<int64_t>(part.pairs.size());
     for (size_t i = 0; i < part.pairs.size(); ++i) {
       const GradTerm term = part.term(i);
-      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype);
+      problem.x_first = term.x.features_first();
+      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype) &&
+                          term.dy.features_first() == problem.x_first;
     }
     BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
   }
@@ -185,6 +210,19 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
 
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
   return cuda_workspace_bytes(cuda_problem(pass, layout, dtype, n));
+}
+
+Status prepare_cuda(Device device) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  return prepare_once(device, *card);
+}
+
+bool cuda_kernel_is_forced() {
+  const auto choice = forced_kernel();
+  return choice.ok() && *choice != kNotForced;
 }
 
 Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
@@ -210,14 +248,6 @@ Status set_cuda_kernel(std::string_view name) {
   if (!kernel.ok()) return kernel.status();
   linear::forced = *kernel;
   return {};
-}
-
-Status cuda_prepare(Device device) {
-  const auto card = cuda::card_of(device);
-  if (!card.ok()) return card.status();
-  const cuda::OnDevice on(device);
-  BS_RETURN_IF_ERROR(on.status());
-  return linear::prepare_once(device, *card);
 }
 
 }  // namespace blocksparse

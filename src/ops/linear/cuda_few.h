@@ -1,7 +1,10 @@
-// y = f(x W^T + bias + residual) for up to 64 tokens, and dgrad likewise: W is streamed once, straight into registers.
+// y = f(x W^T + bias + residual) for few tokens, and dgrad likewise: W is streamed straight into registers, once for up
+// to 64 tokens.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once
+//   grid      a thread block for each piece, strip of up to 32 outputs and slice of up to 64 tokens, as many as
+//   possible
+//             resident at once
 //   warps     take the units of a piece in turn, so that all thread blocks walk x in the same order
 //   load      W and x some units ahead, into registers: W past L1; x is read from L1 and L2, again by every strip
 //   compute   mma.sync; no barrier and no shared memory in the loop
@@ -152,6 +155,7 @@ __device__ inline void finish_few(const FewProduct& p, const Piece& piece, int s
   constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = (K::tokens * kPairs + kStep - 1) / kStep;
   const bool slice = p.partial != nullptr && piece.slot >= 0;
   const bool by_output = slice || p.finish.y.features_contiguous();
+  const int first_token = FewSlice<K::tokens>(p).first;
   const auto token_of = [&](int e) { return by_output ? e / kPairs : e % K::tokens; };
   const auto output_of = [&](int e) { return (by_output ? e % kPairs : e / K::tokens) * 2; };
   float2 sums[kItems];
@@ -168,7 +172,7 @@ __device__ inline void finish_few(const FewProduct& p, const Piece& piece, int s
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int e = static_cast<int>(threadIdx.x) + i * kStep, token = token_of(e);
+    const int e = static_cast<int>(threadIdx.x) + i * kStep, token = first_token + token_of(e);
     if (e >= K::tokens * kPairs || token >= p.n) continue;
     const int in_block = strip * K::Tile::kOutputs + output_of(e);
     if (slice) {
@@ -185,8 +189,8 @@ __global__ void __launch_bounds__(K::most_threads, 1) few_product(const __grid_c
   using Tile = typename K::Tile;
   extern __shared__ float4 shared[];
   if (!p.early) ptx::griddepcontrol_wait();
-  const int item = static_cast<int>(blockIdx.x) / Tile::kStrips;
-  const int strip = static_cast<int>(blockIdx.x) % Tile::kStrips;
+  const int of_slice = static_cast<int>(p.slices == 1 ? blockIdx.x : blockIdx.x / static_cast<uint32_t>(p.slices));
+  const int item = of_slice / Tile::kStrips, strip = of_slice % Tile::kStrips;
   const Piece piece = p.walk.pieces[item];
   if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // there is room for more pieces than there are
   const int blocks = piece.last - piece.first - ends_ragged(p, piece);
@@ -287,6 +291,7 @@ inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan&
     args.x = p.x.data;
     args.x_token_bytes = static_cast<uint32_t>(token_bytes);
     args.x_unit_vectors = 4;
+    args.early = overlap && p.x_is_last;
     return {};
   }
   const FewPack pack{.x = p.x.data,
@@ -298,10 +303,12 @@ inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan&
                      .block = block,
                      .blocks = call.problem.input_blocks(),
                      .tokens = plan.tokens,
+                     .slices = plan.slices,
                      .to = static_cast<char*>(call.workspace.data) + few_workspace(call.problem).partial_bytes};
   args.x = pack.to;
   args.x_token_bytes = 64;
   args.x_unit_vectors = static_cast<uint32_t>(4 * plan.tokens);
+  args.slice_vectors = static_cast<uint32_t>(call.problem.input_blocks() * block * plan.tokens / 8);
   args.early = overlap;
   return few_pack(pack, overlap, stream_of(call));
 }
@@ -320,6 +327,8 @@ Status launch_few(const Product& p, const CudaCall& call) {
       .x_token_bytes = 0,
       .x_unit_vectors = 0,
       .n = static_cast<int32_t>(p.x.n),
+      .slices = plan.slices,
+      .slice_vectors = 0,
       .warps = plan.warps,
       .last_block = static_cast<int32_t>(call.problem.input_blocks() - 1),
       .ragged = static_cast<int32_t>(p.x.features % block),
@@ -331,7 +340,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
       .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_few_x(p, call, plan, overlap, args));
   BS_RETURN_IF_ERROR(with_few_kernel<T>(block, plan.tokens, p.by_in, gated, [&]<class K>() {
-    return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * K::Tile::kStrips,
+    return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * K::Tile::kStrips * plan.slices,
                          .threads = 32 * plan.warps,
                          .shared_bytes = K::shared_bytes(plan.warps),
                          .stream = stream_of(call),

@@ -28,6 +28,20 @@ __device__ void read_features(const FewPack& p, int32_t token, int64_t feature, 
   }
 }
 
+// What a thread has to do: one of `items` of a slice.
+struct SliceItem {
+  int64_t index, first_vector;  // of 16 bytes, where the slice begins
+  int32_t slice, first_token;
+
+  __device__ SliceItem(const FewPack& p, int64_t items) {
+    const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x;
+    slice = static_cast<int32_t>(i / items);
+    index = i - slice * items;
+    first_token = slice * p.tokens;
+    first_vector = slice * (p.blocks * p.block * p.tokens / 8);
+  }
+};
+
 // Blocks of 8 and 16 inputs. A thread has all inputs of a block for Tokens tokens: what four lanes want.
 template <int Block, int Tokens>
 __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant__ FewPack p) {
@@ -36,15 +50,16 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
   ptx::griddepcontrol_launch_dependents();
   constexpr int kWords = Block / 8, kLaneWords = Tokens * kWords;  // of a token, and of a lane
   const int32_t groups = p.tokens / (8 * Tokens);
-  const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x, block = i / (8 * groups);
+  const SliceItem item(p, p.blocks * 8 * groups);
+  const int64_t i = item.index, block = i / (8 * groups);
   const auto row = static_cast<int32_t>(i % 8), group = static_cast<int32_t>(i / 8 % groups);
-  if (block >= p.blocks) return;
+  if (item.slice >= p.slices) return;
   uint32_t in[Tokens][Block / 2];
 #pragma unroll
   for (int k = 0; k < Tokens; ++k) {
 #pragma unroll
     for (int q = 0; q < Block / 8; ++q)
-      read_features(p, 8 * (Tokens * group + k) + row, block * Block + 8 * q, in[k] + 4 * q);
+      read_features(p, item.first_token + 8 * (Tokens * group + k) + row, block * Block + 8 * q, in[k] + 4 * q);
   }
   uint32_t out[4 * kLaneWords];
 #pragma unroll
@@ -55,7 +70,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
       for (int q = 0; q < kWords; ++q) out[lane * kLaneWords + k * kWords + q] = in[k][lane * kWords + q];
     }
   }
-  auto* to = static_cast<uint4*>(p.to) + ((block * groups + group) * 8 + row) * kLaneWords;
+  auto* to = static_cast<uint4*>(p.to) + item.first_vector + ((block * groups + group) * 8 + row) * kLaneWords;
 #pragma unroll
   for (int q = 0; q < kLaneWords; ++q) to[q] = {out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3]};
 }
@@ -64,14 +79,15 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
 __global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ FewPack p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x, chunk = i / (4 * p.tokens);
+  const SliceItem item(p, p.blocks * p.block / 8 * p.tokens);
+  const int64_t i = item.index, chunk = i / (4 * p.tokens);
   const auto rest = static_cast<int32_t>(i % (4 * p.tokens));
   const int32_t token = p.feature_stride == 1 ? rest / 4 : rest % p.tokens;
   const int32_t quarter = p.feature_stride == 1 ? rest % 4 : rest / p.tokens;
-  if (chunk * 32 >= p.blocks * p.block) return;
+  if (item.slice >= p.slices) return;
   uint32_t v[4];
-  read_features(p, token, chunk * 32 + quarter * 8, v);
-  static_cast<uint4*>(p.to)[(chunk * p.tokens + token) * 4 + quarter] = {v[0], v[1], v[2], v[3]};
+  read_features(p, item.first_token + token, chunk * 32 + quarter * 8, v);
+  static_cast<uint4*>(p.to)[item.first_vector + (chunk * p.tokens + token) * 4 + quarter] = {v[0], v[1], v[2], v[3]};
 }
 
 // body(kernel, elements of a thread) with the kernel for that block size and number of tokens.
@@ -93,7 +109,7 @@ std::array<std::atomic<bool>, kMostDevices> overlaps{};
 
 Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
   return with_pack_kernel(p.block, p.tokens, [&](auto kernel, int elements) {
-    const int64_t threads = p.blocks * p.block * p.tokens / elements;
+    const int64_t threads = p.blocks * p.block * p.tokens / elements * p.slices;
     return cuda::launch({.blocks = (threads + kPackThreads - 1) / kPackThreads,
                          .threads = kPackThreads,
                          .stream = stream,

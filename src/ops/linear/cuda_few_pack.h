@@ -18,10 +18,11 @@ struct FewPack {
   int64_t features;
   int32_t block;
   int64_t blocks;  // of inputs
-  int32_t tokens;  // n rounded up to what the kernel takes: 8, 16, 32 or 64
+  int32_t tokens;  // of a slice: n rounded up to what the kernel takes, 8, 16, 32 or 64
+  int32_t slices;
   // A lane's fragment of x in mma's order, b = 8: [in block][tokens / 32][lane][4 tokens][2 inputs],
   // b = 16: [in block][tokens / 16][lane][2 tokens][4 inputs]; with less tokens than that, less lie side by side.
-  // b >= 32: [inputs / 32][tokens][32 inputs].
+  // b >= 32: [inputs / 32][tokens][32 inputs]. Slice after slice.
   void* to;
 };
 

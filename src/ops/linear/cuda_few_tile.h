@@ -21,6 +21,8 @@ struct FewProduct {
   // cuda_few_pack.h.
   uint32_t x_token_bytes, x_unit_vectors;
   int32_t n;
+  int32_t slices;          // of tokens, side by side in the grid
+  uint32_t slice_vectors;  // from slice to slice of a packed x, in 16 bytes; 0 where x is read in place
   int32_t warps;
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are; 0: it is whole
   bool early;    // what the kernel in front has not written may be read before it is complete: all but a packed x
@@ -29,6 +31,21 @@ struct FewProduct {
   int64_t outputs;
   Finish finish;
   float* partial;  // [slots][n][block]; null: no row is split
+};
+
+// What of the tokens is this thread block's. Slices of the same outputs are neighbours, so they read W from L2
+// together.
+template <int N>
+struct FewSlice {
+  int32_t first = 0;          // token
+  uint64_t packed_bytes = 0;  // in front of it
+
+  __device__ explicit FewSlice(const FewProduct& p) {
+    if (p.slices == 1) return;
+    const uint32_t slice = blockIdx.x % static_cast<uint32_t>(p.slices);
+    first = static_cast<int32_t>(slice) * N;
+    packed_bytes = uint64_t{slice} * p.slice_vectors * 16;
+  }
 };
 
 __device__ inline int lane_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
@@ -71,9 +88,11 @@ struct FewTile {
   __device__ explicit FewTile(const FewProduct& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 8 * (g / 2) + g % 2 : g) * B + 8 * t) * 2;
-    x = static_cast<const char*>(p.x) + 16 * t;
+    const FewSlice<N> slice(p);
+    x = static_cast<const char*>(p.x) + slice.packed_bytes + 16 * t;
+    const int first = p.slice_vectors == 0 ? slice.first : 0, last = p.slice_vectors == 0 ? p.n - 1 : N - 1;
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) row[j] = static_cast<uint32_t>(min(8 * j + g, p.n - 1)) * p.x_token_bytes;
+    for (int j = 0; j < N / 8; ++j) row[j] = static_cast<uint32_t>(min(first + 8 * j + g, last)) * p.x_token_bytes;
   }
 
   // In units of 64 and 16 bytes.
@@ -150,7 +169,7 @@ struct FewTile<T, 16, N, ByIn> {
   __device__ explicit FewTile(const FewProduct& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 4 * (g / 2) + g % 2 : g) * 16 + 4 * t) * 2;
-    x = static_cast<const char*>(p.x) + (4 * g + t) * 16;
+    x = static_cast<const char*>(p.x) + FewSlice<N>(p).packed_bytes + (4 * g + t) * 16;
   }
   __device__ static uint32_t w_offset(int weight, int, int) { return static_cast<uint32_t>(weight) * 8; }
   __device__ static uint32_t x_offset(const FewProduct&, int from, int) { return static_cast<uint32_t>(from) * 2 * N; }
@@ -206,7 +225,7 @@ struct FewTile<T, 8, N, ByIn> {
   __device__ explicit FewTile(const FewProduct& p) {
     const int lane = 4 * lane_row() + lane_column();
     w = static_cast<const char*>(p.w) + lane * 4;
-    x = static_cast<const char*>(p.x) + lane * (N >= 32 ? 16 : 8);
+    x = static_cast<const char*>(p.x) + FewSlice<N>(p).packed_bytes + lane * (N >= 32 ? 16 : 8);
   }
   __device__ static uint32_t w_offset(int weight, int, int) { return static_cast<uint32_t>(weight) * 2; }
   __device__ static uint32_t x_offset(const FewProduct&, int from, int) { return static_cast<uint32_t>(from) * N; }

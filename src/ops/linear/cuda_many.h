@@ -17,7 +17,8 @@
 namespace blocksparse::linear {
 namespace {
 
-// Plain: y is stored in boxes and as it is. In one kernel with all else, that would take registers from the loop.
+// Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
+// the loop.
 template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, 1)
     many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
@@ -43,24 +44,38 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     typename K::Sums sums{};
     const int2 tile =
         consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
-    K::template finish<Plain>(p, maps, sums, staged, group, tile);
+    K::template finish<Plain>(p, maps, sums, shared_address(staged), group, tile);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
 #endif
 }
 
 // body.template operator()<K>() with the kernel type K.
-template <class T, class Body>
-Status with_many_kernel(ManyKind kind, bool by_in, Body body) {
+template <class T, bool XFirst, class Body>
+Status with_many_form(ManyKind kind, bool by_in, Body body) {
   switch (kind) {
     case ManyKind::direct:
-      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true>>()
-                   : body.template operator()<ManyWeights<T, ManyKind::direct, false>>();
-    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false>>();
-    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32>>();
+      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, XFirst>>()
+                   : body.template operator()<ManyWeights<T, ManyKind::direct, false, XFirst>>();
+    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false, XFirst>>();
+    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32, XFirst>>();
     case ManyKind::cells16: break;
   }
-  return body.template operator()<ManyTokens<T, ManyKind::cells16>>();
+  return body.template operator()<ManyTokens<T, ManyKind::cells16, XFirst>>();
+}
+
+template <class T, class Body>
+Status with_many_kernel(ManyKind kind, bool by_in, bool x_first, Body body) {
+  return x_first ? with_many_form<T, true>(kind, by_in, body) : with_many_form<T, false>(kind, by_in, body);
+}
+
+// Features-first, results go the other way too: no use for boxes.
+template <class K>
+auto many_kernel([[maybe_unused]] bool plain) {
+  if constexpr (!K::x_first) {
+    if (plain) return many_product<K, true>;
+  }
+  return many_product<K, false>;
 }
 
 template <class T>
@@ -74,20 +89,22 @@ Status launch_many(const Product& p, const CudaCall& call) {
                          .group = static_cast<int32_t>(std::min<int64_t>(4, token_tiles)),
                          .n = static_cast<int32_t>(p.x.n),
                          .outputs = p.y.features,
-                         .pairs = in_pairs(p.y),
+                         .boxes = in_boxes(p.y),
                          .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  return with_many_kernel<T>(plan.kind, p.by_in, [&]<class K>() {
+  const auto walk = walk_on_device(p.layout, p.by_in);
+  const auto* gates = static_cast<const float*>(p.gates);
+  return with_many_kernel<T>(plan.kind, p.by_in, p.x.features_first(), [&]<class K>() {
     typename K::Maps maps{};
-    BS_RETURN_IF_ERROR(K::make_maps(p, maps));  // before anything is queued
-    BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk_on_device(p.layout, p.by_in), tables));
-    BS_RETURN_IF_ERROR(pack_many_cells(plan, call, p.w, tables));
-    const auto kernel = is_plain(p) ? many_product<K, true> : many_product<K, false>;
+    const void* w = many_copies(call.problem) ? tables.copy : p.w;
+    BS_RETURN_IF_ERROR(K::make_maps(p, w, maps));  // before anything is queued
+    BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk, gates, tables));
+    BS_RETURN_IF_ERROR(pack_many_weights(plan, call, walk, {p.w, gates, p.dtype}, tables));
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
                          .stream = stream_of(call),
                          .overlap = true},
-                        kernel, maps, args);
+                        many_kernel<K>(is_plain(p)), maps, args);
   });
 }
 
@@ -95,10 +112,12 @@ template <class T>
 Status prepare_many() {
   for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
     for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR(with_many_kernel<T>(kind, by_in, [&]<class K>() {
-        BS_RETURN_IF_ERROR(cuda::prepare(many_product<K, true>, K::kSharedBytes));
-        return cuda::prepare(many_product<K, false>, K::kSharedBytes);
-      }));
+      for (bool x_first : {false, true}) {
+        BS_RETURN_IF_ERROR(with_many_kernel<T>(kind, by_in, x_first, [&]<class K>() {
+          BS_RETURN_IF_ERROR(cuda::prepare(many_kernel<K>(true), K::kSharedBytes));
+          return cuda::prepare(many_kernel<K>(false), K::kSharedBytes);
+        }));
+      }
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());

@@ -23,7 +23,7 @@ struct ManyProduct {
   int32_t group;  // token tiles that are walked together, so that their x stays in L2
   int32_t n;
   int64_t outputs;
-  bool pairs;  // outputs can be stored two at a time
+  bool boxes;  // y can be stored in boxes
   Finish finish;
 };
 

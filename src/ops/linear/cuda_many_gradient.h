@@ -4,9 +4,11 @@
 //   tables    two small kernels in front list units: up to 256 inputs, twice, of cells whose dy is the same
 //   grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those beyond
 //             the last whole round are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
-//   load      a warp of feeders: boxes of [32 tokens, 64 outputs] of dy and [32 tokens, 32 or 64 inputs] of x
+//   load      a warp of feeders: boxes of [32 tokens, 64 outputs] of dy and [32 tokens, 32 or 64 inputs] of x;
+//             features-first of 64 tokens, so that lines have 128 bytes
 //   compute   two warpgroups: the halves of the cells, or for b = 128 of the outputs
-//   finish    registers to dW; parts of units that were cut go to the workspace and are added in the order of tokens
+//   finish    registers to dW; parts of units that were cut go to the workspace and are added in the order of tokens;
+//             gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
 #pragma once
 
 #include "cuda/launch.h"
@@ -17,7 +19,7 @@
 #include "cuda/ptx/warpgroup.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
-#include "ops/linear/cuda_finish.h"
+#include "ops/linear/cuda_gradient_target.h"
 #include "ops/linear/cuda_many_units.h"
 
 namespace blocksparse::linear {
@@ -27,9 +29,10 @@ using ptx::shared_address;
 
 struct ManyGradient {
   GradientTables tables;
-  const float* gates;
-  void* dw;
-  bool dw_is_wide, accumulate;
+  GradientTarget target;
+  const void* w;      // if the gates' gradients are wanted
+  float* gate_parts;  // [blocks][b / 16][b / 8]; null: they are not
+  float* dgates;
   int32_t block_shift;
   int32_t steps;  // of tokens
   int64_t outputs, inputs;
@@ -39,15 +42,16 @@ struct GradientMaps {
   CUtensorMap x, dy;
 };
 
-// B = 32 serves smaller blocks too.
-template <class T, int B>
+// B = 32 serves smaller blocks too. First: x and dy are features-first.
+template <class T, int B, bool First>
 struct GradientKernel {
   using Element = T;
   static constexpr int block = B;
+  static constexpr bool first = First;
   static constexpr ManyGradientForm form = gradient_form_of(B);
-  static constexpr int kTokens = 32;  // of a step
+  static constexpr int kTokens = First ? 64 : 32;  // of a step
   static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kDyBoxes = form.strip_outputs / 64;
-  static constexpr int kDyBox = kTokens * 128, kXBox = kTokens * kCell * 2;
+  static constexpr int kDyBox = kTokens * 64 * 2, kXBox = kTokens * kCell * 2;
   static constexpr int kStageBytes = kDyBoxes * kDyBox + kCells * kXBox;
   static constexpr int kMostStages = 10;
   static constexpr int kStages = 220 * 1024 / kStageBytes > kMostStages ? kMostStages : 220 * 1024 / kStageBytes;
@@ -118,6 +122,12 @@ struct CellsOfGroup {
 
 // ---- Load -----------------------------------------------------------------------------------------------------------
 
+template <class K>
+__device__ inline void load_gradient_box(uint32_t to, const CUtensorMap* map, uint32_t full, int feature, int token) {
+  if constexpr (K::first) ptx::load_box(to, map, full, token, feature);
+  else ptx::load_box(to, map, full, feature, token);
+}
+
 // One warp, a lane a box.
 template <class K>
 __device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, GradientRing ring) {
@@ -136,10 +146,10 @@ __device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, G
       __syncwarp();
       const uint32_t data = ring.data<K>();
       if (box < 0) {
-        ptx::load_box(data + lane * K::kDyBox, &maps.dy, ring.full_at(), column, step * K::kTokens);
+        load_gradient_box<K>(data + lane * K::kDyBox, &maps.dy, ring.full_at(), column, step * K::kTokens);
       } else if (box < unit.cells) {
-        ptx::load_box(data + K::kDyBoxes * K::kDyBox + box * K::kXBox, &maps.x, ring.full_at(), column,
-                      step * K::kTokens);
+        load_gradient_box<K>(data + K::kDyBoxes * K::kDyBox + box * K::kXBox, &maps.x, ring.full_at(), column,
+                             step * K::kTokens);
       }
       ring.advance<K>();
     }
@@ -150,7 +160,9 @@ __device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, G
 
 template <class K, int N>
 __device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int dy_box, int first_cell) {
-  constexpr ptx::Swizzle kOfX = K::kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  constexpr bool kTurned = !K::first;  // tokens, the depth, are rows of the boxes
+  constexpr ptx::Swizzle kOfX = K::first || K::kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  constexpr int kStepDy = kTurned ? 128 : 2, kStepX = kTurned ? K::kCell * 2 : 2;
   const bool arrives = threadIdx.x % 128 == 0;
   uint32_t previous = 0;
   for (int i = 0; i < steps; ++i) {
@@ -158,11 +170,11 @@ __device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int
     const uint32_t dy = ring.data<K>() + dy_box * K::kDyBox;
     const uint32_t x = ring.data<K>() + K::kDyBoxes * K::kDyBox + first_cell * K::kXBox;
     const uint64_t a = ptx::wgmma_matrix(dy, K::kDyBox, 1024, ptx::Swizzle::bytes_128);
-    const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, K::kCell * 16, kOfX);
+    const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, kTurned ? K::kCell * 16 : 1024, kOfX);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K::kTokens / 16; ++k) {
-      ptx::wgmma<typename K::Element, N, true, true>(sums, a + k * 128, b + k * (K::kCell * 2));
+      ptx::wgmma<typename K::Element, N, kTurned, kTurned>(sums, a + k * kStepDy, b + k * kStepX);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
@@ -176,35 +188,17 @@ __device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
-// Two sums beside each other of block `id`, element `at`; what lies outside of the matrix counts as 0 and is not added.
-template <class T>
-__device__ inline void store_gradient_pair(const ManyGradient& g, int32_t id, int64_t at, int inside, float2 sum) {
-  const float gate = g.gates == nullptr ? 1 : g.gates[id];
-  float2 value{inside > 0 && gate != 0 ? gate * sum.x : 0, inside > 1 && gate != 0 ? gate * sum.y : 0};
-  if (g.dw_is_wide) {
-    auto* to = reinterpret_cast<float2*>(static_cast<float*>(g.dw) + at);
-    if (g.accumulate) {
-      const float2 before = *to;
-      value = {inside > 0 ? before.x + value.x : before.x, inside > 1 ? before.y + value.y : before.y};
-    }
-    *to = value;
-  } else {
-    auto* to = reinterpret_cast<uint32_t*>(static_cast<T*>(g.dw) + at);
-    if (!g.accumulate) {
-      *to = narrow_pair(value.x, value.y, T{});
-      return;
-    }
-    const uint32_t before = *to;
-    const auto low = static_cast<uint16_t>(before), high = static_cast<uint16_t>(before >> 16);
-    const uint16_t new_low = inside > 0 ? narrow<T>(widen(T{low}) + value.x).bits : low;
-    const uint16_t new_high = inside > 1 ? narrow<T>(widen(T{high}) + value.y).bits : high;
-    *to = new_low | static_cast<uint32_t>(new_high) << 16;
-  }
+// All lanes: <S, W> of the 16 x 8, or 8 x 8, in which row and column of block `id` lie.
+__device__ inline void leave_gate_part(const ManyGradient& g, int32_t id, int row, int column, float product) {
+  product = sum_of_warp(product);
+  const int columns = 1 << (g.block_shift - 3), rows = max(columns / 2, 1);
+  if (threadIdx.x % 32 == 0) g.gate_parts[(int64_t{id} * rows + row / 16) * columns + column / 8] = product;
 }
 
-// Of a warpgroup's [64, 256] the 8 Count columns from 8 `first` on; sums(4 j + k): a lane's in the j-th 8 of them.
-template <class K, int Count, class Sums>
-__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, Sums sums) {
+// Of a warpgroup's [64, 256] the 8 Count columns from 8 `first` on: calls body(block, place in dW, inside, i) for pairs
+// of sums of this lane, i-th of all pairs. Tables are read as constants, else every store would be waited for.
+template <class K, int Count, class Body>
+__device__ inline void for_each_pair(const ManyGradient& g, const GradientUnit& unit, int group, int first, Body body) {
   const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
   const int ids = K::block > 32 ? 1 : (64 >> shift) * id_columns;
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -215,21 +209,36 @@ __device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int 
     const int cell = (first + j) * 8 / K::kCell, column = (first + j) * 8 % K::kCell + lane % 4 * 2;
     if (cell >= cells.count) continue;
     const int64_t index = unit.first_cell + cells.first + cell;
-    const int32_t chunk = g.tables.chunks[index];
-    const int64_t input = int64_t{chunk} * K::kCell + column;
+    const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + column;
     const int inside_inputs = static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{2}));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row + 8 * half;
       const int of_cell = K::block > 32 ? 0 : (r >> shift) * id_columns + (column >> shift);
-      const int32_t id = g.tables.ids[index * ids + of_cell];
-      if (id < 0) continue;
+      const int32_t id = __ldg(g.tables.ids + index * ids + of_cell);
       const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
       const int64_t at = (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block);
-      store_gradient_pair<typename K::Element>(g, id, at, inside ? inside_inputs : 0,
-                                               {sums(4 * j + 2 * half), sums(4 * j + 2 * half + 1)});
+      if (id >= 0) body(id, at, inside ? inside_inputs : 0, 2 * j + half);
     }
   }
+}
+
+// sums(2 i) and the next are those of the i-th pair.
+template <class K, int Count, class Sums>
+__device__ void store_unit(const ManyGradient& g, const GradientUnit& unit, int group, int first, Sums sums) {
+  using T = typename K::Element;
+  for_each_pair<K, Count>(g, unit, group, first, [&](int32_t id, int64_t at, int inside, int i) {
+    g.target.store_pair<T>(id, at, inside, {sums(2 * i), sums(2 * i + 1)});
+  });
+  if (g.gate_parts == nullptr) return;
+  const int shift = g.block_shift, in_block = (1 << shift) - 1;
+  float product = 0;
+  for_each_pair<K, Count>(g, unit, group, first, [&](int32_t id, int64_t at, int inside, int i) {
+    if (shift == 3 || i % 2 == 0) product = 0;
+    product += gate_product<T>(g.w, at, inside, {sums(2 * i), sums(2 * i + 1)});
+    if (shift > 3 && i % 2 == 0) return;  // 8 rows more of the same block
+    leave_gate_part(g, id, static_cast<int>(at >> shift) & in_block, static_cast<int>(at) & in_block, product);
+  });
 }
 
 // Where a warpgroup leaves partial sums: a thread block has two at most, of a unit that it begins in the midst of, and
@@ -319,25 +328,45 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   store_unit<K, kEights>(g, g.tables.units[unit], group, slice * kEights, [&](int i) { return sums[i]; });
 }
 
-// ---- Launch ---------------------------------------------------------------------------------------------------------
-
-// body.template operator()<K>() with the kernel type K.
-template <class T, class Body>
-Status with_gradient_kernel(int32_t block, Body body) {
-  switch (block) {
-    case 64: return body.template operator()<GradientKernel<T, 64>>();
-    case 128: return body.template operator()<GradientKernel<T, 128>>();
-    default: return body.template operator()<GradientKernel<T, 32>>();
+// A warp a block: its parts in order of the lanes, then the lanes.
+__global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__ ManyGradient g, int32_t blocks) {
+  ptx::griddepcontrol_wait();
+  const int columns = 1 << (g.block_shift - 3), parts = columns * max(columns / 2, 1);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (auto id = static_cast<int32_t>((blockIdx.x * 256 + threadIdx.x) / 32); id < blocks;
+       id += static_cast<int32_t>(gridDim.x * 8)) {
+    float sum = 0;
+    for (int i = lane; i < parts; i += 32) sum += g.gate_parts[int64_t{id} * parts + i];
+    sum = sum_of_warp(sum);
+    if (lane == 0) g.dgates[id] = (g.target.accumulate ? g.dgates[id] : 0) + sum;
   }
 }
 
-inline Status gradient_map(const Activations& a, int32_t box_columns, int32_t box_rows, CUtensorMap& map) {
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+// body.template operator()<K>() with the kernel type K.
+template <class T, bool First, class Body>
+Status with_gradient_blocks(int32_t block, Body body) {
+  switch (block) {
+    case 64: return body.template operator()<GradientKernel<T, 64, First>>();
+    case 128: return body.template operator()<GradientKernel<T, 128, First>>();
+    default: return body.template operator()<GradientKernel<T, 32, First>>();
+  }
+}
+
+template <class T, class Body>
+Status with_gradient_kernel(int32_t block, bool first, Body body) {
+  return first ? with_gradient_blocks<T, true>(block, body) : with_gradient_blocks<T, false>(block, body);
+}
+
+inline Status gradient_map(const Activations& a, int32_t features, int32_t tokens, CUtensorMap& map) {
+  const bool first = a.features_first();
   return cuda::make_tensor_map({.data = a.data,
-                                .columns = a.features,
-                                .rows = a.n,
-                                .row_stride = a.token_stride,
-                                .box_columns = static_cast<uint32_t>(box_columns),
-                                .box_rows = static_cast<uint32_t>(box_rows)},
+                                .columns = first ? a.n : a.features,
+                                .rows = first ? a.features : a.n,
+                                .row_stride = first ? a.feature_stride : a.token_stride,
+                                .box_columns = static_cast<uint32_t>(first ? tokens : features),
+                                .box_rows = static_cast<uint32_t>(first ? features : tokens)},
                                map);
 }
 
@@ -345,7 +374,7 @@ template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
   const GradTerm term = g.term(0);
   const GradientTables tables = gradient_tables(call.problem, call.workspace.data);
-  return with_gradient_kernel<T>(call.problem.block, [&]<class K>() {
+  return with_gradient_kernel<T>(call.problem.block, call.problem.x_first, [&]<class K>() {
     const auto steps = static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
     GradientMaps maps{};
@@ -353,10 +382,10 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
     BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy));
     BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
     const ManyGradient args{.tables = tables,
-                            .gates = static_cast<const float*>(g.gates),
-                            .dw = g.dw,
-                            .dw_is_wide = g.dw_dtype == DType::f32,
-                            .accumulate = g.accumulate,
+                            .target = target_of(g),
+                            .w = g.w,
+                            .gate_parts = g.dgates == nullptr ? nullptr : tables.gate_parts,
+                            .dgates = static_cast<float*>(g.dgates),
                             .block_shift = __builtin_ctz(static_cast<unsigned>(call.problem.block)),
                             .steps = steps,
                             .outputs = g.layout.out_features,
@@ -368,22 +397,31 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
                                      .overlap = true},
                                     many_gradient<K>, maps, args));
     const int64_t most_shared = std::min<int64_t>(grid - 1, plan_many_gradient(call.problem).units);
-    return cuda::launch({.blocks = std::max<int64_t>(1, most_shared) * kSlices,
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::max<int64_t>(1, most_shared) * kSlices,
+                                     .threads = 256,
+                                     .stream = stream_of(call),
+                                     .overlap = true},
+                                    gradient_combine<K>, args, grid));
+    if (g.dgates == nullptr || g.layout.blocks == 0) return Status();
+    return cuda::launch({.blocks = std::min<int64_t>((g.layout.blocks + 7) / 8, int64_t{16} * grid),
                          .threads = 256,
                          .stream = stream_of(call),
                          .overlap = true},
-                        gradient_combine<K>, args, grid);
+                        gradient_of_gates, args, static_cast<int32_t>(g.layout.blocks));
   });
 }
 
 template <class T>
 Status prepare_many_gradient() {
   for (int32_t block : {32, 64, 128}) {
-    BS_RETURN_IF_ERROR(with_gradient_kernel<T>(block, [&]<class K>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
-      return cuda::prepare(many_gradient<K>, K::kSharedBytes);
-    }));
+    for (bool first : {false, true}) {
+      BS_RETURN_IF_ERROR(with_gradient_kernel<T>(block, first, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
+        return cuda::prepare(many_gradient<K>, K::kSharedBytes);
+      }));
+    }
   }
+  BS_RETURN_IF_ERROR(cuda::prepare(gradient_of_gates, 0));
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
   return prepare_gradient_units();
 }

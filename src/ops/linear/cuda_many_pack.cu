@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/movmatrix.h"
 #include "ops/linear/cuda_many_walk.h"
@@ -14,11 +15,30 @@ constexpr int kAtOnce = 8;  // matrices that a warp has under way
 struct ManyPack {
   const ManySource* sources;
   const uint16_t* w;
+  const float* gates;
+  bool bf16;
+  bool w_aligned;
   char* to;
   int64_t cells;
   int64_t inputs;
   bool by_in;
 };
+
+template <class T>
+__device__ uint32_t scale_pair(uint32_t pair, float gate) {
+  const T low{static_cast<uint16_t>(pair)}, high{static_cast<uint16_t>(pair >> 16)};
+  return narrow_pair(gate * widen(low), gate * widen(high), T{});
+}
+
+__device__ uint32_t gated(uint32_t pair, const float* gates, int32_t weight, bool bf16) {
+  if (gates == nullptr) return pair;
+  return bf16 ? scale_pair<Bf16>(pair, gates[weight]) : scale_pair<F16>(pair, gates[weight]);
+}
+
+__device__ uint32_t load_pair(const uint16_t* from, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint32_t*>(from);
+  return from[0] | static_cast<uint32_t>(from[1]) << 16;
+}
 
 // Cells are core matrices of 8 outputs x 8 inputs, one behind the other. A lane has row lane / 4, elements 2 (lane % 4)
 // and the next, which movmatrix turns.
@@ -47,17 +67,69 @@ __global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant_
     const int at = p.by_in ? (in + row) * B + out + pair : (out + row) * B + in + pair;
     words[i] = 0;
     if (sources[i].weight < 0) continue;
-    words[i] = *reinterpret_cast<const uint32_t*>(p.w + int64_t{sources[i].weight} * (B * B) + at);
+    words[i] = load_pair(p.w + int64_t{sources[i].weight} * (B * B) + at, p.w_aligned);
   }
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
     const int in = static_cast<int>((first + i) % kMatrices) / kRows * 8 % B;
     uint32_t word = p.by_in ? ptx::movmatrix_trans(words[i]) : words[i];
+    if (sources[i].weight >= 0) word = gated(word, p.gates, sources[i].weight, p.bf16);
     const int64_t inside = p.inputs - int64_t{sources[i].from} * B - in - pair;
     if (inside < 2) word = inside < 1 ? 0 : word & 0xffff;  // W may hold anything beyond the edge
     if (sources[i].weight == kNoCell) continue;
     *reinterpret_cast<uint32_t*>(p.to + (first + i) * 128 + lane * 4) = word;
   }
+}
+
+// Blocks as they lie, an entry of the list each thread block in turn.
+struct ManyCopy {
+  DeviceWalk walk;
+  const uint16_t* w;
+  const float* gates;
+  bool bf16, w_aligned, by_in;
+  int32_t blocks, block_shift;
+  int32_t last_block, inside;  // the last block of inputs, and how many of its inputs there are
+  uint32_t* to;
+};
+
+__global__ void __launch_bounds__(kPackThreads) many_copy(const __grid_constant__ ManyCopy p) {
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int shift = p.block_shift, pairs = 1 << (2 * shift - 1);
+  for (auto i = static_cast<int32_t>(blockIdx.x); i < p.blocks; i += static_cast<int32_t>(gridDim.x)) {
+    const BlockRef ref = p.walk.refs[i];
+    const int64_t first = int64_t{ref.weight} * pairs;
+    const int inside = ref.from == p.last_block ? p.inside : 1 << shift;
+    for (auto e = static_cast<int>(threadIdx.x); e < pairs; e += kPackThreads) {
+      const int row = e >> (shift - 1), column = (e << 1) & ((1 << shift) - 1);
+      uint32_t word = load_pair(p.w + 2 * (first + e), p.w_aligned);
+      word = gated(word, p.gates, ref.weight, p.bf16);
+      const int left = p.by_in ? (row < inside ? 2 : 0) : inside - column;
+      if (left < 2) word = left < 1 ? 0 : word & 0xffff;
+      p.to[first + e] = word;
+    }
+  }
+}
+
+Status copy_blocks(const CudaCall& call, const DeviceWalk& walk, const ManyPackedWeights& w, const ManyTables& to) {
+  const CudaProblem& p = call.problem;
+  const int64_t last = p.input_blocks() - 1;
+  const ManyCopy args{.walk = walk,
+                      .w = static_cast<const uint16_t*>(w.w),
+                      .gates = w.gates,
+                      .bf16 = w.dtype == DType::bf16,
+                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 4 == 0,
+                      .by_in = p.by_in,
+                      .blocks = static_cast<int32_t>(p.blocks),
+                      .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
+                      .last_block = static_cast<int32_t>(last),
+                      .inside = static_cast<int32_t>(p.inputs - last * p.block),
+                      .to = reinterpret_cast<uint32_t*>(to.copy)};
+  return cuda::launch({.blocks = std::clamp<int64_t>(p.blocks, 1, int64_t{8} * call.card.multiprocessors),
+                       .threads = kPackThreads,
+                       .stream = static_cast<cudaStream_t>(call.stream),
+                       .overlap = true},
+                      many_copy, args);
 }
 
 // body(kernel) with the kernel for that kind and block size.
@@ -74,10 +146,15 @@ Status with_pack_kernel(ManyKind kind, int32_t block, Body body) {
 
 }  // namespace
 
-Status pack_many_cells(const ManyPlan& plan, const CudaCall& call, const void* w, const ManyTables& to) {
+Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyPackedWeights& w,
+                         const ManyTables& to) {
   const CudaProblem& p = call.problem;
+  if (plan.kind == ManyKind::direct) return many_copies(p) ? copy_blocks(call, walk, w, to) : Status();
   const ManyPack args{.sources = to.sources,
-                      .w = static_cast<const uint16_t*>(w),
+                      .w = static_cast<const uint16_t*>(w.w),
+                      .gates = w.gates,
+                      .bf16 = w.dtype == DType::bf16,
+                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 4 == 0,
                       .to = to.cells,
                       .cells = plan.cells,
                       .inputs = p.inputs,
@@ -94,6 +171,7 @@ Status pack_many_cells(const ManyPlan& plan, const CudaCall& call, const void* w
 }
 
 Status prepare_many_pack() {
+  BS_RETURN_IF_ERROR(cuda::prepare(many_copy, 0));
   for (auto kind : {ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
     for (int32_t block : {8, 16}) {
       BS_RETURN_IF_ERROR(with_pack_kernel(kind, block, [](auto kernel) { return cuda::prepare(kernel, 0); }));

@@ -14,10 +14,11 @@ struct TokensMaps {
   CUtensorMap x, y;
 };
 
-template <class T, ManyKind Kind>
+template <class T, ManyKind Kind, bool XFirst>
 struct ManyTokens {
   using Maps = TokensMaps;
   static constexpr ManyForm form = form_of(Kind);
+  static constexpr bool x_first = XFirst;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 1, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.most_cells * form.cell_bytes();
@@ -33,7 +34,7 @@ struct ManyTokens {
                               uint32_t full) {
     const auto bytes = static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
     ptx::mbarrier_arrive_expect(full, kXBytes + bytes);
-    ptx::load_box(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<XFirst, kTokens>(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     ptx::load_bulk(stage + kXBytes, p.tables.cells + int64_t{r.c} * form.cell_bytes(), bytes, full);
   }
   // {bits, bits, cells in front of each part's in a byte each, -}
@@ -77,8 +78,9 @@ struct ManyTokens {
           const uint64_t b = (none >> 32 << 32) | (w + k * kOutputs * 2);
 #pragma unroll
           for (int half = 0; half < kHalves; ++half) {
-            const int at = first / kSlots * (form.cell_inputs / 8) + k * 2;
-            ptx::wgmma<T, kOutputs, false, false>(sums.of[half][slot], x + half * 512 + at, b);
+            constexpr int kEight = XFirst ? 64 : 1;  // 8 inputs on
+            const int at = (first / kSlots * (form.cell_inputs / 8) + k * 2) * kEight;
+            ptx::wgmma<T, kOutputs, XFirst, false>(sums.of[half][slot], x + half * 512 + at, b);
           }
         }
         ptx::wgmma_commit();
@@ -88,7 +90,7 @@ struct ManyTokens {
   }
 
   template <bool Plain>
-  __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
+  __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -99,7 +101,9 @@ struct ManyTokens {
     }
   }
 
-  static Status make_maps(const Product& p, Maps& maps) { return make_many_maps(p, kTokens, maps.x, maps.y); }
+  static Status make_maps(const Product& p, const void*, Maps& maps) {
+    return make_many_maps(p, kTokens, maps.x, maps.y);
+  }
 };
 
 }  // namespace

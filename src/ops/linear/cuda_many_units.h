@@ -29,6 +29,7 @@ struct GradientTables {
   GradientUnit* units;    // strip after strip
   GradientShare* shares;  // [grid + 1]; before them {units, of which are not shared}
   float* parts;           // [2 grid][2 warpgroups][128 sums][128 threads]
+  float* gate_parts;
 
   __device__ int2 unit_counts() const { return {shares[0].unit, shares[0].step}; }
   __device__ GradientShare share(int i) const { return shares[1 + i]; }
@@ -36,13 +37,14 @@ struct GradientTables {
 
 inline GradientTables gradient_tables(const CudaProblem& p, void* workspace) {
   auto* base = static_cast<char*>(workspace);
-  const ManyGradientPlaces at = many_gradient_places(plan_many_gradient(p), p.block);
+  const ManyGradientPlaces at = many_gradient_places(plan_many_gradient(p), p);
   return {.chunks = reinterpret_cast<int32_t*>(base + at.chunks),
           .ids = reinterpret_cast<int32_t*>(base + at.ids),
           .counts = reinterpret_cast<int2*>(base + at.counts),
           .units = reinterpret_cast<GradientUnit*>(base + at.units),
           .shares = reinterpret_cast<GradientShare*>(base + at.shares),
-          .parts = reinterpret_cast<float*>(base + at.parts)};
+          .parts = reinterpret_cast<float*>(base + at.parts),
+          .gate_parts = reinterpret_cast<float*>(base + at.gate_parts)};
 }
 
 // For `grid` thread blocks, `steps` of tokens each unit.

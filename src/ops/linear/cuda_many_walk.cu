@@ -14,12 +14,15 @@ constexpr int kMostTileRows = 32;  // of blocks
 
 struct ManyWalk {
   DeviceWalk walk;
+  const float* gates;
   ManyTables to;
   int32_t block, block_shift;
   bool by_in;
   int32_t rows;       // of blocks
   int32_t tile_rows;  // of a tile
   int32_t tiles, chunks;
+
+  __device__ bool counts(BlockRef ref) const { return gates == nullptr || gates[ref.weight] != 0; }
 };
 
 // Of one tile, in shared memory.
@@ -74,6 +77,7 @@ __device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
   const int end = map.row_start[p.tile_rows];
   for (int i = map.row_start[0] + thread; i < end; i += kWalkThreads) {
     const BlockRef ref = p.walk.refs[i];
+    if (!p.counts(ref)) continue;
     const int row = row_of(p, map, i);
     if constexpr (Kind == ManyKind::direct) {
       const int halves = p.block / kChunk;
@@ -166,13 +170,14 @@ __device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int c
   const auto thread = static_cast<int>(threadIdx.x);
   const int columns = form.cell_inputs >> p.block_shift, ids = (form.slot_outputs >> p.block_shift) * columns;
   ManySource* sources = p.to.sources + int64_t{first_cell} * ids;
-  if (ids > 1) {
+  if (ids > 1 || p.gates != nullptr) {
     for (int i = thread; i < room * ids; i += kWalkThreads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
     __syncthreads();
   }
   const int last = map.row_start[p.tile_rows];
   for (int i = map.row_start[0] + thread; i < last; i += kWalkThreads) {
     const BlockRef ref = p.walk.refs[i];
+    if (!p.counts(ref)) continue;
     const CellPlace<Kind> at(p, row_of(p, map, i), ref.from);
     const int cell = map.cells_before[at.chunk] + __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
     sources[cell * ids + (at.output >> p.block_shift) * columns + (at.input >> p.block_shift)] = {ref.weight, ref.from};
@@ -223,10 +228,12 @@ Status with_many_walk(ManyKind kind, Body body) {
 
 }  // namespace
 
-Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyTables& to) {
+Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const float* gates,
+                        const ManyTables& to) {
   const CudaProblem& p = call.problem;
   const auto tiles = static_cast<int32_t>(plan.tiles);
   const ManyWalk args{.walk = walk,
+                      .gates = gates,
                       .to = to,
                       .block = p.block,
                       .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),

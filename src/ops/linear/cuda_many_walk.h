@@ -37,6 +37,7 @@ struct ManyTables {
   int32_t* counter;     // tiles that were handed out beyond the first of each thread block
   ManySource* sources;  // [cells][outputs / b][inputs / b]
   char* cells;          // [cells][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
+  char* copy;           // [blocks, b, b]: gated, and 0 beyond the edge
 };
 
 inline ManyTables many_tables(const ManyPlan& plan, int32_t block, void* workspace) {
@@ -47,14 +48,24 @@ inline ManyTables many_tables(const ManyPlan& plan, int32_t block, void* workspa
           .order = reinterpret_cast<int32_t*>(base + at.order),
           .counter = reinterpret_cast<int32_t*>(base + at.counter),
           .sources = reinterpret_cast<ManySource*>(base + at.sources),
-          .cells = base + at.cells};
+          .cells = base + at.cells,
+          .copy = base + at.copy};
 }
 
-Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyTables& to);
+// Blocks whose gate is 0 are left out.
+Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const float* gates,
+                        const ManyTables& to);
 Status prepare_many_tables();
 
-// Copies W to the cells, behind make_many_tables.
-Status pack_many_cells(const ManyPlan& plan, const CudaCall& call, const void* w, const ManyTables& to);
+struct ManyPackedWeights {
+  const void* w;
+  const float* gates;  // null: 1
+  DType dtype;
+};
+
+// Copies W, times its gates, to the cells (behind make_many_tables), or as it lies where many_copies says so.
+Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyPackedWeights& w,
+                         const ManyTables& to);
 Status prepare_many_pack();
 
 }  // namespace blocksparse::linear

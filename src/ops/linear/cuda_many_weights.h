@@ -1,6 +1,7 @@
 // b = 64, 128 (and 8 filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is read half
 // as often for a product as with 64 columns.
-//   load      a box of x [256 tokens, 64 inputs]; of W a box [64, 64] for each strip of outputs that has a block, or
+//   load      a box of x [256 tokens, 64 inputs], or 4 of them features-first; of W a box [64, 64] for each strip of
+//   outputs that has a block, or
 //             one copy of the cells
 //   compute   a warpgroup for each strip of 64 outputs; y^T in registers
 #pragma once
@@ -15,11 +16,11 @@ struct WeightsMaps {
   CUtensorMap x, w, y;
 };
 
-template <class T, ManyKind Kind, bool ByIn>
+template <class T, ManyKind Kind, bool ByIn, bool XFirst>
 struct ManyWeights {
   using Maps = WeightsMaps;
   static constexpr ManyForm form = form_of(Kind);
-  static constexpr bool direct = Kind == ManyKind::direct;
+  static constexpr bool direct = Kind == ManyKind::direct, x_first = XFirst;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 2, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.slots * form.cell_bytes();
@@ -35,7 +36,7 @@ struct ManyWeights {
     const uint32_t w = stage + kXBytes;
     const int cells = direct ? (r.a >= 0) + (r.b >= 0) : __popc(r.a);
     ptx::mbarrier_arrive_expect(full, kXBytes + cells * form.cell_bytes());
-    ptx::load_box(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<XFirst, kTokens>(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     if constexpr (direct) {
       if (r.a >= 0) ptx::load_box(w, &maps.w, full, r.c & 0xffff, r.a);
       if (r.b >= 0) ptx::load_box(w + form.cell_bytes(), &maps.w, full, r.c >> 16, r.b);
@@ -60,19 +61,21 @@ struct ManyWeights {
 
   __device__ static void multiply(Sums& sums, uint32_t stage, uint32_t, uint32_t before) {
     const uint32_t w = stage + kXBytes + before * form.cell_bytes();
-    const uint64_t b = ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t b = ptx::wgmma_matrix(stage, XFirst ? 64 * kChunk * 2 : 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t a = direct ? ptx::wgmma_matrix(w, 0, 1024, ptx::Swizzle::bytes_128)
                               : ptx::wgmma_matrix(w, 1024, 128, ptx::Swizzle::none);
     constexpr bool kTransposed = direct && ByIn;  // a box [inputs, outputs]
-    constexpr int kStep = direct && !ByIn ? 2 : 128;
+    constexpr int kStep = direct && !ByIn ? 2 : 128, kStepX = XFirst ? 128 : 2;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kChunk / 16; ++k) ptx::wgmma<T, kTokens, kTransposed, false>(sums.of, a + k * kStep, b + k * 2);
+    for (int k = 0; k < kChunk / 16; ++k) {
+      ptx::wgmma<T, kTokens, kTransposed, XFirst>(sums.of, a + k * kStep, b + k * kStepX);
+    }
     ptx::wgmma_commit();
   }
 
   template <bool Plain>
-  __device__ static void finish(const ManyProduct& p, const Maps& maps, const Sums& sums, char* staged, int group,
+  __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {
@@ -82,10 +85,11 @@ struct ManyWeights {
     }
   }
 
-  static Status make_maps(const Product& p, Maps& maps) {
+  // `w`: where W lies, or its copy.
+  static Status make_maps(const Product& p, const void* w, Maps& maps) {
     const int32_t b = p.layout.block_size;
     if (direct && p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
-      BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.w,
+      BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = w,
                                                 .columns = b,
                                                 .rows = p.layout.blocks * b,
                                                 .row_stride = b,

@@ -35,6 +35,9 @@ struct Product {
   const void* gates = nullptr;
   const void* bias = nullptr;
   Activation activation = Activation::none;
+  // CUDA: the kernel in front on the stream makes x alone, has waited for all before it and lets others begin; they may
+  // read all but x at once.
+  bool x_is_last = false;
 };
 
 struct GradTerm {
@@ -72,6 +75,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
 // The CUDA path, or in builds without it the answer `unavailable`.
 Status cuda_product(const Product& p, Workspace workspace, Stream stream);
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
+Status prepare_cuda(Device device);
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
 // The name of the kernel that would do a call.
 Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n);

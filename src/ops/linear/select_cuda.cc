@@ -5,6 +5,7 @@
 
 #include "core/index.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_regions.h"
 
 namespace blocksparse::linear {
 
@@ -12,6 +13,7 @@ std::string_view name_of(CudaKernel kernel) {
   switch (kernel) {
     case CudaKernel::generic: return "generic";
     case CudaKernel::few: return "few";
+    case CudaKernel::regions: return "regions";
     case CudaKernel::many: return "many";
   }
   return "unknown";
@@ -65,6 +67,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
   switch (kernel) {
     case CudaKernel::generic: return true;
     case CudaKernel::few: return few_supports(p);
+    case CudaKernel::regions: return regions_support(p);
     case CudaKernel::many: return many_supports(p);
   }
   return false;
@@ -73,7 +76,9 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
-    if (*kernel == CudaKernel::many && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;
+    if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
+    const bool alike = *kernel == CudaKernel::many || *kernel == CudaKernel::regions;
+    if (alike && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -90,10 +95,11 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
   // gates there is none below 32, which halves what there is to compile.
   const int32_t least = gated ? 32 : p.block <= 16 ? 16 : 8;
-  plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : 64;
+  plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : kFewTokens;
+  plan.slices = static_cast<int32_t>((p.n + plan.tokens - 1) / plan.tokens);
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
-  const int64_t strips = p.output_blocks() * std::max(1, p.block / 32) + p.slots;
+  const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.slices;
   plan.warps = p.block == 8 ? 2 : p.block >= 32 && strips <= card.multiprocessors ? 8 : 4;
   // Packed, 64 tokens of x are read in lines of 128 bytes: 50.6 (55.3) at .5, 29.4 (31.3) at .25, the same at .1, more
   // below; with 32 tokens never less.
@@ -104,7 +110,7 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
-  const int64_t tokens = p.n <= 32 ? 32 : kMostFewTokens;
+  const int64_t tokens = p.n <= 32 ? 32 : (p.n + kFewTokens - 1) / kFewTokens * kFewTokens;
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
 
@@ -122,13 +128,13 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   return plan;
 }
 
-// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-21, of `many` in brackets: b = 8 159, 81
-// (142, 136); b = 16 93, 51 (143, 99); b = 32 56, 32 (75, 45); b = 64 58, 32 (61, 32). Of 4096: b = 16 427, 248 (406,
-// 268); b = 32 238, 140 (217, 116).
+// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-21, the best of `many` and `regions` in
+// brackets: b = 8 159, 81 (142, 95); b = 16 93, 51 (109, 72); b = 32 56, 32 (69, 45); b = 64 58, 32 (61, 32). Of 4096:
+// b = 8 644, 345 (450, 235); b = 16 427, 248 (348, 168); b = 32 238, 140 (196, 116).
 bool few_gradient_pays(const CudaProblem& p) {
   if (p.n < 1024) return true;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  return p.block <= 32 && static_cast<double>(p.blocks) < (p.block == 8 ? 0.2 : 0.3) * grid;
+  return p.block <= 32 && p.n < 2048 && static_cast<double>(p.blocks) < (p.block == 8 ? 0.2 : 0.3) * grid;
 }
 
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
@@ -159,15 +165,21 @@ size_t few_workspace_bytes(CudaProblem p) {
 size_t many_workspace_bytes(CudaProblem p) {
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
   if (!many_supports(p)) return 0;
-  const int64_t bytes = p.pass == Pass::wgrad ? many_gradient_places(plan_many_gradient(p), p.block).end
+  const int64_t bytes = p.pass == Pass::wgrad ? many_gradient_places(plan_many_gradient(p), p).end
                                               : many_places(plan_many(p), p.block).end;
   return static_cast<size_t>(bytes);
+}
+
+size_t region_workspace_bytes(CudaProblem p) {
+  p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
+  return regions_support(p) ? static_cast<size_t>(region_places(p).end) : 0;
 }
 
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
-  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p)});
+  return std::max(
+      {generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p), region_workspace_bytes(p)});
 }
 
 }  // namespace blocksparse::linear

@@ -14,8 +14,9 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many};
+enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many,
+                                               CudaKernel::regions};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
@@ -31,7 +32,8 @@ struct CudaProblem {
   bool by_in = false;     // W is read transposed
   int64_t slots = 0;      // slices of split rows, at most
   bool w_aligned = true;  // W begins at a multiple of 16 bytes (wgrad: dW at one of two elements)
-  bool x_in_rows = true;  // x (wgrad: all of them, and dy) is features-last with rows at multiples of 16 bytes
+  bool x_in_rows = true;  // x (wgrad: all of them, and dy) has rows at multiples of 16 bytes, one behind the other
+  bool x_first = false;   // rows are features (wgrad: of x and dy alike), else tokens
   bool gated = false;     // wgrad: the gates' gradient is wanted
   int64_t pairs = 1;      // wgrad
 
@@ -54,12 +56,14 @@ size_t cuda_workspace_bytes(const CudaProblem& p);
 bool generic_splits(const CudaProblem& p);
 
 // How the kernel for few tokens is used.
-inline constexpr int64_t kMostFewTokens = 64;
+inline constexpr int64_t kFewTokens = 64;  // of a slice
+inline constexpr int64_t kMostFewTokens = 8 * kFewTokens;
 
 struct FewPlan {
-  int32_t tokens = 0;  // n rounded up to what there are kernels for
-  int32_t warps = 0;   // of a thread block
-  bool pack = false;   // x is copied even where it could be read in place
+  int32_t tokens = 0;  // of a slice: n rounded up to what there are kernels for
+  int32_t slices = 1;
+  int32_t warps = 0;  // of a thread block
+  bool pack = false;  // x is copied even where it could be read in place
 };
 FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card);
 
@@ -82,12 +86,16 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p);
 // Warps that share a tile of blocks, for tokens in `chunks` of 32.
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card);
 
-// Whether it is faster than the gradient `many`.
+// Whether it is faster than those of `many` and `regions`.
 bool few_gradient_pays(const CudaProblem& p);
 
 // The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;
 inline constexpr int64_t kMostTerms = 4096;
 inline constexpr int64_t kTermBytes = 48;
+
+// Pairs of so many tokens are better summed one after the other, if they are not too many.
+inline constexpr int64_t kLeastLongPair = 1024;
+inline constexpr size_t kMostLongPairs = 64;
 
 }  // namespace blocksparse::linear

@@ -7,6 +7,7 @@
 #include "core/index.h"
 #include "ops/linear/select_cuda.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_regions.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -62,8 +63,10 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
       const FewWorkspace w = few_workspace(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
-        const int64_t tokens = plan_few(p, gated, {.arch = 90, .multiprocessors = 132}).tokens;
+        const FewPlan plan = plan_few(p, gated, {.arch = 90, .multiprocessors = 132});
+        const int64_t tokens = int64_t{plan.tokens} * plan.slices;
         EXPECT_GE(tokens, n);
+        EXPECT_LT(tokens - plan.tokens, n) << "an empty slice";
         EXPECT_GE(w.packed_bytes, 1600 * tokens * 2);
       }
     }
@@ -83,7 +86,8 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
@@ -107,7 +111,7 @@ TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::few) << "dW element by element";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::generic);
+  EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
   EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
@@ -126,11 +130,11 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
     return choose_cuda_kernel(p, kH200);
   };
   EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::few);
-  EXPECT_EQ(choice(8, 1024, 0.25), CudaKernel::many);
-  EXPECT_EQ(choice(16, 2048, 0.25), CudaKernel::few);
-  EXPECT_EQ(choice(32, 2048, 0.1), CudaKernel::few);
-  EXPECT_EQ(choice(32, 2048, 0.5), CudaKernel::many);
-  EXPECT_EQ(choice(32, 4096, 0.1), CudaKernel::many);
+  EXPECT_NE(choice(8, 1024, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(16, 2000, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(32, 2000, 0.1), CudaKernel::few);
+  EXPECT_NE(choice(32, 1024, 0.5), CudaKernel::few);
+  EXPECT_NE(choice(32, 2048, 0.1), CudaKernel::few);
   EXPECT_EQ(choice(64, 1023, 0.1), CudaKernel::few);
   EXPECT_EQ(choice(64, 1024, 0.1), CudaKernel::many);
 }
@@ -168,16 +172,18 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     change(other);
     return choose_cuda_kernel(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kLeastManyTokens - 1; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 255; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many) << "W is copied";
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::generic) << "W is not copied, so not cleared";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::many) << "W is copied, and cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.block = 32; }), CudaKernel::generic) << "tiles would be too few";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens, o.block = 32; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens + 1, o.block = 32; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
@@ -196,13 +202,21 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
                       .inputs = 4093,
                       .outputs = 4091,
                       .blocks = 6000};
-  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::many);
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::regions);
   const auto but = [&p](auto change) {
     CudaProblem other = p;
     change(other);
     return choose_cuda_kernel(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic) << "the gates' gradient";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::regions) << "the gates' gradient";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.blocks = 60000; }), CudaKernel::many) << "too large for sums";
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 400; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 65000; }), CudaKernel::many);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
@@ -212,6 +226,40 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(plan.chunks, 128);
   EXPECT_EQ(plan.cells, 6000) << "no more than blocks";
   EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * kPartBytes));
+}
+
+TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
+  for (const int32_t block : {8, 16, 32, 64, 128}) {
+    for (const double density : {0.01, 0.1, 0.5, 1.0}) {
+      for (const int64_t features : {1000, 4096, 20000}) {
+        for (const cuda::Card& card : {cuda::Card{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024},
+                                       cuda::Card{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024},
+                                       cuda::Card{.arch = 86, .multiprocessors = 84}}) {
+          const int64_t side = (features + block - 1) / block;
+          const auto blocks = static_cast<int64_t>(density * static_cast<double>(side * side));
+          const CudaProblem p{.pass = Pass::wgrad,
+                              .dtype = DType::f16,
+                              .block = block,
+                              .n = 4096,
+                              .inputs = features,
+                              .outputs = features,
+                              .blocks = blocks};
+          const RegionPlan plan = plan_regions(p, card);
+          SCOPED_TRACE(testing::Message()
+                       << "b=" << block << " " << features << " density " << density << " sm_" << card.arch);
+          ASSERT_TRUE(regions_support(p));
+          EXPECT_GE(plan.strips * plan.strip_rows, side);
+          EXPECT_LT((plan.strips - 1) * plan.strip_rows, side) << "a strip without rows";
+          EXPECT_LE(plan.strip_rows, kMostStripRows);
+          EXPECT_LE(plan.units + (side + plan.most_columns - 1) / plan.most_columns, kMostStripUnits);
+          EXPECT_LE(region_boxes(plan.strip_rows * block) + region_boxes(plan.most_columns * block), plan.boxes);
+          EXPECT_LE(kRegionStages * plan.boxes * kRegionBoxBytes, card.shared_bytes - 2048);
+          EXPECT_LE(region_places(p).partial + plan.slices * blocks * block * block * 4 * (plan.slices > 1),
+                    region_places(p).end);
+        }
+      }
+    }
+  }
 }
 
 TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
@@ -225,10 +273,13 @@ TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
   p.block = 128;
   EXPECT_EQ(plan_many(p).kind, ManyKind::direct);
   EXPECT_EQ(plan_many(p).records, 2 * p.blocks);
-  EXPECT_EQ(many_places(plan_many(p), p.block).cells, many_places(plan_many(p), p.block).end);
+  const ManyPlaces direct = many_places(plan_many(p), p.block);
+  EXPECT_EQ(direct.copy, direct.cells) << "there are no cells";
+  EXPECT_GE(direct.end - direct.copy, p.blocks * 128 * 128 * 2) << "room for a copy";
   p.block = 32;
   const ManyPlaces at = many_places(plan_many(p), p.block);
-  EXPECT_EQ(at.end - at.cells, p.blocks * 32 * 32 * 2);
+  EXPECT_EQ(at.copy - at.cells, p.blocks * 32 * 32 * 2);
+  EXPECT_EQ(at.end, at.copy);
 }
 
 TEST(SelectCuda, FewTokensArePlannedBySizesAndCard) {

@@ -44,6 +44,7 @@ ManyPlan plan_many(const CudaProblem& p) {
   const bool filled = plan.kind == ManyKind::filled;
   plan.records = filled ? plan.tiles * plan.chunks : p.blocks * std::max(1, p.block / kChunk);
   plan.cells = plan.kind == ManyKind::direct ? 0 : filled ? plan.tiles * plan.chunks * form.slots : p.blocks;
+  plan.copy_bytes = plan.kind == ManyKind::direct ? p.blocks * p.block * p.block * 2 : 0;
   return plan;
 }
 
@@ -57,6 +58,7 @@ ManyPlaces many_places(const ManyPlan& plan, int32_t block) {
   at.counter = places.next(4);
   at.sources = places.next(plan.cells * (form.slot_outputs / block) * (form.cell_inputs / block) * 8);
   at.cells = places.next(plan.cells * form.cell_bytes());
+  at.copy = places.next(plan.copy_bytes);
   at.end = places.end;
   return at;
 }
@@ -73,15 +75,16 @@ ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
   return plan;
 }
 
-ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, int32_t block) {
+ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, const CudaProblem& p) {
   ManyGradientPlaces at{};
   Places places;
   at.chunks = places.next(plan.cells * 4);
-  at.ids = places.next(plan.cells * gradient_form_of(block).ids * 4);
+  at.ids = places.next(plan.cells * gradient_form_of(p.block).ids * 4);
   at.counts = places.next(plan.strips * 8);
   at.units = places.next(plan.units * 16);
   at.shares = places.next((kMostGradientGrid + 2) * 8);
   at.parts = places.next(2 * kMostGradientGrid * kPartBytes);
+  at.gate_parts = places.next(p.blocks * std::max(1, p.block / 16) * (p.block / 8) * 4);
   at.end = places.end;
   return at;
 }
@@ -91,32 +94,35 @@ namespace {
 bool many_gradient_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const ManyGradientPlan plan = plan_many_gradient(p);
-  return p.pairs == 1 && plan.chunks <= kMostGradientChunks && plan.cells * gradient_form_of(p.block).ids < kMost &&
-         plan.strips <= kMostStrips;
+  return p.w_aligned && p.pairs == 1 && plan.chunks <= kMostGradientChunks &&
+         plan.cells * gradient_form_of(p.block).ids < kMost && plan.strips <= kMostStrips;
 }
 
 }  // namespace
 
+bool many_copies(const CudaProblem& p) { return p.gated || !p.w_aligned || p.inputs % p.block != 0; }
+
 bool many_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (size_of(p.dtype) != 2 || p.inputs < 1 || p.outputs < 1) return false;
-  if (p.n < kLeastManyTokens || p.gated || !p.w_aligned || !p.x_in_rows) return false;
+  if (p.n < kLeastManyTokens || !p.x_in_rows) return false;
   if (p.blocks * p.block >= kMost || p.n >= kMost || p.outputs >= kMost) return false;
   if (p.pass == Pass::wgrad) return many_gradient_supports(p);
   const ManyPlan plan = plan_many(p);
-  if (plan.chunks > kMostChunks || plan.records >= kMost || plan.cells >= kMost) return false;
-  // What W holds beyond the edge must not be multiplied, not even by 0.
-  return plan.kind != ManyKind::direct || p.inputs % p.block == 0;
+  return plan.chunks <= kMostChunks && plan.records < kMost && plan.cells < kMost;
 }
 
-// us of 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic in brackets.
-//   fprop of 128, 256 and 512 tokens   b = 64: 13.8 (24.1), 14.8 (27.1), 15.1 (32.3)   b = 32: 23.3 (20.5), 23.4
-//   (23.5),
-//     23.7 (42.1)   b = 16: 29.7 (20.1), 29.7 (35.5), 29.9 (54.9)   b = 8: 60.4 (39.8), 60.5 (66.8), 60.6 (121)
-//   wgrad of 512 and 1024              b = 64: 27.6 (26.2), 33.6 (41.9)   b = 16: 70.5 (59.5), 101 (104)
+// us of 4096 x 4096, bf16, H200, few (many), 2026-11-21.
+//   fprop of 128, 256 and 512 tokens, density .1    b = 128: 7.5 (13.9), 10.9 (14.1), 18.9 (14.4)   b = 64: 7.0 (13.0),
+//     12.1 (13.1), 19.5 (13.7)   b = 32: 6.8 (24.3), 12.0 (24.3), 18.6 (24.6)   b = 16: 9.3 (30.8), 15.0 (30.8), 25.6
+//     (31.2)   b = 8: 10.6 (64.2), 17.4 (64.3), 31.6 (64.6)
+//   of 256 and 512, density .25    b = 64: 19.6 (18.7), 33.3 (19.5)   b = 32: 20.3 (36.3), 33.4 (36.5)
+//   12288 x 12288, density .05, of 256 and 512    b = 64: 33.0 (19.4), 67.8 (30.8)   b = 32: 31.8 (48.1), 63.1 (77.4)
+// wgrad of 512 and 1024, density .1, generic (many)    b = 64: 26.2 (27.6), 41.9 (33.6)   b = 16: 59.5 (70.5), 104
+// (101)
 bool many_pays(const CudaProblem& p) {
   if (p.pass == Pass::wgrad) return p.n >= 1024;
-  return p.n >= (p.block >= 64 ? 128 : 256);
+  return p.n >= (p.block >= 64 ? 256 : kMostFewTokens + 1);
 }
 
 }  // namespace blocksparse::linear

@@ -51,8 +51,12 @@ struct ManyPlan {
   int64_t tiles;  // of outputs
   int64_t chunks;
   int64_t records, cells;  // at most
+  int64_t copy_bytes;      // of W as it lies, for `direct` where it cannot be read so
 };
 ManyPlan plan_many(const CudaProblem& p);
+
+// Whether blocks of 64 and 128 have to be copied: what W holds beyond the edge must not be multiplied, not even by 0.
+bool many_copies(const CudaProblem& p);
 
 bool many_supports(const CudaProblem& p);  // on a card that runs it
 // Whether it is faster than the generic kernel.
@@ -60,7 +64,7 @@ bool many_pays(const CudaProblem& p);
 
 // Where the tables and the copy of W lie in the workspace, in bytes.
 struct ManyPlaces {
-  int64_t records, ranges, order, counter, sources, cells, end;
+  int64_t records, ranges, order, counter, sources, cells, copy, end;
 };
 ManyPlaces many_places(const ManyPlan& plan, int32_t block);
 
@@ -86,9 +90,9 @@ struct ManyGradientPlan {
 ManyGradientPlan plan_many_gradient(const CudaProblem& p);
 
 struct ManyGradientPlaces {
-  int64_t chunks, ids, counts, units, shares, parts, end;
+  int64_t chunks, ids, counts, units, shares, parts, gate_parts, end;
 };
-ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, int32_t block);
+ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, const CudaProblem& p);
 
 // Thread blocks, one an SM; each may leave two partial sums.
 inline constexpr int32_t kMostGradientGrid = 132;

@@ -103,7 +103,7 @@ constexpr std::string_view kAwkward[] = {
 // What the CUDA kernel for few tokens takes: every block size with every edge of its numbers of tokens, both passes, in
 // turn with whatever else a call may have.
 std::vector<std::string> few_tokens() {
-  constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64};
+  constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64, 65, 190};
   struct Shape {
     int b, rows, columns;
   };
@@ -152,6 +152,17 @@ std::vector<std::string> few_tokens() {
            "linear:fprop bf16 n=64 b=16 dense(64,150) seed=13 gates",
            "linear:fprop bf16 n=7 b=32 dense(64,150) seed=11 in=4799",
            "linear:dgrad f16 n=3 b=64 dense(80,64) seed=12 gates",
+           // Groups of tokens.
+           "linear:fprop bf16 n=65 b=32 random(6,7,0.5) seed=14",
+           "linear:dgrad bf16 n=128 b=32 random(6,7,0.5) seed=15",
+           "linear:fprop f16 n=129 b=32 random(9,5,0.5) seed=16 bias residual act=gelu",
+           "linear:dgrad f16 n=192 b=64 random(4,5,0.5) seed=17 gates",
+           "linear:fprop bf16 n=255 b=64 random(4,5,0.5) seed=18 gates y=first",
+           "linear:fprop bf16 n=256 b=128 random(3,3,0.5) seed=19 out=379 bias",
+           "linear:dgrad f16 n=256 b=32 dense(40,2) seed=20",
+           "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
+           "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
+           "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
        }) {
     lines.emplace_back(line);
   }
@@ -232,10 +243,22 @@ std::vector<std::string> many_tokens() {
                                          " t",
                                          " empty_row=1 bias",
                                          " out=ragged pad=5 residual r=first",
-                                         " x=first",
-                                         " gates"};
-  constexpr std::string_view kDgrad[] = {"",   " ragged pad=3", " values=int", " in=ragged pad=5",
-                                         " t", " empty_col=0",  " y=first"};
+                                         " x=first pad=align",
+                                         " gates",
+                                         " x=first y=first pad=align ragged bias residual r=first act=relu",
+                                         " gates ragged bias",
+                                         " x=first y=first pad=align gates values=int",
+                                         " offset=1 pad=align"};
+  constexpr std::string_view kDgrad[] = {"",
+                                         " ragged pad=3",
+                                         " values=int",
+                                         " in=ragged pad=5",
+                                         " t",
+                                         " empty_col=0",
+                                         " y=first",
+                                         " gates",
+                                         " x=first y=first pad=align",
+                                         " x=first pad=align ragged gates"};
   std::vector<std::string> lines;
   size_t turn = 0;
   for (const Shape& shape : kShapes) {
@@ -245,6 +268,7 @@ std::vector<std::string> many_tokens() {
         const auto replace = [&more](std::string_view what, const std::string& by) {
           if (const size_t at = more.find(what); at != std::string::npos) more.replace(at, what.size(), by);
         };
+        replace("pad=align", concat("pad=", 8 - n % 8));
         const std::string out = concat("out=", shape.rows * shape.b - 3),
                           in = concat("in=", shape.columns * shape.b - 3);
         replace("out=ragged", concat("out=", shape.rows * shape.b - 5));
@@ -264,10 +288,16 @@ std::vector<std::string> many_tokens() {
                                          " accumulate dw=f32 ragged pad=3 values=int",
                                          " gates dw=f32 accumulate",
                                          " dgates",
+                                         " x=first y=first pad=align dw=f32",
+                                         " dgates gates accumulate ragged pad=3",
+                                         " x=first y=first pad=align ragged dgates",
                                          " x=first"};
   for (const Shape& shape : kShapes) {
     for (const int n : {128, 300, 1030}) {
       std::string more(kWgrad[turn++ % std::size(kWgrad)]);
+      if (const size_t at = more.find("pad=align"); at != std::string::npos) {
+        more.replace(at, 9, concat("pad=", 8 - n % 8));
+      }
       if (const size_t at = more.find("ragged"); at != std::string::npos) {
         more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 3));
       }
@@ -288,6 +318,10 @@ std::vector<std::string> many_tokens() {
            "linear:wgrad bf16 n=500 b=32 random(100,100,0.3) seed=13 gates accumulate",
            "linear:wgrad bf16 n=500 b=64 ba(60,6) seed=14",
            "linear:wgrad f16 n=300 b=128 random(24,24,0.6) seed=15 dw=f32",
+           "linear:wgrad f16 n=1030 b=32 random(60,60,0.3) seed=16 dgates",
+           "linear:wgrad bf16 n=1100 b=64 random(20,20,0.3) seed=17 dw=f32 pairs=3 accumulate dgates",
+           "linear:wgrad bf16 n=1056 b=16 ba(150,5) seed=18 x=first y=first dgates gates",
+           "linear:wgrad f16 n=1056 b=128 random(24,24,0.6) seed=19 x=first y=first dgates",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=9000 b=16 random(20,6,0.3) seed=1",
            "linear:dgrad f16 n=2500 b=32 ba(60,3) seed=2 values=int",

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "ops/lstm/select_cuda.h"
 
 namespace blocksparse {
 namespace {
@@ -65,7 +66,8 @@ TEST(LstmEdge, Layouts) {
   expect_error(lstm_forward(none, c.in, c.out, c.workspace), "layout is null");
   c = Call();
   c.in.pre.device = {DeviceType::cuda, 0};
-  expect_error(c.forward(), "[lstm_forward] tensors are on a card", StatusCode::unsupported);
+  if (cuda_status().ok()) expect_error(c.forward(), "[lstm_forward] the layout's tables are not on the device of pre");
+  else expect_error(c.forward(), "[cuda] ", StatusCode::unavailable);
 }
 
 TEST(LstmEdge, Shapes) {
@@ -141,6 +143,33 @@ TEST(LstmEdge, NothingIsWrittenBeforeTheArgumentsAreRight) {
   EXPECT_FALSE(c.forward().ok());
   EXPECT_FALSE(c.backward().ok());
   EXPECT_EQ(c.memory, before);
+}
+
+TEST(LstmSelectCuda, AllStepsAreOneLaunchWhereWeightsFitOnTheChip) {
+  constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .sm90a = true};
+  const LayoutView view{.block_size = 32, .out_features = 4 * 8192, .in_features = 8192, .blocks = 4 * 3277};
+  const auto plan = [&](int64_t n, auto change, DType dtype = DType::bf16, int64_t steps = 64) {
+    LayoutView other = view;
+    change(other);
+    return lstm::plan_resident(other, dtype, steps, n, kH200);
+  };
+  const auto same = [](LayoutView&) {};
+  EXPECT_EQ(plan(16, same).warps(), 8) << "two strips on most of 128 SMs";
+  EXPECT_EQ(plan(16, same).grid, 132);
+  EXPECT_EQ(plan(16, same).tokens, 16);
+  EXPECT_EQ(plan(17, same).tokens, 32);
+  EXPECT_EQ(plan(64, same).warps(), 16);
+  EXPECT_FALSE(plan(65, same).fits());
+  EXPECT_FALSE(plan(0, same).fits());
+  EXPECT_FALSE(plan(16, same, DType::f32).fits());
+  EXPECT_FALSE(plan(16, same, DType::f16, 1).fits());
+  EXPECT_FALSE(plan(16, [](LayoutView& v) { v.block_size = 16, v.blocks *= 4; }).fits());
+  EXPECT_FALSE(plan(16, [](LayoutView& v) { v.cut_by_out = true; }).fits()) << "one row would be waited for";
+  EXPECT_FALSE(plan(16, [](LayoutView& v) { v.blocks *= 2; }).fits()) << "W is larger than all shared memory";
+  const auto wider = [](LayoutView& v) { v.out_features *= 2, v.in_features *= 2; };
+  EXPECT_EQ(plan(16, wider).warps(), 16);
+  EXPECT_FALSE(plan(64, wider).fits()) << "more warps than an SM has registers for";
+  EXPECT_FALSE(lstm::plan_resident(view, DType::bf16, 64, 16, {.arch = 80, .multiprocessors = 108}).fits());
 }
 
 TEST(Layout, StackPutsCopiesBelowOneAnother) {

@@ -1,9 +1,10 @@
-// The edge of the LSTM op: checks once, then runs it on the CPU.
+// The edge of the LSTM op: checks once, then hands on to a device.
 #include "ops/lstm/lstm.h"
 
 #include <algorithm>
 #include <array>
 
+#include "blocksparse/blocksparse.h"
 #include "core/checks.h"
 #include "core/text.h"
 #include "cpu/threads.h"
@@ -16,14 +17,13 @@ namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 40;  // steps * n: more do not fit into any memory
 
-Status check_layout(const char* op, const LayoutView& layout, Device device) {
-  if (device.type != DeviceType::cpu) {
-    return {StatusCode::unsupported, concat("[", op,
-                                            "] tensors are on a card, where there is no kernel yet; needs the "
-                                            "CPU, or one linear_fprop for each step")};
-  }
+// `sized` is the tensor that tells the sizes, on `device`.
+Status check_layout(const char* op, const LayoutView& layout, const char* sized, Device device) {
+  if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (layout.index == nullptr) return invalid("[", op, "] layout is null");
-  if (layout.device != device) return invalid("[", op, "] the layout's tables are not on the CPU, where pre is");
+  if (layout.device != device) {
+    return invalid("[", op, "] the layout's tables are not on the device of ", sized, "; copy Layout::index() there");
+  }
   if (layout.transposed) return invalid("[", op, "] layout is transposed, needs the one of W [4 H, H]");
   const int64_t hidden = layout.in_features;
   if (layout.out_features != kGates * hidden || hidden % layout.block_size != 0) {
@@ -36,7 +36,7 @@ Status check_layout(const char* op, const LayoutView& layout, Device device) {
 // What is checked of a call besides its own sizes.
 struct Checker {
   const char* op;
-  DType dtype;
+  Device device;
   std::array<Region, 16> read = {}, written = {};
   size_t reads = 0, writes = 0;
 
@@ -44,7 +44,7 @@ struct Checker {
     const Named named{op, name, t};
     BS_RETURN_IF_ERROR(check_contiguous(named, shape));
     BS_RETURN_IF_ERROR(check_dtype(named, needed));
-    return check_device(named, Device{});
+    return check_device(named, device);
   }
   Status input(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) {
     if (t.given()) BS_RETURN_IF_ERROR(check(name, t, needed, shape));
@@ -85,6 +85,7 @@ Status sizes_of(const char* op, const char* name, const ConstTensor& t, int rank
 }
 
 Status check_lengths(const char* op, const Sequence& s) {
+  if (s.layout.device.type != DeviceType::cpu) return {};  // they cannot be looked at
   for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
     if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
       return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
@@ -95,7 +96,7 @@ Status check_lengths(const char* op, const Sequence& s) {
 
 Status check_forward(const LayoutView& layout, const LstmInputs& in, const LstmOutputs& out, Forward& f) {
   const char* op = "lstm_forward";
-  BS_RETURN_IF_ERROR(check_layout(op, layout, in.pre.device));
+  BS_RETURN_IF_ERROR(check_layout(op, layout, "pre", in.pre.device));
   f.layout = layout;
   f.hidden = layout.in_features;
   BS_RETURN_IF_ERROR(sizes_of(op, "pre", in.pre, 4, f));
@@ -103,7 +104,7 @@ Status check_forward(const LayoutView& layout, const LstmInputs& in, const LstmO
   BS_RETURN_IF_ERROR(needs(op, "y", out.y));
   const int64_t hidden = f.hidden, b = layout.block_size;
   const DType dtype = f.dtype, state = sum_dtype(dtype);
-  Checker c{op, dtype};
+  Checker c{op, layout.device};
   BS_RETURN_IF_ERROR(c.input("pre", in.pre, dtype, {f.steps, f.n, kGates, hidden}));
   BS_RETURN_IF_ERROR(c.input("w", in.w, dtype, {layout.blocks, b, b}));
   BS_RETURN_IF_ERROR(c.input("h0", in.h0, dtype, {f.n, hidden}));
@@ -191,6 +192,7 @@ Status lstm_forward(const LayoutView& layout, const LstmInputs& in, const LstmOu
   BS_RETURN_IF_ERROR(check_threads("lstm_forward", stream));
   BS_RETURN_IF_ERROR(
       check_workspace("lstm_forward", workspace, lstm_forward_workspace_size(layout, f.dtype, f.steps, f.n)));
+  if (layout.device.type == DeviceType::cuda) return cuda_forward(f, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return cpu_forward(f, *isa, workspace, threads_for(stream.threads));
@@ -200,26 +202,31 @@ Status lstm_backward(const LayoutView& layout, const LstmSaved& saved, const Lst
                      Accumulate accumulate, const LstmGrads& grads, Workspace workspace, Stream stream) {
   const char* op = "lstm_backward";
   Backward b;
-  BS_RETURN_IF_ERROR(check_layout(op, layout, saved.y.device));
+  BS_RETURN_IF_ERROR(check_layout(op, layout, "y", saved.y.device));
   b.layout = layout;
   b.hidden = layout.in_features;
   BS_RETURN_IF_ERROR(sizes_of(op, "y", saved.y, 3, b));
-  Checker c{op, b.dtype};
+  Checker c{op, layout.device};
   BS_RETURN_IF_ERROR(check_backward_inputs(saved, of_outputs, b, c));
   BS_RETURN_IF_ERROR(check_grads(grads, accumulate, b, c));
   BS_RETURN_IF_ERROR(check_threads(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, lstm_backward_workspace_size(layout, b.dtype, b.steps, b.n)));
+  if (layout.device.type == DeviceType::cuda) return cuda_backward(b, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return cpu_backward(b, *isa, workspace, threads_for(stream.threads));
 }
 
 size_t lstm_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  return fits(layout, dtype, steps, n) ? cpu_forward_workspace_size(layout, dtype, n) : 0;
+  if (!fits(layout, dtype, steps, n)) return 0;
+  if (layout.device.type == DeviceType::cuda) return cuda_forward_workspace_size(layout, dtype, n);
+  return cpu_forward_workspace_size(layout, dtype, n);
 }
 
 size_t lstm_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  return fits(layout, dtype, steps, n) ? cpu_backward_workspace_size(layout, dtype, steps, n) : 0;
+  if (!fits(layout, dtype, steps, n)) return 0;
+  if (layout.device.type == DeviceType::cuda) return cuda_backward_workspace_size(layout, dtype, steps, n);
+  return cpu_backward_workspace_size(layout, dtype, steps, n);
 }
 
 }  // namespace blocksparse

@@ -17,8 +17,9 @@ struct Sequence {
   int64_t steps = 0, n = 0, hidden = 0;
   const void* w = nullptr;
   const void *h0 = nullptr, *c0 = nullptr;
-  const int64_t* lengths = nullptr;
+  const int64_t* lengths = nullptr;  // where the tensors lie
 
+  // On the CPU.
   int64_t length(int64_t token) const { return lengths == nullptr ? steps : lengths[token]; }
   // One past the last sequence that still runs at step t: the rest is not computed.
   int64_t running(int64_t t) const;
@@ -47,5 +48,12 @@ Status cpu_forward(const Forward& f, Isa isa, Workspace workspace, int32_t threa
 Status cpu_backward(const Backward& b, Isa isa, Workspace workspace, int32_t threads);
 size_t cpu_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n);
 size_t cpu_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
+
+// The CUDA path, or in builds without it the answer `unavailable`.
+Status cuda_forward(const Forward& f, Workspace workspace, Stream stream);
+Status cuda_backward(const Backward& b, Workspace workspace, Stream stream);
+size_t cuda_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n);
+size_t cuda_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
+Status prepare_cuda(Device device);
 
 }  // namespace blocksparse::lstm

@@ -32,12 +32,16 @@ struct Words {
       {"keep", &LstmCase::keep},       {"final", &LstmCase::final},
       {"dh0", &LstmCase::dh0},         {"dc0", &LstmCase::dc0},
       {"dw", &LstmCase::dw},           {"accumulate", &LstmCase::accumulate},
-      {"wide", &LstmCase::wide},
+      {"wide", &LstmCase::wide},       {"odd", &LstmCase::odd},
   };
 };
 
 Status set_option(LstmCase& c, const ProblemLine::Option& option) {
   const Words words;
+  if (option.key == "device" && (option.value == "cuda" || option.value == "cpu")) {
+    c.device.type = option.value == "cuda" ? DeviceType::cuda : DeviceType::cpu;
+    return {};
+  }
   for (const auto& [name, member] : words.numbers) {
     if (option.key != name) continue;
     const auto number = parse_integer(option.key, option.value);
@@ -86,6 +90,7 @@ std::string to_string(const LstmCase& c) {
   const Words words;
   for (const auto& [name, member] : words.numbers) line += concat(" ", name, "=", c.*member);
   for (const auto& [name, member] : words.flags) line += c.*member ? concat(" ", name) : "";
+  if (c.device.type == DeviceType::cuda) line += " device=cuda";
   return line;
 }
 
@@ -93,6 +98,10 @@ Tensor LstmData::Buffer::tensor() {
   Tensor t;
   if (shape.empty()) return t;
   t = Tensor(data(), dtype, {elements});
+  if (device != nullptr) {
+    t.data = static_cast<char*>(device.get()) + shift + kGuard;
+    t.device = {DeviceType::cuda, 0};
+  }
   t.rank = static_cast<int32_t>(shape.size());
   int64_t step = 1;
   for (size_t i = shape.size(); i-- > 0;) {
@@ -123,6 +132,8 @@ Result<LstmData> LstmData::make(const LstmCase& c) {
   if (!layout.ok()) return layout.status();
   LstmData data(c, *layout);
   data.make_data();
+  data.view_ = data.layout_;
+  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(data.move_to_device());
   return data;
 }
 
@@ -183,40 +194,13 @@ void LstmData::make_data() {
   add("dw", c.dw, c.wide ? state : c.dtype, {layout_.blocks(), b, b}, true);
 }
 
-Status LstmData::call(Buffers& at, Workspace workspace) const {
-  const LstmCase& c = case_;
-  const Stream stream{nullptr, static_cast<int32_t>(c.threads)};
-  const int64_t* lengths = lengths_.empty() ? nullptr : lengths_.data();
-  auto t = [&](const char* name) { return at[name].tensor(); };
-  if (!c.backward) {
-    return lstm_forward(layout_, {t("pre"), t("w"), t("h0"), t("c0"), lengths},
-                        {t("y"), t("h"), t("c"), t("gates"), t("cells")}, workspace, stream);
-  }
-  return lstm_backward(layout_, {t("w"), t("h0"), t("c0"), lengths, t("y"), t("gates"), t("cells")},
-                       {t("dy"), t("dh"), t("dc")}, c.accumulate ? Accumulate::yes : Accumulate::no,
-                       {t("dpre"), t("dw"), t("dh0"), t("dc0")}, workspace, stream);
-}
-
-Status LstmData::run() {
-  for (auto& [name, b] : buffers_) {
-    if (!b.output) continue;
-    std::fill(b.bytes.begin(), b.bytes.end(), kPoison);
-    for (int64_t i = 0; b.summed && case_.accumulate && i < b.elements; ++i) {
-      store_element(b.data(), i, b.dtype, 0.5 * static_cast<double>(i % 3));
-    }
-  }
-  const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-  const size_t bytes = size(layout_, case_.dtype, case_.t, case_.n);
-  workspace_.assign(bytes + kGuard, kPoison);
-  return call(buffers_, {workspace_.data(), bytes});
-}
-
 // The same case in f64, where the reference writes what is expected.
 LstmData::Buffers LstmData::make_wide() const {
   Buffers wide;
   for (const auto& [name, b] : buffers_) {
     Buffer& w = wide[name] = b;
     w.dtype = DType::f64;
+    w.device = nullptr;
     w.bytes.assign(static_cast<size_t>(b.elements * 8 + 2 * kGuard), kPoison);
     for (int64_t i = 0; i < b.elements && !b.shape.empty(); ++i) {
       const double value = b.output ? (b.summed ? 0.5 * static_cast<double>(i % 3) : 0)
@@ -243,10 +227,10 @@ LstmData::Error LstmData::compare() {
     expected_ = make_wide();
     const std::string isa = *cpu_isa();
     Status status = set_cpu_isa("reference");
-    std::vector<char> workspace(1 << 20);
     const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-    workspace.resize(size(layout_, DType::f64, case_.t, case_.n));
-    if (status.ok()) status = call(*expected_, {workspace.data(), workspace.size()});
+    std::vector<char> workspace(size(layout_, DType::f64, case_.t, case_.n));
+    const int64_t* lengths = lengths_.empty() ? nullptr : lengths_.data();
+    if (status.ok()) status = call(*expected_, layout_, lengths, {workspace.data(), workspace.size()}, nullptr);
     if (!status.ok() || !set_cpu_isa(isa).ok()) return {INFINITY, status.message()};
   }
   Error error;
@@ -266,25 +250,6 @@ LstmData::Error LstmData::compare() {
     }
   }
   return error;
-}
-
-std::string LstmData::overrun() const {
-  for (const auto& [name, b] : buffers_) {
-    if (!b.output || b.bytes.empty()) continue;
-    for (size_t i = 0; i < static_cast<size_t>(kGuard); ++i) {
-      if (b.bytes[i] != kPoison || b.bytes[b.bytes.size() - 1 - i] != kPoison) return name;
-    }
-  }
-  const bool inside = std::all_of(workspace_.end() - kGuard, workspace_.end(), [](char c) { return c == kPoison; });
-  return inside ? "" : "workspace";
-}
-
-std::vector<char> LstmData::bits() const {
-  std::vector<char> all;
-  for (const auto& [name, b] : buffers_) {
-    if (b.output) all.insert(all.end(), b.bytes.begin(), b.bytes.end());
-  }
-  return all;
 }
 
 }  // namespace blocksparse::lstm

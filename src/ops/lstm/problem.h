@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ namespace blocksparse::lstm {
 //   sorted                            lengths, the longest first
 //   keep final                        forward: also makes gates and cells; h and c. backward: dh and dc
 //   dh0 dc0 dw accumulate wide        backward: what is made; add to dW; dW in f32
+//   device=cuda odd                   runs on the first card; there, all tensors but w begin at odd elements
 // The graph is that of one gate's [H, H], and all four share it, or has four times as many rows as columns.
 struct LstmCase {
   bool backward = false;
@@ -27,7 +29,8 @@ struct LstmCase {
   std::string graph;
   int64_t t = 5, n = 7, block = 16, seed = 0, threads = 1;
   bool h0 = false, c0 = false, lengths = false, sorted = false, keep = false, final = false;
-  bool dh0 = false, dc0 = false, dw = false, accumulate = false, wide = false;
+  bool dh0 = false, dc0 = false, dw = false, accumulate = false, wide = false, odd = false;
+  Device device;
 };
 
 Result<LstmCase> parse_lstm_case(std::string_view line);
@@ -39,6 +42,12 @@ class LstmData {
 
   // Poisons the outputs and runs the op through its public function.
   Status run();
+  // On a card, run() in its parts: what is poisoned goes there, and a stream's work is brought back.
+  Status upload();
+  Status launch(void* stream);
+  Status download();
+  // Other inputs. Of forward cases alone: what backward needs is made of the first ones.
+  Status refill(uint64_t seed);
   // The largest |out - expected| / bound over all outputs, right if <= 1, and where it is.
   struct Error {
     double worst = 0;
@@ -50,6 +59,8 @@ class LstmData {
   // All outputs, for comparisons of bits.
   std::vector<char> bits() const;
   const Layout& layout() const { return layout_; }
+  bool is_forward() const { return !case_.backward; }
+  bool adds() const { return case_.accumulate; }
 
  private:
   struct Buffer {
@@ -58,6 +69,8 @@ class LstmData {
     std::vector<int64_t> shape;
     int64_t elements = 0;
     bool output = false, summed = false;  // made by a sum over all tokens: dW
+    std::shared_ptr<void> device;         // all bytes, if they are on a card, too
+    int64_t shift = 0;                    // of the data there, in bytes
     Tensor tensor();
     char* data() { return bytes.data() + kGuard; }
   };
@@ -68,7 +81,12 @@ class LstmData {
   Buffer& add(const char* name, bool wanted, DType dtype, std::vector<int64_t> shape, bool output);
   void make_data();
   Buffers make_wide() const;
-  Status call(Buffers& buffers, Workspace workspace) const;
+  Status move_to_device();
+  size_t workspace_size() const;
+  void poison();
+  Status copy(bool to_device);
+  Status call(Buffers& buffers, const LayoutView& layout, const int64_t* lengths, Workspace workspace,
+              void* stream) const;
   double bound(const Buffer& got, double largest) const;
 
   LstmCase case_;
@@ -77,6 +95,8 @@ class LstmData {
   std::optional<Buffers> expected_;
   std::vector<int64_t> lengths_;
   std::vector<char> workspace_;
+  LayoutView view_;  // where the case runs
+  std::shared_ptr<void> device_index_, device_lengths_, device_workspace_;
 };
 
 }  // namespace blocksparse::lstm

@@ -1,0 +1,100 @@
+"""The deep-update LSTM on a card: block-sparse beside dense of equal parameters and of equal width.
+
+    python benchmarks/deep_update.py [--hidden 5600] [--density 0.04] [--narrow 1120] [--batch 256] [--steps 8]
+
+Times are medians of interleaved replays of CUDA graphs, in us a step, of bf16 parameters and activations. `torch` is
+the same network with PyTorch's operations between its matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import blocksparse.torch as bst
+from blocksparse import Layout
+from blocksparse.torch.deep_update import EPSILON
+from blocksparse.torch.lstm import cell, start_of
+from blocksparse.torch.recurrent import SharedWeight
+from lstm import captured, seconds, use_stream
+
+Layer = Callable[[Tensor], Any]
+
+
+def torch_steps(module: bst.DeepUpdateLSTM, x: Tensor) -> tuple[Tensor, Any]:
+    """The network of linear layers and PyTorch's operations."""
+
+    def norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], gain, shift, EPSILON)
+
+    m, a = (norm(F.linear(x, module.input[k]), *module.input_norm[k]).unbind() for k in (0, 1))
+    shared = [SharedWeight(layer) for layer in (*module.matrices, module.gates)]
+    norms = [pair.unbind() for pair in module.matrix_norm.unbind()]
+    gain, shift = module.gate_norm.unbind()
+    h, c = start_of(m[0].unsqueeze(0), None)
+    seen = []
+    for m_t, a_t in zip(m, a, strict=True):
+        for j, pair in enumerate(norms):
+            h = norm(shared[j](h), *pair)
+            h = h * m_t if j == 0 else (h + a_t if j == 1 else h).relu()
+        z = shared[-1](h).view(-1, 4, module.hidden_size)
+        z = torch.addcmul(shift, F.layer_norm(z, z.shape[-1:], eps=EPSILON), gain)
+        h, c = cell(z, c, z.dtype)
+        seen.append(h)
+    return torch.stack(seen), (h, c)
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=5600)
+    parser.add_argument("--density", type=float, default=0.04)
+    parser.add_argument("--narrow", type=int, default=1120, help="units of the dense network of equal parameters")
+    parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--inner", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    torch.set_default_device("cuda")
+    use_stream()
+    dtype, hidden, inputs = torch.bfloat16, args.hidden, 64
+    nb = hidden // args.block
+    layouts = [
+        Layout.from_graph(f"random({nb},{nb},{args.density})", args.block, seed=s) for s in range(args.inner + 1)
+    ]
+    sparse = bst.DeepUpdateLSTM(inputs, hidden, layouts, dtype=dtype)
+    narrow = bst.DeepUpdateLSTM(inputs, args.narrow, None, args.inner, dtype=dtype)
+    wide = bst.DeepUpdateLSTM(inputs, hidden, None, args.inner, dtype=dtype)
+    layers: dict[str, Layer] = {
+        "block-sparse": sparse,
+        "block-sparse, torch": functools.partial(torch_steps, sparse),
+        f"dense {args.narrow}": narrow,
+        f"dense {args.narrow}, torch": functools.partial(torch_steps, narrow),
+        f"dense {hidden}": wide,
+    }
+    print(f"{layouts[0]!r}, inner = {args.inner}, n = {args.batch}, {dtype}, {torch.cuda.get_device_name()}: us a step")
+    x = torch.randn(args.steps, args.batch, inputs, dtype=dtype)
+    for train in (False, True):
+        runs = {name: captured(layer, x, train, "") for name, layer in layers.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for repeat in range(args.repeats + 1):
+            for name, run in runs.items():
+                taken = seconds(run, True)
+                if repeat > 0:
+                    times[name].append(taken)
+        medians = {name: 1e6 * statistics.median(t) / args.steps for name, t in times.items()}
+        print("forward + backward" if train else "forward")
+        for name, us in medians.items():
+            print(f"  {name:20} {us:8.1f} {us / medians['block-sparse']:6.2f}x")
+
+
+if __name__ == "__main__":
+    main()

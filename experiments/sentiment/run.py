@@ -1,0 +1,190 @@
+"""Accuracy of linear classifiers on what language models know of six sets of labelled texts.
+
+    python experiments/sentiment/run.py --data DATA --model ba=out/ba/last.safetensors --model dense=out/dense/... \
+        --out out/sentiment --results experiments/sentiment/results/NAME
+
+DATA holds imdb/ and sentiment/ as README.md says. The same command goes on after a stop: features and lines of results
+that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blocksparse.models.bars import bytes_bar
+from blocksparse.models.compression import digest_of
+from blocksparse.models.features import cell_states, load_features, save_features, unit_at_each_byte
+from blocksparse.models.language import LanguageModel
+from blocksparse.models.sentiment import (
+    Split,
+    bag_of_ngrams,
+    best_unit,
+    classify,
+    colour_text,
+    cross_validation,
+    fixed_split,
+    plot_unit,
+    unit_score,
+)
+from blocksparse.models.texts import Examples, read_imdb, read_labelled
+from blocksparse.models.training import load_model
+
+LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
+SETS = ("imdb", "sst", *LINES)
+BASELINE = "1- and 2-grams"
+
+
+def read_set(name: str, data: Path, limit: int | None, skip: bool) -> tuple[Examples, list[Split]]:
+    """All texts of a set, and its splits: fixed ones of IMDB and SST, ten folds of the others.
+
+    A limit of texts, of each part that there is, takes them at random, the same each time.
+    """
+    if name == "imdb":
+        parts = []
+        archive = read_imdb(
+            data / "imdb" / "aclImdb_labeled.tar.xz", ["train/neg", "train/pos", "test/neg", "test/pos"]
+        )
+        for part in ("train", "test"):
+            texts = {label: archive[f"{part}/{kind}"] for label, kind in enumerate(("neg", "pos"))}
+            labels = [label for label, of_label in texts.items() for _ in of_label]
+            parts.append(Examples([*texts[0], *texts[1]], labels))
+    elif name == "sst":
+        folder = data / "sentiment" / "openai-sst"
+        files = [folder / f"{part}_binary_sent.csv" for part in ("train", "dev", "test")]
+        parts = [read_labelled(file, skip_bad_rows=skip) for file in files]
+    else:
+        path = data / "sentiment" / "data" / f"{LINES[name]}.all"
+        parts = [read_labelled(path, skip_bad_rows=skip, tokenised=True)]
+    for line in [line for part in parts for line in part.left_out]:
+        print(f"left out: {line}", file=sys.stderr)
+    parts = [some(part, limit) for part in parts]
+    whole = Examples([t for p in parts for t in p.texts], [y for p in parts for y in p.labels])
+    if len(parts) == 1:
+        return whole, cross_validation(whole.y())
+    sizes = [len(part) for part in parts]
+    return whole, fixed_split(*sizes) if len(sizes) == 3 else fixed_split(sizes[0], 0, sizes[1])
+
+
+def some(examples: Examples, limit: int | None) -> Examples:
+    """As many at random, if there are more."""
+    if limit is None or len(examples) <= limit:
+        return examples
+    rows = np.sort(np.random.default_rng(0).choice(len(examples), limit, replace=False))
+    return Examples([examples.texts[i] for i in rows], [examples.labels[i] for i in rows])
+
+
+def features_of(model: LanguageModel, name: str, examples: Examples, path: Path, options: argparse.Namespace) -> Any:
+    """From the file, if it is of this very model and these texts; else by reading them all."""
+    about = {"model": digest_of(model).hex(), "set": name, "texts": len(examples), "bf16": options.bf16}
+    if path.exists():
+        features, _, found = load_features(path)
+        if found == about:
+            return features
+    start = time.perf_counter()
+    total = sum(map(len, examples.texts))
+    with bytes_bar(total) as done:
+        features = cell_states(model, examples.texts, batch=options.batch, bf16=options.bf16, progress=done)
+    seconds = time.perf_counter() - start
+    print(f"{path.stem}: {len(examples)} texts, {total} bytes in {seconds:.1f} s", flush=True)
+    save_features(path, features, examples.y(), about)
+    return features
+
+
+def judge(x: Any, examples: Examples, splits: list[Split], l1: bool) -> dict[str, Any]:
+    """A line of results."""
+    start = time.perf_counter()
+    score = classify(x, examples.y(), splits, l1=l1)
+    return {**asdict(score), "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
+
+
+def pictures(model: LanguageModel, x: Any, examples: Examples, splits: list[Split], title: str, stem: Path) -> None:
+    """The histogram of the best unit on the test rows, and a page of test texts in its colours."""
+    split = splits[0]
+    rows = np.concatenate([split.train, split.dev])
+    unit = best_unit(x[rows], examples.y()[rows])
+    plot_unit(x[split.test, unit.index], examples.y()[split.test], unit, title, stem.with_suffix(".png"))
+    chosen = [examples.texts[i] for i in split.test[:: max(1, split.test.size // 8)][:8]]
+    values = [unit_at_each_byte(model, text, unit.index) for text in chosen]
+    colour_text(chosen, values, unit, title, stem.with_suffix(".html"))
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Accuracies in percent, and in parentheses those of the best unit, as Markdown."""
+    sets = [name for name in SETS if any(line["set"] == name for line in lines)]
+    rows = ["| features | " + " | ".join(name.upper() for name in sets) + " |", "| --- |" + " --- |" * len(sets)]
+    for name in dict.fromkeys(line["features"] for line in lines):
+        cells = []
+        for which in sets:
+            found = next((line for line in lines if (line["features"], line["set"]) == (name, which)), None)
+            unit = f" ({found['unit']:.1f})" if found and "unit" in found else ""
+            cells.append(f"{found['accuracy']:.1f}{unit}" if found else "")
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def parse() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=CHECKPOINT")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--limit", type=int, help="texts of each part: for a first look")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the features and of the coloured texts")
+    parser.add_argument("--results", type=Path, required=True, help="NAME.jsonl, NAME.md and NAME-*.png are written")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=128, help="texts side by side")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Returns the exit status."""
+    options = parse()
+    models = {
+        name: load_model(Path(path), options.device) for name, _, path in (m.partition("=") for m in options.model)
+    }
+    record = options.results.with_suffix(".jsonl")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    for name in options.sets:
+        done = {line["features"] for line in lines if line["set"] == name and line["limit"] == options.limit}
+        if done >= {BASELINE, *models}:
+            continue
+        examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
+        for features in [f for f in (BASELINE, *models) if f not in done]:
+            line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
+            if features == BASELINE:
+                line |= judge(bag_of_ngrams(examples.texts), examples, splits, False)
+            else:
+                stem = options.out / f"{features}-{name}"
+                x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
+                line |= judge(x, examples, splits, True)
+                line["unit"] = unit_score(x, examples.y(), splits)
+                if name in ("sst", "imdb"):
+                    title = f"{name.upper()}, best unit of {features}"
+                    pictures(models[features], x, examples, splits, title, stem)
+            lines.append(line)
+            with open(record, "a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
+    options.results.with_suffix(".md").write_text(table(lines))
+    print(table(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. The same command goes on from here.")

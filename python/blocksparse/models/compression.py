@@ -1,0 +1,286 @@
+"""Files made small by a language model: what it expects costs few bits.
+
+The text is cut into streams that the model reads side by side, a byte of each at a step. Its probabilities of what
+comes next drive one range coder, stream after stream. Decompression takes the same steps, with the same sizes, so that
+the same build on the same machine gets the same bits from every product, and knows each byte when it is its turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..torch.recurrent import State
+from .language import LanguageModel
+
+MAGIC = b"BSLM\x01\r\n\x00"
+MOST_STREAMS = 1 << 16
+LIKELIEST = 50_000  # bytes in a bit at best: the coder's probabilities leave 2^-24 for each other byte
+_CHECKED = struct.Struct("<8sIH")  # magic; CRC of all that follows; length of the description
+_HEADER = struct.Struct("<QIH?16s16s")
+
+Progress = Callable[[int], None]  # is told how many bytes are done
+
+
+class CompressionError(ValueError):
+    """A file that cannot be decompressed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What decompression needs to know.
+
+    Args:
+        length: of the text, in bytes.
+        streams: side by side.
+        threads: of PyTorch, on whose number its sums depend.
+        bf16: products in bfloat16.
+        model: `digest_of` the model.
+        text: the first 16 bytes of its SHA-256.
+        made_by: machine and versions, as in `environment`.
+    """
+
+    length: int
+    streams: int
+    threads: int
+    bf16: bool
+    model: bytes
+    text: bytes
+    made_by: str
+
+    def pack(self, payload: bytes) -> bytes:
+        """The whole file."""
+        description = self.made_by.encode()
+        rest = (
+            _HEADER.pack(self.length, self.streams, self.threads, self.bf16, self.model, self.text)
+            + description
+            + payload
+        )
+        return _CHECKED.pack(MAGIC, zlib.crc32(rest), len(description)) + rest
+
+    @classmethod
+    def unpack(cls, data: bytes) -> tuple[Header, bytes]:
+        """(header, payload) of a whole file.
+
+        Raises:
+            CompressionError: it is none of ours, cut or altered.
+        """
+        if len(data) < len(MAGIC) or not data.startswith(MAGIC):
+            raise CompressionError("[lm] this is no file that `lm compress` has made")
+        begin = _CHECKED.size + _HEADER.size
+        crc, described = _CHECKED.unpack_from(data)[1:] if len(data) >= _CHECKED.size else (0, 0)
+        if len(data) < begin + described or zlib.crc32(data[_CHECKED.size :]) != crc:
+            raise CompressionError(f"[lm] the compressed file is cut or altered: its {len(data)} bytes fail the check")
+        length, streams, threads, bf16, model, text = _HEADER.unpack_from(data, _CHECKED.size)
+        made_by = data[begin : begin + described].decode(errors="replace")
+        header = cls(length, streams, threads, bf16, model, text, made_by)
+        payload = data[begin + described :]
+        possible = (len(payload) + 8) * 8 * LIKELIEST
+        streams_possible = 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length))
+        if not streams_possible or header.threads < 1 or header.length > possible:
+            raise CompressionError(f"[lm] the compressed file describes what cannot be: {header}")
+        return header, payload
+
+
+def compress(
+    model: LanguageModel,
+    text: bytes,
+    *,
+    streams: int | None = None,
+    bf16: bool = False,
+    progress: Progress = lambda done: None,
+) -> bytes:
+    """A file from which `decompress` with the same model makes the text again.
+
+    Args:
+        model: predicts the text; the smaller its bits per byte, the smaller the file.
+        text: any bytes.
+        streams: parts that are read side by side: more are faster, but each begins without context and costs a
+            byte. By default one for 8 kB, 64 at most.
+        bf16: products in bfloat16, by autocast.
+        progress: is told from time to time how many bytes are done.
+
+    Raises:
+        ValueError: streams is out of range, or the model gives no probabilities.
+        ModuleNotFoundError: constriction, the range coder, is not installed.
+    """
+    stream, family = _coder()
+    if streams is None:
+        streams = max(1, min(64, len(text) // 8192))
+    if streams < 1 or streams > MOST_STREAMS:
+        raise ValueError(f"[lm] streams is {streams}, needs 1 to {MOST_STREAMS}")
+    header = Header(
+        len(text),
+        max(1, min(streams, len(text))),
+        torch.get_num_threads(),
+        bf16,
+        digest_of(model),
+        hashlib.sha256(text).digest()[:16],
+        environment(model),
+    )
+    data = np.frombuffer(text, np.uint8)
+    coder = stream.queue.RangeEncoder()
+    steps = _Steps(model, header)
+    for t, places in enumerate(_places(header)):
+        symbols = data[places]
+        coder.encode(symbols.astype(np.int32), family, steps.probabilities()[: symbols.size])
+        steps.read(symbols)
+        if t % 16 == 0:
+            progress(min(header.length, t * header.streams))
+    progress(header.length)
+    return header.pack(coder.get_compressed().astype("<u4").tobytes())
+
+
+def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda done: None) -> bytes:
+    """The text of a file that `compress` has made.
+
+    Raises:
+        CompressionError: the file is none, cut or altered, of another model, or what comes out is not what went in, as
+            can be on another machine.
+        ModuleNotFoundError: constriction, the range coder, is not installed.
+    """
+    header, payload = Header.unpack(data)
+    mine, here = digest_of(model), environment(model)
+    if header.model != mine:
+        raise CompressionError(
+            f"[lm] the file was compressed by another model: {header.model.hex()}, this one is {mine.hex()}"
+        )
+    if header.made_by != here:
+        warnings.warn(
+            f"the file was made by {header.made_by}; here is {here}, where it may come out wrong (that is noticed)",
+            stacklevel=2,
+        )
+    stream, family = _coder()
+    if len(payload) % 4 != 0:
+        raise CompressionError(f"[lm] the compressed file has a payload of {len(payload)} bytes, needs a multiple of 4")
+    coder = stream.queue.RangeDecoder(np.frombuffer(payload, "<u4").astype(np.uint32))
+    text = np.zeros(header.length, np.uint8)
+    steps = _Steps(model, header)
+    try:
+        with _threads(header.threads):
+            for t, places in enumerate(_places(header)):
+                symbols = coder.decode(family, steps.probabilities()[: places.size]).astype(np.uint8)
+                text[places] = symbols
+                steps.read(symbols)
+                if t % 16 == 0:
+                    progress(min(header.length, t * header.streams))
+    except AssertionError as error:  # the coder's, when it meets what no encoder writes
+        raise _came_out_wrong(header, here) from error
+    progress(header.length)
+    made = text.tobytes()
+    if hashlib.sha256(made).digest()[:16] != header.text:
+        raise _came_out_wrong(header, here)
+    return made
+
+
+def _came_out_wrong(header: Header, here: str) -> CompressionError:
+    return CompressionError(
+        "[lm] what comes out is not what went in: the model computes other bits here than where the file was made "
+        f"({header.made_by}; here {here})"
+    )
+
+
+def _places(header: Header) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Where the bytes of each step are in the text; the first streams may have one more than the others."""
+    size, longer = divmod(header.length, header.streams)
+    i = np.arange(header.streams)
+    first = i * size + np.minimum(i, longer)
+    for t in range(size):
+        yield first + t
+    if longer > 0:
+        yield (first + size)[:longer]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """PyTorch with so many threads, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Steps:
+    """The model at every stream's next byte."""
+
+    def __init__(self, model: LanguageModel, header: Header) -> None:
+        self.model, self.bf16 = model.eval(), header.bf16
+        self.device = model.output.device
+        self.state: State | None = None
+        self.last: Tensor | None = None  # byte of each stream
+        self.streams = header.streams
+
+    @torch.inference_mode()
+    def probabilities(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Of all bytes, [streams, 256]. Always of all streams: other sizes could give other bits.
+
+        The first byte of a stream costs 8 bits: nothing is known yet, and models are not trained to begin.
+        """
+        if self.last is None:
+            return np.full((self.streams, 256), 1 / 256, np.float32)
+        with torch.autocast(self.device.type, torch.bfloat16, self.bf16):
+            logits, self.state = self.model(self.last.to(self.device), self.state)
+        chances: Tensor = logits[0].float().softmax(1).cpu()
+        if not bool(chances.isfinite().all()):
+            raise ValueError("[lm] the model gives no probabilities, but NaN: its training has failed")
+        return chances.numpy()
+
+    def read(self, symbols: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        """What the bytes are."""
+        if self.last is None:
+            self.last = torch.zeros(1, self.streams, dtype=torch.int64)
+        self.last[0, : symbols.size] = torch.from_numpy(symbols.astype(np.int64))
+
+
+def digest_of(model: LanguageModel) -> bytes:
+    """16 bytes that tell models apart: of the configuration and of all weights."""
+    sha = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.digest()[:16]
+
+
+def environment(model: LanguageModel) -> str:
+    """All on which the bits of a product may depend, but for the processor's model."""
+    from .. import __version__, cpu_isa
+
+    device = model.output.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_isa()
+    return f"blocksparse {__version__}, PyTorch {torch.__version__}, constriction {_version()}, {where}"
+
+
+def _coder() -> tuple[Any, Any]:
+    """(constriction.stream, the family of distributions)."""
+    stream = _constriction().stream
+    return stream, stream.model.Categorical(perfect=False)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    _constriction()
+    return version("constriction")
+
+
+def _constriction() -> ModuleType:
+    try:
+        import constriction
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("compression needs constriction: pip install blocksparse[lm]") from None
+    module: ModuleType = constriction
+    return module

@@ -1,0 +1,80 @@
+"""Processes that train one model together, as `torchrun` starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """This process, of `size`. Alone by default."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether it is this process that writes and reports."""
+        return self.rank == 0
+
+    def part(self, count: int, what: str) -> slice:
+        """This process's share of so many things.
+
+        Raises:
+            ValueError: it is not the same for all.
+        """
+        if count % self.size != 0:
+            raise ValueError(f"[lm] {what} is {count}, needs a multiple of the {self.size} processes")
+        each = count // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, values: Tensor, dim: int) -> Tensor:
+        """All processes' parts, one behind the other."""
+        if self.size == 1:
+            return values
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(parts, values.contiguous())
+        return torch.cat(parts, dim)
+
+
+ALONE = World()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[tuple[World, torch.device]]:
+    """The processes that `torchrun` has started, and this one's device: of its own each on CUDA.
+
+    NCCL joins those on CUDA, Gloo those on CPUs. Without `torchrun` the process is alone.
+
+    Raises:
+        ValueError: there are not as many devices as processes.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE, torch.device(device)
+        return
+    place = torch.device(device)
+    if place.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise ValueError(f"[lm] process {local} needs a GPU of its own, of {torch.cuda.device_count()} here")
+        place = torch.device("cuda", local)
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size()), place
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,33 @@
+"""Files that are complete or not there at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
+    """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
+
+    Raises:
+        OSError: the disk is full, say; the old file is then still there.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise OSError(f"[lm] {path} could not be written, what was there is kept: {error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -1,0 +1,220 @@
+"""Linear classifiers on what a language model knows of a text, and on bags of n-grams to compare with."""
+
+from __future__ import annotations
+
+import html
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .files import write_whole
+
+Array = np.ndarray[Any, np.dtype[Any]]
+UNITS_AT_ONCE = 256  # by best_unit, whose memory grows with it
+STRENGTHS = tuple(2.0**e for e in range(-8, 1))  # C: the smaller, the sparser
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of a training, of a development and of a test part; of a fold, if there are several."""
+
+    train: Array
+    dev: Array
+    test: Array
+
+
+def fixed_split(train: int, dev: int, test: int, *, seed: int = 0) -> list[Split]:
+    """One split of rows that lie in this order. Without a development part a tenth of the training part is it."""
+    rows = np.random.default_rng(seed).permutation(train)
+    cut = 0 if dev > 0 else max(1, train // 10)
+    of_dev = np.arange(train, train + dev) if dev > 0 else np.sort(rows[:cut])
+    return [Split(np.sort(rows[cut:]), of_dev, np.arange(train + dev, train + dev + test))]
+
+
+def cross_validation(labels: Array, folds: int = 10, *, seed: int = 0) -> list[Split]:
+    """Folds with equal shares of both labels; a tenth of each fold's training rows is its development part."""
+    rng = np.random.default_rng(seed)
+    fold_of = np.empty(labels.size, np.int64)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        fold_of[rows] = np.arange(rows.size) % folds
+    made = []
+    for fold in range(folds):
+        rest = rng.permutation(np.flatnonzero(fold_of != fold))
+        cut = max(1, rest.size // 10)
+        made.append(Split(np.sort(rest[cut:]), np.sort(rest[:cut]), np.flatnonzero(fold_of == fold)))
+    return made
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy in percent over all test rows, C and weights that are not zero as means over the folds."""
+
+    accuracy: float
+    strength: float
+    weights: float
+    folds: int
+
+
+def classify(
+    x: Any, y: Array, splits: Sequence[Split], *, l1: bool = True, note: Callable[[], None] = lambda: None
+) -> Score:
+    """Logistic regression on the training part, with the C that the development part prefers.
+
+    Args:
+        x: features [texts, features], dense or a SciPy matrix of rows.
+        y: labels [texts], 0 and 1.
+        splits: one, or a fold each.
+        l1: penalty of the absolute weights, else of their squares.
+        note: is called when a fold is done.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed.
+        ValueError: a training part has one label only.
+    """
+    right = total = 0
+    strengths, weights = [], []
+    for split in splits:
+        if np.unique(y[split.train]).size < 2:
+            raise ValueError(f"[lm] {split.train.size} training rows have one label, needs both")
+        models = {c: _fit(x[split.train], y[split.train], c, l1) for c in STRENGTHS}
+        scores = {c: model.score(x[split.dev], y[split.dev]) for c, model in models.items()}
+        best = max(STRENGTHS, key=lambda c: (scores[c], -c))  # of equals the sparsest
+        model = models[best]
+        right += int((model.predict(x[split.test]) == y[split.test]).sum())
+        total += split.test.size
+        strengths.append(best)
+        weights.append(int(np.count_nonzero(model.coef_)))
+        note()
+    return Score(100 * right / total, float(np.mean(strengths)), float(np.mean(weights)), len(splits))
+
+
+def _fit(x: Any, y: Array, c: float, l1: bool) -> Any:
+    try:
+        import sklearn
+        from sklearn.linear_model import LogisticRegression
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("classifiers need scikit-learn: pip install blocksparse[text]") from None
+    new = tuple(int(part) for part in sklearn.__version__.split(".")[:2]) >= (1, 8)
+    penalty: dict[str, Any] = {"l1_ratio": 1.0 if l1 else 0.0} if new else {"penalty": "l1" if l1 else "l2"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # large C may not converge; the development part judges
+        return LogisticRegression(C=c, solver="liblinear", random_state=0, **penalty).fit(x, y)
+
+
+def bag_of_ngrams(texts: Sequence[bytes], most: int = 2) -> Any:
+    """Which words and sequences of up to `most` words are in each text: a SciPy matrix of 0 and 1.
+
+    The vocabulary is that of all texts; what the training part does not have gets no weight.
+    """
+    try:
+        from sklearn.feature_extraction.text import CountVectorizer
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("classifiers need scikit-learn: pip install blocksparse[text]") from None
+    words = r"(?u)\b\w[\w']*\b|[!?]"
+    counter = CountVectorizer(ngram_range=(1, most), binary=True, token_pattern=words, dtype=np.float64)
+    return counter.fit_transform([text.decode("utf-8", "replace") for text in texts]).tocsr()
+
+
+# ---- One unit --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit that tells the labels apart by itself: 1 where its value is above the threshold, if `sign` is 1."""
+
+    index: int
+    threshold: float
+    sign: int
+
+    def accuracy(self, x: Array, y: Array) -> float:
+        """In percent."""
+        above = (x[:, self.index] > self.threshold) == (self.sign > 0)
+        return 100 * float((above == (y == 1)).mean())
+
+
+def best_unit(x: Array, y: Array) -> Unit:
+    """The unit and the threshold with the most right answers on these rows."""
+    best, most = Unit(0, 0.0, 1), -1
+    for first in range(0, x.shape[1], UNITS_AT_ONCE):
+        unit, right = _best_of(x[:, first : first + UNITS_AT_ONCE], y)
+        if right > most:
+            best, most = Unit(first + unit.index, unit.threshold, unit.sign), right
+    return best
+
+
+def _best_of(x: Array, y: Array) -> tuple[Unit, int]:
+    """(the best unit, how many rows it gets right)."""
+    order = np.argsort(x, axis=0, kind="stable")
+    values = np.take_along_axis(x, order, 0)  # [texts, units], from the lowest on
+    below = np.cumsum(y[order], axis=0)  # ones among the k + 1 lowest
+    right = np.arange(1, y.size + 1)[:, None] - below + (y.sum() - below)  # zeros below the cut and ones above it
+    either = np.maximum(right, y.size - right)
+    either[:-1][values[1:] == values[:-1]] = -1  # equal values cannot be told apart
+    at = either.argmax(axis=0)
+    unit = int(either[at, np.arange(x.shape[1])].argmax())
+    cut = int(at[unit])
+    upper = values[min(cut + 1, y.size - 1), unit]
+    threshold = float(values[cut, unit] / 2 + upper / 2)
+    return Unit(unit, threshold, 1 if right[cut, unit] * 2 >= y.size else -1), int(either[cut, unit])
+
+
+def unit_score(x: Array, y: Array, splits: Sequence[Split]) -> float:
+    """Percent of all test rows that the best unit of each fold's other rows gets right."""
+    right = 0.0
+    for split in splits:
+        rows = np.concatenate([split.train, split.dev])
+        right += best_unit(x[rows], y[rows]).accuracy(x[split.test], y[split.test]) * split.test.size
+    return right / sum(split.test.size for split in splits)
+
+
+def plot_unit(values: Array, y: Array, unit: Unit, title: str, path: Path) -> None:
+    """Histogram of a unit's values, by label, as PNG."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install blocksparse[text]") from None
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    low, high = (float(v) for v in np.quantile(values, [0.002, 0.998]))
+    bins = np.linspace(low, max(high, low + 1e-6), 60)
+    for label, color, name in ((0, "tab:red", "negative (0)"), (1, "tab:blue", "positive (1)")):
+        axes.hist(np.clip(values[y == label], bins[0], bins[-1]), bins.tolist(), alpha=0.55, color=color, label=name)
+    axes.axvline(unit.threshold, color="black", linewidth=1, linestyle="--", label="threshold")
+    axes.set(xlabel=f"cell of unit {unit.index} behind the last byte", ylabel="texts", title=title)
+    axes.legend(frameon=False)
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=140))
+
+
+def colour_text(texts: Sequence[bytes], values: Sequence[Array], unit: Unit, title: str, path: Path) -> None:
+    """An HTML page with each byte of some texts in the colour of a unit's value: blue is what it says of label 1."""
+    scale = max((float(np.abs(v - unit.threshold).max()) for v in values), default=1.0) or 1.0
+    paragraphs = []
+    for text, value in zip(texts, values, strict=True):
+        spans = []
+        for character, strength in _characters(text, unit.sign * (value - unit.threshold) / scale):
+            color = "37,99,235" if strength > 0 else "220,38,38"
+            spans.append(f'<span style="background:rgba({color},{abs(strength):.2f})">{html.escape(character)}</span>')
+        paragraphs.append(f"<p>{''.join(spans)}</p>")
+    page = (
+        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        "<style>body{font:16px/1.6 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}</style>"
+        f"<h1>{html.escape(title)}</h1><p>Cell of unit {unit.index} behind each byte: blue is positive, red negative."
+        f"</p>{''.join(paragraphs)}\n"
+    )
+    write_whole(path, page.encode())
+
+
+def _characters(text: bytes, values: Array) -> list[tuple[str, float]]:
+    """Whole characters, with the value behind the last of their bytes."""
+    made = []
+    begin = 0
+    for end in range(1, len(text) + 1):
+        if end == len(text) or text[end] & 0xC0 != 0x80:
+            made.append((text[begin:end].decode("utf-8", "replace"), float(values[end - 1])))
+            begin = end
+    return made

@@ -1,0 +1,61 @@
+// Where sums of a weight gradient go.
+#pragma once
+
+#include "ops/linear/cuda_finish.h"
+
+namespace blocksparse::linear {
+namespace {
+
+struct GradientTarget {
+  const float* gates;
+  void* dw;
+  bool dw_is_wide, accumulate;
+
+  // Two sums beside each other of block `id`, from element `at` on, of which the first `inside` are in the matrix: what
+  // lies outside of it counts as 0 and is not added.
+  template <class T>
+  __device__ void store_pair(int32_t id, int64_t at, int inside, float2 sum) const {
+    const float gate = gates == nullptr ? 1 : gates[id];
+    float2 value{inside > 0 && gate != 0 ? gate * sum.x : 0, inside > 1 && gate != 0 ? gate * sum.y : 0};
+    if (dw_is_wide) {
+      auto* to = reinterpret_cast<float2*>(static_cast<float*>(dw) + at);
+      if (accumulate) {
+        const float2 before = *to;
+        value = {inside > 0 ? before.x + value.x : before.x, inside > 1 ? before.y + value.y : before.y};
+      }
+      *to = value;
+    } else {
+      auto* to = reinterpret_cast<uint32_t*>(static_cast<T*>(dw) + at);
+      if (!accumulate) {
+        *to = narrow_pair(value.x, value.y, T{});
+        return;
+      }
+      const uint32_t before = *to;
+      const auto low = static_cast<uint16_t>(before), high = static_cast<uint16_t>(before >> 16);
+      const uint16_t new_low = inside > 0 ? narrow<T>(widen(T{low}) + value.x).bits : low;
+      const uint16_t new_high = inside > 1 ? narrow<T>(widen(T{high}) + value.y).bits : high;
+      *to = new_low | static_cast<uint32_t>(new_high) << 16;
+    }
+  }
+};
+
+inline GradientTarget target_of(const WeightGradient& g) {
+  return {static_cast<const float*>(g.gates), g.dw, g.dw_dtype == DType::f32, g.accumulate};
+}
+
+// What two sums beside each other add to <sums, W>.
+template <class T>
+__device__ inline float gate_product(const void* w, int64_t at, int inside, float2 sum) {
+  const T* of = static_cast<const T*>(w) + at;
+  float product = inside > 0 ? sum.x * widen(of[0]) : 0;
+  if (inside > 1) product += sum.y * widen(of[1]);
+  return product;
+}
+
+__device__ inline float sum_of_warp(float value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
+  return value;
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

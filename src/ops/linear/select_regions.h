@@ -1,0 +1,58 @@
+// How the kernel `regions` divides a weight gradient: pure functions of sizes and card.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/linear/select_cuda.h"
+
+namespace blocksparse::linear {
+
+inline constexpr int64_t kLeastRegionTokens = 128;
+inline constexpr int32_t kRegionWarps = 8;
+inline constexpr int32_t kRegionTokens = 16;  // of a stage
+inline constexpr int32_t kRegionStages = 4;
+inline constexpr int32_t kMostRegionStrips = 64;
+inline constexpr int32_t kMostStripUnits = 64;
+inline constexpr int32_t kMostStripRows = 128;
+inline constexpr int64_t kMostRegionColumns = 8192;  // of blocks: the tables are made in shared memory
+inline constexpr int64_t kMostRegionSlices = 4;
+inline constexpr int64_t kMostPartialBytes = int64_t{32} << 20;  // of slices: a dW of 4096 x 4096 at density .12
+
+// What a warp holds of dW: 128 or 160 sums a lane. Blocks of 64 and 128 are cells of 32 x 32; of those of 8 two beside
+// each other are one cell.
+struct RegionForm {
+  int32_t cell, cells_of_block, cells_of_warp;
+  constexpr int32_t cells() const { return kRegionWarps * cells_of_warp; }  // of a thread block
+};
+constexpr RegionForm region_form_of(int32_t block) {
+  switch (block) {
+    case 8: return {8, 1, 36};
+    case 16: return {16, 1, 20};
+    default: return {32, block / 32 * (block / 32), 5};
+  }
+}
+
+// dW in strips of outputs, these in units: inputs with about as many blocks each. The tokens of a unit in slices.
+struct RegionPlan {
+  int32_t strips = 0, strip_rows = 0;  // of blocks
+  int32_t units = 0;                   // of a strip, if neither a width nor a number of cells is too large
+  int32_t slices = 1;
+  int32_t boxes = 0;         // of a stage
+  int32_t most_columns = 0;  // of blocks, of a unit: what fits shared memory
+};
+RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card);
+
+bool regions_support(const CudaProblem& p);
+// Whether it is faster than what there is besides.
+bool regions_pay(const CudaProblem& p, const cuda::Card& card);
+
+// A stage holds boxes of 16 tokens x 64 features, swizzled in 128 bytes: first those of dy, then those of x.
+inline constexpr int32_t kRegionBoxBytes = kRegionTokens * 64 * 2;
+constexpr int32_t region_boxes(int32_t features) { return (features + 63) / 64; }
+
+struct RegionPlaces {
+  int64_t entries, units, counts, partial, end;
+};
+RegionPlaces region_places(const CudaProblem& p);
+
+}  // namespace blocksparse::linear

@@ -1,0 +1,397 @@
+// The layer norm on a card.
+//   rows      a thread block for each row, which stays in its registers; longer ones are read again, from L1 and L2
+//   columns   dgain and dshift: a thread block for 64 columns of a group, whose warps share the tokens; their sums are
+//             added in the order of warps
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "core/text.h"
+#include "cuda/card.h"
+#include "cuda/launch.h"
+#include "cuda/number.h"
+#include "cuda/ptx/griddepcontrol.h"
+#include "ops/norm/norm.h"
+
+namespace blocksparse::norm {
+namespace {
+
+constexpr int kMostWarps = 16, kColumnWarps = 16;  // of a thread block
+constexpr int kColumns = 64;                       // two of a lane
+
+// V elements side by side, in one access.
+template <class T, int V>
+struct Vector {
+  struct alignas(sizeof(T) * V) Packed {
+    T v[V];
+  };
+  __device__ static void load(const void* from, int64_t i, SumOf<T> (&to)[V]) {
+    const Packed p = *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + i);
+#pragma unroll
+    for (int k = 0; k < V; ++k) to[k] = widen(p.v[k]);
+  }
+  __device__ static void store(void* to, int64_t i, const SumOf<T> (&from)[V]) {
+    Packed p;
+#pragma unroll
+    for (int k = 0; k < V; ++k) p.v[k] = narrow<T>(from[k]);
+    *reinterpret_cast<Packed*>(static_cast<T*>(to) + i) = p;
+  }
+};
+
+// gain and shift: wider than T, so in several accesses.
+template <class S, int V>
+__device__ inline void load_sums(const void* from, int64_t i, S (&to)[V]) {
+  constexpr int kAtOnce = V * sizeof(S) > 16 ? 16 / sizeof(S) : V;
+#pragma unroll
+  for (int k = 0; k < V; k += kAtOnce) {
+    S part[kAtOnce];
+    Vector<S, kAtOnce>::load(from, i + k, part);
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) to[k + e] = part[e];
+  }
+}
+
+// Of all threads of the block, in a fixed order, to all of them. `shared` has room for kMostWarps pairs.
+template <class S>
+struct Two {
+  S a, b;
+};
+template <class S>
+__device__ inline Two<S> sum_of_block(Two<S> own, Two<S>* shared) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    own.a += __shfl_xor_sync(~0u, own.a, step);
+    own.b += __shfl_xor_sync(~0u, own.b, step);
+  }
+  __syncthreads();  // the last sum has been read
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  Two<S> sum = {0, 0};
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) sum.a += shared[warp].a, sum.b += shared[warp].b;
+  return sum;
+}
+
+// Calls body(i, k) for this thread's vectors: the first element of one, and which it is; from the one numbered Kept on
+// they are not in registers.
+template <int V, int Kept, class Body>
+__device__ inline void for_each_vector(int64_t features, Body body) {
+  const auto step = static_cast<int64_t>(blockDim.x) * V;
+#pragma unroll
+  for (int k = 0; k < Kept; ++k) {
+    const int64_t i = threadIdx.x * int64_t{V} + k * step;
+    if (i < features) body(i, k);
+  }
+#pragma unroll 1
+  for (int64_t i = threadIdx.x * int64_t{V} + Kept * step; i < features; i += step) body(i, Kept);
+}
+
+template <class T, int V, int Kept>
+__global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 3 : 1) norm_forward(const __grid_constant__ Forward p) {
+  using S = SumOf<T>;
+  using Row = Vector<T, V>;
+  __shared__ Two<S> shared[kMostWarps];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int64_t row = blockIdx.x, base = row * p.features, of_group = row % p.groups * p.features;
+  S kept[Kept][V];
+  const auto x = [&](int64_t i, int k, S(&to)[V]) {
+    if (k == Kept) return Row::load(p.x, base + i, to);
+#pragma unroll
+    for (int e = 0; e < V; ++e) to[e] = kept[k][e];
+  };
+  Two<S> sum = {0, 0};
+  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
+    S v[V];
+    Row::load(p.x, base + i, v);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum.a += v[e];
+    if (k == Kept) return;
+#pragma unroll
+    for (int e = 0; e < V; ++e) kept[k][e] = v[e];
+  });
+  const S count = static_cast<S>(p.features), mean = sum_of_block(sum, shared).a / count;
+  sum = {0, 0};
+  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
+    S v[V];
+    x(i, k, v);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum.a += (v[e] - mean) * (v[e] - mean);
+  });
+  const S scale = 1 / sqrt(sum_of_block(sum, shared).a / count + static_cast<S>(p.epsilon));
+  if (threadIdx.x == 0) {
+    auto* stats = static_cast<S*>(p.stats) + 2 * row;
+    stats[0] = mean, stats[1] = scale;
+  }
+  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
+    S v[V], gain[V], shift[V], other[V];
+    x(i, k, v);
+    load_sums(p.gain, of_group + i, gain);
+    load_sums(p.shift, of_group + i, shift);
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = (v[e] - mean) * scale * gain[e] + shift[e];
+    if (p.factor != nullptr) {
+      Row::load(p.factor, base + i, other);
+#pragma unroll
+      for (int e = 0; e < V; ++e) v[e] *= other[e];
+    }
+    if (p.term != nullptr) {
+      Row::load(p.term, base + i, other);
+#pragma unroll
+      for (int e = 0; e < V; ++e) v[e] += other[e];
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = p.relu && v[e] < 0 ? S(0) : v[e];
+    Row::store(p.y, base + i, v);
+  });
+}
+
+// Of some elements: the gradient of z and of x^ gain + shift, and x^.
+template <class T, int V>
+struct Grads {
+  using S = SumOf<T>;
+  using Row = Vector<T, V>;
+  S of_z[V], of_affine[V], normed[V];
+
+  __device__ Grads(const Backward& p, int64_t at, S mean, S scale) {
+    Row::load(p.x, at, normed);
+    Row::load(p.dy, at, of_z);
+#pragma unroll
+    for (int e = 0; e < V; ++e) normed[e] = (normed[e] - mean) * scale;
+    S other[V];
+    if (p.relu) {
+      Row::load(p.y, at, other);
+#pragma unroll
+      for (int e = 0; e < V; ++e) of_z[e] = other[e] > 0 ? of_z[e] : S(0);
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) of_affine[e] = of_z[e];
+    if (p.factor == nullptr) return;
+    Row::load(p.factor, at, other);
+#pragma unroll
+    for (int e = 0; e < V; ++e) of_affine[e] *= other[e];
+  }
+};
+
+template <class T, int V, int Kept>
+__global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 2 : 1)
+    norm_backward(const __grid_constant__ Backward p) {
+  using S = SumOf<T>;
+  using Row = Vector<T, V>;
+  __shared__ Two<S> shared[kMostWarps];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int64_t row = blockIdx.x, base = row * p.features, of_group = row % p.groups * p.features;
+  const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
+  S normed[Kept][V], scaled[Kept][V];  // x^, and its gradient
+  Two<S> sum = {0, 0};
+  const auto look = [&](int64_t i, S(&n)[V], S(&s)[V]) {
+    const Grads<T, V> g(p, base + i, mean, scale);
+    S gain[V];
+    load_sums(p.gain, of_group + i, gain);
+#pragma unroll
+    for (int e = 0; e < V; ++e) n[e] = g.normed[e], s[e] = g.of_affine[e] * gain[e];
+    return g;
+  };
+  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
+    S n[V], s[V];
+    const Grads<T, V> g = look(i, n, s);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum.a += s[e], sum.b += s[e] * n[e];
+    if (p.dterm != nullptr) Row::store(p.dterm, base + i, g.of_z);
+    if (p.dfactor != nullptr) {
+      S gain[V], shift[V];
+      load_sums(p.gain, of_group + i, gain);
+      load_sums(p.shift, of_group + i, shift);
+#pragma unroll
+      for (int e = 0; e < V; ++e) shift[e] = g.of_z[e] * (n[e] * gain[e] + shift[e]);
+      Row::store(p.dfactor, base + i, shift);
+    }
+    if (k == Kept) return;
+#pragma unroll
+    for (int e = 0; e < V; ++e) normed[k][e] = n[e], scaled[k][e] = s[e];
+  });
+  sum = sum_of_block(sum, shared);
+  const S first = sum.a / static_cast<S>(p.features), second = sum.b / static_cast<S>(p.features);
+  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
+    S n[V], s[V];
+    if (k == Kept) {
+      look(i, n, s);
+    } else {
+#pragma unroll
+      for (int e = 0; e < V; ++e) n[e] = normed[k][e], s[e] = scaled[k][e];
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) s[e] = scale * (s[e] - first - n[e] * second);
+    Row::store(p.dx, base + i, s);
+  });
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_constant__ Backward p) {
+  using S = SumOf<T>;
+  __shared__ Two<S> shared[kColumnWarps][kColumns];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int64_t strips = (p.features + kColumns - 1) / kColumns, group = blockIdx.x / strips;
+  const int64_t first = blockIdx.x % strips * kColumns;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int part = 0; part < 2 / V; ++part) {
+    const int column = part * 32 + lane * V;
+    Two<S> sum[V] = {};
+    if (first + column < p.features) {
+#pragma unroll 4
+      for (int64_t token = warp; token < p.n; token += kColumnWarps) {
+        const int64_t row = token * p.groups + group;
+        const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
+        const Grads<T, V> g(p, row * p.features + first + column, mean, scale);
+#pragma unroll
+        for (int e = 0; e < V; ++e) sum[e].a += g.of_affine[e] * g.normed[e], sum[e].b += g.of_affine[e];
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < V; ++e) shared[warp][column + e] = sum[e];
+  }
+  __syncthreads();
+  const auto column = static_cast<int64_t>(threadIdx.x);
+  if (column >= kColumns || first + column >= p.features) return;
+  Two<S> sum = {0, 0};
+  for (int w = 0; w < kColumnWarps; ++w) sum.a += shared[w][column].a, sum.b += shared[w][column].b;
+  static_cast<S*>(p.dgain)[group * p.features + first + column] = sum.a;
+  static_cast<S*>(p.dshift)[group * p.features + first + column] = sum.b;
+}
+
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+template <class Body>
+Status with_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::f32: return body.template operator()<float>();
+    case DType::f64: return body.template operator()<double>();
+    case DType::bf16: return body.template operator()<Bf16>();
+    case DType::f16: break;
+  }
+  return body.template operator()<F16>();
+}
+
+template <class T>
+inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+// Whether rows can be read in vectors of `vector` elements.
+bool aligned(int64_t features, int vector, std::initializer_list<const void*> tensors) {
+  return features % vector == 0 && std::all_of(tensors.begin(), tensors.end(),
+                                               [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });
+}
+
+// Two vectors a thread as far as thread blocks go: few registers, so that several rows are under way on an SM.
+int threads_for_row(int64_t features, int vector) {
+  const int64_t vectors = (features + vector - 1) / vector;
+  return static_cast<int>(std::clamp<int64_t>((vectors / 2 + 31) / 32, 1, kMostWarps)) * 32;
+}
+
+bool fits(int64_t features, int vector) { return features <= int64_t{2} * 32 * kMostWarps * vector; }
+
+template <class T>
+Status prepare_type() {
+  constexpr int V = kVector<T>;
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 2>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 5>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, 1, 2>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, V, 2>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, V, 5>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, 1, 2>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_columns<T, 2>, 0)));
+  return cuda::prepare(norm_columns<T, 1>, 0);
+}
+
+Status prepare() {
+  for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+    const Status status = with_type(dtype, [&]<class T>() { return prepare_type<T>(); });
+    BS_RETURN_IF_ERROR(status);
+  }
+  return {};
+}
+
+// Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
+Result<bool> prepared(Device device) {
+  constexpr size_t kMostDevices = 64;
+  enum : int { kUnknown = 0, kWaits = 1, kOverlaps = 2 };
+  static std::array<std::atomic<int>, kMostDevices> known{};
+  const bool listed = static_cast<size_t>(device.index) < kMostDevices;
+  const int seen = listed ? known[static_cast<size_t>(device.index)].load(std::memory_order_acquire) : kUnknown;
+  if (seen != kUnknown) return seen == kOverlaps;
+  BS_RETURN_IF_ERROR(prepare());
+  const bool overlaps = cuda::has_griddepcontrol(norm_forward<float, 1, 2>);
+  if (listed) {
+    known[static_cast<size_t>(device.index)].store(overlaps ? kOverlaps : kWaits, std::memory_order_release);
+  }
+  return overlaps;
+}
+
+// body(stream, overlap) on the device.
+template <class Body>
+Status on_device(Device device, Stream stream, Body body) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  const auto overlap = prepared(device);
+  if (!overlap.ok()) return overlap.status();
+  return body(static_cast<cudaStream_t>(stream.handle), *overlap);
+}
+
+}  // namespace
+
+Status cuda_forward(const Forward& f, Device device, Stream stream) {
+  if (f.n == 0) return {};
+  return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
+    return with_type(f.dtype, [&]<class T>() {
+      const bool wide = aligned(f.features, kVector<T>, {f.x, f.gain, f.shift, f.factor, f.term, f.y});
+      const int vector = wide ? kVector<T> : 1;
+      return cuda::launch(
+          {.blocks = f.rows(), .threads = threads_for_row(f.features, vector), .stream = queue, .overlap = overlap},
+          !wide                      ? norm_forward<T, 1, 2>
+          : fits(f.features, vector) ? norm_forward<T, kVector<T>, 2>
+                                     : norm_forward<T, kVector<T>, 5>,
+          f);
+    });
+  });
+}
+
+Status cuda_backward(const Backward& b, Device device, Stream stream) {
+  return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
+    return with_type(b.dtype, [&]<class T>() -> Status {
+      const auto tensors = {b.x,
+                            b.gain,
+                            b.shift,
+                            b.factor,
+                            b.y,
+                            b.dy,
+                            static_cast<const void*>(b.dx),
+                            static_cast<const void*>(b.dfactor),
+                            static_cast<const void*>(b.dterm)};
+      const bool wide = aligned(b.features, kVector<T>, tensors), pairs = aligned(b.features, 2, tensors);
+      const int vector = wide ? kVector<T> : 1;
+      if (b.n > 0) {
+        BS_RETURN_IF_ERROR(cuda::launch(
+            {.blocks = b.rows(), .threads = threads_for_row(b.features, vector), .stream = queue, .overlap = overlap},
+            !wide                      ? norm_backward<T, 1, 2>
+            : fits(b.features, vector) ? norm_backward<T, kVector<T>, 2>
+                                       : norm_backward<T, kVector<T>, 5>,
+            b));
+      }
+      if (b.dgain == nullptr) return {};
+      return cuda::launch({.blocks = (b.features + kColumns - 1) / kColumns * b.groups,
+                           .threads = 32 * kColumnWarps,
+                           .stream = queue,
+                           .overlap = overlap},
+                          pairs ? norm_columns<T, 2> : norm_columns<T, 1>, b);
+    });
+  });
+}
+
+Status prepare_cuda(Device device) {
+  return on_device(device, {}, [](cudaStream_t, bool) { return Status(); });
+}
+
+}  // namespace blocksparse::norm

@@ -1,0 +1,41 @@
+// The layer norm inside: what a checked call looks like.
+#pragma once
+
+#include <cstdint>
+
+#include "blocksparse/norm.h"
+
+namespace blocksparse::norm {
+
+// Null where not given. Rows are the groups of all tokens.
+struct Forward {
+  DType dtype = DType::f32;
+  int64_t n = 0, groups = 1, features = 0;
+  bool relu = false;
+  double epsilon = 0;
+  const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *term = nullptr;
+  void *y = nullptr, *stats = nullptr;
+
+  int64_t rows() const { return n * groups; }
+};
+
+struct Backward {
+  DType dtype = DType::f32;
+  int64_t n = 0, groups = 1, features = 0;
+  bool relu = false;
+  const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *y = nullptr, *stats = nullptr;
+  const void* dy = nullptr;
+  void *dx = nullptr, *dgain = nullptr, *dshift = nullptr, *dfactor = nullptr, *dterm = nullptr;
+
+  int64_t rows() const { return n * groups; }
+};
+
+Status cpu_forward(const Forward& f, int32_t threads);
+Status cpu_backward(const Backward& b, int32_t threads);
+
+// The CUDA path, or in builds without it the answer `unavailable`.
+Status cuda_forward(const Forward& f, Device device, Stream stream);
+Status cuda_backward(const Backward& b, Device device, Stream stream);
+Status prepare_cuda(Device device);
+
+}  // namespace blocksparse::norm

@@ -1,0 +1,93 @@
+"""Two processes on the CPU train what one trains."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_language_model import SHORT, TINY, lm, sentences
+
+from blocksparse.models import checkpoint
+from blocksparse.models.distributed import World
+from blocksparse.models.language import LanguageModel, bits_per_byte
+from blocksparse.models.training import TrainConfig, Trainer
+
+SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
+HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
+
+
+def torchrun(*words, processes=2):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
+    command += ["-m", "blocksparse", "lm", "train", "--device", "cpu", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run([str(x) for x in command], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(sentences(200))
+    return path
+
+
+def test_two_processes_are_as_one(text, tmp_path):
+    """Weights, average, state, log: up to rounding. Half of it is done by two, which one goes on with."""
+    words = ["--text", text, *SIZE, *HOW]
+    assert lm("train", *words, "--out", tmp_path / "one", "--device", "cpu") == 0
+    done = torchrun(*words, "--out", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("last.safetensors") == 1  # one of them reports
+    assert torchrun(*words, "--out", tmp_path / "parts", "--until", 4).returncode == 0
+    assert lm("train", *words, "--out", tmp_path / "parts", "--resume", "--device", "cpu") == 0
+    expected, header = checkpoint.load(tmp_path / "one" / "last.safetensors")
+    start = LanguageModel(TINY).state_dict()
+    for name in ("two", "parts"):
+        made, made_header = checkpoint.load(tmp_path / name / "last.safetensors")
+        assert header == made_header
+        assert made.keys() == expected.keys()
+        for key, tensor in expected.items():
+            if key.startswith(("model.", "ema.", "state.")) and tensor.is_floating_point():
+                torch.testing.assert_close(made[key], tensor, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+        logs = [[json.loads(x) for x in (tmp_path / f / "log.jsonl").read_text().splitlines()] for f in ("one", name)]
+        for a, b in zip(*logs, strict=True):
+            assert (a["update"], a["bytes"]) == (b["update"], b["bytes"])
+            assert (a["train"], a["valid"]) == pytest.approx((b["train"], b["valid"]), abs=2e-4)
+    moved = [(expected[f"model.{k}"] - v).abs().max() for k, v in start.items() if v.is_floating_point()]
+    assert min(moved) > 1e-3  # what is compared is what was trained
+
+
+def test_uneven_batches_are_refused(text, tmp_path):
+    done = torchrun("--text", text, *SIZE, *HOW, "--batch", 7, "--out", tmp_path / "out")
+    assert done.returncode != 0
+    assert "batch is 7, needs a multiple of the 2 processes" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts():
+    assert World(1, 4).part(8, "batch") == slice(2, 4)
+    with pytest.raises(ValueError, match="batch is 6, needs a multiple of the 4 processes"):
+        World(1, 4).part(6, "batch")
+    data = torch.frombuffer(bytearray(sentences(30)), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="needs a multiple of the 3 processes"):
+        Trainer(TINY, TrainConfig(**{**SHORT.__dict__}), data, "cpu", World(0, 3))
+
+
+def test_shared_evaluation(monkeypatch):
+    """The sums of both shares are those of one process, also where there are fewer streams than processes."""
+    model = LanguageModel(TINY).double()
+    data = torch.frombuffer(bytearray(sentences(5)), dtype=torch.uint8)
+    sums = []
+    monkeypatch.setattr(World, "sum", lambda self, values: sums.append(values.clone()) or values.clamp(min=1))
+    for streams in (5, 1):
+        sums.clear()
+        for rank in range(2):
+            bits_per_byte(model, data, streams, world=World(rank, 2))
+        shared = sum(sums)
+        bits_per_byte(model, data, streams)
+        torch.testing.assert_close(shared, sums[-1])
