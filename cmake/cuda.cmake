@@ -43,6 +43,7 @@ if(NOT SKBUILD)
   string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers; half of the code's size
 endif()
 set(BLOCKSPARSE_CUDA_SOURCES
+  src/cuda/build_index.cu
   src/cuda/card.cc
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
@@ -52,6 +53,9 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_few_f16.cu
   src/ops/linear/cuda_few_f32.cu
   src/ops/linear/cuda_few_tf32.cu
+  src/ops/linear/cuda_few_gradient_bf16.cu
+  src/ops/linear/cuda_few_gradient_f16.cu
+  src/ops/linear/cuda_few_gradient_pack.cu
   src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu
   src/ops/linear/cuda_generic_f16.cu

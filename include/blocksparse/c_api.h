@@ -99,6 +99,25 @@ BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, 
 /* Tables of `words` words that were copied to a device. The caller fills in the view, which is checked against `words`,
  * and is told what is cut. */
 BS_API bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view);
+typedef struct bs_workspace {
+  void* data;
+  size_t bytes;
+} bs_workspace;
+
+typedef struct bs_stream {
+  void* handle;    /* cudaStream_t; unused on the CPU */
+  int32_t threads; /* CPU; 0: the default */
+  int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
+} bs_stream;
+
+/* Tables made by a card from a mask [out_blocks, in_blocks] of bytes that lies there: see make_device_index() in
+ * device_index.h. The caller fills in the view but for `index` (which bs_layout_build is told) and what is cut. */
+BS_API bs_status bs_layout_build_words(const bs_layout_view* view, int64_t* words);
+BS_API size_t bs_layout_build_workspace_size(const bs_layout_view* view); /* 0 if the sizes are wrong */
+BS_API bs_status bs_layout_build(const uint8_t* mask, const bs_layout_view* view, int32_t* index, int64_t words,
+                                 bs_workspace workspace, bs_stream stream);
+/* The layout of such tables, copied to the host. */
+BS_API bs_status bs_layout_from_device_index(const int32_t* index, int64_t words, bs_layout** layout);
 BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns); /* of the untransposed */
 BS_API bs_status bs_layout_pattern(const bs_layout* layout, int32_t* pattern);
 BS_API bs_status bs_layout_equal(const bs_layout* a, const bs_layout* b, int32_t* equal);
@@ -144,17 +163,6 @@ typedef struct bs_epilogue {
   const bs_tensor* residual; /* NULL: none */
   int32_t activation;
 } bs_epilogue;
-
-typedef struct bs_workspace {
-  void* data;
-  size_t bytes;
-} bs_workspace;
-
-typedef struct bs_stream {
-  void* handle;    /* cudaStream_t; unused on the CPU */
-  int32_t threads; /* CPU; 0: the default */
-  int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
-} bs_stream;
 
 /* `gates` and `epilogue` may be NULL. `workspace` holds at least what the functions below say. */
 BS_API bs_status bs_linear_fprop(const bs_layout_view* layout, const bs_tensor* x, const bs_tensor* w,

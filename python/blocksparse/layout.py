@@ -98,6 +98,35 @@ class Layout:
             raise ValueError(f"[layout] mask[{row}, {column}] is {array[row, column]}, needs 0 or 1")
         return cls._make("bs_layout_from_mask", block_size, out_features, in_features, bits.ctypes.data, *array.shape)
 
+    @staticmethod
+    def from_device_mask(
+        mask: Any,
+        block_size: int,
+        blocks: int | None = None,
+        *,
+        out_features: int | None = None,
+        in_features: int | None = None,
+    ) -> Layout:
+        """From a PyTorch mask [out_blocks, in_blocks] on a CUDA device, whose tables the card makes itself.
+
+        For patterns that change while a network is trained: with `blocks` given (a mask of the k best blocks has k),
+        nothing waits for the card, and all of it may be captured in a CUDA graph, whose replays then follow the mask.
+
+        Args:
+            mask: booleans, or numbers of which those that are not 0 count.
+            block_size: edge b of a block, in features.
+            blocks: how many blocks the mask holds. None: they are counted, for which the host waits once. A mask that
+                holds another number leaves a layout without blocks; its `check()` raises ValueError then.
+            out_features: rows of the weight. None: whole blocks.
+            in_features: columns of the weight. None: whole blocks.
+
+        Raises:
+            ValueError: the mask is not on a CUDA device, or the sizes do not fit.
+        """
+        from .torch.device_layout import from_device_mask
+
+        return from_device_mask(mask, block_size, blocks, out_features, in_features)
+
     @classmethod
     def from_coordinates(
         cls,

@@ -58,6 +58,8 @@ bs_layout_view from_view(const LayoutView& v) {
           .cut_by_in = v.cut_by_in ? 1 : 0};
 }
 
+LayoutView::Sizes sizes_of(const bs_layout_view& v) { return {v.block_size, v.out_features, v.in_features, v.blocks}; }
+
 bs_degrees from_degrees(const graphs::Degrees& d) { return {d.min, d.median, d.max}; }
 
 template <class Size>
@@ -249,6 +251,37 @@ bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view) {
     made->transposed = v.transposed;
     *view = from_view(*made);
     return {};
+  });
+}
+
+bs_status bs_layout_build_words(const bs_layout_view* view, int64_t* words) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "view", view));
+    BS_RETURN_IF_ERROR(need("layout", "words", words));
+    const auto count = device_index_words(sizes_of(*view));
+    if (!count.ok()) return count.status();
+    *words = *count;
+    return {};
+  });
+}
+
+size_t bs_layout_build_workspace_size(const bs_layout_view* view) {
+  return view == nullptr ? 0 : device_index_workspace_size(sizes_of(*view));
+}
+
+bs_status bs_layout_build(const uint8_t* mask, const bs_layout_view* view, int32_t* index, int64_t words,
+                          bs_workspace workspace, bs_stream stream) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "view", view));
+    return make_device_index(mask, sizes_of(*view), {index, static_cast<size_t>(std::max<int64_t>(words, 0))},
+                             to_view(*view).device, to_workspace(workspace), to_stream(stream));
+  });
+}
+
+bs_status bs_layout_from_device_index(const int32_t* index, int64_t words, bs_layout** layout) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "layout", layout));
+    return give(layout_of_device_index({index, static_cast<size_t>(std::max<int64_t>(words, 0))}), layout);
   });
 }
 

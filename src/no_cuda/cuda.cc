@@ -16,6 +16,10 @@ std::vector<std::string> cuda_kernels() { return {}; }
 Status set_cuda_kernel(std::string_view) { return cuda_status(); }
 Status cuda_prepare(Device) { return cuda_status(); }
 
+Status make_device_index(const uint8_t*, const LayoutView::Sizes&, std::span<int32_t>, Device, Workspace, Stream) {
+  return cuda_status();
+}
+
 namespace cuda {
 
 Result<std::shared_ptr<void>> allocate(Device, size_t) { return cuda_status(); }

@@ -308,3 +308,8 @@ def test_same_arguments_with_and_without_gradient(layout):
         bst.linear(torch.randn(3, 90), w, "ba(4,2)")
     y = bst.linear(torch.randn(2, 1, 1, 3, 1, 2, 90), w, layout)
     assert y.shape == (2, 1, 1, 3, 1, 2, 60)
+
+
+def test_a_mask_on_the_host_is_not_one_on_a_card():
+    with pytest.raises(ValueError, match=r"needs a tensor on a CUDA device; Layout.from_mask takes others"):
+        Layout.from_device_mask(torch.ones(2, 2), 8)

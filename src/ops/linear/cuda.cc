@@ -10,6 +10,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
+#include "cuda/build_index.h"
 #include "ops/linear/forced.h"
 
 namespace blocksparse {
@@ -91,6 +92,7 @@ Status prepare_those_of(const cuda::Card& card) {
 }
 
 Status prepare_all(const cuda::Card& card) {
+  BS_RETURN_IF_ERROR(cuda::prepare_build_index());
   BS_RETURN_IF_ERROR(prepare_those_of<CudaProductKernel>(card));
   return prepare_those_of<CudaGradientKernel>(card);
 }

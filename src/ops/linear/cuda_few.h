@@ -202,6 +202,8 @@ __global__ void __launch_bounds__(K::most_threads, 1) few_product(const __grid_c
     if (ends_ragged(p, again)) add_ragged_block<K>(p, tile, p.walk.refs[again.last - 1], strip, sum);
   }
 
+  // The kernel that adds slices may get ready: it waits for what is stored from here on.
+  if (p.partial != nullptr) ptx::griddepcontrol_launch_dependents();
   auto* staged = reinterpret_cast<float*>(shared);  // [warps][tokens][staged_row]
   float* of_warp = staged + static_cast<int>(threadIdx.x) / 32 * K::tokens * K::staged_row;
 #pragma unroll
@@ -219,17 +221,28 @@ constexpr int kFewCombineThreads = 256;
 template <class T>
 __global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_constant__ FewProduct p, int32_t block) {
   const int32_t width = p.n * block, count = p.walk.counts[1] * (width / 2);
+  auto i = static_cast<int32_t>(blockIdx.x * kFewCombineThreads + threadIdx.x);
+  Split split = i < count ? p.walk.splits[i / (width / 2)] : Split{};
   ptx::griddepcontrol_wait();
-  for (auto i = static_cast<int32_t>(blockIdx.x * kFewCombineThreads + threadIdx.x); i < count;
-       i += static_cast<int32_t>(gridDim.x) * kFewCombineThreads) {
-    const Split split = p.walk.splits[i / (width / 2)];
+  while (i < count) {
     const int32_t inner = i % (width / 2) * 2;
     float2 sum = {0, 0};
-    for (int32_t slot = 0; slot < split.slots; ++slot) {
-      const float2 part = *reinterpret_cast<const float2*>(p.partial + (split.first_slot + slot) * width + inner);
-      sum.x += part.x, sum.y += part.y;
+    constexpr int kAtOnce = 8;  // under way together
+    for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
+      float2 part[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int32_t at = split.first_slot + min(slot + k, split.slots - 1);
+        part[k] = *reinterpret_cast<const float2*>(p.partial + at * width + inner);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (slot + k < split.slots) sum.x += part[k].x, sum.y += part[k].y;
+      }
     }
     finish_pair<T>(p, block, split.to, inner / block, inner % block, sum);
+    i += static_cast<int32_t>(gridDim.x) * kFewCombineThreads;
+    if (i < count) split = p.walk.splits[i / (width / 2)];
   }
 }
 

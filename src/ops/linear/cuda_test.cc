@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "blocksparse/blocksparse.h"
@@ -56,6 +57,9 @@ constexpr const char* kProblems[] = {
     "linear:dgrad bf16 n=600 b=64 ba(40,3)",
     "linear:fprop bf16 n=300 b=128 ba(20,3) act=relu",
     "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
+    "linear:wgrad bf16 n=32 b=32 ba(100,4)",
+    "linear:wgrad f16 n=60 b=8 ba(100,4) dw=f32 gates dgates",
+    "linear:wgrad f16 n=700 b=128 random(4,0.6) dgates",
     "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
 };
 
@@ -225,6 +229,98 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
   std::vector<uint16_t> gradient(ones.size());
   ASSERT_TRUE(cuda::copy_to_host(kCard, gradient.data(), w.get(), 2 * gradient.size()).ok());
   for (size_t i = 0; i < gradient.size(); ++i) ASSERT_EQ(gradient[i], 0x4280) << i;
+}
+
+// A copy on the card of `bytes` bytes, all of that value, but for what `last` holds, which comes at their end.
+std::shared_ptr<void> filled(size_t bytes, int value, const std::vector<uint16_t>& last) {
+  auto memory = cuda::allocate(kCard, bytes);
+  if (!memory.ok()) return nullptr;
+  cudaMemset(memory->get(), value, bytes);
+  char* end = static_cast<char*>(memory->get()) + bytes;
+  EXPECT_TRUE(cuda::copy_to_device(kCard, end - 2 * last.size(), last.data(), 2 * last.size()).ok());
+  return *std::move(memory);
+}
+
+// The last `count` elements of a buffer.
+std::vector<uint16_t> end_of(const std::shared_ptr<void>& memory, size_t bytes, size_t count) {
+  std::vector<uint16_t> got(count);
+  const char* end = static_cast<const char*>(memory.get()) + bytes;
+  EXPECT_TRUE(cuda::copy_to_host(kCard, got.data(), end - 2 * count, 2 * count).ok());
+  return got;
+}
+
+// W of more than 2^31 elements, 0 but for its last block, which is 1; x and dy are 1 in that block's features alone.
+void check_large_weights(int32_t block, int64_t rows, int64_t columns, int64_t n, uint16_t expected_y,
+                         uint16_t expected_dw) {
+  const Layout layout =
+      *Layout::from_graph("dense(" + std::to_string(rows) + "," + std::to_string(columns) + ")", {.block_size = block});
+  const size_t of_block = static_cast<size_t>(block) * block, w_bytes = 2 * of_block * layout.blocks();
+  ASSERT_GT(w_bytes / 2, size_t{1} << 31);
+  const int64_t outputs = layout.out_features(), inputs = layout.in_features();
+  const auto row = [block](int64_t features) {
+    std::vector<uint16_t> ones(static_cast<size_t>(features), 0);
+    std::fill(ones.end() - block, ones.end(), 0x3f80);
+    return ones;
+  };
+  const auto rows_of = [n](const std::vector<uint16_t>& one) {
+    std::vector<uint16_t> all;
+    for (int64_t i = 0; i < n; ++i) all.insert(all.end(), one.begin(), one.end());
+    return all;
+  };
+  const size_t x_bytes = 2 * static_cast<size_t>(n * inputs), y_bytes = 2 * static_cast<size_t>(n * outputs);
+  const auto w = filled(w_bytes, 0, std::vector<uint16_t>(of_block, 0x3f80));
+  if (w == nullptr) GTEST_SKIP() << "the card has too little memory";
+  const auto x = filled(x_bytes, 0, rows_of(row(inputs))), dy = filled(y_bytes, 0, rows_of(row(outputs)));
+  const auto y = filled(y_bytes, 0xff, {});
+  const auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {block, outputs, inputs, layout.blocks()}, kCard);
+  const size_t bytes = std::max(linear_fprop_workspace_size(view, DType::bf16, n, kCard),
+                                linear_wgrad_workspace_size(view, DType::bf16, n, kCard));
+  const auto workspace = *cuda::allocate(kCard, bytes);
+  const ConstTensor xs(x.get(), DType::bf16, {n, inputs}, kCard), dys(dy.get(), DType::bf16, {n, outputs}, kCard);
+  const Tensor ws(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);
+  const Tensor ys(y.get(), DType::bf16, {n, outputs}, kCard);
+  Status status = linear_fprop(view, xs, ws, {}, ys, {workspace.get(), bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto got = end_of(y, y_bytes, static_cast<size_t>(outputs));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i], i + static_cast<size_t>(block) < got.size() ? 0 : expected_y) << i;
+  }
+  cudaMemset(w.get(), 0xff, w_bytes);
+  const GradPair pair{xs, dys};
+  status = linear_wgrad(view, {&pair, 1}, {}, Accumulate::no, ws, {workspace.get(), bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto dw = end_of(w, w_bytes, of_block * static_cast<size_t>(columns));
+  for (size_t i = 0; i < dw.size(); ++i) ASSERT_EQ(dw[i], i + of_block < dw.size() ? 0 : expected_dw) << i;
+}
+
+TEST_F(LinearCuda, WeightsOfMoreThanTwoToThe31Elements) {
+  check_large_weights(32, 1500, 1400, 8, 0x4200, 0x4100);   // 32 and 8: `few`
+  check_large_weights(128, 363, 362, 128, 0x4300, 0x4300);  // 128: `many`
+}
+
+// The same on every other card as on the first, while that is the current one.
+TEST_F(LinearCuda, EveryCardGivesTheSameBits) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "there is one card";
+  for (const char* line : kProblems) {
+    std::vector<char> first;
+    for (int32_t card = 0; card < count; ++card) {
+      LinearCase c = *parse_linear_case(line);
+      c.device = {DeviceType::cuda, card};
+      LinearData data = *LinearData::make(c);
+      const Status status = data.run();
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Tensor& y = data.output();
+      std::vector<char> got(static_cast<size_t>(y.shape[0] * y.stride[0] * size_of(y.dtype)));
+      std::memcpy(got.data(), y.data, got.size());
+      if (card == 0) first = got;
+      EXPECT_EQ(got, first) << line << " on card " << card;
+    }
+  }
 }
 
 }  // namespace

@@ -52,7 +52,11 @@ int64_t most_few_tokens(DType dtype) { return dtype == DType::f32 ? kFewTokens :
 // bits.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.pass != Pass::wgrad && p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p.dtype) && p.w_aligned &&
+  if (p.pass == Pass::wgrad) {
+    return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
+           p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
+  }
+  return p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p.dtype) && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -79,6 +83,8 @@ CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
     if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
+    const bool alike = *kernel == CudaKernel::many || *kernel == CudaKernel::regions;
+    if (alike && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;
     if (cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
@@ -120,6 +126,34 @@ FewWorkspace few_workspace(const CudaProblem& p) {
   return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
 }
 
+FewGradientPlan plan_few_gradient(const CudaProblem& p) {
+  FewGradientPlan plan;
+  plan.unit = std::min(p.block, 32);
+  const int64_t side = p.block / plan.unit;
+  plan.units = p.blocks * side * side;
+  plan.input_units = p.input_blocks() * side;
+  plan.output_units = p.output_blocks() * side;
+  // Pairs are packed 64 at a time, in whole chunks.
+  const int64_t chunks = (p.n + 31) / 32 + (std::max<int64_t>(p.n, 1) - 1) / 64;
+  plan.packed_bytes = (plan.input_units + plan.output_units) * chunks * plan.unit * 32 * 2;
+  plan.workspace_bytes = plan.packed_bytes + plan.units * 4;
+  return plan;
+}
+
+// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-21, the best of `many` and `regions` in
+// brackets: b = 8 159, 81 (142, 95); b = 16 93, 51 (109, 72); b = 32 56, 32 (69, 45); b = 64 58, 32 (61, 32). Of 4096:
+// b = 8 644, 345 (450, 235); b = 16 427, 248 (348, 168); b = 32 238, 140 (196, 116).
+bool few_gradient_pays(const CudaProblem& p) {
+  if (p.n < 1024) return true;
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  return p.block <= 32 && p.n < 2048 && static_cast<double>(p.blocks) < (p.block == 8 ? 0.2 : 0.3) * grid;
+}
+
+int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
+  const int64_t resident = int64_t{card.multiprocessors} * 12;
+  return tiles >= resident || chunks < 2 ? 1 : 2 * tiles >= resident || chunks < 4 ? 2 : 4;
+}
+
 namespace {
 
 size_t generic_workspace_bytes(const CudaProblem& p) {
@@ -132,8 +166,9 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, most_few_tokens(p.dtype));
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p.block) : most_few_tokens(p.dtype));
   if (!few_supports(p)) return 0;
+  if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);
   return static_cast<size_t>(w.partial_bytes + w.packed_bytes);
 }

@@ -73,6 +73,23 @@ struct FewWorkspace {
 };
 FewWorkspace few_workspace(const CudaProblem& p);
 
+// Its gradient takes more: dW is what counts until the tokens do.
+constexpr int64_t most_few_gradient_tokens(int32_t block) { return block >= 64 ? 1024 : 2048; }
+
+struct FewGradientPlan {
+  int32_t unit = 0;  // edge of what a warp computes at once
+  int64_t units = 0, input_units = 0, output_units = 0;
+  int64_t packed_bytes = 0;  // of x and dy; behind them lie the parts of the gates' gradients
+  int64_t workspace_bytes = 0;
+};
+FewGradientPlan plan_few_gradient(const CudaProblem& p);
+
+// Warps that share a tile of blocks, for tokens in `chunks` of 32.
+int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card);
+
+// Whether it is faster than those of `many` and `regions`.
+bool few_gradient_pays(const CudaProblem& p);
+
 // The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;
 inline constexpr int64_t kMostTerms = 4096;

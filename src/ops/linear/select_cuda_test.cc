@@ -49,7 +49,7 @@ TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
             static_cast<size_t>(few.slots * 64 * 8 * 4 + 1600 * 64 * 4))
       << "and x, should it have to be copied";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 5000)), 0u) << "rows are walked whole";
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 64)), 0u) << "terms fit into a launch";
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f64, 64)), 0u) << "terms fit into a launch";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f32, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
 }
@@ -122,10 +122,72 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f64; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 27; }), CudaKernel::generic) << "offsets of 32 bits";
+}
+
+TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
+  const CudaProblem p{
+      .pass = Pass::wgrad, .dtype = DType::bf16, .block = 32, .n = 32, .inputs = 4096, .outputs = 4096, .blocks = 1600};
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, {.arch = 80, .multiprocessors = 108});
+  };
+  EXPECT_EQ(but([](CudaProblem&) {}), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1023; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.x_in_rows = false, o.pairs = 9; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::few) << "dW element by element";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
+  EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
+}
+
+TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
+  const auto choice = [](int32_t block, int64_t n, double density) {
+    const int64_t side = 4096 / block;
+    const CudaProblem p{.pass = Pass::wgrad,
+                        .dtype = DType::bf16,
+                        .block = block,
+                        .n = n,
+                        .inputs = 4096,
+                        .outputs = 4096,
+                        .blocks = static_cast<int64_t>(density * static_cast<double>(side * side))};
+    return choose_cuda_kernel(p, kH200);
+  };
+  EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::few);
+  EXPECT_NE(choice(8, 1024, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(16, 2000, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(32, 2000, 0.1), CudaKernel::few);
+  EXPECT_NE(choice(32, 1024, 0.5), CudaKernel::few);
+  EXPECT_NE(choice(32, 2048, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(64, 1023, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(64, 1024, 0.1), CudaKernel::many);
+}
+
+TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
+  CudaProblem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 128, .n = 33, .inputs = 500, .outputs = 1000};
+  p.blocks = 9;
+  const FewGradientPlan plan = plan_few_gradient(p);
+  EXPECT_EQ(plan.unit, 32);
+  EXPECT_EQ(plan.units, 9 * 16);
+  EXPECT_EQ(plan.input_units, 16);
+  EXPECT_EQ(plan.output_units, 32);
+  EXPECT_EQ(plan.packed_bytes, 48 * 32 * 64 * 2) << "two chunks of 32 tokens";
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(plan.packed_bytes + plan.units * 4));
+  for (int64_t n = 1; n <= most_few_gradient_tokens(128); ++n) {  // pairs of a token each: 64 are packed at a time
+    p.n = n;
+    EXPECT_GE(plan_few_gradient(p).packed_bytes, 48 * 32 * 2 * 32 * (n / 64 * 2 + (n % 64 + 31) / 32));
+  }
+  EXPECT_EQ(few_gradient_split(2000, 16, kH200), 1);
+  EXPECT_EQ(few_gradient_split(1000, 16, kH200), 2);
+  EXPECT_EQ(few_gradient_split(100, 16, kH200), 4);
+  EXPECT_EQ(few_gradient_split(100, 3, kH200), 2) << "no more than there are chunks";
 }
 
 TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
@@ -189,7 +251,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::few);
   const ManyGradientPlan plan = plan_many_gradient(p);
   EXPECT_EQ(plan.strips, 64);
   EXPECT_EQ(plan.chunks, 128);

@@ -179,6 +179,63 @@ std::vector<std::string> few_tokens(std::string_view one, std::string_view other
   return lines;
 }
 
+// Gradients of up to 1024 tokens: every block size at the edges of chunks of 32, of what is held (64) and of what is
+// shared by warps, each in turn with whatever else a call may have.
+std::vector<std::string> few_gradients() {
+  constexpr int kTokens[] = {1, 8, 31, 32, 33, 64, 65, 100, 129, 260, 1024};
+  struct Shape {
+    int b, rows, columns;
+  };
+  constexpr Shape kShapes[] = {{8, 20, 17}, {16, 9, 12}, {32, 6, 7}, {64, 4, 5}, {128, 3, 3}};
+  constexpr std::string_view kMore[] = {"",
+                                        " dw=f32",
+                                        " gates accumulate dw=f32",
+                                        " x=first y=first",
+                                        " values=int dgates",
+                                        " ragged pad=3 offset=1 dw=f32",
+                                        " t dw=f32 x=first",
+                                        " ragged gates dgates accumulate",
+                                        " pad=8 y=first accumulate",
+                                        " pairs=3 dw=f32",
+                                        " pairs=2 x=first gates dgates dw=f32",
+                                        " ragged x=first y=first dgates dw=f32 accumulate",
+                                        " empty_row=1 empty_col=0 values=int"};
+  std::vector<std::string> lines;
+  size_t turn = 0;
+  for (const Shape& shape : kShapes) {
+    for (const int n : kTokens) {
+      std::string more(kMore[turn % std::size(kMore)]);
+      if (const size_t at = more.find("ragged"); at != std::string::npos) {
+        more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 5));
+      }
+      lines.push_back(concat("linear:wgrad ", turn % 2 == 0 ? "bf16" : "f16", " n=", n, " b=", shape.b, " random(",
+                             shape.rows, ",", shape.columns, ",0.5) seed=", 700 + turn, more));
+      ++turn;
+    }
+  }
+  for (const char* line : {
+           // Warps with several batches of tiles, tiles across rows, rows that are empty.
+           "linear:wgrad bf16 n=3 b=8 random(600,600,0.3) seed=1",
+           "linear:wgrad f16 n=50 b=8 random(300,300,0.02) seed=2 dw=f32 dgates",
+           "linear:wgrad bf16 n=32 b=16 random(100,120,0.4) seed=3 dw=f32",
+           "linear:wgrad f16 n=64 b=32 ba(60,5) seed=4 gates",
+           "linear:wgrad bf16 n=17 b=64 random(40,50,0.3) seed=5 dgates",
+           "linear:wgrad bf16 n=33 b=128 random(14,14,0.3) seed=6",
+           // One tile for each warp, shared by two, by four.
+           "linear:wgrad bf16 n=65 b=32 random(82,82,0.25) seed=7 dw=f32",
+           "linear:wgrad f16 n=100 b=32 random(45,45,0.45) seed=8",
+           "linear:wgrad bf16 n=400 b=128 random(5,5,1) seed=9 dgates gates",
+           "linear:wgrad f16 n=70 b=8 random(200,300,0.2) seed=10",
+           // Pairs within a chunk, more than a launch packs; orders that differ.
+           "linear:wgrad bf16 n=1 b=32 random(6,6,0.5) seed=11 pairs=70 dw=f32",
+           "linear:wgrad f16 n=5 b=8 random(9,9,0.5) seed=12 pairs=180 x=first",
+           "linear:wgrad bf16 n=32 b=16 random(9,9,0.5) seed=13 pairs=20 y=first dgates",
+       }) {
+    lines.emplace_back(line);
+  }
+  return lines;
+}
+
 // What the CUDA kernel for many tokens takes, and beside it what it does not.
 std::vector<std::string> many_tokens(std::string_view one, std::string_view other) {
   struct Shape {
@@ -342,6 +399,7 @@ TEST_P(LinearCudaSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
 INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(FewGradients, LinearSweep, testing::ValuesIn(few_gradients()));
 INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));

@@ -1,0 +1,33 @@
+// The tables of a layout made by a CUDA card from a mask that lies there, without a look from the host: for patterns
+// that change while a network is trained.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "blocksparse/export.h"
+#include "blocksparse/layout.h"
+#include "blocksparse/status.h"
+#include "blocksparse/stream.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+//   mask   [out_blocks, in_blocks] bytes, row-major: there is a block where one is not 0
+//   index  [device_index_words()]  int32, overwritten: what LayoutView::on_device() takes
+// The mask has to hold sizes.blocks blocks; a card cannot refuse another number, so the tables then have no block at
+// all (products are 0, dW means nothing), and layout_of_device_index() says so. Same bits on every run, those of
+// Layout::index() but for the hash, which is 0, and for room that is always left for cut rows. Uses
+// device_index_workspace_size() bytes of `workspace`. Allocates nothing, may be captured. Queues on `stream` and
+// returns.
+[[nodiscard]] BS_EXPORT Status make_device_index(const uint8_t* mask, const LayoutView::Sizes& sizes,
+                                                 std::span<int32_t> index, Device device, Workspace workspace,
+                                                 Stream stream = {});
+BS_EXPORT Result<int64_t> device_index_words(const LayoutView::Sizes& sizes);
+BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes);  // 0 if the sizes are wrong
+
+// The layout of such tables, copied to the host. Refused if the mask did not hold as many blocks as it should.
+BS_EXPORT Result<Layout> layout_of_device_index(std::span<const int32_t> index);
+
+}  // namespace blocksparse

@@ -1,0 +1,132 @@
+"""`DeviceLayout`: a layout whose tables a CUDA card has made itself, so that a pattern can change while training."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+from ..layout import Layout, _Handle
+
+
+class DeviceLayout(Layout):
+    """A layout that lies on a CUDA device alone: see `Layout.from_device_mask`.
+
+    The functional ops take it like any other. Whatever else a layout can tell (`mask`, `csr`, `==`, `hash`, `save`)
+    copies the tables to the host when it is first asked for, and raises ValueError if the mask did not hold as many
+    blocks as it was said to: `check` does only that.
+    """
+
+    __slots__ = ("_host", "_words")
+
+    _host: Layout | None
+    _words: Tensor
+
+    def __init__(self, words: Tensor, info: _lib.LayoutInfo, tables: dict[Any, Any] | None = None) -> None:
+        """Takes over tables; use `Layout.from_device_mask` instead."""
+        self._set("_words", words)
+        self._set("_host", None)
+        self._set("_info", info)
+        self._set("_tables", {words.device: words} if tables is None else tables)
+        self._set("sizes", (int(info.out_features), int(info.in_features)))
+        self._set("transposed", bool(info.transposed))
+
+    def host(self) -> Layout:
+        """The same layout with tables on the host, copied on first use.
+
+        Raises:
+            ValueError: the mask held another number of blocks.
+        """
+        if self._host is None:
+            words = self._words.cpu().numpy()
+            handle = ctypes.c_void_p()
+            _lib.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
+            layout = Layout(handle)
+            self._set("_host", layout.t() if self.transposed else layout)
+        assert self._host is not None
+        return self._host
+
+    def check(self) -> DeviceLayout:
+        """Waits for the card, and raises ValueError if the mask held another number of blocks."""
+        self.host()
+        return self
+
+    @property
+    def _handle(self) -> _Handle:  # type: ignore[override]
+        return self.host()._handle
+
+    def index_memory(self) -> Any:
+        """See `Layout.index_memory`."""
+        return self.host().index_memory()
+
+    def t(self) -> DeviceLayout:
+        """The transposed weight over the same tables and the same values: nothing is copied."""
+        info = _lib.LayoutInfo()
+        ctypes.memmove(ctypes.byref(info), ctypes.byref(self._info), ctypes.sizeof(info))
+        info.transposed = int(not self.transposed)
+        info.out_features, info.in_features = self._info.in_features, self._info.out_features
+        info.out_blocks, info.in_blocks = self._info.in_blocks, self._info.out_blocks
+        return DeviceLayout(self._words, info, self._tables)
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.host())
+
+
+def _features(name: str, given: int | None, blocks: int, b: int) -> int:
+    features = blocks * b if given is None else given
+    if (features + b - 1) // b != blocks:
+        raise ValueError(
+            f"[layout] {name} is {features}, {blocks} blocks of {b} need {max(0, (blocks - 1) * b + 1)} to {blocks * b}"
+        )
+    return features
+
+
+def from_device_mask(
+    mask: Tensor, block_size: int, blocks: int | None, out_features: int | None, in_features: int | None
+) -> DeviceLayout:
+    """See `Layout.from_device_mask`."""
+    if not isinstance(mask, Tensor) or not mask.is_cuda:
+        where = mask.device if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"[layout] mask is on {where}, needs a tensor on a CUDA device; Layout.from_mask takes others")
+    if mask.dim() != 2:
+        raise ValueError(f"[layout] mask has shape {tuple(mask.shape)}, needs [out_blocks, in_blocks]")
+    if block_size not in (8, 16, 32, 64, 128):
+        raise ValueError(f"[layout] block_size is {block_size}, needs 8, 16, 32, 64 or 128")
+    rows, columns = mask.shape
+    out, in_ = (
+        _features("out_features", out_features, rows, block_size),
+        _features("in_features", in_features, columns, block_size),
+    )
+    capturing = torch.cuda.is_current_stream_capturing()
+    if blocks is None:
+        if capturing:
+            raise ValueError("[layout] blocks is not given, and cannot be counted while a graph is captured")
+        blocks = int(torch.count_nonzero(mask))
+    device = mask.device
+    if not capturing:
+        _lib.call("bs_cuda_prepare", device.index)
+    mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
+    view = _lib.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
+    words = ctypes.c_int64()
+    _lib.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
+    size = _lib.ask("bs_layout_build_workspace_size", ctypes.byref(view))
+    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
+        index = torch.empty(words.value, dtype=torch.int32, device=device)
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    _lib.call(
+        "bs_layout_build",
+        mask.data_ptr(),
+        ctypes.byref(view),
+        index.data_ptr(),
+        words.value,
+        _lib.Workspace(memory.data_ptr(), size),
+        _lib.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
+    )
+    info = _lib.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
+    return DeviceLayout(index, info)

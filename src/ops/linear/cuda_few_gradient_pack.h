@@ -1,0 +1,40 @@
+// x and dy, copied into the order in which mma wants them of the gradient `few`; what is outside of them becomes 0. For
+// 16-bit elements of any type.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "blocksparse/status.h"
+
+namespace blocksparse::linear {
+
+// One (x, dy). Strides of tokens, or features-first of features; the other is 1.
+struct GradientTerm {
+  const uint16_t* data[2];  // x, dy
+  int64_t stride[2];
+  int32_t first, n;  // its tokens among those of a launch
+  bool features_first[2];
+  bool vectors[2];  // rows begin at multiples of 16 bytes
+
+  static constexpr int kMost = 64;  // of a launch
+};
+
+// The terms one behind the other, in chunks of 32 tokens; features in units of U = min(b, 32), which have U / 8 groups
+// of 8. Lane (g, t) = (lane / 4, lane % 4) has of group j the feature U / 4 * (g / 2) + 2 j + g % 2, whose tokens 8 t
+// ... 8 t + 7 are four words: to[unit][chunk][group][lane][4]. So a lane of mma's result has 2 U / 8 features beside
+// each other, and words are pairs of tokens however they lay before.
+struct GradientPack {
+  GradientTerm term[GradientTerm::kMost] = {};
+  int32_t terms = 0;
+  int64_t features[2] = {};
+  int32_t units[2] = {};
+  void* to[2] = {};
+  int32_t first_chunk = 0, chunks = 0, all_chunks = 0;  // of this launch, and of all
+};
+
+Status pack_gradient(const GradientPack& p, int32_t unit, bool overlap, cudaStream_t stream);
+Status prepare_gradient_pack();
+
+}  // namespace blocksparse::linear
