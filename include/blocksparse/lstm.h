@@ -19,7 +19,8 @@
 //   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
 //   written.
 //   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. 16-bit
-//     types are rounded once more than on the CPU: where the product of a step is stored.
+//     types are rounded once more than on the CPU, where the product of a step is stored, unless one kernel does all
+//     steps (9.0, weights that fit the chip, up to 64 sequences).
 #pragma once
 
 #include <cstddef>

@@ -8,7 +8,7 @@
 namespace blocksparse::cuda {
 
 struct Launch {
-  int64_t blocks = 1;  // kernels walk their work in steps of the grid, so a grid may be smaller than the work
+  int64_t blocks = 1;  // at most 2^31 - 1 are launched: where there may be more, kernels walk in steps of the grid
   int threads = 128;
   int shared_bytes = 0;
   cudaStream_t stream = nullptr;

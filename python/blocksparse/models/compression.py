@@ -27,6 +27,7 @@ from .language import LanguageModel
 
 MAGIC = b"BSLM\x01\r\n\x00"
 MOST_STREAMS = 1 << 16
+MOST_THREADS = 4096
 LIKELIEST = 50_000  # bytes in a bit at best: the coder's probabilities leave 2^-24 for each other byte
 _CHECKED = struct.Struct("<8sIH")  # magic; CRC of all that follows; length of the description
 _HEADER = struct.Struct("<QIH?16s16s")
@@ -89,7 +90,7 @@ class Header:
         payload = data[begin + described :]
         possible = (len(payload) + 8) * 8 * LIKELIEST
         streams_possible = 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length))
-        if not streams_possible or header.threads < 1 or header.length > possible:
+        if not streams_possible or not 1 <= header.threads <= MOST_THREADS or header.length > possible:
             raise CompressionError(f"[lm] the compressed file describes what cannot be: {header}")
         return header, payload
 
@@ -121,6 +122,8 @@ def compress(
         streams = max(1, min(64, len(text) // 8192))
     if streams < 1 or streams > MOST_STREAMS:
         raise ValueError(f"[lm] streams is {streams}, needs 1 to {MOST_STREAMS}")
+    if torch.get_num_threads() > MOST_THREADS:
+        raise ValueError(f"[lm] PyTorch has {torch.get_num_threads()} threads, needs 1 to {MOST_THREADS}")
     header = Header(
         len(text),
         max(1, min(streams, len(text))),
@@ -166,7 +169,10 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
     if len(payload) % 4 != 0:
         raise CompressionError(f"[lm] the compressed file has a payload of {len(payload)} bytes, needs a multiple of 4")
     coder = stream.queue.RangeDecoder(np.frombuffer(payload, "<u4").astype(np.uint32))
-    text = np.zeros(header.length, np.uint8)
+    try:
+        text = np.zeros(header.length, np.uint8)
+    except MemoryError as error:
+        raise CompressionError(f"[lm] the file describes a text of {header.length} bytes, more than fits here") from error
     steps = _Steps(model, header)
     try:
         with _threads(header.threads):

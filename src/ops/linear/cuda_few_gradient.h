@@ -1,11 +1,11 @@
-// dW[i] = gate_i dy_out^T x_in for up to 1024 tokens: bound by writing dW, so nothing but registers lies between.
+// dW[i] = gate_i dy_out^T x_in for few tokens: bound by writing dW, so nothing but registers lies between.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
 // Who does what
-//   pack      a small kernel in front puts x and dy in mma's order, in chunks of 32 tokens: any order of memory, any
-//   edge units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each
-//   other held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the
-//   same deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens finish    a
-//   lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
+//   pack      a small kernel in front puts x and dy in mma's order, chunks of 32 tokens: any order of memory, any edge
+//   units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each other
+//   held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the same
+//   deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens
+//   finish    a lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
 #pragma once
 
 #include <vector>

@@ -112,7 +112,7 @@ __device__ inline float approximately_activated(float z) {
     power = power * t + 1.47012405f;
     power = power * t - 1.82737108f;
     const float tail = 0.5f * t * ptx::ex2(power - u * u * 1.44269504f);  // Phi(-|z|)
-    return z < 0 ? z * tail : z - z * tail;
+    return z < 0 ? z * tail : z - fminf(z, 1e4f) * tail;  // tail is 0 long before 1e4, and Inf stays Inf
   }
   return z;
 }

@@ -188,7 +188,7 @@ Status make_region_units(const CudaCall& call, const RegionPlan& plan, const Dev
                        .threads = kUnitThreads,
                        .shared_bytes = words * 4,
                        .stream = static_cast<cudaStream_t>(call.stream),
-                       .overlap = true},
+                       .overlap = call.card.sm90a},
                       region_units, args);
 }
 

@@ -91,7 +91,8 @@ bool regions_support(const CudaProblem& p) {
     return false;
   }
   if (p.gated && slices_with_room(p) < 1) return false;
-  return p.blocks < kMost / 4 && plan_regions(p, {}).strips > 0;  // on the card with the least shared memory
+  // Also on the card with the least shared memory.
+  return p.blocks < kMost / 4 && plan_regions(p, {.multiprocessors = 1}).strips > 0;
 }
 
 // us of bf16, H200, 2026-11-21, regions (many).

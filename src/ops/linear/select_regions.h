@@ -18,7 +18,7 @@ inline constexpr int64_t kMostRegionColumns = 8192;  // of blocks: the tables ar
 inline constexpr int64_t kMostRegionSlices = 4;
 inline constexpr int64_t kMostPartialBytes = int64_t{32} << 20;  // of slices: a dW of 4096 x 4096 at density .12
 
-// What a warp holds of dW: 128 or 160 sums a lane. Blocks of 64 and 128 are cells of 32 x 32; of those of 8 two beside
+// What a warp holds of dW: 144 or 160 sums a lane. Blocks of 64 and 128 are cells of 32 x 32; of those of 8 two beside
 // each other are one cell.
 struct RegionForm {
   int32_t cell, cells_of_block, cells_of_warp;

@@ -74,7 +74,9 @@ Result<bool> prepared(Device device) {
   const int seen = listed ? known[static_cast<size_t>(device.index)].load(std::memory_order_acquire) : kUnknown;
   if (seen != kUnknown) return seen == kOverlaps;
   BS_RETURN_IF_ERROR(prepare_cells());
-  BS_RETURN_IF_ERROR(prepare_resident());
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  if (card->sm90a) BS_RETURN_IF_ERROR(prepare_resident());  // others have less shared memory than it asks for
   const bool overlaps = cells_overlap();
   if (listed) {
     known[static_cast<size_t>(device.index)].store(overlaps ? kOverlaps : kWaits, std::memory_order_release);

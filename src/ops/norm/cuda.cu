@@ -340,10 +340,17 @@ Status on_device(Device device, Stream stream, Body body) {
   return body(static_cast<cudaStream_t>(stream.handle), *overlap);
 }
 
+// A thread block has a row.
+Status check_rows(std::string_view op, int64_t rows) {
+  constexpr int64_t kMost = 0x7fffffff;
+  return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes ", kMost);
+}
+
 }  // namespace
 
 Status cuda_forward(const Forward& f, Device device, Stream stream) {
   if (f.n == 0) return {};
+  BS_RETURN_IF_ERROR(check_rows("layer_norm_forward", f.rows()));
   return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
     return with_type(f.dtype, [&]<class T>() {
       const bool wide = aligned(f.features, kVector<T>, {f.x, f.gain, f.shift, f.factor, f.term, f.y});
@@ -359,6 +366,7 @@ Status cuda_forward(const Forward& f, Device device, Stream stream) {
 }
 
 Status cuda_backward(const Backward& b, Device device, Stream stream) {
+  BS_RETURN_IF_ERROR(check_rows("layer_norm_backward", b.rows()));
   return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
     return with_type(b.dtype, [&]<class T>() -> Status {
       const auto tensors = {b.x,
