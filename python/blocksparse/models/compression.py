@@ -172,7 +172,7 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
     try:
         text = np.zeros(header.length, np.uint8)
     except MemoryError as error:
-        raise CompressionError(f"[lm] the file describes a text of {header.length} bytes, more than fits here") from error
+        raise CompressionError(f"[lm] the file describes {header.length} bytes of text, more than fits here") from error
     steps = _Steps(model, header)
     try:
         with _threads(header.threads):
