@@ -322,6 +322,16 @@ std::vector<std::string> many_tokens(std::string_view one, std::string_view othe
            "linear:fprop bf16 n=256 b=64 random(4,4,0) seed=23 bias",
            "linear:dgrad f16 n=300 b=16 random(4,4,0) seed=24",
            "linear:wgrad bf16 n=1024 b=64 random(4,4,0) seed=25",
+       }) {
+    lines.push_back(with_types(line, one, other));
+  }
+  return lines;
+}
+
+// What is more than one round for a card.
+std::vector<std::string> many_rounds(std::string_view one, std::string_view other) {
+  std::vector<std::string> lines;
+  for (const char* line : {
            // More units than thread blocks, some of them shared.
            "linear:wgrad bf16 n=999 b=8 random(150,150,0.05) seed=11 dw=f32",
            "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int dw=f32",
@@ -401,8 +411,10 @@ INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
 INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(FewGradients, LinearSweep, testing::ValuesIn(few_gradients()));
 INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));
+INSTANTIATE_TEST_SUITE_P(F32ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("f32", "f32 tf32")));
 
 }  // namespace
 }  // namespace blocksparse::linear
