@@ -143,7 +143,7 @@ TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
   EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
   EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
 }
