@@ -143,7 +143,7 @@ def test_other_bits_are_noticed(model, monkeypatch):
 
 def test_crafted_headers(model):
     header, payload = Header.unpack(compress(model, b"text"))
-    for change in ({"streams": 0}, {"streams": 9}, {"threads": 0}, {"length": 1 << 60}):
+    for change in ({"streams": 0}, {"streams": 9}, {"threads": 0}, {"threads": 65535}, {"length": 1 << 60}):
         crafted = Header(**{**header.__dict__, **change}).pack(payload)
         with pytest.raises(CompressionError, match="describes what cannot be"):
             decompress(model, crafted)

@@ -173,6 +173,36 @@ TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   }
 }
 
+// Each kernel has its own way to gelu and silu: with a few tokens, and with many.
+TEST_F(LinearCuda, InfGoesThroughActivations) {
+  constexpr int32_t kBlock = 64;
+  const Layout layout = *Layout::from_graph("dense(1,1)", {.block_size = kBlock});
+  const auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {kBlock, kBlock, kBlock, 1}, kCard);
+  const std::vector<uint16_t> ones(kBlock * kBlock, 0x3f80);
+  const auto w = *cuda::allocate(kCard, 2 * ones.size());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, w.get(), ones.data(), 2 * ones.size()).ok());
+  for (const int64_t n : {8, 600}) {
+    constexpr uint16_t kInf = 0x7f80;
+    std::vector<uint16_t> x(static_cast<size_t>(n * kBlock), kInf);
+    const auto from = *cuda::allocate(kCard, 2 * x.size()), to = *cuda::allocate(kCard, 2 * x.size());
+    ASSERT_TRUE(cuda::copy_to_device(kCard, from.get(), x.data(), 2 * x.size()).ok());
+    const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+    const auto workspace = *cuda::allocate(kCard, bytes + 1);
+    for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
+      const Status status = linear_fprop(view, ConstTensor(from.get(), DType::bf16, {n, kBlock}, kCard),
+                                         ConstTensor(w.get(), DType::bf16, {1, kBlock, kBlock}, kCard),
+                                         {.bias = {}, .residual = {}, .activation = activation},
+                                         Tensor(to.get(), DType::bf16, {n, kBlock}, kCard), {workspace.get(), bytes});
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(cuda::copy_to_host(kCard, x.data(), to.get(), 2 * x.size()).ok());
+      for (const uint16_t y : x) ASSERT_EQ(y, kInf) << "n=" << n << " activation " << static_cast<int>(activation);
+    }
+  }
+}
+
 TEST_F(LinearCuda, ErrorsNameTheDevice) {
   LinearData data = make("linear:fprop f32 n=4 b=8 random(4,0.5)");
   const Status status = cuda_prepare({DeviceType::cuda, 63});
