@@ -140,6 +140,12 @@ def layer_norm(
         term: like x; 0 if not given.
         relu: whether negative results become 0.
         epsilon: added to the variance.
+
+    Returns:
+        y, like x.
+
+    Raises:
+        ValueError: a shape or dtype is wrong.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, gain, shift, factor, term)):
         y: Tensor = _LayerNorm.apply(x, gain, shift, factor, term, relu, epsilon)
