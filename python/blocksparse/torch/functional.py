@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from .. import _lib
 from ..layout import Layout
 from . import _ops
+
+
+_pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 
 
 @torch.compiler.assume_constant_result  # so it may be called while torch.compile traces
