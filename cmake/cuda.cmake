@@ -48,6 +48,13 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
   src/ops/conv/cuda.cc
+  src/ops/conv/cuda_generic_bf16.cu
+  src/ops/conv/cuda_generic_f16.cu
+  src/ops/conv/cuda_generic_f32.cu
+  src/ops/conv/cuda_generic_f64.cu
+  src/ops/conv/cuda_many_bf16.cu
+  src/ops/conv/cuda_many_f16.cu
+  src/ops/conv/cuda_taps.cu
   src/ops/cuda_prepare.cc
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu

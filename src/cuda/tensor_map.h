@@ -18,6 +18,24 @@ struct BoxedMatrix {
 
 Status make_tensor_map(const BoxedMatrix& m, CUtensorMap& map);
 
+// Channels-last images whose pixels are copied in the order of positions that a filter takes: a copy has `box_channels`
+// of `box_positions` positions, which go on in the next row and the next image. Sizes are {width, height, depth}.
+struct BoxedImages {
+  const void* data;     // 16-bit elements, at a multiple of 16 bytes
+  int64_t n, channels;  // channels are a multiple of 8
+  int32_t dimensions;   // 2 or 3
+  int64_t size[3];
+  int32_t first[3];                      // pixel of the first position, at the filter's first tap
+  int32_t stride[3];                     // pixels from position to position
+  int64_t positions[3];                  // along each size
+  uint32_t box_channels, box_positions;  // 64 channels are swizzled in 128 bytes, 32 in 64
+};
+
+// What the hardware takes: corners of [-128, 127] in two dimensions and of [-16, 15] in three, taps up to 255 and 31
+// pixels apart, strides up to 8.
+bool can_box_images(const BoxedImages& m, const int64_t (&reach)[3]);  // reach: from the first tap to the last
+Status make_image_map(const BoxedImages& m, CUtensorMap& map);
+
 // Whether this driver makes them.
 Status prepare_tensor_maps();
 

@@ -1,6 +1,7 @@
 // Loads all ops' kernels.
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
+#include "ops/conv/conv.h"
 #include "ops/linear/linear.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
@@ -9,6 +10,7 @@ namespace blocksparse {
 
 Status cuda_prepare(Device device) {
   BS_RETURN_IF_ERROR(linear::prepare_cuda(device));
+  BS_RETURN_IF_ERROR(conv::prepare_cuda(device));
   BS_RETURN_IF_ERROR(lstm::prepare_cuda(device));
   return norm::prepare_cuda(device);
 }

@@ -16,6 +16,26 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t ba
       : "memory");
 }
 
+// Of images: the first position is {column, row(, slice)} of `image`, each pixel is moved on by the tap's place.
+__device__ inline void load_image_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int channel, int column,
+                                      int row, int image, uint16_t tap_column, uint16_t tap_row) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2], {%7, %8};" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(channel), "r"(column), "r"(row), "r"(image), "h"(tap_column), "h"(tap_row)
+      : "memory");
+}
+__device__ inline void load_image_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int channel, int column,
+                                      int row, int slice, int image, uint16_t tap_column, uint16_t tap_row,
+                                      uint16_t tap_slice) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(channel), "r"(column), "r"(row), "r"(slice), "r"(image), "h"(tap_column),
+      "h"(tap_row), "h"(tap_slice)
+      : "memory");
+}
+
 // `bytes` and both addresses are multiples of 16.
 __device__ inline void load_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

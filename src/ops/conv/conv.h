@@ -111,5 +111,6 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream);
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
 size_t cuda_workspace_size(const Product& p);
 size_t cuda_workspace_size(const WeightGradient& g);
+Status prepare_cuda(Device device);
 
 }  // namespace blocksparse::conv

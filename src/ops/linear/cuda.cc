@@ -222,9 +222,16 @@ Status prepare_cuda(Device device) {
   return prepare_once(device, *card);
 }
 
-bool cuda_kernel_is_forced() {
+Result<std::optional<CudaKernel>> forced_cuda_kernel() {
   const auto choice = forced_kernel();
-  return choice.ok() && *choice != kNotForced;
+  if (!choice.ok()) return choice.status();
+  if (*choice == kNotForced) return std::optional<CudaKernel>();
+  return std::optional(static_cast<CudaKernel>(*choice));
+}
+
+bool cuda_kernel_is_forced() {
+  const auto choice = forced_cuda_kernel();
+  return choice.ok() && choice->has_value();
 }
 
 Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {

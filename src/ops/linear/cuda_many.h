@@ -51,22 +51,17 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 }
 
 // body.template operator()<K>() with the kernel type K.
-template <class T, bool XFirst, class Body>
+template <class T, XOrder Order, class Body>
 Status with_many_form(ManyKind kind, bool by_in, Body body) {
   switch (kind) {
     case ManyKind::direct:
-      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, XFirst>>()
-                   : body.template operator()<ManyWeights<T, ManyKind::direct, false, XFirst>>();
-    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false, XFirst>>();
-    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32, XFirst>>();
+      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, Order>>()
+                   : body.template operator()<ManyWeights<T, ManyKind::direct, false, Order>>();
+    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false, Order>>();
+    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32, Order>>();
     case ManyKind::cells16: break;
   }
-  return body.template operator()<ManyTokens<T, ManyKind::cells16, XFirst>>();
-}
-
-template <class T, class Body>
-Status with_many_kernel(ManyKind kind, bool by_in, bool x_first, Body body) {
-  return x_first ? with_many_form<T, true>(kind, by_in, body) : with_many_form<T, false>(kind, by_in, body);
+  return body.template operator()<ManyTokens<T, ManyKind::cells16, Order>>();
 }
 
 // Features-first, results go the other way too: no use for boxes.
@@ -78,8 +73,15 @@ auto many_kernel([[maybe_unused]] bool plain) {
   return many_product<K, false>;
 }
 
-template <class T>
-Status launch_many(const Product& p, const CudaCall& call) {
+// What feeds the kernel, beside the product itself.
+struct ManyFeed {
+  DeviceWalk walk;
+  const float* gates;
+  const GatheredImages* images = nullptr;  // where x is gathered from, if it is
+};
+
+template <class T, XOrder Order>
+Status launch_many_of(const Product& p, const ManyFeed& feed, const CudaCall& call) {
   const ManyPlan plan = plan_many(call.problem);
   const ManyTables tables = many_tables(plan, call.problem.block, call.workspace.data);
   const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
@@ -91,14 +93,12 @@ Status launch_many(const Product& p, const CudaCall& call) {
                          .outputs = p.y.features,
                          .boxes = in_boxes(p.y),
                          .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  const auto walk = walk_on_device(p.layout, p.by_in);
-  const auto* gates = static_cast<const float*>(p.gates);
-  return with_many_kernel<T>(plan.kind, p.by_in, p.x.features_first(), [&]<class K>() {
+  return with_many_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
     const void* w = many_copies(call.problem) ? tables.copy : p.w;
-    BS_RETURN_IF_ERROR(K::make_maps(p, w, maps));  // before anything is queued
-    BS_RETURN_IF_ERROR(make_many_tables(plan, call, walk, gates, tables));
-    BS_RETURN_IF_ERROR(pack_many_weights(plan, call, walk, {p.w, gates, p.dtype}, tables));
+    BS_RETURN_IF_ERROR(K::make_maps(p, feed.images, w, maps));  // before anything is queued
+    BS_RETURN_IF_ERROR(make_many_tables(plan, call, feed.walk, feed.gates, tables));
+    BS_RETURN_IF_ERROR(pack_many_weights(plan, call, feed.walk, {p.w, feed.gates, p.dtype}, tables));
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
@@ -109,20 +109,31 @@ Status launch_many(const Product& p, const CudaCall& call) {
 }
 
 template <class T>
-Status prepare_many() {
+Status launch_many(const Product& p, const CudaCall& call) {
+  const ManyFeed feed{walk_on_device(p.layout, p.by_in), static_cast<const float*>(p.gates)};
+  return p.x.features_first() ? launch_many_of<T, XOrder::features>(p, feed, call)
+                              : launch_many_of<T, XOrder::tokens>(p, feed, call);
+}
+
+template <class T, XOrder Order>
+Status prepare_many_of() {
   for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
     for (bool by_in : {false, true}) {
-      for (bool x_first : {false, true}) {
-        BS_RETURN_IF_ERROR(with_many_kernel<T>(kind, by_in, x_first, [&]<class K>() {
-          BS_RETURN_IF_ERROR(cuda::prepare(many_kernel<K>(true), K::kSharedBytes));
-          return cuda::prepare(many_kernel<K>(false), K::kSharedBytes);
-        }));
-      }
+      BS_RETURN_IF_ERROR((with_many_form<T, Order>(kind, by_in, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(many_kernel<K>(true), K::kSharedBytes));
+        return cuda::prepare(many_kernel<K>(false), K::kSharedBytes);
+      })));
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
   BS_RETURN_IF_ERROR(prepare_many_tables());
   return prepare_many_pack();
+}
+
+template <class T>
+Status prepare_many() {
+  BS_RETURN_IF_ERROR((prepare_many_of<T, XOrder::tokens>()));
+  return prepare_many_of<T, XOrder::features>();
 }
 
 template <class T>

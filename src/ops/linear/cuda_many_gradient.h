@@ -20,6 +20,7 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
 #include "ops/linear/cuda_gradient_target.h"
+#include "ops/linear/cuda_many_maps.h"
 #include "ops/linear/cuda_many_units.h"
 
 namespace blocksparse::linear {
@@ -30,26 +31,31 @@ using ptx::shared_address;
 struct ManyGradient {
   GradientTables tables;
   GradientTarget target;
-  const void* w;      // if the gates' gradients are wanted
-  float* gate_parts;  // [blocks][b / 16][b / 8]; null: they are not
+  const void* w;        // if the gates' gradients are wanted
+  float* gate_parts;    // [blocks][b / 16][b / 8]; null: they are not
+  int32_t gate_blocks;  // that have a gate in common, one behind the other
   float* dgates;
   int32_t block_shift;
   int32_t steps;  // of tokens
   int64_t outputs, inputs;
 };
 
+template <XOrder Order>
 struct GradientMaps {
-  CUtensorMap x, dy;
+  ManyX<Order> x;
+  CUtensorMap dy;
 };
 
-// B = 32 serves smaller blocks too. First: x and dy are features-first.
-template <class T, int B, bool First>
+// B = 32 serves smaller blocks too. Order: of x; that of dy is the same, or by tokens where x is gathered.
+template <class T, int B, XOrder Order>
 struct GradientKernel {
   using Element = T;
   static constexpr int block = B;
-  static constexpr bool first = First;
+  using Maps = GradientMaps<Order>;
+  static constexpr XOrder order = Order;
+  static constexpr bool first = Order == XOrder::features;
   static constexpr ManyGradientForm form = gradient_form_of(B);
-  static constexpr int kTokens = First ? 64 : 32;  // of a step
+  static constexpr int kTokens = first ? 64 : 32;  // of a step
   static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kDyBoxes = form.strip_outputs / 64;
   static constexpr int kDyBox = kTokens * 64 * 2, kXBox = kTokens * kCell * 2;
   static constexpr int kStageBytes = kDyBoxes * kDyBox + kCells * kXBox;
@@ -130,13 +136,15 @@ __device__ inline void load_gradient_box(uint32_t to, const CUtensorMap* map, ui
 
 // One warp, a lane a box.
 template <class K>
-__device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, GradientRing ring) {
+__device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& maps, GradientRing ring) {
   const auto lane = static_cast<int>(threadIdx.x) % 32, box = lane - K::kDyBoxes;
   for (GradientWork work(g); work.next();) {
     const GradientUnit unit = g.tables.units[work.unit];
     const int column = box < 0            ? unit.strip * K::form.strip_outputs + lane * 64
                        : box < unit.cells ? g.tables.chunks[unit.first_cell + box] * K::kCell
                                           : 0;
+    [[maybe_unused]] ImageTap tap{};
+    if constexpr (K::order == XOrder::images) tap = maps.x.steps.tap_of(column);
     for (int step = work.first; step < work.last; ++step) {
       if (lane == 0) {
         ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
@@ -148,8 +156,13 @@ __device__ void feed_gradient(const ManyGradient& g, const GradientMaps& maps, G
       if (box < 0) {
         load_gradient_box<K>(data + lane * K::kDyBox, &maps.dy, ring.full_at(), column, step * K::kTokens);
       } else if (box < unit.cells) {
-        load_gradient_box<K>(data + K::kDyBoxes * K::kDyBox + box * K::kXBox, &maps.x, ring.full_at(), column,
-                             step * K::kTokens);
+        const uint32_t to = data + K::kDyBoxes * K::kDyBox + box * K::kXBox;
+        if constexpr (K::order == XOrder::images) {
+          const ImagePixel pixel = maps.x.steps.pixel_of(step * K::kTokens);
+          load_positions(to, &maps.x.map, ring.full_at(), maps.x.steps, tap, pixel);
+        } else {
+          load_gradient_box<K>(to, &maps.x.map, ring.full_at(), column, step * K::kTokens);
+        }
       }
       ring.advance<K>();
     }
@@ -249,7 +262,7 @@ __device__ inline float* part_of(const ManyGradient& g, int thread_block, bool f
 
 template <class K>
 __global__ void __launch_bounds__(K::kThreads, 1)
-    many_gradient([[maybe_unused]] const __grid_constant__ GradientMaps maps,
+    many_gradient([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
                   [[maybe_unused]] const __grid_constant__ ManyGradient g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char stages[];
@@ -328,12 +341,12 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   store_unit<K, kEights>(g, g.tables.units[unit], group, slice * kEights, [&](int i) { return sums[i]; });
 }
 
-// A warp a block: its parts in order of the lanes, then the lanes.
-__global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__ ManyGradient g, int32_t blocks) {
+// A warp a gate: the parts of its blocks in order of the lanes, then the lanes.
+__global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__ ManyGradient g, int32_t gates) {
   ptx::griddepcontrol_wait();
-  const int columns = 1 << (g.block_shift - 3), parts = columns * max(columns / 2, 1);
+  const int columns = 1 << (g.block_shift - 3), parts = g.gate_blocks * columns * max(columns / 2, 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (auto id = static_cast<int32_t>((blockIdx.x * 256 + threadIdx.x) / 32); id < blocks;
+  for (auto id = static_cast<int32_t>((blockIdx.x * 256 + threadIdx.x) / 32); id < gates;
        id += static_cast<int32_t>(gridDim.x * 8)) {
     float sum = 0;
     for (int i = lane; i < parts; i += 32) sum += g.gate_parts[int64_t{id} * parts + i];
@@ -345,18 +358,13 @@ __global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 // body.template operator()<K>() with the kernel type K.
-template <class T, bool First, class Body>
-Status with_gradient_blocks(int32_t block, Body body) {
+template <class T, XOrder Order, class Body>
+Status with_gradient_kernel(int32_t block, Body body) {
   switch (block) {
-    case 64: return body.template operator()<GradientKernel<T, 64, First>>();
-    case 128: return body.template operator()<GradientKernel<T, 128, First>>();
-    default: return body.template operator()<GradientKernel<T, 32, First>>();
+    case 64: return body.template operator()<GradientKernel<T, 64, Order>>();
+    case 128: return body.template operator()<GradientKernel<T, 128, Order>>();
+    default: return body.template operator()<GradientKernel<T, 32, Order>>();
   }
-}
-
-template <class T, class Body>
-Status with_gradient_kernel(int32_t block, bool first, Body body) {
-  return first ? with_gradient_blocks<T, true>(block, body) : with_gradient_blocks<T, false>(block, body);
 }
 
 inline Status gradient_map(const Activations& a, int32_t features, int32_t tokens, CUtensorMap& map) {
@@ -370,26 +378,49 @@ inline Status gradient_map(const Activations& a, int32_t features, int32_t token
                                map);
 }
 
-template <class T>
-Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
-  const GradTerm term = g.term(0);
+template <class K>
+Status gradient_maps(const GradTerm& term, const GatheredImages* images, typename K::Maps& maps) {
+  if constexpr (K::order == XOrder::images) {
+    maps.x.steps = ImageSteps(*images);
+    BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(*images, K::kCell, K::kTokens), maps.x.map));
+  } else {
+    BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x.map));
+  }
+  return gradient_map(term.dy, 64, K::kTokens, maps.dy);
+}
+
+// What a launch sums, and where that goes.
+struct ManyGradientTask {
+  GradTerm term;
+  const GatheredImages* images =
+      nullptr;  // where x is gathered from, if it is: then of x only n and the features count
+  DeviceWalk walk;
+  GradientTarget target;
+  const void* w;
+  float* dgates;        // or null
+  int32_t gates;        // there are
+  int32_t gate_blocks;  // of each
+};
+
+template <class T, XOrder Order>
+Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) {
   const GradientTables tables = gradient_tables(call.problem, call.workspace.data);
-  return with_gradient_kernel<T>(call.problem.block, call.problem.x_first, [&]<class K>() {
-    const auto steps = static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
+  return with_gradient_kernel<T, Order>(call.problem.block, [&]<class K>() {
+    const auto steps = static_cast<int32_t>((t.term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
-    GradientMaps maps{};
-    BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x));
-    BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy));
-    BS_RETURN_IF_ERROR(make_gradient_units(call, walk_on_device(g.layout, false), tables, grid, steps));
+    typename K::Maps maps{};
+    BS_RETURN_IF_ERROR(gradient_maps<K>(t.term, t.images, maps));
+    BS_RETURN_IF_ERROR(make_gradient_units(call, t.walk, tables, grid, steps));
     const ManyGradient args{.tables = tables,
-                            .target = target_of(g),
-                            .w = g.w,
-                            .gate_parts = g.dgates == nullptr ? nullptr : tables.gate_parts,
-                            .dgates = static_cast<float*>(g.dgates),
+                            .target = t.target,
+                            .w = t.w,
+                            .gate_parts = t.dgates == nullptr ? nullptr : tables.gate_parts,
+                            .gate_blocks = t.gate_blocks,
+                            .dgates = t.dgates,
                             .block_shift = __builtin_ctz(static_cast<unsigned>(call.problem.block)),
                             .steps = steps,
-                            .outputs = g.layout.out_features,
-                            .inputs = g.layout.in_features};
+                            .outputs = call.problem.outputs,
+                            .inputs = call.problem.inputs};
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
                                      .shared_bytes = K::kSharedBytes,
@@ -402,28 +433,45 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
                                      .stream = stream_of(call),
                                      .overlap = true},
                                     gradient_combine<K>, args, grid));
-    if (g.dgates == nullptr || g.layout.blocks == 0) return Status();
-    return cuda::launch({.blocks = std::min<int64_t>((g.layout.blocks + 7) / 8, int64_t{16} * grid),
+    if (t.dgates == nullptr || t.gates == 0) return Status();
+    return cuda::launch({.blocks = std::min<int64_t>((t.gates + 7) / 8, int64_t{16} * grid),
                          .threads = 256,
                          .stream = stream_of(call),
                          .overlap = true},
-                        gradient_of_gates, args, static_cast<int32_t>(g.layout.blocks));
+                        gradient_of_gates, args, t.gates);
   });
 }
 
 template <class T>
-Status prepare_many_gradient() {
+Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
+  const ManyGradientTask task{.term = g.term(0),
+                              .walk = walk_on_device(g.layout, false),
+                              .target = target_of(g),
+                              .w = g.w,
+                              .dgates = static_cast<float*>(g.dgates),
+                              .gates = static_cast<int32_t>(g.layout.blocks),
+                              .gate_blocks = 1};
+  return call.problem.x_first ? launch_many_gradient_of<T, XOrder::features>(task, call)
+                              : launch_many_gradient_of<T, XOrder::tokens>(task, call);
+}
+
+template <class T, XOrder Order>
+Status prepare_many_gradient_of() {
   for (int32_t block : {32, 64, 128}) {
-    for (bool first : {false, true}) {
-      BS_RETURN_IF_ERROR(with_gradient_kernel<T>(block, first, [&]<class K>() {
-        BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
-        return cuda::prepare(many_gradient<K>, K::kSharedBytes);
-      }));
-    }
+    BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
+      return cuda::prepare(many_gradient<K>, K::kSharedBytes);
+    })));
   }
   BS_RETURN_IF_ERROR(cuda::prepare(gradient_of_gates, 0));
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
   return prepare_gradient_units();
+}
+
+template <class T>
+Status prepare_many_gradient() {
+  BS_RETURN_IF_ERROR((prepare_many_gradient_of<T, XOrder::tokens>()));
+  return prepare_many_gradient_of<T, XOrder::features>();
 }
 
 template <class T>

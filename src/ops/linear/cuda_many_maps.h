@@ -3,20 +3,36 @@
 
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/tensor_map.h"
+#include "ops/linear/cuda_many_images.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 namespace {
 
+// Of x: rows are tokens, or features, or it is gathered from images.
+enum class XOrder { tokens, features, images };
+
+template <XOrder>
+struct ManyX {
+  CUtensorMap map;
+};
+template <>
+struct ManyX<XOrder::images> {
+  CUtensorMap map;
+  ImageSteps steps;
+};
+
 // Of a stage's x: [tokens][64 inputs], or features-first [tokens / 64][64 inputs][64 tokens].
-template <bool First, int Tokens>
-__device__ inline void load_many_x(uint32_t to, const CUtensorMap* map, uint32_t full, int input, int token) {
-  if constexpr (First) {
+template <XOrder Order, int Tokens>
+__device__ inline void load_many_x(uint32_t to, const ManyX<Order>& x, uint32_t full, int input, int token) {
+  if constexpr (Order == XOrder::features) {
 #pragma unroll
-    for (int i = 0; i < Tokens / 64; ++i) ptx::load_box(to + i * 64 * kChunk * 2, map, full, token + 64 * i, input);
+    for (int i = 0; i < Tokens / 64; ++i) ptx::load_box(to + i * 64 * kChunk * 2, &x.map, full, token + 64 * i, input);
+  } else if constexpr (Order == XOrder::images) {
+    load_positions(to, &x.map, full, x.steps, x.steps.tap_of(input), x.steps.pixel_of(token));
   } else {
-    ptx::load_box(to, map, full, input, token);
+    ptx::load_box(to, &x.map, full, input, token);
   }
 }
 
@@ -32,25 +48,35 @@ inline bool is_plain(const Product& p) {
          in_boxes(p.y);
 }
 
-// x comes in boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
-inline Status make_many_maps(const Product& p, int32_t tokens, CUtensorMap& x, CUtensorMap& y) {
-  const bool first = p.x.features_first();
-  BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
-                                            .columns = first ? p.x.n : p.x.features,
-                                            .rows = first ? p.x.features : p.x.n,
-                                            .row_stride = first ? p.x.feature_stride : p.x.token_stride,
-                                            .box_columns = 64,
-                                            .box_rows = static_cast<uint32_t>(first ? kChunk : tokens)},
-                                           x));
-  if (!in_boxes(p.y)) return {};
-  const bool y_first = p.y.features_first();
-  return cuda::make_tensor_map({.data = p.y.data,
-                                .columns = y_first ? p.y.n : p.y.features,
-                                .rows = y_first ? p.y.features : p.y.n,
-                                .row_stride = y_first ? p.y.feature_stride : p.y.token_stride,
+// Boxes of 64 tokens x 64 outputs.
+inline Status make_y_map(const Activations& y, CUtensorMap& map) {
+  if (!in_boxes(y)) return {};
+  const bool first = y.features_first();
+  return cuda::make_tensor_map({.data = y.data,
+                                .columns = first ? y.n : y.features,
+                                .rows = first ? y.features : y.n,
+                                .row_stride = first ? y.feature_stride : y.token_stride,
                                 .box_columns = 64,
                                 .box_rows = 64},
-                               y);
+                               map);
+}
+
+// Boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk. `images`: where x is gathered from, if it is.
+template <XOrder Order>
+Status make_x_map(const Activations& x, const GatheredImages* images, int32_t tokens, ManyX<Order>& to) {
+  if constexpr (Order == XOrder::images) {
+    to.steps = ImageSteps(*images);
+    return cuda::make_image_map(boxed(*images, kChunk, static_cast<uint32_t>(tokens)), to.map);
+  } else {
+    const bool first = Order == XOrder::features;
+    return cuda::make_tensor_map({.data = x.data,
+                                  .columns = first ? x.n : x.features,
+                                  .rows = first ? x.features : x.n,
+                                  .row_stride = first ? x.feature_stride : x.token_stride,
+                                  .box_columns = 64,
+                                  .box_rows = static_cast<uint32_t>(first ? kChunk : tokens)},
+                                 to.map);
+  }
 }
 
 }  // namespace

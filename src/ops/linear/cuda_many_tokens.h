@@ -10,15 +10,17 @@
 namespace blocksparse::linear {
 namespace {
 
+template <XOrder Order>
 struct TokensMaps {
-  CUtensorMap x, y;
+  ManyX<Order> x;
+  CUtensorMap y;
 };
 
-template <class T, ManyKind Kind, bool XFirst>
+template <class T, ManyKind Kind, XOrder Order>
 struct ManyTokens {
-  using Maps = TokensMaps;
+  using Maps = TokensMaps<Order>;
   static constexpr ManyForm form = form_of(Kind);
-  static constexpr bool x_first = XFirst;
+  static constexpr bool x_first = Order == XOrder::features;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 1, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.most_cells * form.cell_bytes();
@@ -34,7 +36,7 @@ struct ManyTokens {
                               uint32_t full) {
     const auto bytes = static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
     ptx::mbarrier_arrive_expect(full, kXBytes + bytes);
-    load_many_x<XFirst, kTokens>(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     ptx::load_bulk(stage + kXBytes, p.tables.cells + int64_t{r.c} * form.cell_bytes(), bytes, full);
   }
   // {bits, bits, cells in front of each part's in a byte each, -}
@@ -78,9 +80,9 @@ struct ManyTokens {
           const uint64_t b = (none >> 32 << 32) | (w + k * kOutputs * 2);
 #pragma unroll
           for (int half = 0; half < kHalves; ++half) {
-            constexpr int kEight = XFirst ? 64 : 1;  // 8 inputs on
+            constexpr int kEight = x_first ? 64 : 1;  // 8 inputs on
             const int at = (first / kSlots * (form.cell_inputs / 8) + k * 2) * kEight;
-            ptx::wgmma<T, kOutputs, XFirst, false>(sums.of[half][slot], x + half * 512 + at, b);
+            ptx::wgmma<T, kOutputs, x_first, false>(sums.of[half][slot], x + half * 512 + at, b);
           }
         }
         ptx::wgmma_commit();
@@ -101,8 +103,9 @@ struct ManyTokens {
     }
   }
 
-  static Status make_maps(const Product& p, const void*, Maps& maps) {
-    return make_many_maps(p, kTokens, maps.x, maps.y);
+  static Status make_maps(const Product& p, const GatheredImages* images, const void*, Maps& maps) {
+    BS_RETURN_IF_ERROR(make_x_map(p.x, images, kTokens, maps.x));
+    return make_y_map(p.y, maps.y);
   }
 };
 

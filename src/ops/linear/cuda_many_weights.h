@@ -12,15 +12,17 @@
 namespace blocksparse::linear {
 namespace {
 
+template <XOrder Order>
 struct WeightsMaps {
-  CUtensorMap x, w, y;
+  ManyX<Order> x;
+  CUtensorMap w, y;
 };
 
-template <class T, ManyKind Kind, bool ByIn, bool XFirst>
+template <class T, ManyKind Kind, bool ByIn, XOrder Order>
 struct ManyWeights {
-  using Maps = WeightsMaps;
+  using Maps = WeightsMaps<Order>;
   static constexpr ManyForm form = form_of(Kind);
-  static constexpr bool direct = Kind == ManyKind::direct, x_first = XFirst;
+  static constexpr bool direct = Kind == ManyKind::direct, x_first = Order == XOrder::features;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 2, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.slots * form.cell_bytes();
@@ -36,7 +38,7 @@ struct ManyWeights {
     const uint32_t w = stage + kXBytes;
     const int cells = direct ? (r.a >= 0) + (r.b >= 0) : __popc(r.a);
     ptx::mbarrier_arrive_expect(full, kXBytes + cells * form.cell_bytes());
-    load_many_x<XFirst, kTokens>(stage, &maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     if constexpr (direct) {
       if (r.a >= 0) ptx::load_box(w, &maps.w, full, r.c & 0xffff, r.a);
       if (r.b >= 0) ptx::load_box(w + form.cell_bytes(), &maps.w, full, r.c >> 16, r.b);
@@ -61,15 +63,15 @@ struct ManyWeights {
 
   __device__ static void multiply(Sums& sums, uint32_t stage, uint32_t, uint32_t before) {
     const uint32_t w = stage + kXBytes + before * form.cell_bytes();
-    const uint64_t b = ptx::wgmma_matrix(stage, XFirst ? 64 * kChunk * 2 : 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t b = ptx::wgmma_matrix(stage, x_first ? 64 * kChunk * 2 : 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t a = direct ? ptx::wgmma_matrix(w, 0, 1024, ptx::Swizzle::bytes_128)
                               : ptx::wgmma_matrix(w, 1024, 128, ptx::Swizzle::none);
     constexpr bool kTransposed = direct && ByIn;  // a box [inputs, outputs]
-    constexpr int kStep = direct && !ByIn ? 2 : 128, kStepX = XFirst ? 128 : 2;
+    constexpr int kStep = direct && !ByIn ? 2 : 128, kStepX = x_first ? 128 : 2;
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kChunk / 16; ++k) {
-      ptx::wgmma<T, kTokens, kTransposed, XFirst>(sums.of, a + k * kStep, b + k * kStepX);
+      ptx::wgmma<T, kTokens, kTransposed, x_first>(sums.of, a + k * kStep, b + k * kStepX);
     }
     ptx::wgmma_commit();
   }
@@ -85,8 +87,8 @@ struct ManyWeights {
     }
   }
 
-  // `w`: where W lies, or its copy.
-  static Status make_maps(const Product& p, const void* w, Maps& maps) {
+  // `images`: where x is gathered from, if it is; `w`: where W lies, or its copy.
+  static Status make_maps(const Product& p, const GatheredImages* images, const void* w, Maps& maps) {
     const int32_t b = p.layout.block_size;
     if (direct && p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
       BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = w,
@@ -97,7 +99,8 @@ struct ManyWeights {
                                                 .box_rows = 64},
                                                maps.w));
     }
-    return make_many_maps(p, kTokens, maps.x, maps.y);
+    BS_RETURN_IF_ERROR(make_x_map(p.x, images, kTokens, maps.x));
+    return make_y_map(p.y, maps.y);
   }
 };
 

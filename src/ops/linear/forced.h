@@ -1,8 +1,14 @@
 // Whether one CUDA kernel was asked for: see set_cuda_kernel.
 #pragma once
 
+#include <optional>
+
+#include "blocksparse/status.h"
+#include "ops/linear/select_cuda.h"
+
 namespace blocksparse::linear {
 
+Result<std::optional<CudaKernel>> forced_cuda_kernel();
 bool cuda_kernel_is_forced();
 
 }  // namespace blocksparse::linear

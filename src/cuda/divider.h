@@ -1,0 +1,36 @@
+// Division of 31 bits by a number that the host knows: a multiplication and a shift.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace blocksparse::cuda {
+
+struct Divider {
+  uint32_t by = 1;
+  uint32_t multiplier = 0, shift = 0;
+
+  Divider() = default;
+  // 1 <= divisor < 2^31. With L = ceil(log2 divisor), ceil(2^(31 + L) / divisor) is too large by less than 2^L, so the
+  // quotient of anything below 2^31 is right.
+  explicit Divider(int64_t divisor) : by(static_cast<uint32_t>(divisor)) {
+    if (by == 1) return;
+    const auto log2 = static_cast<uint32_t>(std::bit_width(by - 1));
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by);
+    shift = log2 - 1;
+  }
+
+#if defined(__CUDACC__)
+  __device__ int quotient(int value) const {
+    return by == 1 ? value : static_cast<int>(__umulhi(static_cast<uint32_t>(value), multiplier) >> shift);
+  }
+  // And what is left in `value`.
+  __device__ int divide(int& value) const {
+    const int result = quotient(value);
+    value -= result * static_cast<int>(by);
+    return result;
+  }
+#endif
+};
+
+}  // namespace blocksparse::cuda

@@ -1,0 +1,29 @@
+// The list of blocks that the linear op's kernel for many tokens walks for a convolution: each block once for every
+// tap, in the columns of that tap. Made anew by every call, as that kernel's own tables are.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/linear/cuda.h"
+
+namespace blocksparse::conv {
+
+struct TapWalk {
+  linear::DeviceWalk walk;
+  const float* gates;  // of each block and tap; null: 1
+};
+
+struct TapList {
+  linear::DeviceWalk from;  // of blocks
+  int64_t rows, blocks;
+  int32_t taps;
+  int32_t columns_of_tap;  // in blocks
+  bool mirrored;           // the last tap's columns come first
+  const float* gates;      // of blocks, or null
+};
+
+// Into the workspace, at tap_places().
+Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t stream);
+Status prepare_taps();
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,195 @@
+#include "ops/conv/select_cuda.h"
+
+#include <algorithm>
+
+#include "ops/linear/select_many.h"
+
+namespace blocksparse::conv {
+
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 31;
+constexpr int64_t kMostWorkspace = int64_t{64} << 20;
+constexpr int64_t kLine = 128;
+
+int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+bool is_in_place(const Gather& g) {
+  const SpatialSizes one = {1, 1, 1}, none = {};
+  return g.kernel == one && g.stride == one && g.padding == none;
+}
+
+// Taps as the copying hardware walks them: see cuda::can_box_images. The sizes are those of the images gathered from,
+// the positions those of the others.
+bool boxes_reach(const Gather& g, const SpatialSizes& size, const SpatialSizes& positions) {
+  const bool deep = size[0] > 1 || positions[0] > 1 || g.kernel[0] > 1;
+  const int64_t corner = deep ? 16 : 128, most_reach = deep ? 31 : 255;
+  constexpr int64_t kMostStride = 8;
+  for (size_t a = 0; a < 3; ++a) {
+    const int64_t reach = (g.kernel[a] - 1) * g.dilation[a];
+    const int64_t first = g.inverse ? g.padding[a] - reach : -g.padding[a];
+    const int64_t last = first + (positions[a] - 1) * g.stride[a] + 1 - size[a];
+    if (g.inverse && g.stride[a] != 1) return false;
+    if (reach > most_reach || g.stride[a] > kMostStride) return false;
+    if (first < -corner || first >= corner || last < -corner || last >= corner) return false;
+  }
+  return true;
+}
+
+// x is gathered, y is not.
+bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
+  return is_16_bits(dtype) && x.channels_last && x.channels % block == 0 && y.channels % 8 == 0 && x.channels > 0 &&
+         y.channels > 0 && aligned(x.data) && aligned(y.data) && y.n * y.pixels() < kMost && x.pixels() > 0 &&
+         boxes_reach(gather, x.size, y.size);
+}
+
+linear::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, int64_t taps) {
+  linear::CudaProblem p;
+  p.pass = pass;
+  p.dtype = dtype;
+  p.block = layout.block_size;
+  p.blocks = layout.blocks * taps;
+  return p;
+}
+
+}  // namespace
+
+int64_t inputs_of_tap(int64_t channels, int32_t block) {
+  const int64_t step = std::max(linear::kChunk, block);
+  return (channels + step - 1) / step * step;
+}
+
+linear::CudaProblem many_problem(const Product& p) {
+  auto problem = problem_of(p.by_in ? Pass::dgrad : Pass::fprop, p.dtype, p.layout, p.gather.taps());
+  problem.n = p.y.n * p.y.pixels();
+  problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
+  problem.outputs = p.y.channels;
+  problem.by_in = p.by_in;
+  problem.w_aligned = aligned(p.w);
+  problem.gated = p.gates != nullptr;
+  return problem;
+}
+
+linear::CudaProblem many_problem(const WeightGradient& g) {
+  auto problem = problem_of(Pass::wgrad, g.dtype, g.layout, g.gather.taps());
+  problem.n = g.rows.n * g.rows.pixels();
+  problem.inputs = g.gather.taps() * inputs_of_tap(g.columns.channels, g.layout.block_size);
+  problem.outputs = g.rows.channels;
+  problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
+  problem.gated = g.dgates != nullptr;
+  return problem;
+}
+
+TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
+  TapPlaces at{};
+  at.refs = lines((rows + 1) * 4);
+  at.gates = at.refs + lines(blocks * taps * 8);
+  at.end = at.gates + lines(blocks * taps * 4);
+  return at;
+}
+
+linear::Activations as_tokens(const Images& a) {
+  if (a.data == nullptr && a.n == 0) return {};
+  return {a.data, a.n * a.pixels(), a.channels, a.channels, 1};
+}
+
+linear::Product as_linear(const Product& p) {
+  return {.dtype = p.dtype,
+          .layout = p.layout,
+          .by_in = p.by_in,
+          .x = as_tokens(p.x),
+          .y = as_tokens(p.y),
+          .residual = as_tokens(p.residual),
+          .w = p.w,
+          .gates = p.gates,
+          .bias = p.bias,
+          .activation = p.activation};
+}
+
+namespace {
+
+bool is_linear(const Product& p) {
+  return is_in_place(p.gather) && p.x.channels_last && p.x_channels == nullptr && p.y_channels == nullptr;
+}
+
+bool is_linear(const WeightGradient& g) {
+  return is_in_place(g.gather) && g.rows.channels_last && g.row_channels == nullptr && g.column_channels == nullptr;
+}
+
+int64_t many_workspace(const Product& p) {
+  const auto problem = many_problem(p);
+  const int64_t rows = problem.output_blocks();
+  return tap_places(rows, p.layout.blocks, p.gather.taps()).end +
+         linear::many_places(linear::plan_many(problem), problem.block).end;
+}
+
+int64_t many_workspace(const WeightGradient& g) {
+  const auto problem = many_problem(g);
+  const int64_t rows = problem.output_blocks();
+  return tap_places(rows, g.layout.blocks, g.gather.taps()).end +
+         linear::many_gradient_places(linear::plan_many_gradient(problem), problem).end;
+}
+
+bool could_be_many(const Product& p) {
+  return p.x_channels == nullptr && p.y_channels == nullptr &&
+         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && linear::many_supports(many_problem(p)) &&
+         many_workspace(p) < kMostWorkspace;
+}
+
+// Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
+bool could_be_many(const WeightGradient& g) {
+  return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
+         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostWorkspace;
+}
+
+template <class Problem>
+bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
+  switch (way) {
+    case CudaWay::generic: return true;
+    case CudaWay::many: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_many(p);
+    case CudaWay::linear: break;
+  }
+  return is_linear(p);
+}
+
+template <class Problem>
+CudaWay choose(const Problem& p, const cuda::Card& card) {
+  for (CudaWay way : {CudaWay::linear, CudaWay::many}) {
+    if (supports(way, p, card)) return way;
+  }
+  return CudaWay::generic;
+}
+
+}  // namespace
+
+bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) { return supports(way, p, card); }
+bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) { return supports(way, g, card); }
+CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
+CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
+
+size_t cuda_workspace_bytes(const Product& p) {
+  int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
+  if (is_linear(p)) {
+    LayoutView plain = p.layout;
+    plain.transposed = false;
+    const auto problem =
+        linear::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+size_t cuda_workspace_bytes(const WeightGradient& g) {
+  int64_t bytes = could_be_many(g) ? many_workspace(g) : 0;
+  if (is_linear(g)) {
+    const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,40 @@
+// Which CUDA kernel does a convolution, and what it needs of workspace. Pure functions of sizes and card.
+#pragma once
+
+#include "cuda/card.h"
+#include "ops/conv/conv.h"
+#include "ops/linear/select_cuda.h"
+
+namespace blocksparse::conv {
+
+enum class CudaWay : int32_t {
+  generic = 0,  // any card, any problem
+  many = 1,     // 16 bits, channels-last, forward or of stride 1: the linear op's kernel for many tokens on gathered x
+  linear = 2,   // one tap in place: the linear op itself
+};
+
+// The problem that the linear op's kernel sees: a column of W is a block of channels at one tap.
+linear::CudaProblem many_problem(const Product& p);
+linear::CudaProblem many_problem(const WeightGradient& g);
+int64_t inputs_of_tap(int64_t channels, int32_t block);  // filled up to whole chunks
+
+bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card);
+bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card);
+CudaWay choose_cuda_way(const Product& p, const cuda::Card& card);
+CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card);
+
+// The layout's list with its taps, and a gate for each: in front of what the kernel itself needs.
+struct TapPlaces {
+  int64_t starts, refs, gates, end;
+};
+TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps);
+
+// As an ordinary product, or pair of activations, of one tap in place.
+linear::Product as_linear(const Product& p);
+linear::Activations as_tokens(const Images& a);
+
+// Enough for any way that there is without a card's being known.
+size_t cuda_workspace_bytes(const Product& p);
+size_t cuda_workspace_bytes(const WeightGradient& g);
+
+}  // namespace blocksparse::conv
