@@ -20,17 +20,16 @@ struct Divider {
     shift = log2 - 1;
   }
 
-#if defined(__CUDACC__)
-  __device__ int quotient(int value) const {
-    return by == 1 ? value : static_cast<int>(__umulhi(static_cast<uint32_t>(value), multiplier) >> shift);
+  constexpr int quotient(int value) const {
+    if (by == 1) return value;
+    return static_cast<int>((uint64_t{static_cast<uint32_t>(value)} * multiplier) >> 32 >> shift);
   }
   // And what is left in `value`.
-  __device__ int divide(int& value) const {
+  constexpr int divide(int& value) const {
     const int result = quotient(value);
     value -= result * static_cast<int>(by);
     return result;
   }
-#endif
 };
 
 }  // namespace blocksparse::cuda

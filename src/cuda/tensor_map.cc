@@ -66,17 +66,6 @@ Status make_tensor_map(const BoxedMatrix& m, CUtensorMap& map) {
                                           m.row_stride, ": error ", static_cast<int>(result))};
 }
 
-bool can_box_images(const BoxedImages& m, const int64_t (&reach)[3]) {
-  const int64_t corner = m.dimensions == 2 ? 128 : 16, most_reach = m.dimensions == 2 ? 255 : 31;
-  constexpr int64_t kMostStride = 8, kMostSize = int64_t{1} << 32;
-  for (int axis = 0; axis < m.dimensions; ++axis) {
-    const int64_t upper = upper_corner(m, axis);
-    if (m.first[axis] < -corner || m.first[axis] >= corner || upper < -corner || upper >= corner) return false;
-    if (reach[axis] > most_reach || m.stride[axis] > kMostStride || m.size[axis] >= kMostSize) return false;
-  }
-  return m.channels % 8 == 0;
-}
-
 Status make_image_map(const BoxedImages& m, CUtensorMap& map) {
   const auto encode = image_encoder();
   if (!encode.ok()) return encode.status();

@@ -31,9 +31,8 @@ struct BoxedImages {
   uint32_t box_channels, box_positions;  // 64 channels are swizzled in 128 bytes, 32 in 64
 };
 
-// What the hardware takes: corners of [-128, 127] in two dimensions and of [-16, 15] in three, taps up to 255 and 31
-// pixels apart, strides up to 8.
-bool can_box_images(const BoxedImages& m, const int64_t (&reach)[3]);  // reach: from the first tap to the last
+// The hardware takes corners of [-128, 127] in two dimensions and of [-16, 15] in three, strides up to 8, and taps up
+// to 255 and 31 pixels apart.
 Status make_image_map(const BoxedImages& m, CUtensorMap& map);
 
 // Whether this driver makes them.

@@ -49,6 +49,22 @@ __device__ inline void store_box(const CUtensorMap* map, uint32_t from, int colu
                : "memory");
 }
 
+__device__ inline void store_image_box(const CUtensorMap* map, uint32_t from, int channel, int column, int row,
+                                       int image) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(channel), "r"(column), "r"(row), "r"(image)
+      : "memory");
+}
+__device__ inline void store_image_box(const CUtensorMap* map, uint32_t from, int channel, int column, int row,
+                                       int slice, int image) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.im2col_no_offs.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(channel), "r"(column), "r"(row), "r"(slice), "r"(image)
+      : "memory");
+}
+
 // All stores of this thread since the last commit are a group.
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

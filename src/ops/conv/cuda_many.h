@@ -12,86 +12,72 @@ namespace {
 using linear::GatheredImages;
 using linear::XOrder;
 
-// `positions` are the pixels of the images that x is gathered for. The inverse of a step of 1 is a forward one with the
-// taps in reverse.
-inline GatheredImages gathered(const Images& x, const SpatialSizes& positions, const Gather& gather, int32_t block) {
-  GatheredImages g{.data = x.data,
-                   .n = x.n,
-                   .channels = x.channels,
-                   .inputs_of_tap = inputs_of_tap(x.channels, block),
-                   .size = {},
-                   .positions = {},
-                   .taps = {},
-                   .first = {},
-                   .stride = {},
-                   .dilation = {}};
-  for (size_t axis = 0; axis < 3; ++axis) {
-    const size_t from = 2 - axis;  // width first
-    const int64_t reach = (gather.kernel[from] - 1) * gather.dilation[from];
-    g.size[axis] = x.size[from];
-    g.positions[axis] = positions[from];
-    g.taps[axis] = gather.kernel[from];
-    g.first[axis] = static_cast<int32_t>(gather.inverse ? gather.padding[from] - reach : -gather.padding[from]);
-    g.stride[axis] = static_cast<int32_t>(gather.stride[from]);
-    g.dilation[axis] = static_cast<int32_t>(gather.dilation[from]);
-  }
-  return g;
+inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutView& layout, bool by_in, int64_t rows,
+                        const void* gates) {
+  TapList list{.from = linear::walk_on_device(layout, by_in),
+               .rows = rows,
+               .blocks = layout.blocks,
+               .taps = phase.taps,
+               .kernel = {},
+               .columns_of_tap = static_cast<int32_t>(phase.x.inputs_of_tap / layout.block_size),
+               .gates = static_cast<const float*>(gates)};
+  for (size_t a = 0; a < 3; ++a) list.kernel[a] = static_cast<int32_t>(gather.kernel[a]);
+  return list;
 }
 
 // What lies behind the list of taps.
-inline Workspace after(const Workspace& workspace, int64_t bytes) {
+inline Workspace after_taps(const Workspace& workspace, int64_t rows, int64_t blocks, int64_t taps) {
+  const int64_t bytes = tap_places(rows, blocks, taps).end;
   return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - static_cast<size_t>(bytes)};
 }
 
 template <class T>
-Status launch_many_product(const Product& p, const CudaCall& call) {
-  const linear::CudaProblem problem = many_problem(p);
-  const int64_t taps = p.gather.taps(), rows = problem.output_blocks();
-  const GatheredImages images = gathered(p.x, p.y.size, p.gather, p.layout.block_size);
+Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) {
+  linear::CudaProblem problem = many_problem(p);
+  const int64_t rows = problem.output_blocks(), taps = p.gather.taps();
   linear::Product product = as_linear(p);
-  product.layout.blocks = problem.blocks;
-  product.x.n = problem.n;
-  const auto list = list_taps({.from = linear::walk_on_device(p.layout, p.by_in),
-                               .rows = rows,
-                               .blocks = p.layout.blocks,
-                               .taps = static_cast<int32_t>(taps),
-                               .columns_of_tap = static_cast<int32_t>(images.inputs_of_tap / p.layout.block_size),
-                               .mirrored = p.gather.inverse,
-                               .gates = static_cast<const float*>(p.gates)},
-                              call.workspace.data, static_cast<cudaStream_t>(call.stream));
+  product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
+  product.x.n = product.y.n = problem.n = phase.tokens();
+  problem.blocks = p.layout.blocks * phase.taps.taps();
+  problem.inputs = std::max<int64_t>(1, phase.taps.taps()) * phase.x.inputs_of_tap;
+  const auto list = list_taps(tap_list(phase, p.gather, p.layout, p.by_in, rows, p.gates), call.workspace.data,
+                              static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  const Workspace rest = after(call.workspace, tap_places(rows, p.layout.blocks, taps).end);
-  return linear::launch_many_of<T, XOrder::images>(product, {list->walk, list->gates, &images},
-                                                   {problem, call.card, rest, call.stream});
+  const linear::ManyImages images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
+  return linear::launch_many_of<T, XOrder::images>(
+      product, {list->walk, list->gates, images},
+      {problem, call.card, after_taps(call.workspace, rows, p.layout.blocks, taps), call.stream});
+}
+
+template <class T>
+Status launch_many_product(const Product& p, const CudaCall& call) {
+  for (int64_t i = 0; i < phase_count(p.gather); ++i) {
+    const Phase phase = phase_of(p.gather, p.x, p.y, p.layout.block_size, i);
+    if (phase.tokens() > 0) BS_RETURN_IF_ERROR(launch_phase<T>(p, phase, call));
+  }
+  return {};
 }
 
 template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
   const linear::CudaProblem problem = many_problem(g);
   const int64_t taps = g.gather.taps(), rows = problem.output_blocks();
-  const GatheredImages images = gathered(g.columns, g.rows.size, g.gather, g.layout.block_size);
-  const auto list = list_taps({.from = linear::walk_on_device(g.layout, false),
-                               .rows = rows,
-                               .blocks = g.layout.blocks,
-                               .taps = static_cast<int32_t>(taps),
-                               .columns_of_tap = static_cast<int32_t>(images.inputs_of_tap / g.layout.block_size),
-                               .mirrored = false,
-                               .gates = static_cast<const float*>(g.gates)},
-                              call.workspace.data, static_cast<cudaStream_t>(call.stream));
+  const Phase phase = phase_of(g.gather, g.columns, g.rows, g.layout.block_size, 0);
+  const auto list = list_taps(tap_list(phase, g.gather, g.layout, false, rows, g.gates), call.workspace.data,
+                              static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  const Workspace rest = after(call.workspace, tap_places(rows, g.layout.blocks, taps).end);
   linear::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
   term.x.n = problem.n;
   return linear::launch_many_gradient_of<T, XOrder::images>(
       {.term = term,
-       .images = &images,
+       .images = &phase.x,
        .walk = list->walk,
        .target = {list->gates, g.dw, g.dw_dtype == DType::f32, g.accumulate},
        .w = g.w,
        .dgates = static_cast<float*>(g.dgates),
        .gates = static_cast<int32_t>(g.layout.blocks),
        .gate_blocks = static_cast<int32_t>(taps)},
-      {problem, call.card, rest, call.stream});
+      {problem, call.card, after_taps(call.workspace, rows, g.layout.blocks, taps), call.stream});
 }
 
 template <class T>

@@ -13,10 +13,19 @@ constexpr int kTapThreads = 256;
 
 struct TapTask {
   TapList list;
-  cuda::Divider taps;
+  int32_t count;  // of the taps
+  cuda::Divider taps, of_slice, of_row;
   int32_t* starts;
   BlockRef* refs;
   float* gates;
+
+  // Of all taps of the filter.
+  __device__ int tap(int index) const {
+    const TapSubset& t = list.taps;
+    const int slice = of_slice.divide(index), row = of_row.divide(index);
+    const int at[3] = {t.start[0] + slice * t.step[0], t.start[1] + row * t.step[1], t.start[2] + index * t.step[2]};
+    return (at[0] * list.kernel[1] + at[1]) * list.kernel[2] + at[2];
+  }
 };
 
 __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant__ TapTask t) {
@@ -26,14 +35,14 @@ __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant
   const TapList& l = t.list;
   const auto first = static_cast<int>(blockIdx.x * kTapThreads + threadIdx.x);
   const auto step = static_cast<int>(gridDim.x * kTapThreads);
-  for (int row = first; row <= l.rows; row += step) t.starts[row] = l.from.starts[row] * l.taps;
-  const auto count = static_cast<int>(l.blocks * l.taps);
+  for (int row = first; row <= l.rows; row += step) t.starts[row] = l.from.starts[row] * t.count;
+  const auto count = static_cast<int>(l.blocks * t.count);
+  const int all = l.kernel[0] * l.kernel[1] * l.kernel[2];
   for (int i = first; i < count; i += step) {
-    int tap = i;
-    const int block = t.taps.divide(tap);
+    int index = i;
+    const int block = t.taps.divide(index);
     const BlockRef ref = l.from.refs[block];
-    const int place = l.mirrored ? l.taps - 1 - tap : tap;
-    const int weight = ref.weight * l.taps + tap;
+    const int place = l.taps.mirrored ? t.count - 1 - index : index, weight = ref.weight * all + t.tap(index);
     t.refs[i] = {place * l.columns_of_tap + ref.from, weight};
     if (l.gates != nullptr) t.gates[weight] = l.gates[ref.weight];
   }
@@ -42,14 +51,18 @@ __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant
 }  // namespace
 
 Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t stream) {
-  const TapPlaces at = tap_places(list.rows, list.blocks, list.taps);
+  const int64_t count = list.taps.taps(), all = int64_t{list.kernel[0]} * list.kernel[1] * list.kernel[2];
+  const TapPlaces at = tap_places(list.rows, list.blocks, all);
   auto* base = static_cast<char*>(workspace);
   const TapTask task{.list = list,
-                     .taps = cuda::Divider(list.taps),
+                     .count = static_cast<int32_t>(count),
+                     .taps = cuda::Divider(std::max<int64_t>(1, count)),
+                     .of_slice = cuda::Divider(std::max(1, list.taps.count[1] * list.taps.count[2])),
+                     .of_row = cuda::Divider(std::max(1, list.taps.count[2])),
                      .starts = reinterpret_cast<int32_t*>(base + at.starts),
                      .refs = reinterpret_cast<BlockRef*>(base + at.refs),
                      .gates = reinterpret_cast<float*>(base + at.gates)};
-  const int64_t work = std::max(list.blocks * list.taps, list.rows + 1);
+  const int64_t work = std::max(list.blocks * count, list.rows + 1);
   BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::clamp<int64_t>((work + kTapThreads - 1) / kTapThreads, 1, 1024),
                                    .threads = kTapThreads,
                                    .stream = stream,

@@ -1,9 +1,10 @@
 // The list of blocks that the linear op's kernel for many tokens walks for a convolution: each block once for every
-// tap, in the columns of that tap. Made anew by every call, as that kernel's own tables are.
+// tap of a phase, in the columns of that tap. Made anew by every call, as that kernel's own tables are.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include "ops/conv/cuda_phases.h"
 #include "ops/linear/cuda.h"
 
 namespace blocksparse::conv {
@@ -16,9 +17,9 @@ struct TapWalk {
 struct TapList {
   linear::DeviceWalk from;  // of blocks
   int64_t rows, blocks;
-  int32_t taps;
+  TapSubset taps;          // that are listed
+  int32_t kernel[3];       // of how many in all
   int32_t columns_of_tap;  // in blocks
-  bool mirrored;           // the last tap's columns come first
   const float* gates;      // of blocks, or null
 };
 

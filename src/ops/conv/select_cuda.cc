@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/conv/cuda_phases.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::conv {
@@ -11,39 +12,28 @@ namespace {
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr int64_t kMostWorkspace = int64_t{64} << 20;
 constexpr int64_t kLine = 128;
+constexpr int64_t kMostPhases = 64;
 
 int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-bool is_in_place(const Gather& g) {
+// Also without padding behind: then the sizes are the same.
+bool is_in_place(const Gather& g, const Images& x, const Images& y) {
   const SpatialSizes one = {1, 1, 1}, none = {};
-  return g.kernel == one && g.stride == one && g.padding == none;
-}
-
-// Taps as the copying hardware walks them: see cuda::can_box_images. The sizes are those of the images gathered from,
-// the positions those of the others.
-bool boxes_reach(const Gather& g, const SpatialSizes& size, const SpatialSizes& positions) {
-  const bool deep = size[0] > 1 || positions[0] > 1 || g.kernel[0] > 1;
-  const int64_t corner = deep ? 16 : 128, most_reach = deep ? 31 : 255;
-  constexpr int64_t kMostStride = 8;
-  for (size_t a = 0; a < 3; ++a) {
-    const int64_t reach = (g.kernel[a] - 1) * g.dilation[a];
-    const int64_t first = g.inverse ? g.padding[a] - reach : -g.padding[a];
-    const int64_t last = first + (positions[a] - 1) * g.stride[a] + 1 - size[a];
-    if (g.inverse && g.stride[a] != 1) return false;
-    if (reach > most_reach || g.stride[a] > kMostStride) return false;
-    if (first < -corner || first >= corner || last < -corner || last >= corner) return false;
-  }
-  return true;
+  return g.kernel == one && g.stride == one && g.padding == none && x.size == y.size;
 }
 
 // x is gathered, y is not.
 bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
-  return is_16_bits(dtype) && x.channels_last && x.channels % block == 0 && y.channels % 8 == 0 && x.channels > 0 &&
-         y.channels > 0 && aligned(x.data) && aligned(y.data) && y.n * y.pixels() < kMost && x.pixels() > 0 &&
-         boxes_reach(gather, x.size, y.size);
+  if (!is_16_bits(dtype) || !x.channels_last || x.channels % block != 0 || y.channels % 8 != 0) return false;
+  if (x.channels == 0 || y.channels == 0 || x.pixels() == 0 || y.n * y.pixels() >= kMost) return false;
+  if (!aligned(x.data) || !aligned(y.data)) return false;
+  for (int64_t i = 0; i < phase_count(gather); ++i) {
+    if (!can_walk(phase_of(gather, x, y, block, i))) return false;
+  }
+  return true;
 }
 
 linear::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, int64_t taps) {
@@ -112,11 +102,11 @@ linear::Product as_linear(const Product& p) {
 namespace {
 
 bool is_linear(const Product& p) {
-  return is_in_place(p.gather) && p.x.channels_last && p.x_channels == nullptr && p.y_channels == nullptr;
+  return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && p.x_channels == nullptr && p.y_channels == nullptr;
 }
 
 bool is_linear(const WeightGradient& g) {
-  return is_in_place(g.gather) && g.rows.channels_last && g.row_channels == nullptr && g.column_channels == nullptr;
+  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && g.row_channels == nullptr && g.column_channels == nullptr;
 }
 
 int64_t many_workspace(const Product& p) {
@@ -133,8 +123,10 @@ int64_t many_workspace(const WeightGradient& g) {
          linear::many_gradient_places(linear::plan_many_gradient(problem), problem).end;
 }
 
+// A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
 bool could_be_many(const Product& p) {
-  return p.x_channels == nullptr && p.y_channels == nullptr &&
+  return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
+         p.x_channels == nullptr && p.y_channels == nullptr &&
          many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && linear::many_supports(many_problem(p)) &&
          many_workspace(p) < kMostWorkspace;
 }

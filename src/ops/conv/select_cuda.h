@@ -9,7 +9,7 @@ namespace blocksparse::conv {
 
 enum class CudaWay : int32_t {
   generic = 0,  // any card, any problem
-  many = 1,     // 16 bits, channels-last, forward or of stride 1: the linear op's kernel for many tokens on gathered x
+  many = 1,     // 16 bits, channels-last: the linear op's kernel for many tokens on gathered x
   linear = 2,   // one tap in place: the linear op itself
 };
 

@@ -77,7 +77,7 @@ auto many_kernel([[maybe_unused]] bool plain) {
 struct ManyFeed {
   DeviceWalk walk;
   const float* gates;
-  const GatheredImages* images = nullptr;  // where x is gathered from, if it is
+  ManyImages images = {};
 };
 
 template <class T, XOrder Order>

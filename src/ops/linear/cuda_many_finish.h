@@ -4,6 +4,7 @@
 #include "cuda/ptx/approximate.h"
 #include "cuda/ptx/stmatrix.h"
 #include "ops/linear/cuda_many_feed.h"
+#include "ops/linear/cuda_many_maps.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -157,8 +158,8 @@ __device__ inline void copy_box(const ManyProduct& p, uint32_t box, ManyCorner a
   }
 }
 
-template <class T, int Buffers, bool Transposed, bool Plain, class Sums>
-__device__ inline void store_box_of_sums(const ManyProduct& p, const CUtensorMap* y, uint32_t box, int group,
+template <class T, int Buffers, bool Transposed, bool Plain, XOrder Order, class Sums>
+__device__ inline void store_box_of_sums(const ManyProduct& p, const ManyY<Order>& y, uint32_t box, int group,
                                          ManyCorner at, Sums sums) {
   if constexpr (!Plain) {
     if (p.finish.bias != nullptr) add_bias<T, Transposed>(p, at, sums);
@@ -181,7 +182,7 @@ __device__ inline void store_box_of_sums(const ManyProduct& p, const CUtensorMap
   if (!Plain && !p.boxes) {
     copy_box<T>(p, box, at, rows_are_outputs);
   } else if (leads) {
-    ptx::store_box(y, box, rows_are_outputs ? at.token : at.output, rows_are_outputs ? at.output : at.token);
+    store_many_y(y, box, at.output, at.token, rows_are_outputs);
     ptx::bulk_commit();
   }
 }

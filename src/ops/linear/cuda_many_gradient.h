@@ -144,7 +144,7 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
                        : box < unit.cells ? g.tables.chunks[unit.first_cell + box] * K::kCell
                                           : 0;
     [[maybe_unused]] ImageTap tap{};
-    if constexpr (K::order == XOrder::images) tap = maps.x.steps.tap_of(column);
+    if constexpr (K::order == XOrder::images) tap = maps.x.taps.tap_of(column);
     for (int step = work.first; step < work.last; ++step) {
       if (lane == 0) {
         ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
@@ -159,7 +159,7 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
         const uint32_t to = data + K::kDyBoxes * K::kDyBox + box * K::kXBox;
         if constexpr (K::order == XOrder::images) {
           const ImagePixel pixel = maps.x.steps.pixel_of(step * K::kTokens);
-          load_positions(to, &maps.x.map, ring.full_at(), maps.x.steps, tap, pixel);
+          load_positions(to, &maps.x.map, ring.full_at(), maps.x.steps.deep, tap, pixel);
         } else {
           load_gradient_box<K>(to, &maps.x.map, ring.full_at(), column, step * K::kTokens);
         }
@@ -381,8 +381,9 @@ inline Status gradient_map(const Activations& a, int32_t features, int32_t token
 template <class K>
 Status gradient_maps(const GradTerm& term, const GatheredImages* images, typename K::Maps& maps) {
   if constexpr (K::order == XOrder::images) {
-    maps.x.steps = ImageSteps(*images);
-    BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(*images, K::kCell, K::kTokens), maps.x.map));
+    maps.x.steps = ImageSteps(*images, images->deep());
+    maps.x.taps = TapSteps(*images);
+    BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(*images, images->deep(), K::kCell, K::kTokens), maps.x.map));
   } else {
     BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x.map));
   }

@@ -21,6 +21,24 @@ template <>
 struct ManyX<XOrder::images> {
   CUtensorMap map;
   ImageSteps steps;
+  TapSteps taps;
+};
+
+template <XOrder>
+struct ManyY {
+  CUtensorMap map;
+};
+template <>
+struct ManyY<XOrder::images> {
+  CUtensorMap map;
+  ImageSteps steps;
+  bool scattered;  // else its rows are tokens
+};
+
+// How x and y lie in space, where x is gathered; y only where it is scattered.
+struct ManyImages {
+  const GatheredImages* x = nullptr;
+  const ScatteredImages* y = nullptr;
 };
 
 // Of a stage's x: [tokens][64 inputs], or features-first [tokens / 64][64 inputs][64 tokens].
@@ -30,7 +48,7 @@ __device__ inline void load_many_x(uint32_t to, const ManyX<Order>& x, uint32_t 
 #pragma unroll
     for (int i = 0; i < Tokens / 64; ++i) ptx::load_box(to + i * 64 * kChunk * 2, &x.map, full, token + 64 * i, input);
   } else if constexpr (Order == XOrder::images) {
-    load_positions(to, &x.map, full, x.steps, x.steps.tap_of(input), x.steps.pixel_of(token));
+    load_positions(to, &x.map, full, x.steps.deep, x.taps.tap_of(input), x.steps.pixel_of(token));
   } else {
     ptx::load_box(to, &x.map, full, input, token);
   }
@@ -49,7 +67,7 @@ inline bool is_plain(const Product& p) {
 }
 
 // Boxes of 64 tokens x 64 outputs.
-inline Status make_y_map(const Activations& y, CUtensorMap& map) {
+inline Status make_rows_map(const Activations& y, CUtensorMap& map) {
   if (!in_boxes(y)) return {};
   const bool first = y.features_first();
   return cuda::make_tensor_map({.data = y.data,
@@ -61,12 +79,37 @@ inline Status make_y_map(const Activations& y, CUtensorMap& map) {
                                map);
 }
 
-// Boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk. `images`: where x is gathered from, if it is.
 template <XOrder Order>
-Status make_x_map(const Activations& x, const GatheredImages* images, int32_t tokens, ManyX<Order>& to) {
+Status make_y_map(const Activations& y, const ManyImages& images, ManyY<Order>& to) {
   if constexpr (Order == XOrder::images) {
-    to.steps = ImageSteps(*images);
-    return cuda::make_image_map(boxed(*images, kChunk, static_cast<uint32_t>(tokens)), to.map);
+    to.scattered = images.y != nullptr;
+    if (to.scattered) {
+      const bool deep = images.x->deep() || images.y->size[2] != 1;
+      to.steps = ImageSteps(*images.y, deep);
+      return cuda::make_image_map(boxed(*images.y, deep, 64, 64), to.map);
+    }
+  }
+  return make_rows_map(y, to.map);
+}
+
+template <XOrder Order>
+__device__ inline void store_many_y(const ManyY<Order>& y, uint32_t box, int output, int token, bool rows_are_outputs) {
+  if constexpr (Order == XOrder::images) {
+    if (y.scattered) {
+      store_positions(&y.map, box, y.steps.deep, output, y.steps.pixel_of(token));
+      return;
+    }
+  }
+  ptx::store_box(&y.map, box, rows_are_outputs ? token : output, rows_are_outputs ? output : token);
+}
+
+// Boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
+template <XOrder Order>
+Status make_x_map(const Activations& x, const ManyImages& images, int32_t tokens, ManyX<Order>& to) {
+  if constexpr (Order == XOrder::images) {
+    to.steps = ImageSteps(*images.x, images.x->deep());
+    to.taps = TapSteps(*images.x);
+    return cuda::make_image_map(boxed(*images.x, images.x->deep(), kChunk, static_cast<uint32_t>(tokens)), to.map);
   } else {
     const bool first = Order == XOrder::features;
     return cuda::make_tensor_map({.data = x.data,

@@ -13,7 +13,7 @@ namespace {
 template <XOrder Order>
 struct TokensMaps {
   ManyX<Order> x;
-  CUtensorMap y;
+  ManyY<Order> y;
 };
 
 template <class T, ManyKind Kind, XOrder Order>
@@ -97,15 +97,15 @@ struct ManyTokens {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};
-      store_box_of_sums<T, kBuffers, false, Plain>(p, &maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
+      store_box_of_sums<T, kBuffers, false, Plain>(p, maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
         return sums.of[half][v / (kOutputs / 8)] + v % (kOutputs / 8) * 4;
       });
     }
   }
 
-  static Status make_maps(const Product& p, const GatheredImages* images, const void*, Maps& maps) {
+  static Status make_maps(const Product& p, const ManyImages& images, const void*, Maps& maps) {
     BS_RETURN_IF_ERROR(make_x_map(p.x, images, kTokens, maps.x));
-    return make_y_map(p.y, maps.y);
+    return make_y_map(p.y, images, maps.y);
   }
 };
 

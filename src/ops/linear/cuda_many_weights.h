@@ -15,7 +15,8 @@ namespace {
 template <XOrder Order>
 struct WeightsMaps {
   ManyX<Order> x;
-  CUtensorMap w, y;
+  ManyY<Order> y;
+  CUtensorMap w;
 };
 
 template <class T, ManyKind Kind, bool ByIn, XOrder Order>
@@ -82,13 +83,13 @@ struct ManyWeights {
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {
       const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * form.outputs() + group * kBox};
-      store_box_of_sums<T, kBuffers, true, Plain>(p, &maps.y, staged + (group * kBuffers + part % kBuffers) * kBoxBytes,
+      store_box_of_sums<T, kBuffers, true, Plain>(p, maps.y, staged + (group * kBuffers + part % kBuffers) * kBoxBytes,
                                                   group, at, [&](int v) { return sums.of + (part * 8 + v) * 4; });
     }
   }
 
-  // `images`: where x is gathered from, if it is; `w`: where W lies, or its copy.
-  static Status make_maps(const Product& p, const GatheredImages* images, const void* w, Maps& maps) {
+  // `w`: where W lies, or its copy.
+  static Status make_maps(const Product& p, const ManyImages& images, const void* w, Maps& maps) {
     const int32_t b = p.layout.block_size;
     if (direct && p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
       BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = w,
@@ -100,7 +101,7 @@ struct ManyWeights {
                                                maps.w));
     }
     BS_RETURN_IF_ERROR(make_x_map(p.x, images, kTokens, maps.x));
-    return make_y_map(p.y, maps.y);
+    return make_y_map(p.y, images, maps.y);
   }
 };
 

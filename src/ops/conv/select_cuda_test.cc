@@ -1,0 +1,150 @@
+// Which kernel does a convolution on a card, for cards that are not here.
+#include "ops/conv/select_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <climits>
+#include <optional>
+#include <vector>
+
+#include "cuda/divider.h"
+#include "ops/conv/cuda_phases.h"
+
+namespace blocksparse::conv {
+namespace {
+
+constexpr cuda::Card kHopper{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .sm90a = true};
+constexpr cuda::Card kAmpere{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024, .sm90a = false};
+
+Gather gather_of(int64_t kernel, int64_t stride, int64_t padding, bool inverse = false) {
+  return {.inverse = inverse,
+          .kernel = {1, kernel, kernel},
+          .stride = {1, stride, stride},
+          .dilation = {1, 1, 1},
+          .padding = {0, padding, padding}};
+}
+
+Product product_of(const Layout& layout, DType dtype, const Gather& gather, int64_t hw, int64_t out_hw) {
+  return {.dtype = dtype,
+          .layout = layout.view(),
+          .gather = gather,
+          .x = {.n = 64, .channels = layout.in_features(), .size = {1, hw, hw}},
+          .y = {.n = 64, .channels = layout.out_features(), .size = {1, out_hw, out_hw}}};
+}
+
+class ConvSelect : public testing::Test {
+ protected:
+  const Layout layout_ = *Layout::from_graph("random(8,8,0.25)", {.block_size = 32}, 1);
+};
+
+TEST_F(ConvSelect, OneTapInPlaceIsTheLinearOp) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const Product p = product_of(layout_, dtype, gather_of(1, 1, 0), 28, 28);
+    EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::linear);
+    EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::linear);
+  }
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 2, 0), 28, 14), kHopper), CudaWay::linear);
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 1), 28, 30), kHopper), CudaWay::linear);
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 0), 28, 29), kHopper), CudaWay::linear);
+}
+
+TEST_F(ConvSelect, ImagesThatTheCopyingHardwareWalks) {
+  Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::generic);
+  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(3, 2, 1), 28, 14), kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::generic);
+  p.x.channels_last = p.y.channels_last = false;
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
+}
+
+TEST_F(ConvSelect, InverseGathersAreDoneByPhases) {
+  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f16, gather_of(3, 1, 1, true), 28, 28), kHopper), CudaWay::many);
+  Product p = product_of(layout_, DType::f16, gather_of(3, 2, 1, true), 14, 28);
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  p.residual = p.y;
+  p.residual.data = &p;
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
+}
+
+// Every phase together reads what Gather::source says, once.
+TEST_F(ConvSelect, PhasesAreTheInverseGather) {
+  for (int64_t kernel : {1, 2, 3, 4, 5}) {
+    for (int64_t stride : {1, 2, 3, 4}) {
+      for (int64_t dilation : {1, 2, 3, 4}) {
+        for (int64_t padding : {0, 1, 3}) {
+          Gather g = gather_of(kernel, stride, padding, true);
+          g.dilation = {1, dilation, dilation};
+          const Images x{.n = 1, .channels = 32, .size = {1, 7, 9}}, y{.n = 1, .channels = 32, .size = {1, 20, 23}};
+          std::vector<int> found(static_cast<size_t>(y.size[2] * kernel), INT_MIN);
+          int64_t pixels = 0;
+          for (int64_t i = 0; i < phase_count(g); ++i) {
+            const Phase phase = phase_of(g, x, y, 32, i);
+            pixels += phase.tokens();
+            if (i / stride != 0) continue;  // of the first row's phases, for the width
+            for (int64_t q = 0; q < phase.x.positions[0]; ++q) {
+              for (int64_t j = 0; j < phase.taps.count[2]; ++j) {
+                const int64_t tap = phase.taps.start[2] + j * phase.taps.step[2], place = phase.taps.count[2] - 1 - j;
+                const int64_t pixel = phase.y.first[0] + q * phase.y.stride[0];
+                found[static_cast<size_t>(pixel * kernel + tap)] =
+                    static_cast<int>(phase.x.first[0] + q * phase.x.stride[0] + place * phase.x.dilation[0]);
+              }
+            }
+          }
+          EXPECT_EQ(pixels, y.pixels());
+          for (int64_t pixel = 0; pixel < y.size[2]; ++pixel) {
+            for (int64_t tap = 0; tap < kernel; ++tap) {
+              const int got = found[static_cast<size_t>(pixel * kernel + tap)];
+              const auto want = g.source(2, pixel, tap, x.size[2]);
+              EXPECT_EQ(got >= 0 && got < x.size[2] ? std::optional<int64_t>(got) : std::nullopt, want);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ConvSelect, ChannelOrdersAndRaggedChannelsAreGeneric) {
+  const int32_t order[256] = {};
+  Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
+  p.x_channels = order;
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
+  const Layout ragged =
+      *Layout::from_graph("random(8,8,0.25)", {.block_size = 32, .out_features = 248, .in_features = 250}, 1);
+  EXPECT_EQ(choose_cuda_way(product_of(ragged, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::generic);
+}
+
+TEST_F(ConvSelect, TheWorkspaceHoldsTablesAndACopyOfWAlone) {
+  const Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
+  EXPECT_LT(cuda_workspace_bytes(p), size_t{1} << 20);
+  EXPECT_EQ(cuda_workspace_bytes(product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28)), 0u);
+  const WeightGradient g{.dtype = DType::bf16,
+                         .dw_dtype = DType::bf16,
+                         .layout = layout_.view(),
+                         .gather = gather_of(3, 1, 1),
+                         .rows = p.y,
+                         .columns = p.x};
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+  EXPECT_LT(cuda_workspace_bytes(g), size_t{64} << 20);
+}
+
+TEST(Divider, DividesAll31Bits) {
+  for (int by : {1, 2, 3, 5, 7, 9, 27, 64, 100, 784, 50176, 65535, 65537, 1 << 20, (1 << 30) - 1, 1 << 30, INT_MAX}) {
+    const cuda::Divider divider(by);
+    for (int value : {0, 1, by - 1, by, 2 * (by / 2) + 1, 1 << 30, INT_MAX - 1, INT_MAX}) {
+      int rest = value;
+      EXPECT_EQ(divider.divide(rest), value / by) << value << " / " << by;
+      EXPECT_EQ(rest, value % by);
+    }
+    for (int64_t multiple = by; multiple < INT_MAX; multiple += std::max<int64_t>(by, (1 << 20) / by * int64_t{by})) {
+      const auto value = static_cast<int>(multiple);
+      ASSERT_EQ(divider.quotient(value), value / by);
+      ASSERT_EQ(divider.quotient(value - 1), (value - 1) / by);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::conv
