@@ -61,7 +61,7 @@ class _LiveNorm(nn.Module):
         v = v if v.dtype == torch.float64 else v.float()
         if self.live is not None:
             v = v * self.live
-        squares = v.square().sum(-2 if self.transposed else -1).flatten(1, -2).sum(1)
+        squares = v.square().sum((*range(1, v.dim() - 2), -2 if self.transposed else -1))  # [blocks, b]
         squares = torch.cat([squares, squares.new_zeros(1, squares.size(1))])
         return squares[self.rows].sum(1).clamp(min=_LEAST).sqrt()
 
