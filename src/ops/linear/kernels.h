@@ -53,6 +53,41 @@ struct ProductArgs {
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
 };
 
+// A tap of a convolution: the same inputs, read `shift` positions further, meet the `index`-th [b, b] of each block.
+struct Tap {
+  int64_t shift;
+  int64_t index;
+};
+
+// Images as panels: positions (z, y, x) of a grid over an image, which reaches beyond it. There x is 0.
+struct TapPack {
+  const void* x = nullptr;                             // of an image
+  int64_t x_pixel = 0, x_channel = 0;                  // strides
+  const int32_t* order = nullptr;                      // null, or where the channels are
+  int64_t size[3] = {};                                // of the image
+  int64_t first[3] = {}, step[3] = {}, count[3] = {};  // position i of an axis is pixel first + i * step
+  void* panel = nullptr;                               // Sum [channels][channel]
+  int64_t channel = 0, plane = 0, row = 0;             // from one channel, z, y to the next
+};
+
+// A round of a convolution: sums over blocks and taps for vectors of positions. Row `row` of blocks has
+// refs[starts[row]] to refs[starts[row + 1] - 1]; gates count blocks, W has `taps` [b, b] of each.
+struct TapArgs {
+  ProductArgs product;  // block, by_in, inputs, outputs, w, gates, bias, activation; y and residual of the first image
+  int64_t y_image = 0;
+  const int32_t* y_channels = nullptr;  // null, or where the outputs go: then there is no bias and so on
+  const void* panels = nullptr;         // Sum [images][inputs][channel]
+  int64_t image = 0, channel = 0;
+  const int32_t* starts = nullptr;
+  const BlockRef* refs = nullptr;
+  int64_t taps = 0;
+  const Tap* tap = nullptr;  // those that count here
+  int64_t tap_count = 0;
+  int64_t vectors = 0;              // of an image
+  const int64_t* first = nullptr;   // [vectors]: position of the first lane; rising by the lanes at least
+  const int64_t* pixels = nullptr;  // [vectors][lanes]: pixel of y, or -1
+};
+
 // Vectors are runs of `lanes` tokens; the last one of a round may be incomplete.
 struct ProductKernel {
   Isa isa;
@@ -66,6 +101,10 @@ struct ProductKernel {
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
+  // Convolutions, in groups of so many vectors; null where vectors are of pairs.
+  int tap_group;
+  void (*pack_taps)(const TapPack&, int64_t first_channel, int64_t last_channel);
+  void (*multiply_taps)(const TapArgs&, int64_t row, Range vectors);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
