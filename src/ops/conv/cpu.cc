@@ -262,15 +262,9 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   return {};
 }
 
-Status cpu_weight_gradient(const WeightGradient& g, Isa, Workspace, int32_t) {
-  reference_weight_gradient(g);
-  return {};
-}
-
 size_t cpu_workspace_size(const Product& p) {
   const size_t taps = plan_product(p).workspace_bytes();
   return is_linear(p) ? std::max(taps, linear_workspace_size(p)) : taps;
 }
-size_t cpu_workspace_size(const WeightGradient&) { return 0; }
 
 }  // namespace blocksparse::conv

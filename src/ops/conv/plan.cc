@@ -9,21 +9,21 @@ namespace {
 
 constexpr int64_t kRoundBytes = 4 << 20;         // of packed images: they stay in the last-level cache
 constexpr size_t kMostBytes = size_t{56} << 20;  // of workspace
+constexpr int64_t kSumBytes = 16 << 20;          // of sums of dW in f32, where there are more rounds
 constexpr size_t kAlignment = 64;
-constexpr int kAreas = 4;  // of the workspace
+constexpr int kAreas = 5;  // of the workspace
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
 
-AxisPlan plan_axis(const Product& p, size_t i) {
-  const Gather& g = p.gather;
+AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) {
   AxisPlan a{.inverse = g.inverse,
              .kernel = g.kernel[i],
              .stride = g.stride[i],
              .dilation = g.dilation[i],
              .padding = g.padding[i],
-             .in_size = p.x.size[i],
-             .out_size = p.y.size[i]};
+             .in_size = x.size[i],
+             .out_size = y.size[i]};
   const int64_t last = (a.kernel - 1) * a.dilation;
   if (a.inverse) {
     a.low = floor_div(a.padding - last, a.stride);
@@ -46,12 +46,16 @@ int64_t shared(const AxisPlan& a) {
   return std::min({head, tail, a.high - a.low});  // places of y stay apart
 }
 
-void measure(const Product& p, Plan& plan) {
-  for (AxisPlan& a : plan.axis) {
+void measure_axes(AxisPlan (&axis)[3]) {
+  for (AxisPlan& a : axis) {
     a.box = ceil_div(a.places, ceil_div(a.places, a.box));
     a.reach = a.box + a.high - a.low;
     a.pitch = a.reach - shared(a);
   }
+}
+
+void measure(const Product& p, Plan& plan) {
+  measure_axes(plan.axis);
   const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
   plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
   plan.phases = z.phases * y.phases * x.phases;
@@ -82,7 +86,7 @@ size_t Plan::workspace_bytes() const {
 
 Plan plan_product(const Product& p) {
   Plan plan;
-  for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p, i);
+  for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p.gather, p.x, p.y, i);
   const int64_t size = size_of(sum_dtype(p.dtype));
   // In double, for a geometry may ask for anything.
   const auto panel_bytes = [&] {
@@ -107,6 +111,51 @@ Plan plan_product(const Product& p) {
   // Vectors begin `lanes` positions apart at least, and there are two lanes or more.
   plan.vector_bytes = static_cast<size_t>(plan.positions / 2 + 1) * sizeof(int64_t);
   plan.pixel_bytes = static_cast<size_t>(plan.positions + kMostLanes) * sizeof(int64_t);
+  plan.fits = plan.workspace_bytes() <= kMostBytes;
+  return plan;
+}
+
+size_t GradientPlan::workspace_bytes() const {
+  return fits ? gathered_bytes + plain_bytes + run_bytes + shift_bytes + sum_bytes + kAreas * kAlignment : 0;
+}
+
+GradientPlan plan_gradient(const WeightGradient& g) {
+  GradientPlan plan;
+  for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(g.gather, g.gathered(), g.plain(), i);
+  const int64_t b = g.layout.block_size, size = size_of(sum_dtype(g.dtype));
+  const int64_t gathered = ceil_div(g.gathered().channels, b) * b, plain = ceil_div(g.plain().channels, b) * b;
+  const auto image_bytes = [&] {
+    auto reached = static_cast<double>(gathered * size), own = static_cast<double>(plain * size);
+    for (const AxisPlan& a : plan.axis) {
+      reached *= static_cast<double>(a.box + a.high - a.low) * static_cast<double>(a.phases);
+      own *= static_cast<double>(a.box);
+    }
+    return reached + own;
+  };
+  for (AxisPlan& a : plan.axis) {
+    while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
+  }
+  const auto most = static_cast<double>(kMostBytes);
+  const double shift_bytes = static_cast<double>(g.gather.taps()) * static_cast<double>(sizeof(int64_t));
+  plan.fits = image_bytes() <= most / 2 && shift_bytes <= most / 8;
+  if (!plan.fits) return plan;
+  measure_axes(plan.axis);
+  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
+  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = z.phases * y.phases * x.phases;
+  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, static_cast<int64_t>(image_bytes())), 1,
+                                    std::max<int64_t>(1, g.rows.n));
+  plan.gathered_round = plan.images * plan.phases * plan.positions;
+  plan.plain_round = plan.images * z.box * y.box * x.box;
+  plan.gathered_bytes = static_cast<size_t>(plan.gathered_round * gathered * size);
+  plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
+  plan.run_bytes = static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(linear::TokenRun);
+  plan.shift_bytes = static_cast<size_t>(shift_bytes);
+  if (size_of(g.dtype) < size && g.layout.blocks > 0) {
+    const int64_t block_bytes = g.gather.taps() * b * b * size;
+    plan.blocks = std::clamp<int64_t>(kSumBytes / block_bytes, 1, g.layout.blocks);
+    plan.sum_bytes = static_cast<size_t>(plan.blocks * block_bytes);
+  }
   plan.fits = plan.workspace_bytes() <= kMostBytes;
   return plan;
 }

@@ -174,6 +174,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                  .out_features = out_features,
                  .in_features = in_features,
                  .round = plan.round,
+                 .dy_round = plan.round,
                  .x_panels = x_panels,
                  .dy_panels = dy_panels,
                  .out_of = out_of(g.layout).data(),

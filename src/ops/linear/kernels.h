@@ -113,18 +113,36 @@ struct RowsToPack {
   int64_t token_stride = 0, feature_stride = 0;
   int64_t tokens = 0, features = 0;
   int32_t block = 0;
+  const int32_t* order = nullptr;  // null, or where the features are; not for pairs
   void* panels = nullptr;   // Sum [blocks of features][round][block], or pairs of bf16 [..][round, half used][block]
   int64_t round = 0;        // tokens of a panel
   int64_t first_token = 0;  // where in the panel these tokens go
   bool last = false;        // no tokens follow in this round
 };
 
+// Tokens that lie side by side in the panels of x and of dy.
+struct TokenRun {
+  int64_t x, dy, tokens;
+};
+
+// What a convolution adds to wgrad: dW of `taps` [b, b] a block. Tap t of [first, last) reads the panels of x
+// x_shift[t] tokens further, those of dy dy_shift.
+struct GradientTaps {
+  int64_t taps = 1, first = 0, last = 1;
+  const int64_t* x_shift = nullptr;  // null: 0
+  int64_t dy_shift = 0;
+  const TokenRun* runs = nullptr;  // null: all tokens are one
+  int64_t run_count = 0;
+  int64_t first_sum = 0;  // block whose sums come first
+};
+
 // One round of wgrad: dW[i] (+)= gates[i] * dy_panel[out_of[i]]^T x_panel[in_of[i]], and the gradient of the gates.
 struct GradientArgs {
   int32_t block = 0;
   int64_t out_features = 0, in_features = 0;
-  int64_t n = 0;      // tokens in this round
-  int64_t round = 0;  // tokens of a panel
+  int64_t n = 0;         // tokens in this round
+  int64_t round = 0;     // tokens of a panel of x
+  int64_t dy_round = 0;  // and of dy
   const void* x_panels = nullptr;
   const void* dy_panels = nullptr;
 
@@ -141,6 +159,8 @@ struct GradientArgs {
 
   void* sums = nullptr;                      // Sum [blocks][block][block], for a narrow dW made in several rounds
   bool add_sums = false, keep_sums = false;  // not the first round; not the last
+
+  GradientTaps taps = {};
 };
 
 struct GradientKernel {
