@@ -149,7 +149,8 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   plan.plain_round = plan.images * z.box * y.box * x.box;
   plan.gathered_bytes = static_cast<size_t>(plan.gathered_round * gathered * size);
   plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
-  plan.run_bytes = static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(linear::TokenRun);
+  plan.run_bytes =
+      static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(linear::TokenRun);
   plan.shift_bytes = static_cast<size_t>(shift_bytes);
   if (size_of(g.dtype) < size && g.layout.blocks > 0) {
     const int64_t block_bytes = g.gather.taps() * b * b * size;
