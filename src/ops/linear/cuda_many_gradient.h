@@ -332,11 +332,22 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   const float* part = part_of(g, first, true, group) + slice * kSums * 128;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sums[i] = part[i * 128];
-  for (int c = first + 1; c <= last; ++c) {
-    if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // it has no step
-    part = part_of(g, c, false, group) + slice * kSums * 128;
+  constexpr int kAtOnce = 4;  // parts under way, of up to 132
+  for (int c = first + 1; c <= last; c += kAtOnce) {
+    float more[kAtOnce][kSums];
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += part[i * 128];
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = min(c + j, last);
+      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+      part = part_of(g, at, false, group) + slice * kSums * 128;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) more[j][i] = c + j <= last && has_step ? part[i * 128] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += more[j][i];
+    }
   }
   store_unit<K, kEights>(g, g.tables.units[unit], group, slice * kEights, [&](int i) { return sums[i]; });
 }

@@ -243,6 +243,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.blocks = 60000; }), CudaKernel::many) << "too large for sums";
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 400; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 500, o.blocks = 300; }), CudaKernel::many) << "a small dW";
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);

@@ -107,6 +107,10 @@ bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   if (!card.sm90a || !many_supports(p)) return true;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
   const double density = static_cast<double>(p.blocks) / std::max(1.0, grid);
+  // A small dW has few cells for many thread blocks, each of which reads x and dy: 256 x 256, b = 16, 50,000 tokens 422
+  // us, `many` with as many cells 46.
+  constexpr int64_t kSmall = int64_t{512} * 512;
+  if (p.inputs * p.outputs <= kSmall) return false;
   switch (p.block) {
     case 8: return density < 0.2;
     case 16: return true;

@@ -1,0 +1,172 @@
+// Convolutions on a card: every kernel against the loops in f64, repeatable bits, graphs, streams.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "blocksparse/blocksparse.h"
+#include "core/text.h"
+#include "cuda/memory.h"
+#include "ops/conv/problem.h"
+
+namespace blocksparse::conv {
+namespace {
+
+constexpr Device kCard{DeviceType::cuda, 0};
+
+ConvData make(std::string_view line) {
+  auto data = ConvData::make(*parse_conv_case(concat(line, " device=cuda")));
+  EXPECT_TRUE(data.ok()) << data.status().message();
+  return *std::move(data);
+}
+
+void expect_right(ConvData& data) {
+  const Status status = data.download_outputs();
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto error = data.compare();
+  EXPECT_LE(error.worst, 1) << to_string(data.spec()) << ": " << error.where;
+  EXPECT_EQ(data.overrun(), "");
+}
+
+constexpr std::string_view kLines[] = {
+    // Whole channels, so gathered by the copying hardware; every block size; a tile more and less.
+    "conv:fprop bf16 n=2 hw=9 b=8 random(6,5,0.4)",
+    "conv:fprop bf16 n=3 hw=13 b=16 random(9,7,0.3) bias act=gelu",
+    "conv:fprop f16 n=2 hw=16 b=32 random(9,5,0.3) bias residual act=relu",
+    "conv:fprop bf16 n=1 hw=20x13 b=64 random(4,3,0.6) gates bias",
+    "conv:fprop f16 n=5 hw=8 b=128 random(3,2,0.6) act=silu",
+    "conv:fprop bf16 n=4 hw=12 b=8 random(20,20,0.05) gates",
+    "conv:dgrad bf16 n=3 hw=11 b=8 random(6,5,0.4)",
+    "conv:dgrad f16 n=3 hw=13 b=16 random(9,7,0.3) gates",
+    "conv:dgrad bf16 n=2 hw=16 b=32 random(5,9,0.3)",
+    "conv:dgrad bf16 n=1 hw=20x13 b=64 random(4,3,0.6)",
+    "conv:dgrad f16 n=5 hw=8 b=128 random(3,2,0.6) gates",
+    "conv:wgrad bf16 n=3 hw=13 b=8 random(6,5,0.4) dgates gates",
+    "conv:wgrad f16 n=3 hw=13 b=16 random(9,7,0.3) dw=f32 accumulate",
+    "conv:wgrad bf16 n=2 hw=16 b=32 random(9,5,0.3) accumulate dgates",
+    "conv:wgrad bf16 n=1 hw=40x33 b=64 random(4,3,0.6) gates",
+    "conv:wgrad f16 n=9 hw=8 b=128 random(3,2,0.6) dgates dw=f32",
+    // Geometry: strides, dilation, padding that differs, kernels that are even, one and three sizes.
+    "conv:fprop bf16 n=3 hw=15 stride=2 b=32 random(4,4,0.5)",
+    "conv:fprop bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
+    "conv:fprop f16 n=2 hw=17 dil=3 b=32 random(4,4,0.5)",
+    "conv:fprop bf16 n=2 hw=200 dims=1 r=5 dil=4 pad=16 after=0 b=16 random(4,4,0.5)",
+    "conv:fprop bf16 n=2 hw=6x7x8 b=32 random(3,3,0.5) residual",
+    "conv:dgrad bf16 n=3 hw=16 stride=2 b=32 random(4,4,0.5) gates",
+    "conv:dgrad f16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
+    "conv:dgrad bf16 n=2 hw=14 stride=2 r=1 pad=0 b=64 random(3,3,0.5)",
+    "conv:dgrad bf16 n=2 hw=19 dil=2 stride=2 b=128 random(2,2,0.8)",
+    "conv:dgrad bf16 n=2 hw=6x7x8 stride=2 b=32 random(3,3,0.5)",
+    "conv:wgrad bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
+    "conv:wgrad bf16 n=3 hw=6x7x8 b=32 random(3,3,0.5)",
+    "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias act=relu",
+    "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias residual",
+    "conv:dgrad f16 n=2 hw=9 transposed stride=2 opad=1 b=16 random(4,3,0.6)",
+    "conv:wgrad bf16 n=2 hw=9 transposed stride=2 opad=1 b=16 random(4,3,0.6) gates dgates",
+    // One tap: the linear op; not where padding makes y larger.
+    "conv:fprop bf16 n=3 hw=16 r=1 b=32 random(6,6,0.4) bias",
+    "conv:wgrad f32 n=3 hw=16 r=1 b=32 random(6,6,0.4) dgates",
+    "conv:dgrad f32 n=3 hw=16 r=1 pad=1 b=16 random(6,6,0.4)",
+    // What only the generic kernels do.
+    "conv:fprop f32 n=2 hw=10 b=32 random(3,3,0.6) c=75 k=90 bias residual act=silu gates",
+    "conv:fprop bf16 n=2 hw=10 b=16 random(3,3,0.6) c=35 k=45 first bias residual act=gelu order",
+    "conv:fprop f64 n=2 hw=9 b=64 random(2,2,0.8) stride=2",
+    "conv:dgrad f16 n=2 hw=10 b=32 random(3,3,0.6) c=75 k=90 order gates",
+    "conv:dgrad f32 n=2 hw=15 stride=2 b=128 random(2,2,0.8) first",
+    "conv:wgrad f32 n=2 hw=10 b=16 random(3,3,0.6) c=35 k=45 gates dgates accumulate order",
+    "conv:wgrad f64 n=2 hw=9 b=128 random(2,2,0.8) dgates",
+    "conv:wgrad f16 n=3 hw=12 b=8 random(4,4,0.5) c=29 k=27 first stride=2",
+    "conv:dgrad f64 n=2 hw=6 b=16 random(3,3,0.6) t c=35 k=45",
+    "conv:wgrad bf16 n=3 hw=12 b=16 random(3,3,0.6) t",
+    // Exact; hubs; nothing to do.
+    "conv:fprop bf16 n=2 hw=12 b=16 random(3,3,0.5) values=int residual act=relu",
+    "conv:dgrad f16 n=2 hw=12 b=32 random(3,3,0.8) values=int stride=2 gates",
+    "conv:wgrad bf16 n=2 hw=12 b=8 random(3,3,0.8) values=int dw=f32",
+    "conv:fprop bf16 n=3 hw=12 b=8 ba(40,3)",
+    "conv:fprop bf16 n=2 hw=12 b=32 random(3,3,0) bias",
+    "conv:wgrad bf16 n=0 hw=12 b=32 random(3,3,0.5) dgates",
+};
+
+class ConvCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  }
+  void TearDown() override { EXPECT_TRUE(set_cuda_kernel("").ok() || !cuda_status().ok()); }
+};
+
+class ConvCudaSweep : public ConvCuda, public testing::WithParamInterface<std::string_view> {};
+
+TEST_P(ConvCudaSweep, EveryKernelMatchesTheReference) {
+  for (const char* kernel : {"", "generic"}) {
+    ASSERT_TRUE(set_cuda_kernel(kernel).ok());
+    ConvData data = make(GetParam());
+    const Status status = data.run();
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto error = data.compare();
+    EXPECT_LE(error.worst, 1) << kernel << ": " << error.where;
+    EXPECT_EQ(data.overrun(), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnCards, ConvCudaSweep, testing::ValuesIn(kLines),
+                         [](const auto& test) { return std::to_string(test.index); });
+
+TEST_F(ConvCuda, TwoRunsGiveTheSameBits) {
+  for (std::string_view line : kLines) {
+    ConvData data = make(line);
+    ASSERT_TRUE(data.run().ok()) << line;
+    const Tensor& y = data.output();
+    int64_t count = 1;
+    for (int i = 0; i < y.rank; ++i) count *= y.shape[static_cast<size_t>(i)];
+    std::vector<char> first(static_cast<size_t>(count * size_of(y.dtype)));
+    std::memcpy(first.data(), y.data, first.size());
+    for (int run = 0; run < 5; ++run) {
+      ASSERT_TRUE(data.run().ok());
+      ASSERT_EQ(std::memcmp(first.data(), y.data, first.size()), 0) << line;
+    }
+  }
+}
+
+TEST_F(ConvCuda, AGraphReplays) {
+  for (std::string_view line : kLines) {
+    if (line.find("accumulate") != std::string_view::npos) continue;  // a second replay would add once more
+    ConvData data = make(line);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_TRUE(cuda_prepare(kCard).ok());
+    data.poison();
+    ASSERT_TRUE(data.upload_outputs().ok());
+    data.set_stream(stream);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const Status status = data.run_again(data.weights_on_device());
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int replay = 0; replay < 2; ++replay) {
+      ASSERT_TRUE(data.upload_outputs().ok());
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      expect_right(data);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST_F(ConvCuda, AKernelThatDoesNotDoItIsRefused) {
+  ASSERT_TRUE(set_cuda_kernel("few").ok());
+  ConvData data = make("conv:fprop bf16 n=2 hw=9 b=32 random(3,3,0.5)");
+  const Status status = data.run();
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(std::string(status.message()).find("few"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace blocksparse::conv
