@@ -1,4 +1,4 @@
-"""The convolutions of the 2017 release, with their names and conventions, on NumPy arrays and PyTorch tensors.
+"""The convolutions of the 2017 release, with their names and conventions, on NumPy arrays and PyTorch tensors. ::
 
     from blocksparse.conv import BlocksparseConv
 
@@ -171,7 +171,7 @@ class BlocksparseConv:
         return [N, self.K, *self.MPQ]
 
     def f_shape(self, block: int | None = None) -> list[int]:
-        """Shape of the filter, or of one block: [K, C, *TRS], in a transposed convolution [C, K, *TRS].
+        """Shape of the filter, or of one block: [K, C, TRS...], in a transposed convolution [C, K, TRS...].
 
         Of all blocks it is [blocks, ...], if they are of one size, else [sizeF]: one block after the other.
         """

@@ -41,15 +41,15 @@ def load(folder: Path | None) -> tuple[str, Images, Images]:
     else:
         name = "CIFAR-10"
         train, test = _cifar(folder)
-    mean = train[0].mean((0, 2, 3), keepdims=True, dtype=np.float64)
-    deviation = train[0].std((0, 2, 3), keepdims=True, dtype=np.float64)
+    images = [Images(_floats(pixels), torch.from_numpy(classes.astype(np.int64))) for pixels, classes in (train, test)]
+    deviation, mean = torch.std_mean(images[0].pixels, (0, 2, 3), keepdim=True)
+    for part in images:
+        part.pixels.sub_(mean).div_(deviation)
+    return name, images[0], images[1]
 
-    def normal(part: tuple[_Bytes, npt.NDArray[Any]]) -> Images:
-        pixels = torch.from_numpy(((part[0] - mean) / deviation).astype(np.float32))
-        classes = torch.from_numpy(part[1].astype(np.int64))
-        return Images(pixels.to(memory_format=torch.channels_last), classes)
 
-    return name, normal(train), normal(test)
+def _floats(pixels: _Bytes) -> Tensor:
+    return torch.from_numpy(pixels.copy()).to(torch.float32, memory_format=torch.channels_last)
 
 
 def _idx(folder: Path, part: str) -> tuple[_Bytes, _Bytes]:
@@ -80,7 +80,8 @@ def _cifar(folder: Path) -> tuple[tuple[_Bytes, _Bytes], tuple[_Bytes, _Bytes]]:
             raise DataError(f"{folder} has no test_batch")
         return _join([_batch(path) for path in batches]), _join([_batch(path) for path in tests])
     if (folder / "train").is_dir() and (folder / "test").is_dir():
-        names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+        parts = (folder / "train", folder / "test")
+        names = sorted({path.name for part in parts for path in part.iterdir() if path.is_dir()})
         return _pictures(folder / "train", names), _pictures(folder / "test", names)
     raise DataError(f"{folder} holds neither data_batch_* and test_batch nor train/ and test/")
 
