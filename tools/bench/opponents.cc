@@ -104,6 +104,11 @@ linear::LinearData::Error check_results(linear::LinearData& data) {
   return data.flops() < kLarge ? data.compare() : data.spot_check(2000);
 }
 
+linear::LinearData::Error check_results(conv::ConvData& data) {
+  constexpr double kLarge = 5e7;  // flops: the reference looks each pixel up
+  return data.flops() < kLarge ? data.compare() : data.spot_check(2000);
+}
+
 Status check_output(const Contender& contender, linear::LinearData& data, const DenseProduct* dense,
                     const void* on_card, double allowed) {
   data.poison();
