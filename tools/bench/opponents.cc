@@ -17,7 +17,7 @@ namespace blocksparse::bench {
 const std::vector<Opponent>& opponents() {
   static const std::vector<Opponent> list = {
       {"openblas", true, prepare_openblas},
-      {"onednn", true, prepare_onednn},
+      {"onednn", true, prepare_onednn, DeviceType::cpu, prepare_onednn_conv},
       {"libxsmm", false, prepare_libxsmm},
       {"cublas", true, prepare_cublas, DeviceType::cuda},
       {"cublas_tf32", true, prepare_cublas_tf32, DeviceType::cuda},

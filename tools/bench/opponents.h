@@ -84,5 +84,6 @@ Result<Contender> prepare_cusparse_ell(linear::LinearData& data, size_t rotate_b
 Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_onednn_conv(conv::ConvData& data, size_t rotate_bytes);
 
 }  // namespace blocksparse::bench
