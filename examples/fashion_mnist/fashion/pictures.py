@@ -28,6 +28,7 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import ScalarFormatter
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for curve in curves:
@@ -37,20 +38,14 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
         left.plot(*zip(*curve.losses, strict=True), color=colour, label=label)
         if curve.accuracies:
             epochs, shares = zip(*curve.accuracies, strict=True)
-            right.plot(epochs, [100 * share for share in shares], "o-", color=colour, markersize=4)
-            offset = {"dense": -12, "wide": 6, "deep": -3}.get(arm.name, 0)
-            right.annotate(
-                f"{shares[-1]:.1%}",
-                (epochs[-1], 100 * shares[-1]),
-                (6, offset),
-                textcoords="offset points",
-                color=colour,
-            )
+            percent = [100 * share for share in shares]
+            right.plot(epochs, percent, "o-", color=colour, markersize=4, label=f"{arm.name}: {shares[-1]:.1%}")
     left.set(xlabel="epochs", ylabel="cross-entropy of training", yscale="log")
     right.set(xlabel="epochs", ylabel="test images told right, %")
-    right.margins(x=0.15)
-    left.legend(frameon=False)
+    left.yaxis.set_major_formatter(ScalarFormatter())
+    left.yaxis.set_minor_formatter(ScalarFormatter())
     for axes in (left, right):
+        axes.legend(frameon=False)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
