@@ -44,6 +44,8 @@ def apply_conv(
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != dtype:
         raise ValueError(f"[conv] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+    if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
+        values = values.contiguous()
     last = _conv_ops.is_channels_last(x)
     if not last and not x.is_contiguous():
         last, x = True, _conv_ops.to_order(x, True)
