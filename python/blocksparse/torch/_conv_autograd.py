@@ -62,7 +62,8 @@ def apply_conv(
         return y if activation == "none" else _ACTIVATE[activation](y)
     if residual is not None and residual.dim() == x.dim():
         residual = _conv_ops.to_order(residual, last)
-    return _fprop(x, values.to(dtype), gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+    values = values if values.dtype == dtype else values.to(dtype)
+    return _fprop(x, values, gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
 
 
 def _fprop(
@@ -101,7 +102,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, values, gates, index, order)
         ctx.fixed = fixed
-        return _fprop(x, values.to(x.dtype), gates, bias, index, order, *fixed)
+        values = values if values.dtype == x.dtype else values.to(x.dtype)
+        return _fprop(x, values, gates, bias, index, order, *fixed)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
