@@ -15,10 +15,10 @@ step() {  # name seconds command...
   grep -aE "FAILED|PASSED|SKIPPED|Actual|allowed|SUMMARY|=========  *[A-Z]|rror:" "$out/$name.log" | cut -c1-200 | head -12
 }
 
-step tests 300 "$folder/unit_tests" --gtest_filter='*Sweep.*Cuda*:LinearCuda*:*LstmCuda*:*LstmSweepCuda*:NormCuda*'
+step tests 300 "$folder/unit_tests" --gtest_filter='*Sweep.*Cuda*:LinearCuda*:*ConvCuda*:*LstmCuda*:*LstmSweepCuda*:NormCuda*'
 BLOCKSPARSE_FUZZ=1500 step fuzz 60 "$folder/unit_tests" --gtest_filter='*OnCuda'
 # Some of the cases: all of them take minutes. racecheck reports the notes of cuda_many_feed.h, which says why.
-some='FewTokens/*Cuda*/1?:FewTokens/*Cuda*/5?:FewTokens/*Cuda*/9?:Awkward/*Cuda*/2?:ManyTokens/*Cuda*/?:ManyTokens/*Cuda*/7?:F32*Tokens/*/1?:F32*Tokens/*/6?:NormCuda*:OnCards/LstmSweepCuda*/?'
+some='FewTokens/*Cuda*/1?:FewTokens/*Cuda*/5?:FewTokens/*Cuda*/9?:Awkward/*Cuda*/2?:ManyTokens/*Cuda*/?:ManyTokens/*Cuda*/7?:F32*Tokens/*/1?:F32*Tokens/*/6?:NormCuda*:OnCards/LstmSweepCuda*/?:OnCards/ConvCudaSweep*/1?'
 for tool in memcheck racecheck initcheck; do
   step $tool 90 compute-sanitizer --tool $tool "$folder/unit_tests" --gtest_filter="$some"
 done

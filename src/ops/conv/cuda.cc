@@ -1,6 +1,7 @@
 // Drives the convolution's CUDA kernels: finds the card, chooses, prepares once, launches.
 #include "ops/conv/cuda.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -40,6 +41,14 @@ Status prepare_once(Device device, const cuda::Card& card) {
   return {};
 }
 
+// Pixels of an image are counted in 31 bits.
+Status check_pixels(const Images& x, const Images& y) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  const int64_t pixels = std::max(x.pixels(), y.pixels());
+  if (pixels <= kMost) return {};
+  return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
+}
+
 // "generic" and "many" can be asked for as of the linear op; a convolution of one tap in place is then none of it.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
@@ -67,6 +76,7 @@ Status launch(CudaWay way, DType dtype, Device device, const cuda::Card& card, L
 }  // namespace
 
 Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
+  BS_RETURN_IF_ERROR(check_pixels(p.x, p.y));
   const auto card = cuda::card_of(p.layout.device);
   if (!card.ok()) return card.status();
   const auto way = way_for(p, *card);
@@ -77,6 +87,7 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
 }
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
+  BS_RETURN_IF_ERROR(check_pixels(g.rows, g.columns));
   const auto card = cuda::card_of(g.layout.device);
   if (!card.ok()) return card.status();
   const auto way = way_for(g, *card);
