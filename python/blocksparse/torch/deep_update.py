@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import Layout
+from . import deep_update_steps
 from .lstm import GATES, Recurrent, cell, run_steps, stack_gates, start_of
 from .modules import BlockSparseLinear
 from .norm import layer_norm
@@ -136,8 +137,13 @@ class DeepUpdateLSTM(Recurrent):
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """See `Recurrent`."""
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
-        shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
         begin = start_of(m, state)
+        if self._is_one_node(x, lengths):
+            network = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
+            norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
+            y, h, c = deep_update_steps.run(network, *begin, m.contiguous(), a.contiguous(), *norms)
+            return y, (h, c)
+        shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
         wide, shape = begin[1].dtype, (-1, 1, self.hidden_size)
         norms = [pair.unbind() for pair in self.matrix_norm.to(wide).unsqueeze(2).unbind()]  # (gain, shift) of each
         gain, shift = self.gate_norm.to(wide).unbind()
@@ -154,6 +160,12 @@ class DeepUpdateLSTM(Recurrent):
             return self._cell(z, c)
 
         return run_steps(step, x.size(0), begin, lengths)
+
+    def _is_one_node(self, x: Tensor, lengths: Tensor | None) -> bool:
+        """Whether all steps can be run as one; else they are composed of ops, which PyTorch can also compile."""
+        drops = self.dropout > 0 and self.training
+        whole = self.hidden_size % deep_update_steps.UNITS == 0
+        return whole and x.numel() > 0 and lengths is None and not drops and not torch.compiler.is_compiling()
 
     def _cell(self, z: Tensor, c: Tensor) -> State:
         """As one op, that of a sequence of one step which begins without h."""

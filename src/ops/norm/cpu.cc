@@ -157,7 +157,9 @@ void backward_columns(const Backward& b, int64_t group, int64_t first, int64_t l
 template <class T, bool Relu, bool Factor>
 void backward(const Backward& b, int32_t threads) {
   const int64_t strips = (b.features + kColumns - 1) / kColumns;
-  parallel_for(threads, b.rows(), [&](int64_t row) { backward_row<T, Relu, Factor>(b, row); });
+  if (b.dx != nullptr) {
+    parallel_for(threads, b.rows(), [&](int64_t row) { backward_row<T, Relu, Factor>(b, row); });
+  }
   if (b.dgain == nullptr) return;
   parallel_for(threads, b.groups * strips, [&](int64_t i) {
     const int64_t first = i % strips * kColumns;
