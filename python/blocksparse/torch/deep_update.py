@@ -140,8 +140,8 @@ class DeepUpdateLSTM(Recurrent):
         begin = start_of(m, state)
         if self._is_one_node(x, lengths):
             network = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
-            norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
-            y, h, c = deep_update_steps.run(network, *begin, m.contiguous(), a.contiguous(), *norms)
+            of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
+            y, h, c = deep_update_steps.run(network, *begin, m.contiguous(), a.contiguous(), *of_norms)
             return y, (h, c)
         shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
         wide, shape = begin[1].dtype, (-1, 1, self.hidden_size)
