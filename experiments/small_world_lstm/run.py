@@ -115,6 +115,7 @@ def do(run: Run, data: tuple[torch.Tensor, torch.Tensor], options: argparse.Name
         "lr": run.training.lr,
         "valid": log[-1]["valid"],
         "seconds": log[-1]["seconds"],
+        "alone": not options.beside_others,
         "bytes": log[-1]["bytes"],
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "recurrent": recurrent(trainer),
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("--updates", type=int, help="in place of the configuration's")
     parser.add_argument("--sweep-updates", type=int, help="in place of the configuration's")
     parser.add_argument("--rates", type=float, nargs="+", help="in place of the configuration's, of every arm")
+    parser.add_argument("--beside-others", action="store_true", help="the device is shared, so seconds say nothing")
     parser.add_argument("--threads", type=int, help="of PyTorch")
     options = parser.parse_args()
     path = options.config if options.config.exists() else HERE / options.config
