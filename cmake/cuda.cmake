@@ -47,6 +47,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/card.cc
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
+  src/ops/conv/cuda.cc
   src/ops/cuda_prepare.cc
   src/ops/linear/cuda.cc
   src/ops/linear/cuda_few_bf16.cu

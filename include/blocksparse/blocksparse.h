@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "blocksparse/conv.h"
 #include "blocksparse/device_index.h"
 #include "blocksparse/dtype.h"
 #include "blocksparse/export.h"

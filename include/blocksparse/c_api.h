@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 4
+#define BS_ABI_VERSION 5
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -179,6 +179,44 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+
+/* ---- The convolution --------------------------------------------------------------------------------------------- */
+/* See conv.h. `gates`, `epilogue` and `dgates` may be NULL, w in bs_conv_wgrad, too. `channel_order` [channels of x]
+ * lies where the tensors do and may be NULL. */
+
+#define BS_MAX_SIZES 3
+
+typedef struct bs_conv_geometry {
+  int32_t rank; /* 1 to 3; the entries beyond are not looked at */
+  int32_t transposed;
+  int64_t kernel[BS_MAX_SIZES], stride[BS_MAX_SIZES], dilation[BS_MAX_SIZES];
+  int64_t padding_before[BS_MAX_SIZES], padding_after[BS_MAX_SIZES];
+  int64_t output_padding[BS_MAX_SIZES]; /* 0 unless transposed */
+} bs_conv_geometry;
+
+/* size and output have `rank` entries. */
+BS_API bs_status bs_conv_output_size(const bs_conv_geometry* geometry, const int64_t* size, int64_t* output);
+
+BS_API bs_status bs_conv_fprop(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                               const bs_tensor* w, const bs_tensor* gates, const int32_t* channel_order,
+                               const bs_epilogue* epilogue, const bs_tensor* y, bs_workspace workspace,
+                               bs_stream stream);
+BS_API bs_status bs_conv_dgrad(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* dy,
+                               const bs_tensor* w, const bs_tensor* gates, const int32_t* channel_order,
+                               const bs_tensor* dx, bs_workspace workspace, bs_stream stream);
+BS_API bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                               const bs_tensor* dy, const bs_tensor* w, const bs_tensor* gates,
+                               const int32_t* channel_order, int32_t accumulate, const bs_tensor* dw,
+                               const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
+
+/* Bytes for an x (dgrad: dx) of that dtype, shape, strides and device; its data is not looked at. 0 if it does not fit.
+ */
+BS_API size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
+                                           const bs_tensor* x);
+BS_API size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
+                                           const bs_tensor* x);
+BS_API size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
+                                           const bs_tensor* x);
 
 /* ---- The LSTM op ------------------------------------------------------------------------------------------------- */
 /* See lstm.h. Tensors that are not given are NULL. `lengths` [n] lie where the tensors do and may be NULL: all

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_RANK = 5
 MAX_MIX = 64
+MAX_SIZES = 3
 
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 
 _Dims = ctypes.c_int64 * MAX_RANK
+_Sizes = ctypes.c_int64 * MAX_SIZES
 
 
 class Blocking(ctypes.Structure):
@@ -105,6 +107,21 @@ class Epilogue(ctypes.Structure):
         ("bias", ctypes.POINTER(Tensor)),
         ("residual", ctypes.POINTER(Tensor)),
         ("activation", ctypes.c_int32),
+    )
+
+
+class ConvGeometry(ctypes.Structure):
+    """bs_conv_geometry."""
+
+    _fields_ = (
+        ("rank", ctypes.c_int32),
+        ("transposed", ctypes.c_int32),
+        ("kernel", _Sizes),
+        ("stride", _Sizes),
+        ("dilation", _Sizes),
+        ("padding_before", _Sizes),
+        ("padding_after", _Sizes),
+        ("output_padding", _Sizes),
     )
 
 
@@ -253,6 +270,31 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_linear_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
+    "bs_conv_output_size": (_i32, [_ptr(ConvGeometry), _void_p, _void_p]),
+    "bs_conv_fprop": (
+        _i32,
+        [
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
+            *(_ptr(Epilogue), _ptr(Tensor), Workspace, Stream),
+        ],
+    ),
+    "bs_conv_dgrad": (
+        _i32,
+        [
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
+            *(_ptr(Tensor), Workspace, Stream),
+        ],
+    ),
+    "bs_conv_wgrad": (
+        _i32,
+        [
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
+            *(_i32, _ptr(Tensor), _ptr(Tensor), Workspace, Stream),
+        ],
+    ),
+    "bs_conv_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
+    "bs_conv_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
+    "bs_conv_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
     "bs_lstm_forward": (
         _i32,
         [_ptr(LayoutView), *(4 * (_ptr(Tensor),)), _void_p, _ptr(LstmOutputs), Workspace, Stream],

@@ -1,4 +1,4 @@
-"""The linear op on NumPy arrays: float32 and float64, and float16; bfloat16 through `ml_dtypes`.
+"""The linear op and the convolution on NumPy arrays: float32, float64 and float16; bfloat16 through `ml_dtypes`.
 
 `x` is [..., features] with contiguous features, or the transpose of a contiguous [features, tokens] array (features
 first); results have the order of their input. Everything else is checked and explained by the core.
@@ -14,7 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arrays, _lib
+from ._numpy_conv import conv_dgrad, conv_fprop, conv_geometry, conv_output_size, conv_wgrad
 from .layout import Layout
+
+__all__ = [
+    "conv_dgrad",
+    "conv_fprop",
+    "conv_geometry",
+    "conv_output_size",
+    "conv_wgrad",
+    "linear_dgrad",
+    "linear_fprop",
+    "linear_wgrad",
+]
 
 Array = npt.NDArray[Any]
 

@@ -18,8 +18,6 @@ std::string list_text(const std::array<int64_t, kMaxRank>& values, int rank) {
 
 std::string label(const Named& t) { return concat("[", t.op, "] ", t.name); }
 
-std::string strides_text(const ConstTensor& t) { return list_text(t.stride, t.rank); }
-
 // First byte and one past the last.
 std::pair<uintptr_t, uintptr_t> extent(const void* data, const Matrix& m, int64_t size) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
@@ -37,6 +35,7 @@ bool rows_interleave(int64_t shift, int64_t period, int64_t a_width, int64_t b_w
 }  // namespace
 
 std::string shape_text(const ConstTensor& tensor) { return list_text(tensor.shape, tensor.rank); }
+std::string strides_text(const ConstTensor& tensor) { return list_text(tensor.stride, tensor.rank); }
 
 Status check_tensor(const Named& t) {
   const ConstTensor& x = t.tensor;

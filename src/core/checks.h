@@ -12,6 +12,7 @@ namespace blocksparse {
 
 // "[64, 1024]"
 std::string shape_text(const ConstTensor& tensor);
+std::string strides_text(const ConstTensor& tensor);
 
 // A tensor of `op` called `name`, as messages show it.
 struct Named {

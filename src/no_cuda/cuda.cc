@@ -1,6 +1,7 @@
 // The CUDA entry points in a build without CUDA: each says so.
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
+#include "ops/conv/conv.h"
 #include "ops/linear/linear.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
@@ -37,6 +38,15 @@ size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; 
 Result<std::string> cuda_choice(Pass, const LayoutView&, DType, int64_t) { return cuda_status(); }
 
 }  // namespace linear
+
+namespace conv {
+
+Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
+Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
+size_t cuda_workspace_size(const Product&) { return 0; }
+size_t cuda_workspace_size(const WeightGradient&) { return 0; }
+
+}  // namespace conv
 
 namespace lstm {
 

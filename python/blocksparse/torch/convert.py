@@ -25,16 +25,18 @@ def _places(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def select_blocks(weight: Tensor, density: float, block_size: int) -> Layout:
-    """The layout of the blocks of a dense weight [out, in] with the largest Frobenius norms.
+    """The layout of the blocks of a dense weight with the largest Frobenius norms.
 
     Args:
-        weight: [out, in].
+        weight: [out, in], or a filter [out, in, size...].
         density: share of blocks to keep: floor(density * blocks + 0.5) of them; of equal norms, the first.
         block_size: edge of a block.
 
     Raises:
-        ValueError: weight is not 2-D, or density is outside of [0, 1].
+        ValueError: weight has less than 2 dimensions, or density is outside of [0, 1].
     """
+    if weight.dim() > 2:
+        weight = weight.detach().float().flatten(2).norm(dim=2)
     if weight.dim() != 2:
         raise ValueError(f"[select_blocks] weight is {list(weight.shape)}, needs [out, in]")
     if not 0 <= density <= 1:
@@ -51,23 +53,35 @@ def select_blocks(weight: Tensor, density: float, block_size: int) -> Layout:
 def from_dense(weight: Tensor, layout: Layout) -> Tensor:
     """The blocks of a dense weight [out, in] that a layout names: [blocks, b, b]. Differentiable.
 
+    A filter [out, in, size...] gives [blocks, taps, b, b]; that of a dense transposed convolution, [in, out, size...],
+    needs its first two dimensions exchanged.
+
     Raises:
         ValueError: the weight does not have the layout's size.
     """
-    if tuple(weight.shape) != (layout.out_features, layout.in_features):
+    if tuple(weight.shape[:2]) != (layout.out_features, layout.in_features):
         raise ValueError(
             f"[from_dense] weight is {list(weight.shape)}, needs {[layout.out_features, layout.in_features]}"
         )
+    if weight.dim() > 2:
+        return torch.stack([from_dense(tap, layout) for tap in weight.flatten(2).unbind(2)], 1)
     blocks = _grid(weight, layout.block_size)[_places(layout, weight.device)]
     return blocks.transpose(1, 2).contiguous() if layout.transposed else blocks
 
 
-def to_dense(values: Tensor, layout: Layout) -> Tensor:
+def to_dense(values: Tensor, layout: Layout, kernel_size: tuple[int, ...] | None = None) -> Tensor:
     """The weight [out, in] with these blocks [blocks, b, b], zero elsewhere. Differentiable.
+
+    With a kernel_size, values are those of a filter, [blocks, taps, b, b], which gives [out, in, *kernel_size].
 
     Raises:
         ValueError: values do not have the layout's shape.
     """
+    if kernel_size is not None:
+        count, edge, _ = layout.values_shape
+        if tuple(values.shape) != (needed := (count, math.prod(kernel_size), edge, edge)):
+            raise ValueError(f"[to_dense] values are {list(values.shape)}, needs {list(needed)}")
+        return torch.stack([to_dense(tap, layout) for tap in values.unbind(1)], -1).unflatten(-1, kernel_size)
     if tuple(values.shape) != layout.values_shape:
         raise ValueError(f"[to_dense] values are {list(values.shape)}, needs {list(layout.values_shape)}")
     b, (out_blocks, in_blocks) = layout.block_size, layout.grid

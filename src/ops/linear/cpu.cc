@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/text.h"
+#include "cpu/carver.h"
 #include "cpu/threads.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/linear.h"
@@ -16,21 +17,6 @@ namespace {
 constexpr int64_t kPackFeatures = 512;        // features of a vector of tokens that one task packs
 constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
-
-// Takes aligned pieces out of a workspace that is known to be large enough.
-class Carver {
- public:
-  explicit Carver(Workspace workspace) : next_(reinterpret_cast<uintptr_t>(workspace.data)) {}
-  void* take(size_t bytes) {
-    next_ = (next_ + 63) / 64 * 64;
-    void* piece = reinterpret_cast<void*>(next_);
-    next_ += bytes;
-    return piece;
-  }
-
- private:
-  uintptr_t next_;
-};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -188,6 +174,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                  .out_features = out_features,
                  .in_features = in_features,
                  .round = plan.round,
+                 .dy_round = plan.round,
                  .x_panels = x_panels,
                  .dy_panels = dy_panels,
                  .out_of = out_of(g.layout).data(),

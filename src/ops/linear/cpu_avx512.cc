@@ -1,12 +1,12 @@
 #include "cpu/simd_avx512.h"
 #include "ops/linear/cpu_gradient.h"
-#include "ops/linear/cpu_product.h"
+#include "ops/linear/cpu_taps.h"
 
 namespace blocksparse::linear {
 
-#define LINEAR_PRODUCT_avx512(dtype, ...)                                             \
-  ProductKernel product_avx512_##dtype() {                                            \
-    return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); \
+#define LINEAR_PRODUCT_avx512(dtype, ...)                                                       \
+  ProductKernel product_avx512_##dtype() {                                                      \
+    return make_product_with_taps<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx512); \
   }
 #define LINEAR_GRADIENT_avx512(dtype, ...)                                              \
   GradientKernel gradient_avx512_##dtype() {                                            \

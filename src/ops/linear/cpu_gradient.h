@@ -29,9 +29,10 @@ struct GradientConfig {
 
 // A run of input features inside a block: the unit in which a row of dW is divided.
 struct Columns {
-  int64_t block;   // of weights
-  int64_t in;      // block of inputs
-  int64_t column;  // first column in the block
+  int64_t block;    // of weights
+  int64_t in;       // block of inputs
+  int64_t column;   // first column in the block
+  int64_t tap = 0;  // of a convolution
 };
 
 // Features-last: a few tokens of every block in turn. Rows of x are often a power of two apart, so whole columns of it
@@ -80,6 +81,22 @@ BS_INLINE void put_pair_row(const BFloat16* first, const BFloat16* second, int64
     const bool exists = f < features;
     if (first != nullptr) to[f].first = exists ? first[f].bits : uint16_t{0};
     to[f].second = exists && second != nullptr ? second[f].bits : uint16_t{0};
+  }
+}
+
+// Features in an order of the caller's, or neither features nor tokens side by side.
+template <class C>
+void pack_in_order(const RowsToPack& p, int64_t block) {
+  using S = typename C::S;
+  const int64_t feature = block * p.block, features = least<int64_t>(p.block, p.features - feature);
+  const auto* from = static_cast<const typename C::T*>(p.source);
+  S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    for (int64_t f = 0; f < p.block; ++f) {
+      S& to = panel[t * p.block + f];
+      const int64_t source = p.order == nullptr || f >= features ? feature + f : p.order[feature + f];
+      to = f < features ? load_as<S, 1>(from + t * p.token_stride + source * p.feature_stride)[0] : S{};
+    }
   }
 }
 
@@ -147,6 +164,8 @@ template <class C>
 void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   if constexpr (kTogether<typename C::P> == 2) {
     pack_pairs_for_gradient(p, first_block, last_block);
+  } else if (p.order != nullptr || (p.feature_stride != 1 && p.token_stride != 1)) {
+    for (int64_t block = first_block; block < last_block; ++block) pack_in_order<C>(p, block);
   } else if (p.feature_stride == 1) {
     pack_rows<C>(p, first_block, last_block);
   } else {
@@ -155,11 +174,16 @@ void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_bl
 }
 
 // Puts a row of sums of L columns into dW, and returns its part of the gate's gradient.
+// Where [b, b] of a block, or of its tap, begins in dW and W.
+inline int64_t weights_at(const GradientArgs& a, const Columns& at) {
+  return (at.block * a.taps.taps + at.tap) * a.block * a.block;
+}
+
 template <class C, int L>
 typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t valid, Vec<typename C::S, L> sum) {
   using S = typename C::S;
   using T = typename C::T;
-  const int64_t offset = (at.block * a.block + row) * a.block + at.column;
+  const int64_t offset = weights_at(a, at) + row * a.block + at.column;
   S gate_sum{};
   if (a.dgates != nullptr) {
     S dot[L];
@@ -167,7 +191,7 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
     for (int64_t i = 0; i < valid; ++i) gate_sum += dot[i];
   }
   if (a.sums != nullptr) {
-    S* total = static_cast<S*>(a.sums) + offset;
+    S* total = static_cast<S*>(a.sums) + offset - a.taps.first_sum * a.taps.taps * a.block * a.block;
     if (a.add_sums) sum += load_as<S, L>(total);
     if (a.keep_sums) {
       store_as<S, L>(total, sum);
@@ -191,22 +215,36 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
   return gate_sum;
 }
 
-// The inner loop: out[v][o * row] = sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
+// The inner loop: out[v][o * row] (+)= sum over tokens of dy [tokens, O rows]^T x [tokens, V runs of columns].
 // Not inlined: bf16, f16 and f32 share one copy.
 template <class S, class P, int L, int O, int V>
 __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy, const P* const* x, S* const* out,
-                                             int64_t row) {
+                                             int64_t row, bool add) {
   Vec<S, L> sum[O][V] = {};
-  const int64_t n = (a.n + kTogether<P> - 1) / kTogether<P>;
-  for (int64_t t = 0; t < n; ++t) {
-    Vec<P, L> xv[V];
+  if (add) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) xv[v] = load_as<P, L>(x[v] + t * a.block);
+    for (int v = 0; v < V; ++v) {
 #pragma GCC unroll 16
-    for (int o = 0; o < O; ++o) {
-      const Vec<P, L> d = broadcast<P, L>(dy[t * a.block + o]);
+      for (int o = 0; o < O; ++o) sum[o][v] = load_as<S, L>(out[v] + o * row);
+    }
+  }
+  const TokenRun all{0, 0, (a.n + kTogether<P> - 1) / kTogether<P>};
+  const TokenRun* run = a.taps.runs == nullptr ? &all : a.taps.runs;
+  const TokenRun* end = run + (a.taps.runs == nullptr ? 1 : a.taps.run_count);
+  for (; run != end; ++run) {
+    const P *xr[V], *dyr = dy + run->dy * a.block;
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], d, xv[v]);
+    for (int v = 0; v < V; ++v) xr[v] = x[v] + run->x * a.block;
+    for (int64_t t = 0; t < run->tokens; ++t) {
+      Vec<P, L> xv[V];
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) xv[v] = load_as<P, L>(xr[v] + t * a.block);
+#pragma GCC unroll 16
+      for (int o = 0; o < O; ++o) {
+        const Vec<P, L> d = broadcast<P, L>(dyr[t * a.block + o]);
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], d, xv[v]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -216,10 +254,10 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy,
   }
 }
 
-// Whether sums may be stored as they come: nothing scales, adds to or cuts them.
+// Whether sums may be stored, or added, as they come: nothing scales or cuts them.
 template <class C, int L>
 bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int count) {
-  if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr || a.accumulate) return false;
+  if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr) return false;
   bool whole = (out + 1) * a.block <= a.out_features;
   for (int v = 0; v < count; ++v) whole = whole && columns[v].in * a.block + columns[v].column + L <= a.in_features;
   return whole;
@@ -232,8 +270,8 @@ void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int 
   using S = typename C::S;
   const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
   for (int v = 0; v < count; ++v, sums += O * L) {
-    if (plain && C::narrow && !a.dw_is_wide) {
-      const int64_t offset = (columns[v].block * a.block + row) * a.block + columns[v].column;
+    if (plain && C::narrow && !a.dw_is_wide && !a.accumulate) {
+      const int64_t offset = weights_at(a, columns[v]) + row * a.block + columns[v].column;
       auto* dw = static_cast<typename C::T*>(a.dw) + offset;
       for (int o = 0; o < O; ++o) store_as<S, L>(dw + o * a.block, load_as<S, L>(sums + o * L));
       continue;
@@ -251,17 +289,18 @@ template <class C, int L, int O, int V>
 void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns) {
   using S = typename C::S;
   using P = typename C::P;
-  const P* dy = static_cast<const P*>(a.dy_panels) + out * a.round * a.block;
+  const P* dy = static_cast<const P*>(a.dy_panels) + (out * a.dy_round + a.taps.dy_shift) * a.block;
   const P* x[V];
   S* to[V];
   for (int v = 0; v < V; ++v) {
-    x[v] = static_cast<const P*>(a.x_panels) + columns[v].in * a.round * a.block + columns[v].column;
-    to[v] = static_cast<S*>(a.dw) + columns[v].block * a.block * a.block + columns[v].column;
+    const int64_t shift = a.taps.x_shift == nullptr ? 0 : a.taps.x_shift[columns[v].tap];
+    x[v] = static_cast<const P*>(a.x_panels) + (columns[v].in * a.round + shift) * a.block + columns[v].column;
+    to[v] = static_cast<S*>(a.dw) + weights_at(a, columns[v]) + columns[v].column;
   }
   const bool plain = is_plain<C, L>(a, out, columns, V);
   if (plain && (!C::narrow || a.dw_is_wide)) {
     for (int row = 0; row < a.block; row += O) {
-      gradient_tile<S, P, L, O, V>(a, dy + row, x, to, a.block);
+      gradient_tile<S, P, L, O, V>(a, dy + row, x, to, a.block, a.accumulate);
       for (int v = 0; v < V; ++v) to[v] += O * a.block;
     }
     return;
@@ -270,7 +309,7 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   for (int v = 0; v < V; ++v) to[v] = sums + v * O * L;
   S gate_sums[V] = {};
   for (int row = 0; row < a.block; row += O) {
-    gradient_tile<S, P, L, O, V>(a, dy + row, x, to, L);
+    gradient_tile<S, P, L, O, V>(a, dy + row, x, to, L, false);
     store_sums<C, L, O>(a, out, columns, V, row, plain, sums, gate_sums);
   }
   if (a.dgates == nullptr) return;
@@ -281,14 +320,18 @@ template <class C, int L>
 void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64_t last_block) {
   constexpr int O = C::tile.outputs, V = C::tile.vectors;
   constexpr int kAlone = O < 8 ? 8 : O;  // a single vector needs more rows to keep the FMA units busy
-  Columns next{first_block, 0, 0}, columns[V];
-  for (int64_t left = (last_block - first_block) * (a.block / L); left > 0;) {
+  Columns next{first_block, 0, 0, a.taps.first}, columns[V];
+  const int64_t units = (last_block - first_block) * (a.taps.last - a.taps.first);
+  for (int64_t left = units * (a.block / L); left > 0;) {
     const int take = static_cast<int>(V >= 3 && left == 4 ? 2 : least<int64_t>(V, left));
     for (int v = 0; v < take; ++v) {
       next.in = a.refs[next.block].from;
       columns[v] = next;
       next.column += L;
-      if (next.column == a.block) next = {next.block + 1, 0, 0};
+      if (next.column < a.block) continue;
+      next.column = 0;
+      if (++next.tap < a.taps.last) continue;
+      next = {next.block + 1, 0, 0, a.taps.first};
     }
     if (V >= 3 && take == 3) gradient_strips<C, L, O, 3>(a, out, columns);
     else if (take == 2) gradient_strips<C, L, O, 2>(a, out, columns);
@@ -306,10 +349,10 @@ BS_INLINE bool is_skipped(const GradientArgs& a, int64_t block) {
 template <class C>
 void write_zeros(const GradientArgs& a, int64_t block) {
   if (a.accumulate || a.keep_sums) return;
-  const int64_t size = static_cast<int64_t>(a.block) * a.block;
+  const int64_t size = (a.taps.last - a.taps.first) * a.block * a.block;
   const size_t bytes = a.dw_is_wide ? sizeof(typename C::S) : sizeof(typename C::T);
-  __builtin_memset(static_cast<char*>(a.dw) + block * size * static_cast<int64_t>(bytes), 0,
-                   static_cast<size_t>(size) * bytes);
+  const int64_t at = weights_at(a, {block, 0, 0, a.taps.first});
+  __builtin_memset(static_cast<char*>(a.dw) + at * static_cast<int64_t>(bytes), 0, static_cast<size_t>(size) * bytes);
 }
 
 // row(out, first, last) does blocks [first, last) of one row.

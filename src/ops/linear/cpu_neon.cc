@@ -1,12 +1,12 @@
 #include "cpu/simd_neon.h"
 #include "ops/linear/cpu_gradient.h"
-#include "ops/linear/cpu_product.h"
+#include "ops/linear/cpu_taps.h"
 
 namespace blocksparse::linear {
 
-#define LINEAR_PRODUCT_neon(dtype, ...)                                             \
-  ProductKernel product_neon_##dtype() {                                            \
-    return make_product<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::neon); \
+#define LINEAR_PRODUCT_neon(dtype, ...)                                                       \
+  ProductKernel product_neon_##dtype() {                                                      \
+    return make_product_with_taps<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::neon); \
   }
 #define LINEAR_GRADIENT_neon(dtype, ...)                                              \
   GradientKernel gradient_neon_##dtype() {                                            \

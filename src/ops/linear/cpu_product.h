@@ -23,11 +23,25 @@ namespace {
 
 constexpr int kUnroll = 8;  // divides every block size
 
-// x of one vector: [inputs][lanes], rows `feature` apart; the next vector is `vector` further.
+// x of some vectors: [inputs][lanes] each, rows `feature` apart; vector v begins at data + at[v].
 template <class P>
 struct XView {
   const P* data;
-  int64_t feature, vector;
+  int64_t feature;
+  const int64_t* at;
+};
+
+// One block of W and the rows of x that it meets.
+struct Entry {
+  int64_t x;       // offset of the first row
+  int64_t weight;  // which block of W
+  int32_t depth;   // rows
+  int32_t gate;    // which gate
+};
+
+struct Entries {
+  const Entry* data;
+  int count;
 };
 
 // A part of a piece's list, blocks with gate 0 left out.
@@ -36,13 +50,14 @@ struct Chunk {
   int count;
 };
 
-// The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the chunk] x [inputs of the chunk, V vectors].
+// The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
 template <class S, class P, int L, int O, int V, class WView>
-__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& chunk, const WView& w,
+__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries& entries, const WView& w,
                                              const XView<P>& x, S* sums, bool first) {
-  const int block = a.block / kTogether<P>;
-  const int64_t inputs = (a.inputs + kTogether<P> - 1) / kTogether<P>;
+  int64_t at[V];
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v) at[v] = x.at[v];
   Vec<S, L> sum[O][V];
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
@@ -51,14 +66,13 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
       sum[o][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L);
     }
   }
-  for (int i = 0; i < chunk.count; ++i) {
-    const int64_t begin = static_cast<int64_t>(chunk.refs[i].from) * block;
-    const P* xb = x.data + begin * x.feature;
-    const P* wb = w.block(chunk.refs[i].weight, i);
+  for (int i = 0; i < entries.count; ++i) {
+    const P* xb = x.data + entries.data[i].x;
+    const P* wb = w.block(entries.data[i].weight, i);
     auto step = [&]() __attribute__((always_inline)) {
       Vec<P, L> xv[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<P, L>(xb + v * x.vector));
+      for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<P, L>(xb + at[v]));
       xb = next_row(xb + x.feature);
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
@@ -68,7 +82,7 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
       }
       wb = next_row(wb + w.input());
     };
-    const int depth = static_cast<int>(least<int64_t>(block, inputs - begin));
+    const int depth = entries.data[i].depth;
     constexpr int kSteps = kUnroll / kTogether<P>;
     int k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
@@ -87,35 +101,35 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Chunk& 
 // All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
-void multiply_vectors(const ProductArgs& a, const Chunk& chunk, const WView& w, const XView<typename C::P>& x,
+void multiply_vectors(const ProductArgs& a, const Entries& entries, const WView& w, const XView<typename C::P>& x,
                       int vectors, typename C::S* sums, bool first) {
   using P = typename C::P;
   constexpr int L = C::lanes;
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;
-    const XView<P> xv{x.data + v * x.vector, x.feature, x.vector};
+    const XView<P> xv{x.data, x.feature, x.at + v};
     typename C::S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
-      multiply_tile<typename C::S, P, L, O, 3>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 3>(a, entries, w, xv, s, first);
       v += 3;
     } else if (left >= 2) {
-      multiply_tile<typename C::S, P, L, O, 2>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 2>(a, entries, w, xv, s, first);
       v += 2;
     } else {
-      multiply_tile<typename C::S, P, L, O, 1>(a, chunk, w, xv, s, first);
+      multiply_tile<typename C::S, P, L, O, 1>(a, entries, w, xv, s, first);
       v += 1;
     }
   }
 }
 
-// One strip of a chunk with W where it lies.
+// One strip of some entries with W where it lies.
 template <class C>
-void multiply_in_place(const ProductArgs& a, const Chunk& chunk, int strip, const XView<typename C::P>& x, int vectors,
-                       typename C::S* sums, bool first) {
+void multiply_in_place(const ProductArgs& a, const Entries& entries, int strip, const XView<typename C::P>& x,
+                       int vectors, typename C::S* sums, bool first) {
   using P = typename C::P;
   constexpr int O = C::tile.outputs;
   const auto* w = static_cast<const P*>(a.w);
-  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, chunk, view, x, vectors, sums, first); };
+  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, entries, view, x, vectors, sums, first); };
   if constexpr (kTogether<P> == 1) {
     if (a.by_in) return multiply(ColumnsOfW<P>{w, strip, a.block});
   }
@@ -140,25 +154,43 @@ BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip
   }
 }
 
-// All strips of a chunk: sums [vectors][b][lanes] (+)= W x.
-template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::P>& x,
-                    int vectors, typename C::S* sums, bool first) {
-  using S = typename C::S;
+// All strips of some entries: sums [vectors][b][lanes] (+)= W x. before(strip) is called first; where W is copied,
+// copy(i, strip, to) copies entry i. The entries have kDepth inputs together at most.
+template <class C, int kDepth, class Before, class Copy>
+void multiply_entries(const ProductArgs& a, const Entries& entries, const XView<typename C::P>& x, int vectors,
+                      typename C::S* sums, bool first, Before before, Copy copy) {
   using P = typename C::P;
   constexpr int O = C::tile.outputs, L = C::lanes;
   const int depth = a.block / kTogether<P>;
   for (int strip = 0; strip < a.block; strip += O) {
-    S* s = sums + strip * L;
-    prefetch_strip<C>(a, next, strip);
+    typename C::S* s = sums + strip * L;
+    before(strip);
     if (copies<C>(a)) {
-      alignas(64) P copy[kMaxBlock / kTogether<P> * O];
-      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i], strip, copy + i * depth * O);
-      multiply_vectors<C, O>(a, chunk, CopyOfW<P, O>{copy, depth}, x, vectors, s, first);
+      alignas(64) P strips[kDepth / kTogether<P> * O];
+      for (int i = 0; i < entries.count; ++i) copy(i, strip, strips + i * depth * O);
+      multiply_vectors<C, O>(a, entries, CopyOfW<P, O>{strips, depth}, x, vectors, s, first);
     } else if constexpr (C::dtype == DType::f32 || kTogether<P> == 2) {
-      multiply_in_place<C>(a, chunk, strip, x, vectors, s, first);
+      multiply_in_place<C>(a, entries, strip, x, vectors, s, first);
     }
   }
+}
+
+template <class C>
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::P>& x,
+                    int vectors, typename C::S* sums, bool first) {
+  using P = typename C::P;
+  constexpr int T = kTogether<P>;
+  Entry entries[C::chunk_inputs / kSmallestBlock];
+  const int64_t block = a.block / T, inputs = (a.inputs + T - 1) / T;
+  for (int i = 0; i < chunk.count; ++i) {
+    const int64_t begin = chunk.refs[i].from * block;
+    const auto depth = static_cast<int32_t>(least(block, inputs - begin));
+    entries[i] = {begin * x.feature, chunk.refs[i].weight, depth, chunk.refs[i].weight};
+  }
+  multiply_entries<C, kMaxBlock>(
+      a, {entries, chunk.count}, x, vectors, sums, first, [&](int strip) { prefetch_strip<C>(a, next, strip); },
+      [&](int i, int strip, P* to)
+          __attribute__((always_inline)) { copy_strip<C, C::tile.outputs>(a, chunk.refs[i], strip, to); });
 }
 
 template <class C>
@@ -248,15 +280,16 @@ template <class C>
 void multiply_piece(const ProductArgs& a, int64_t piece, Range vectors) {
   using P = typename C::P;
   constexpr int L = C::lanes, T = kTogether<P>;
-  const XView<P> in_place{static_cast<const P*>(a.x), a.x_feature, L};
-  const XView<P> packed{static_cast<const P*>(a.panels), L, (a.inputs + T - 1) / T * L};
-  const int64_t complete = a.direct ? a.n / L : 0;  // vectors that are read in place
+  const int64_t vector = (a.inputs + T - 1) / T * L;  // of packed x, from one to the next
+  const int64_t complete = a.direct ? a.n / L : 0;    // vectors that are read in place
   for (int64_t v = vectors.first; v < vectors.last;) {
     const bool direct = v < complete;
     const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
     const int count = static_cast<int>(least<int64_t>(C::group, end - v));
-    XView<P> x = direct ? in_place : packed;
-    x.data += (direct ? v : v - complete) * x.vector;
+    int64_t at[C::group];
+    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) * vector;
+    const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
+                              : XView<P>{static_cast<const P*>(a.panels), L, at};
     multiply_group<C>(a, a.pieces[piece], x, v, count);
     v += count;
   }
@@ -341,7 +374,8 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa, C::dtype, C::tile, C::lanes, C::by_token, pack_x, multiply<C>, combine<C>, few<C>, combine_few<C>};
+  return {isa,        C::dtype, C::tile,        C::lanes, C::by_token, pack_x, multiply<C>,
+          combine<C>, few<C>,   combine_few<C>, 0,        nullptr,     nullptr};
 }
 
 }  // namespace

@@ -38,10 +38,9 @@ struct CopyOfW {
 
 // copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
 template <class C, int O, int Q>
-BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, int strip, typename C::S* copy) {
+BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, typename C::S* copy) {
   using S = typename C::S;
   const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
-  const S gate = a.gates != nullptr ? static_cast<const S*>(a.gates)[weight] : S{1};
   if (a.by_in) {
     for (int k = 0; k < a.block; ++k) {
       store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
@@ -76,16 +75,23 @@ BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, 
   }
 }
 
+template <class C>
+BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
+  return a.gates != nullptr ? static_cast<const typename C::S*>(a.gates)[gate] : typename C::S{1};
+}
+
 // As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
 template <class C, int O>
-BS_INLINE void copy_strip(const ProductArgs& a, const BlockRef& ref, int strip, typename C::P* copy) {
-  if constexpr (kTogether<typename C::P> == 2) {
-    copy_pairs<C, O>(a, ref, strip, copy);
-  } else {
-    constexpr int Q = O < C::lanes ? O : C::lanes;
+BS_INLINE void copy_gated(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, typename C::S* copy) {
+  constexpr int Q = O < C::lanes ? O : C::lanes;
 #pragma GCC unroll 8
-    for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, ref.weight, strip + o, copy + o);
-  }
+  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, gate, strip + o, copy + o);
+}
+
+template <class C, int O>
+BS_INLINE void copy_strip(const ProductArgs& a, const BlockRef& ref, int strip, typename C::P* copy) {
+  if constexpr (kTogether<typename C::P> == 2) copy_pairs<C, O>(a, ref, strip, copy);
+  else copy_gated<C, O>(a, ref.weight, gate_of<C>(a, ref.weight), strip, copy);
 }
 
 // Whether W is read from copies: f64 is for gradient checks, not worth its own kernels.

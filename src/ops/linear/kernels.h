@@ -53,6 +53,41 @@ struct ProductArgs {
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
 };
 
+// A tap of a convolution: the same inputs, read `shift` positions further, meet the `index`-th [b, b] of each block.
+struct Tap {
+  int64_t shift;
+  int64_t index;
+};
+
+// Images as panels: positions (z, y, x) of a grid over an image, which reaches beyond it. There x is 0.
+struct TapPack {
+  const void* x = nullptr;                             // of an image
+  int64_t x_pixel = 0, x_channel = 0;                  // strides
+  const int32_t* order = nullptr;                      // null, or where the channels are
+  int64_t size[3] = {};                                // of the image
+  int64_t first[3] = {}, step[3] = {}, count[3] = {};  // position i of an axis is pixel first + i * step
+  void* panel = nullptr;                               // Sum [channels][channel]
+  int64_t channel = 0, plane = 0, row = 0;             // from one channel, z, y to the next
+};
+
+// A round of a convolution: sums over blocks and taps for vectors of positions. Row `row` of blocks has
+// refs[starts[row]] to refs[starts[row + 1] - 1]; gates count blocks, W has `taps` [b, b] of each.
+struct TapArgs {
+  ProductArgs product;  // block, by_in, inputs, outputs, w, gates, bias, activation; y and residual of the first image
+  int64_t y_image = 0;
+  const int32_t* y_channels = nullptr;  // null, or where the outputs go: then there is no bias and so on
+  const void* panels = nullptr;         // Sum [images][inputs][channel]
+  int64_t image = 0, channel = 0;
+  const int32_t* starts = nullptr;
+  const BlockRef* refs = nullptr;
+  int64_t taps = 0;
+  const Tap* tap = nullptr;  // those that count here
+  int64_t tap_count = 0;
+  int64_t vectors = 0;              // of an image
+  const int64_t* first = nullptr;   // [vectors]: position of the first lane; rising by the lanes at least
+  const int64_t* pixels = nullptr;  // [vectors][lanes]: pixel of y, or -1
+};
+
 // Vectors are runs of `lanes` tokens; the last one of a round may be incomplete.
 struct ProductKernel {
   Isa isa;
@@ -66,6 +101,10 @@ struct ProductKernel {
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
+  // Convolutions, in groups of so many vectors; null where vectors are of pairs.
+  int tap_group;
+  void (*pack_taps)(const TapPack&, int64_t first_channel, int64_t last_channel);
+  void (*multiply_taps)(const TapArgs&, int64_t row, Range vectors);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
@@ -74,18 +113,36 @@ struct RowsToPack {
   int64_t token_stride = 0, feature_stride = 0;
   int64_t tokens = 0, features = 0;
   int32_t block = 0;
+  const int32_t* order = nullptr;  // null, or where the features are; not for pairs
   void* panels = nullptr;   // Sum [blocks of features][round][block], or pairs of bf16 [..][round, half used][block]
   int64_t round = 0;        // tokens of a panel
   int64_t first_token = 0;  // where in the panel these tokens go
   bool last = false;        // no tokens follow in this round
 };
 
+// Tokens that lie side by side in the panels of x and of dy.
+struct TokenRun {
+  int64_t x, dy, tokens;
+};
+
+// What a convolution adds to wgrad: dW of `taps` [b, b] a block. Tap t of [first, last) reads the panels of x
+// x_shift[t] tokens further, those of dy dy_shift.
+struct GradientTaps {
+  int64_t taps = 1, first = 0, last = 1;
+  const int64_t* x_shift = nullptr;  // null: 0
+  int64_t dy_shift = 0;
+  const TokenRun* runs = nullptr;  // null: all tokens are one
+  int64_t run_count = 0;
+  int64_t first_sum = 0;  // block whose sums come first
+};
+
 // One round of wgrad: dW[i] (+)= gates[i] * dy_panel[out_of[i]]^T x_panel[in_of[i]], and the gradient of the gates.
 struct GradientArgs {
   int32_t block = 0;
   int64_t out_features = 0, in_features = 0;
-  int64_t n = 0;      // tokens in this round
-  int64_t round = 0;  // tokens of a panel
+  int64_t n = 0;         // tokens in this round
+  int64_t round = 0;     // tokens of a panel of x
+  int64_t dy_round = 0;  // and of dy
   const void* x_panels = nullptr;
   const void* dy_panels = nullptr;
 
@@ -102,6 +159,8 @@ struct GradientArgs {
 
   void* sums = nullptr;                      // Sum [blocks][block][block], for a narrow dW made in several rounds
   bool add_sums = false, keep_sums = false;  // not the first round; not the last
+
+  GradientTaps taps = {};
 };
 
 struct GradientKernel {

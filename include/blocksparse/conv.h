@@ -1,0 +1,96 @@
+// The convolution: dense in space, block-sparse over channels. A layout over (out channels, in channels) says which
+// blocks of the filter there are; each has all taps.
+//
+//   fprop   y[n, o, p]     = f(sum over c, tap of W[o, c, tap] x[n, c, p * stride - padding_before + tap * dilation]
+//                              + bias[o] + residual[n, o, p])
+//   dgrad   dx             = the gradient of x
+//   wgrad   dW[block, tap] = sum over n, p of dy[n, out, p] x[n, in, p * stride - padding_before + tap * dilation]
+//
+// In a transposed convolution x and y change places in space: y[n, o, p * stride - padding_before + tap * dilation]
+// receives W[o, c, tap] x[n, c, p]. What lies outside of x is 0. Filters are not mirrored, as in all frameworks.
+//
+// Promises of all three
+//   - Activations are [n, channels, size...] with 1 to 3 sizes (width; height, width; depth, height, width), of f32,
+//     f64, bf16 or f16, and dense: either channels-last (strides as if [n, size..., channels] were contiguous: the fast
+//     one) or contiguous. All activations of a call are of the same order. Any n >= 0.
+//   - The filter is values[blocks, taps, b, b], each block and tap row-major [out, in]; taps are in the order of the
+//     kernel's sizes, the last one fastest. Channel counts need not be multiples of b. A transposed convolution's
+//     filter is [blocks, taps, out, in] as well.
+//   - `layout` may be transposed (layout.t()): then out and in change places and the values are read transposed.
+//   - channel_order, if given, lets channel c of the layout's inputs be channel channel_order[c] of x (and of dx): a
+//     shuffle of channels, or the pairing of channels that a concatenation has put apart. It is a permutation and lies
+//     where the tensors do; on the CPU that is checked.
+//   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
+//     same bits, whatever the number of threads.
+//   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs what the matching
+//     *_workspace_size() says, less than 64 MB.
+//   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. Padding may count as zeros
+//     that meet an Inf or NaN of W, or not at all.
+//   - What is wrong with the arguments is answered by invalid_argument before anything is written.
+//   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "blocksparse/export.h"
+#include "blocksparse/layout.h"
+#include "blocksparse/ops.h"
+#include "blocksparse/status.h"
+#include "blocksparse/stream.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+inline constexpr int kMaxSizes = 3;
+// In the order of a tensor's dimensions; those beyond the rank are unused.
+using SpatialSizes = std::array<int64_t, kMaxSizes>;
+
+struct ConvGeometry {
+  int32_t rank = 2;  // sizes of an image: 1 to 3
+  bool transposed = false;
+  SpatialSizes kernel = {1, 1, 1}, stride = {1, 1, 1}, dilation = {1, 1, 1};
+  SpatialSizes padding_before = {}, padding_after = {};  // a causal convolution pads before only
+  // Of a transposed convolution: added to the sizes of y, less than the stride or the dilation.
+  SpatialSizes output_padding = {};
+};
+
+// The sizes of y for those of x, or what is wrong with the geometry:
+//   (size + padding_before + padding_after - dilation * (kernel - 1) - 1) / stride + 1
+//   (size - 1) * stride - padding_before - padding_after + dilation * (kernel - 1) + output_padding + 1   transposed
+[[nodiscard]] BS_EXPORT Result<SpatialSizes> conv_output_size(const ConvGeometry& geometry, const SpatialSizes& size);
+
+//   x  [n, layout.in_features(), size...]
+//   y  [n, layout.out_features(), conv_output_size(size)...]   dtype of x; overwritten, overlaps no input
+//   epilogue.residual is like y
+[[nodiscard]] BS_EXPORT Status conv_fprop(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor x,
+                                          const Weights& w, const int32_t* channel_order, const Epilogue& epilogue,
+                                          Tensor y, Workspace workspace, Stream stream = {});
+
+//   dy [n, layout.out_features(), conv_output_size(size)...]
+//   dx [n, layout.in_features(), size...]   dtype of dy; overwritten, overlaps no input
+[[nodiscard]] BS_EXPORT Status conv_dgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor dy,
+                                          const Weights& w, const int32_t* channel_order, Tensor dx,
+                                          Workspace workspace, Stream stream = {});
+
+// With S = the sum above:   grads.values[i] = gates[i] S_i,   grads.gates[i] = <S_i, w.values[i]> over all taps.
+//   grads.values  [blocks, taps, b, b], dtype of x or f32 (f64 for f64)
+//   grads.gates   [blocks], f32 (f64 for f64); may be left out, and needs w.values
+// Written, or added to with Accumulate::yes; overlaps no input. Entries of ragged blocks beyond the filter are written
+// as 0, and left alone by Accumulate::yes.
+[[nodiscard]] BS_EXPORT Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor x,
+                                          ConstTensor dy, const Weights& w, const int32_t* channel_order,
+                                          Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
+                                          Stream stream = {});
+
+// Bytes of workspace for an `x` (or dx) of that dtype, shape, strides and device, at which nobody looks closer. 0 if it
+// does not fit the layout or the geometry: the op then says why.
+BS_EXPORT size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
+                                           const ConstTensor& x);
+BS_EXPORT size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
+                                           const ConstTensor& x);
+BS_EXPORT size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
+                                           const ConstTensor& x);
+
+}  // namespace blocksparse

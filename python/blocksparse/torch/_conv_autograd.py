@@ -1,0 +1,197 @@
+"""The gradients of the convolution, of any order, around its ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+from . import _conv_ops
+from .functional import _ACTIVATE, _needs_gradient
+
+
+def apply_conv(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: tuple[int, ...],
+    sizes: tuple[int, int],
+    transposed: bool,
+    bias: Tensor | None = None,
+    order: Tensor | None = None,
+    gates: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """A convolution with the layout as its tables and sizes (out_features, in_features)."""
+    rank = len(geometry) // 6
+    if x.dim() == rank + 1:
+        residual = None if residual is None else residual.unsqueeze(0)
+        call = (geometry, sizes, transposed, bias, order, gates, residual, activation)
+        return apply_conv(x.unsqueeze(0), values, index, *call).squeeze(0)
+    if x.dim() != rank + 2 or x.size(1) != sizes[1]:
+        names = ", ".join(("depth", "height", "width")[-rank:])
+        raise ValueError(f"[conv] x is {list(x.shape)}, needs [n, {sizes[1]}, {names}]")
+    if activation not in _ACTIVATE:
+        raise ValueError(f"[conv] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
+    dtype, kind = x.dtype, "cuda" if x.is_cuda else "cpu"
+    if torch.is_autocast_enabled(kind) and dtype.is_floating_point and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        x = x.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        residual = None if residual is None else residual.to(dtype)
+    elif values.dtype != dtype:
+        raise ValueError(f"[conv] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+    last = _conv_ops.is_channels_last(x)
+    if not last and not x.is_contiguous():
+        last, x = True, _conv_ops.to_order(x, True)
+    tf32 = _conv_ops.allows_tf32(x)
+    fixed = (geometry, sizes, transposed, last, tf32)
+    if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
+        y = _Product.apply(x, values, gates, bias, index, order, *fixed)
+        if residual is not None:
+            if residual.shape != y.shape or residual.dtype != y.dtype:
+                raise ValueError(
+                    f"[conv] residual is {residual.dtype} {list(residual.shape)}, needs {y.dtype} {list(y.shape)}"
+                )
+            y = y + residual
+        return y if activation == "none" else _ACTIVATE[activation](y)
+    if residual is not None and residual.dim() == x.dim():
+        residual = _conv_ops.to_order(residual, last)
+    return _fprop(x, values.to(dtype), gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+
+
+def _fprop(
+    x: Tensor,
+    values: Tensor,
+    gates: Tensor | None,
+    bias: Tensor | None,
+    index: Tensor,
+    order: Tensor | None,
+    geometry: tuple[int, ...],
+    sizes: tuple[int, int],
+    transposed: bool,
+    last: bool,
+    tf32: bool,
+    residual: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
+    more = (bias, residual, gates, order, activation, tf32)
+    return _conv_ops.fprop(x, values, index, geometry, sizes[0], last, transposed, *more)
+
+
+# Each pass is linear in each of its tensors, so the gradients of each are the other two.
+class _Product(torch.autograd.Function):
+    """y = conv(x, gates * W) + bias. Values may be wider than x (autocast): their gradient is as wide as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        bias: Tensor | None,
+        index: Tensor,
+        order: Tensor | None,
+        *fixed: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(x, values, gates, index, order)
+        ctx.fixed = fixed
+        return _fprop(x, values.to(x.dtype), gates, bias, index, order, *fixed)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, gates, index, order = ctx.saved_tensors
+        wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
+        wide = values.dtype != x.dtype
+        values = values.to(x.dtype)  # here, so that the second gradient goes through it
+        dy = _conv_ops.to_order(dy, ctx.fixed[3])
+        dx = dw = dgates = dbias = None
+        if wants_x:
+            dx = _Transposed.apply(dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)
+        if wants_values or wants_gates:
+            dw, dgates = _Gradient.apply(x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
+        if wants_bias:
+            dbias = dy.sum((0, *range(2, dy.dim())))
+        return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, *(None,) * 7
+
+
+class _Transposed(torch.autograd.Function):
+    """The gradient of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dy: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        index: Tensor,
+        order: Tensor | None,
+        size: tuple[int, ...],
+        *fixed: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(dy, values, gates, index, order)
+        ctx.fixed = fixed
+        geometry, sizes, transposed, last, tf32 = fixed
+        return _conv_ops.dgrad(dy, values, index, geometry, sizes[1], size, last, transposed, gates, order, tf32)
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
+        dy, values, gates, index, order = ctx.saved_tensors
+        wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:3]
+        ddx = _conv_ops.to_order(ddx, ctx.fixed[3])
+        ddy = dw = dgates = None
+        if wants_dy:
+            ddy = _Product.apply(ddx, values, gates, None, index, order, *ctx.fixed)
+        if wants_values or wants_gates:
+            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, order, False, wants_gates, *ctx.fixed)
+        return ddy, dw if wants_values else None, dgates if wants_gates else None, *(None,) * 8
+
+
+class _Gradient(torch.autograd.Function):
+    """dW = gates * S and dgates = <S, W> for each block, with S the sums over images and pixels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dy: Tensor,
+        values: Tensor,
+        gates: Tensor | None,
+        index: Tensor,
+        order: Tensor | None,
+        wide: bool,
+        wants_gates: bool,
+        *fixed: Any,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, dy, values, gates, index, order)
+        ctx.fixed, ctx.wants_gates = fixed, wants_gates
+        geometry, _, transposed, _, tf32 = fixed
+        blocks, _, b, _ = values.shape
+        more = (values, gates, order, wants_gates, tf32)
+        dw, dgates = _conv_ops.wgrad(x, dy, index, geometry, blocks, b, transposed, wide, *more)
+        return dw, dgates
+
+    @staticmethod
+    def backward(ctx: Any, ddw: Tensor, ddgates: Tensor) -> tuple[Tensor | None, ...]:
+        x, dy, values, gates, index, order = ctx.saved_tensors
+        wants_x, wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:4]
+        # <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: V plays the part of a weight.
+        per_block = (-1, 1, 1, 1)
+        v = ddw if gates is None else ddw * gates.view(per_block)
+        if ctx.wants_gates:
+            v = v + ddgates.view(per_block) * values
+        v = v.to(x.dtype).contiguous()
+        ddx = dddy = dvalues = dgates = None
+        if wants_x:
+            ddx = _Transposed.apply(dy, v, None, index, order, tuple(x.shape[2:]), *ctx.fixed)
+        if wants_dy:
+            dddy = _Product.apply(x, v, None, None, index, order, *ctx.fixed)
+        if (wants_values and ctx.wants_gates) or wants_gates:
+            ddw = ddw.to(x.dtype).contiguous()
+            s, inner = _Gradient.apply(x, dy, ddw, None, index, order, False, True, *ctx.fixed)
+            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and ctx.wants_gates else None
+            dgates = inner if wants_gates else None
+        return ddx, dddy, dvalues, dgates, *(None,) * 9

@@ -1,0 +1,301 @@
+"""The convolution as PyTorch sees it.
+
+    conv_fprop(x, values, index, geometry, ...) -> y           y = f(conv(x, W) + bias + residual), with gates
+    conv_dgrad(dy, values, index, geometry, size, ...) -> dx   the gradient of x, whose sizes are `size`
+    conv_wgrad(x, dy, index, geometry, ...) -> (dw, dgates)
+
+`geometry` is whether the convolution is transposed, then kernel, stride, dilation, padding before, padding after and
+output padding, each with a number for every size of an image. `order` is the order of the channels of x, int32.
+`channels_last` says how the result lies; all activations of a call lie alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+from . import _ops
+
+_lib_def = _ops._ops
+_lib_def.define(
+    "conv_fprop(Tensor x, Tensor values, Tensor index, int[] geometry, int out_channels, bool channels_last, "
+    "bool transposed=False, Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, Tensor? order=None, "
+    "int activation=0, bool tf32=False) -> Tensor"
+)
+_lib_def.define(
+    "conv_dgrad(Tensor dy, Tensor values, Tensor index, int[] geometry, int in_channels, SymInt[] size, "
+    "bool channels_last, bool transposed=False, Tensor? gates=None, Tensor? order=None, bool tf32=False) -> Tensor"
+)
+_lib_def.define(
+    "conv_wgrad(Tensor x, Tensor dy, Tensor index, int[] geometry, int blocks, int block_size, "
+    "bool transposed=False, bool wide=False, Tensor? values=None, Tensor? gates=None, Tensor? order=None, "
+    "bool gate_gradient=False, bool tf32=False) -> (Tensor, Tensor)"
+)
+
+_FIELDS = ("kernel", "stride", "dilation", "padding_before", "padding_after", "output_padding")
+
+
+def _rank(geometry: Sequence[int]) -> int:
+    rank, rest = divmod(len(geometry) - 1, len(_FIELDS))
+    if rest or not 1 <= rank <= _lib.MAX_SIZES:
+        raise ValueError(f"[conv] geometry has {len(geometry)} numbers, needs 7, 13 or 19 (1 to 3 sizes)")
+    return rank
+
+
+def _fields(geometry: Sequence[int]) -> list[Sequence[int]]:
+    rank = _rank(geometry)
+    return [geometry[1 + i * rank : 1 + (i + 1) * rank] for i in range(len(_FIELDS))]
+
+
+def output_size(geometry: Sequence[int], size: Sequence[int]) -> list[int]:
+    """Sizes of y for those of x, which may be symbols: the formulas of conv.h. The core checks what they need."""
+    if len(size) != _rank(geometry):
+        raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {_rank(geometry)}")
+    sizes = []
+    for n, kernel, stride, dilation, before, after, more in zip(size, *_fields(geometry), strict=True):
+        extent = dilation * (kernel - 1)
+        if geometry[0]:
+            sizes.append((n - 1) * stride - before - after + extent + more + 1)
+        else:
+            sizes.append((n + before + after - extent - 1) // stride + 1)
+    return sizes
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether x [n, channels, size...] lies as [n, size..., channels] would, as in torch.channels_last."""
+    return x.stride(1) == 1 and x.stride(-1) >= x.size(1) and x.movedim(1, -1).is_contiguous()
+
+
+def to_order(x: Tensor, channels_last: bool) -> Tensor:
+    """x itself if it lies so, else a copy that does."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else x.contiguous()
+
+
+# ---- What the outputs look like ------------------------------------------------------------------------------------
+
+
+def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -> Tensor:
+    n = x.size(0)
+    if channels_last:
+        return x.new_empty(n, *size, channels).movedim(-1, 1)
+    return x.new_empty(n, channels, *size)
+
+
+def _check_devices(x: Tensor, *others: Tensor | None) -> None:
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise ValueError(f"[conv] a tensor is on {other.device}, needs {x.device}, where x is")
+
+
+@torch.library.register_fake("blocksparse::conv_fprop", lib=_lib_def)
+def _fprop_fake(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    out_channels: int,
+    channels_last: bool,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    activation: int = 0,
+    tf32: bool = False,
+) -> Tensor:
+    _check_devices(x, values, index, bias, residual, gates, order)
+    return _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
+
+
+@torch.library.register_fake("blocksparse::conv_dgrad", lib=_lib_def)
+def _dgrad_fake(
+    dy: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    in_channels: int,
+    size: Sequence[int],
+    channels_last: bool,
+    transposed: bool = False,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    tf32: bool = False,
+) -> Tensor:
+    _check_devices(dy, values, index, gates, order)
+    return _empty(dy, in_channels, size, channels_last)
+
+
+@torch.library.register_fake("blocksparse::conv_wgrad", lib=_lib_def)
+def _wgrad_fake(
+    x: Tensor,
+    dy: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    blocks: int,
+    block_size: int,
+    transposed: bool = False,
+    wide: bool = False,
+    values: Tensor | None = None,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    gate_gradient: bool = False,
+    tf32: bool = False,
+) -> tuple[Tensor, Tensor]:
+    _check_devices(x, dy, index, values, gates, order)
+    sums, taps = _ops.sum_dtype(x.dtype), math.prod(_fields(geometry)[0])
+    dw = x.new_empty(blocks, taps, block_size, block_size, dtype=sums if wide else x.dtype)
+    return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
+
+
+# ---- Kernels over ctypes -------------------------------------------------------------------------------------------
+
+
+def _geometry(geometry: Sequence[int]) -> _lib.ConvGeometry:
+    fields = [_lib._Sizes(*numbers) for numbers in _fields(geometry)]
+    return _lib.ConvGeometry(_rank(geometry), geometry[0], *fields)
+
+
+def _checked_geometry(geometry: Sequence[int], size: Sequence[int]) -> _lib.ConvGeometry:
+    """Raises what is wrong with it, or with images of that size, before a result is shaped by it."""
+    made, sizes = _geometry(geometry), _lib._Sizes(*size)
+    if len(size) == made.rank:
+        out = _lib._Sizes()
+        _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(sizes), ctypes.byref(out))
+    return made
+
+
+def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _lib.LayoutView:
+    if x.dim() < 2 or y.dim() < 2:
+        raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
+    return _ops._view(index, transposed, *values, y.size(1), x.size(1))
+
+
+def _blocks(values: Tensor) -> tuple[int, int]:
+    if values.dim() != 4:
+        raise ValueError(f"[conv] values are {list(values.shape)}, needs [blocks, taps, b, b]")
+    return values.size(0), values.size(2)
+
+
+def _order_pointer(order: Tensor | None, channels: int) -> int | None:
+    if order is None:
+        return None
+    if order.dtype != torch.int32 or order.shape != (channels,) or not order.is_contiguous():
+        raise ValueError(f"[conv] channel_order is {order.dtype} {list(order.shape)}, needs int32 [{channels}]")
+    return order.data_ptr()
+
+
+def _workspace(
+    which: str, view: _lib.LayoutView, geometry: _lib.ConvGeometry, x: Tensor
+) -> tuple[_lib.Workspace, Tensor]:
+    name = f"bs_conv_{which}_workspace_size"
+    size = _lib.ask(name, ctypes.byref(view), ctypes.byref(geometry), ctypes.byref(_ops._tensor(x)))
+    memory = x.new_empty(size, dtype=torch.uint8)
+    return _lib.Workspace(memory.data_ptr(), size), memory
+
+
+def _fprop(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    out_channels: int,
+    channels_last: bool,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    activation: int = 0,
+    tf32: bool = False,
+) -> Tensor:
+    _check_devices(x, values, index, bias, residual, gates, order)
+    made = _checked_geometry(geometry, x.shape[2:])
+    y = _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
+    view = _view(index, transposed, _blocks(values), y, x)
+    workspace, _memory = _workspace("fprop", view, made, x)
+    epilogue = _lib.Epilogue(_ops._pointer(bias), _ops._pointer(residual), activation)
+    inputs = (_ops._pointer(x), _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, x.size(1)))
+    outputs = (ctypes.byref(epilogue), _ops._pointer(y), workspace, _ops._stream(x, tf32))
+    _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
+    return y
+
+
+def _dgrad(
+    dy: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    in_channels: int,
+    size: Sequence[int],
+    channels_last: bool,
+    transposed: bool = False,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    tf32: bool = False,
+) -> Tensor:
+    _check_devices(dy, values, index, gates, order)
+    made = _checked_geometry(geometry, size)
+    dx = _empty(dy, in_channels, size, channels_last)
+    view = _view(index, transposed, _blocks(values), dy, dx)
+    workspace, _memory = _workspace("dgrad", view, made, dx)
+    inputs = (_ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, in_channels))
+    call = (ctypes.byref(view), ctypes.byref(made), *inputs, _ops._pointer(dx), workspace, _ops._stream(dy, tf32))
+    _lib.call("bs_conv_dgrad", *call)
+    return dx
+
+
+def _wgrad(
+    x: Tensor,
+    dy: Tensor,
+    index: Tensor,
+    geometry: Sequence[int],
+    blocks: int,
+    block_size: int,
+    transposed: bool = False,
+    wide: bool = False,
+    values: Tensor | None = None,
+    gates: Tensor | None = None,
+    order: Tensor | None = None,
+    gate_gradient: bool = False,
+    tf32: bool = False,
+) -> tuple[Tensor, Tensor]:
+    more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
+    dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
+    made = _checked_geometry(geometry, x.shape[2:])
+    view = _view(index, transposed, (blocks, block_size), dy, x)
+    workspace, _memory = _workspace("wgrad", view, made, x)
+    inputs = (_ops._pointer(x), _ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates))
+    gradients = (_ops._pointer(dw), _ops._pointer(dgates) if gate_gradient else None)
+    call = (ctypes.byref(view), ctypes.byref(made), *inputs, _order_pointer(order, x.size(1)), 0, *gradients)
+    _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
+    return dw, dgates
+
+
+for _device in ("CPU", "CUDA"):
+    _lib_def.impl("conv_fprop", _fprop, _device)
+    _lib_def.impl("conv_dgrad", _dgrad, _device)
+    _lib_def.impl("conv_wgrad", _wgrad, _device)
+
+fprop = torch.ops.blocksparse.conv_fprop.default
+dgrad = torch.ops.blocksparse.conv_dgrad.default
+wgrad = torch.ops.blocksparse.conv_wgrad.default
+
+# ---- tf32 ----------------------------------------------------------------------------------------------------------
+
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+@torch.compiler.assume_constant_result  # as for the linear op
+def _tf32_is_allowed() -> bool:
+    return bool(torch.backends.cudnn.allow_tf32 if _precision is None else _precision("cuda", "conv") == "tf32")
+
+
+def allows_tf32(x: Tensor) -> bool:
+    """Whether PyTorch's own convolutions of such a tensor may be computed in tf32: torch.backends.cudnn."""
+    return x.is_cuda and x.dtype == torch.float32 and _tf32_is_allowed()

@@ -1,0 +1,92 @@
+"""Putting block-sparse layers in the place of a network's dense ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from .conv_modules import (
+    _CONV,
+    _TRANSPOSED,
+    BlockSparseConv,
+    BlockSparseConv1d,
+    BlockSparseConv2d,
+    BlockSparseConv3d,
+    BlockSparseConvTranspose1d,
+    BlockSparseConvTranspose2d,
+    BlockSparseConvTranspose3d,
+)
+
+_SPARSE: dict[type[nn.Module], type[BlockSparseConv]] = {
+    **dict(zip(_CONV, (BlockSparseConv1d, BlockSparseConv2d, BlockSparseConv3d), strict=True)),
+    **dict(
+        zip(
+            _TRANSPOSED,
+            (BlockSparseConvTranspose1d, BlockSparseConvTranspose2d, BlockSparseConvTranspose3d),
+            strict=True,
+        )
+    ),
+}
+
+
+def replace_convolutions(
+    model: nn.Module,
+    filter: str | Callable[[str, nn.Module], bool] | None = None,
+    *,
+    density: float,
+    block_size: int = 32,
+) -> dict[str, BlockSparseConv]:
+    """Replaces convolutions of a network by block-sparse ones that keep their blocks of the largest norms.
+
+        replaced = bst.replace_convolutions(resnet, r"layer[34].*conv2", density=0.25, block_size=32)
+
+    Parameters of what was replaced are new ones: make the optimizer afterwards.
+
+    Args:
+        model: is changed.
+        filter: which ones: a regular expression found in their names, or a function of name and module. None: all
+            without groups whose channels are a block at least on either side.
+        density: share of blocks to keep; see `select_blocks`.
+        block_size: edge of a block, in channels.
+
+    Returns:
+        The new layers by name.
+
+    Raises:
+        ValueError: no convolution was chosen, one cannot be replaced, or the model is itself one.
+    """
+    chosen = filter if callable(filter) else _by_name(filter, block_size)
+    made: dict[nn.Module, BlockSparseConv] = {}  # a module may have several names
+    replaced = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        kind = _SPARSE.get(type(module))
+        if kind is None or not chosen(name, module):
+            continue
+        if not name:
+            raise ValueError("[replace_convolutions] the model is a convolution itself: use from_dense")
+        if module not in made:
+            try:
+                made[module] = kind.from_dense(module, density=density, block_size=block_size)
+            except ValueError as error:
+                raise ValueError(f"[replace_convolutions] {name}: {error}") from error
+            made[module].train(module.training)
+        replaced[name] = made[module]
+    if not replaced:
+        raise ValueError(f"[replace_convolutions] no convolution was chosen by {filter!r} and blocks of {block_size}")
+    for name, layer in replaced.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer)
+    return replaced
+
+
+def _by_name(pattern: str | None, block_size: int) -> Callable[[str, nn.Module], bool]:
+    if pattern is not None:
+        return lambda name, _: re.search(pattern, name) is not None
+
+    def wide(_: str, module: Any) -> bool:
+        return module.groups == 1 and min(module.in_channels, module.out_channels) >= block_size
+
+    return wide

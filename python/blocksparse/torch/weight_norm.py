@@ -1,0 +1,75 @@
+"""Weight normalisation over the live blocks of each output."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..layout import Layout
+from . import convert
+from .layer import BlockSparseLayer
+
+_Layer = TypeVar("_Layer", bound=BlockSparseLayer)
+_LEAST = 1e-12  # of a sum of squares: outputs without blocks have no norm
+
+
+def weight_norm(layer: _Layer) -> _Layer:
+    """Gives the weight of each output a length of its own: W[o] = g[o] V[o] / |V[o]|, over all blocks and taps of o.
+
+    `torch.nn.utils.parametrizations.weight_norm` is the same for dense layers; on blocks, its `dim=0` normalises each
+    block by itself. `g` and `V` are `layer.parametrizations.weight.original0` and `.original1`;
+    `torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")` makes an ordinary weight of them.
+
+    Returns:
+        The layer, which was changed.
+
+    Source: Salimans and Kingma, arXiv:1602.07868.
+    """
+    parametrize.register_parametrization(layer, "weight", _LiveNorm(layer.layout, layer.weight))
+    return layer
+
+
+class _LiveNorm(nn.Module):
+    rows: Tensor
+    out: Tensor
+    live: Tensor | None
+
+    def __init__(self, layout: Layout, weight: Tensor) -> None:
+        super().__init__()
+        self.outputs, self.transposed = layout.out_features, layout.transposed
+        out, _ = layout.coordinates()
+        degrees = np.bincount(out, minlength=layout.grid[0])
+        # Blocks of each row, filled up with one that does not exist: sums in a fixed order, on any device.
+        rows = np.full((layout.grid[0], int(degrees.max(initial=0))), layout.blocks)
+        order = np.argsort(out, kind="stable")
+        first = np.cumsum(degrees) - degrees
+        rows[out[order], np.arange(layout.blocks) - first[out[order]]] = order
+        self.register_buffer("rows", torch.from_numpy(rows).to(weight.device), persistent=False)
+        self.register_buffer("out", torch.from_numpy(out).to(weight.device, torch.int64), persistent=False)
+        ragged = layout.out_features % layout.block_size or layout.in_features % layout.block_size
+        live = convert.from_dense(torch.ones(layout.sizes, dtype=torch.bool), layout) if ragged else None
+        if live is not None:
+            live = live.view(-1, *(1,) * (weight.dim() - 3), *live.shape[1:]).to(weight.device)
+        self.register_buffer("live", live, persistent=False)
+
+    def norms(self, v: Tensor) -> Tensor:
+        """[out_blocks, b]: the norm of each output."""
+        v = v if v.dtype == torch.float64 else v.float()
+        if self.live is not None:
+            v = v * self.live
+        squares = v.square().sum((*range(1, v.dim() - 2), -2 if self.transposed else -1))  # [blocks, b]
+        squares = torch.cat([squares, squares.new_zeros(1, squares.size(1))])
+        return squares[self.rows].sum(1).clamp(min=_LEAST).sqrt()
+
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        norms = self.norms(v)
+        scale = nn.functional.pad(g.to(norms.dtype), (0, norms.numel() - self.outputs)).view_as(norms) / norms
+        by_block = scale[self.out].view(-1, *(1,) * (v.dim() - 2), v.size(-1))
+        return (v * (by_block if self.transposed else by_block.transpose(-1, -2))).to(v.dtype)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norms(weight).flatten()[: self.outputs].to(weight.dtype), weight

@@ -1,0 +1,115 @@
+// The convolution inside: what a checked call looks like. Images have three sizes here, the first ones 1 where the
+// caller's have fewer.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "blocksparse/conv.h"
+#include "core/index.h"
+#include "cpu/isa.h"
+#include "ops/linear/linear.h"
+
+namespace blocksparse::conv {
+
+using linear::Pass;
+
+// Activations after the edge has checked them: dense in one of two orders.
+struct Images {
+  const void* data = nullptr;
+  int64_t n = 0, channels = 0;
+  SpatialSizes size = {1, 1, 1};  // depth, height, width
+  bool channels_last = true;
+
+  int64_t pixels() const { return size[0] * size[1] * size[2]; }
+  // In elements. Pixel (z, y, x) of an image is at ((z * height + y) * width + x) * pixel_stride().
+  int64_t image_stride() const { return channels * pixels(); }
+  int64_t channel_stride() const { return channels_last ? 1 : pixels(); }
+  int64_t pixel_stride() const { return channels_last ? channels : 1; }
+};
+
+// Which pixel of the gathered images a tap brings to pixel p of the others, along each axis. Outside of the images: 0.
+//   forward   p * stride - padding + tap * dilation
+//   inverse   (p + padding - tap * dilation) / stride, where that divides; else nothing
+struct Gather {
+  bool inverse = false;
+  SpatialSizes kernel = {1, 1, 1}, stride = {1, 1, 1}, dilation = {1, 1, 1}, padding = {};
+
+  int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
+  // Nothing if the tap meets no pixel of an axis that is `size` long.
+  std::optional<int64_t> source(int axis, int64_t p, int64_t tap, int64_t size) const {
+    const auto a = static_cast<size_t>(axis);
+    int64_t at = inverse ? p + padding[a] - tap * dilation[a] : p * stride[a] - padding[a] + tap * dilation[a];
+    if (inverse && at % stride[a] != 0) return std::nullopt;
+    if (inverse) at /= stride[a];
+    return at >= 0 && at < size ? std::optional(at) : std::nullopt;
+  }
+};
+
+// fprop, and dgrad as fprop on the transposed layout with the inverse gather: both are
+//   y[n, o, p] = f(sum over blocks, k, tap of gate * W[o, k, tap] x[n, k, gather(p, tap)] + bias[o] + residual[n, o,
+//   p])
+// Transposed convolutions begin with the inverse gather, and their dgrad has the forward one.
+struct Product {
+  DType dtype = DType::f32;
+  LayoutView layout = {};
+  bool by_in = false;  // walk columns of W and read each block transposed
+  Gather gather = {};
+  Images x = {}, y = {};    // y.data is written
+  Images residual = {};     // data null: none
+  const void* w = nullptr;  // [blocks, taps, b, b]
+  const void* gates = nullptr;
+  const void* bias = nullptr;
+  Activation activation = Activation::none;
+  // Null, or a permutation: input k of the layout is channel x_channels[k] of x, output o of it goes to channel
+  // y_channels[o] of y. One of the two at most.
+  const int32_t* x_channels = nullptr;
+  const int32_t* y_channels = nullptr;
+};
+
+// S[block, tap][r, c] = sum over n, p of rows[n, r, P] columns[n, c, Q], where the gathered operand is read at
+// gather(p, tap), always forward, and the other one at p. A convolution gathers x, a transposed one dy; rows are dy,
+// unless the layout is transposed.
+struct WeightGradient {
+  DType dtype = DType::f32;
+  DType dw_dtype = DType::f32;
+  LayoutView layout = {};  // not transposed
+  Gather gather = {};
+  bool gathers_rows = false;              // else columns
+  Images rows = {}, columns = {};         // of W: out_features and in_features channels
+  const int32_t* row_channels = nullptr;  // null, or as in Product
+  const int32_t* column_channels = nullptr;
+  const void* w = nullptr;
+  const void* gates = nullptr;
+  void* dw = nullptr;
+  void* dgates = nullptr;
+  bool accumulate = false;
+
+  const Images& gathered() const { return gathers_rows ? rows : columns; }
+  const Images& plain() const { return gathers_rows ? columns : rows; }
+};
+
+// The plain loops in double precision: the specification, and what tests compare with.
+void reference_product(const Product& p);
+void reference_weight_gradient(const WeightGradient& g);
+// Single results: before they are rounded, and before dW is gated or added to. Nothing beyond the filter. `output` is
+// the layout's, `pixel` counts those of an image.
+double reference_product_at(const Product& p, int64_t image, int64_t output, int64_t pixel);
+std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t block, int64_t tap, int64_t row,
+                                            int64_t column);
+
+// Workspace sizes are asked for without pointers: with no data, channel orders or gates, and without dw_dtype. They
+// suffice for any.
+Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
+Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads);
+size_t cpu_workspace_size(const Product& p);
+size_t cpu_workspace_size(const WeightGradient& g);
+
+// The CUDA path, or in builds without it the answer `unavailable`.
+Status cuda_product(const Product& p, Workspace workspace, Stream stream);
+Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
+size_t cuda_workspace_size(const Product& p);
+size_t cuda_workspace_size(const WeightGradient& g);
+
+}  // namespace blocksparse::conv

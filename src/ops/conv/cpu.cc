@@ -1,0 +1,270 @@
+// Drives the convolution on the CPU: rounds of a box of places of some images, packed and then multiplied by the linear
+// op's kernels.
+#include <algorithm>
+
+#include "core/text.h"
+#include "cpu/carver.h"
+#include "cpu/threads.h"
+#include "ops/conv/conv.h"
+#include "ops/conv/plan.h"
+#include "ops/linear/kernels.h"
+#include "ops/linear/select.h"
+
+namespace blocksparse::conv {
+
+namespace {
+
+using linear::ProductKernel;
+using linear::Range;
+using linear::Tap;
+using linear::TapArgs;
+using linear::TapPack;
+
+constexpr int64_t kPackChannels = 32;   // that one task packs
+constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class T>
+T* advance(T* data, int64_t elements, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + elements * size_of(dtype);
+}
+
+const ProductKernel* find_taps_kernel(Isa isa, DType dtype) {
+  for (; isa != Isa::reference; isa = next_below(isa)) {
+    const ProductKernel* kernel = linear::find_product_kernel(isa, dtype);
+    if (kernel == nullptr || kernel->multiply_taps != nullptr) return kernel;
+  }
+  return nullptr;
+}
+
+// A filter of one tap that stays where it is: tokens are pixels.
+bool is_linear(const Product& p) {
+  const SpatialSizes one = {1, 1, 1}, none = {};
+  return p.gather.kernel == one && p.gather.stride == one && p.gather.padding == none && p.x_channels == nullptr &&
+         p.y_channels == nullptr;
+}
+
+linear::Product linear_product(const Product& p, int64_t image) {
+  // One image, or all of them as one.
+  const auto tokens = [&](const Images& a) {
+    const int64_t images = a.channels_last ? a.n : 1;
+    return linear::Activations{advance(a.data, image * a.image_stride(), p.dtype), images * a.pixels(), a.channels,
+                               a.pixel_stride(), a.channel_stride()};
+  };
+  return {.dtype = p.dtype,
+          .layout = p.layout,
+          .by_in = p.by_in,
+          .x = tokens(p.x),
+          .y = tokens(p.y),
+          .residual = p.residual.data == nullptr ? linear::Activations{} : tokens(p.residual),
+          .w = p.w,
+          .gates = p.gates,
+          .bias = p.bias,
+          .activation = p.activation};
+}
+
+size_t linear_workspace_size(const Product& p) {
+  return linear::plan_product({.dtype = p.dtype,
+                               .block = p.layout.block_size,
+                               .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
+                               .inputs = p.x.channels,
+                               .outputs = p.y.channels,
+                               .slots = walk_of(p.layout, p.by_in).slots})
+      .workspace_bytes();
+}
+
+Status run_linear(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
+  for (int64_t image = 0; image < (p.x.channels_last ? 1 : p.x.n); ++image) {
+    BS_RETURN_IF_ERROR(linear::cpu_product(linear_product(p, image), isa, workspace, threads));
+  }
+  return {};
+}
+
+// Where a phase, or a box, is along each axis.
+struct Index {
+  int64_t z = 0, y = 0, x = 0;
+};
+Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
+
+class Run {
+ public:
+  Run(const Product& p, const Plan& plan, const ProductKernel& kernel, Workspace workspace, int32_t threads)
+      : p_(p), plan_(plan), kernel_(kernel), threads_(threads) {
+    Carver carver(workspace);
+    panels_ = carver.take(plan.panel_bytes);
+    first_ = static_cast<int64_t*>(carver.take(plan.vector_bytes));
+    pixels_ = static_cast<int64_t*>(carver.take(plan.pixel_bytes));
+    taps_ = static_cast<Tap*>(carver.take(plan.tap_bytes));
+  }
+
+  void all() {
+    const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+    const int64_t boxes = z.boxes() * y.boxes() * x.boxes();
+    const int64_t phases = z.out_phases() * y.out_phases() * x.out_phases();
+    for (int64_t box = 0; box < boxes; ++box) {
+      const Index b = index_of(box, y.boxes(), x.boxes());
+      begin_ = {b.z * z.box, b.y * y.box, b.x * x.box};
+      for (int64_t image = 0; image < p_.x.n; image += plan_.images) {
+        const int64_t images = std::min(plan_.images, p_.x.n - image);
+        pack(image, images);
+        for (int64_t phase = 0; phase < phases; ++phase) {
+          multiply(index_of(phase, y.out_phases(), x.out_phases()), image, images);
+        }
+      }
+    }
+  }
+
+ private:
+  void pack(int64_t image, int64_t images) const {
+    const AxisPlan* axis = plan_.axis;
+    const int64_t slices = ceil_div(p_.x.channels, kPackChannels);
+    parallel_for(threads_, images * plan_.phases * slices, [&](int64_t task) {
+      const int64_t slice = task % slices, phase = task / slices % plan_.phases, i = task / slices / plan_.phases;
+      const Index f = index_of(phase, axis[1].phases, axis[2].phases);
+      const TapPack pack{.x = advance(p_.x.data, (image + i) * p_.x.image_stride(), p_.dtype),
+                         .x_pixel = p_.x.pixel_stride(),
+                         .x_channel = p_.x.channel_stride(),
+                         .order = p_.x_channels,
+                         .size = {axis[0].in_size, axis[1].in_size, axis[2].in_size},
+                         .first = {axis[0].first_pixel(f.z, begin_.z), axis[1].first_pixel(f.y, begin_.y),
+                                   axis[2].first_pixel(f.x, begin_.x)},
+                         .step = {axis[0].in_step(), axis[1].in_step(), axis[2].in_step()},
+                         .count = {axis[0].reach, axis[1].reach, axis[2].reach},
+                         .panel = advance(panels_, i * plan_.image + phase * plan_.panel, sum_dtype(p_.dtype)),
+                         .channel = plan_.channel,
+                         .plane = plan_.offset(1, 0, 0),
+                         .row = plan_.offset(0, 1, 0)};
+      const int64_t first = slice * kPackChannels;
+      kernel_.pack_taps(pack, first, std::min(first + kPackChannels, p_.x.channels));
+    });
+  }
+
+  // The taps that count in a phase of y, in the order of the filter.
+  int64_t list_taps(const Index& f) const {
+    const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+    int64_t count = 0;
+    for (int64_t tap = 0; tap < p_.gather.taps(); ++tap) {
+      const Index t = index_of(tap, y.kernel, x.kernel);
+      const Index shift = {z.shift_of(t.z, f.z), y.shift_of(t.y, f.y), x.shift_of(t.x, f.x)};
+      if (std::min({shift.z, shift.y, shift.x}) < 0) continue;
+      const int64_t phase = (t.z % z.phases * y.phases + t.y % y.phases) * x.phases + t.x % x.phases;
+      taps_[count++] = {phase * plan_.panel + plan_.offset(shift.z, shift.y, shift.x), tap};
+    }
+    return count;
+  }
+
+  // The fewest vectors that cover the places of y in the box.
+  int64_t list_vectors(const Index& f) const {
+    const auto places = [&](const AxisPlan& a, int64_t phase, int64_t begin) {
+      return std::min(a.box, a.places_of(phase) - begin);
+    };
+    const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+    const Index n = {places(z, f.z, begin_.z), places(y, f.y, begin_.y), places(x, f.x, begin_.x)};
+    const int64_t lanes = kernel_.lanes;
+    int64_t count = 0;
+    for (int64_t qz = 0; qz < n.z; ++qz) {
+      for (int64_t qy = 0; qy < n.y; ++qy) {
+        const int64_t pz = (begin_.z + qz) * z.out_step() + f.z, py = (begin_.y + qy) * y.out_step() + f.y;
+        const int64_t row = (pz * p_.y.size[1] + py) * p_.y.size[2];
+        for (int64_t qx = 0; qx < n.x; ++qx) {
+          const int64_t at = plan_.offset(qz, qy, qx);
+          if (count == 0 || at >= first_[count - 1] + lanes) {
+            first_[count] = at;
+            std::fill_n(pixels_ + count * lanes, lanes, -1);
+            ++count;
+          }
+          const int64_t lane = at - first_[count - 1];
+          pixels_[(count - 1) * lanes + lane] = row + (begin_.x + qx) * x.out_step() + f.x;
+        }
+      }
+    }
+    return count;
+  }
+
+  TapArgs args(int64_t image) const {
+    const Header& header = header_of(p_.layout);
+    const IndexSections at = index_sections(header.out_blocks, header.in_blocks, p_.layout.blocks);
+    const int64_t y_at = image * p_.y.image_stride();
+    return {.product = {.block = p_.layout.block_size,
+                        .by_in = p_.by_in,
+                        .inputs = p_.x.channels,
+                        .outputs = p_.y.channels,
+                        .w = p_.w,
+                        .gates = p_.gates,
+                        .y = advance(const_cast<void*>(p_.y.data), y_at, p_.dtype),
+                        .y_token = p_.y.pixel_stride(),
+                        .y_feature = p_.y.channel_stride(),
+                        .residual = advance(p_.residual.data, y_at, p_.dtype),
+                        .residual_token = p_.y.pixel_stride(),
+                        .residual_feature = p_.y.channel_stride(),
+                        .bias = p_.bias,
+                        .activation = p_.activation},
+            .y_image = p_.y.image_stride(),
+            .y_channels = p_.y_channels,
+            .panels = panels_,
+            .image = plan_.image,
+            .channel = plan_.channel,
+            .starts = p_.layout.index + (p_.by_in ? at.by_in.starts : at.by_out.starts),
+            .refs = walk_of(p_.layout, p_.by_in).refs.data(),
+            .taps = p_.gather.taps(),
+            .tap = taps_,
+            .first = first_,
+            .pixels = pixels_};
+  }
+
+  void multiply(const Index& phase, int64_t image, int64_t images) const {
+    TapArgs a = args(image);
+    a.tap_count = list_taps(phase);
+    a.vectors = list_vectors(phase);
+    const int64_t vectors = images * a.vectors, group = kernel_.tap_group;
+    // A vector that is left over goes with the last group.
+    const int64_t groups = vectors % group == 1 && vectors > 1 ? vectors / group : ceil_div(vectors, group);
+    const int64_t rows = ceil_div(p_.y.channels, p_.layout.block_size);
+    const int64_t length = threads_ == 1 ? rows : ceil_div(rows, threads_ * kRunsPerThread);
+    const int64_t runs = ceil_div(rows, length);
+    parallel_for(threads_, runs * groups, [&](int64_t task) {
+      const int64_t first = task / runs * group;
+      const Range range{first, task / runs + 1 == groups ? vectors : first + group};
+      for (int64_t row = task % runs * length; row < std::min((task % runs + 1) * length, rows); ++row) {
+        kernel_.multiply_taps(a, row, range);
+      }
+    });
+  }
+
+  const Product& p_;
+  const Plan& plan_;
+  const ProductKernel& kernel_;
+  int32_t threads_;
+  void* panels_;
+  int64_t *first_, *pixels_;
+  Tap* taps_;
+  Index begin_;
+};
+
+}  // namespace
+
+Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
+  const Plan plan = plan_product(p);
+  if (isa == Isa::reference || !plan.fits) {
+    reference_product(p);
+    return {};
+  }
+  if (is_linear(p)) return run_linear(p, isa, workspace, threads);
+  const ProductKernel* kernel = find_taps_kernel(isa, p.dtype);
+  if (kernel == nullptr) {
+    return {StatusCode::unsupported, concat("[conv] there is no ", name_of(isa), " kernel for ", name_of(p.dtype))};
+  }
+  const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
+                       static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
+  Run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops)).all();
+  return {};
+}
+
+size_t cpu_workspace_size(const Product& p) {
+  const size_t taps = plan_product(p).workspace_bytes();
+  return is_linear(p) ? std::max(taps, linear_workspace_size(p)) : taps;
+}
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,299 @@
+// Drives the convolution's wgrad on the CPU: rounds of a box of some images, packed features last, then multiplied by
+// the linear op's kernels, for which a tap is x some tokens further.
+#include <algorithm>
+#include <cstring>
+
+#include "core/text.h"
+#include "cpu/carver.h"
+#include "cpu/threads.h"
+#include "ops/conv/conv.h"
+#include "ops/conv/plan.h"
+#include "ops/linear/kernels.h"
+#include "ops/linear/select.h"
+
+namespace blocksparse::conv {
+
+namespace {
+
+using linear::GradientArgs;
+using linear::GradientKernel;
+using linear::RowsToPack;
+using linear::TokenRun;
+
+constexpr int64_t kPackFeatures = 512;        // that one task packs
+constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Kernels of pairs of tokens cannot begin at any token.
+const GradientKernel* find_taps_kernel(Isa isa, DType dtype) {
+  const linear::ProductKernel* product = nullptr;
+  for (; isa != Isa::reference; isa = next_below(isa)) {
+    product = linear::find_product_kernel(isa, dtype);
+    if (product == nullptr || product->multiply_taps != nullptr) break;
+  }
+  return linear::find_gradient_kernel(isa, dtype);
+}
+
+class GradientRun {
+ public:
+  GradientRun(const WeightGradient& g, const GradientPlan& plan, const GradientKernel& kernel, Workspace workspace,
+              int32_t threads)
+      : g_(g), plan_(plan), kernel_(kernel), threads_(threads) {
+    if (g.rows.n == 0) return;  // then there may be no workspace
+    Carver carver(workspace);
+    gathered_ = carver.take(plan.gathered_bytes);
+    plain_ = carver.take(plan.plain_bytes);
+    runs_ = static_cast<TokenRun*>(carver.take(plan.run_bytes));
+    shifts_ = static_cast<int64_t*>(carver.take(plan.shift_bytes));
+    sums_ = carver.take(plan.sum_bytes);
+    list_shifts();
+  }
+
+  void all() {
+    const int64_t boxes = plan_.axis[0].boxes() * plan_.axis[1].boxes() * plan_.axis[2].boxes();
+    const int64_t batches = ceil_div(g_.rows.n, plan_.images), rounds = boxes * batches;
+    const bool narrow = g_.dw_dtype != sum_dtype(g_.dtype);
+    const bool keeps_sums = narrow && (rounds > 1 || plan_.plain_round > kStepTokens);
+    const int64_t blocks = g_.layout.blocks, step = keeps_sums ? plan_.blocks : blocks;
+    for (int64_t first = 0; first < blocks; first += step) {
+      const int64_t last = std::min(first + step, blocks);
+      for (int64_t round = 0; round == 0 || round < rounds; ++round) {
+        GradientArgs a = args(round, round + 1 >= rounds, keeps_sums);
+        a.taps.first_sum = first;
+        if (rounds > 0) {
+          begin_box(round / batches);
+          const int64_t image = round % batches * plan_.images;
+          const int64_t images = std::min(plan_.images, g_.rows.n - image);
+          pack_gathered(image, images);
+          pack_plain(image, images);
+          list_runs(images, a);
+        }
+        multiply(a, first, last);
+      }
+    }
+  }
+
+ private:
+  struct Index {
+    int64_t z = 0, y = 0, x = 0;
+  };
+  static Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
+
+  void begin_box(int64_t box) {
+    const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+    const Index b = index_of(box, y.boxes(), x.boxes());
+    begin_ = {b.z * z.box, b.y * y.box, b.x * x.box};
+    size_ = {std::min(z.box, z.places - begin_.z), std::min(y.box, y.places - begin_.y),
+             std::min(x.box, x.places - begin_.x)};
+  }
+
+  void list_shifts() {
+    const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+    for (int64_t tap = 0; tap < g_.gather.taps(); ++tap) {
+      const Index t = index_of(tap, y.kernel, x.kernel);
+      const int64_t phase = (t.z % z.phases * y.phases + t.y % y.phases) * x.phases + t.x % x.phases;
+      shifts_[tap] = phase * plan_.positions + plan_.offset(z.shift_of(t.z, 0), y.shift_of(t.y, 0), x.shift_of(t.x, 0));
+    }
+  }
+
+  RowsToPack rows_of(const Images& images, bool gathered) const {
+    return {.token_stride = images.pixel_stride(),
+            .feature_stride = images.channel_stride(),
+            .features = images.channels,
+            .block = g_.layout.block_size,
+            .order = gathered == g_.gathers_rows ? g_.row_channels : g_.column_channels,
+            .panels = gathered ? gathered_ : plain_,
+            .round = gathered ? plan_.gathered_round : plan_.plain_round};
+  }
+
+  // Calls body(first block of channels, last, i) for slices of channels and i < count, in parallel.
+  template <class Body>
+  void for_each_slice(const Images& images, int64_t count, Body body) const {
+    const int64_t blocks = ceil_div(images.channels, g_.layout.block_size);
+    const int64_t per_slice = kPackFeatures / g_.layout.block_size, slices = ceil_div(blocks, per_slice);
+    parallel_for(threads_, slices * count, [&](int64_t task) {
+      const int64_t first = task % slices * per_slice;
+      body(first, std::min(first + per_slice, blocks), task / slices);
+    });
+  }
+
+  const void* pixel_of(const Images& a, int64_t image, int64_t z, int64_t y, int64_t x) const {
+    const int64_t pixel = (z * a.size[1] + y) * a.size[2] + x;
+    return static_cast<const char*>(a.data) + (image * a.image_stride() + pixel * a.pixel_stride()) * size_of(g_.dtype);
+  }
+
+  void zero(const RowsToPack& rows, int64_t first_block, int64_t last_block, int64_t token, int64_t tokens) const {
+    const int64_t bytes = rows.block * size_of(sum_dtype(g_.dtype));
+    for (int64_t block = first_block; block < last_block && tokens > 0; ++block) {
+      std::memset(static_cast<char*>(rows.panels) + (block * rows.round + token) * bytes, 0,
+                  static_cast<size_t>(tokens * bytes));
+    }
+  }
+
+  void pack_gathered(int64_t image, int64_t images) const {
+    const Images& from = g_.gathered();
+    for_each_slice(from, images * plan_.phases, [&](int64_t first, int64_t last, int64_t i) {
+      const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
+      const Index f = index_of(i % plan_.phases, y.phases, x.phases);
+      RowsToPack rows = rows_of(from, true);
+      rows.token_stride *= x.in_step();
+      const int64_t x_first = x.first_pixel(f.x, begin_.x);
+      const int64_t lo = std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, -x_first), x.in_step()), 0, x.reach);
+      const int64_t hi =
+          std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, x.in_size - x_first), x.in_step()), lo, x.reach);
+      for (int64_t row = 0; row < z.reach * y.reach; ++row) {
+        const int64_t jz = row / y.reach, jy = row % y.reach, token = i * plan_.positions + plan_.offset(jz, jy, 0);
+        const int64_t iz = z.first_pixel(f.z, begin_.z) + jz * z.in_step();
+        const int64_t iy = y.first_pixel(f.y, begin_.y) + jy * y.in_step();
+        const bool exists = iz >= 0 && iz < z.in_size && iy >= 0 && iy < y.in_size && lo < hi;
+        zero(rows, first, last, token, exists ? lo : x.reach);
+        if (!exists) continue;
+        rows.source = pixel_of(from, image + i / plan_.phases, iz, iy, x_first + lo * x.in_step());
+        rows.tokens = hi - lo;
+        rows.first_token = token + lo;
+        kernel_.pack(rows, first, last);
+        zero(rows, first, last, token + hi, x.reach - hi);
+      }
+    });
+  }
+
+  // The pixels of the box, one after the other.
+  int64_t plain_at(int64_t image, int64_t z, int64_t y) const {
+    return ((image * size_.z + z) * size_.y + y) * size_.x;
+  }
+
+  void pack_plain(int64_t image, int64_t images) const {
+    const Images& from = g_.plain();
+    for_each_slice(from, images, [&](int64_t first, int64_t last, int64_t i) {
+      RowsToPack rows = rows_of(from, false);
+      rows.tokens = size_.x;
+      for (int64_t row = 0; row < size_.z * size_.y; ++row) {
+        const int64_t z = row / size_.y, y = row % size_.y;
+        rows.source = pixel_of(from, image + i, begin_.z + z, begin_.y + y, begin_.x);
+        rows.first_token = plain_at(i, z, y);
+        kernel_.pack(rows, first, last);
+      }
+    });
+  }
+
+  // Rows of pixels, in parts of kStepTokens at most.
+  void list_runs(int64_t images, GradientArgs& a) const {
+    int64_t count = 0;
+    for (int64_t row = 0; row < images * size_.z * size_.y; ++row) {
+      const int64_t i = row / (size_.z * size_.y), z = row / size_.y % size_.z, y = row % size_.y;
+      for (int64_t x = 0; x < size_.x; x += kStepTokens) {
+        const int64_t gathered = i * plan_.phases * plan_.positions + plan_.offset(z, y, x);
+        const int64_t plain = plain_at(i, z, y) + x, tokens = std::min(kStepTokens, size_.x - x);
+        runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
+      }
+    }
+    a.taps.runs = runs_;
+    a.taps.run_count = count;
+  }
+
+  // Calls body(args) for as many runs at a time as stay in L1.
+  template <class Body>
+  void for_each_step(const GradientArgs& a, Body body) const {
+    GradientArgs step = a;
+    for (int64_t run = 0; run == 0 || run < a.taps.run_count;) {
+      const int64_t first = run;
+      for (int64_t tokens = 0; run < a.taps.run_count; ++run) {
+        tokens += a.taps.runs[run].tokens;
+        if (tokens > kStepTokens) break;
+      }
+      step.taps.runs = a.taps.runs == nullptr ? nullptr : a.taps.runs + first;
+      step.taps.run_count = run - first;
+      const bool later = first > 0, last = run >= a.taps.run_count;
+      step.accumulate = a.accumulate || (later && a.sums == nullptr);
+      step.accumulate_gates = a.accumulate_gates || later;
+      step.add_sums = a.add_sums || later;
+      step.keep_sums = a.keep_sums || (a.sums != nullptr && !last);
+      body(step);
+      if (last) break;
+    }
+  }
+
+  GradientArgs args(int64_t round, bool last, bool keeps_sums) const {
+    GradientArgs a{.block = g_.layout.block_size,
+                   .out_features = g_.rows.channels,
+                   .in_features = g_.columns.channels,
+                   .round = g_.gathers_rows ? plan_.plain_round : plan_.gathered_round,
+                   .dy_round = g_.gathers_rows ? plan_.gathered_round : plan_.plain_round,
+                   .x_panels = g_.gathers_rows ? plain_ : gathered_,
+                   .dy_panels = g_.gathers_rows ? gathered_ : plain_,
+                   .out_of = out_of(g_.layout).data(),
+                   .refs = walk_of(g_.layout, false).refs.data(),
+                   .w = g_.w,
+                   .gates = g_.gates,
+                   .dw = g_.dw,
+                   .dw_is_wide = g_.dw_dtype == sum_dtype(g_.dtype),
+                   .accumulate = g_.accumulate || (round > 0 && !keeps_sums),
+                   .dgates = g_.dgates,
+                   .accumulate_gates = g_.accumulate || round > 0,
+                   .sums = keeps_sums ? sums_ : nullptr,
+                   .add_sums = round > 0,
+                   .keep_sums = keeps_sums && !last};
+    a.taps.taps = g_.gather.taps();
+    return a;
+  }
+
+  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
+    const int64_t bytes = a.taps.taps * a.block * a.block * size_of(sum_dtype(g_.dtype));
+    const int64_t step = threads_ == 1 ? last - first : std::max<int64_t>(1, kGradientBytes / bytes);
+    parallel_for(threads_, ceil_div(last - first, step), [&](int64_t task) {
+      const int64_t begin = first + task * step, end = std::min(begin + step, last);
+      for_each_step(a, [&](GradientArgs& step) { multiply_step(step, begin, end); });
+    });
+  }
+
+  void multiply_step(GradientArgs& a, int64_t first, int64_t last) const {
+    const bool some = a.taps.runs != nullptr;
+    if (!g_.gathers_rows) {
+      a.taps.last = a.taps.taps;
+      a.taps.x_shift = some ? shifts_ : nullptr;
+      kernel_.multiply(a, first, last);
+      return;
+    }
+    // dy is another one for each tap.
+    const bool accumulate_gates = a.accumulate_gates;
+    for (int64_t tap = 0; tap < a.taps.taps; ++tap) {
+      a.taps.first = tap;
+      a.taps.last = tap + 1;
+      a.taps.dy_shift = some ? shifts_[tap] : 0;
+      a.accumulate_gates = accumulate_gates || tap > 0;
+      kernel_.multiply(a, first, last);
+    }
+  }
+
+  const WeightGradient& g_;
+  const GradientPlan& plan_;
+  const GradientKernel& kernel_;
+  int32_t threads_;
+  void *gathered_ = nullptr, *plain_ = nullptr, *sums_ = nullptr;
+  TokenRun* runs_ = nullptr;
+  int64_t* shifts_ = nullptr;
+  Index begin_, size_;
+};
+
+}  // namespace
+
+Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads) {
+  const GradientPlan plan = plan_gradient(g);
+  if (isa == Isa::reference || !plan.fits) {
+    reference_weight_gradient(g);
+    return {};
+  }
+  const GradientKernel* kernel = find_taps_kernel(isa, g.dtype);
+  if (kernel == nullptr) {
+    return {StatusCode::unsupported, concat("[conv] there is no ", name_of(isa), " kernel for ", name_of(g.dtype))};
+  }
+  const double flops = 2.0 * static_cast<double>(g.rows.n * g.plain().pixels()) * static_cast<double>(g.layout.blocks) *
+                       static_cast<double>(g.gather.taps() * g.layout.block_size * g.layout.block_size);
+  GradientRun(g, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops)).all();
+  return {};
+}
+
+size_t cpu_workspace_size(const WeightGradient& g) { return plan_gradient(g).workspace_bytes(); }
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,224 @@
+// What the convolution's edge refuses, and the sizes that a geometry gives.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "blocksparse/blocksparse.h"
+
+namespace blocksparse {
+namespace {
+
+ConstTensor channels_last(const void* data, int64_t n, int64_t c, int64_t h, int64_t w) {
+  ConstTensor t(data, DType::f32, {n, c, h, w});
+  t.stride = {h * w * c, 1, w * c, c};
+  return t;
+}
+
+Tensor channels_last(void* data, int64_t n, int64_t c, int64_t h, int64_t w) {
+  Tensor t(data, DType::f32, {n, c, h, w});
+  t.stride = {h * w * c, 1, w * c, c};
+  return t;
+}
+
+// A valid call that a test spoils in one place.
+struct Call {
+  Layout layout = *Layout::from_graph("dense(3,2)", {.block_size = 16, .out_features = 40, .in_features = 0});
+  std::vector<float> memory = std::vector<float>(1 << 17, 1.0f);
+  std::vector<char> scratch = std::vector<char>(1 << 20);
+  std::vector<int32_t> order = std::vector<int32_t>(32);
+  const int32_t* channel_order = nullptr;
+  ConvGeometry geometry{.kernel = {3, 3, 1}, .padding_before = {1, 1, 0}, .padding_after = {1, 1, 0}};
+  ConstTensor x = channels_last(static_cast<const float*>(memory.data()), 2, 32, 6, 7);
+  ConstTensor dy = channels_last(static_cast<const float*>(memory.data()) + 4096, 2, 40, 6, 7);
+  ConstTensor w{memory.data() + 8192, DType::f32, {6, 9, 16, 16}};
+  ConstTensor gates{memory.data() + 24576, DType::f32, {6}};
+  Tensor y = channels_last(memory.data() + 32768, 2, 40, 6, 7);
+  Tensor dx = channels_last(memory.data() + 40960, 2, 32, 6, 7);
+  Tensor dw{memory.data() + 49152, DType::f32, {6, 9, 16, 16}};
+  Tensor dgates{memory.data() + 65536, DType::f32, {6}};
+  Epilogue epilogue;
+  Workspace workspace{scratch.data(), scratch.size()};
+  Stream stream;
+
+  Call() { std::iota(order.begin(), order.end(), 0); }
+  Status fprop() const {
+    return conv_fprop(layout, geometry, x, {w, gates}, channel_order, epilogue, y, workspace, stream);
+  }
+  Status dgrad() const { return conv_dgrad(layout, geometry, dy, {w, gates}, channel_order, dx, workspace, stream); }
+  Status wgrad() const {
+    return conv_wgrad(layout, geometry, x, dy, {w, gates}, channel_order, Accumulate::no, {dw, dgates}, workspace,
+                      stream);
+  }
+};
+
+void expect_error(const Status& status, std::string_view text, StatusCode code = StatusCode::invalid_argument) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+}
+
+TEST(ConvEdge, TheCallItselfIsRight) {
+  Call call;
+  call.channel_order = call.order.data();
+  EXPECT_TRUE(call.fprop().ok()) << call.fprop().message();
+  EXPECT_TRUE(call.dgrad().ok()) << call.dgrad().message();
+  EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
+}
+
+TEST(ConvEdge, OutputSizes) {
+  const auto size = [](ConvGeometry g, SpatialSizes in) { return (*conv_output_size(g, in))[0]; };
+  EXPECT_EQ(size({.rank = 1, .kernel = {3}}, {5}), 3);
+  EXPECT_EQ(size({.rank = 1, .kernel = {3}, .stride = {2}, .padding_before = {1}, .padding_after = {1}}, {8}), 4);
+  EXPECT_EQ(size({.rank = 1, .kernel = {2}, .dilation = {8}, .padding_before = {8}}, {20}), 20);
+  EXPECT_EQ(size({.rank = 1,
+                  .transposed = true,
+                  .kernel = {3},
+                  .stride = {2},
+                  .padding_before = {1},
+                  .padding_after = {1},
+                  .output_padding = {1}},
+                 {7}),
+            14);
+}
+
+TEST(ConvEdge, Geometry) {
+  const auto refuses = [](const ConvGeometry& g, std::string_view text) {
+    Call c;
+    c.geometry = g;
+    expect_error(c.fprop(), text);
+    expect_error(c.dgrad(), text);
+    expect_error(c.wgrad(), text);
+    EXPECT_EQ(conv_fprop_workspace_size(c.layout, g, c.x), 0u);
+    expect_error(conv_output_size(g, {6, 7, 1}).status(), text);
+  };
+  refuses({.rank = 0}, "the geometry has rank 0, needs 1 to 3");
+  refuses({.rank = 4}, "the geometry has rank 4, needs 1 to 3");
+  refuses({.kernel = {0, 3}}, "kernel is [0, 3], needs 1 to");
+  refuses({.kernel = {3, 3}, .stride = {1, 0}}, "stride is [1, 0], needs 1 to");
+  refuses({.kernel = {3, 3}, .dilation = {-1, 1}}, "dilation is [-1, 1], needs 1 to");
+  refuses({.kernel = {3, 3}, .padding_before = {1, -1}}, "padding_before is [1, -1], needs 0 to");
+  refuses({.kernel = {3, 3}, .padding_after = {-2, 1}}, "padding_after is [-2, 1], needs 0 to");
+  refuses({.kernel = {3, 3}, .output_padding = {1, 0}}, "which a transposed convolution alone has");
+  refuses({.transposed = true, .kernel = {3, 3}, .stride = {2, 2}, .output_padding = {2, 0}},
+          "output_padding is [2, 0], needs to be less than stride [2, 2] or dilation [1, 1]");
+  refuses({.kernel = {9, 3}, .padding_before = {1, 1}, .padding_after = {1, 1}},
+          "kernel [9, 3] with dilation [1, 1] covers 9 pixels, more than the 8 of an image of [6, 7] with its padding");
+  refuses({.transposed = true, .kernel = {1, 1}, .padding_before = {6, 0}, .padding_after = {6, 0}},
+          "would give one of size -6");
+  refuses({.kernel = {int64_t{1} << 40, 1}}, "kernel is [1099511627776, 1], needs 1 to 2147483647");
+  refuses({.kernel = {1 << 16, 1 << 16}}, "taps");
+}
+
+TEST(ConvEdge, Shapes) {
+  Call c;
+  c.x = channels_last(static_cast<const float*>(c.memory.data()), 2, 31, 6, 7);
+  expect_error(c.fprop(), "[conv_fprop] x is [2, 31, 6, 7], needs [n, 32] and 2 sizes");
+  expect_error(c.wgrad(), "[conv_wgrad] x is [2, 31, 6, 7], needs [n, 32] and 2 sizes");
+  c = Call();
+  c.x = ConstTensor(c.memory.data(), DType::f32, {2, 32, 6});
+  expect_error(c.fprop(), "x is [2, 32, 6], needs [n, 32] and 2 sizes");
+  c = Call();
+  c.y = channels_last(c.memory.data() + 32768, 2, 40, 6, 6);
+  expect_error(c.fprop(), "y is [2, 40, 6, 6], x of [2, 32, 6, 7] needs n = 2 and sizes [6, 7]");
+  c = Call();
+  c.dy = channels_last(static_cast<const float*>(c.memory.data()), 1, 40, 6, 7);
+  expect_error(c.dgrad(), "dy is [1, 40, 6, 7], dx of [2, 32, 6, 7] needs n = 2 and sizes [6, 7]");
+  expect_error(c.wgrad(), "dy is [1, 40, 6, 7], x of [2, 32, 6, 7] needs n = 2 and sizes [6, 7]");
+  c = Call();
+  c.w = ConstTensor(c.w.data, DType::f32, {6, 3, 16, 16});
+  expect_error(c.fprop(), "w is [6, 3, 16, 16], needs [6, 9, 16, 16]");
+  c = Call();
+  c.w = ConstTensor(c.w.data, DType::f32, {5, 9, 16, 16});
+  expect_error(c.dgrad(), "w is [5, 9, 16, 16], needs [6, 9, 16, 16]");
+  c = Call();
+  c.dw = Tensor(c.dw.data, DType::f32, {6, 16, 16});
+  expect_error(c.wgrad(), "dw is [6, 16, 16], needs [6, 9, 16, 16]");
+  c = Call();
+  c.gates = ConstTensor(c.gates.data, DType::f32, {54});
+  expect_error(c.fprop(), "gates is [54], needs [6]");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {48});
+  expect_error(c.fprop(), "bias is [48], needs [40]");
+  c = Call();
+  c.epilogue.residual = channels_last(static_cast<const float*>(c.memory.data()), 2, 40, 7, 6);
+  expect_error(c.fprop(), "residual is [2, 40, 7, 6], needs the shape of y, [2, 40, 6, 7]");
+  c = Call();
+  c.epilogue.activation = static_cast<Activation>(9);
+  expect_error(c.fprop(), "activation is 9");
+  c = Call();
+  c.x.rank = 0;
+  expect_error(c.fprop(), "x has 0 dimensions");
+  expect_error(c.wgrad(), "x has 0 dimensions");
+  c = Call();
+  c.w = {};
+  expect_error(c.fprop(), "w is not given");
+  expect_error(c.wgrad(), "dgates needs w, which is not given");
+  c = Call();
+  c.x.shape[2] = 0;
+  c.x.stride = {0, 1, 224, 32};
+  expect_error(c.fprop(), "an image of [0, 7], sizes need to be 1 to");
+}
+
+TEST(ConvEdge, MemoryFormats) {
+  Call c;
+  c.y = Tensor(c.y.data, DType::f32, {2, 40, 6, 7});
+  expect_error(c.fprop(), "y of [2, 40, 6, 7] has strides [1680, 42, 7, 1], which are not channels-last");
+  c.x = ConstTensor(c.x.data, DType::f32, {2, 32, 6, 7});
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  expect_error(c.wgrad(), "dy of [2, 40, 6, 7] has strides [1680, 1, 280, 40], which are not contiguous");
+  c = Call();
+  c.x.stride = {2048, 1, 224, 32};
+  expect_error(c.fprop(), "x of [2, 32, 6, 7] has strides [2048, 1, 224, 32], needs to be dense and channels-last");
+  c = Call();
+  c.epilogue.residual = ConstTensor(c.memory.data(), DType::f32, {2, 40, 6, 7});
+  expect_error(c.fprop(), "residual of [2, 40, 6, 7] has strides [1680, 42, 7, 1], which are not channels-last");
+  // One pixel is of both orders.
+  c = Call();
+  c.geometry = {.kernel = {6, 7}};
+  c.w = ConstTensor(c.memory.data(), DType::f32, {6, 42, 16, 16});
+  c.y = Tensor(c.memory.data() + (1 << 16) + 1024, DType::f32, {2, 40, 1, 1});
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+}
+
+TEST(ConvEdge, DtypesAndOverlap) {
+  Call c;
+  c.w.dtype = DType::bf16;
+  expect_error(c.fprop(), "w is bf16, needs f32");
+  c = Call();
+  c.y.dtype = DType::f64;
+  expect_error(c.fprop(), "y is f64, needs f32");
+  c = Call();
+  c.dw.dtype = DType::bf16;
+  expect_error(c.wgrad(), "dw is bf16, needs f32 or f32");
+  c = Call();
+  c.y.data = c.memory.data() + 100;
+  expect_error(c.fprop(), "y overlaps x");
+  c = Call();
+  c.dw.data = c.memory.data() + 8192;
+  expect_error(c.wgrad(), "dw overlaps w");
+  c = Call();
+  c.workspace.bytes = 16;
+  expect_error(c.fprop(), "workspace has 16 bytes, needs");
+  expect_error(c.wgrad(), "workspace has 16 bytes, needs");
+}
+
+TEST(ConvEdge, ChannelOrder) {
+  Call c;
+  c.channel_order = c.order.data();
+  c.order[3] = 32;
+  expect_error(c.fprop(), "channel_order[3] is 32, needs 0 to 31");
+  c.order[3] = -1;
+  expect_error(c.dgrad(), "channel_order[3] is -1, needs 0 to 31");
+  c.order[3] = 7;
+  expect_error(c.wgrad(), "channel_order holds channel 7 twice");
+}
+
+TEST(ConvEdge, LayoutAndDevice) {
+  Call c;
+  expect_error(conv_fprop({}, c.geometry, c.x, c.w, nullptr, {}, c.y, c.workspace), "layout is null");
+  c.x.device.type = DeviceType::cuda;
+  EXPECT_FALSE(c.fprop().ok());
+}
+
+}  // namespace
+}  // namespace blocksparse

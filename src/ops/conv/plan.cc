@@ -1,0 +1,164 @@
+#include "ops/conv/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace blocksparse::conv {
+
+namespace {
+
+constexpr int64_t kRoundBytes = 4 << 20;         // of packed images: they stay in the last-level cache
+constexpr size_t kMostBytes = size_t{56} << 20;  // of workspace
+constexpr int64_t kSumBytes = 16 << 20;          // of sums of dW in f32, where there are more rounds
+constexpr size_t kAlignment = 64;
+constexpr int kAreas = 5;  // of the workspace
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
+
+AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) {
+  AxisPlan a{.inverse = g.inverse,
+             .kernel = g.kernel[i],
+             .stride = g.stride[i],
+             .dilation = g.dilation[i],
+             .padding = g.padding[i],
+             .in_size = x.size[i],
+             .out_size = y.size[i]};
+  const int64_t last = (a.kernel - 1) * a.dilation;
+  if (a.inverse) {
+    a.low = floor_div(a.padding - last, a.stride);
+    a.high = floor_div(a.padding + a.stride - 1, a.stride);
+  } else {
+    a.low = floor_div(-a.padding, a.stride);
+    a.high = floor_div(last - a.padding, a.stride);
+    a.phases = std::min(a.kernel, a.stride / std::gcd(a.stride, a.dilation));
+  }
+  a.places = ceil_div(a.out_size, a.out_step());
+  a.box = a.places;
+  return a;
+}
+
+// Places on which one row may lie over the next: zeros at the end of one, and at the beginning of the other.
+int64_t shared(const AxisPlan& a) {
+  if (a.box < a.places) return 0;
+  const int64_t head = std::max<int64_t>(0, -a.low);
+  const int64_t tail = std::max<int64_t>(0, a.reach + a.low - ceil_div(a.in_size, a.in_step()));
+  return std::min({head, tail, a.high - a.low});  // places of y stay apart
+}
+
+void measure_axes(AxisPlan (&axis)[3]) {
+  for (AxisPlan& a : axis) {
+    a.box = ceil_div(a.places, ceil_div(a.places, a.box));
+    a.reach = a.box + a.high - a.low;
+    a.pitch = a.reach - shared(a);
+  }
+}
+
+void measure(const Product& p, Plan& plan) {
+  measure_axes(plan.axis);
+  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
+  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = z.phases * y.phases * x.phases;
+  plan.panel = plan.positions + kMostLanes;
+  // An odd number of lines: channels that are a power of two apart would share few sets of the cache.
+  const int64_t line = 64 / size_of(sum_dtype(p.dtype));
+  plan.channel = (ceil_div(plan.phases * plan.panel, line) | 1) * line;
+  plan.image = plan.channel * p.x.channels;
+}
+
+}  // namespace
+
+int64_t AxisPlan::residue(int64_t phase) const {
+  if (inverse) return 0;
+  const int64_t at = phase * dilation - padding;
+  return at - floor_div(at, stride) * stride;
+}
+
+int64_t AxisPlan::shift_of(int64_t tap, int64_t f) const {
+  const int64_t at = inverse ? f + padding - tap * dilation : tap * dilation - padding;
+  const int64_t shift = floor_div(at, stride);
+  return inverse && shift * stride != at ? -1 : shift - low;
+}
+
+size_t Plan::workspace_bytes() const {
+  return fits ? panel_bytes + vector_bytes + pixel_bytes + tap_bytes + kAreas * kAlignment : 0;
+}
+
+Plan plan_product(const Product& p) {
+  Plan plan;
+  for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p.gather, p.x, p.y, i);
+  const int64_t size = size_of(sum_dtype(p.dtype));
+  // In double, for a geometry may ask for anything.
+  const auto panel_bytes = [&] {
+    double bytes = static_cast<double>(p.x.channels) * static_cast<double>(size);
+    for (const AxisPlan& a : plan.axis) {
+      bytes *= static_cast<double>(a.box + a.high - a.low) * static_cast<double>(a.phases);
+    }
+    return bytes;
+  };
+  for (AxisPlan& a : plan.axis) {
+    while (panel_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
+  }
+  const auto most = static_cast<double>(kMostBytes);
+  const double tap_bytes = static_cast<double>(p.gather.taps()) * static_cast<double>(sizeof(linear::Tap));
+  plan.fits = panel_bytes() <= most / 2 && tap_bytes <= most / 4;
+  if (!plan.fits) return plan;
+  measure(p, plan);
+  const int64_t image_bytes = std::max<int64_t>(1, plan.image * size);
+  plan.images = std::clamp<int64_t>(kRoundBytes / image_bytes, 1, std::max<int64_t>(1, p.x.n));
+  plan.panel_bytes = static_cast<size_t>(plan.images * image_bytes);
+  plan.tap_bytes = static_cast<size_t>(tap_bytes);
+  // Vectors begin `lanes` positions apart at least, and there are two lanes or more.
+  plan.vector_bytes = static_cast<size_t>(plan.positions / 2 + 1) * sizeof(int64_t);
+  plan.pixel_bytes = static_cast<size_t>(plan.positions + kMostLanes) * sizeof(int64_t);
+  plan.fits = plan.workspace_bytes() <= kMostBytes;
+  return plan;
+}
+
+size_t GradientPlan::workspace_bytes() const {
+  return fits ? gathered_bytes + plain_bytes + run_bytes + shift_bytes + sum_bytes + kAreas * kAlignment : 0;
+}
+
+GradientPlan plan_gradient(const WeightGradient& g) {
+  GradientPlan plan;
+  for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(g.gather, g.gathered(), g.plain(), i);
+  const int64_t b = g.layout.block_size, size = size_of(sum_dtype(g.dtype));
+  const int64_t gathered = ceil_div(g.gathered().channels, b) * b, plain = ceil_div(g.plain().channels, b) * b;
+  const auto image_bytes = [&] {
+    auto reached = static_cast<double>(gathered * size), own = static_cast<double>(plain * size);
+    for (const AxisPlan& a : plan.axis) {
+      reached *= static_cast<double>(a.box + a.high - a.low) * static_cast<double>(a.phases);
+      own *= static_cast<double>(a.box);
+    }
+    return reached + own;
+  };
+  for (AxisPlan& a : plan.axis) {
+    while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
+  }
+  const auto most = static_cast<double>(kMostBytes);
+  const double shift_bytes = static_cast<double>(g.gather.taps()) * static_cast<double>(sizeof(int64_t));
+  plan.fits = image_bytes() <= most / 2 && shift_bytes <= most / 8;
+  if (!plan.fits) return plan;
+  measure_axes(plan.axis);
+  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
+  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = z.phases * y.phases * x.phases;
+  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, static_cast<int64_t>(image_bytes())), 1,
+                                    std::max<int64_t>(1, g.rows.n));
+  plan.gathered_round = plan.images * plan.phases * plan.positions;
+  plan.plain_round = plan.images * z.box * y.box * x.box;
+  plan.gathered_bytes = static_cast<size_t>(plan.gathered_round * gathered * size);
+  plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
+  plan.run_bytes =
+      static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(linear::TokenRun);
+  plan.shift_bytes = static_cast<size_t>(shift_bytes);
+  if (size_of(g.dtype) < size && g.layout.blocks > 0) {
+    const int64_t block_bytes = g.gather.taps() * b * b * size;
+    plan.blocks = std::clamp<int64_t>(kSumBytes / block_bytes, 1, g.layout.blocks);
+    plan.sum_bytes = static_cast<size_t>(plan.blocks * block_bytes);
+  }
+  plan.fits = plan.workspace_bytes() <= kMostBytes;
+  return plan;
+}
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,378 @@
+"""The convolution's functional ops against PyTorch's dense ones, in f64 and narrower."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+
+import blocksparse.torch as bst
+from blocksparse import Layout
+from blocksparse.torch import _conv_ops
+from blocksparse.torch.conv import make_geometry
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+CONV = (bst.conv1d, bst.conv2d, bst.conv3d)
+TRANSPOSED = (bst.conv_transpose1d, bst.conv_transpose2d, bst.conv_transpose3d)
+DENSE = (F.conv1d, F.conv2d, F.conv3d)
+DENSE_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+def error(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def layout():
+    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
+
+
+@pytest.fixture
+def tiny():
+    return Layout.from_graph("random(2,2,0.7)", 8, seed=1, out_features=9, in_features=13)
+
+
+def leaf(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def to_format(x, last):
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x.contiguous()
+
+
+SIZE = (5, 6, 7)
+GEOMETRIES = [  # of three sizes, of which the first `rank` are used
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": (2, 3, 1), "stride": (1, 2, 3), "padding": (1, 0, 0)},
+    {"kernel_size": (3, 2, 2), "dilation": (1, 2, 3), "padding": ((2, 1), (0, 3), (1, 0))},
+]
+
+
+def of_rank(options, rank):
+    return {name: value if isinstance(value, int) else value[:rank] for name, value in options.items()}
+
+
+def dense_conv(x, w, rank, options, transposed):
+    """The same by PyTorch alone: what it cannot say by padding is added or taken off here."""
+    stride, dilation = options.get("stride", 1), options.get("dilation", 1)
+    padding = options.get("padding", 0)
+    pairs = [(p, p) if isinstance(p, int) else p for p in ((padding,) * rank if isinstance(padding, int) else padding)]
+    flat = [p for pair in reversed(pairs) for p in pair]
+    if not transposed:
+        return DENSE[rank - 1](F.pad(x, flat), w, stride=stride, dilation=dilation)
+    y = DENSE_TRANSPOSED[rank - 1](x, w.transpose(0, 1), stride=stride, dilation=dilation)
+    return F.pad(y, [-p for p in flat])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_agrees_with_dense(layout, rank, transposed, last):
+    order = torch.randperm(30)
+    for options, dtype in itertools.product(GEOMETRIES, TOLERANCE):
+        options = of_rank(options, rank)
+        kernel = options["kernel_size"]
+        kernel = (kernel,) * rank if isinstance(kernel, int) else kernel
+        x = to_format(torch.randn(2, 30, *SIZE[:rank], dtype=dtype), last).requires_grad_()
+        taps = torch.Size(kernel).numel()
+        values, bias = leaf(layout.blocks, taps, 8, 8, dtype=dtype), leaf(21, dtype=dtype)
+        gates = torch.rand(layout.blocks, dtype=_conv_ops._ops.sum_dtype(dtype), requires_grad=True)
+        inputs = (x, values, bias, gates)
+        op = (TRANSPOSED if transposed else CONV)[rank - 1]
+        y = op(x, values, layout, bias, gates=gates, channel_order=order, **options)
+
+        x64, v64, b64, g64 = (t.detach().double().requires_grad_() for t in inputs)
+        w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), layout, kernel)
+        expected = dense_conv(x64[:, order], w64, rank, options, transposed) + b64.view(-1, *(1,) * rank)
+        assert y.shape == expected.shape
+        assert y.dtype == dtype
+        assert error(y, expected) < TOLERANCE[dtype], options
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        expected.backward(dy.double())
+        for got, want in zip(inputs, (x64, v64, b64, g64), strict=True):
+            assert error(got.grad, want.grad) < 3 * TOLERANCE[dtype], options
+        for result in (y, x.grad):
+            assert to_format(result, last).stride() == result.stride(), "answered in kind"
+
+
+@pytest.mark.parametrize("transposed_layout", [False, True])
+@pytest.mark.parametrize("op", [bst.conv1d, bst.conv_transpose1d])
+def test_gradients_of_all_orders(tiny, op, transposed_layout):
+    layout = tiny.t() if transposed_layout else tiny
+    x, values, bias = leaf(2, layout.in_features, 3), leaf(layout.blocks, 2, 8, 8), leaf(layout.out_features)
+    gates = torch.rand(layout.blocks, dtype=torch.float64, requires_grad=True)
+    order = torch.randperm(layout.in_features)
+
+    def f(x, values, bias, gates):
+        options = {"stride": 2, "padding": ((1, 0),), "channel_order": order, "activation": "silu"}
+        return op(x, values, layout, bias, gates=gates, kernel_size=2, **options)
+
+    inputs = (x, values, bias, gates)
+    assert torch.autograd.gradcheck(f, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, inputs, fast_mode=True)
+    if op is bst.conv1d:
+        assert torch.autograd.gradcheck(f, inputs)
+
+
+def test_second_gradients_of_images(tiny):
+    x = to_format(torch.randn(1, 13, 3, 2, dtype=torch.float64), True).requires_grad_()
+    values, residual = leaf(tiny.blocks, 4, 8, 8), leaf(1, 9, 3, 2)
+
+    def f(x, values, residual):
+        return bst.conv2d(x, values, tiny, kernel_size=2, padding="same", residual=residual, activation="gelu")
+
+    assert torch.autograd.gradgradcheck(f, (x, values, residual), fast_mode=True)
+
+
+def test_words_for_padding(tiny):
+    x, values = torch.randn(2, 13, 6, 5), torch.randn(tiny.blocks, 6, 8, 8)
+    w = bst.to_dense(values, tiny, (3, 2))
+    options = {"kernel_size": (3, 2), "dilation": (1, 2)}
+    same = bst.conv2d(x, values, tiny, padding="same", **options)
+    torch.testing.assert_close(same, F.conv2d(x, w, padding="same", dilation=(1, 2)), rtol=1e-4, atol=1e-4)
+    causal = bst.conv2d(x, values, tiny, padding="causal", **options)
+    expected = F.conv2d(F.pad(x, (2, 0, 2, 0)), w, dilation=(1, 2))
+    torch.testing.assert_close(causal, expected, rtol=1e-4, atol=1e-4)
+    mixed = bst.conv2d(x, values, tiny, padding=("causal", (0, 1)), **options)
+    torch.testing.assert_close(mixed, F.conv2d(F.pad(x, (0, 1, 2, 0)), w, dilation=(1, 2)), rtol=1e-4, atol=1e-4)
+    later = x.clone()
+    later[:, :, 4:] += 1
+    assert torch.equal(bst.conv2d(later, values, tiny, padding="causal", **options)[:, :, :4], causal[:, :, :4])
+
+
+def test_memory_formats(tiny):
+    values = torch.randn(tiny.blocks, 9, 8, 8)
+    x = torch.randn(2, 13, 4, 5)
+    expected = bst.conv2d(x, values, tiny, kernel_size=3)
+    assert expected.is_contiguous()
+    for other in (
+        x.to(memory_format=torch.channels_last),
+        torch.randn(2, 13, 4, 10)[..., ::2].copy_(x),
+        x.transpose(2, 3).contiguous().transpose(2, 3),
+        torch.randn(2, 20, 4, 5)[:, 3:16].copy_(x),
+    ):
+        y = bst.conv2d(other, values, tiny, kernel_size=3)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(bst.conv2d(x[0], values, tiny, kernel_size=3), expected[0])
+    assert bst.conv2d(x[:0], values, tiny, kernel_size=3).shape == (0, 9, 2, 3)
+
+
+def test_one_channel_and_one_pixel_keep_the_format():
+    layout = Layout.from_graph("dense(1)", 8, in_features=1)
+    values = torch.randn(1, 9, 8, 8)
+    for last in (False, True):
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        x = torch.randn(2, 1, 5, 5).to(memory_format=memory_format)
+        assert bst.conv2d(x, values, layout, kernel_size=3).is_contiguous(memory_format=memory_format)
+        x = torch.randn(2, 8, 1, 1).to(memory_format=memory_format)
+        y = bst.conv_transpose2d(x, values, Layout.from_graph("dense(1)", 8), kernel_size=3)
+        assert y.is_contiguous(memory_format=memory_format)
+
+
+def test_activation_and_residual_are_fused_without_gradient_only_in_speed(layout):
+    values, bias = torch.randn(layout.blocks, 9, 8, 8), torch.randn(21)
+    x, residual = to_format(torch.randn(2, 30, 4, 4), True), torch.randn(2, 21, 4, 4)
+    for activation in ("none", "relu", "gelu", "silu"):
+        options = {"kernel_size": 3, "padding": 1, "residual": residual, "activation": activation}
+        fused = bst.conv2d(x, values, layout, bias, **options)
+        apart = bst.conv2d(x, values.clone().requires_grad_(), layout, bias, **options)
+        torch.testing.assert_close(fused, apart.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_only_wanted_gradients_are_made(tiny):
+    for wants in itertools.product((False, True), repeat=4):
+        tensors = (torch.randn(1, 13, 4), torch.randn(tiny.blocks, 3, 8, 8), torch.randn(9), torch.rand(tiny.blocks))
+        x, values, bias, gates = (t.requires_grad_(want) for t, want in zip(tensors, wants, strict=True))
+        y = bst.conv1d(x, values, tiny, bias, gates=gates, kernel_size=3)
+        assert y.requires_grad == any(wants)
+        if any(wants):
+            y.sum().backward()
+        assert [t.grad is not None for t in (x, values, bias, gates)] == list(wants)
+
+
+def _op_calls(layout, dtype=torch.float32):
+    index = bst.index_of(layout)
+    x, dy = torch.randn(2, 30, 5, 4, dtype=dtype), torch.randn(2, 21, 3, 4, dtype=dtype)
+    up = torch.randn(2, 21, 11, 4, dtype=dtype)
+    values, gates = torch.randn(layout.blocks, 6, 8, 8, dtype=dtype), torch.rand(layout.blocks)
+    bias, order = torch.randn(21, dtype=dtype), torch.randperm(30).int()
+    plain = make_geometry(2, (3, 2), (2, 1), (1, (0, 1)))
+    transposed = make_geometry(2, (3, 2), (2, 1), (0, (0, 1)), transposed=True)
+    last, gate = to_format(x, True), {"gates": gates, "order": order}
+    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {}
+    yield _conv_ops.fprop, (last, values, index, plain, 21, True), {**gate, "bias": bias, "activation": 2}
+    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {"residual": dy}
+    yield _conv_ops.fprop, (x, values, index, transposed, 21, False), gate
+    yield _conv_ops.fprop, (dy, values, index, make_geometry(2, (3, 2)), 30, False, True), {}
+    yield _conv_ops.dgrad, (dy, values, index, plain, 30, (5, 4), False), {}
+    yield _conv_ops.dgrad, (to_format(dy, True), values, index, plain, 30, (5, 4), True), gate
+    yield _conv_ops.dgrad, (up, values, index, transposed, 30, (5, 4), False), {}
+    yield _conv_ops.wgrad, (x, dy, index, plain, layout.blocks, 8), {}
+    yield _conv_ops.wgrad, (x, up, index, transposed, layout.blocks, 8), {"wide": True}
+    yield (
+        _conv_ops.wgrad,
+        (x, dy, index, plain, layout.blocks, 8),
+        {**gate, "values": values, "gate_gradient": True},
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(layout, dtype):
+    for op, arguments, options in _op_calls(layout, dtype):
+        opcheck(op, arguments, options)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_compile_with_gradients(layout, last):
+    for kind in (bst.BlockSparseConv2d, bst.BlockSparseConvTranspose2d):
+        order = torch.randperm(30)
+        layer = kind(30, 21, 3, layout, stride=2, padding=1, gates=True, activation="gelu", channel_order=order)
+        compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+        x = to_format(torch.randn(2, 30, 5, 4), last).requires_grad_()
+        y = compiled(x)
+        y.square().sum().backward()
+        grads = [x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
+        x.grad = None
+        layer.zero_grad()
+        expected = layer(x)
+        assert y.stride() == expected.stride()
+        expected.square().sum().backward()
+        for got, want in zip(grads, [x.grad, *(p.grad for p in layer.parameters())], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_compile_with_dynamic_shapes(layout):
+    values = torch.randn(layout.blocks, 9, 8, 8, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: bst.conv2d(x, values, layout, kernel_size=3, padding=1).relu(), fullgraph=True, dynamic=True
+    )
+    for n, height in ((2, 5), (3, 7), (5, 4)):
+        x = torch.randn(n, 30, height, 6)
+        y = compiled(x)
+        torch.testing.assert_close(y, bst.conv2d(x, values, layout, kernel_size=3, padding=1).relu())
+        y.sum().backward()
+
+
+def test_export(layout):
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding="same").eval()
+    x = torch.randn(2, 30, 5, 4)
+    exported = torch.export.export(layer, (x,))
+    torch.testing.assert_close(exported.module()(x), layer(x))
+
+
+def test_autocast(layout):
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1)
+    dense = layer.to_dense()
+    x = torch.randn(4, 30, 6, 6)
+
+    def gradients(module, autocast):
+        module.zero_grad()
+        z = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = module(z)
+        assert (y.dtype == torch.bfloat16) == autocast
+        (dz,) = torch.autograd.grad(y.float().square().sum(), z, create_graph=True)
+        dz.square().sum().backward()
+        return y, dz, module.weight.grad
+
+    y, dz, dw = gradients(dense, False)
+    truth = y, dz, bst.from_dense(dw, layout)
+    for autocast, tolerance in ((False, 1e-5), (True, 3e-2)):
+        for got, want in zip(gradients(layer, autocast), truth, strict=True):
+            assert error(got, want) < tolerance
+    assert layer.weight.grad.dtype == torch.float32
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_deterministic_and_independent_of_threads(layout):
+    layer, x = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1), torch.randn(3, 30, 9, 9)
+    results = []
+    threads = torch.get_num_threads()
+    for count in (1, 2, threads):
+        torch.set_num_threads(count)
+        layer.zero_grad()
+        y = layer(x)
+        y.square().sum().backward()
+        results.append((y.detach(), layer.weight.grad.clone()))
+    torch.set_num_threads(threads)
+    for y, dw in results[1:]:
+        assert torch.equal(y, results[0][0])
+        assert torch.equal(dw, results[0][1])
+
+
+def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2d, **options):
+    x = torch.randn(*x) if isinstance(x, tuple) else x
+    values = torch.randn(layout.blocks, 9, 8, 8) if values is None else values
+    return op(x, values, layout, kernel_size=kernel_size, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"x": (2, 29, 5, 4)}, r"x is \[2, 29, 5, 4\], needs \[n, 30, height, width\]"),
+        ({"x": (2, 30, 5, 4, 3)}, r"x is \[2, 30, 5, 4, 3\], needs"),
+        ({"x": (30,)}, r"x is \[30\], needs"),
+        ({"x": (2, 30, 2, 4)}, r"kernel \[3, 3\] with dilation \[1, 1\] covers 3 pixels, more than the 2"),
+        ({"kernel_size": 2}, r"w is \[.*, 9, 8, 8\], needs \[.*, 4, 8, 8\]"),
+        ({"kernel_size": (3, 3, 3)}, r"kernel_size is \(3, 3, 3\), needs an integer, or 2 of them"),
+        ({"kernel_size": 3.0}, r"kernel_size is 3.0, needs an integer"),
+        ({"stride": 0}, r"stride is \[0, 0\], needs 1 to"),
+        ({"dilation": -1}, r"dilation is \[-1, -1\], needs 1 to"),
+        ({"padding": -1}, r"padding_before is \[-1, -1\], needs 0 to"),
+        ({"padding": "mirror"}, "padding is 'mirror', needs a number"),
+        ({"padding": ((1, 2, 3), 0)}, r"padding is \(1, 2, 3\), needs a number, \(before, after\)"),
+        ({"padding": 0.5}, "padding is 0.5, needs a number"),
+        ({"padding": (1, 2, 3)}, r"padding is \(1, 2, 3\), needs one for all sizes, or 2 of them"),
+        ({"padding": "same", "stride": 2}, "padding is 'same', which stride 2 does not have"),
+        ({"op": bst.conv_transpose2d, "padding": "causal"}, "which a transposed convolution does not have"),
+        ({"op": bst.conv_transpose2d, "padding": 9}, r"would give one of size"),
+        ({"op": bst.conv_transpose2d, "output_padding": 2, "stride": 2}, "needs to be less than stride"),
+        ({"bias": torch.zeros(20)}, r"bias is \[20\], needs \[21\]"),
+        ({"gates": torch.zeros(3)}, r"gates is \[3\], needs"),
+        ({"residual": torch.zeros(2, 21, 3, 3)}, r"residual is .*\[2, 21, 3, 3\]"),
+        ({"residual": torch.zeros(21, 3, 2)}, r"residual is .*\[21, 3, 2\]"),
+        ({"activation": "tanh"}, "activation is 'tanh', needs one of"),
+        ({"channel_order": torch.arange(29)}, r"channel_order is torch.int32 \[29\], needs int32 \[30\]"),
+        ({"channel_order": torch.zeros(30)}, "channel_order holds channel 0 twice"),
+        ({"channel_order": torch.arange(1, 31)}, r"channel_order\[29\] is 30, needs 0 to 29"),
+        ({"values": torch.randn(1, 9, 8, 8)}, r"w is \[1, 9, 8, 8\], needs"),
+        ({"values": torch.randn(9, 8, 8)}, r"values are \[9, 8, 8\], needs \[blocks, taps, b, b\]"),
+        ({"values": torch.randn(2, 9, 8, 8).double()}, "values are torch.float64, needs torch.float32"),
+        ({"x": torch.zeros(2, 30, 5, 4, dtype=torch.int32)}, "values are torch.float32, needs torch.int32"),
+    ],
+)
+@pytest.mark.parametrize("wanted", [False, True])
+def test_says_what_is_wrong(layout, options, text, wanted):
+    if wanted and "values" not in options:
+        options = {**options, "values": torch.randn(layout.blocks, 9, 8, 8, requires_grad=True)}
+    with pytest.raises(ValueError, match=text):
+        _call(layout=layout, **options)
+
+
+def test_raw_ops_check_as_well(layout):
+    index, x, values = bst.index_of(layout), torch.randn(2, 30, 5, 4), torch.randn(layout.blocks, 9, 8, 8)
+    geometry = make_geometry(2, 3)
+    for arguments, text in (
+        ((x, values, index, geometry[:-1], 21, False), "geometry has 12 numbers"),
+        ((x[0], values, index, geometry, 21, False), r"x has 1 sizes, the geometry 2"),
+        ((x, values, torch.zeros(40, dtype=torch.int32), geometry, 21, False), "no layout index"),
+        ((x, values, index, geometry, 22, False), r"y is \[2, 22, 3, 2\], needs \[n, 21\]"),
+        ((x, values, index, (*geometry[:-1], 1), 21, False), "output_padding is given"),
+        ((x.to("meta"), values, index, geometry, 21, False), "a tensor is on cpu, needs meta"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            _conv_ops.fprop(*arguments)
+    with pytest.raises(TypeError, match="x is a ndarray"):
+        bst.conv2d(x.numpy(), values, layout, kernel_size=3)
+    with pytest.raises(TypeError, match="layout is a str"):
+        bst.conv2d(x, values, "dense(1)", kernel_size=3)

@@ -1,0 +1,382 @@
+"""Convolution modules, what normalises and corrects them, and putting them into networks."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import blocksparse.torch as bst
+from blocksparse import Layout
+
+KINDS = {
+    bst.BlockSparseConv1d: nn.Conv1d,
+    bst.BlockSparseConv2d: nn.Conv2d,
+    bst.BlockSparseConv3d: nn.Conv3d,
+    bst.BlockSparseConvTranspose1d: nn.ConvTranspose1d,
+    bst.BlockSparseConvTranspose2d: nn.ConvTranspose2d,
+    bst.BlockSparseConvTranspose3d: nn.ConvTranspose3d,
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def layout():
+    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
+
+
+def close(a, b, tolerance=1e-4):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_from_and_to_dense(kind):
+    options = {"stride": 2, "padding": 1, "dilation": 2}
+    if kind.transposed:
+        options["output_padding"] = 1
+    dense = KINDS[kind](30, 21, 3, **options)
+    full = kind.from_dense(dense, density=1, block_size=8)
+    x = torch.randn(2, 30, *(7, 6, 5)[: kind.rank])
+    close(full(x), dense(x))
+    half = kind.from_dense(dense, density=0.5, block_size=8, activation="relu")
+    assert half.layout.blocks == 6
+    back = half.to_dense()
+    assert type(back) is type(dense)
+    close(half(x), back(x).relu())
+    weight = dense.weight.transpose(0, 1) if kind.transposed else dense.weight
+    kept = bst.to_dense(torch.ones_like(half.weight), half.layout, half.kernel_size).bool()
+    norms = F.pad(weight.detach().flatten(2).square().sum(2), (0, 2, 0, 3)).view(3, 8, 4, 8).sum((1, 3))
+    assert set(norms.flatten().topk(6).indices.tolist()) == set(
+        torch.from_numpy(half.layout.mask()).flatten().nonzero().flatten().tolist()
+    )
+    back_weight = back.weight.transpose(0, 1) if kind.transposed else back.weight
+    assert torch.equal(back_weight, weight * kept)
+    given = kind.from_dense(dense, layout=half.layout)
+    assert torch.equal(given.weight, half.weight)
+    with pytest.raises(ValueError, match="one of them"):
+        kind.from_dense(dense)
+    with pytest.raises(ValueError, match="one of them"):
+        kind.from_dense(dense, density=0.5, layout=half.layout)
+    with pytest.raises(TypeError, match=r"a Linear, needs a torch\.nn\.Conv"):
+        kind.from_dense(nn.Linear(30, 21), density=0.5)
+
+
+@pytest.mark.parametrize("kind", [bst.BlockSparseConv2d, bst.BlockSparseConvTranspose2d])
+def test_groups_are_blocks(kind):
+    dense = KINDS[kind](32, 48, 3, groups=4, padding=1)
+    layer = kind.from_dense(dense, block_size=8)
+    x = torch.randn(2, 32, 5, 5)
+    close(layer(x), dense(x))
+    assert layer.layout.blocks == 8, "12 outputs and 8 inputs a group: 8 pairs of blocks of 8 touch, of 24"
+    exact = kind.from_dense(KINDS[kind](32, 32, 3, groups=4, padding=1), block_size=8)
+    assert exact.layout == Layout.from_graph("diagonal(4)", 8)
+    assert kind.from_dense(dense, density=1, block_size=8).layout.density == 1
+
+
+def test_padding_that_differs_and_order_go_to_dense(layout):
+    order = torch.randperm(30)
+    layer = bst.BlockSparseConv2d(
+        30, 21, (3, 2), layout, padding=((2, 0), (0, 1)), channel_order=order.tolist(), gates=True
+    )
+    layer.gates.data.uniform_()
+    x = torch.randn(2, 30, 5, 4)
+    dense = layer.to_dense()
+    assert isinstance(dense[0], nn.ConstantPad2d)
+    close(layer(x), dense(x))
+    assert bst.BlockSparseConv2d(30, 21, 3, layout, padding="same").to_dense()(x).shape == (2, 21, 5, 4)
+    with pytest.raises(ValueError, match="needs as much of each"):
+        bst.BlockSparseConvTranspose1d(30, 21, 3, layout, padding=((1, 0),)).to_dense()
+
+
+def test_init_has_the_variance_of_dense_over_live_inputs():
+    layout = Layout.from_graph("ba(32,3)", 8, in_features=253)
+    layer = bst.BlockSparseConv2d(253, 256, 3, layout)
+    fan_in = bst.to_dense(torch.ones(layout.values_shape), layout).sum(1) * 9
+    dense = bst.to_dense(layer.weight.detach(), layout, (3, 3))
+    for o in (0, 100, 255):
+        row = dense[o][dense[o] != 0]
+        assert row.abs().max() <= fan_in[o].rsqrt()
+        torch.testing.assert_close(row.var(), 1 / (3 * fan_in[o]), rtol=0.1, atol=0)
+        assert layer.bias[o].abs() <= fan_in[o].rsqrt()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda b: bst.BlockSparseConv2d(21, 30, 3, b), r"layout is 21 x 30 \(out x in\), needs 30 x 21"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, (3, 3, 3), b), "kernel_size is"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 0, b), "kernel_size is 0, needs 1 or more"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, padding=(1,)), "padding is"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, padding="same", stride=2), "does not have"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, activation="tanh"), "activation is 'tanh'"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=range(29)), r"channel_order is \[29\]"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=[0] * 30), "is no permutation of 0 to 29"),
+        (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 21, 3), density=2), "density is 2"),
+        (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 22, 3), layout=b), "needs 22 x 30"),
+        (
+            lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 21, 3, padding_mode="circular"), layout=b),
+            "padding_mode is 'circular', needs 'zeros'",
+        ),
+    ],
+)
+def test_says_what_is_wrong(layout, make, text):
+    with pytest.raises(ValueError, match=text):
+        make(layout)
+
+
+def test_state_dict_keeps_pattern_and_order(layout):
+    order = torch.randperm(30)
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order, gates=True)
+    state = layer.state_dict()
+    assert set(state) == {"weight", "bias", "gates", "pattern", "channel_order"}
+    other = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=range(30), gates=True)
+    other.load_state_dict(state)
+    x = torch.randn(2, 30, 5, 4)
+    assert torch.equal(other(x), layer(x))
+    wrong = Layout.from_graph("random(3,4,0.5)", 8, seed=2, out_features=21, in_features=30)
+    with pytest.raises(RuntimeError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
+        bst.BlockSparseConv2d(30, 21, 3, wrong, channel_order=order, gates=True).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        bst.BlockSparseConv2d(30, 21, 2, layout, channel_order=order, gates=True).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="channel_order is no permutation"):
+        other.load_state_dict({**state, "channel_order": torch.zeros(30, dtype=torch.int32)})
+
+
+def test_deepcopy_pickle_and_moves(layout):
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout, gates=True, channel_order=torch.randperm(30))
+    x = torch.randn(2, 30, 5, 4)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    half = copy.deepcopy(layer).bfloat16()
+    assert half.gates.dtype == torch.float32
+    assert half.channel_order.dtype == torch.int32
+    assert half(x.bfloat16()).dtype == torch.bfloat16
+    assert layer.double()(x.double()).dtype == torch.float64
+    meta = bst.BlockSparseConv2d(30, 21, 3, layout, device="meta")
+    assert meta(torch.empty(2, 30, 5, 4, device="meta")).shape == (2, 21, 3, 2)
+    text = repr(layer)
+    assert "30, 21, kernel_size=(3, 3), block_size=8, blocks=6 (50.00%), bias=True, gates=True, channel_order" in text
+
+
+def test_training_follows_masked_dense(layout):
+    sparse = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1).double()
+    dense = sparse.to_dense()
+    mask = bst.to_dense(torch.ones_like(sparse.weight), layout, (3, 3))
+    x, target = torch.randn(4, 30, 5, 5).double(), torch.randn(4, 21, 5, 5).double()
+    steps = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (sparse, dense)]
+    for _ in range(5):
+        for model, step in zip((sparse, dense), steps, strict=True):
+            step.zero_grad()
+            (model(x) - target).square().mean().backward()
+            if model is dense:
+                dense.weight.grad *= mask
+            step.step()
+    close(bst.to_dense(sparse.weight, layout, (3, 3)), dense.weight, 1e-9)
+
+
+# ---- Weight norm ----------------------------------------------------------------------------------------------------
+
+
+def _layers(layout):
+    yield bst.BlockSparseConv2d(30, 21, 3, layout, padding=1), torch.randn(2, 30, 5, 4)
+    yield bst.BlockSparseConvTranspose1d(21, 30, 2, layout.t()), torch.randn(2, 21, 5)
+    yield bst.BlockSparseLinear(30, 21, layout), torch.randn(4, 30)
+
+
+def test_weight_norm_is_that_of_dense_over_live_blocks():
+    mask = [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1]]  # as the norms of nothing are not compared
+    layout = Layout.from_mask(mask, 8, out_features=21, in_features=30)
+    for layer, x in _layers(layout):
+        layer = layer.double()
+        x = x.double()
+        dense = layer.to_dense()
+        exchanged = isinstance(dense, nn.ConvTranspose1d)
+        before = layer(x)
+        assert bst.weight_norm(layer) is layer
+        parametrizations.weight_norm(dense, dim=1 if exchanged else 0)
+        close(layer(x), before, 1e-12)
+        ours, theirs = layer.parametrizations.weight, dense.parametrizations.weight
+        close(ours.original0, theirs.original0.flatten(), 1e-12)
+        with torch.no_grad():
+            g = torch.rand_like(ours.original0)
+            ours.original0.copy_(g)
+            theirs.original0.copy_(g.view_as(theirs.original0))
+        close(layer(x), dense(x), 1e-12)
+        layer(x).square().sum().backward()
+        dense(x).square().sum().backward()
+        close(ours.original0.grad, theirs.original0.grad.flatten(), 1e-9)
+        grad = theirs.original1.grad.transpose(0, 1) if exchanged else theirs.original1.grad
+        close(ours.original1.grad, bst.from_dense(grad, layer.layout), 1e-9)
+        again = copy.deepcopy(layer)
+        again.load_state_dict(layer.state_dict())
+        close(again(x), layer(x), 0)
+        kept = layer(x)
+        parametrize.remove_parametrizations(layer, "weight")
+        assert isinstance(layer.weight, nn.Parameter)
+        close(layer(x), kept, 1e-12)
+
+
+def test_weight_norm_of_outputs_without_blocks_and_of_halves():
+    layout = Layout.from_mask([[1, 1], [0, 0]], 8)
+    layer = bst.weight_norm(bst.BlockSparseConv2d(16, 16, 3, layout))
+    layer(torch.randn(2, 16, 4, 4)).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    half = bst.weight_norm(bst.BlockSparseConv2d(16, 16, 3, layout, dtype=torch.bfloat16))
+    assert half.weight.dtype == torch.bfloat16
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 16, 4, 4)
+    close(compiled(x), layer(x))
+
+
+def test_weight_norm_of_pytorch_works_by_block(layout):
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout)
+    x = torch.randn(2, 30, 5, 4)
+    before = layer(x)
+    parametrizations.weight_norm(layer)
+    close(layer(x), before)
+    assert layer.parametrizations.weight.original0.shape == (layout.blocks, 1, 1, 1)
+    layer(x).sum().backward()
+
+
+# ---- Edge bias ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_edge_bias_is_what_a_channel_of_the_outside_adds(rank, transposed):
+    """A dense convolution of an image that is 0 inside and 1 outside, far enough around."""
+    kernel, dilation = (3, 2, 3)[:rank], (1, 2, 1)[:rank]
+    for stride, padding in itertools.product(((1,) * 3, (2, 1, 3)), (0, ((1, 2), (0, 1), (2, 0)))):
+        stride = stride[:rank]
+        padding = padding if padding == 0 else padding[:rank]
+        size = (5, 6, 4)[:rank]
+        edge = bst.EdgeBias(4, kernel, stride=stride, padding=padding, dilation=dilation, transposed=transposed)
+        nn.init.normal_(edge.weight)
+        filters = edge.weight.detach().t().reshape(4, 1, *kernel)
+        pairs = [(0, 0)] * rank if padding == 0 else padding
+        x = torch.zeros(2, 1, *size)
+        far = 12
+        outside = F.pad(x, (far,) * (2 * rank), value=1.0)
+        op = (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+        full = op[rank - 1 + 3 * transposed](
+            outside,
+            filters.transpose(0, 1) if transposed else filters,
+            stride=1 if not transposed else stride,
+            dilation=dilation,
+        )
+        for i in range(rank):
+            before, after = pairs[i]
+            extent = dilation[i] * (kernel[i] - 1)
+            if transposed:
+                first = far * stride[i] + before
+                count = (size[i] - 1) * stride[i] + extent + 1 - before - after
+                full = full.narrow(2 + i, first, count)
+            else:
+                first = far - before
+                count = (size[i] + before + after - extent - 1) // stride[i] + 1
+                full = full.narrow(2 + i, first, (count - 1) * stride[i] + 1)
+                full = full[(slice(None),) * (2 + i) + (slice(None, None, stride[i]),)]
+        if transposed and any(s > 1 for s in stride) and rank > 1:
+            continue  # a tap in a hole of one axis and beyond the edge of another counts here, as in 2017
+        y = torch.randn_like(full)
+        close(edge(y, x), y + full)
+
+
+def test_edge_bias_behind_layers(layout):
+    conv = bst.BlockSparseConv2d(30, 21, 3, layout, padding="same")
+    edge = bst.EdgeBias.of(conv)
+    x = torch.randn(2, 30, 6, 5).to(memory_format=torch.channels_last)
+    y = conv(x)
+    assert torch.equal(edge(y, x), y)
+    nn.init.ones_(edge.weight)
+    added = edge(y, x) - y
+    close(added[0, 0, 1:-1, 1:-1], torch.zeros(4, 3))
+    close(added[0, 0, 0], torch.tensor([5.0, 3, 3, 3, 5]), 1e-3)
+    assert edge(y, x).is_contiguous(memory_format=torch.channels_last)
+    edge(y, x).sum().backward()
+    assert edge.weight.grad[4].abs().max() == 0
+    assert edge.weight.grad[0, 0] == 2 * 10, "2 images, the first row and column"
+    assert bst.EdgeBias.of(nn.ConvTranspose2d(30, 21, 3, stride=2)).weight.shape == (9, 21)
+    with pytest.raises(ValueError, match=r"\[EdgeBias\] y is \[2, 20, 6, 5\]"):
+        edge(y[:, :20], x)
+
+
+# ---- Surgery --------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self, channels, out, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x)).relu()
+        return (self.bn2(self.conv2(y)) + self.downsample(x)).relu()
+
+
+class ResNet(nn.Module):
+    """Named as torchvision's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1)
+        self.layer1 = nn.Sequential(Block(16, 16, 1), Block(16, 16, 1))
+        self.layer2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.fc(self.layer2(self.layer1(self.conv1(x))).mean((2, 3)))
+
+
+def test_replacing_convolutions():
+    model, x = ResNet().eval(), torch.randn(2, 3, 8, 8)
+    before = model(x)
+    same = copy.deepcopy(model)
+    replaced = bst.replace_convolutions(same, density=1, block_size=16)
+    assert len(replaced) == 12, "all but the first, which has 3 inputs"
+    assert isinstance(same.conv1, nn.Conv2d)
+    assert replaced["layer1.0.conv2"] is same.layer1[0].conv2
+    assert not replaced["layer1.0.conv2"].training
+    close(same(x), before)
+    some = copy.deepcopy(model)
+    replaced = bst.replace_convolutions(some, r"layer2\.\d\.conv", density=0.5, block_size=8)
+    assert set(replaced) == {"layer2.0.conv1", "layer2.0.conv2", "layer2.1.conv1", "layer2.1.conv2"}
+    assert all(layer.layout.density == 0.5 for layer in replaced.values())
+    some.train()
+    some(x).sum().backward()
+    assert all(p.grad is not None for p in some.parameters())
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    by_function = bst.replace_convolutions(last, lambda name, m: m.kernel_size == (1, 1), density=1, block_size=8)
+    assert set(by_function) == {f"layer{i}.{j}.downsample.0" for i in (1, 2) for j in (0, 1)}
+    y = last.layer1(last.conv1(x.to(memory_format=torch.channels_last)))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    close(last(x), before)
+
+
+def test_replacing_shared_and_wrong_ones():
+    shared = nn.Conv2d(16, 16, 3)
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": nn.ConvTranspose1d(16, 16, 2)})
+    replaced = bst.replace_convolutions(model, density=0.25, block_size=8)
+    assert model["a"] is model["b"] is replaced["a"] is replaced["b"]
+    assert isinstance(model["c"], bst.BlockSparseConvTranspose1d)
+    with pytest.raises(ValueError, match="no convolution was chosen by 'nothing'"):
+        bst.replace_convolutions(ResNet(), "nothing", density=0.5)
+    with pytest.raises(ValueError, match="no convolution was chosen by None and blocks of 64"):
+        bst.replace_convolutions(ResNet(), density=0.5, block_size=64)
+    with pytest.raises(ValueError, match="the model is a convolution itself"):
+        bst.replace_convolutions(nn.Conv2d(32, 32, 3), density=0.5)
+    circular = nn.Sequential(nn.Conv2d(32, 32, 3, padding_mode="circular"))
+    with pytest.raises(ValueError, match=r"\[replace_convolutions\] 0: .*circular"):
+        bst.replace_convolutions(circular, density=0.5)
