@@ -1,4 +1,4 @@
-"""Forward and backward of an update as one CUDA graph: thousands of small kernels, which Python starts one by one else."""
+"""Forward and backward of an update as one CUDA graph, for Python takes longer to start its thousands of kernels."""
 
 from __future__ import annotations
 
