@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -109,6 +110,13 @@ class DeepUpdateLSTM(Recurrent):
         """
         seeds = [seed] * (inner + 1) if share else range(seed, seed + inner + 1)
         layouts = [Layout.from_graph(graph, block_size, seed=s) for s in seeds]
+        missing = [_missing_diagonal(layout) for layout in layouts]
+        if max(missing) > 0:
+            warnings.warn(
+                f'the graph "{graph}" leaves out up to {max(missing)} of {hidden_size // block_size} diagonal blocks: matrices '
+                "begin as identities, and without their diagonal such networks hardly train",
+                stacklevel=2,
+            )
         options = {"device": device, "dtype": dtype}
         return cls(input_size, hidden_size, layouts, inner, ports, batch_first, dropout, **options)  # type: ignore[arg-type]
 
@@ -191,6 +199,11 @@ class DeepUpdateLSTM(Recurrent):
     def extra_repr(self) -> str:
         """The size."""
         return f"{self.input_size}, {self.hidden_size}, inner={self.inner}, ports={self.ports.numel()}"
+
+
+def _missing_diagonal(layout: Layout) -> int:
+    out, in_ = layout.coordinates()
+    return min(layout.grid) - int((out == in_).sum())
 
 
 def _ports(ports: int | Tensor, hidden_size: int, device: torch.device | str | None) -> Tensor:
