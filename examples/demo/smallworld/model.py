@@ -62,7 +62,8 @@ def dense_twin(total: int, shape: Shape) -> Shape:
 
 
 class Model(nn.Module):
-    """Predicts the next byte, by `DeepUpdateLSTM`. For bytes x_t, with linear(h) = LayerNorm(W h) and its own W, gain and shift each time:
+    """Predicts the next byte, by `DeepUpdateLSTM`. For bytes x_t, with linear(h) = LayerNorm(W h), each with its own W,
+    gain and shift:
 
         m, a = linear_m(e), linear_a(e)                  e = embedding of x_t; into the ports alone
         h = linear_0(h) * m

@@ -181,8 +181,8 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
         )
     if header.made_by != _check_of(here.encode()):
         warnings.warn(
-            f"the file was made by other versions or on another machine than here ({here}), where it may come out wrong "
-            "(that is noticed)",
+            f"the file was made by other versions or on another machine than here ({here}), "
+            "where it may come out wrong (that is noticed)",
             stacklevel=2,
         )
     stream, family = _coder()

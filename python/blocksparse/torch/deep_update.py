@@ -113,8 +113,8 @@ class DeepUpdateLSTM(Recurrent):
         missing = [_missing_diagonal(layout) for layout in layouts]
         if max(missing) > 0:
             warnings.warn(
-                f'the graph "{graph}" leaves out up to {max(missing)} of {hidden_size // block_size} diagonal blocks: matrices '
-                "begin as identities, and without their diagonal such networks hardly train",
+                f'the graph "{graph}" leaves out up to {max(missing)} of {hidden_size // block_size} diagonal blocks: '
+                "matrices begin as identities, and without their diagonal such networks hardly train",
                 stacklevel=2,
             )
         options = {"device": device, "dtype": dtype}
