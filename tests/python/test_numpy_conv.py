@@ -46,7 +46,7 @@ def reference(x, w, kernel, stride, dilation, before, out_size):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
-    "kernel, stride, padding, dilation, size",
+    ("kernel", "stride", "padding", "dilation", "size"),
     [
         ((3, 3), 1, 1, 1, (9, 8)),
         ((3, 2), (2, 1), [(1, 0), (0, 2)], (1, 2), (10, 7)),

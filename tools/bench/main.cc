@@ -32,9 +32,11 @@ T must(Result<T> result) {
   return *std::move(result);
 }
 
-Contender ourselves(linear::LinearData& data, const Options& options) {
+template <class Data>
+Contender ourselves(Data& data, const Options& options) {
   const Tensor& w = data.weights();
-  const auto bytes = static_cast<size_t>(w.shape[0] * w.shape[1] * w.shape[2] * size_of(w.dtype));
+  auto bytes = static_cast<size_t>(size_of(w.dtype));
+  for (int i = 0; i < w.rank; ++i) bytes *= static_cast<size_t>(w.shape[static_cast<size_t>(i)]);
   const int copies = options.cold ? copies_for(bytes, options.rotate_bytes) : 1;
   auto memory = std::make_shared<std::vector<linear::Bytes>>();
   std::shared_ptr<void> on_card;
@@ -53,13 +55,23 @@ Contender ourselves(linear::LinearData& data, const Options& options) {
   return {.name = "blocksparse", .run = run, .copies = copies};
 }
 
-std::vector<Contender> all_contenders(linear::LinearData& data, const Options& options, Row& row) {
+Result<Contender> prepare(const Opponent& opponent, linear::LinearData& data, size_t rotate_bytes) {
+  return opponent.prepare(data, rotate_bytes);
+}
+
+Result<Contender> prepare(const Opponent& opponent, conv::ConvData& data, size_t rotate_bytes) {
+  if (opponent.prepare_conv != nullptr) return opponent.prepare_conv(data, rotate_bytes);
+  return Status(StatusCode::unsupported, opponent.name + ": no convolutions");
+}
+
+template <class Data>
+std::vector<Contender> all_contenders(Data& data, const Options& options, Row& row) {
   std::vector<Contender> contenders{ourselves(data, options)};
   for (const Opponent& opponent : opponents()) {
     if (std::find(options.opponents.begin(), options.opponents.end(), opponent.name) == options.opponents.end())
       continue;
     if (opponent.device != data.spec().device.type) continue;
-    auto contender = opponent.prepare(data, options.cold ? options.rotate_bytes : 0);
+    auto contender = prepare(opponent, data, options.cold ? options.rotate_bytes : 0);
     if (contender.ok()) contenders.push_back(*std::move(contender));
     else row.without.emplace_back(opponent.name, contender.status().message());
   }
@@ -73,15 +85,17 @@ struct Measured {
   int samples;
 };
 
-Result<Measured> time_problem(const linear::LinearData& data, const std::vector<Contender>& contenders,
-                              const Options& options, int threads) {
+template <class Data>
+Result<Measured> time_problem(const Data& data, const std::vector<Contender>& contenders, const Options& options,
+                              int threads) {
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   const Timings timings = time_all(contenders, options, {*isa, data.spec().dtype, threads});
   return Measured{timings.contenders, timings.fma_peak, read_bandwidth(threads), 0, timings.samples};
 }
 
-Result<Measured> time_problem_on_card(const linear::LinearData& data, const std::vector<Contender>& contenders,
+template <class Data>
+Result<Measured> time_problem_on_card(const Data& data, const std::vector<Contender>& contenders,
                                       const Options& options) {
   constexpr double kLaunchUs = 2;  // what an empty kernel takes in a graph
   const auto bandwidth = card_bandwidth();
@@ -93,8 +107,9 @@ Result<Measured> time_problem_on_card(const linear::LinearData& data, const std:
   return Measured{timings->contenders, peak.ok() ? *peak : INFINITY, *bandwidth, kLaunchUs, timings->samples};
 }
 
-void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contender>& contenders,
-             const Measured& measured, const Options& options) {
+template <class Data>
+void fill_in(Row& row, const Data& data, const std::vector<Contender>& contenders, const Measured& measured,
+             const Options& options) {
   row.samples = measured.samples;
   row.cold = options.cold;
   row.hot = options.hot;
@@ -114,13 +129,13 @@ void fill_in(Row& row, const linear::LinearData& data, const std::vector<Contend
   row.bound = compute_us >= memory_us ? "compute" : "memory";
 }
 
-Status run_problem(const std::string& line, const Options& options, int32_t usual_threads) {
-  auto c = linear::parse_linear_case(line);
+template <class Data, class Case>
+Status run_case(Result<Case> c, const Options& options, int32_t usual_threads) {
   if (!c.ok()) return c.status();
   if (options.threads > 0) c->threads = options.threads;
   if (options.cuda) c->device.type = DeviceType::cuda;
   if (c->threads == 0) c->threads = usual_threads;
-  auto data = linear::LinearData::make(*c);
+  auto data = Data::make(*c);
   if (!data.ok()) return data.status();
   BS_RETURN_IF_ERROR(data->run());
   const auto error = check_results(*data);
@@ -155,6 +170,13 @@ Status run_problem(const std::string& line, const Options& options, int32_t usua
   if (options.json) print_json(row, options.sink);
   else print_text(row);
   return {};
+}
+
+Status run_problem(const std::string& line, const Options& options, int32_t usual_threads) {
+  if (line.starts_with("conv:")) {
+    return run_case<conv::ConvData>(conv::parse_conv_case(line), options, usual_threads);
+  }
+  return run_case<linear::LinearData>(linear::parse_linear_case(line), options, usual_threads);
 }
 
 void list_opponents() {

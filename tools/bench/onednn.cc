@@ -9,59 +9,12 @@
 #include <type_traits>
 
 #include "core/text.h"
+#include "onednn.h"
 #include "opponents.h"
 
 namespace blocksparse::bench {
 
 namespace {
-
-// The part of oneDNN's C API that is used here. Its objects are pointers to the unknown; functions answer 0 for
-// success.
-using Object = void*;
-enum { kRuntimeSequential = 1, kRuntimeOpenMp = 2, kRuntimeTbb = 4, kRuntimeThreadpool = 8 };
-enum { kEngineCpu = 1, kStreamInOrder = 1, kAnyForm = 1 };
-enum { kTypeF16 = 1, kTypeBf16 = 2, kTypeF32 = 3 };
-enum { kQueryName = 8, kQuerySource = 129, kQueryWeights = 131, kQueryResult = 133 };
-enum { kSource = 1, kResult = 17, kWeights = 33 };
-void* const kAllocate = reinterpret_cast<void*>(~uintptr_t{0});
-
-struct Version {
-  int major, minor, patch;
-  const char* hash;
-  unsigned cpu_runtime, gpu_runtime;
-};
-
-struct Argument {
-  int index;
-  Object memory;
-};
-
-struct OneDnn {
-  std::string name;  // "onednn 3.2.0"
-  unsigned runtime = 0;
-  Object engine = nullptr, stream = nullptr;
-  const Version* (*version)() = nullptr;
-  int (*engine_create)(Object*, int kind, size_t index) = nullptr;
-  int (*stream_create)(Object*, Object engine, unsigned flags) = nullptr;
-  int (*stream_wait)(Object) = nullptr;
-  int (*strided_desc_create)(Object*, int rank, const int64_t* dims, int type, const int64_t* strides) = nullptr;
-  int (*tagged_desc_create)(Object*, int rank, const int64_t* dims, int type, int tag) = nullptr;
-  int (*desc_equal)(Object, Object) = nullptr;
-  size_t (*desc_size)(Object) = nullptr;
-  int (*desc_destroy)(Object) = nullptr;
-  int (*memory_create)(Object*, Object desc, Object engine, void* data) = nullptr;
-  int (*memory_destroy)(Object) = nullptr;
-  int (*matmul_create)(Object*, Object engine, Object a, Object b, Object bias, Object c, Object attributes) = nullptr;
-  int (*reorder_create)(Object*, Object from, Object engine, Object to, Object to_engine, Object attributes) = nullptr;
-  int (*plan_query)(Object plan, int what, int index, void* answer) = nullptr;
-  Object (*plan_form)(Object plan, int what, int index) = nullptr;
-  int (*plan_destroy)(Object) = nullptr;
-  int (*primitive_create)(Object*, Object plan) = nullptr;
-  int (*primitive_execute)(Object, Object stream, int count, const Argument*) = nullptr;
-  int (*primitive_destroy)(Object) = nullptr;
-  void (*omp_set_threads)(int) = nullptr;
-  int (*omp_threads)() = nullptr;
-};
 
 Result<OneDnn> load() {
   const Result<void*> library = open_library("BLOCKSPARSE_ONEDNN", {"libdnnl.so.3", "libdnnl.so"});
@@ -84,6 +37,9 @@ Result<OneDnn> load() {
   find(dnn.memory_create, "dnnl_memory_create");
   find(dnn.memory_destroy, "dnnl_memory_destroy");
   find(dnn.matmul_create, "dnnl_matmul_primitive_desc_create");
+  find(dnn.conv_create, "dnnl_convolution_forward_primitive_desc_create");
+  find(dnn.conv_data_create, "dnnl_convolution_backward_data_primitive_desc_create");
+  find(dnn.conv_weights_create, "dnnl_convolution_backward_weights_primitive_desc_create");
   find(dnn.reorder_create, "dnnl_reorder_primitive_desc_create");
   find(dnn.plan_query, "dnnl_primitive_desc_query");
   find(dnn.plan_form, "dnnl_primitive_desc_query_md");
@@ -108,26 +64,14 @@ Result<OneDnn> load() {
   return dnn;
 }
 
-// OpenMP's number of threads while this lives; oneDNN asks for it when it plans and again when it runs.
-class ThreadCount {
- public:
-  ThreadCount(const OneDnn& dnn, int threads) : dnn_(dnn) {
-    if (dnn_.omp_threads == nullptr) return;
-    before_ = dnn_.omp_threads();
-    dnn_.omp_set_threads(threads);
-  }
-  ~ThreadCount() {
-    if (dnn_.omp_threads != nullptr) dnn_.omp_set_threads(before_);
-  }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
+}  // namespace
 
- private:
-  const OneDnn& dnn_;
-  int before_ = 1;
-};
+const Result<OneDnn>& onednn() {
+  static const Result<OneDnn> loaded = load();
+  return loaded;
+}
 
-// Ok if it can be made to use just so many threads. TBB takes its number from the CPUs that the process may use, and
+// TBB takes its number from the CPUs that the process may use, and
 // has no C function for it.
 Status check_threads(const OneDnn& dnn, int threads) {
   if (dnn.runtime == kRuntimeOpenMp) return {};
@@ -143,18 +87,7 @@ Status check_threads(const OneDnn& dnn, int threads) {
                  " threads, not ", threads, ": needs a build for OpenMP, or taskset (TBB)")};
 }
 
-using Owned = std::shared_ptr<void>;
-
-// What `create` makes of these arguments; null if it refuses.
-template <class... Parameters>
-Owned make(int (*destroy)(Object), int (*create)(Object*, Parameters...),
-           std::type_identity_t<Parameters>... arguments) {
-  Object object = nullptr;
-  if (create(&object, arguments...) != 0) return nullptr;
-  return {object, destroy};
-}
-
-int type_of(DType dtype) { return dtype == DType::f32 ? kTypeF32 : dtype == DType::bf16 ? kTypeBf16 : kTypeF16; }
+namespace {
 
 Owned desc_of(const OneDnn& dnn, const Matrix& m, DType dtype) {
   const int64_t dims[] = {m.rows, m.cols}, strides[] = {m.row_major ? m.ld : 1, m.row_major ? 1 : m.ld};
@@ -269,9 +202,8 @@ void run(const OneDnn& dnn, const Way& way, int threads, int copy) {
 }  // namespace
 
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes) {
-  static const Result<OneDnn> loaded = load();
-  if (!loaded.ok()) return loaded.status();
-  const OneDnn& dnn = *loaded;
+  if (!onednn().ok()) return onednn().status();
+  const OneDnn& dnn = *onednn();
   const linear::LinearCase& c = data.spec();
   const int threads = static_cast<int>(std::max<int64_t>(c.threads, 1));
   if (c.dtype == DType::f64) return Status(StatusCode::unsupported, dnn.name + ": f32, bf16 and f16 only");

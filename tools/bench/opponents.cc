@@ -17,7 +17,7 @@ namespace blocksparse::bench {
 const std::vector<Opponent>& opponents() {
   static const std::vector<Opponent> list = {
       {"openblas", true, prepare_openblas},
-      {"onednn", true, prepare_onednn},
+      {"onednn", true, prepare_onednn, DeviceType::cpu, prepare_onednn_conv},
       {"libxsmm", false, prepare_libxsmm},
       {"cublas", true, prepare_cublas, DeviceType::cuda},
       {"cublas_tf32", true, prepare_cublas_tf32, DeviceType::cuda},
@@ -101,6 +101,11 @@ Status check_plain(const std::string& library, const linear::LinearCase& c) {
 
 linear::LinearData::Error check_results(linear::LinearData& data) {
   constexpr double kLarge = 2e8;  // flops: 1.4 s of the reference on Zen 3
+  return data.flops() < kLarge ? data.compare() : data.spot_check(2000);
+}
+
+linear::LinearData::Error check_results(conv::ConvData& data) {
+  constexpr double kLarge = 5e7;  // flops: the reference looks each pixel up
   return data.flops() < kLarge ? data.compare() : data.spot_check(2000);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocksparse/status.h"
+#include "ops/conv/problem.h"
 #include "ops/linear/problem.h"
 
 namespace blocksparse::bench {
@@ -25,7 +26,8 @@ struct Opponent {
   bool dense = false;  // belongs to --vs dense
   // A contender whose result has been checked, or why it cannot be found on this machine or do this problem.
   Result<Contender> (*prepare)(linear::LinearData& data, size_t rotate_bytes);
-  DeviceType device = DeviceType::cpu;  // where it computes
+  DeviceType device = DeviceType::cpu;                                                     // where it computes
+  Result<Contender> (*prepare_conv)(conv::ConvData& data, size_t rotate_bytes) = nullptr;  // null: no convolutions
 };
 
 const std::vector<Opponent>& opponents();
@@ -66,6 +68,7 @@ Status check_output(const Contender& contender, linear::LinearData& data, const 
 
 // Compares all results, or in large problems 2000 of them.
 linear::LinearData::Error check_results(linear::LinearData& data);
+linear::LinearData::Error check_results(conv::ConvData& data);
 
 // Which of several ways to the same result takes least time.
 size_t fastest(const std::vector<std::function<void(int copy)>>& ways, int copies);
@@ -81,5 +84,6 @@ Result<Contender> prepare_cusparse_ell(linear::LinearData& data, size_t rotate_b
 Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes);
 Result<Contender> prepare_onednn(linear::LinearData& data, size_t rotate_bytes);
+Result<Contender> prepare_onednn_conv(conv::ConvData& data, size_t rotate_bytes);
 
 }  // namespace blocksparse::bench

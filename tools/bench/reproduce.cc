@@ -43,8 +43,18 @@ struct Job {
   double work;  // about as the time that it takes
 };
 
-Result<Job> job_of(const std::string& line, const Options& options) {
-  auto c = linear::parse_linear_case(line);
+double tokens_of(const linear::LinearCase& c) { return static_cast<double>(c.n); }
+
+double tokens_of(const conv::ConvCase& c) {
+  auto tokens = static_cast<double>(c.n);
+  for (size_t i = 0; i < static_cast<size_t>(c.geometry.rank); ++i) {
+    tokens *= static_cast<double>(c.size[i] * c.geometry.kernel[i]);
+  }
+  return tokens;
+}
+
+template <class Case>
+Result<Job> job_of_case(const std::string& line, Result<Case> c, const Options& options) {
   if (!c.ok()) return c.status();
   if (options.cuda) c->device.type = DeviceType::cuda;
   if (c->device.type == DeviceType::cuda && !options.cuda) return invalid("\"", line, "\" needs --device cuda");
@@ -54,10 +64,15 @@ Result<Job> job_of(const std::string& line, const Options& options) {
   if (!blocks.ok()) return blocks.status();
   const auto features = static_cast<double>(blocks->out_blocks * blocks->in_blocks * c->block * c->block);
   const auto sides = static_cast<double>((blocks->out_blocks + blocks->in_blocks) * c->block);
-  const auto n = static_cast<double>(c->n);
+  const double n = tokens_of(*c);
   // Seconds on two busy cores. A card's time is little beside that of making data and copying it.
   const double work = options.cuda ? 1 + 2e-8 * features + 5e-8 * n * sides : 0.3 + features * (7e-7 + 3e-9 * n);
   return Job{to_string(*c), static_cast<int>(c->threads), work};
+}
+
+Result<Job> job_of(const std::string& line, const Options& options) {
+  if (line.starts_with("conv:")) return job_of_case(line, conv::parse_conv_case(line), options);
+  return job_of_case(line, linear::parse_linear_case(line), options);
 }
 
 Result<std::vector<Job>> all_jobs(const Options& options, size_t processors) {

@@ -20,7 +20,7 @@ using linear::Tap;
 using linear::TapArgs;
 using linear::TapPack;
 
-constexpr int64_t kPackChannels = 32;   // that one task packs
+constexpr int64_t kPackChannels = 64;   // that one task packs
 constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

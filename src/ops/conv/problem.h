@@ -78,6 +78,9 @@ class ConvData {
   // Empty, or what was written outside of the outputs.
   std::string overrun() const;
 
+  // What runs it: "avx2", or "cuda".
+  Result<std::string> kernel() const;
+
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
   size_t workspace_bytes() const { return workspace_.size() - static_cast<size_t>(linear::kGuard); }

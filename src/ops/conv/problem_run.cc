@@ -81,6 +81,13 @@ Status ConvData::download_outputs() {
   return {};
 }
 
+Result<std::string> ConvData::kernel() const {
+  if (case_.device.type == DeviceType::cuda) return std::string("cuda");
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return std::string(name_of(*isa));
+}
+
 void ConvData::poison() {
   std::fill(y_.bytes.begin(), y_.bytes.end(), kPoison);
   std::fill(dgates_.bytes.begin(), dgates_.bytes.end(), kPoison);

@@ -19,10 +19,15 @@ constexpr int kTapDepth = 256;  // inputs of a chunk: sums go through L1 once a 
 template <class C>
 constexpr int kTapGroup = (C::group + C::tile.vectors - 1) / C::tile.vectors * C::tile.vectors;
 
-// to[i] = 0
-template <class S>
-BS_INLINE void fill_zeros(S* to, int64_t count) {
-  if (count > 0) __builtin_memset(to, 0, static_cast<size_t>(count) * sizeof(S));
+// Zeros at [begin, end) of each channel's row, and up to a vector less one behind them. A call of memset for each of
+// these short runs took as long as packing what is between them.
+template <class C>
+void fill_zeros(typename C::S* to, int64_t channel, int64_t channels, int64_t begin, int64_t end) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  for (int64_t i = begin; i < end; i += L) {
+    for (int64_t c = 0; c < channels; ++c) store_as<S, L>(to + c * channel + i, Vec<S, L>{});
+  }
 }
 
 // The positions of an axis that are pixels.
@@ -86,6 +91,8 @@ void pack_taps(const TapPack& p, int64_t first, int64_t last) {
       S* to = panel + z * p.plane + y * p.row;
       const bool exists = z >= z_run.first && z < z_run.last && y >= y_run.first && y < y_run.last;
       const Range run = exists && x_run.first < x_run.last ? x_run : Range{0, 0};
+      S* row = to + first * p.channel;
+      fill_zeros<C>(row, p.channel, last - first, 0, run.first);
       if (run.first < run.last) {
         const int64_t iz = p.first[0] + z * p.step[0], iy = p.first[1] + y * p.step[1];
         const int64_t ix = p.first[2] + run.first * p.step[2];
@@ -93,10 +100,7 @@ void pack_taps(const TapPack& p, int64_t first, int64_t last) {
             static_cast<const typename C::T*>(p.x) + ((iz * p.size[1] + iy) * p.size[2] + ix) * p.x_pixel;
         pack_taps_row<C>(p, from, run, first, last, to);
       }
-      for (int64_t c = first; c < last; ++c) {
-        fill_zeros(to + c * p.channel, run.first);
-        fill_zeros(to + c * p.channel + run.last, p.count[2] - run.last);
-      }
+      fill_zeros<C>(row, p.channel, last - first, run.last, p.count[2]);
     }
   }
 }
