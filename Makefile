@@ -1,4 +1,5 @@
 # make demo    set up, build, and train small-world language models on the CPU: out/demo/index.html
+# make fashion  the same for residual networks on Fashion-MNIST, dense, wide and deep: out/fashion_mnist
 # make test    set up, build, and run every test of this machine
 # make lint    formatters, linters and type checks
 # make bench   the speed of this machine beside other libraries, in 2 minutes: out/bench/quick.md
@@ -13,11 +14,16 @@ PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-cpp test-python test-aarch64 asan lint tidy format bench reproduce docs wheel clean
+.PHONY: demo fashion test test-cpp test-python test-aarch64 asan lint tidy format bench reproduce docs wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
 	$(PYTHON) examples/demo/demo.py $(DEMO_ARGS)
+
+fashion: $(VENV)/.demo
+	examples/fashion_mnist/install_data.sh
+	$(call step,training residual networks: some minutes)
+	$(PYTHON) examples/fashion_mnist/train.py $(FASHION_ARGS)
 
 test: test-cpp test-python
 	$(call step,all tests passed)

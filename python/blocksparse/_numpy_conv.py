@@ -76,7 +76,7 @@ def conv_fprop(
     """y = activation(the convolution of x + bias + residual).
 
     Args:
-        x: [n, layout.in_features, *sizes], contiguous or channels-last.
+        x: [n, layout.in_features, sizes...], contiguous or channels-last.
         values: the filter, [layout.blocks, taps, b, b], of the dtype of x.
         layout: which blocks of the filter there are, over (out channels, in channels).
         geometry: see `conv_geometry`.
@@ -89,7 +89,7 @@ def conv_fprop(
         threads: 0 is OpenMP's current maximum.
 
     Returns:
-        [n, layout.out_features, *sizes], of the dtype and order of x.
+        [n, layout.out_features, sizes...], of the dtype and order of x.
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
@@ -118,7 +118,7 @@ def conv_dgrad(
     """The gradient of `conv_fprop` with respect to x, whose sizes were `size`.
 
     Args:
-        dy: [n, layout.out_features, *sizes of y].
+        dy: [n, layout.out_features, sizes of y...].
         values: as in `conv_fprop`, of the dtype of dy.
         layout: as in `conv_fprop`.
         geometry: as in `conv_fprop`.
@@ -129,7 +129,7 @@ def conv_dgrad(
         threads: 0 is OpenMP's current maximum.
 
     Returns:
-        [n, layout.in_features, *size], of the dtype and order of dy.
+        [n, layout.in_features, size...], of the dtype and order of dy.
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
@@ -158,7 +158,7 @@ def conv_wgrad(
 
     Args:
         x: as in `conv_fprop`.
-        dy: [n, layout.out_features, *sizes of y], of the order of x.
+        dy: [n, layout.out_features, sizes of y...], of the order of x.
         layout: as in `conv_fprop`.
         geometry: as in `conv_fprop`.
         channel_order: as in `conv_fprop`.

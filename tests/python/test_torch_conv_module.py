@@ -166,6 +166,22 @@ def test_deepcopy_pickle_and_moves(layout):
     assert "30, 21, kernel_size=(3, 3), block_size=8, blocks=6 (50.00%), bias=True, gates=True, channel_order" in text
 
 
+def test_channels_last_networks(layout):
+    network = nn.Sequential(
+        bst.BlockSparseConv2d(30, 21, 3, layout),
+        bst.weight_norm(bst.BlockSparseConv2d(21, 30, 3, layout.t())),
+    )
+    x = torch.randn(2, 30, 6, 5)
+    before = network(x)
+    network.to(memory_format=torch.channels_last)
+    assert network[0].weight.is_contiguous(), "blocks are no images"
+    y = network(x.to(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    close(y, before)
+    y.sum().backward()
+    assert network[0].weight.grad.is_contiguous()
+
+
 def test_training_follows_masked_dense(layout):
     sparse = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1).double()
     dense = sparse.to_dense()

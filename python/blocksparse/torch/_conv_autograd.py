@@ -44,6 +44,8 @@ def apply_conv(
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != dtype:
         raise ValueError(f"[conv] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+    if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
+        values = values.contiguous()
     last = _conv_ops.is_channels_last(x)
     if not last and not x.is_contiguous():
         last, x = True, _conv_ops.to_order(x, True)
@@ -60,7 +62,8 @@ def apply_conv(
         return y if activation == "none" else _ACTIVATE[activation](y)
     if residual is not None and residual.dim() == x.dim():
         residual = _conv_ops.to_order(residual, last)
-    return _fprop(x, values.to(dtype), gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+    values = values if values.dtype == dtype else values.to(dtype)
+    return _fprop(x, values, gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
 
 
 def _fprop(
@@ -99,7 +102,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, values, gates, index, order)
         ctx.fixed = fixed
-        return _fprop(x, values.to(x.dtype), gates, bias, index, order, *fixed)
+        values = values if values.dtype == x.dtype else values.to(x.dtype)
+        return _fprop(x, values, gates, bias, index, order, *fixed)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

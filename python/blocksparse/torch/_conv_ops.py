@@ -12,6 +12,7 @@ output padding, each with a number for every size of an image. `order` is the or
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -67,9 +68,17 @@ def output_size(geometry: Sequence[int], size: Sequence[int]) -> list[int]:
     return sizes
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def is_channels_last(x: Tensor) -> bool:
     """Whether x [n, channels, size...] lies as [n, size..., channels] would, as in torch.channels_last."""
-    return x.stride(1) == 1 and x.stride(-1) >= x.size(1) and x.movedim(1, -1).is_contiguous()
+    if x.stride(1) != 1 or x.stride(-1) < x.size(1):
+        return False
+    memory_format = _CHANNELS_LAST.get(x.dim())
+    if memory_format is None:
+        return x.transpose(1, 2).is_contiguous()
+    return x.is_contiguous(memory_format=memory_format)
 
 
 def to_order(x: Tensor, channels_last: bool) -> Tensor:
@@ -81,10 +90,14 @@ def to_order(x: Tensor, channels_last: bool) -> Tensor:
 
 
 def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -> Tensor:
-    n = x.size(0)
-    if channels_last:
-        return x.new_empty(n, *size, channels).movedim(-1, 1)
-    return x.new_empty(n, channels, *size)
+    shape = (x.size(0), channels, *size)
+    if not channels_last:
+        return x.new_empty(shape)
+    strides, step = [1], channels
+    for length in reversed(size):
+        strides.insert(0, step)
+        step = step * length
+    return x.new_empty_strided(shape, (step, strides.pop(), *strides))
 
 
 def _check_devices(x: Tensor, *others: Tensor | None) -> None:
@@ -156,18 +169,16 @@ def _wgrad_fake(
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-def _geometry(geometry: Sequence[int]) -> _lib.ConvGeometry:
+@functools.lru_cache(maxsize=4096)  # with it, a call takes half as long
+def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_lib.ConvGeometry, tuple[int, ...]]:
+    """What the core takes, and the sizes of y. Raises what is wrong, before a result is shaped by it."""
+    rank = _rank(geometry)
+    if len(size) != rank:
+        raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {rank}")
     fields = [_lib._Sizes(*numbers) for numbers in _fields(geometry)]
-    return _lib.ConvGeometry(_rank(geometry), geometry[0], *fields)
-
-
-def _checked_geometry(geometry: Sequence[int], size: Sequence[int]) -> _lib.ConvGeometry:
-    """Raises what is wrong with it, or with images of that size, before a result is shaped by it."""
-    made, sizes = _geometry(geometry), _lib._Sizes(*size)
-    if len(size) == made.rank:
-        out = _lib._Sizes()
-        _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(sizes), ctypes.byref(out))
-    return made
+    made, out = _lib.ConvGeometry(rank, geometry[0], *fields), _lib._Sizes()
+    _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(_lib._Sizes(*size)), ctypes.byref(out))
+    return made, tuple(out[:rank])
 
 
 def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _lib.LayoutView:
@@ -191,10 +202,9 @@ def _order_pointer(order: Tensor | None, channels: int) -> int | None:
 
 
 def _workspace(
-    which: str, view: _lib.LayoutView, geometry: _lib.ConvGeometry, x: Tensor
+    which: str, view: _lib.LayoutView, geometry: _lib.ConvGeometry, x: Tensor, described: Any
 ) -> tuple[_lib.Workspace, Tensor]:
-    name = f"bs_conv_{which}_workspace_size"
-    size = _lib.ask(name, ctypes.byref(view), ctypes.byref(geometry), ctypes.byref(_ops._tensor(x)))
+    size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described)
     memory = x.new_empty(size, dtype=torch.uint8)
     return _lib.Workspace(memory.data_ptr(), size), memory
 
@@ -215,12 +225,13 @@ def _fprop(
     tf32: bool = False,
 ) -> Tensor:
     _check_devices(x, values, index, bias, residual, gates, order)
-    made = _checked_geometry(geometry, x.shape[2:])
-    y = _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
+    made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
+    y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
-    workspace, _memory = _workspace("fprop", view, made, x)
+    x_pointer = _ops._pointer(x)
+    workspace, _memory = _workspace("fprop", view, made, x, x_pointer)
     epilogue = _lib.Epilogue(_ops._pointer(bias), _ops._pointer(residual), activation)
-    inputs = (_ops._pointer(x), _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, x.size(1)))
+    inputs = (x_pointer, _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, x.size(1)))
     outputs = (ctypes.byref(epilogue), _ops._pointer(y), workspace, _ops._stream(x, tf32))
     _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
     return y
@@ -240,12 +251,13 @@ def _dgrad(
     tf32: bool = False,
 ) -> Tensor:
     _check_devices(dy, values, index, gates, order)
-    made = _checked_geometry(geometry, size)
+    made, _ = _checked(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
-    workspace, _memory = _workspace("dgrad", view, made, dx)
+    dx_pointer = _ops._pointer(dx)
+    workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer)
     inputs = (_ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, in_channels))
-    call = (ctypes.byref(view), ctypes.byref(made), *inputs, _ops._pointer(dx), workspace, _ops._stream(dy, tf32))
+    call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, _ops._stream(dy, tf32))
     _lib.call("bs_conv_dgrad", *call)
     return dx
 
@@ -267,10 +279,11 @@ def _wgrad(
 ) -> tuple[Tensor, Tensor]:
     more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
     dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
-    made = _checked_geometry(geometry, x.shape[2:])
+    made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
-    workspace, _memory = _workspace("wgrad", view, made, x)
-    inputs = (_ops._pointer(x), _ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates))
+    x_pointer = _ops._pointer(x)
+    workspace, _memory = _workspace("wgrad", view, made, x, x_pointer)
+    inputs = (x_pointer, _ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates))
     gradients = (_ops._pointer(dw), _ops._pointer(dgates) if gate_gradient else None)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, _order_pointer(order, x.size(1)), 0, *gradients)
     _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
@@ -291,7 +304,7 @@ wgrad = torch.ops.blocksparse.conv_wgrad.default
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-@torch.compiler.assume_constant_result  # as for the linear op
+@torch.compiler.assume_constant_result  # compiled programs keep what was set when they were traced
 def _tf32_is_allowed() -> bool:
     return bool(torch.backends.cudnn.allow_tf32 if _precision is None else _precision("cuda", "conv") == "tf32")
 

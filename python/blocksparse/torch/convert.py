@@ -72,7 +72,7 @@ def from_dense(weight: Tensor, layout: Layout) -> Tensor:
 def to_dense(values: Tensor, layout: Layout, kernel_size: tuple[int, ...] | None = None) -> Tensor:
     """The weight [out, in] with these blocks [blocks, b, b], zero elsewhere. Differentiable.
 
-    With a kernel_size, values are those of a filter, [blocks, taps, b, b], which gives [out, in, *kernel_size].
+    With a kernel_size, values are those of a filter, [blocks, taps, b, b], which gives a filter [out, in, size...].
 
     Raises:
         ValueError: values do not have the layout's shape.

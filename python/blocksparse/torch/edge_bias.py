@@ -16,7 +16,7 @@ class EdgeBias(nn.Module):
     """Adds to each pixel the sum of a learned bias for every tap of its window that lies outside of the image.
 
     Padding tells a convolution with zeros that there is nothing; this lets it answer what it would have seen there,
-    without a channel that says where the image is. It works behind dense convolutions as well:
+    without a channel that says where the image is. It works behind dense convolutions as well::
 
         conv = BlockSparseConv2d(64, 64, 3, layout, padding="same")
         edge = EdgeBias.of(conv)

@@ -113,8 +113,9 @@ class BlockSparseLayer(nn.Module):
         spared = () if gates is None else (gates, gates.grad)
 
         def but_gates(tensor: Tensor) -> Tensor:
-            """.half() and the like spare the gates."""
+            """.half() and the like spare the gates, .to(memory_format=...) the blocks of filters."""
             moved = fn(tensor)
+            moved = moved.contiguous() if tensor.is_contiguous() else moved
             narrowed = moved.dtype.itemsize < 4 and any(tensor is gate for gate in spared)
             return tensor.to(moved.device, torch.float32) if narrowed else moved
 

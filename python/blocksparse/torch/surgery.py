@@ -39,7 +39,7 @@ def replace_convolutions(
     density: float,
     block_size: int = 32,
 ) -> dict[str, BlockSparseConv]:
-    """Replaces convolutions of a network by block-sparse ones that keep their blocks of the largest norms.
+    """Replaces convolutions of a network by block-sparse ones that keep their blocks of the largest norms. ::
 
         replaced = bst.replace_convolutions(resnet, r"layer[34].*conv2", density=0.25, block_size=32)
 

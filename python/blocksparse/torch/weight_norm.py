@@ -18,7 +18,7 @@ _LEAST = 1e-12  # of a sum of squares: outputs without blocks have no norm
 
 
 def weight_norm(layer: _Layer) -> _Layer:
-    """Gives the weight of each output a length of its own: W[o] = g[o] V[o] / |V[o]|, over all blocks and taps of o.
+    """Gives the weight of each output a length of its own, over all of its blocks: ``W[o] = g[o] V[o] / |V[o]|``.
 
     `torch.nn.utils.parametrizations.weight_norm` is the same for dense layers; on blocks, its `dim=0` normalises each
     block by itself. `g` and `V` are `layer.parametrizations.weight.original0` and `.original1`;
