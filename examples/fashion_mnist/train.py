@@ -25,7 +25,7 @@ import blocksparse
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10: its batches, or train/ and test/")
-    parser.add_argument("--epochs", type=float, help="passes over the training images (default: 1.5, on a GPU 10)")
+    parser.add_argument("--epochs", type=float, help="passes over the training images (default: 1, on a GPU 10)")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     usable = torch.cuda.is_available() and not blocksparse.cuda_status()
     options.device = torch.device(options.device or ("cuda" if usable else "cpu"))
     if options.epochs is None:
-        options.epochs = 10.0 if options.device.type == "cuda" else 1.5
+        options.epochs = 10.0 if options.device.type == "cuda" else 1.0
     if not 0 < options.epochs < 1e6:
         parser.error(f"--epochs is {options.epochs:g}, needs a number above 0")
     return options

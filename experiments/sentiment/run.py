@@ -28,6 +28,7 @@ from blocksparse.models.sentiment import (
     bag_of_ngrams,
     best_unit,
     classify,
+    classify_at_once,
     colour_text,
     cross_validation,
     fixed_split,
@@ -98,10 +99,11 @@ def features_of(model: LanguageModel, name: str, examples: Examples, path: Path,
     return features
 
 
-def judge(x: Any, examples: Examples, splits: list[Split], l1: bool) -> dict[str, Any]:
-    """A line of results."""
+def judge(x: Any, examples: Examples, splits: list[Split], device: str | None) -> dict[str, Any]:
+    """A line of results: L1 on a device, or for bags of words L2 by scikit-learn."""
     start = time.perf_counter()
-    score = classify(x, examples.y(), splits, l1=l1)
+    y = examples.y()
+    score = classify_at_once(x, y, splits, device) if device else classify(x, y, splits, l1=False)
     return {**asdict(score), "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
 
 
@@ -140,6 +142,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the features and of the coloured texts")
     parser.add_argument("--results", type=Path, required=True, help="NAME.jsonl, NAME.md and NAME-*.png are written")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-words", action="store_true", help="leave out the words and pairs of words")
     parser.add_argument("--batch", type=int, default=128, help="texts side by side")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
@@ -157,17 +160,18 @@ def main() -> int:
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     for name in options.sets:
         done = {line["features"] for line in lines if line["set"] == name and line["limit"] == options.limit}
-        if done >= {BASELINE, *models}:
+        wanted = [*([] if options.no_words else [BASELINE]), *models]
+        if done >= set(wanted):
             continue
         examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
-        for features in [f for f in (BASELINE, *models) if f not in done]:
+        for features in [f for f in wanted if f not in done]:
             line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
             if features == BASELINE:
-                line |= judge(bag_of_ngrams(examples.texts), examples, splits, False)
+                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None)
             else:
                 stem = options.out / f"{features}-{name}"
                 x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
-                line |= judge(x, examples, splits, True)
+                line |= judge(x, examples, splits, options.device)
                 line["unit"] = unit_score(x, examples.y(), splits)
                 if name in ("sst", "imdb"):
                     title = f"{name.upper()}, best unit of {features}"

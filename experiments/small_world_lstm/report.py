@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 COLORS = {
     "dense": "black",
     "dense-1152": "gray",
+    "dense-3208": "gray",
     "ba": "tab:blue",
     "ws": "tab:green",
     "random": "tab:purple",
@@ -40,6 +41,11 @@ def mean(runs: list[dict[str, Any]], key: str) -> float:
     return statistics.fmean(run[key] for run in runs)
 
 
+def alone(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose seconds count, if there are any."""
+    return [run for run in runs if run.get("alone", True)] or runs
+
+
 def table(arms: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown."""
     rows = [
@@ -48,11 +54,11 @@ def table(arms: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for arm, runs in arms.items():
         first = runs[0]
-        each = ", ".join(f"{run['valid']:.3f}" for run in sorted(runs, key=lambda run: run["seed"]))
+        each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
         mix = f"{100 * statistics.fmean(run['mix'][1] for run in runs):.0f} %" if first["mix"] else "100 %"
         rows.append(
             f"| {arm} | {first['graph'] or '-'} | {first['hidden']} | {first['parameters']} | {first['lr']:g} | "
-            f"{mean(runs, 'valid'):.3f} | {each} | {mean(runs, 'seconds'):.0f} | {mix} |"
+            f"{mean(runs, 'valid'):.4f} | {each} | {mean(alone(runs), 'seconds'):.0f} | {mix} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -64,7 +70,7 @@ def plot(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
         figure.subplots(1, 2, sharey=True), (0, 1), (1e6, 60), ("MB of text", "minutes of training"), strict=True
     ):
         for arm, runs in arms.items():
-            for i, run in enumerate(runs):
+            for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]
                 name = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
                 axes.plot(x, y, color=COLORS.get(arm), label=name, linewidth=1.3, marker="o", markersize=2.5)

@@ -102,6 +102,7 @@ def do(run: Run, data: tuple[torch.Tensor, torch.Tensor], options: argparse.Name
             folder,
             data[1],
             save_every=config["save_every"],
+            evaluate_every=config.get("evaluate_every"),
             streams=config["valid_streams"],
             report=lambda line: done(line["bytes"], f"{line['train']:.3f} bits/byte"),
         )
@@ -114,6 +115,7 @@ def do(run: Run, data: tuple[torch.Tensor, torch.Tensor], options: argparse.Name
         "lr": run.training.lr,
         "valid": log[-1]["valid"],
         "seconds": log[-1]["seconds"],
+        "alone": not options.beside_others,
         "bytes": log[-1]["bytes"],
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "recurrent": recurrent(trainer),
@@ -153,6 +155,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="only these: for processes side by side")
     parser.add_argument("--updates", type=int, help="in place of the configuration's")
     parser.add_argument("--sweep-updates", type=int, help="in place of the configuration's")
+    parser.add_argument("--rates", type=float, nargs="+", help="in place of the configuration's, of every arm")
+    parser.add_argument("--beside-others", action="store_true", help="the device is shared, so seconds say nothing")
     parser.add_argument("--threads", type=int, help="of PyTorch")
     options = parser.parse_args()
     path = options.config if options.config.exists() else HERE / options.config
@@ -169,7 +173,7 @@ def main() -> int:
     data = text[: -config["valid_bytes"]], text[-config["valid_bytes"] :]
     for seed in options.seeds or config["seeds"]:
         for arm in options.arms or config["arms"]:
-            rates = config["arms"][arm]["rates"]
+            rates = options.rates or config["arms"][arm]["rates"]
             if len(rates) > 1:
                 swept = [runs_of(config, arm, config["seeds"][0], lr, True) for lr in rates]
                 rates = [min(swept, key=lambda run: do(run, data, options, config)).training.lr]

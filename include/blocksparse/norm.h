@@ -41,7 +41,8 @@ struct LayerNormSaved {
   bool relu = false;
 };
 
-// Overlap neither each other nor inputs. All but x may be left out; gain and shift are given both or neither.
+// Overlap neither each other nor inputs. All may be left out, but x or gain is given; gain and shift are given both or
+// neither. gain and shift alone are those of many steps in one call.
 struct LayerNormGrads {
   Tensor x = {};                  // [n, groups, H]
   Tensor gain = {}, shift = {};   // [groups, H]

@@ -11,7 +11,17 @@ namespace {
 template <class S, int L, class T>
 BS_INLINE void pack_transposed(const T* from, int64_t from_stride, int64_t rows, int64_t columns, S* to,
                                int64_t to_stride) {
-  for (int64_t c = 0; c < columns; c += L) {
+  int64_t c = 0;
+  // Whole squares, without a question for each row.
+  for (; rows >= L && c + L <= columns; c += L) {
+    Vec<S, L> square[L];
+#pragma GCC unroll 16
+    for (int r = 0; r < L; ++r) square[r] = load_as<S, L>(from + r * from_stride + c);
+    transpose<S, L>(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) store_as<S, L>(to + (c + i) * to_stride, square[i]);
+  }
+  for (; c < columns; c += L) {
     const int64_t width = least<int64_t>(L, columns - c);
     Vec<S, L> square[L];
 #pragma GCC unroll 16

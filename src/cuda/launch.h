@@ -14,6 +14,7 @@ struct Launch {
   cudaStream_t stream = nullptr;
   bool overlap = false;      // may begin before the kernel in front has ended: only code with griddepcontrol.wait in it
   bool cooperative = false;  // all thread blocks are resident at once, or the launch fails
+  int cluster = 1;           // thread blocks side by side that may read each other's shared memory: from 9.0 on
 };
 
 template <class... Parameters, class... Args>
@@ -24,7 +25,7 @@ Status launch(const Launch& l, void (*kernel)(Parameters...), const Args&... arg
   config.blockDim = dim3(static_cast<unsigned>(l.threads));
   config.dynamicSmemBytes = static_cast<size_t>(l.shared_bytes);
   config.stream = l.stream;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   const auto add = [&]() -> cudaLaunchAttribute& { return attributes[config.numAttrs++]; };
   config.attrs = attributes;
   if (l.overlap) {
@@ -36,6 +37,11 @@ Status launch(const Launch& l, void (*kernel)(Parameters...), const Args&... arg
     auto& cooperative = add();
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
+  }
+  if (l.cluster > 1) {
+    auto& cluster = add();
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {.x = static_cast<unsigned>(l.cluster), .y = 1, .z = 1};
   }
   return status_of(cudaLaunchKernelEx(&config, kernel, args...), "launch");
 }

@@ -46,7 +46,7 @@ def test_size_is_what_evaluation_says(model):
     expected = bits_per_byte(model, data, streams)
     assert expected < 3
     assert 8 * (len(payload) - streams) / (len(text) - streams) == pytest.approx(expected, rel=1e-3)
-    assert len(made) - len(payload) < 200
+    assert len(made) - len(payload) <= 30
     assert decompress(model, made) == text
 
 
@@ -62,7 +62,7 @@ def test_awkward_texts(config):
     for text in (b"", b"x", bytes(range(256)), b"\0" * 99, random.Random(1).randbytes(200)):
         for streams in (1, 64, None):
             assert decompress(model, compress(model, text, streams=streams)) == text
-    assert len(compress(model, b"")) < 200
+    assert len(compress(model, b"")) < 40
 
 
 def test_impossible_bytes_cost_but_return():
@@ -74,7 +74,7 @@ def test_impossible_bytes_cost_but_return():
     for text in (b"a" * 1000, b"b" * 40):
         made = compress(model, text, streams=4)
         assert decompress(model, made) == text
-    assert len(compress(model, b"a" * 1000, streams=4)) < 200
+    assert len(compress(model, b"a" * 1000, streams=4)) < 60
 
 
 def test_the_number_of_threads_is_that_of_the_encoder(model):
@@ -117,7 +117,7 @@ def test_more_behind_the_end_is_noticed(model):
 def test_another_model_is_refused(model):
     other = LanguageModel(TINY)
     made = compress(model, b"text")
-    with pytest.raises(CompressionError, match=r"by another model: [0-9a-f]{32}, this one is"):
+    with pytest.raises(CompressionError, match=r"by another model: [0-9a-f]{16}, this one is"):
         decompress(other, made)
     assert len({compression.digest_of(m) for m in (model, other, LanguageModel(DENSE))}) == 3
 
@@ -135,7 +135,7 @@ def test_other_bits_are_noticed(model, monkeypatch):
     monkeypatch.setattr(LanguageModel, "forward", rounded)
     monkeypatch.setattr(compression, "environment", lambda model: "another machine")
     with (
-        pytest.warns(UserWarning, match="here is another machine"),
+        pytest.warns(UserWarning, match=r"than here \(another machine\)"),
         pytest.raises(CompressionError, match="what comes out is not what went in"),
     ):
         decompress(model, made)

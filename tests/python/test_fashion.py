@@ -8,6 +8,7 @@ import pickle
 import re
 import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,11 @@ def test_a_little_training(name, tmp_path):
     assert curve.losses[-1][1] < 0.5 * curve.losses[0][1]
     assert curve.accuracies[-1][1] > 0.8
     assert f"{curve.accuracies[-1][1]:.2%}" in pictures.table([curve])
-    pictures.draw([curve], "bars", tmp_path / "curves.png")
+    pictures.draw([curve], "stripes", tmp_path / "curves.png")
+    curve.accuracies.clear()  # as where training was stopped early
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures.draw([curve], "stopped", tmp_path / "stopped.png")
     assert (tmp_path / "curves.png").stat().st_size > 10000
 
 

@@ -1,6 +1,7 @@
 """Texts with labels, features of them, and classifiers on these."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from blocksparse.models.sentiment import (
     bag_of_ngrams,
     best_unit,
     classify,
+    classify_at_once,
     colour_text,
     cross_validation,
     fixed_split,
@@ -247,3 +249,41 @@ def test_pictures(tmp_path):
     assert "&lt;title&gt;" in page
     spans = ['rgba(220,38,38,0.50)">a', 'rgba(37,99,235,1.00)">&lt;', 'rgba(220,38,38,0.25)">é']
     assert all(span in page for span in spans)
+
+
+def test_l1_minimum_is_that_of_liblinear():
+    """Several strengths and choices of rows at once; the weight of the constant is penalised, too."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    from blocksparse.models.l1_logistic import fit
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 30)) * rng.gamma(1, 1, size=30) + 0.3
+    y = (x[:, :5].sum(1) + 2 * rng.normal(size=120) > 1).astype(np.int64)
+    chosen = np.stack([np.arange(120) % 3 > 0, np.ones(120, bool), np.ones(120, bool)])
+    strengths = [0.25, 0.0625, 1.0]
+    made = fit(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(chosen), torch.tensor(strengths))
+    for w, rows, c in zip(made.numpy(), chosen, strengths, strict=True):
+
+        def objective(w, rows=rows, c=c):
+            margin = (2 * y - 1) * (x @ w[:-1] + w[-1])
+            return np.abs(w).sum() + c * np.log1p(np.exp(-margin[rows])).sum()
+
+        model = linear_model.LogisticRegression(C=c, solver="liblinear", penalty="l1", tol=1e-8, max_iter=5000)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions have another name for the penalty
+            model.fit(x[rows], y[rows])
+        known = np.concatenate([model.coef_[0], model.intercept_])
+        assert objective(w) == pytest.approx(objective(known), rel=1e-4)
+
+
+def test_classify_at_once_is_classify():
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 2, 200)
+    x = (rng.normal(size=(200, 12)) + 1.2 * y[:, None] * (np.arange(12) < 3)).astype(np.float32)
+    splits = cross_validation(y, 4)
+    one, other = classify(x, y, splits), classify_at_once(x, y, splits, "cpu")
+    assert other.accuracy == pytest.approx(one.accuracy, abs=1.5)
+    assert other.folds == 4
+    with pytest.raises(ValueError, match="have one label"):
+        classify_at_once(x, np.zeros_like(y), splits, "cpu")

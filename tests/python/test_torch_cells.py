@@ -1,5 +1,7 @@
 """The cells that are composed of linear ops, against their equations with dense weights."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -273,3 +275,30 @@ def test_bad_arguments():
         bst.DeepUpdateLSTM(INPUT, HIDDEN, gate(), 2, dropout=2)
     with pytest.raises(ValueError, match="num_layers is 0"):
         bst.BlockSparseLSTM(INPUT, HIDDEN, gate(), 0)
+
+
+def test_layouts_without_a_diagonal_are_warned_of():
+    with pytest.warns(UserWarning, match=r"leaves out up to \d+ of 12 diagonal blocks"):
+        bst.DeepUpdateLSTM.from_graph(INPUT, 96, "balanced(12,3)", 8, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bst.DeepUpdateLSTM.from_graph(INPUT, HIDDEN, "ba(6,2)", 8, 2)
+
+
+@pytest.mark.parametrize("which", ["deep, ports", "deep, dense"])
+def test_all_steps_as_one_node_are_the_composed_ones(which, monkeypatch):
+    """Without gradients, too, where steps share their memory."""
+    module = shaken(MODULES[which][0]())
+    x = torch.randn(STEPS, N, INPUT, dtype=DOUBLE)
+    with torch.no_grad():
+        alone = module(x)
+    whole = module(x)
+    lengths = torch.full((N,), STEPS)  # these are composed
+    for y, (h, c) in (alone, whole):
+        expected, (h2, c2) = module(x, None, lengths)
+        assert error(y, expected) < 1e-14
+        assert error(h, h2) < 1e-14
+        assert error(c, c2) < 1e-14
+    assert "_RunBackward" in type(whole[1][0].grad_fn.next_functions[0][0]).__name__
+    whole[0].sum().backward()  # no gradient of h and c
+    assert module.gate_norm.grad.abs().sum() > 0

@@ -45,7 +45,8 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
     left.yaxis.set_major_formatter(ScalarFormatter())
     left.yaxis.set_minor_formatter(ScalarFormatter())
     for axes in (left, right):
-        axes.legend(frameon=False)
+        if axes.lines:  # none where training was stopped before the first test
+            axes.legend(frameon=False)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)

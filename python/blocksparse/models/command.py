@@ -120,7 +120,8 @@ def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
     text = read_text(arguments.text).to(arguments.device)
     if arguments.batch < 1:
         raise ValueError(f"[lm] batch is {arguments.batch}, needs 1 or more")
-    bits = bits_per_byte(model, text, arguments.batch, bf16=arguments.bf16)
+    with bytes_bar(text.numel()) as done:
+        bits = bits_per_byte(model, text, arguments.batch, bf16=arguments.bf16, progress=done)
     print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,12 +24,11 @@ from torch import Tensor
 from ..torch.recurrent import State
 from .language import LanguageModel
 
-MAGIC = b"BSLM\x01\r\n\x00"
+MAGIC = b"BSL\x02"
+MODEL_BYTES, CHECK_BYTES = 8, 4  # of digests: a header has 30 bytes, a thousandth of what 130 kB of English become
 MOST_STREAMS = 1 << 16
 MOST_THREADS = 4096
 LIKELIEST = 50_000  # bytes in a bit at best: the coder's probabilities leave 2^-24 for each other byte
-_CHECKED = struct.Struct("<8sIH")  # magic; CRC of all that follows; length of the description
-_HEADER = struct.Struct("<QIH?16s16s")
 
 Progress = Callable[[int], None]  # is told how many bytes are done
 
@@ -49,8 +47,8 @@ class Header:
         threads: of PyTorch, on whose number its sums depend.
         bf16: products in bfloat16.
         model: `digest_of` the model.
-        text: the first 16 bytes of its SHA-256.
-        made_by: machine and versions, as in `environment`.
+        text: a digest of it.
+        made_by: a digest of `environment`.
     """
 
     length: int
@@ -59,17 +57,13 @@ class Header:
     bf16: bool
     model: bytes
     text: bytes
-    made_by: str
+    made_by: bytes
 
     def pack(self, payload: bytes) -> bytes:
         """The whole file."""
-        description = self.made_by.encode()
-        rest = (
-            _HEADER.pack(self.length, self.streams, self.threads, self.bf16, self.model, self.text)
-            + description
-            + payload
-        )
-        return _CHECKED.pack(MAGIC, zlib.crc32(rest), len(description)) + rest
+        numbers = (self.length, self.streams, 2 * self.threads + self.bf16)
+        rest = self.model + self.text + self.made_by + b"".join(map(_packed, numbers)) + payload
+        return MAGIC + zlib.crc32(rest).to_bytes(4, "little") + rest
 
     @classmethod
     def unpack(cls, data: bytes) -> tuple[Header, bytes]:
@@ -80,19 +74,44 @@ class Header:
         """
         if len(data) < len(MAGIC) or not data.startswith(MAGIC):
             raise CompressionError("[lm] this is no file that `lm compress` has made")
-        begin = _CHECKED.size + _HEADER.size
-        crc, described = _CHECKED.unpack_from(data)[1:] if len(data) >= _CHECKED.size else (0, 0)
-        if len(data) < begin + described or zlib.crc32(data[_CHECKED.size :]) != crc:
+        begin = len(MAGIC) + 4
+        if len(data) < begin or zlib.crc32(data[begin:]) != int.from_bytes(data[len(MAGIC) : begin], "little"):
             raise CompressionError(f"[lm] the compressed file is cut or altered: its {len(data)} bytes fail the check")
-        length, streams, threads, bf16, model, text = _HEADER.unpack_from(data, _CHECKED.size)
-        made_by = data[begin : begin + described].decode(errors="replace")
-        header = cls(length, streams, threads, bf16, model, text, made_by)
-        payload = data[begin + described :]
+        digests = []
+        for size in (MODEL_BYTES, CHECK_BYTES, CHECK_BYTES):
+            digests.append(data[begin : begin + size])
+            begin += size
+        numbers = []
+        for _ in range(3):
+            number, begin = _unpacked(data, begin)
+            numbers.append(number)
+        length, streams, threads = numbers
+        header = cls(length, streams, threads // 2, threads % 2 == 1, *digests)
+        payload = data[begin:]
         possible = (len(payload) + 8) * 8 * LIKELIEST
         streams_possible = 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length))
         if not streams_possible or not 1 <= header.threads <= MOST_THREADS or header.length > possible:
             raise CompressionError(f"[lm] the compressed file describes what cannot be: {header}")
         return header, payload
+
+
+def _packed(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; 128 says that more follow."""
+    made = bytearray()
+    while number >= 128:
+        made.append(number % 128 + 128)
+        number //= 128
+    return bytes([*made, number])
+
+
+def _unpacked(data: bytes, at: int) -> tuple[int, int]:
+    """The number there, and where it ends; behind the end of the data there are zeros."""
+    number = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        number += byte % 128 << 7 * i
+        if byte < 128:
+            return number, at + i + 1
+    return number, min(len(data), at + 10)
 
 
 def compress(
@@ -130,8 +149,8 @@ def compress(
         torch.get_num_threads(),
         bf16,
         digest_of(model),
-        hashlib.sha256(text).digest()[:16],
-        environment(model),
+        _check_of(text),
+        _check_of(environment(model).encode()),
     )
     data = np.frombuffer(text, np.uint8)
     coder = stream.queue.RangeEncoder()
@@ -160,9 +179,10 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
         raise CompressionError(
             f"[lm] the file was compressed by another model: {header.model.hex()}, this one is {mine.hex()}"
         )
-    if header.made_by != here:
+    if header.made_by != _check_of(here.encode()):
         warnings.warn(
-            f"the file was made by {header.made_by}; here is {here}, where it may come out wrong (that is noticed)",
+            f"the file was made by other versions or on another machine than here ({here}), "
+            "where it may come out wrong (that is noticed)",
             stacklevel=2,
         )
     stream, family = _coder()
@@ -183,19 +203,23 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
                 if t % 16 == 0:
                     progress(min(header.length, t * header.streams))
     except AssertionError as error:  # the coder's, when it meets what no encoder writes
-        raise _came_out_wrong(header, here) from error
+        raise _came_out_wrong(here) from error
     progress(header.length)
     made = text.tobytes()
-    if hashlib.sha256(made).digest()[:16] != header.text:
-        raise _came_out_wrong(header, here)
+    if _check_of(made) != header.text:
+        raise _came_out_wrong(here)
     return made
 
 
-def _came_out_wrong(header: Header, here: str) -> CompressionError:
+def _came_out_wrong(here: str) -> CompressionError:
     return CompressionError(
         "[lm] what comes out is not what went in: the model computes other bits here than where the file was made "
-        f"({header.made_by}; here {here})"
+        f"(here is {here})"
     )
+
+
+def _check_of(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:CHECK_BYTES]
 
 
 def _places(header: Header) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -253,12 +277,12 @@ class _Steps:
 
 
 def digest_of(model: LanguageModel) -> bytes:
-    """16 bytes that tell models apart: of the configuration and of all weights."""
+    """A few bytes that tell models apart: of the configuration and of all weights."""
     sha = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sha.digest()[:16]
+    return sha.digest()[:MODEL_BYTES]
 
 
 def environment(model: LanguageModel) -> str:

@@ -41,6 +41,15 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def average(self, tensors: list[Tensor]) -> None:
+        """Each over all processes, in place, by one message."""
+        if self.size == 1:
+            return
+        flat = torch.cat([t.flatten() for t in tensors])
+        dist.all_reduce(flat)
+        parts = (flat / self.size).split([t.numel() for t in tensors])
+        torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+
     def gather(self, values: Tensor, dim: int) -> Tensor:
         """All processes' parts, one behind the other."""
         if self.size == 1:

@@ -60,12 +60,13 @@ def cell_states(
         state = None
         for t in range(0, padded.shape[0], steps):
             still = int((lengths[chosen] > t).sum())  # the first ones, for the longest are in front
-            left = torch.from_numpy(np.minimum(lengths[chosen[:still]] - t, steps)).to(device)
+            left = np.minimum(lengths[chosen[:still]] - t, steps)
+            ends_here = None if left.min() == padded[t : t + steps].shape[0] else torch.from_numpy(left).to(device)
             part = torch.from_numpy(padded[t : t + steps, :still].astype(np.int64)).to(device)
             if state is not None:
                 state = (state[0][:, :still], state[1][:, :still])
             with torch.autocast(device.type, torch.bfloat16, bf16):
-                state = model.read(part, state, left)[1]
+                state = model.read(part, state, ends_here)[1]
             ends = np.flatnonzero(lengths[chosen[:still]] <= t + steps)
             if ends.size:
                 made[chosen[ends]] = state[1][0].float().cpu().numpy()[ends]

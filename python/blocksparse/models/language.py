@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -127,7 +127,14 @@ def chunks(text: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Ten
 
 @torch.no_grad()
 def bits_per_byte(
-    model: LanguageModel, text: Tensor, streams: int = 16, steps: int = 128, *, bf16: bool = False, world: World = ALONE
+    model: LanguageModel,
+    text: Tensor,
+    streams: int = 16,
+    steps: int = 128,
+    *,
+    bf16: bool = False,
+    world: World = ALONE,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> float:
     """What the model needs for a byte of text [bytes]; every stream begins without context.
 
@@ -138,6 +145,7 @@ def bits_per_byte(
         steps: bytes of a stream that are read at once; of no matter for the result.
         bf16: products in bfloat16, by autocast.
         world: processes that share the streams.
+        progress: is told from time to time how many bytes are done.
 
     Raises:
         ValueError: the text has fewer than 2 bytes.
@@ -149,7 +157,7 @@ def bits_per_byte(
     was_training = model.training
     model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=text.device)  # nats, bytes
-    state = None
+    state, done = None, 0
     for x, y in chunks(text, streams, steps):
         x, y = x[:, mine], y[:, mine]
         if y.numel() == 0:
@@ -158,6 +166,8 @@ def bits_per_byte(
             logits, state = model(x, state)
         total[0] += loss_of(logits, y).double() * y.numel()
         total[1] += y.numel()
+        done += y.numel()
+        progress(done)
     model.train(was_training)
     nats, count = world.sum(total).tolist()
     return nats / count / math.log(2)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..torch.recurrent import State
 from . import checkpoint
+from .captured import CapturedStep
 from .distributed import ALONE, World
 from .files import write_whole
 from .language import LanguageModel, ModelConfig, bits_per_byte, loss_of
@@ -96,13 +97,11 @@ class Trainer:
         self.text = text.to(self.device)
         torch.manual_seed(config.seed)
         self.model = LanguageModel(model).to(self.device)
-        self.parallel: torch.nn.Module = self.model
-        if world.size > 1:
-            self.parallel = torch.nn.parallel.DistributedDataParallel(self.model, broadcast_buffers=False)
         self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.adam = torch.optim.Adam(self.model.parameters(), config.lr, fused=self.device.type == "cuda")
         self.update = 0
         self.state: State | None = None
+        self.captured: CapturedStep | None = None  # on a card, from the first update on
         self.recent: list[float] = []
 
     @property
@@ -139,21 +138,38 @@ class Trainer:
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.model.train()
-        with torch.autocast(self.device.type, torch.bfloat16, c.bf16):
-            logits, state = self.parallel(x, self.state)
-        loss = loss_of(logits, y)
-        self.adam.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = self._gradients(x, y)
+        self.world.average([p.grad for p in self.model.parameters() if p.grad is not None])
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.clip)
         self.adam.step()
-        self.state = (state[0].detach(), state[1].detach())
         self.update += 1
         decay = min(c.ema, (1 + self.update) / (10 + self.update))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.ema.values()), list(self.model.parameters()), 1 - decay)
-        bits = float(self.world.sum(loss.detach())) / self.world.size / math.log(2)
+        bits = float(self.world.sum(loss.detach().clone())) / self.world.size / math.log(2)
         self.recent = [*self.recent[-(SUMS - 1) :], bits]
         return bits
+
+    def _forward(self, x: Tensor, y: Tensor, state: State | None) -> tuple[Tensor, State]:
+        with torch.autocast(self.device.type, torch.bfloat16, self.config.bf16):
+            logits, state = self.model(x, state)
+        return loss_of(logits, y), state
+
+    def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Forward and backward, as a graph on a card; the loss. The state goes on."""
+        if self.device.type == "cuda":
+            if self.captured is None:
+                parameters = list(self.model.parameters())
+                with torch.no_grad():
+                    like = self._forward(x[:1], y[:1], None)[1]
+                self.captured = CapturedStep(self._forward, parameters, x, like)
+            loss, self.state = self.captured(x, y, self.state)
+            return loss
+        loss, state = self._forward(x, y, self.state)
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        self.state = (state[0].detach(), state[1].detach())
+        return loss.detach()
 
     def evaluate(self, text: Tensor, streams: int = 16) -> float:
         """Bits per byte of another text, by the averaged weights."""
@@ -263,34 +279,37 @@ def train(
     valid: Tensor | None,
     *,
     save_every: int = 200,
+    evaluate_every: int | None = None,
     until: int | None = None,
     streams: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> None:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
 
-    `report` gets a line for each update; those at checkpoints have the bits per byte of `valid`, read as so many
-    `streams`, and are logged.
+    `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
+    `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
     """
     first = trainer.world.first
     log = folder / "log.jsonl"
-    before = _cut(log, trainer.update) if first else 0.0
-    begin = time.perf_counter()
+    spent = _cut(log, trainer.update) if first else 0.0
     last = min(trainer.config.updates, until or trainer.config.updates)
     while trainer.update < last:
-        rate = trainer.rate()
+        rate, begin = trainer.rate(), time.perf_counter()
         trainer.step()
+        spent += time.perf_counter() - begin
         line: dict[str, Any] = {
             "update": trainer.update,
             "bytes": trainer.bytes_seen,
-            "seconds": round(before + time.perf_counter() - begin, 3),
+            "seconds": round(spent, 3),
             "train": round(sum(trainer.recent) / len(trainer.recent), 4),
             "lr": rate,
         }
-        if trainer.update % save_every == 0 or trainer.update == last:
+        saves = trainer.update % save_every == 0 or trainer.update == last
+        if saves or trainer.update % (evaluate_every or save_every) == 0:
             if valid is not None:
                 line["valid"] = round(trainer.evaluate(valid, streams), 4)
-            trainer.save(folder / "last.safetensors")
+            if saves:
+                trainer.save(folder / "last.safetensors")
             if first:
                 with open(log, "a") as file:
                     file.write(json.dumps(line) + "\n")

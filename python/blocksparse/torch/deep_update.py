@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ..layout import Layout
+from . import deep_update_steps
 from .lstm import GATES, Recurrent, cell, run_steps, stack_gates, start_of
 from .modules import BlockSparseLinear
 from .norm import layer_norm
@@ -108,6 +110,13 @@ class DeepUpdateLSTM(Recurrent):
         """
         seeds = [seed] * (inner + 1) if share else range(seed, seed + inner + 1)
         layouts = [Layout.from_graph(graph, block_size, seed=s) for s in seeds]
+        missing = [_missing_diagonal(layout) for layout in layouts]
+        if max(missing) > 0:
+            warnings.warn(
+                f'the graph "{graph}" leaves out up to {max(missing)} of {hidden_size // block_size} diagonal blocks: '
+                "matrices begin as identities, and without their diagonal such networks hardly train",
+                stacklevel=2,
+            )
         options = {"device": device, "dtype": dtype}
         return cls(input_size, hidden_size, layouts, inner, ports, batch_first, dropout, **options)  # type: ignore[arg-type]
 
@@ -136,8 +145,13 @@ class DeepUpdateLSTM(Recurrent):
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """See `Recurrent`."""
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
-        shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
         begin = start_of(m, state)
+        if self._is_one_node(x, lengths):
+            network = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
+            of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
+            y, h, c = deep_update_steps.run(network, *begin, m.contiguous(), a.contiguous(), *of_norms)
+            return y, (h, c)
+        shared = [SharedWeight(layer) for layer in (*self.matrices, self.gates)]
         wide, shape = begin[1].dtype, (-1, 1, self.hidden_size)
         norms = [pair.unbind() for pair in self.matrix_norm.to(wide).unsqueeze(2).unbind()]  # (gain, shift) of each
         gain, shift = self.gate_norm.to(wide).unbind()
@@ -154,6 +168,12 @@ class DeepUpdateLSTM(Recurrent):
             return self._cell(z, c)
 
         return run_steps(step, x.size(0), begin, lengths)
+
+    def _is_one_node(self, x: Tensor, lengths: Tensor | None) -> bool:
+        """Whether all steps can be run as one; else they are composed of ops, which PyTorch can also compile."""
+        drops = self.dropout > 0 and self.training
+        whole = self.hidden_size % deep_update_steps.UNITS == 0
+        return whole and x.numel() > 0 and lengths is None and not drops and not torch.compiler.is_compiling()
 
     def _cell(self, z: Tensor, c: Tensor) -> State:
         """As one op, that of a sequence of one step which begins without h."""
@@ -179,6 +199,11 @@ class DeepUpdateLSTM(Recurrent):
     def extra_repr(self) -> str:
         """The size."""
         return f"{self.input_size}, {self.hidden_size}, inner={self.inner}, ports={self.ports.numel()}"
+
+
+def _missing_diagonal(layout: Layout) -> int:
+    out, in_ = layout.coordinates()
+    return min(layout.grid) - int((out == in_).sum())
 
 
 def _ports(ports: int | Tensor, hidden_size: int, device: torch.device | str | None) -> Tensor:

@@ -7,9 +7,8 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kRoundBytes = 4 << 20;         // of packed images: they stay in the last-level cache
-constexpr size_t kMostBytes = size_t{56} << 20;  // of workspace
-constexpr int64_t kSumBytes = 16 << 20;          // of sums of dW in f32, where there are more rounds
+constexpr int64_t kRoundBytes = 4 << 20;  // of packed images: they stay in the last-level cache
+constexpr int64_t kSumBytes = 16 << 20;   // of sums of dW in f32, where there are more rounds
 constexpr size_t kAlignment = 64;
 constexpr int kAreas = 5;  // of the workspace
 
@@ -99,7 +98,7 @@ Plan plan_product(const Product& p) {
   for (AxisPlan& a : plan.axis) {
     while (panel_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
   }
-  const auto most = static_cast<double>(kMostBytes);
+  const auto most = static_cast<double>(kMostWorkspace);
   const double tap_bytes = static_cast<double>(p.gather.taps()) * static_cast<double>(sizeof(linear::Tap));
   plan.fits = panel_bytes() <= most / 2 && tap_bytes <= most / 4;
   if (!plan.fits) return plan;
@@ -111,7 +110,7 @@ Plan plan_product(const Product& p) {
   // Vectors begin `lanes` positions apart at least, and there are two lanes or more.
   plan.vector_bytes = static_cast<size_t>(plan.positions / 2 + 1) * sizeof(int64_t);
   plan.pixel_bytes = static_cast<size_t>(plan.positions + kMostLanes) * sizeof(int64_t);
-  plan.fits = plan.workspace_bytes() <= kMostBytes;
+  plan.fits = plan.workspace_bytes() <= kMostWorkspace;
   return plan;
 }
 
@@ -135,7 +134,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   for (AxisPlan& a : plan.axis) {
     while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
   }
-  const auto most = static_cast<double>(kMostBytes);
+  const auto most = static_cast<double>(kMostWorkspace);
   const double shift_bytes = static_cast<double>(g.gather.taps()) * static_cast<double>(sizeof(int64_t));
   plan.fits = image_bytes() <= most / 2 && shift_bytes <= most / 8;
   if (!plan.fits) return plan;
@@ -157,7 +156,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
     plan.blocks = std::clamp<int64_t>(kSumBytes / block_bytes, 1, g.layout.blocks);
     plan.sum_bytes = static_cast<size_t>(plan.blocks * block_bytes);
   }
-  plan.fits = plan.workspace_bytes() <= kMostBytes;
+  plan.fits = plan.workspace_bytes() <= kMostWorkspace;
   return plan;
 }
 

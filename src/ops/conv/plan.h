@@ -56,6 +56,7 @@ struct Plan {
 };
 
 inline constexpr int64_t kMostLanes = 16;
+inline constexpr size_t kMostWorkspace = size_t{56} << 20;
 
 Plan plan_product(const Product& p);
 

@@ -147,11 +147,13 @@ void expect_right(const std::string& line, const ConvCase& c, const std::vector<
   auto data = ConvData::make(c);
   ASSERT_TRUE(data.ok()) << line << ": " << data.status().message();
   EXPECT_LT(data->workspace_bytes(), size_t{64} << 20) << line;
+  const bool large = data->flops() > 5e7;  // seconds of the plain loops
   for (const std::string& isa : isas) {
+    if (large && isa == "reference") continue;
     ASSERT_TRUE(set_cpu_isa(isa).ok());
     const Status status = data->run();
     ASSERT_TRUE(status.ok()) << isa << " " << line << ": " << status.message();
-    const auto error = data->compare();
+    const auto error = large ? data->spot_check(2000) : data->compare();
     EXPECT_LE(error.worst, 1) << isa << " " << line << "\n" << error.where;
     EXPECT_EQ(data->overrun(), "") << isa << " " << line;
     const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() == 1);

@@ -60,7 +60,8 @@ T* at(void* data, int64_t offset) {
   return data == nullptr ? nullptr : static_cast<T*>(data) + offset;
 }
 
-template <class T>
+// Relu, Factor and Term are known to the compiler, so that it makes vectors.
+template <class T, bool Relu, bool Factor, bool Term>
 void forward_row(const Forward& f, int64_t row) {
   using S = SumOf<T>;
   const int64_t h = f.features, group = row % f.groups;
@@ -74,9 +75,30 @@ void forward_row(const Forward& f, int64_t row) {
   T* y = at<T>(f.y, row * h);
   for (int64_t i = 0; i < h; ++i) {
     S z = (widen(x[i]) - mean) * scale * gain[i] + shift[i];
-    if (factor != nullptr) z *= widen(factor[i]);
-    if (term != nullptr) z += widen(term[i]);
-    y[i] = narrow<T>(f.relu && z < 0 ? 0 : z);
+    if constexpr (Factor) z *= widen(factor[i]);
+    if constexpr (Term) z += widen(term[i]);
+    if constexpr (Relu) z = z < 0 ? 0 : z;
+    y[i] = narrow<T>(z);
+  }
+}
+
+template <class T, bool... Known>
+void forward(const Forward& f, int32_t threads) {
+  parallel_for(threads, f.rows(), [&](int64_t row) { forward_row<T, Known...>(f, row); });
+}
+
+template <class T>
+void forward_known(const Forward& f, int32_t threads) {
+  const int known = 4 * static_cast<int>(f.relu) + 2 * (f.factor != nullptr) + (f.term != nullptr);
+  switch (known) {
+    case 0: return forward<T, false, false, false>(f, threads);
+    case 1: return forward<T, false, false, true>(f, threads);
+    case 2: return forward<T, false, true, false>(f, threads);
+    case 3: return forward<T, false, true, true>(f, threads);
+    case 4: return forward<T, true, false, false>(f, threads);
+    case 5: return forward<T, true, false, true>(f, threads);
+    case 6: return forward<T, true, true, false>(f, threads);
+    default: return forward<T, true, true, true>(f, threads);
   }
 }
 
@@ -157,7 +179,9 @@ void backward_columns(const Backward& b, int64_t group, int64_t first, int64_t l
 template <class T, bool Relu, bool Factor>
 void backward(const Backward& b, int32_t threads) {
   const int64_t strips = (b.features + kColumns - 1) / kColumns;
-  parallel_for(threads, b.rows(), [&](int64_t row) { backward_row<T, Relu, Factor>(b, row); });
+  if (b.dx != nullptr) {
+    parallel_for(threads, b.rows(), [&](int64_t row) { backward_row<T, Relu, Factor>(b, row); });
+  }
   if (b.dgain == nullptr) return;
   parallel_for(threads, b.groups * strips, [&](int64_t i) {
     const int64_t first = i % strips * kColumns;
@@ -182,9 +206,8 @@ int32_t worthwhile(int32_t threads, int64_t elements) {
 }  // namespace
 
 Status cpu_forward(const Forward& f, int32_t threads) {
-  with_type(f.dtype, [&]<class T>() {
-    parallel_for(worthwhile(threads, f.rows() * f.features), f.rows(), [&](int64_t row) { forward_row<T>(f, row); });
-  });
+  threads = worthwhile(threads, f.rows() * f.features);
+  with_type(f.dtype, [&]<class T>() { forward_known<T>(f, threads); });
   return {};
 }
 

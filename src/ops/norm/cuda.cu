@@ -1,7 +1,9 @@
 // The layer norm on a card.
 //   rows      a thread block for each row, which stays in its registers; longer ones are read again, from L1 and L2
 //   columns   dgain and dshift: a thread block for 64 columns of a group, whose warps share the tokens; their sums are
-//             added in the order of warps
+//             added in the order of warps. A cluster of thread blocks shares many tokens
+#include <cooperative_groups.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -226,14 +228,36 @@ __global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 2 : 1)
   });
 }
 
+// Of the first kColumns threads of `split` thread blocks, in their order, to those of the first one.
+template <class S>
+__device__ inline Two<S> sum_of_cluster(Two<S> own, Two<S>* shared, int split) {
+#if __CUDA_ARCH__ >= 900
+  if (split == 1) return own;
+  const auto cluster = cooperative_groups::this_cluster();
+  __syncthreads();  // shared has been read
+  if (threadIdx.x < kColumns) shared[threadIdx.x] = own;
+  cluster.sync();
+  if (cluster.block_rank() == 0 && threadIdx.x < kColumns) {
+    for (int other = 1; other < split; ++other) {
+      const Two<S> theirs = cluster.map_shared_rank(shared, other)[threadIdx.x];
+      own.a += theirs.a, own.b += theirs.b;
+    }
+  }
+  cluster.sync();
+#endif
+  return own;
+}
+
+// A cluster of `split` thread blocks shares the tokens of a strip.
 template <class T, int V>
-__global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_constant__ Backward p) {
+__global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_constant__ Backward p, int split) {
   using S = SumOf<T>;
   __shared__ Two<S> shared[kColumnWarps][kColumns];
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int64_t strips = (p.features + kColumns - 1) / kColumns, group = blockIdx.x / strips;
-  const int64_t first = blockIdx.x % strips * kColumns;
+  const int64_t strips = (p.features + kColumns - 1) / kColumns, place = blockIdx.x / split;
+  const int64_t group = place / strips, first = place % strips * kColumns;
+  const int rank = static_cast<int>(blockIdx.x) % split;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int part = 0; part < 2 / V; ++part) {
@@ -241,7 +265,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_c
     Two<S> sum[V] = {};
     if (first + column < p.features) {
 #pragma unroll 4
-      for (int64_t token = warp; token < p.n; token += kColumnWarps) {
+      for (int64_t token = rank * kColumnWarps + warp; token < p.n; token += split * kColumnWarps) {
         const int64_t row = token * p.groups + group;
         const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
         const Grads<T, V> g(p, row * p.features + first + column, mean, scale);
@@ -254,9 +278,12 @@ __global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_c
   }
   __syncthreads();
   const auto column = static_cast<int64_t>(threadIdx.x);
-  if (column >= kColumns || first + column >= p.features) return;
   Two<S> sum = {0, 0};
-  for (int w = 0; w < kColumnWarps; ++w) sum.a += shared[w][column].a, sum.b += shared[w][column].b;
+  if (column < kColumns) {
+    for (int w = 0; w < kColumnWarps; ++w) sum.a += shared[w][column].a, sum.b += shared[w][column].b;
+  }
+  sum = sum_of_cluster(sum, shared[0], split);
+  if (rank != 0 || column >= kColumns || first + column >= p.features) return;
   static_cast<S*>(p.dgain)[group * p.features + first + column] = sum.a;
   static_cast<S*>(p.dshift)[group * p.features + first + column] = sum.b;
 }
@@ -380,7 +407,7 @@ Status cuda_backward(const Backward& b, Device device, Stream stream) {
                             static_cast<const void*>(b.dterm)};
       const bool wide = aligned(b.features, kVector<T>, tensors), pairs = aligned(b.features, 2, tensors);
       const int vector = wide ? kVector<T> : 1;
-      if (b.n > 0) {
+      if (b.n > 0 && b.dx != nullptr) {
         BS_RETURN_IF_ERROR(cuda::launch(
             {.blocks = b.rows(), .threads = threads_for_row(b.features, vector), .stream = queue, .overlap = overlap},
             !wide                      ? norm_backward<T, 1, 2>
@@ -389,11 +416,13 @@ Status cuda_backward(const Backward& b, Device device, Stream stream) {
             b));
       }
       if (b.dgain == nullptr) return {};
-      return cuda::launch({.blocks = (b.features + kColumns - 1) / kColumns * b.groups,
+      const int split = overlap && b.n >= 1024 ? 8 : 1;  // a strip alone leaves SMs idle
+      return cuda::launch({.blocks = (b.features + kColumns - 1) / kColumns * b.groups * split,
                            .threads = 32 * kColumnWarps,
                            .stream = queue,
-                           .overlap = overlap},
-                          pairs ? norm_columns<T, 2> : norm_columns<T, 1>, b);
+                           .overlap = overlap,
+                           .cluster = split},
+                          pairs ? norm_columns<T, 2> : norm_columns<T, 1>, b, split);
     });
   });
 }

@@ -120,7 +120,7 @@ Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const La
   BS_RETURN_IF_ERROR(c.input("y", saved.y, Shape::rows, saved.relu));
   BS_RETURN_IF_ERROR(c.input("stats", saved.stats, Shape::stats, true));
   BS_RETURN_IF_ERROR(c.input("dy", dy, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.output("dx", grads.x, Shape::rows, true));
+  BS_RETURN_IF_ERROR(c.output("dx", grads.x, Shape::rows, !grads.gain.given()));
   BS_RETURN_IF_ERROR(c.output("dgain", grads.gain, Shape::features, grads.shift.given()));
   BS_RETURN_IF_ERROR(c.output("dshift", grads.shift, Shape::features, grads.gain.given()));
   BS_RETURN_IF_ERROR(c.output("dfactor", grads.factor, Shape::rows, false));

@@ -187,6 +187,7 @@ constexpr Case kCases[] = {
     {.n = 6, .groups = 4, .features = 5600, .dtype = DType::bf16},
     {.n = 3, .groups = 1, .features = 20000, .dtype = DType::bf16, .factor = true, .term = true, .relu = true},
     {.n = 2, .groups = 1, .features = 9000, .dtype = DType::f64, .relu = true},
+    {.n = 1100, .groups = 2, .features = 72, .dtype = DType::bf16, .factor = true, .relu = true},
     {.n = 3, .groups = 1, .features = 12345, .dtype = DType::f32, .factor = true},
     {.n = 19, .groups = 1, .features = 96, .dtype = DType::f16, .factor = true, .relu = true, .odd = true},
 };
@@ -243,6 +244,7 @@ TEST(Norm, Edge) {
   const Tensor dy = at(64, {2, 1, 8}), dx = at(80, {2, 1, 8});
   EXPECT_TRUE(layer_norm_backward(saved, dy, {.x = dx}).ok());
   expect_error(layer_norm_backward(saved, dy, {}), "[layer_norm_backward] dx is not given");
+  EXPECT_TRUE(layer_norm_backward(saved, dy, {.gain = at(96, {1, 8}), .shift = at(104, {1, 8})}).ok());
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .gain = at(96, {1, 8})}), "dshift is not given");
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "shift is not given");
   LayerNormSaved with_relu = saved;

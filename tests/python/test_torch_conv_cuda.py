@@ -1,0 +1,138 @@
+"""The convolution's PyTorch front end on a CUDA card."""
+
+import pytest
+import torch
+from test_torch_conv import GEOMETRIES, SIZE, TOLERANCE, _op_calls, dense_conv, error, of_rank, to_format
+from torch.library import opcheck
+
+import blocksparse
+import blocksparse.torch as bst
+from blocksparse import Layout
+
+WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+DTYPES = [dtype for dtype in TOLERANCE if dtype != torch.float64]
+CONV = (bst.conv1d, bst.conv2d, bst.conv3d)
+TRANSPOSED = (bst.conv_transpose1d, bst.conv_transpose2d, bst.conv_transpose3d)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture
+def layout():
+    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_agrees_with_dense(layout, rank, transposed, last):
+    order = torch.randperm(30)
+    for options in GEOMETRIES:
+        options = of_rank(options, rank)
+        kernel = options["kernel_size"]
+        kernel = (kernel,) * rank if isinstance(kernel, int) else kernel
+        taps = torch.Size(kernel).numel()
+        for dtype in DTYPES:
+            shapes = ((2, 30, *SIZE[:rank]), (layout.blocks, taps, 8, 8), (21,))
+            x, values, bias = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
+            gates = torch.rand(layout.blocks, device="cuda")
+            inputs = (to_format(x, last), values, bias, gates)
+            for t in inputs:
+                t.requires_grad_()
+            op = (TRANSPOSED if transposed else CONV)[rank - 1]
+            y = op(inputs[0], values, layout, bias, gates=gates, channel_order=order.cuda(), **options)
+            x64, v64, b64, g64 = (t.detach().double().cpu().requires_grad_() for t in inputs)
+            w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), layout, kernel)
+            expected = dense_conv(x64[:, order], w64, rank, options, transposed) + b64.view(-1, *(1,) * rank)
+            assert error(y.cpu(), expected) < TOLERANCE[dtype], options
+            dy = torch.randn_like(y)
+            y.backward(dy)
+            expected.backward(dy.double().cpu())
+            for got, want in zip(inputs, (x64, v64, b64, g64), strict=True):
+                assert error(got.grad.cpu(), want.grad) < 3 * TOLERANCE[dtype], options
+            for result in (y, inputs[0].grad):
+                assert to_format(result, last).stride() == result.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(layout, dtype):
+    def moved(value):
+        return value.cuda() if isinstance(value, torch.Tensor) else value
+
+    for op, arguments, options in _op_calls(layout, dtype):
+        opcheck(op, tuple(map(moved, arguments)), {key: moved(value) for key, value in options.items()})
+
+
+def test_a_training_step_in_a_graph():
+    """Forward and backward of a residual block, captured once and replayed with other inputs."""
+    layout = Layout.from_graph("balanced(8,2)", 16)
+    block = torch.nn.Sequential(
+        bst.BlockSparseConv2d(128, 128, 3, layout, padding="same", activation="relu"),
+        bst.BlockSparseConv2d(128, 128, 3, layout, padding="same"),
+    ).to("cuda", torch.bfloat16)
+    x = torch.randn(8, 128, 14, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+
+    def step():
+        block.zero_grad(set_to_none=False)
+        y = x + block(x)
+        y.float().square().mean().backward()
+        return y
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    replayed = [captured.clone(), *(p.grad.clone() for p in block.parameters())]
+    eager = [step().detach(), *(p.grad for p in block.parameters())]
+    for a, b in zip(replayed, eager, strict=True):
+        assert torch.equal(a, b), "the same bits, too"
+
+
+def test_compile_and_autocast(layout):
+    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1, activation="gelu", device="cuda")
+    compiled = torch.compile(layer, fullgraph=True)
+    x = torch.randn(2, 30, 6, 6, device="cuda").to(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-4)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert error(y, layer(x)) < 2e-2
+    y.float().sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_tf32_follows_the_setting_of_convolutions():
+    layout = Layout.from_graph("dense(4)", 32)
+    layer = bst.BlockSparseConv2d(128, 128, 3, layout, padding=1, bias=False, device="cuda")
+    x = torch.randn(4, 128, 14, 14, device="cuda").to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        ieee = layer(x)
+        torch.backends.cudnn.allow_tf32 = True
+        tf32 = layer(x)
+    assert error(tf32, ieee) < 2e-3
+
+
+def test_weight_norm_and_edges(layout):
+    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, layout, padding="same"))
+    edge = bst.EdgeBias.of(layer)
+    torch.nn.init.normal_(edge.weight)
+    x = torch.randn(2, 30, 6, 5)
+    expected = edge(layer(x), x)
+    layer.cuda()
+    edge.cuda()
+    torch.testing.assert_close(edge(layer(x.cuda()), x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
