@@ -13,7 +13,6 @@ from .. import _lib
 from ..layout import Layout
 from . import _ops
 
-
 _pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 
 

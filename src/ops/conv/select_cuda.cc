@@ -106,7 +106,8 @@ bool is_linear(const Product& p) {
 }
 
 bool is_linear(const WeightGradient& g) {
-  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && g.row_channels == nullptr && g.column_channels == nullptr;
+  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && g.row_channels == nullptr &&
+         g.column_channels == nullptr;
 }
 
 int64_t many_workspace(const Product& p) {
