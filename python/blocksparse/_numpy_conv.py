@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,25 +27,57 @@ def conv_geometry(
     transposed: bool = False,
     output_padding: Sizes = 0,
 ) -> _lib.ConvGeometry:
-    """What the C library takes: one number for all axes, or one for each; a padding may be (before, after)."""
-    rank = len(kernel)
+    """What the C library takes: one number for all axes, or one for each; a padding may be (before, after).
+
+    Raises:
+        ValueError: there are more or fewer numbers than sizes of the kernel, or something is no integer.
+    """
+    sizes_of_kernel = _integers(kernel)
+    if sizes_of_kernel is None or not 1 <= len(sizes_of_kernel) <= _lib.MAX_SIZES:
+        raise ValueError(f"[conv] kernel is {kernel!r}, needs 1 to {_lib.MAX_SIZES} sizes, integers")
+    rank = len(sizes_of_kernel)
 
     def each(name: str, value: Sizes) -> list[int]:
-        values = [value] * rank if isinstance(value, int) else list(value)
-        if len(values) != rank:
-            raise ValueError(f"[conv] {name} is {value}, needs one number or {rank}")
+        one = _integer(value)
+        values = _integers(value) if one is None else [one] * rank
+        if values is None or len(values) != rank:
+            raise ValueError(f"[conv] {name} is {value!r}, needs one number or {rank}, integers")
         return values
 
-    if not 1 <= rank <= _lib.MAX_SIZES:
-        raise ValueError(f"[conv] kernel is {tuple(kernel)}, needs 1 to {_lib.MAX_SIZES} sizes")
-    paddings = [padding] * rank if isinstance(padding, int) else list(padding)
-    if len(paddings) != rank:
-        raise ValueError(f"[conv] padding is {padding}, needs one number or {rank}")
-    before = [p if isinstance(p, int) else p[0] for p in paddings]
-    after = [p if isinstance(p, int) else p[1] for p in paddings]
-    sizes = (kernel, each("stride", stride), each("dilation", dilation), before, after)
+    pairs = _paddings(padding, rank)
+    before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    sizes = (sizes_of_kernel, each("stride", stride), each("dilation", dilation), before, after)
     fields = [(ctypes.c_int64 * _lib.MAX_SIZES)(*values) for values in (*sizes, each("output_padding", output_padding))]
     return _lib.ConvGeometry(rank, int(transposed), *fields)
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _integers(values: Any) -> list[int] | None:
+    """None if they are no sequence of integers."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        return None
+
+
+def _paddings(padding: Any, rank: int) -> list[list[int]]:
+    """(before, after) for each size."""
+    one = _integer(padding)
+    if one is not None:
+        return [[one, one]] * rank
+    pairs: list[list[int] | None] = []
+    for given in padding if isinstance(padding, Sequence | np.ndarray) else ():
+        one = _integer(given)
+        pairs.append(_integers(given) if one is None else [one, one])
+    if len(pairs) != rank or any(pair is None or len(pair) != 2 for pair in pairs):
+        raise ValueError(f"[conv] padding is {padding!r}, needs one number or {rank} numbers or pairs (before, after)")
+    return [pair for pair in pairs if pair is not None]
 
 
 def conv_output_size(geometry: _lib.ConvGeometry, size: Sequence[int]) -> tuple[int, ...]:
@@ -52,10 +85,14 @@ def conv_output_size(geometry: _lib.ConvGeometry, size: Sequence[int]) -> tuple[
 
     Raises:
         ValueError: the geometry makes no sense, or does not fit the sizes.
+        TypeError: the geometry is none.
     """
-    rank = len(size)
+    _check_geometry(geometry)
+    sizes, rank = _integers(size), geometry.rank
+    if sizes is None or len(sizes) != rank:
+        raise ValueError(f"[conv_output_size] size is {size!r}, needs {rank} integers, as many as the geometry has")
     output = (ctypes.c_int64 * _lib.MAX_SIZES)()
-    _lib.call("bs_conv_output_size", ctypes.byref(geometry), (ctypes.c_int64 * _lib.MAX_SIZES)(*size), output)
+    _lib.call("bs_conv_output_size", ctypes.byref(geometry), (ctypes.c_int64 * _lib.MAX_SIZES)(*sizes), output)
     return tuple(output[:rank])
 
 
@@ -93,9 +130,11 @@ def conv_fprop(
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
+        TypeError: an argument is of another kind.
     """
     if activation not in _lib.ACTIVATIONS:
         raise ValueError(f"[conv_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    _check(layout, geometry, x=x, values=values)
     y = _like(x, layout.out_features, conv_output_size(geometry, _sizes(x, geometry))) if out is None else out
     epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
     call = _Call("fprop", layout, geometry, x, channel_order, threads)
@@ -133,7 +172,10 @@ def conv_dgrad(
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
+        TypeError: an argument is of another kind.
     """
+    _check(layout, geometry, dy=dy, values=values)
+    conv_output_size(geometry, size)
     dx = _like(dy, layout.in_features, tuple(size)) if out is None else out
     call = _Call("dgrad", layout, geometry, dx, channel_order, threads)
     call(_pointer(dy), _pointer(values), _pointer(gates), call.order, _pointer(dx, written=True))
@@ -174,7 +216,9 @@ def conv_wgrad(
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
+        TypeError: an argument is of another kind.
     """
+    _check(layout, geometry, x=x, dy=dy)
     if out is None and accumulate:
         raise ValueError("[conv_wgrad] out is None, needs an array to add to")
     blocks, b, _ = layout.values_shape
@@ -184,6 +228,22 @@ def conv_wgrad(
     given = (_pointer(x), _pointer(dy), _pointer(values), _pointer(gates), call.order, int(accumulate))
     call(*given, _pointer(dw, written=True), _pointer(gates_out, written=True))
     return dw
+
+
+def _check_geometry(geometry: Any) -> None:
+    if not isinstance(geometry, _lib.ConvGeometry):
+        raise TypeError(f"[conv] geometry is a {type(geometry).__name__}, needs what conv_geometry makes")
+
+
+def _check(layout: Any, geometry: Any, **arrays: Any) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"[conv] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+    _check_geometry(geometry)
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"[conv] {name} is a {type(array).__name__}, needs a NumPy array")
+        if name != "values":
+            _sizes(array, geometry)
 
 
 def _sizes(x: Array, geometry: _lib.ConvGeometry) -> tuple[int, ...]:
@@ -220,10 +280,10 @@ class _Call:
     def __init__(
         self, which: str, layout: Layout, geometry: _lib.ConvGeometry, x: Array, order: Array | None, threads: int
     ) -> None:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"[conv] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
         if not 0 <= threads < 1 << 31:
             raise ValueError(f"[conv] threads is {threads}, needs 0 (all) or more")
+        if order is not None and not isinstance(order, np.ndarray):
+            raise TypeError(f"[conv] channel_order is a {type(order).__name__}, needs a NumPy array of int32")
         if order is not None and (order.dtype != np.int32 or order.shape != (layout.in_features,)):
             raise ValueError(
                 f"[conv] channel_order is {order.dtype} of {order.shape}, needs int32 of ({layout.in_features},)"

@@ -126,6 +126,8 @@ def test_bad_input_is_explained(rng):
         ops.conv_geometry((3, 3), stride=(1, 2, 3))
     with pytest.raises(ValueError, match="needs \\[n, channels\\] and 2 sizes"):
         ops.conv_fprop(x[0], w, layout, geometry)
+    with pytest.raises(TypeError, match="channel_order is a list, needs a NumPy array of int32"):
+        ops.conv_fprop(x, w, layout, geometry, channel_order=list(range(16)))
     with pytest.raises(ValueError, match="channel_order is int64"):
         ops.conv_fprop(x, w, layout, geometry, channel_order=np.arange(16))
     with pytest.raises(ValueError, match="twice"):
@@ -134,3 +136,48 @@ def test_bad_input_is_explained(rng):
         ops.conv_fprop(x, w, layout, geometry, out=as_format(np.empty_like(x), True))
     with pytest.raises(ValueError, match="output_padding"):
         ops.conv_fprop(x, w, layout, ops.conv_geometry((3, 3), output_padding=1))
+
+
+def test_arguments_of_another_kind_are_explained(rng):
+    layout = Layout.from_graph("random(2,2,0.8)", 8, seed=3)
+    x, w = rng.standard_normal((2, 16, 5, 5)), rng.standard_normal((layout.blocks, 9, 8, 8))
+    geometry = ops.conv_geometry((3, 3), padding=1)
+    calls = {
+        "fprop": lambda x, layout, geometry: ops.conv_fprop(x, w, layout, geometry),
+        "dgrad": lambda x, layout, geometry: ops.conv_dgrad(x, w, layout, geometry, (5, 5)),
+        "wgrad": lambda x, layout, geometry: ops.conv_wgrad(x, x, layout, geometry),
+    }
+    for call in calls.values():
+        with pytest.raises(TypeError, match="layout is a str, needs"):
+            call(x, "ba(32,3)", geometry)
+        with pytest.raises(TypeError, match="geometry is a tuple, needs what conv_geometry makes"):
+            call(x, layout, (3, 3))
+        with pytest.raises(TypeError, match="is a list, needs a NumPy array"):
+            call(x.tolist(), layout, geometry)
+        with pytest.raises(ValueError, match=r"an array of \(5,\), needs \[n, channels\] and 2 sizes"):
+            call(x[0, 0, 0], layout, geometry)
+    for size in ((5,), (5, 5, 5), 5, (5, 5.5)):
+        with pytest.raises(ValueError, match="needs 2 integers"):
+            ops.conv_output_size(geometry, size)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "text"),
+    [
+        (3, {}, "kernel is 3, needs 1 to 3 sizes"),
+        ((1.5, 3), {}, "needs 1 to 3 sizes, integers"),
+        ((3, 3), {"stride": 1.5}, "stride is 1.5, needs one number or 2"),
+        ((3, 3), {"padding": 1.5}, "padding is 1.5, needs one number or 2"),
+        ((3, 3), {"padding": (1, 2, 3)}, r"padding is \(1, 2, 3\), needs"),
+        ((3, 3), {"padding": (1, (1, 2, 3))}, r"padding is \(1, \(1, 2, 3\)\), needs"),
+    ],
+)
+def test_geometries_of_no_integers_are_explained(kernel, options, text):
+    with pytest.raises(ValueError, match=text):
+        ops.conv_geometry(kernel, **options)
+
+
+def test_geometries_take_numbers_of_numpy():
+    one = np.int64(1)
+    geometry = ops.conv_geometry(np.asarray([3, 3]), stride=one, padding=(one, (one, 1)), dilation=[one, one])
+    assert ops.conv_output_size(geometry, np.asarray([5, 6])) == (5, 6)
