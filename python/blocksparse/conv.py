@@ -15,6 +15,7 @@ blocks that is filled. Each call copies the filter into that layout; `blockspars
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -69,15 +70,16 @@ class BlocksparseConv:
         debug: bool = False,
     ) -> None:
         self._name = type(self).__name__
-        if len(TRS) != len(DHW) or not 1 <= len(TRS) <= _SIZES:
-            raise ValueError(f"[{self._name}] TRS is {TRS} and DHW {DHW}, needs as many sizes of each, 1 to {_SIZES}")
-        self.userTRS = list(TRS)
         self.TRS, self.DHW = self._three("TRS", TRS), self._three("DHW", DHW)
+        if len(TRS) != len(DHW):
+            raise ValueError(f"[{self._name}] TRS is {TRS} and DHW {DHW}, needs as many sizes of each, 1 to {_SIZES}")
+        self.userTRS = self.TRS[_SIZES - len(TRS) :]
         self.strides, self.dilates = self._three("strides", strides), self._three("dilates", dilates)
         extents = [(s - 1) * d for s, d in zip(self.TRS, self.dilates, strict=True)]
         self.padding = self._padding(padding, extents)
-        self.MPQ = self._result(MPQ, extents)
-        self._geometry = self._make_geometry(extents)
+        usual = self._result(extents)
+        self.MPQ = usual if MPQ is None else self._three("MPQ", MPQ)
+        self._geometry = self._make_geometry(extents, usual)
         self.BCK = [(self._channels(i, "C", c), self._channels(i, "K", k)) for i, (c, k) in enumerate(BCK)]
         if not self.BCK:
             raise ValueError(f"[{self._name}] BCK has no block, needs one at least")
@@ -93,9 +95,15 @@ class BlocksparseConv:
     # ---- Shapes ------------------------------------------------------------------------------------------------------
 
     def _three(self, name: str, given: Sequence[int], filler: int = 1) -> list[int]:
-        if not 1 <= len(given) <= _SIZES:
-            raise ValueError(f"[{self._name}] {name} is {given}, needs 1 to {_SIZES} numbers")
-        return [filler] * (_SIZES - len(given)) + [int(number) for number in given]
+        try:
+            numbers = [operator.index(number) for number in given]
+        except TypeError:
+            numbers = []
+        if not 1 <= len(numbers) <= _SIZES or min(numbers) < filler:
+            raise ValueError(
+                f"[{self._name}] {name} is {given}, needs 1 to {_SIZES} numbers, integers from {filler} on"
+            )
+        return [filler] * (_SIZES - len(numbers)) + numbers
 
     def _padding(self, given: str | Sequence[int], extents: list[int]) -> list[int]:
         if not isinstance(given, str):
@@ -104,24 +112,26 @@ class BlocksparseConv:
             raise ValueError(f"[{self._name}] padding is {given!r}, needs 'SAME', 'VALID' or numbers")
         return [(extent + 1) // 2 if given.upper() == "SAME" else 0 for extent in extents]
 
-    def _result(self, given: Sequence[int] | None, extents: list[int]) -> list[int]:
-        if given is not None:
-            return self._three("MPQ", given)
+    def _result(self, extents: list[int]) -> list[int]:
         sizes = zip(self.DHW, self.TRS, extents, self.padding, self.strides, strict=True)
         if self._transposed:  # the original's choice among the sizes that a stride leaves open
             return [n * stride + taps - 2 * pad - taps % 2 for n, taps, _, pad, stride in sizes]
         return [(n + 2 * pad - extent - 1) // stride + 1 for n, _, extent, pad, stride in sizes]
 
-    def _make_geometry(self, extents: list[int]) -> Any:
+    def _make_geometry(self, extents: list[int], usual: list[int]) -> Any:
         """With as much padding behind as makes the sizes of the result those that were asked for."""
         after, more = [], []
+        self._zeros = [0] * _SIZES  # behind a transposed convolution: pixels of its usual size that no tap reaches
         for i, extent in enumerate(extents):
             pad, stride = self.padding[i], self.strides[i]
             if self._transposed:
                 short = self.MPQ[i] - ((self.DHW[i] - 1) * stride + extent + 1 - 2 * pad)
                 cut = max(0, pad - short)
                 after.append(cut)
-                more.append(short - pad + cut)
+                most = max(stride, self.dilates[i]) - 1
+                more.append(min(short - pad + cut, most))
+                if self.MPQ[i] == usual[i]:
+                    self._zeros[i] = short - pad + cut - more[i]
             else:
                 after.append(max(0, (self.MPQ[i] - 1) * stride + extent + 1 - pad - self.DHW[i]))
                 more.append(0)
@@ -143,7 +153,8 @@ class BlocksparseConv:
             *after,
             *more,
         )
-        if (sizes := list(ops.conv_output_size(made, self.DHW))) != self.MPQ:
+        sizes = [n + zeros for n, zeros in zip(ops.conv_output_size(made, self.DHW), self._zeros, strict=True)]
+        if sizes != self.MPQ:
             raise ValueError(f"[{self._name}] MPQ is {self.MPQ}, the other sizes give {sizes}")
         return made
 
@@ -242,7 +253,14 @@ class BlocksparseConv:
 
         Raises:
             ValueError: a shape or dtype is wrong.
+            TypeError: F and I are of different kinds.
         """
+        arrays = [isinstance(given, np.ndarray) for given in (F, I)]
+        if arrays[0] != arrays[1] or not all(hasattr(given, "shape") for given in (F, I)):
+            raise TypeError(
+                f"[{self._name}] F is a {type(F).__name__} and I a {type(I).__name__}, needs two NumPy arrays or two "
+                "PyTorch tensors"
+            )
         if math.prod(F.shape) != self.sizeF or list(F.shape) not in ([self.sizeF], self.f_shape()):
             raise ValueError(f"[{self._name}] F is {list(F.shape)}, needs {self.f_shape()} or {[self.sizeF]}")
         if len(I.shape) != 2 + _SIZES or list(I.shape[1:]) != self.i_shape(0)[1:]:
@@ -254,6 +272,8 @@ class BlocksparseConv:
     def _numpy(self, F: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         values = np.append(F.reshape(-1), F.dtype.type(0))[self._gather].sum(0, dtype=F.dtype)
         y = ops.conv_fprop(np.ascontiguousarray(x), values, self.layout, self._geometry, channel_order=self._c_order)
+        if any(self._zeros):
+            y = np.pad(y, [(0, 0), (0, 0), *((0, zeros) for zeros in self._zeros)])
         return y if self._k_place is None else y[:, self._k_place]
 
     def _torch(self, F: Any, x: Any) -> Any:
@@ -271,6 +291,8 @@ class BlocksparseConv:
         values = torch.nn.functional.pad(F.reshape(-1), (0, 1))[gather].sum(0)
         sizes = self.layout.sizes
         y = apply_conv(x, values, index_of(self.layout, x.device), self._torch_geometry, sizes, False, None, c_order)
+        if any(self._zeros):
+            y = torch.nn.functional.pad(y, [pad for zeros in reversed(self._zeros) for pad in (0, zeros)])
         return y if k_place is None else y[:, k_place]
 
     def l2_normalize(self, F: Any, gain: Any = None, epsilon: float = 1e-12) -> Any:

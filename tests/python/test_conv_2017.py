@@ -153,6 +153,9 @@ def test_l2_normalize(kind):
         ({"padding": "FULL"}, "padding is 'FULL', needs"),
         ({"strides": ()}, r"strides is \(\), needs 1 to 3 numbers"),
         ({"MPQ": (1, 5)}, r"MPQ is \[1, 1, 5\], the other sizes give \[1, 3, 5\]"),
+        ({"strides": [0]}, r"strides is \[0\], needs 1 to 3 numbers, integers from 1 on"),
+        ({"dilates": 2}, "dilates is 2, needs 1 to 3 numbers"),
+        ({"padding": (-1, 0)}, "integers from 0 on"),
         ({"TRS": (3, 9), "padding": "VALID"}, "kernel"),
     ],
 )
@@ -165,5 +168,32 @@ def test_calls_say_what_is_wrong():
     conv = BlocksparseConv([(range(8), range(8))], (3, 3), (4, 5))
     with pytest.raises(ValueError, match=r"F is \[8, 8\], needs \[1, 8, 8, 3, 3\] or \[576\]"):
         conv(np.ones((8, 8)), np.ones((1, 8, 1, 4, 5)))
+    with pytest.raises(TypeError, match="F is a ndarray and I a Tensor, needs two"):
+        conv(np.ones(576), torch.ones(1, 8, 1, 4, 5))
+    with pytest.raises(TypeError, match="F is a list and I a Tensor, needs two"):
+        conv([1.0], torch.ones(1, 8, 1, 4, 5))
+    with pytest.raises(ValueError, match=r"MPQ is \[1, 1, 13\], the other sizes give \[1, 1, 11\]"):
+        BlocksparseDeconv([(range(8), range(8))], (2,), (5,), (13,), strides=(2,), padding="VALID")
     with pytest.raises(ValueError, match=r"I is \[1, 8, 4, 5\], needs \[N, 8, 1, 4, 5\]"):
         conv(np.ones(576), np.ones((1, 8, 4, 5)))
+
+
+@pytest.mark.parametrize("taps", [2, 4])
+def test_transposed_even_filters_end_with_zeros(taps):
+    """The usual size of the result is one pixel more than output padding can give."""
+    conv = BlocksparseDeconv(diagonal(2, 8, 8), (taps, 3), (5, 4), strides=(2, 1), padding="VALID")
+    assert tuple(conv.MPQ) == (1, 10 + taps, 6)
+    flat = torch.from_numpy(conv.collapse_filter(blocks_of(conv))).requires_grad_()
+    x = torch.randn(conv.i_shape(2), dtype=torch.float64)
+    y = conv(flat, x)
+    dense = torch.block_diag(*[torch.ones(8, 8)] * 2).double()[..., None, None, None].repeat(1, 1, 1, taps, 3)
+    with torch.no_grad():
+        for (c, k), block in zip(conv.BCK, flat.view(conv.f_shape()), strict=True):
+            dense[c[0] : c[-1] + 1, k[0] : k[-1] + 1] = block.unsqueeze(2)
+    expected = F.pad(F.conv_transpose3d(x, dense, stride=(1, 2, 1)), (0, 0, 0, 2))
+    torch.testing.assert_close(y, expected)
+    np.testing.assert_allclose(conv(flat.detach().numpy(), x.numpy()), y.detach(), rtol=1e-12, atol=1e-12)
+    assert list(y.shape) == conv.o_shape(2)
+    y.sum().backward()
+    given = BlocksparseDeconv(diagonal(2, 8, 8), (taps, 3), (5, 4), conv.MPQ[1:], (2, 1), padding="VALID")
+    torch.testing.assert_close(given(flat, x), y)
