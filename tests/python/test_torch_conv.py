@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -343,7 +344,11 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
         ({"residual": torch.zeros(21, 3, 2)}, r"residual is .*\[21, 3, 2\]"),
         ({"activation": "tanh"}, "activation is 'tanh', needs one of"),
         ({"channel_order": torch.arange(29)}, r"channel_order is torch.int32 \[29\], needs int32 \[30\]"),
-        ({"channel_order": torch.zeros(30)}, "channel_order holds channel 0 twice"),
+        ({"channel_order": torch.zeros(30).int()}, "channel_order holds channel 0 twice"),
+        ({"channel_order": torch.zeros(30)}, "channel_order is torch.float32, needs integers"),
+        ({"channel_order": torch.arange(30) + (1 << 32)}, r"channel_order\[0\] is 30, needs 0 to 29"),
+        ({"channel_order": ["a"] * 30}, "channel_order is a list, needs integers"),
+        ({"gates": torch.ones(6).int()}, r"\[conv\] a tensor of torch\.int32"),
         ({"channel_order": torch.arange(1, 31)}, r"channel_order\[29\] is 30, needs 0 to 29"),
         ({"values": torch.randn(1, 9, 8, 8)}, r"w is \[1, 9, 8, 8\], needs"),
         ({"values": torch.randn(9, 8, 8)}, r"values are \[9, 8, 8\], needs \[blocks, taps, b, b\]"),
@@ -376,3 +381,12 @@ def test_raw_ops_check_as_well(layout):
         bst.conv2d(x.numpy(), values, layout, kernel_size=3)
     with pytest.raises(TypeError, match="layout is a str"):
         bst.conv2d(x, values, "dense(1)", kernel_size=3)
+
+
+def test_takes_numbers_of_numpy_and_orders_of_any_kind(layout):
+    x, values = torch.randn(2, 30, 5, 4), torch.randn(layout.blocks, 9, 8, 8)
+    order = torch.randperm(30)
+    y = bst.conv2d(x, values, layout, kernel_size=3, padding=1, channel_order=order.int())
+    sizes = {"kernel_size": np.int64(3), "padding": (np.int64(1), (1, np.int64(1)))}
+    for given in (order, order.to(torch.uint8), order.tolist(), order.numpy()):
+        assert torch.equal(bst.conv2d(x, values, layout, channel_order=given, **sizes), y)

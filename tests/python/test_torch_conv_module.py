@@ -119,6 +119,15 @@ def test_init_has_the_variance_of_dense_over_live_inputs():
         (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, activation="tanh"), "activation is 'tanh'"),
         (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=range(29)), r"channel_order is \[29\]"),
         (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=[0] * 30), "is no permutation of 0 to 29"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=[0.0] * 30), "float32, needs integers"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, channel_order=torch.arange(30) + (1 << 32)), "no permutation"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, stride=0), r"stride is \[0, 0\], needs 1"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, dilation=-1), r"dilation is \[-1, -1\], needs 1"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, padding=-1), r"padding_before is \[-1, -1\], needs 0"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, output_padding=1), "output_padding is given"),
+        (lambda b: bst.BlockSparseConvTranspose2d(30, 21, 3, b, output_padding=1), "less than stride"),
+        (lambda b: bst.BlockSparseConvTranspose2d(30, 21, 3, b, stride=0), r"stride is \[0, 0\], needs 1"),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 1.5, b), "kernel_size is 1.5, needs an integer"),
         (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 21, 3), density=2), "density is 2"),
         (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 22, 3), layout=b), "needs 22 x 30"),
         (
@@ -136,7 +145,7 @@ def test_state_dict_keeps_pattern_and_order(layout):
     order = torch.randperm(30)
     layer = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order, gates=True)
     state = layer.state_dict()
-    assert set(state) == {"weight", "bias", "gates", "pattern", "channel_order"}
+    assert set(state) == {"weight", "bias", "gates", "pattern", "kernel", "channel_order"}
     other = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=range(30), gates=True)
     other.load_state_dict(state)
     x = torch.randn(2, 30, 5, 4)
@@ -144,10 +153,35 @@ def test_state_dict_keeps_pattern_and_order(layout):
     wrong = Layout.from_graph("random(3,4,0.5)", 8, seed=2, out_features=21, in_features=30)
     with pytest.raises(RuntimeError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
         bst.BlockSparseConv2d(30, 21, 3, wrong, channel_order=order, gates=True).load_state_dict(state)
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+    with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 2 x 2"):
         bst.BlockSparseConv2d(30, 21, 2, layout, channel_order=order, gates=True).load_state_dict(state)
     with pytest.raises(RuntimeError, match="channel_order is no permutation"):
         other.load_state_dict({**state, "channel_order": torch.zeros(30, dtype=torch.int32)})
+    with pytest.raises(RuntimeError, match=r"channel_order is torch\.float32, needs integers"):
+        other.load_state_dict({**state, "channel_order": torch.arange(30) + 0.5})
+
+
+def test_state_dict_keeps_the_kernel(layout):
+    state = bst.BlockSparseConv2d(30, 21, 3, layout).state_dict()
+    with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 1 x 9"):
+        bst.BlockSparseConv2d(30, 21, (1, 9), layout).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 9"):
+        bst.BlockSparseConv1d(30, 21, 9, layout).load_state_dict(state)
+    transposed = bst.BlockSparseConvTranspose2d(30, 21, 3, layout)
+    with pytest.raises(RuntimeError, match="this layer has the transposed kernel 3 x 3"):
+        transposed.load_state_dict(state)
+    meta = bst.BlockSparseConv2d(30, 21, 3, layout, device="meta").to_empty(device="cpu")
+    assert meta.kernel.tolist() == [0, 3, 3]
+    bst.BlockSparseConv2d(30, 21, 3, layout).load_state_dict(state)
+
+
+@pytest.mark.parametrize("order", [list(range(30)), torch.arange(30).numpy(), torch.arange(30, device="cpu")])
+def test_modules_on_meta_have_an_order(layout, order):
+    with torch.device("meta"):
+        layer = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order)
+        assert layer.channel_order.is_meta
+        on_cpu = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order, device="cpu")
+    assert on_cpu.channel_order.tolist() == list(range(30))
 
 
 def test_deepcopy_pickle_and_moves(layout):
@@ -262,6 +296,14 @@ def test_weight_norm_of_pytorch_works_by_block(layout):
     layer(x).sum().backward()
 
 
+def test_weight_norm_says_what_is_wrong(layout):
+    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, layout))
+    with pytest.raises(ValueError, match="parametrized already"):
+        bst.weight_norm(layer)
+    with pytest.raises(TypeError, match="a Conv2d, needs a block-sparse layer"):
+        bst.weight_norm(nn.Conv2d(30, 21, 3))
+
+
 # ---- Edge bias ------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +365,24 @@ def test_edge_bias_behind_layers(layout):
     assert bst.EdgeBias.of(nn.ConvTranspose2d(30, 21, 3, stride=2)).weight.shape == (9, 21)
     with pytest.raises(ValueError, match=r"\[EdgeBias\] y is \[2, 20, 6, 5\]"):
         edge(y[:, :20], x)
+    with pytest.raises(ValueError, match=r"y has sizes \[5, 5\], needs \[6, 5\]"):
+        edge(y[:, :, 1:], x)
+    close(edge(y[0], x[0]), edge(y, x)[0])
+    deconv = nn.ConvTranspose2d(30, 21, 3, stride=2, output_padding=1)
+    assert bst.EdgeBias.of(deconv)(deconv(x), x).shape == (2, 21, 14, 12)
+
+
+def test_edge_bias_refuses_what_it_does_not_fit(layout):
+    with pytest.raises(ValueError, match="activation 'relu', needs 'none'"):
+        bst.EdgeBias.of(bst.BlockSparseConv2d(30, 21, 3, layout, activation="relu"))
+    with pytest.raises(ValueError, match="padding_mode is 'reflect'"):
+        bst.EdgeBias.of(nn.Conv2d(30, 21, 3, padding=1, padding_mode="reflect"))
+    with pytest.raises(TypeError, match="a Linear, needs a convolution"):
+        bst.EdgeBias.of(nn.Linear(30, 21))
+    with pytest.raises(ValueError, match="kernel_size is 3, needs a number for each"):
+        bst.EdgeBias(21, 3)
+    with pytest.raises(ValueError, match=r"stride is \[0, 0\]"):
+        bst.EdgeBias(21, (3, 3), stride=0)
 
 
 # ---- Surgery --------------------------------------------------------------------------------------------------------
@@ -396,3 +456,15 @@ def test_replacing_shared_and_wrong_ones():
     circular = nn.Sequential(nn.Conv2d(32, 32, 3, padding_mode="circular"))
     with pytest.raises(ValueError, match=r"\[replace_convolutions\] 0: .*circular"):
         bst.replace_convolutions(circular, density=0.5)
+
+
+def test_replacing_keeps_what_is_frozen_and_names_what_is_parametrized():
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 3))
+    model[0].weight.requires_grad_(False)
+    bst.replace_convolutions(model, density=0.5, block_size=8)
+    assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), parametrizations.weight_norm(nn.Conv2d(16, 16, 3)))
+    with pytest.raises(ValueError, match=r"\[replace_convolutions\] 1 is parametrized"):
+        bst.replace_convolutions(model, density=0.5, block_size=8)
+    assert isinstance(model[0], nn.Conv2d)
+    assert set(bst.replace_convolutions(model, "0", density=0.5, block_size=8)) == {"0"}

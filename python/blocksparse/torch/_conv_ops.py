@@ -193,6 +193,10 @@ def _blocks(values: Tensor) -> tuple[int, int]:
     return values.size(0), values.size(2)
 
 
+def _pointer(x: Tensor | None) -> Any:
+    return _ops._pointer(x, "conv")
+
+
 def _order_pointer(order: Tensor | None, channels: int) -> int | None:
     if order is None:
         return None
@@ -228,11 +232,11 @@ def _fprop(
     made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
     y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
-    x_pointer = _ops._pointer(x)
+    x_pointer = _pointer(x)
     workspace, _memory = _workspace("fprop", view, made, x, x_pointer)
-    epilogue = _lib.Epilogue(_ops._pointer(bias), _ops._pointer(residual), activation)
-    inputs = (x_pointer, _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, x.size(1)))
-    outputs = (ctypes.byref(epilogue), _ops._pointer(y), workspace, _ops._stream(x, tf32))
+    epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
+    inputs = (x_pointer, _pointer(values), _pointer(gates), _order_pointer(order, x.size(1)))
+    outputs = (ctypes.byref(epilogue), _pointer(y), workspace, _ops._stream(x, tf32))
     _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
     return y
 
@@ -254,9 +258,9 @@ def _dgrad(
     made, _ = _checked(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
-    dx_pointer = _ops._pointer(dx)
+    dx_pointer = _pointer(dx)
     workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer)
-    inputs = (_ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates), _order_pointer(order, in_channels))
+    inputs = (_pointer(dy), _pointer(values), _pointer(gates), _order_pointer(order, in_channels))
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, _ops._stream(dy, tf32))
     _lib.call("bs_conv_dgrad", *call)
     return dx
@@ -281,10 +285,10 @@ def _wgrad(
     dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
     made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
-    x_pointer = _ops._pointer(x)
+    x_pointer = _pointer(x)
     workspace, _memory = _workspace("wgrad", view, made, x, x_pointer)
-    inputs = (x_pointer, _ops._pointer(dy), _ops._pointer(values), _ops._pointer(gates))
-    gradients = (_ops._pointer(dw), _ops._pointer(dgates) if gate_gradient else None)
+    inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
+    gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, _order_pointer(order, x.size(1)), 0, *gradients)
     _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
     return dw, dgates

@@ -152,10 +152,10 @@ def _wgrad_list_fake(
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-def _tensor(x: Tensor) -> _lib.Tensor:
+def _tensor(x: Tensor, op: str = "linear") -> _lib.Tensor:
     dtype = _DTYPES.get(x.dtype)
     if dtype is None:
-        raise ValueError(f"[linear] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
+        raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
     return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
 
 
@@ -163,8 +163,8 @@ def _device(x: Tensor) -> tuple[int, int]:
     return (_lib.CUDA, x.get_device()) if x.is_cuda else (_lib.CPU, 0)
 
 
-def _pointer(x: Tensor | None) -> Any:
-    return None if x is None else ctypes.pointer(_tensor(x))
+def _pointer(x: Tensor | None, op: str = "linear") -> Any:
+    return None if x is None else ctypes.pointer(_tensor(x, op))
 
 
 def _view(index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int) -> _lib.LayoutView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
+from . import _conv_ops
 from ._conv_autograd import apply_conv
 from .functional import index_of
 
@@ -26,7 +28,7 @@ def conv1d(
     stride: Sizes = 1,
     padding: Padding = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -46,7 +48,7 @@ def conv2d(
     stride: Sizes = 1,
     padding: Padding = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -68,7 +70,8 @@ def conv2d(
             (as "same", but all of it before) or "valid" (none). One for all sizes, or a sequence of them.
         dilation: as kernel_size.
         channel_order: [layout.in_features], a permutation: channel c of the layout's inputs is channel
-            channel_order[c] of x. A shuffle that costs nothing.
+            channel_order[c] of x. An int32 tensor on the device of x costs nothing; other integers, lists and arrays
+            are converted on every call, which a CUDA graph cannot capture if they come from the CPU.
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
         activation: "none", "relu", "gelu" (the exact one) or "silu". Computed with the convolution where no gradient
@@ -94,7 +97,7 @@ def conv3d(
     stride: Sizes = 1,
     padding: Padding = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -115,7 +118,7 @@ def conv_transpose1d(
     padding: Padding = 0,
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -136,7 +139,7 @@ def conv_transpose2d(
     padding: Padding = 0,
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -175,7 +178,7 @@ def conv_transpose3d(
     padding: Padding = 0,
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
-    channel_order: Tensor | None = None,
+    channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
@@ -194,16 +197,24 @@ def per_size(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     Raises:
         ValueError: there are more or fewer than `rank`, or something is no integer.
     """
-    numbers = tuple(given) if isinstance(given, Sequence) else (given,) * rank
-    if len(numbers) != rank or not all(isinstance(number, int) for number in numbers):
+    numbers = _integers(given if isinstance(given, Sequence) else (given,) * rank)
+    if numbers is None or len(numbers) != rank:
         raise ValueError(f"[conv] {name} is {given!r}, needs an integer, or {rank} of them")
     return numbers
 
 
+def _integers(given: Any) -> tuple[int, ...] | None:
+    """None if something is no integer; those of NumPy are."""
+    try:
+        return tuple(number if isinstance(number, int) else operator.index(number) for number in given)
+    except TypeError:
+        return None
+
+
 def _pads(given: Any, extent: int, stride: int, transposed: bool) -> tuple[int, int]:
     """(before, after) along one size; `extent` is that of the kernel less 1."""
-    if isinstance(given, int):
-        return given, given
+    if (one := _integers((given,))) is not None:
+        return one * 2  # type: ignore[return-value]
     if given == "valid":
         return 0, 0
     if given in ("same", "causal"):
@@ -212,8 +223,9 @@ def _pads(given: Any, extent: int, stride: int, transposed: bool) -> tuple[int, 
             raise ValueError(f"[conv] padding is {given!r}, which {kind} does not have: needs numbers")
         before = extent if given == "causal" else extent // 2
         return before, extent - before
-    if isinstance(given, Sequence) and len(given) == 2 and all(isinstance(number, int) for number in given):
-        return given[0], given[1]
+    pair = _integers(given) if isinstance(given, Sequence) else None
+    if pair is not None and len(pair) == 2:
+        return pair[0], pair[1]
     raise ValueError(f"[conv] padding is {given!r}, needs a number, (before, after), 'same', 'causal' or 'valid'")
 
 
@@ -243,6 +255,37 @@ def make_geometry(
     return (int(transposed), *kernel, *strides, *dilations, *before, *after, *more)
 
 
+def check_geometry(geometry: tuple[int, ...]) -> None:
+    """Asks the core about images that are large enough.
+
+    Raises:
+        ValueError: the numbers make no sense.
+    """
+    kernel, _, dilation, before, after, _ = _conv_ops._fields(geometry)
+    if geometry[0]:
+        size = [1 + b + a for b, a in zip(before, after, strict=True)]
+    else:
+        size = [1 + d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    _conv_ops._checked(geometry, tuple(size))
+
+
+def as_order(given: Any) -> Tensor:
+    """An order of channels as a tensor: int32 as it is, other integers as int64.
+
+    Raises:
+        ValueError: these are no integers.
+    """
+    try:
+        order = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"[conv] channel_order is a {type(given).__name__}, needs integers") from None
+    if order.dtype == torch.int32:
+        return order
+    if order.dtype.is_floating_point or order.dtype.is_complex or order.dtype == torch.bool:
+        raise ValueError(f"[conv] channel_order is {order.dtype}, needs integers")
+    return order.long()
+
+
 # ---- The call ------------------------------------------------------------------------------------------------------
 
 
@@ -252,15 +295,20 @@ def _conv(
     layout: Layout,
     geometry: tuple[int, ...],
     bias: Tensor | None,
-    channel_order: Tensor | None,
+    channel_order: Tensor | Sequence[int] | None,
     gates: Tensor | None,
     residual: Tensor | None,
     activation: str,
 ) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"[conv] x is a {type(x).__name__}, needs a torch.Tensor")
+    if not isinstance(layout, Layout):
+        raise TypeError(f"[conv] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
     index = index_of(layout, x.device)
-    if channel_order is not None:
-        channel_order = channel_order.to(x.device, torch.int32).contiguous()
-    call = (geometry, layout.sizes, layout.transposed, bias, channel_order, gates, residual, activation)
+    order = None if channel_order is None else as_order(channel_order)
+    if order is not None:
+        if order.dtype != torch.int32:
+            order = order.clamp(-1, layout.in_features)  # what is out of range stays so when narrowed
+        order = order.to(x.device, torch.int32).contiguous()
+    call = (geometry, layout.sizes, layout.transposed, bias, order, gates, residual, activation)
     return apply_conv(x, values, index, *call)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..layout import Layout
 from . import convert
 from ._conv_autograd import apply_conv
-from .conv import Padding, Sizes, make_geometry, per_size
+from .conv import Padding, Sizes, as_order, check_geometry, make_geometry, per_size
 from .layer import BlockSparseLayer
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -27,6 +27,7 @@ class BlockSparseConv(BlockSparseLayer):
     rank: ClassVar[int]
     transposed: ClassVar[bool]
     channel_order: Tensor | None
+    kernel: Tensor
 
     def __init__(
         self,
@@ -61,14 +62,26 @@ class BlockSparseConv(BlockSparseLayer):
         )
         if min(self.kernel_size) < 1:
             raise ValueError(f"[{name}] kernel_size is {kernel_size}, needs 1 or more")
+        check_geometry(self.geometry)
         blocks, b, _ = layout.values_shape
         options: Any = {"bias": bias, "gates": gates, "activation": activation, "device": device, "dtype": dtype}
         self._make_parameters(layout, (blocks, math.prod(self.kernel_size), b, b), **options)
-        order = None if channel_order is None else torch.as_tensor(channel_order).to("cpu", torch.int32)
-        if order is not None and (wrong := _not_a_permutation(order, in_channels)):
+        order = None if channel_order is None else as_order(channel_order)
+        if order is not None and order.is_meta and not self.weight.is_meta:
+            raise ValueError(f"[{name}] channel_order is on meta, needs to have values")
+        if order is not None and not order.is_meta and (wrong := _not_a_permutation(order, in_channels)):
             raise ValueError(f"[{name}] {wrong}")
-        self.register_buffer("channel_order", None if order is None else order.to(self.weight.device))
+        self.register_buffer("channel_order", None if order is None else order.to(self.weight.device, torch.int32))
+        self.register_buffer("kernel", self._kernel().to(self.weight.device))
         self.reset_parameters()
+
+    def _kernel(self) -> Tensor:
+        """What is saved of it, for 3 x 3 and 1 x 9 have as many taps: whether it is transposed, and its sizes."""
+        return torch.tensor([int(self.transposed), *self.kernel_size], dtype=torch.int32, device="cpu")
+
+    def _place(self, device: torch.device) -> None:
+        super()._place(device)
+        self.kernel = self._kernel().to(device)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv2d`."""
@@ -153,8 +166,13 @@ class BlockSparseConv(BlockSparseLayer):
         return dense if before == after else nn.Sequential(pad(tuple(pads), 0.0), dense)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        order = state_dict.get(prefix + "channel_order")
-        if order is not None and not order.is_meta and (wrong := _not_a_permutation(order.cpu(), self.in_channels)):
+        kernel, order = (state_dict.get(prefix + name) for name in ("kernel", "channel_order"))
+        if kernel is not None and not kernel.is_meta:
+            saved, own = _kernel_text(kernel), _kernel_text(self._kernel())
+            if saved != own:
+                arguments[-1].append(f"{prefix}weight was saved with {saved}, this layer has {own}")
+                return
+        if order is not None and not order.is_meta and (wrong := _not_a_permutation(order, self.in_channels)):
             arguments[-1].append(f"{prefix}channel_order: {wrong}")
             return
         super()._load_from_state_dict(state_dict, prefix, *arguments)
@@ -169,11 +187,18 @@ class BlockSparseConv(BlockSparseLayer):
         return f"{text}, {self._describe()}" + (", channel_order" if self.channel_order is not None else "")
 
 
+def _kernel_text(kernel: Tensor) -> str:
+    transposed, *sizes = kernel.flatten().tolist() or [0]
+    return f"the {'transposed ' if transposed else ''}kernel {' x '.join(map(str, sizes))}"
+
+
 def _not_a_permutation(order: Tensor, channels: int) -> str:
     """What is wrong with an order of channels."""
     if tuple(order.shape) != (channels,):
         return f"channel_order is {list(order.shape)}, needs [{channels}]"
-    if not torch.equal(order.long().sort().values, torch.arange(channels)):
+    if order.dtype.is_floating_point or order.dtype.is_complex or order.dtype == torch.bool:
+        return f"channel_order is {order.dtype}, needs integers"
+    if not torch.equal(order.to("cpu", torch.int64).sort().values, torch.arange(channels, device="cpu")):
         return f"channel_order is no permutation of 0 to {channels - 1}"
     return ""
 
@@ -204,8 +229,8 @@ def _without_groups(dense: Any) -> Tensor:
 class BlockSparseConv2d(BlockSparseConv):
     """`torch.nn.Conv2d` with a filter that is zero outside of blocks of channels; every block has all taps.
 
-    `weight` [blocks, taps, b, b] is an ordinary dense parameter; `pattern` saves the layout with it, so that loading
-    weights of another layout is refused.
+    `weight` [blocks, taps, b, b] is an ordinary dense parameter; `pattern` and `kernel` save the layout and the
+    kernel's sizes with it, so that loading weights of others is refused.
 
     Args:
         in_channels: of x.

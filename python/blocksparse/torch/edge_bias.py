@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conv import Padding, Sizes, make_geometry
+from . import _conv_ops
+from .conv import Padding, Sizes, check_geometry, make_geometry
+from .conv_modules import _CONV, _TRANSPOSED, BlockSparseConv
 
 
 class EdgeBias(nn.Module):
@@ -32,6 +34,7 @@ class EdgeBias(nn.Module):
         padding: see there.
         dilation: see there.
         transposed: whether the convolution is.
+        output_padding: of transposed convolutions alone.
         device: of the parameter.
         dtype: of the parameter.
 
@@ -48,32 +51,51 @@ class EdgeBias(nn.Module):
         padding: Padding = 0,
         dilation: Sizes = 1,
         transposed: bool = False,
+        output_padding: Sizes = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(kernel_size, Sequence) or not 1 <= len(kernel_size) <= len(_CONV):
+            raise ValueError(f"[EdgeBias] kernel_size is {kernel_size!r}, needs a number for each of 1 to 3 sizes")
         rank = len(kernel_size)
-        self.geometry = make_geometry(rank, kernel_size, stride, padding, dilation, 0, transposed)
+        self.geometry = make_geometry(rank, kernel_size, stride, padding, dilation, output_padding, transposed)
+        check_geometry(self.geometry)
         weight = torch.zeros(math.prod(kernel_size), channels, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)
 
     @classmethod
     def of(cls, conv: nn.Module) -> EdgeBias:
-        """The one that fits behind a convolution, block-sparse or dense."""
+        """The one that fits behind a convolution, block-sparse or dense.
+
+        Raises:
+            ValueError: the convolution has an activation, which belongs behind the bias, or pads with other than zeros.
+            TypeError: it is none.
+        """
         layer: Any = conv
-        transposed = layer.transposed
-        options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        if not isinstance(conv, (BlockSparseConv, *_CONV, *_TRANSPOSED)):
+            raise TypeError(f"[EdgeBias] a {type(conv).__name__}, needs a convolution")
+        if (activation := getattr(layer, "activation", "none")) != "none":
+            raise ValueError(f"[EdgeBias] the layer has activation {activation!r}, needs 'none': apply it afterwards")
+        if (mode := getattr(layer, "padding_mode", "zeros")) != "zeros":
+            raise ValueError(f"[EdgeBias] padding_mode is {mode!r}, needs 'zeros'")
+        names = ("stride", "padding", "dilation", "transposed", "output_padding")
+        options = {name: getattr(layer, name) for name in names}
         where = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        return cls(layer.out_channels, layer.kernel_size, transposed=transposed, **options, **where)
+        return cls(layer.out_channels, layer.kernel_size, **options, **where)
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [n, channels, size'...], what the convolution made of x [n, in, size...], with the bias."""
-        transposed, rank = self.geometry[0], x.dim() - 2
-        if y.dim() != x.dim() or y.size(1) != self.weight.size(1) or len(self.geometry) != 1 + 6 * rank:
+        """y [n, channels, size'...], what the convolution made of x [n, in, size...], with the bias. Both or no n."""
+        transposed, rank = self.geometry[0], len(self.geometry) // 6
+        if y.dim() == x.dim() == rank + 1:
+            return self(y.unsqueeze(0), x.unsqueeze(0)).squeeze(0)
+        if y.dim() != x.dim() or x.dim() != rank + 2 or y.size(1) != self.weight.size(1) or y.size(0) != x.size(0):
             raise ValueError(
                 f"[EdgeBias] y is {list(y.shape)} and x {list(x.shape)}, needs [n, {self.weight.size(1)}, size...] and "
-                f"[n, in, size...] of {len(self.geometry) // 6} sizes"
+                f"[n, in, size...] of {rank} sizes"
             )
+        if list(y.shape[2:]) != (sizes := _conv_ops.output_size(self.geometry, x.shape[2:])):
+            raise ValueError(f"[EdgeBias] y has sizes {list(y.shape[2:])}, needs {sizes}, what x {list(x.shape)} gives")
         inside: Tensor | None = None  # [taps, pixels...]
         for i in range(rank):
             kernel, stride, dilation, before = (self.geometry[1 + field * rank + i] for field in range(4))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from .conv_modules import (
     _CONV,
@@ -43,7 +44,8 @@ def replace_convolutions(
 
         replaced = bst.replace_convolutions(resnet, r"layer[34].*conv2", density=0.25, block_size=32)
 
-    Parameters of what was replaced are new ones: make the optimizer afterwards.
+    Parameters of what was replaced are new ones: make the optimizer afterwards. They want gradients where the old ones
+    did.
 
     Args:
         model: is changed.
@@ -56,23 +58,31 @@ def replace_convolutions(
         The new layers by name.
 
     Raises:
-        ValueError: no convolution was chosen, one cannot be replaced, or the model is itself one.
+        ValueError: no convolution was chosen, one cannot be replaced (a parametrized one, say), or the model is itself
+            one.
     """
     chosen = filter if callable(filter) else _by_name(filter, block_size)
     made: dict[nn.Module, BlockSparseConv] = {}  # a module may have several names
     replaced = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        kind = _SPARSE.get(type(module))
+        kind = _SPARSE.get(parametrize.type_before_parametrizations(module))
         if kind is None or not chosen(name, module):
             continue
         if not name:
             raise ValueError("[replace_convolutions] the model is a convolution itself: use from_dense")
+        if parametrize.is_parametrized(module):
+            raise ValueError(
+                f"[replace_convolutions] {name} is parametrized: call torch.nn.utils.parametrize."
+                "remove_parametrizations first, or leave it out by filter"
+            )
         if module not in made:
             try:
                 made[module] = kind.from_dense(module, density=density, block_size=block_size)
             except ValueError as error:
                 raise ValueError(f"[replace_convolutions] {name}: {error}") from error
             made[module].train(module.training)
+            for key, parameter in module.named_parameters(recurse=False):
+                made[module].get_parameter(key).requires_grad_(parameter.requires_grad)
         replaced[name] = made[module]
     if not replaced:
         raise ValueError(f"[replace_convolutions] no convolution was chosen by {filter!r} and blocks of {block_size}")

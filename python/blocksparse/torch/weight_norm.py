@@ -27,8 +27,16 @@ def weight_norm(layer: _Layer) -> _Layer:
     Returns:
         The layer, which was changed.
 
+    Raises:
+        TypeError: the layer is not block-sparse.
+        ValueError: its weight is parametrized already.
+
     Source: Salimans and Kingma, arXiv:1602.07868.
     """
+    if not isinstance(layer, BlockSparseLayer):
+        raise TypeError(f"[weight_norm] a {type(layer).__name__}, needs a block-sparse layer")
+    if parametrize.is_parametrized(layer, "weight"):
+        raise ValueError("[weight_norm] the layer's weight is parametrized already, needs one that is not")
     parametrize.register_parametrization(layer, "weight", _LiveNorm(layer.layout, layer.weight))
     return layer
 
