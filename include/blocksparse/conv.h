@@ -23,7 +23,7 @@
 //   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
 //     same bits, whatever the number of threads.
 //   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs what the matching
-//     *_workspace_size() says, less than 64 MB.
+//     *_workspace_size() says, less than 64 MB. One tap in place on a card is the linear op and needs as much as that.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. Padding may count as zeros
 //     that meet an Inf or NaN of W, or not at all.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.

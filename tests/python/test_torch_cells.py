@@ -302,3 +302,14 @@ def test_all_steps_as_one_node_are_the_composed_ones(which, monkeypatch):
     assert "_RunBackward" in type(whole[1][0].grad_fn.next_functions[0][0]).__name__
     whole[0].sum().backward()  # no gradient of h and c
     assert module.gate_norm.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("which", ["deep, ports", "deep, dense"])
+@pytest.mark.parametrize("name", ["gate_norm", "gates.weight"])
+def test_parameters_changed_between_forward_and_backward_are_refused(which, name):
+    module = shaken(MODULES[which][0]())
+    y, _ = module(torch.randn(STEPS, N, INPUT, dtype=DOUBLE))
+    with torch.no_grad():
+        module.get_parameter(name).mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -55,7 +55,7 @@ def conv2d(
 ) -> Tensor:
     """activation(conv(x, W) + bias + residual), where the filter W [out, in, height, width] has the blocks `values`.
 
-    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs. float32 on CUDA is computed in
+    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs. float32 on CUDA may take
     tf32 if `torch.backends.cudnn` allowed it for convolutions at the time of this call.
 
     Args:

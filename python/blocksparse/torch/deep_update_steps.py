@@ -230,10 +230,13 @@ class _Run(torch.autograd.Function):
         term: Tensor,
         matrix_norm: Tensor,
         gate_norm: Tensor,
-        *_: Tensor,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         y, h, c, *saved = _forward(network, True, h0, c0, factor, term, matrix_norm, gate_norm)
-        ctx.save_for_backward(factor, *saved)
+        # The network holds the parameters; saved, PyTorch refuses a backward pass after they were changed in place.
+        parameters = (matrix_norm, gate_norm, *weights)
+        ctx.parameters = len(parameters)
+        ctx.save_for_backward(*parameters, factor, *saved)
         ctx.network = network
         ctx.set_materialize_grads(False)
         return y, h, c
@@ -242,7 +245,8 @@ class _Run(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple[Tensor | None, ...]:
         of_state = [None if t is None else t.contiguous() for t in (dy, dh, dc)]
-        return (None, *_backward(ctx.network, ctx.saved_tensors, of_state, ctx.needs_input_grad[1:]))
+        saved = ctx.saved_tensors[ctx.parameters :]
+        return (None, *_backward(ctx.network, saved, of_state, ctx.needs_input_grad[1:]))
 
 
 def _backward(

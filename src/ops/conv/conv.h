@@ -47,6 +47,13 @@ struct Gather {
   }
 };
 
+// Whether the one tap of a filter stays where it is: then pixels are tokens of a linear layer. Padding behind alone
+// makes images of another size.
+inline bool is_in_place(const Gather& g, const Images& a, const Images& b) {
+  const SpatialSizes one = {1, 1, 1}, none = {};
+  return g.kernel == one && g.stride == one && g.padding == none && a.size == b.size;
+}
+
 // fprop, and dgrad as fprop on the transposed layout with the inverse gather: both are
 //   y[n, o, p] = f(sum over blocks, k, tap of gate * W[o, k, tap] x[n, k, gather(p, tap)] + bias[o] + residual[n, o,
 //   p])

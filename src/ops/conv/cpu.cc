@@ -51,9 +51,8 @@ size_t linear_workspace_size(const Product& p) {
 
 // A filter of one tap that stays where it is: tokens are pixels. Hubs may ask for more workspace than is promised.
 bool is_linear(const Product& p) {
-  const SpatialSizes one = {1, 1, 1}, none = {};
-  return p.gather.kernel == one && p.gather.stride == one && p.gather.padding == none && p.x_channels == nullptr &&
-         p.y_channels == nullptr && linear_workspace_size(p) <= kMostWorkspace;
+  return is_in_place(p.gather, p.x, p.y) && p.x_channels == nullptr && p.y_channels == nullptr &&
+         linear_workspace_size(p) <= kMostWorkspace;
 }
 
 linear::Product linear_product(const Product& p, int64_t image) {

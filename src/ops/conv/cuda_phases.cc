@@ -30,7 +30,12 @@ PhaseAxis inverse_axis(const Gather& g, size_t a, int64_t rest) {
 
 }  // namespace
 
-int64_t phase_count(const Gather& g) { return g.inverse ? g.stride[0] * g.stride[1] * g.stride[2] : 1; }
+int64_t phase_count(const Gather& g) {
+  constexpr int64_t kMany = int64_t{1} << 20;  // strides may be large: their product must not overflow
+  int64_t count = 1;
+  for (int64_t stride : g.stride) count *= g.inverse ? std::min(stride, kMany) : 1;
+  return count;
+}
 
 Phase phase_of(const Gather& g, const Images& x, const Images& y, int32_t block, int64_t index) {
   Phase p;

@@ -70,6 +70,7 @@ constexpr std::string_view kLines[] = {
     "conv:fprop bf16 n=3 hw=16 r=1 b=32 random(6,6,0.4) bias",
     "conv:wgrad f32 n=3 hw=16 r=1 b=32 random(6,6,0.4) dgates",
     "conv:dgrad f32 n=3 hw=16 r=1 pad=1 b=16 random(6,6,0.4)",
+    "conv:fprop bf16 n=3 hw=16 r=1 pad=0 after=1 b=16 random(6,6,0.4)",
     // What only the generic kernels do.
     "conv:fprop f32 n=2 hw=10 b=32 random(3,3,0.6) c=75 k=90 bias residual act=silu gates",
     "conv:fprop bf16 n=2 hw=10 b=16 random(3,3,0.6) c=35 k=45 first bias residual act=gelu order",

@@ -19,12 +19,6 @@ int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// Also without padding behind: then the sizes are the same.
-bool is_in_place(const Gather& g, const Images& x, const Images& y) {
-  const SpatialSizes one = {1, 1, 1}, none = {};
-  return g.kernel == one && g.stride == one && g.padding == none && x.size == y.size;
-}
-
 // x is gathered, y is not.
 bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
   if (!is_16_bits(dtype) || !x.channels_last || x.channels % block != 0 || y.channels % 8 != 0) return false;

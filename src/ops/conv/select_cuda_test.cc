@@ -68,6 +68,13 @@ TEST_F(ConvSelect, InverseGathersAreDoneByPhases) {
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
 }
 
+TEST_F(ConvSelect, StridesMayBeLarge) {
+  Product p = product_of(layout_, DType::bf16, gather_of(1, int64_t{1} << 30, 0, true), 1, 1);
+  p.gather.stride[0] = 16;  // 2^64 phases
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
+  EXPECT_GT(phase_count(p.gather), 64);
+}
+
 // Every phase together reads what Gather::source says, once.
 TEST_F(ConvSelect, PhasesAreTheInverseGather) {
   for (int64_t kernel : {1, 2, 3, 4, 5}) {

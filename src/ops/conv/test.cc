@@ -55,6 +55,10 @@ constexpr std::string_view kAwkward[] = {
     "conv:dgrad f32 n=1 hw=3 r=3 pad=7 after=5 b=8 random(3,3,0.6) seed=35",
     "conv:wgrad f32 n=1 hw=3 r=3 dil=9 b=8 random(3,3,0.6) seed=36",
     "conv:fprop f32 n=2 hw=9 r=1 pad=1 b=8 random(3,3,0.6) seed=37",
+    "conv:fprop f32 n=2 hw=9 r=1 pad=0 after=1 b=8 random(3,3,0.6) seed=91",
+    "conv:dgrad f32 n=2 hw=9 r=1 pad=0 after=1 b=8 random(3,3,0.6) seed=92",
+    "conv:wgrad f32 n=2 hw=9 r=1 pad=0 after=1 b=8 random(3,3,0.6) seed=93",
+    "conv:dgrad f32 n=2 hw=7 r=1 transposed pad=0 after=1 b=8 random(3,3,0.6) seed=94",
     // The convolutions of a PixelCNN: down-shifted and down-right-shifted.
     "conv:fprop f32 n=2 hw=8 r=2x3 pad=1x1 after=0x1 b=16 random(2,4,0.6) seed=38 order bias",
     "conv:dgrad f32 n=2 hw=8 r=2x2 pad=1x1 after=0x0 b=16 random(2,4,0.6) seed=39 order",
