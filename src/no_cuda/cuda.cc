@@ -45,6 +45,8 @@ Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
 Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
 size_t cuda_workspace_size(const Product&) { return 0; }
 size_t cuda_workspace_size(const WeightGradient&) { return 0; }
+Result<std::string> cuda_choice(const Product&) { return cuda_status(); }
+Result<std::string> cuda_choice(const WeightGradient&) { return cuda_status(); }
 
 }  // namespace conv
 

@@ -208,8 +208,8 @@ Status run_product(const Call& c, Pass pass, const Tensors& t, Workspace workspa
 }
 
 // dW and the gradient of the gates: right by themselves, and apart from what is read.
-Status check_gradients(const Call& c, const WeightGradient& g, const Weights& w, const WeightGrads& grads,
-                       Device device) {
+Status check_gradients(const Call& c, const WeightGradient& g, const Weights& w, const int32_t* order,
+                       const WeightGrads& grads, Device device) {
   const int64_t b = c.layout.block_size, taps = g.gather.taps();
   const ConstTensor dw = grads.values, dgates = grads.gates;
   const DType sums = sum_dtype(g.dtype);
@@ -233,7 +233,8 @@ Status check_gradients(const Call& c, const WeightGradient& g, const Weights& w,
   const Region read[] = {{"w", w.values.data, one_row(filters), size_of(g.dtype)},
                          {"gates", w.gates.data, one_row(c.layout.blocks), size_of(sums)},
                          region_of_images(exchanged ? c.x_name : c.y_name, g.rows, g.dtype),
-                         region_of_images(exchanged ? c.y_name : c.x_name, g.columns, g.dtype)};
+                         region_of_images(exchanged ? c.y_name : c.x_name, g.columns, g.dtype),
+                         {"channel_order", order, one_row(x_channels(c.layout)), 4}};
   BS_RETURN_IF_ERROR(check_disjoint(c.op, dw_region, read));
   BS_RETURN_IF_ERROR(check_disjoint(c.op, dw_region, {&dgates_region, 1}));
   return check_disjoint(c.op, dgates_region, read);
@@ -290,7 +291,7 @@ Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstT
   WeightGradient g = gradient_of(layout, geometry, *pair, x.dtype);
   set_order(g.rows, orders);
   set_order(g.columns, orders);
-  BS_RETURN_IF_ERROR(check_gradients(c, g, w, grads, x.device));
+  BS_RETURN_IF_ERROR(check_gradients(c, g, w, channel_order, grads, x.device));
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (layout.blocks == 0) return {};
   if (pair->x.n > 0) {

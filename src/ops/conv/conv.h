@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "blocksparse/conv.h"
 #include "core/index.h"
@@ -119,5 +120,8 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
 size_t cuda_workspace_size(const Product& p);
 size_t cuda_workspace_size(const WeightGradient& g);
 Status prepare_cuda(Device device);
+// The name of the way that would do a call: see select_cuda.h.
+Result<std::string> cuda_choice(const Product& p);
+Result<std::string> cuda_choice(const WeightGradient& g);
 
 }  // namespace blocksparse::conv

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 
 #include "core/text.h"
+#include "cuda/once.h"
 #include "ops/linear/forced.h"
 
 namespace blocksparse::conv {
@@ -31,14 +31,8 @@ Status prepare_all(const cuda::Card& card) {
 
 // Of the current device, which is `device`, a card like that.
 Status prepare_once(Device device, const cuda::Card& card) {
-  constexpr size_t kMostDevices = 64;
-  static std::array<std::atomic<bool>, kMostDevices> done{};
-  if (static_cast<size_t>(device.index) >= kMostDevices) return prepare_all(card);
-  auto& ready = done[static_cast<size_t>(device.index)];
-  if (ready.load(std::memory_order_acquire)) return {};
-  BS_RETURN_IF_ERROR(prepare_all(card));  // twice does no harm
-  ready.store(true, std::memory_order_release);
-  return {};
+  static cuda::OncePerDevice once;
+  return once(device, [&] { return prepare_all(card); });
 }
 
 // Pixels of an image are counted in 31 bits.
@@ -60,6 +54,15 @@ Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
   return Status(StatusCode::unsupported, concat("[cuda] the kernel \"", linear::name_of(**forced),
                                                 "\", which was asked for, does not do this convolution"));
+}
+
+template <class Problem>
+Result<std::string> choice_of(const Problem& p) {
+  const auto card = cuda::card_of(p.layout.device);
+  if (!card.ok()) return card.status();
+  const auto way = way_for(p, *card);
+  if (!way.ok()) return way.status();
+  return std::string(name_of(*way));
 }
 
 template <class Launch>
@@ -110,6 +113,9 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
   return launch(*way, g.dtype, g.layout.device, *card,
                 [&](const CudaKernels& kernels) { return kernels.gradient(g, {*card, workspace, stream.handle}); });
 }
+
+Result<std::string> cuda_choice(const Product& p) { return choice_of(p); }
+Result<std::string> cuda_choice(const WeightGradient& g) { return choice_of(g); }
 
 size_t cuda_workspace_size(const Product& p) { return cuda_workspace_bytes(p); }
 size_t cuda_workspace_size(const WeightGradient& g) { return cuda_workspace_bytes(g); }

@@ -197,6 +197,9 @@ TEST(ConvEdge, DtypesAndOverlap) {
   c.dw.data = c.memory.data() + 8192;
   expect_error(c.wgrad(), "dw overlaps w");
   c = Call();
+  c.channel_order = static_cast<const int32_t*>(c.dw.data);
+  expect_error(c.wgrad(), "dw overlaps channel_order");
+  c = Call();
   c.workspace.bytes = 16;
   expect_error(c.fprop(), "workspace has 16 bytes, needs");
   expect_error(c.wgrad(), "workspace has 16 bytes, needs");

@@ -70,7 +70,7 @@ class ConvData {
   Status upload_outputs();
   Status download_outputs();
 
-  using Error = linear::LinearData::Error;
+  using Error = linear::ResultError;
   // Compares with the reference, which is run on first use.
   Error compare();
   // The same for `count` elements of the output at random, for problems too large for that.
@@ -89,6 +89,7 @@ class ConvData {
   const Tensor& dy() const { return dy_.tensor; }
   const Tensor& weights() const { return w_.tensor; }
   const Tensor& output() const { return y_.tensor; }
+  const LayoutView& view() const { return view_; }  // where the problem lies
   const void* weights_on_device() const { return placed(w_).data; }
 
   ConvData(ConvData&&) = default;

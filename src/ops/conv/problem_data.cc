@@ -299,13 +299,7 @@ double ConvData::gate_bound() const {
 void ConvData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {
   if (case_.integers) expected = rounded(expected, dtype);
   const double allowed = case_.integers ? 0 : bound + 2 * epsilon(dtype) * std::abs(expected);
-  const double difference = std::abs(got - expected);
-  const bool same = got == expected || (std::isnan(got) && std::isnan(expected));
-  const double ratio = same ? 0 : difference / std::max(allowed, std::numeric_limits<double>::min());
-  if (ratio <= error.worst && !std::isnan(ratio)) return;
-  error.worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
-  error.absolute = difference;
-  error.where = concat("element ", at, ": got ", got, ", expected ", expected, ", allowed difference ", allowed);
+  linear::note_error(got, expected, allowed, at, error);
 }
 
 ConvData::Error ConvData::compare() {

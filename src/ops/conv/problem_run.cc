@@ -82,7 +82,18 @@ Status ConvData::download_outputs() {
 }
 
 Result<std::string> ConvData::kernel() const {
-  if (case_.device.type == DeviceType::cuda) return std::string("cuda");
+  if (case_.device.type == DeviceType::cuda) {
+    LayoutView plain = view_;
+    plain.transposed = false;
+    if (case_.pass == Pass::wgrad) {
+      WeightGradient g = host_gradient();
+      g.layout = plain;
+      return cuda_choice(g);
+    }
+    Product p = host_product();
+    p.layout = plain;
+    return cuda_choice(p);
+  }
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return std::string(name_of(*isa));

@@ -41,6 +41,15 @@ linear::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout,
 
 }  // namespace
 
+std::string_view name_of(CudaWay way) {
+  switch (way) {
+    case CudaWay::generic: return "generic";
+    case CudaWay::many: return "many";
+    case CudaWay::linear: break;
+  }
+  return "linear";
+}
+
 int64_t inputs_of_tap(int64_t channels, int32_t block) {
   const int64_t step = std::max(linear::kChunk, block);
   return (channels + step - 1) / step * step;

@@ -1,6 +1,8 @@
 // Which CUDA kernel does a convolution, and what it needs of workspace. Pure functions of sizes and card.
 #pragma once
 
+#include <string_view>
+
 #include "cuda/card.h"
 #include "ops/conv/conv.h"
 #include "ops/linear/select_cuda.h"
@@ -12,6 +14,8 @@ enum class CudaWay : int32_t {
   many = 1,     // 16 bits, channels-last: the linear op's kernel for many tokens on gathered x
   linear = 2,   // one tap in place: the linear op itself
 };
+
+std::string_view name_of(CudaWay way);
 
 // The problem that the linear op's kernel sees: a column of W is a block of channels at one tap.
 linear::CudaProblem many_problem(const Product& p);

@@ -11,6 +11,7 @@
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "cuda/build_index.h"
+#include "cuda/once.h"
 #include "ops/linear/forced.h"
 
 namespace blocksparse {
@@ -99,14 +100,8 @@ Status prepare_all(const cuda::Card& card) {
 
 // Of the current device, which is `device`, a card like that.
 Status prepare_once(Device device, const cuda::Card& card) {
-  constexpr size_t kMostDevices = 64;
-  static std::array<std::atomic<bool>, kMostDevices> done{};
-  if (static_cast<size_t>(device.index) >= kMostDevices) return prepare_all(card);
-  auto& ready = done[static_cast<size_t>(device.index)];
-  if (ready.load(std::memory_order_acquire)) return {};
-  BS_RETURN_IF_ERROR(prepare_all(card));  // twice does no harm
-  ready.store(true, std::memory_order_release);
-  return {};
+  static cuda::OncePerDevice once;
+  return once(device, [&] { return prepare_all(card); });
 }
 
 template <class Kernel, class Task>

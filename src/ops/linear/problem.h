@@ -83,6 +83,16 @@ void for_each_element(const Tensor& t, Body&& body) {
   }
 }
 
+// How far results are from what is expected.
+struct ResultError {
+  double worst = 0;  // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
+  double absolute = 0;
+  double nonzero = 0;  // share of expected values that are not 0
+  std::string where;   // of the worst element
+};
+// Keeps the worst of them; NaN and Inf where they are expected are right.
+void note_error(double got, double expected, double allowed, int64_t at, ResultError& error);
+
 class LinearData {
  public:
   static Result<LinearData> make(const LinearCase& c);
@@ -102,12 +112,7 @@ class LinearData {
   // Other activations, there as well.
   Status refill(uint64_t seed);
 
-  struct Error {
-    double worst = 0;  // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
-    double absolute = 0;
-    double nonzero = 0;  // share of expected values that are not 0
-    std::string where;   // of the worst element
-  };
+  using Error = ResultError;
   // Compares with the reference, which is run on first use.
   Error compare();
   // The same for `count` elements of the output at random, each computed by itself: for problems too large for that.

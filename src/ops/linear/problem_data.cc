@@ -277,8 +277,7 @@ LinearData::Bounds LinearData::bounds() const {
           2 * product_eps * (k + area) * area * scale * max_w_};
 }
 
-void LinearData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {
-  const double allowed = case_.integers ? 0 : bound + 2 * epsilon(dtype) * std::abs(expected);
+void note_error(double got, double expected, double allowed, int64_t at, ResultError& error) {
   const double difference = std::abs(got - expected);
   const bool same = got == expected || (std::isnan(got) && std::isnan(expected));
   const double ratio = same ? 0 : difference / std::max(allowed, std::numeric_limits<double>::min());
@@ -286,6 +285,11 @@ void LinearData::check(double got, double expected, double bound, DType dtype, i
   error.worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
   error.absolute = difference;
   error.where = concat("element ", at, ": got ", got, ", expected ", expected, ", allowed difference ", allowed);
+}
+
+void LinearData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {
+  const double allowed = case_.integers ? 0 : bound + 2 * epsilon(dtype) * std::abs(expected);
+  note_error(got, expected, allowed, at, error);
 }
 
 LinearData::Error LinearData::compare() {

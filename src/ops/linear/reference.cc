@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/convert.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/reference.h"
 
 namespace blocksparse::linear {
 
@@ -15,7 +15,9 @@ double element(const Activations& a, int64_t token, int64_t feature, DType dtype
   return load_element(a.data, token * a.token_stride + feature * a.feature_stride, dtype);
 }
 
-double activated(Activation activation, double z) {
+}  // namespace
+
+double reference_activation(Activation activation, double z) {
   switch (activation) {
     case Activation::none: return z;
     case Activation::relu: return z < 0 ? 0 : z;
@@ -25,11 +27,9 @@ double activated(Activation activation, double z) {
   return z;
 }
 
-double gate_of(const void* gates, int64_t block, DType dtype) {
+double reference_gate(const void* gates, int64_t block, DType dtype) {
   return gates == nullptr ? 1 : load_element(gates, block, sum_dtype(dtype));
 }
-
-}  // namespace
 
 // y[t, o] = f(sum over blocks and k of gate * W[o, k] x[t, k] + bias[o] + residual[t, o])
 double reference_product_at(const Product& p, int64_t t, int64_t o) {
@@ -41,7 +41,7 @@ double reference_product_at(const Product& p, int64_t t, int64_t o) {
   double sum = 0;
   for (int32_t i = starts[o / b]; i < starts[o / b + 1]; ++i) {
     const BlockRef ref = walk.refs[static_cast<size_t>(i)];
-    const double gate = gate_of(p.gates, ref.weight, p.dtype);
+    const double gate = reference_gate(p.gates, ref.weight, p.dtype);
     if (gate == 0) continue;
     const int64_t first = ref.from * b;
     for (int64_t k = 0; k < std::min(b, p.x.features - first); ++k) {
@@ -52,7 +52,7 @@ double reference_product_at(const Product& p, int64_t t, int64_t o) {
   }
   if (p.bias != nullptr) sum += load_element(p.bias, o, p.dtype);
   if (p.residual.data != nullptr) sum += element(p.residual, t, o, p.dtype);
-  return activated(p.activation, sum);
+  return reference_activation(p.activation, sum);
 }
 
 void reference_product(const Product& p) {
@@ -82,7 +82,7 @@ std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t blo
 void reference_weight_gradient(const WeightGradient& g) {
   const int64_t b = g.layout.block_size;
   for (int64_t block = 0; block < g.layout.blocks; ++block) {
-    const double gate = gate_of(g.gates, block, g.dtype);
+    const double gate = reference_gate(g.gates, block, g.dtype);
     double gate_sum = 0;
     for (int64_t entry = 0; entry < b * b; ++entry) {
       const int64_t at = block * b * b + entry;
