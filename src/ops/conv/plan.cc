@@ -7,8 +7,10 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kRoundBytes = 4 << 20;  // of packed images: they stay in the last-level cache
-constexpr int64_t kSumBytes = 16 << 20;   // of sums of dW in f32, where there are more rounds
+constexpr int64_t kRoundBytes = 4 << 20;    // of packed images: they stay in the last-level cache
+constexpr int64_t kCacheBytes = 512 << 10;  // of both operands of wgrad, where that costs few rows packed twice: L2
+constexpr int64_t kSumBytes = 16 << 20;     // of sums of dW in f32, where there are more rounds
+constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; larger ones are copied chunk by chunk
 constexpr size_t kAlignment = 64;
 constexpr int kAreas = 5;  // of the workspace
 
@@ -53,18 +55,6 @@ void measure_axes(AxisPlan (&axis)[3]) {
   }
 }
 
-void measure(const Product& p, Plan& plan) {
-  measure_axes(plan.axis);
-  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
-  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
-  plan.phases = z.phases * y.phases * x.phases;
-  plan.panel = plan.positions + kMostLanes;
-  // An odd number of lines: channels that are a power of two apart would share few sets of the cache.
-  const int64_t line = 64 / size_of(sum_dtype(p.dtype));
-  plan.channel = (ceil_div(plan.phases * plan.panel, line) | 1) * line;
-  plan.image = plan.channel * p.x.channels;
-}
-
 }  // namespace
 
 int64_t AxisPlan::residue(int64_t phase) const {
@@ -80,36 +70,42 @@ int64_t AxisPlan::shift_of(int64_t tap, int64_t f) const {
 }
 
 size_t Plan::workspace_bytes() const {
-  return fits ? panel_bytes + vector_bytes + pixel_bytes + tap_bytes + kAreas * kAlignment : 0;
+  return fits ? panel_bytes + weight_bytes + 2 * place_bytes + tap_bytes + kAreas * kAlignment : 0;
 }
 
 Plan plan_product(const Product& p) {
   Plan plan;
   for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p.gather, p.x, p.y, i);
-  const int64_t size = size_of(sum_dtype(p.dtype));
+  const int64_t b = p.layout.block_size, size = size_of(sum_dtype(p.dtype)), taps = p.gather.taps();
+  const int64_t channels = ceil_div(p.x.channels, b) * b;
   // In double, for a geometry may ask for anything.
-  const auto panel_bytes = [&] {
-    double bytes = static_cast<double>(p.x.channels) * static_cast<double>(size);
+  const auto image_bytes = [&] {
+    auto bytes = static_cast<double>(channels * size);
     for (const AxisPlan& a : plan.axis) {
       bytes *= static_cast<double>(a.box + a.high - a.low) * static_cast<double>(a.phases);
     }
     return bytes;
   };
   for (AxisPlan& a : plan.axis) {
-    while (panel_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
+    while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
   }
   const auto most = static_cast<double>(kMostWorkspace);
-  const double tap_bytes = static_cast<double>(p.gather.taps()) * static_cast<double>(sizeof(linear::Tap));
-  plan.fits = panel_bytes() <= most / 2 && tap_bytes <= most / 4;
+  const double tap_bytes = static_cast<double>(taps) * static_cast<double>(sizeof(linear::Tap));
+  plan.fits = image_bytes() <= most / 2 && tap_bytes <= most / 16;
   if (!plan.fits) return plan;
-  measure(p, plan);
-  const int64_t image_bytes = std::max<int64_t>(1, plan.image * size);
-  plan.images = std::clamp<int64_t>(kRoundBytes / image_bytes, 1, std::max<int64_t>(1, p.x.n));
-  plan.panel_bytes = static_cast<size_t>(plan.images * image_bytes);
+  measure_axes(plan.axis);
+  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
+  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = z.phases * y.phases * x.phases;
+  const int64_t positions = plan.phases * plan.positions;
+  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, positions * channels * size), 1,
+                                    std::max<int64_t>(1, p.x.n));
+  plan.round = plan.images * positions;
+  plan.panel_bytes = static_cast<size_t>(plan.round * channels * size);
+  plan.place_bytes = static_cast<size_t>(z.box * y.box * x.box) * sizeof(int64_t);
   plan.tap_bytes = static_cast<size_t>(tap_bytes);
-  // Vectors begin `lanes` positions apart at least, and there are two lanes or more.
-  plan.vector_bytes = static_cast<size_t>(plan.positions / 2 + 1) * sizeof(int64_t);
-  plan.pixel_bytes = static_cast<size_t>(plan.positions + kMostLanes) * sizeof(int64_t);
+  const double weight_bytes = static_cast<double>(p.layout.blocks * b * b * size) * static_cast<double>(taps);
+  if (weight_bytes <= static_cast<double>(kWeightBytes)) plan.weight_bytes = static_cast<size_t>(weight_bytes);
   plan.fits = plan.workspace_bytes() <= kMostWorkspace;
   return plan;
 }
@@ -134,6 +130,12 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   for (AxisPlan& a : plan.axis) {
     while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
   }
+  for (AxisPlan& a : plan.axis) {
+    if (&a == &plan.axis[2]) break;  // whole rows share their zeros
+    while (image_bytes() > static_cast<double>(kCacheBytes) && a.box / 2 > 2 * (a.high - a.low)) {
+      a.box = ceil_div(a.box, 2);
+    }
+  }
   const auto most = static_cast<double>(kMostWorkspace);
   const double shift_bytes = static_cast<double>(g.gather.taps()) * static_cast<double>(sizeof(int64_t));
   plan.fits = image_bytes() <= most / 2 && shift_bytes <= most / 8;
@@ -142,7 +144,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
   plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
   plan.phases = z.phases * y.phases * x.phases;
-  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, static_cast<int64_t>(image_bytes())), 1,
+  plan.images = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, static_cast<int64_t>(image_bytes())), 1,
                                     std::max<int64_t>(1, g.rows.n));
   plan.gathered_round = plan.images * plan.phases * plan.positions;
   plan.plain_round = plan.images * z.box * y.box * x.box;
