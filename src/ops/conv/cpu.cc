@@ -88,6 +88,7 @@ class Run {
     weights_ = plan.weight_bytes == 0 ? nullptr : carver.take(plan.weight_bytes);
     positions_ = static_cast<int64_t*>(carver.take(plan.place_bytes));
     pixels_ = static_cast<int64_t*>(carver.take(plan.place_bytes));
+    sources_ = static_cast<int64_t*>(carver.take(plan.source_bytes));
     taps_ = static_cast<Tap*>(carver.take(plan.tap_bytes));
   }
 
@@ -96,14 +97,7 @@ class Run {
     const int64_t boxes = z.boxes() * y.boxes() * x.boxes();
     const int64_t phases = z.out_phases() * y.out_phases() * x.out_phases();
     pack_weights();
-    const Panels panels{.from = p_.x,
-                        .order = p_.x_channels,
-                        .dtype = p_.dtype,
-                        .block = std::min<int64_t>(p_.layout.block_size, linear::kTapInputs),
-                        .data = panels_,
-                        .round = plan_.round,
-                        .pack = linear::find_gradient_kernel(kernel_.isa, p_.dtype)->pack,
-                        .threads = threads_};
+    const Panels panels = panels_of_x();
     for (int64_t box = 0; box < boxes; ++box) {
       const Index b = index_of(box, y.boxes(), x.boxes());
       begin_ = {b.z * z.box, b.y * y.box, b.x * x.box};
@@ -111,13 +105,66 @@ class Run {
         const int64_t images = std::min(plan_.images, p_.x.n - image);
         panels.gathered(plan_.axis, plan_.positions, begin_, image, images);
         for (int64_t phase = 0; phase < phases; ++phase) {
-          multiply(index_of(phase, y.out_phases(), x.out_phases()), image, images);
+          const Index f = index_of(phase, y.out_phases(), x.out_phases());
+          TapArgs a = args(image);
+          a.image = plan_.phases * plan_.positions;
+          a.tap_count = list_taps(f);
+          a.places = list_places(f);
+          multiply(a, images);
         }
       }
     }
   }
 
+  void all_far() {
+    const auto& size = p_.x.size;
+    const int64_t blocks = ceil_div(p_.x.channels, p_.layout.block_size);
+    pack_weights();
+    list_sources();
+    const Panels panels = panels_of_x();
+    for (int64_t image = 0; image < p_.x.n; image += plan_.images) {
+      const int64_t images = std::min(plan_.images, p_.x.n - image);
+      panels.plain({}, {size[0], size[1], size[2]}, image, images);
+      panels.zero(0, blocks * p_.layout.block_size / panels.block, plan_.round - 1, 1);
+      TapArgs a = args(image);
+      a.image = p_.x.pixels();
+      a.tap_count = p_.gather.taps();
+      a.places = p_.y.pixels();
+      a.sources = sources_;
+      a.nothing = plan_.round - 1;
+      multiply(a, images);
+    }
+  }
+
  private:
+  Panels panels_of_x() const {
+    return {.from = p_.x,
+            .order = p_.x_channels,
+            .dtype = p_.dtype,
+            .block = std::min<int64_t>(p_.layout.block_size, linear::kTapInputs),
+            .data = panels_,
+            .round = plan_.round,
+            .pack = linear::find_gradient_kernel(kernel_.isa, p_.dtype)->pack,
+            .threads = threads_};
+  }
+
+  // Every pixel, and what each tap brings to it.
+  void list_sources() const {
+    const auto &in = p_.x.size, &out = p_.y.size;
+    for (int64_t place = 0; place < p_.y.pixels(); ++place) pixels_[place] = place;
+    int64_t at = 0;
+    for (int64_t tap = 0; tap < p_.gather.taps(); ++tap) {
+      taps_[tap] = {0, tap};
+      const Index t = index_of(tap, p_.gather.kernel[1], p_.gather.kernel[2]);
+      for (int64_t place = 0; place < p_.y.pixels(); ++place, ++at) {
+        const Index q = index_of(place, out[1], out[2]);
+        const auto z = p_.gather.source(0, q.z, t.z, in[0]), y = p_.gather.source(1, q.y, t.y, in[1]),
+                   x = p_.gather.source(2, q.x, t.x, in[2]);
+        sources_[at] = z && y && x ? (*z * in[1] + *y) * in[2] + *x : -1;
+      }
+    }
+  }
+
   void pack_weights() const {
     if (weights_ == nullptr || p_.x.n == 0) return;
     const TapArgs a = args(0);
@@ -181,7 +228,6 @@ class Run {
             .y_channels = p_.y_channels,
             .panels = panels_,
             .round = plan_.round,
-            .image = plan_.phases * plan_.positions,
             .weights = weights_,
             .starts = p_.layout.index + (p_.by_in ? at.by_in.starts : at.by_out.starts),
             .refs = walk_of(p_.layout, p_.by_in).refs.data(),
@@ -191,10 +237,7 @@ class Run {
             .pixels = pixels_};
   }
 
-  void multiply(const Index& phase, int64_t image, int64_t images) const {
-    TapArgs a = args(image);
-    a.tap_count = list_taps(phase);
-    a.places = list_places(phase);
+  void multiply(const TapArgs& a, int64_t images) const {
     const int64_t pixels = images * a.places, group = kernel_.tap_group, groups = ceil_div(pixels, group);
     const int64_t rows = ceil_div(p_.y.channels, p_.layout.block_size);
     const int64_t length = threads_ == 1 ? rows : ceil_div(rows, threads_ * kRunsPerThread);
@@ -215,6 +258,7 @@ class Run {
   void* panels_;
   void* weights_;
   int64_t *positions_, *pixels_;
+  int64_t* sources_;  // [taps][places]
   Tap* taps_;
   Index begin_;
 };
@@ -234,7 +278,9 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
-  Run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops)).all();
+  Run run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops));
+  if (plan.far) run.all_far();
+  else run.all();
   return {};
 }
 

@@ -44,7 +44,7 @@ class GradientRun {
     runs_ = static_cast<TokenRun*>(carver.take(plan.run_bytes));
     shifts_ = static_cast<int64_t*>(carver.take(plan.shift_bytes));
     sums_ = carver.take(plan.sum_bytes);
-    list_shifts();
+    if (!plan.far) list_shifts();
   }
 
   void all() {
@@ -62,8 +62,15 @@ class GradientRun {
           begin_box(round / batches);
           const int64_t image = round % batches * plan_.images;
           const int64_t images = std::min(plan_.images, g_.rows.n - image);
-          panels_of(g_.gathered(), true).gathered(plan_.axis, plan_.positions, begin_, image, images);
           panels_of(g_.plain(), false).plain(begin_, size_, image, images);
+          const Panels gathered = panels_of(g_.gathered(), true);
+          const auto& size = g_.gathered().size;
+          if (plan_.far) {
+            gathered.plain({}, {size[0], size[1], size[2]}, image, images);
+            multiply_far(a, images, first, last);
+            continue;
+          }
+          gathered.gathered(plan_.axis, plan_.positions, begin_, image, images);
           list_runs(images, a);
         }
         multiply(a, first, last);
@@ -108,6 +115,27 @@ class GradientRun {
       for (int64_t x = 0; x < size_.x; x += kStepTokens) {
         const int64_t gathered = i * plan_.phases * plan_.positions + plan_.offset(z, y, x);
         const int64_t plain = row * size_.x + x, tokens = std::min(kStepTokens, size_.x - x);
+        runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
+      }
+    }
+    a.taps.runs = runs_;
+    a.taps.run_count = count;
+  }
+
+  // The runs of pixels for which one tap is inside of the image.
+  void list_runs_of(int64_t tap, int64_t images, GradientArgs& a) const {
+    const auto &in = g_.gathered().size, &out = g_.plain().size;
+    const Index t = index_of(tap, g_.gather.kernel[1], g_.gather.kernel[2]);
+    const int64_t shift = t.x * g_.gather.dilation[2] - g_.gather.padding[2];
+    const int64_t begin = std::max<int64_t>(0, -shift), end = std::min(out[2], in[2] - shift);
+    int64_t count = 0;
+    for (int64_t row = 0; row < images * out[0] * out[1]; ++row) {
+      const auto z = g_.gather.source(0, row / out[1] % out[0], t.z, in[0]);
+      const auto y = g_.gather.source(1, row % out[1], t.y, in[1]);
+      if (!z || !y) continue;
+      const int64_t from = ((row / (out[0] * out[1]) * in[0] + *z) * in[1] + *y) * in[2] + shift;
+      for (int64_t x = begin; x < end; x += kStepTokens) {
+        const int64_t gathered = from + x, plain = row * out[2] + x, tokens = std::min(kStepTokens, end - x);
         runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
       }
     }
@@ -161,13 +189,32 @@ class GradientRun {
     return a;
   }
 
-  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
+  // Calls body(args, first block, last) for shares of the blocks, in parallel.
+  template <class Body>
+  void for_each_share(const GradientArgs& a, int64_t first, int64_t last, Body body) const {
     const int64_t bytes = a.taps.taps * a.block * a.block * size_of(sum_dtype(g_.dtype));
     const int64_t step = threads_ == 1 ? last - first : std::max<int64_t>(1, kGradientBytes / bytes);
     parallel_for(threads_, ceil_div(last - first, step), [&](int64_t task) {
       const int64_t begin = first + task * step, end = std::min(begin + step, last);
-      for_each_step(a, [&](GradientArgs& step) { multiply_step(step, begin, end); });
+      for_each_step(a, [&](GradientArgs& some) { body(some, begin, end); });
     });
+  }
+
+  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
+    for_each_share(a, first, last,
+                   [&](GradientArgs& some, int64_t begin, int64_t end) { multiply_step(some, begin, end); });
+  }
+
+  void multiply_far(const GradientArgs& a, int64_t images, int64_t first, int64_t last) const {
+    GradientArgs b = a;
+    for (int64_t tap = 0; tap < a.taps.taps; ++tap) {
+      b.taps.first = tap;
+      b.taps.last = tap + 1;
+      b.accumulate_gates = a.accumulate_gates || tap > 0;
+      list_runs_of(tap, images, b);
+      for_each_share(b, first, last,
+                     [&](GradientArgs& some, int64_t begin, int64_t end) { kernel_.multiply(some, begin, end); });
+    }
   }
 
   void multiply_step(GradientArgs& a, int64_t first, int64_t last) const {

@@ -27,11 +27,11 @@ struct Panels {
   void gathered(const AxisPlan (&axis)[3], int64_t positions, const Index& begin, int64_t image, int64_t images) const;
   // The pixels of the box alone, one after the other.
   void plain(const Index& begin, const Index& size, int64_t image, int64_t images) const;
+  void zero(int64_t first_block, int64_t last_block, int64_t position, int64_t count) const;
 
  private:
   linear::RowsToPack rows() const;
   const void* pixel(int64_t image, int64_t z, int64_t y, int64_t x) const;
-  void zero(int64_t first_block, int64_t last_block, int64_t position, int64_t count) const;
   // Calls body(first block of channels, last, i) for slices of channels and i < count, in parallel.
   template <class Body>
   void for_each_slice(int64_t count, Body body) const;

@@ -47,8 +47,9 @@ struct Plan {
   int64_t phases = 1;
   int64_t images = 0;  // of a round
   int64_t round = 0;   // positions of a round
+  bool far = false;    // most of a grid would be zeros: images are packed without, and each tap looks its pixels up
   bool fits = true;    // into the workspace that is promised; else it is done by plain loops
-  size_t panel_bytes = 0, weight_bytes = 0, place_bytes = 0, tap_bytes = 0;
+  size_t panel_bytes = 0, weight_bytes = 0, place_bytes = 0, source_bytes = 0, tap_bytes = 0;
 
   size_t workspace_bytes() const;
   int64_t offset(int64_t z, int64_t y, int64_t x) const { return (z * axis[1].pitch + y) * axis[2].pitch + x; }
@@ -67,6 +68,7 @@ struct GradientPlan {
   int64_t gathered_round = 0;  // tokens of a panel
   int64_t plain_round = 0;
   int64_t blocks = 0;  // whose sums are kept at once, where dW is narrower
+  bool far = false;    // as above: each tap has its own runs of pixels
   bool fits = true;
   size_t gathered_bytes = 0, plain_bytes = 0, run_bytes = 0, shift_bytes = 0, sum_bytes = 0;
 

@@ -108,7 +108,18 @@ constexpr std::string_view kAwkward[] = {
     "conv:wgrad bf16 n=1 hw=130 b=32 random(2,2,0.6) seed=87 r=2 threads=2 gates dgates",
     "conv:wgrad f32 n=1 hw=60000 dims=1 stride=2 b=16 random(1,1,1) seed=88 threads=2",
     "conv:wgrad f32 n=40 hw=16 b=16 random(4,4,0.3) seed=89 threads=2 accumulate",
-    "conv:fprop f32 n=1 hw=2 r=2 dil=900 pad=900 after=0 b=16 random(1,1,1) seed=90",  // panels would be too large
+    "conv:fprop f32 n=1 hw=2 r=2 dil=900 pad=900 after=0 b=16 random(1,1,1) seed=90",  // a grid would be too large
+    // Taps that reach so far that each looks its pixels up.
+    "conv:fprop f32 n=5 hw=6 dil=6 b=16 random(3,3,0.6) seed=91 order bias act=relu",
+    "conv:fprop bf16 n=2 hw=7x5 r=3x2 dil=5x9 pad=5x9 after=5x0 c=41 k=39 b=16 random(3,3,0.6) seed=92 first gates "
+    "residual",
+    "conv:dgrad f32 n=4 hw=6 dil=6 b=64 random(3,2,0.6) seed=93 gates threads=2",
+    "conv:dgrad f16 n=2 hw=9 stride=2 dil=9 pad=9 after=9 b=8 random(5,4,0.6) seed=94 order",
+    "conv:wgrad f32 n=5 hw=6 dil=6 b=16 random(3,3,0.6) seed=95 gates dgates accumulate",
+    "conv:wgrad bf16 n=9 hw=12x9 dil=12x9 c=59 k=62 b=32 random(2,2,1) seed=96 gates dgates threads=2",
+    "conv:wgrad bf16 n=3 hw=8 dims=1 dil=7 pad=7 after=7 b=8 random(3,3,0.6) seed=97 transposed first dw=f32",
+    "conv:wgrad f64 n=2 hw=5x6x4 dil=5 b=8 random(3,3,0.6) seed=98 order stride=2x1x1",
+    "conv:fprop f32 n=2 hw=24 r=3 dil=20 pad=20 after=20 b=32 random(40,0.04) seed=99 threads=2",
 };
 
 // A problem at random.

@@ -41,16 +41,13 @@ struct TapEntry {
   int64_t x;   // offset of the first one
   const S* w;  // [inputs][strip]
   int64_t depth;
+  const int64_t* at;  // where it finds each pixel of the group
 };
 
-// The inner loop: sums [P][V vectors] (+)= x [P pixels, inputs of the entries] W [inputs, strip]. Pixel p is at[p] from
-// the first one of an entry.
+// The inner loop: sums [P][V vectors] (+)= x [P pixels from `pixel` on, inputs of the entries] W [inputs, strip].
 template <class S, int L, int V, int P>
-__attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, const S* x, const int64_t* at, S* sums,
+__attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, const S* x, int64_t pixel, S* sums,
                                         bool first) {
-  int64_t from[P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) from[p] = at[p];
   Vec<S, L> sum[P][V];
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
@@ -59,6 +56,9 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
   }
   for (const TapEntry<S>* e = entries; e != entries + count; ++e) {
     const S *xb = x + e->x, *wb = e->w;
+    int64_t from[P];
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) from[p] = e->at[pixel + p];
     auto step = [&]() __attribute__((always_inline)) {
       Vec<S, L> wv[V];
 #pragma GCC unroll 16
@@ -107,9 +107,23 @@ void pack_tap_weights(const TapArgs& t, int64_t first_block, int64_t last_block)
 // Some pixels, whose images and places have been looked up.
 struct TapGroup {
   int64_t count;
-  int64_t at[kTapPixels];     // offset in a panel, of whole tiles
+  int64_t at[kTapPixels];  // offset in a panel, of whole tiles; with sources, position of the image
+  int64_t place[kTapPixels];
   int64_t pixel[kTapPixels];  // of y, in elements from the first image
 };
+
+// Where one tap finds the pixels. Whether it finds any.
+inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_t width, int64_t* at) {
+  const int64_t* source = t.sources + tap * t.places;
+  bool any = false;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const int64_t from = source[group.place[i]];
+    at[i] = (from < 0 ? t.nothing : group.at[i] + from) * width;
+    any = any || from >= 0;
+  }
+  for (int64_t i = group.count; i < kTapPixels; ++i) at[i] = t.nothing * width;
+  return any;
+}
 
 // Sums of one strip of a group. Where W has not been copied, each chunk's is.
 template <class C, int L, int V>
@@ -121,12 +135,13 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
   const auto* x = static_cast<const S*>(t.panels);
   TapEntry<S> entries[kMost];
   alignas(64) S copies[kTapDepth * O];
+  int64_t looked_up[kMost][kTapPixels];
   int count = 0;
   int64_t depth = 0;
   bool first = true;
   const auto multiply_them = [&] {
     for (int64_t p = 0; p < group.count; p += P) {
-      tap_tile<S, L, V, P>(entries, count, x, group.at + p, sums + p * O, first);
+      tap_tile<S, L, V, P>(entries, count, x, p, sums + p * O, first);
     }
     count = 0;
     depth = 0;
@@ -144,6 +159,11 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
       for (int64_t tap = 0; tap < t.tap_count; ++tap) {
         if (count == kMost || depth + rows > kTapDepth) multiply_them();
         const Tap& at = t.tap[tap];
+        const int64_t* pixels = group.at;
+        if (t.sources != nullptr) {
+          pixels = looked_up[count];
+          if (!look_up(t, at.index, group, width, looked_up[count])) continue;
+        }
         const S* w = copies + depth * O;
         if (t.weights != nullptr) {
           w = static_cast<const S*>(t.weights) + weight * a.block * a.block +
@@ -151,7 +171,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
         } else {
           copy_gated<C, O>(a, weight + at.index, gate, strip, {k, k + rows}, copies + depth * O);
         }
-        entries[count++] = {begin + k * t.round + at.shift * width, w, some};
+        entries[count++] = {begin + k * t.round + at.shift * width, w, some, pixels};
         depth += rows;
       }
     }
@@ -214,7 +234,9 @@ void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
     for (int64_t first = pixels.first; first < pixels.last; first += kTapPixels) {
       group.count = least<int64_t>(kTapPixels, pixels.last - first);
       for (int64_t i = 0; i < group.count; ++i) {
-        group.at[i] = (image * t.image + t.positions[place]) * least<int64_t>(t.product.block, kTapInputs);
+        const int64_t width = least<int64_t>(t.product.block, kTapInputs), at = image * t.image;
+        group.at[i] = t.sources == nullptr ? (at + t.positions[place]) * width : at;
+        group.place[i] = place;
         group.pixel[i] = image * t.y_image + t.pixels[place] * a.y_token;
         if (++place == t.places) {
           place = 0;

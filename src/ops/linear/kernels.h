@@ -79,6 +79,9 @@ struct TapArgs {
   int64_t places = 0;                  // pixels of y of an image
   const int64_t* positions = nullptr;  // [places]: where in the panel a tap that is not shifted reads
   const int64_t* pixels = nullptr;     // [places]: which pixel of y
+  // Or null positions, and for each tap by its index [places]: where it reads, or -1 for `nothing`, a position of zeros.
+  const int64_t* sources = nullptr;
+  int64_t nothing = 0;
 };
 
 // Vectors are runs of `lanes` tokens; the last one of a round may be incomplete.
