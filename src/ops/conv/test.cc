@@ -16,18 +16,26 @@ namespace {
 
 constexpr std::string_view kAwkward[] = {
     // Nothing, or almost nothing, to do.
-    "conv:fprop f32 n=0 b=8 random(4,4,0.5)", "conv:dgrad bf16 n=0 b=16 random(2,2,0.5)",
-    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) gates dgates", "conv:wgrad f32 n=0 b=8 random(3,3,0.5) accumulate dgates",
-    "conv:fprop f32 n=1 hw=4 b=8 random(3,3,0) bias", "conv:wgrad f32 n=1 hw=4 b=8 random(3,3,0)",
-    "conv:fprop f64 n=1 hw=1 b=128 diagonal(1) c=1 k=1 bias", "conv:fprop f32 n=1 hw=1 dims=1 b=8 diagonal(1)",
+    "conv:fprop f32 n=0 b=8 random(4,4,0.5)",
+    "conv:dgrad bf16 n=0 b=16 random(2,2,0.5)",
+    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) gates dgates",
+    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) accumulate dgates",
+    "conv:fprop f32 n=1 hw=4 b=8 random(3,3,0) bias",
+    "conv:wgrad f32 n=1 hw=4 b=8 random(3,3,0)",
+    "conv:fprop f64 n=1 hw=1 b=128 diagonal(1) c=1 k=1 bias",
+    "conv:fprop f32 n=1 hw=1 dims=1 b=8 diagonal(1)",
     "conv:dgrad f32 n=1 hw=1x1x1 r=1 b=8 random(3,2,1)",
     // Sizes around vectors and groups.
-    "conv:fprop f32 n=3 hw=7 b=8 random(5,4,0.5) seed=1", "conv:fprop f32 n=2 hw=14 b=16 random(3,4,0.5) seed=2",
+    "conv:fprop f32 n=3 hw=7 b=8 random(5,4,0.5) seed=1",
+    "conv:fprop f32 n=2 hw=14 b=16 random(3,4,0.5) seed=2",
     "conv:fprop f32 n=1 hw=28 b=32 random(3,3,0.6) seed=3 first",
-    "conv:fprop f32 n=2 hw=9x31 b=64 random(2,2,1) seed=4", "conv:dgrad f32 n=2 hw=15x3 b=8 random(6,5,0.4) seed=5",
-    "conv:dgrad f32 n=1 hw=16 b=128 random(2,2,0.7) seed=6 r=2", "conv:wgrad f32 n=3 hw=13 b=8 random(5,4,0.5) seed=7",
+    "conv:fprop f32 n=2 hw=9x31 b=64 random(2,2,1) seed=4",
+    "conv:dgrad f32 n=2 hw=15x3 b=8 random(6,5,0.4) seed=5",
+    "conv:dgrad f32 n=1 hw=16 b=128 random(2,2,0.7) seed=6 r=2",
+    "conv:wgrad f32 n=3 hw=13 b=8 random(5,4,0.5) seed=7",
     "conv:wgrad f32 n=2 hw=12x20 b=16 random(3,3,0.5) seed=8 first",
-    "conv:wgrad f64 n=2 hw=6 b=64 random(2,2,0.8) seed=9", "conv:wgrad f32 n=1 hw=10 b=128 random(2,2,0.8) seed=10 r=2",
+    "conv:wgrad f64 n=2 hw=6 b=64 random(2,2,0.8) seed=9",
+    "conv:wgrad f32 n=1 hw=10 b=128 random(2,2,0.8) seed=10 r=2",
     // One and three dimensions.
     "conv:fprop f32 n=2 hw=37 dims=1 r=5 b=16 random(3,3,0.6) seed=11",
     "conv:dgrad f32 n=3 hw=300 dims=1 r=7 dil=4 b=8 random(3,3,0.6) seed=12 first",
@@ -171,7 +179,8 @@ void expect_right(const std::string& line, const ConvCase& c, const std::vector<
     const auto error = large ? data->spot_check(2000) : data->compare();
     EXPECT_LE(error.worst, 1) << isa << " " << line << "\n" << error.where;
     EXPECT_EQ(data->overrun(), "") << isa << " " << line;
-    const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() == 1);
+    // Whatever the gates are: few of them may all be 0.
+    const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() < 9);
     EXPECT_TRUE(empty || error.nonzero > 0) << line;
   }
   ASSERT_TRUE(set_cpu_isa("").ok());

@@ -79,7 +79,8 @@ struct TapArgs {
   int64_t places = 0;                  // pixels of y of an image
   const int64_t* positions = nullptr;  // [places]: where in the panel a tap that is not shifted reads
   const int64_t* pixels = nullptr;     // [places]: which pixel of y
-  // Or null positions, and for each tap by its index [places]: where it reads, or -1 for `nothing`, a position of zeros.
+  // Or null positions, and for each tap by its index [places]: where it reads, or -1 for `nothing`, a position of
+  // zeros.
   const int64_t* sources = nullptr;
   int64_t nothing = 0;
 };
@@ -141,6 +142,8 @@ struct GradientArgs {
   int64_t dy_round = 0;  // and of dy
   const void* x_panels = nullptr;
   const void* dy_panels = nullptr;
+  bool direct = false;  // they are x and dy where they lie: blocks side by side, tokens at these strides
+  int64_t x_token = 0, dy_token = 0;
 
   const int32_t* out_of = nullptr;
   const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i
