@@ -94,6 +94,7 @@ struct ManyTokens {
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};

@@ -1,5 +1,5 @@
-// b = 64, 128 (and 8 filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is read half
-// as often for a product as with 64 columns.
+// b = 64, 128 (and smaller ones filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is
+// read half as often for a product as with 64 columns.
 //   load      a box of x [256 tokens, 64 inputs], or 4 of them features-first; of W a box [64, 64] for each strip of
 //   outputs that has a block, or
 //             one copy of the cells
@@ -80,6 +80,7 @@ struct ManyWeights {
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {
       const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * form.outputs() + group * kBox};
