@@ -298,6 +298,22 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 
 constexpr int kSlices = 16;  // thread blocks that finish a unit together: one alone takes 28 us
 
+// All threads, more than there are thread blocks: the first and the last of those that have steps of a shared unit, from
+// the last that begins before or with it to the last that begins in it.
+__device__ inline int2 sharers_of(const ManyGradient& g, GradientShare* shares, int unit, int32_t grid) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread <= grid) shares[thread] = g.tables.share(thread);
+  __syncthreads();
+  const bool begins_before =
+      thread < grid && (shares[thread].unit < unit || (shares[thread].unit == unit && shares[thread].step == 0));
+  const int first = __syncthreads_count(begins_before) - 1;
+  return {first, __syncthreads_count(thread < grid && shares[thread].unit <= unit) - 1};
+}
+
+__device__ inline bool has_step(const GradientShare* shares, int at) {
+  return shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+}
+
 // Units that several thread blocks shared, summed in the order of tokens.
 template <class K>
 __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
@@ -307,13 +323,7 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
   if (unit >= counts.x) return;
   __shared__ GradientShare shares[kMostGradientGrid + 1];
   const auto thread = static_cast<int>(threadIdx.x);
-  if (thread <= grid) shares[thread] = g.tables.share(thread);
-  __syncthreads();
-  // The thread blocks that have steps of it: from the last that begins before or with it to the last that begins in it.
-  const bool counts_first =
-      thread < grid && (shares[thread].unit < unit || (shares[thread].unit == unit && shares[thread].step == 0));
-  const int first = __syncthreads_count(counts_first) - 1;
-  const int last = __syncthreads_count(thread < grid && shares[thread].unit <= unit) - 1;
+  const auto [first, last] = sharers_of(g, shares, unit, grid);
   if (first == last) return;  // and has been stored
   constexpr int kEights = 32 / kSlices, kSums = 4 * kEights;
   const int group = thread / 128;
@@ -327,10 +337,10 @@ __global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ 
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = min(c + j, last);
-      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+      const bool takes = c + j <= last && has_step(shares, at);
       part = part_of(g, at, false, group) + slice * kSums * 128;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) more[j][i] = c + j <= last && has_step ? part[i * 128] : 0;
+      for (int i = 0; i < kSums; ++i) more[j][i] = takes ? part[i * 128] : 0;
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
