@@ -19,6 +19,14 @@
 namespace blocksparse::conv {
 namespace {
 
+// body.template operator()<K>() with the linear op's kernel whose products these are.
+template <class T, class Body>
+Status with_halo_product(bool by_in, Body body) {
+  using linear::ManyKind, linear::ManyWeights, linear::XOrder;
+  return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, XOrder::tokens>>()
+               : body.template operator()<ManyWeights<T, ManyKind::direct, false, XOrder::tokens>>();
+}
+
 template <class T>
 HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan, const linear::ManyTables& tables) {
   const linear::ManyPlan many = linear::plan_many(plan.problem);
@@ -38,6 +46,9 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan, const 
           .taps_of_row = cuda::Divider(plan.phase.x.taps[0]),
           .row_step = plan.raster.row_step,
           .column_step = plan.raster.column_step,
+          .tap_rows = static_cast<int32_t>(plan.phase.x.taps[1]),
+          .tap_columns = static_cast<int32_t>(plan.phase.x.taps[0]),
+          .w_bytes = 0,
           .columns = static_cast<int32_t>(p.y.size[2]),
           .rows = static_cast<int32_t>(p.y.size[1]),
           .images = static_cast<int32_t>(p.y.n),
@@ -63,7 +74,7 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
   const linear::ManyTables tables = linear::many_tables(many, problem.block, inner.workspace.data);
   linear::Product product = as_linear(p);
   product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
-  return linear::with_many_form<T, linear::XOrder::tokens>(many.kind, p.by_in, [&]<class K>() {
+  return with_halo_product<T>(p.by_in, [&]<class K>() {
     static_assert(K::kStagedBytes == kHaloStagedBytes && K::kWBytes == kHaloWeightBytes);
     typename K::Maps maps{};
     const auto x = linear::boxed(in_raster(plan->phase.x, plan->raster), false, linear::kChunk,
@@ -85,14 +96,11 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status prepare_halo_product() {
-  using linear::ManyKind;
-  for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
-    for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR((linear::with_many_form<T, linear::XOrder::tokens>(kind, by_in, [&]<class K>() {
-        BS_RETURN_IF_ERROR(cuda::prepare(halo_product<T, K, true>, static_cast<int>(kHaloProductBytes)));
-        return cuda::prepare(halo_product<T, K, false>, static_cast<int>(kHaloProductBytes));
-      })));
-    }
+  for (bool by_in : {false, true}) {
+    BS_RETURN_IF_ERROR(with_halo_product<T>(by_in, [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare(halo_product<T, K, true>, static_cast<int>(kHaloProductBytes)));
+      return cuda::prepare(halo_product<T, K, false>, static_cast<int>(kHaloProductBytes));
+    }));
   }
   BS_RETURN_IF_ERROR(prepare_taps());
   BS_RETURN_IF_ERROR(linear::prepare_many_tables());

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/divider.h"
+#include "cuda/ptx/griddepcontrol.h"
 #include "ops/conv/select_halo.h"
-#include "ops/linear/cuda_many_tokens.h"
 #include "ops/linear/cuda_many_weights.h"
 
 namespace blocksparse::conv {
@@ -17,6 +17,8 @@ struct HaloProduct {
   linear::ImageSteps pixels;  // of x
   cuda::Divider taps, taps_of_row;
   int32_t row_step, column_step;                  // positions between taps
+  int32_t tap_rows, tap_columns;
+  int32_t w_bytes;                                // of a block with all taps
   int32_t columns, rows, images;                  // of y
   int32_t x_bytes, buffer_bytes, buffers, stages;  // of x in shared memory, and of the ring
 };
@@ -27,10 +29,15 @@ struct HaloShared {
 };
 
 // Feeders have more to keep than those of the linear op.
-template <class K>
-inline constexpr int kRegisters = K::kGroups == 2 ? 216 : 104;
-template <class K>
-inline constexpr int kFeedRegisters = K::kGroups == 2 ? 72 : 64;
+inline constexpr int kRegisters = 216, kFeedRegisters = 72;
+
+// All threads. `consumers` arrive when they have used a stage or x.
+__device__ inline void start_halo_rings(HaloShared& shared, const HaloProduct& h, int consumers) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < h.buffers; ++i) ptx::mbarrier_init(shared_address(&shared.x_empty[i]), consumers);
+  }
+  linear::start_ring(shared.ring, h.stages, consumers);
+}
 
 // Bits of a note's flag from the third on: the record is the first of its channels; its tap's shift.
 inline constexpr int kBegins = 4, kShiftBits = 3;
@@ -277,19 +284,16 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   __shared__ HaloShared shared;
   const uint32_t x = shared_address(staged) + K::kStagedBytes;
   const int group = static_cast<int>(threadIdx.x) / 128;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < h.buffers; ++i) ptx::mbarrier_init(shared_address(&shared.x_empty[i]), K::kGroups * 4);
-  }
-  linear::start_ring(shared.ring, h.stages, K::kGroups * 4);
+  start_halo_rings(shared, h, K::kGroups * 4);
   ptx::griddepcontrol_wait();
   if (group == K::kGroups) {
-    ptx::setmaxnreg_dec<kFeedRegisters<K>>();
+    ptx::setmaxnreg_dec<kFeedRegisters>();
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
     if (warp < linear::kFeeders) HaloFeeder<K>(shared, h, maps, x, warp).run();
     else if (threadIdx.x % 32 == 0) linear::hand_out_tiles(shared.ring, h.p);
     return;
   }
-  ptx::setmaxnreg_inc<kRegisters<K>>();
+  ptx::setmaxnreg_inc<kRegisters>();
   HaloConsumer<K> consumer(shared, h, x, group);
   consumer.begin();
   while (consumer.goes_on()) {

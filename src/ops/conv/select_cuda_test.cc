@@ -139,22 +139,23 @@ TEST_F(ConvSelect, TheWorkspaceHoldsTablesAndACopyOfWAlone) {
 }
 
 TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
+  const Layout layout = *Layout::from_graph("random(4,4,0.25)", {.block_size = 64}, 1);
   const auto way = [&](const Gather& gather, int64_t hw) {
     const int64_t reach = (gather.kernel[1] - 1) * gather.dilation[1];
-    return choose_cuda_way(product_of(layout_, DType::bf16, gather, hw, hw + 2 * gather.padding[1] - reach), kHopper);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather, hw, hw + 2 * gather.padding[1] - reach), kHopper);
   };
   EXPECT_EQ(way(gather_of(5, 1, 2), 28), CudaWay::halo);
-  EXPECT_EQ(way(gather_of(3, 1, 1), 224), CudaWay::halo);
+  EXPECT_EQ(way(gather_of(3, 1, 1), 112), CudaWay::halo);
   EXPECT_EQ(way(gather_of(5, 1, 2), 224), CudaWay::many) << "five rows of an image do not fit";
   EXPECT_EQ(way(gather_of(3, 1, 1), 2), CudaWay::many) << "most of the raster is zeros";
-  Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
+  Product p = product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28);
   p.residual = p.y, p.residual.data = &p;
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
   const Layout wide = *Layout::from_graph("random(2,2,1)", {.block_size = 128}, 1);
   EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::many);
   WeightGradient g{.dtype = DType::bf16,
                    .dw_dtype = DType::bf16,
-                   .layout = layout_.view(),
+                   .layout = layout.view(),
                    .gather = gather_of(3, 1, 1),
                    .rows = p.y,
                    .columns = p.x};
@@ -163,6 +164,20 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
   g.dgates = nullptr, g.gather = gather_of(5, 1, 2);
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+}
+
+TEST_F(ConvSelect, RoundsOfTilesAndDensityDecide) {
+  const auto way = [](std::string_view graph, int32_t block, int64_t hw) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw), kHopper);
+  };
+  EXPECT_EQ(way("random(4,4,0.5)", 64, 28), CudaWay::halo);
+  EXPECT_EQ(way("random(4,4,0.12)", 64, 28), CudaWay::many);
+  EXPECT_EQ(way("random(4,4,0.12)", 64, 14), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.12)", 32, 28), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.5)", 32, 28), CudaWay::many);
+  EXPECT_EQ(way("random(8,8,0.5)", 32, 14), CudaWay::halo);
+  EXPECT_EQ(way("random(16,16,0.25)", 16, 14), CudaWay::many);
 }
 
 // Which pixel of x position `at` of a raster is, if it is one.

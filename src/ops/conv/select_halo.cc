@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kPattern = 1024;  // after so many bytes swizzles repeat themselves
 
-int64_t whole_patterns(int64_t bytes) { return (bytes + kPattern - 1) / kPattern * kPattern; }
+int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+int64_t whole_patterns(int64_t bytes) { return divide_up(bytes, kPattern) * kPattern; }
 
 linear::CudaProblem gradient_problem(const WeightGradient& g, const Raster& raster) {
   linear::CudaProblem p;
@@ -46,7 +47,7 @@ bool fit(HaloProductPlan& plan) {
 
 std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   const int32_t block = p.layout.block_size;
-  if (p.gather.taps() == 1 || phase_count(p.gather) != 1 || p.residual.data != nullptr || block > linear::kChunk) {
+  if (p.gather.taps() == 1 || phase_count(p.gather) != 1 || p.residual.data != nullptr || block != linear::kChunk) {
     return std::nullopt;
   }
   HaloProductPlan plan{};
@@ -58,6 +59,62 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   plan.problem.n = raster->positions;
   if (!linear::many_supports(plan.problem) || !fit(plan)) return std::nullopt;
   return plan;
+}
+
+std::optional<HaloBlocksPlan> plan_halo_blocks(const Product& p) {
+  constexpr int64_t kRoom = kHaloProductBytes - kHaloStagedBytes, kLeastStages = 3, kLine = 128;
+  constexpr int64_t block = kHaloBlock;
+  const int64_t taps = p.gather.taps(), blocks = p.layout.blocks;
+  if (taps == 1 || phase_count(p.gather) != 1 || p.residual.data != nullptr || p.gates != nullptr ||
+      p.layout.block_size != block || reinterpret_cast<uintptr_t>(p.w) % 16 != 0) {
+    return std::nullopt;
+  }
+  HaloBlocksPlan plan{};
+  plan.phase = phase_of(p.gather, p.x, p.y, kHaloBlock, 0);
+  const auto raster = raster_of(plan.phase);
+  if (!raster || !pays(*raster, p.y.n * p.y.pixels())) return std::nullopt;
+  plan.raster = *raster;
+  const int64_t rows = int64_t{kHaloBlockTokens} + raster->reach, bytes = whole_patterns(rows * linear::kChunk * 2);
+  const int64_t block_bytes = taps * block * block * 2, stages = (kRoom - 2 * bytes) / block_bytes;
+  if (stages < kLeastStages) return std::nullopt;
+  plan.output_blocks = divide_up(p.y.channels, block);
+  plan.tiles = divide_up(p.y.channels, kHaloBlockOutputs);
+  plan.rows = static_cast<int32_t>(rows);
+  plan.block_bytes = static_cast<int32_t>(block_bytes);
+  plan.buffer_bytes = static_cast<int32_t>(bytes);
+  plan.buffers = 2;
+  plan.stages = static_cast<int32_t>(std::min<int64_t>(kMostHaloProductStages, stages));
+  const auto next = [&](int64_t size) {
+    const int64_t at = plan.end;
+    plan.end += divide_up(size, kLine) * kLine;
+    return at;
+  };
+  plan.records = next(blocks * 16);
+  plan.ranges = next(plan.tiles * 8);
+  plan.order = next(plan.tiles * 4);
+  plan.counter = next(4);
+  plan.cells = next(blocks * block_bytes);
+  return plan;
+}
+
+// us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop and dgrad, halo (many), 2026-11-22. 28 x 28, where the
+// zeros of the raster make 4 rounds of tiles out of 3    b = 64: density .5 63, 65 (83, 72), .25 42, 40 (49, 35), .12 29,
+// 36 (25, 36)   b = 32: .5 91, 91 (83, 79), .25 54, 57 (56, 55), .12 36, 37 (40, 41)    14 x 14    b = 64: .5 23, 20 (30,
+// 25), .12 12, 14 (12, 17)   b = 32: .5 28, 28 (33, 32), .12 15, 16 (18, 18)
+bool halo_pays(const Product& p, const cuda::Card& card) {
+  const auto problem = many_problem(p);
+  const auto raster = raster_of(phase_of(p.gather, p.x, p.y, problem.block, 0));
+  if (!raster) return false;
+  const auto rounds = [&](int64_t positions, int64_t tokens, int64_t outputs) {
+    const int64_t tiles = divide_up(positions, tokens) * divide_up(problem.outputs, outputs);
+    return divide_up(tiles, card.multiprocessors);
+  };
+  const linear::ManyForm many = linear::form_of(linear::plan_many(problem).kind);
+  const int64_t own = rounds(raster->positions, kHaloBlockTokens, kHaloBlockOutputs);
+  if (4 * own <= 5 * rounds(problem.n, many.tokens, many.outputs())) return true;
+  const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
+  const double density = static_cast<double>(problem.blocks) / std::max(1.0, blocks);
+  return problem.block == kHaloBlock ? density <= 0.3 : density >= 0.2;
 }
 
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {

@@ -25,8 +25,26 @@ struct HaloProductPlan {
   int32_t rows;                 // positions of x in a box
   int32_t buffer_bytes, buffers, stages;
 };
-// Nothing where it does not do that.
+// b = 64. Nothing where it does not do that.
 std::optional<HaloProductPlan> plan_halo_product(const Product& p);
+
+// b = 32: a stage holds a block with all of its taps.
+inline constexpr int32_t kHaloBlock = 32;
+inline constexpr int32_t kHaloBlockTokens = 256, kHaloBlockOutputs = 128;  // of a tile
+
+struct HaloBlocksPlan {
+  Phase phase;
+  Raster raster;
+  int64_t output_blocks, tiles;  // tiles of outputs
+  int32_t rows;                  // positions of x in a box
+  int32_t block_bytes;           // of W with all taps
+  int32_t buffer_bytes, buffers, stages;
+  int64_t records, ranges, order, counter, cells, end;  // in the workspace
+};
+std::optional<HaloBlocksPlan> plan_halo_blocks(const Product& p);
+
+// Whether it is faster than `many`, for what it does.
+bool halo_pays(const Product& p, const cuda::Card& card);
 
 inline constexpr int64_t kHaloSharedBytes = int64_t{220} * 1024;
 inline constexpr int32_t kMostHaloStages = 8;
