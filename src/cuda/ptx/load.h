@@ -34,4 +34,7 @@ __device__ inline void ld_stream_16(uint32_t* to, const void* from) {
                : "l"(from));
 }
 
+// The line of 128 bytes, into L2.
+__device__ inline void prefetch_l2(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+
 }  // namespace blocksparse::ptx

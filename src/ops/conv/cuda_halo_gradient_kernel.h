@@ -213,7 +213,9 @@ __global__ void __launch_bounds__(K::kGroups * 128) halo_combine(const __grid_co
   const GradientUnit unit = h.g.tables.units[index];
   const int cell = slice / K::kEights, group = static_cast<int>(threadIdx.x) / 128;
   if (cell >= unit.cells) return;
-  const auto [first, last] = linear::sharers_of(h.g, shares, index, grid);
+  if (static_cast<int>(threadIdx.x) <= grid) shares[threadIdx.x] = h.g.tables.share(static_cast<int>(threadIdx.x));
+  __syncthreads();
+  const auto [first, last] = linear::parts_of(shares, grid, index);
   if (first == last) return;  // and has been stored
   float sums[4];
 #pragma unroll
@@ -224,10 +226,10 @@ __global__ void __launch_bounds__(K::kGroups * 128) halo_combine(const __grid_co
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = min(c + j, last);
-      const bool takes = c + j <= last && linear::has_step(shares, at);
+      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
       const float* part = halo_part_of(h, at, false, group) + slice * 4 * 128;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) more[j][i] = takes ? part[i * 128] : 0;
+      for (int i = 0; i < 4; ++i) more[j][i] = c + j <= last && has_step ? part[i * 128] : 0;
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {

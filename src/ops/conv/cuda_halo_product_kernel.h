@@ -16,10 +16,10 @@ struct HaloProduct {
   linear::ManyProduct p;      // tokens are positions of the raster
   linear::ImageSteps pixels;  // of x
   cuda::Divider taps, taps_of_row;
-  int32_t row_step, column_step;                  // positions between taps
+  int32_t row_step, column_step;  // positions between taps
   int32_t tap_rows, tap_columns;
-  int32_t w_bytes;                                // of a block with all taps
-  int32_t columns, rows, images;                  // of y
+  int32_t w_bytes;                                 // of a block with all taps
+  int32_t columns, rows, images;                   // of y
   int32_t x_bytes, buffer_bytes, buffers, stages;  // of x in shared memory, and of the ring
 };
 
@@ -113,6 +113,7 @@ class HaloFeeder {
       linear::ManyShared& ring = shared_.ring;
       int4 note = K::note(record);
       note.w = flag | (begins ? kBegins : 0) | (row * h_.row_step + tap * h_.column_step) << kShiftBits;
+      ptx::mbarrier_wait(shared_address(&ring.full[stage_]), phase_ ^ 1);
       ptx::mbarrier_wait(shared_address(&ring.empty[stage_]), phase_ ^ 1);
       ptx::st_shared_16(shared_address(&ring.notes[stage_]), note);
       ring.tiles[stage_] = held_tile_;

@@ -186,13 +186,13 @@ TEST_F(ConvCuda, AKernelThatDoesNotDoItIsRefused) {
 
 TEST_F(ConvCuda, MorePixelsThanAreCountedAreRefused) {
   ConvData data = make("conv:fprop bf16 n=2 hw=9 r=1 b=8 random(1,1,1)");
-  const int64_t width = int64_t{1} << 31;
+  const int64_t width = int64_t{1} << 16, height = int64_t{1} << 15;
   // Nobody looks at the images: addresses that are there, and far enough apart.
   auto* base = static_cast<char*>(nullptr) + (int64_t{1} << 40);
-  const ConstTensor x(base, DType::bf16, {1, 8, width}, kCard);
-  const Tensor y(base + (int64_t{1} << 42), DType::bf16, {1, 8, width}, kCard);
+  const ConstTensor x(base, DType::bf16, {1, 8, height, width}, kCard);
+  const Tensor y(base + (int64_t{1} << 42), DType::bf16, {1, 8, height, width}, kCard);
   const ConstTensor w(data.weights_on_device(), DType::bf16, {1, 1, 8, 8}, kCard);
-  const Status status = conv_fprop(data.view(), {.rank = 1}, x, {w, {}}, nullptr, {}, y, {});
+  const Status status = conv_fprop(data.view(), {.rank = 2}, x, {w, {}}, nullptr, {}, y, {});
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_NE(std::string(status.message()).find("2147483648"), std::string::npos) << status.message();
 }

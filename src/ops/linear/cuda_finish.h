@@ -13,6 +13,11 @@ struct DeviceMatrix {
   bool aligned;  // rows begin at multiples of 16 bytes
 
   __device__ bool features_contiguous() const { return feature_stride == 1; }
+
+  template <class T>
+  __device__ T* at(int64_t token, int64_t feature) const {
+    return static_cast<T*>(const_cast<void*>(data)) + token * token_stride + feature * feature_stride;
+  }
 };
 
 template <class T>
@@ -69,15 +74,14 @@ struct Finish {
   __device__ SumOf<T> before_activation(int64_t token, int64_t output, SumOf<T> sum) const {
     if (bias != nullptr) sum += widen(static_cast<const T*>(bias)[output]);
     if (residual.data != nullptr) {
-      sum +=
-          widen(static_cast<const T*>(residual.data)[token * residual.token_stride + output * residual.feature_stride]);
+      sum += widen(*residual.at<T>(token, output));
     }
     return sum;
   }
 
   template <class T>
   __device__ T* at(int64_t token, int64_t output) const {
-    return static_cast<T*>(const_cast<void*>(y.data)) + token * y.token_stride + output * y.feature_stride;
+    return y.at<T>(token, output);
   }
 
   template <class T>

@@ -132,12 +132,16 @@ class ManyFeeder {
     return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0),
             __shfl_sync(~0u, tile.w, 0)};
   }
-  // A record goes out when the one behind it is known; the very first has no data.
+  // A record goes out when the one behind it is known; the very first has no data. Stages come back out of order: at
+  // once from warps that skip a record, late from those that multiply. So this feeder could be a ring ahead of another
+  // that still waits for this stage, and take, by its parity, an older phase of `empty` for that one's: it waits for
+  // the stage's last data first.
   __device__ void send(const ManyRecord& record, int2 tile, ManyFlag flag) {
     if (turn_ == id_ && lane() == 0) {
       const uint32_t full = shared_address(&shared_.full[stage_]);
       int4 note = K::note(record);
       note.w = flag;
+      ptx::mbarrier_wait(full, phase_ ^ 1);
       ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
       ptx::st_shared_16(shared_address(&shared_.notes[stage_]), note);
       shared_.tiles[stage_] = held_tile_;

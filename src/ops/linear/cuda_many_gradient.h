@@ -89,12 +89,15 @@ Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) 
                                      .stream = stream_of(call),
                                      .overlap = true},
                                     many_gradient<K>, maps, args));
-    const int64_t most_shared = std::min<int64_t>(grid - 1, plan_many_gradient(call.problem).units);
-    BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::max<int64_t>(1, most_shared) * kSlices,
-                                     .threads = 256,
-                                     .stream = stream_of(call),
-                                     .overlap = true},
-                                    gradient_combine<K>, args, grid));
+    const int64_t most_shared =
+        std::max<int64_t>(1, std::min<int64_t>(grid - 1, plan_many_gradient(call.problem).units));
+    const auto combine = [&]<class C>() {
+      return cuda::launch(
+          {.blocks = most_shared * C::kSlices, .threads = C::kThreads, .stream = stream_of(call), .overlap = true},
+          gradient_combine<K, C>, args, grid);
+    };
+    BS_RETURN_IF_ERROR(most_shared <= kFewSharedUnits ? combine.template operator()<CombineFew>()
+                                                      : combine.template operator()<CombineMany>());
     if (t.dgates == nullptr || t.gates == 0) return Status();
     return cuda::launch({.blocks = std::min<int64_t>((t.gates + 7) / 8, int64_t{16} * grid),
                          .threads = 256,
@@ -121,7 +124,8 @@ template <class T, XOrder Order>
 Status prepare_many_gradient_of() {
   for (int32_t block : {32, 64, 128}) {
     BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, [&]<class K>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K, CombineFew>, 0));
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K, CombineMany>, 0));
       return cuda::prepare(many_gradient<K>, K::kSharedBytes);
     })));
   }

@@ -290,65 +290,90 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     } else {
       float* part = part_of(g, static_cast<int>(blockIdx.x), work.first == 0, group);
 #pragma unroll
-      for (int i = 0; i < 128; ++i) part[i * 128] = sums[i];
+      for (int i = 0; i < 128; ++i) {
+        if (i < 32 * quarters) part[i * 128] = sums[i];
+      }
     }
   }
 #endif
 }
 
-constexpr int kSlices = 16;  // thread blocks that finish a unit together: one alone takes 28 us
+// Where the parts of a unit are: of the thread blocks from `first` to `last`.
+struct GradientParts {
+  int first, last;
+  __device__ bool is_whole() const { return first == last; }
+};
 
-// All threads, more than there are thread blocks: the first and the last of those that have steps of a shared unit, from
-// the last that begins before or with it to the last that begins in it.
-__device__ inline int2 sharers_of(const ManyGradient& g, GradientShare* shares, int unit, int32_t grid) {
+// From the last thread block that begins before the unit or with it to the last that begins in it. Called by all
+// threads.
+__device__ inline GradientParts parts_of(const GradientShare* shares, int grid, int unit) {
   const auto thread = static_cast<int>(threadIdx.x);
-  if (thread <= grid) shares[thread] = g.tables.share(thread);
-  __syncthreads();
-  const bool begins_before =
+  const bool counts_first =
       thread < grid && (shares[thread].unit < unit || (shares[thread].unit == unit && shares[thread].step == 0));
-  const int first = __syncthreads_count(begins_before) - 1;
+  const int first = __syncthreads_count(counts_first) - 1;
   return {first, __syncthreads_count(thread < grid && shares[thread].unit <= unit) - 1};
 }
 
-__device__ inline bool has_step(const GradientShare* shares, int at) {
-  return shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
-}
+// How many thread blocks finish a unit together, and into how many runs the parts are divided that are added side by
+// side. Of a single unit with 132 parts, 16 thread blocks that add them in one run take 20 us.
+template <int Slices, int Runs>
+struct GradientCombine {
+  static constexpr int kSlices = Slices, kRuns = Runs, kThreads = 256 * Runs;
+  static constexpr int kEights = 32 / Slices, kSums = 4 * kEights;  // of a thread, of its 128
+  static constexpr int kAtOnce = 32 / kSums;                        // parts under way
+};
+using CombineFew = GradientCombine<32, 4>;  // units
+using CombineMany = GradientCombine<16, 1>;
+constexpr int64_t kFewSharedUnits = 8;
 
-// Units that several thread blocks shared, summed in the order of tokens.
-template <class K>
-__global__ void __launch_bounds__(256) gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
+// Units that several thread blocks shared: the parts of a run in the order of tokens, then the runs.
+template <class K, class C>
+__global__ void __launch_bounds__(C::kThreads) gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
+  constexpr int kSums = C::kSums;
   ptx::griddepcontrol_wait();
   const int2 counts = g.tables.unit_counts();
-  const int unit = counts.y + static_cast<int>(blockIdx.x) / kSlices, slice = static_cast<int>(blockIdx.x) % kSlices;
+  const int unit = counts.y + static_cast<int>(blockIdx.x) / C::kSlices;
+  const int slice = static_cast<int>(blockIdx.x) % C::kSlices;
   if (unit >= counts.x) return;
   __shared__ GradientShare shares[kMostGradientGrid + 1];
+  [[maybe_unused]] __shared__ float of_run[C::kRuns][kSums][256];
   const auto thread = static_cast<int>(threadIdx.x);
-  const auto [first, last] = sharers_of(g, shares, unit, grid);
-  if (first == last) return;  // and has been stored
-  constexpr int kEights = 32 / kSlices, kSums = 4 * kEights;
-  const int group = thread / 128;
-  float sums[kSums];
-  const float* part = part_of(g, first, true, group) + slice * kSums * 128;
+  for (int i = thread; i <= grid; i += C::kThreads) shares[i] = g.tables.share(i);
+  __syncthreads();
+  const GradientParts parts = parts_of(shares, grid, unit);
+  if (parts.is_whole()) return;  // and has been stored
+  const int group = thread % 256 / 128, run = thread / 256, count = parts.last - parts.first + 1;
+  const GradientUnit of_unit = g.tables.units[unit];
+  const bool used = slice * C::kEights * 8 < CellsOfGroup<K>(of_unit, group).count * K::kCell;
+  const int end = used ? parts.first + count * (run + 1) / C::kRuns : 0;
+  float sums[kSums] = {};
+  for (int c = parts.first + count * run / C::kRuns; c < end; c += C::kAtOnce) {
+    float more[C::kAtOnce][kSums];
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i] = part[i * 128];
-  constexpr int kAtOnce = 4;  // parts under way, of up to 132
-  for (int c = first + 1; c <= last; c += kAtOnce) {
-    float more[kAtOnce][kSums];
+    for (int j = 0; j < C::kAtOnce; ++j) {
+      const int at = min(c + j, end - 1);
+      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+      const float* part = part_of(g, at, at == parts.first, group) + slice * kSums * 128;
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int at = min(c + j, last);
-      const bool takes = c + j <= last && has_step(shares, at);
-      part = part_of(g, at, false, group) + slice * kSums * 128;
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) more[j][i] = takes ? part[i * 128] : 0;
+      for (int i = 0; i < kSums; ++i) more[j][i] = c + j < end && has_step ? part[i * 128] : 0;
     }
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
+    for (int j = 0; j < C::kAtOnce; ++j) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] += more[j][i];
     }
   }
-  store_unit<K, kEights>(g, g.tables.units[unit], group, slice * kEights, [&](int i) { return sums[i]; });
+  if constexpr (C::kRuns > 1) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) of_run[run][i][thread % 256] = sums[i];
+    __syncthreads();
+    if (run > 0) return;
+    for (int other = 1; other < C::kRuns; ++other) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += of_run[other][i][thread];
+    }
+  }
+  store_unit<K, C::kEights>(g, of_unit, group, slice * C::kEights, [&](int i) { return sums[i]; });
 }
 
 // A warp a gate: the parts of its blocks in order of the lanes, then the lanes.

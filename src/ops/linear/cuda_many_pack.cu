@@ -137,7 +137,12 @@ template <class Body>
 Status with_pack_kernel(ManyKind kind, int32_t block, Body body) {
   switch (kind) {
     case ManyKind::direct: return {};
-    case ManyKind::filled: return body(many_pack<ManyKind::filled, 8>);
+    case ManyKind::filled:
+      switch (block) {
+        case 8: return body(many_pack<ManyKind::filled, 8>);
+        case 16: return body(many_pack<ManyKind::filled, 16>);
+        default: return body(many_pack<ManyKind::filled, 32>);
+      }
     case ManyKind::cells32: return body(many_pack<ManyKind::cells32, 32>);
     case ManyKind::cells16: break;
   }
@@ -173,7 +178,7 @@ Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const Devic
 Status prepare_many_pack() {
   BS_RETURN_IF_ERROR(cuda::prepare(many_copy, 0));
   for (auto kind : {ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
-    for (int32_t block : {8, 16}) {
+    for (int32_t block : {8, 16, 32}) {
       BS_RETURN_IF_ERROR(with_pack_kernel(kind, block, [](auto kernel) { return cuda::prepare(kernel, 0); }));
     }
   }

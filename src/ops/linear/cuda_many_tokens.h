@@ -22,10 +22,8 @@ struct ManyTokens {
   static constexpr ManyForm form = form_of(Kind);
   static constexpr bool x_first = Order == XOrder::features;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
-  static constexpr bool kTurned = false;  // rows of the sums are tokens
   static constexpr int kBuffers = 1, kStagedBytes = kGroups * kBuffers * kBoxBytes;
-  static constexpr int kXBytes = kTokens * kChunk * 2, kWBytes = form.most_cells * form.cell_bytes();
-  static constexpr int kStageBytes = kXBytes + kWBytes;
+  static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.most_cells * form.cell_bytes();
   static constexpr int kStages = (226 * 1024 - kStagedBytes) / kStageBytes;
   static constexpr int kSharedBytes = kStagedBytes + kStages * kStageBytes;
   static constexpr int kRegisters = 104, kFeedRegisters = 64;
@@ -36,16 +34,10 @@ struct ManyTokens {
 
   __device__ static void load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile, uint32_t stage,
                               uint32_t full) {
-    ptx::mbarrier_arrive_expect(full, kXBytes + weight_bytes(r));
+    const auto bytes = static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
+    ptx::mbarrier_arrive_expect(full, kXBytes + bytes);
     load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
-    load_weights(p, maps, r, stage + kXBytes, full);
-  }
-  __device__ static uint32_t weight_bytes(const ManyRecord& r) {
-    return static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
-  }
-  __device__ static void load_weights(const ManyProduct& p, const Maps&, const ManyRecord& r, uint32_t to,
-                                      uint32_t full) {
-    ptx::load_bulk(to, p.tables.cells + int64_t{r.c} * form.cell_bytes(), weight_bytes(r), full);
+    ptx::load_bulk(stage + kXBytes, p.tables.cells + int64_t{r.c} * form.cell_bytes(), bytes, full);
   }
   // {bits, bits, cells in front of each part's in a byte each, -}
   __device__ static int4 note(const ManyRecord& r) {
@@ -72,13 +64,10 @@ struct ManyTokens {
   // A group is committed in the branch, so that the record's last cell, and not an empty group, stays in flight. Where
   // there are 16 cells to test, 4 are tested together first: 102 -> 94 us (b = 16, density .1).
   __device__ static void multiply(Sums& sums, uint32_t stage, uint32_t mask, uint32_t before) {
-    multiply(sums, stage, stage + kXBytes, mask, before);
-  }
-  __device__ static void multiply(Sums& sums, uint32_t x_at, uint32_t w_at, uint32_t mask, uint32_t before) {
-    const uint64_t x = ptx::wgmma_matrix(x_at, 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t x = ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t none = ptx::wgmma_matrix(0, kOutputs * 16, 128, ptx::Swizzle::none);
     // 32 bits are stepped from cell to cell: 64 take registers that are not there.
-    uint32_t w = static_cast<uint32_t>(none) | (w_at + before * form.cell_bytes()) >> 4;
+    uint32_t w = static_cast<uint32_t>(none) | (stage + kXBytes + before * form.cell_bytes()) >> 4;
 #pragma unroll
     for (int first = 0; first < form.part_bits(); first += kSlots) {
       if (kSlots > 2 && (mask & ((1u << kSlots) - 1) << first) == 0) continue;
@@ -102,25 +91,19 @@ struct ManyTokens {
     }
   }
 
-  // store(box in shared memory, its corner, sums of 8 columns) for each box of y.
-  template <class Store>
-  __device__ static void for_each_box(Sums& sums, uint32_t staged, int group, int2 tile, Store store) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};
-      store(staged + group * kBoxBytes, at,
-            [&, half](int v) { return sums.of[half][v / (kOutputs / 8)] + v % (kOutputs / 8) * 4; });
-    }
-  }
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
-    for_each_box(sums, staged, group, tile, [&](uint32_t box, ManyCorner at, auto sums_of) {
-      store_box_of_sums<T, kBuffers, false, Plain>(p, maps.y, box, group, at, sums_of);
-    });
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};
+      store_box_of_sums<T, kBuffers, false, Plain>(p, maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
+        return sums.of[half][v / (kOutputs / 8)] + v % (kOutputs / 8) * 4;
+      });
+    }
   }
 
-  static Status make_w_map(const Product&, const void*, Maps&) { return {}; }
   static Status make_maps(const Product& p, const ManyImages& images, const void*, Maps& maps) {
     BS_RETURN_IF_ERROR(make_x_map(p.x, images, kTokens, maps.x));
     return make_y_map(p.y, images, maps.y);

@@ -1,5 +1,5 @@
-// b = 64, 128 (and 8 filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is read half
-// as often for a product as with 64 columns.
+// b = 64, 128 (and smaller ones filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is
+// read half as often for a product as with 64 columns.
 //   load      a box of x [256 tokens, 64 inputs], or 4 of them features-first; of W a box [64, 64] for each strip of
 //   outputs that has a block, or
 //             one copy of the cells
@@ -100,6 +100,7 @@ struct ManyWeights {
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
     for_each_box(sums, staged, group, tile, [&](uint32_t box, ManyCorner at, auto sums_of) {
       store_box_of_sums<T, kBuffers, true, Plain>(p, maps.y, box, group, at, sums_of);
     });
@@ -109,13 +110,9 @@ struct ManyWeights {
   static Status make_w_map(const Product& p, const void* w, Maps& maps) {
     const int32_t b = p.layout.block_size;
     if (!direct || p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
-    return cuda::make_tensor_map({.data = w,
-                                  .columns = b,
-                                  .rows = p.layout.blocks * b,
-                                  .row_stride = b,
-                                  .box_columns = kChunk,
-                                  .box_rows = 64},
-                                 maps.w);
+    return cuda::make_tensor_map(
+        {.data = w, .columns = b, .rows = p.layout.blocks * b, .row_stride = b, .box_columns = kChunk, .box_rows = 64},
+        maps.w);
   }
   static Status make_maps(const Product& p, const ManyImages& images, const void* w, Maps& maps) {
     BS_RETURN_IF_ERROR(make_w_map(p, w, maps));

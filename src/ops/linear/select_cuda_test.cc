@@ -302,6 +302,14 @@ TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
   p.blocks /= 10;
   EXPECT_EQ(plan_many(p).kind, ManyKind::cells16);
   EXPECT_EQ(plan_many(p).cells, p.blocks);
+  for (const int32_t block : {16, 32}) {
+    const int64_t grid = (4096 / block) * ((1000 + block - 1) / block);
+    p.block = block;
+    p.blocks = grid * 6 / 10;
+    EXPECT_EQ(plan_many(p).kind, ManyKind::filled) << block;
+    p.blocks = grid / 4;
+    EXPECT_EQ(plan_many(p).kind, block == 16 ? ManyKind::cells16 : ManyKind::cells32);
+  }
   p.block = 128;
   EXPECT_EQ(plan_many(p).kind, ManyKind::direct);
   EXPECT_EQ(plan_many(p).records, 2 * p.blocks);

@@ -19,18 +19,17 @@ struct Places {
   }
 };
 
-// us of 4096 x 4096, n = 4096, bf16 on an H200, W's copy included: b = 8, density .25: filled 181, cells of 16 343; .1:
-// 177 and 180. b = 16, .1: cells of 16 98, of 64 x 16 127; 2026-11-21.
+// Cells of 64 x 64 take the time of a dense W, whatever they hold. us of 4096 x 4096, n = 4096, bf16 on an H200, W's
+// copy included: b = 8, density .25: filled 181, cells of 16 343; .1: 177 and 180. b = 16, .1: cells of 16 98, of 64 x
+// 16 127; cells of the block's own size, b = 16: 150 at .25, 262 at .5; b = 32: 108 at .25, 180 at .5, 230 at .65;
+// filled 198 to 202 for both; 2026-11-22.
+double filled_from(int32_t block) { return block == 8 ? 0.1 : block == 16 ? 0.36 : 0.56; }
+
 ManyKind kind_of(const CudaProblem& p) {
-  switch (p.block) {
-    case 8: {
-      const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-      return static_cast<double>(p.blocks) >= 0.1 * grid ? ManyKind::filled : ManyKind::cells16;
-    }
-    case 16: return ManyKind::cells16;
-    case 32: return ManyKind::cells32;
-    default: return ManyKind::direct;
-  }
+  if (p.block > 32) return ManyKind::direct;
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  if (static_cast<double>(p.blocks) >= filled_from(p.block) * grid) return ManyKind::filled;
+  return p.block == 32 ? ManyKind::cells32 : ManyKind::cells16;
 }
 
 }  // namespace

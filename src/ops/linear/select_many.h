@@ -17,7 +17,7 @@ inline constexpr int64_t kMostStrips = 1 << 16;
 // What W is cut into. A tile of outputs has slots side by side, a cell is what one slot has of some inputs.
 enum class ManyKind : int32_t {
   direct = 0,   // b = 64, 128: boxes of 64 x 64 of W as it lies
-  filled = 1,   // b = 8: cells of 64 x 64 filled up with zeros
+  filled = 1,   // b <= 32, many blocks: cells of 64 x 64 filled up with zeros
   cells32 = 2,  // b = 32
   cells16 = 3,  // b = 16, and b = 8 filled up
 };

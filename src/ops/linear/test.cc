@@ -342,6 +342,13 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad bf16 n=1100 b=64 random(20,20,0.3) seed=17 dw=f32 pairs=3 accumulate dgates",
            "linear:wgrad bf16 n=1056 b=16 ba(150,5) seed=18 x=first y=first dgates gates",
            "linear:wgrad f16 n=1056 b=128 random(24,24,0.6) seed=19 x=first y=first dgates",
+           // Few units, each shared by many thread blocks.
+           "linear:wgrad bf16 n=9000 b=128 random(2,2,0.5) seed=20 accumulate dgates",
+           "linear:wgrad f16 n=12000 b=16 random(9,7,0.3) seed=21 dw=f32 gates",
+           "linear:wgrad bf16 n=7001 b=64 random(3,4,0.6) seed=22 values=int dw=f32",
+           // More cells in a chunk than a record takes, a residual beside them.
+           "linear:fprop bf16 n=400 b=16 diagonal(64,16) seed=23 bias residual",
+           "linear:dgrad f16 n=300 b=32 diagonal(32,8) seed=24 values=int",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=9000 b=16 random(20,6,0.3) seed=1",
            "linear:dgrad f16 n=2500 b=32 ba(60,3) seed=2 values=int",
