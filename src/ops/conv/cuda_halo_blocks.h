@@ -1,13 +1,13 @@
 // y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel, b = 32.
-//   x, y: channels-last images, x read as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
+//   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
 //   tables    one kernel in front lists the blocks of each tile of 128 outputs by their channels, and copies W into
 //             wgmma's order
 //   grid      one thread block an SM, which takes tiles of 128 outputs x 256 positions, longest first
-//   load      one lane: for each chunk of 64 channels the positions of the tile and all that taps reach beyond them, for
+//   load      one lane: for each chunk of 64 channels the positions of the tile and what taps reach beyond them, for
 //             each block W at all taps
-//   compute   4 warpgroups of 64 positions each, so that all have the same blocks; a block is 18 products in a row behind
-//             one test. With a record for each tap, as the linear op has them, 250 of 800 clocks went to records
+//   compute   4 warpgroups of 64 positions each, so that all have the same blocks; a block is 2 products for each tap
+//             behind one test. With a record and a test for each tap, as the linear op has them, 72 instead of 54 us
 //   finish    through shared memory; positions between images are dropped
 #pragma once
 
@@ -52,9 +52,9 @@ template <class T>
 Status launch_halo_blocks(const Product& p, const HaloBlocksPlan& plan, const CudaCall& call) {
   const linear::ManyTables tables = halo_tables(plan, call.workspace.data);
   CUtensorMap map{};
-  BS_RETURN_IF_ERROR(cuda::make_image_map(linear::boxed(in_raster(plan.phase.x, plan.raster), false, linear::kChunk,
-                                                        static_cast<uint32_t>(plan.rows)),
-                                          map));
+  BS_RETURN_IF_ERROR(cuda::make_image_map(
+      linear::boxed(in_raster(plan.phase.x, plan.raster), false, linear::kChunk, static_cast<uint32_t>(plan.rows)),
+      map));
   const auto stream = static_cast<cudaStream_t>(call.stream);
   BS_RETURN_IF_ERROR(make_halo_tables(p, plan, tables, stream));
   const HaloProduct args = block_arguments<T>(p, plan, tables);

@@ -44,11 +44,7 @@ inline constexpr int kNoSlot = 255;
 class HaloBlocksFeeder {
  public:
   __device__ HaloBlocksFeeder(HaloShared& shared, const HaloProduct& h, const CUtensorMap& x_map, uint32_t x)
-      : shared_(shared),
-        h_(h),
-        x_map_(x_map),
-        x_(x),
-        w_(x + static_cast<uint32_t>(h.buffers * h.buffer_bytes)) {}
+      : shared_(shared), h_(h), x_map_(x_map), x_(x), w_(x + static_cast<uint32_t>(h.buffers * h.buffer_bytes)) {}
 
   __device__ void run() {
     for (int index = static_cast<int>(blockIdx.x);;) {

@@ -65,13 +65,13 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
   const int32_t grid = std::min(call.card.multiprocessors, linear::kMostGradientGrid);
   return with_halo_gradient<T>(g.layout.block_size, [&]<class K>() {
     HaloGradientMaps maps{};
-    const auto x = linear::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell,
-                                 static_cast<uint32_t>(plan->rows));
+    const auto x =
+        linear::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell, static_cast<uint32_t>(plan->rows));
     BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
     BS_RETURN_IF_ERROR(cuda::make_image_map(linear::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
     const HaloGradient args = halo_arguments(g, *plan, tables);
-    BS_RETURN_IF_ERROR(linear::make_gradient_units(inner, form, linear::walk_on_device(g.layout, false), tables, grid,
-                                                   args.g.steps));
+    BS_RETURN_IF_ERROR(
+        linear::make_gradient_units(inner, form, linear::walk_on_device(g.layout, false), tables, grid, args.g.steps));
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
                                      .shared_bytes = static_cast<int>(kHaloSharedBytes),

@@ -1,10 +1,10 @@
-// y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel: rows of images are in shared
-// memory once for all taps.
-//   x, y: channels-last images, x read as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
+// y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel, b = 64: rows of images are
+// in shared memory once for all taps.
+//   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
 //   tables    the linear op's for many tokens; the columns of W are chunks of 64 channels, in each all taps
 //   grid      one thread block an SM, which takes tiles of outputs x positions, longest first
-//   load      a warpgroup of feeders: for each chunk of channels the positions of the tile and all that taps reach beyond
+//   load      a warpgroup of feeders: for each chunk of channels the positions of the tile and what taps reach beyond
 //             them, and for each tap of it the blocks
 //   compute   as the linear op's: a tap is x some rows further on, which wgmma's operands may begin with
 //   finish    through shared memory; positions between images are dropped
@@ -68,8 +68,8 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
   taps.chunk_columns = linear::kChunk / p.layout.block_size;
   const auto list = list_taps(taps, call.workspace.data, static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  const linear::CudaCall inner{problem, call.card,
-                               after_taps(call.workspace, rows, p.layout.blocks, p.gather.taps()), call.stream};
+  const linear::CudaCall inner{problem, call.card, after_taps(call.workspace, rows, p.layout.blocks, p.gather.taps()),
+                               call.stream};
   const linear::ManyPlan many = linear::plan_many(problem);
   const linear::ManyTables tables = linear::many_tables(many, problem.block, inner.workspace.data);
   linear::Product product = as_linear(p);
@@ -77,8 +77,8 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
   return with_halo_product<T>(p.by_in, [&]<class K>() {
     static_assert(K::kStagedBytes == kHaloStagedBytes && K::kWBytes == kHaloWeightBytes);
     typename K::Maps maps{};
-    const auto x = linear::boxed(in_raster(plan->phase.x, plan->raster), false, linear::kChunk,
-                                 static_cast<uint32_t>(plan->rows));
+    const auto x =
+        linear::boxed(in_raster(plan->phase.x, plan->raster), false, linear::kChunk, static_cast<uint32_t>(plan->rows));
     BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x.map));
     BS_RETURN_IF_ERROR(K::make_w_map(product, linear::many_copies(problem) ? tables.copy : p.w, maps));
     BS_RETURN_IF_ERROR(linear::make_many_tables(many, inner, list->walk, list->gates, tables));

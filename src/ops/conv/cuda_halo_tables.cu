@@ -120,7 +120,8 @@ Status make_halo_tables(const Product& p, const HaloBlocksPlan& plan, const line
                      .by_in = p.by_in,
                      .mirrored = plan.phase.taps.mirrored};
   const int64_t vectors = p.layout.blocks * plan.block_bytes / 16;
-  const int64_t blocks = std::clamp<int64_t>((vectors + kThreads - 1) / kThreads, std::min<int64_t>(plan.tiles, 2048), 2048);
+  const int64_t blocks =
+      std::clamp<int64_t>((vectors + kThreads - 1) / kThreads, std::min<int64_t>(plan.tiles, 2048), 2048);
   return cuda::launch({.blocks = blocks, .threads = kThreads, .stream = stream, .overlap = true},
                       halo_tables_and_weights, t);
 }

@@ -22,7 +22,8 @@ std::optional<Raster> raster_of(const Phase& phase) {
   if (x.deep() || phase.y.size[2] != 1 || !can_walk(phase)) return std::nullopt;
   int64_t side[2];
   for (int axis = 0; axis < 2; ++axis) {
-    if (x.stride[axis] != 1 || phase.y.stride[axis] != 1 || phase.y.size[axis] != x.positions[axis]) return std::nullopt;
+    if (x.stride[axis] != 1 || phase.y.stride[axis] != 1 || phase.y.size[axis] != x.positions[axis])
+      return std::nullopt;
     side[axis] = raster_side(x, axis);
     if (x.first[axis] + side[axis] - x.size[axis] >= kMostCorner || side[axis] - x.positions[axis] >= kMostCorner) {
       return std::nullopt;

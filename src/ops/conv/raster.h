@@ -13,7 +13,7 @@ namespace blocksparse::conv {
 // that of the pixel of x that they read. Zeros behind a row also stand in front of the next.
 struct Raster {
   int32_t width = 0, height = 0;
-  int64_t positions = 0;  // of all images
+  int64_t positions = 0;                  // of all images
   int32_t row_step = 0, column_step = 0;  // positions between taps
   int32_t reach = 0;                      // from the first tap to the last
 

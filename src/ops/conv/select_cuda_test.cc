@@ -166,6 +166,19 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
 }
 
+TEST_F(ConvSelect, NoFeederIsARoundOfBuffersAhead) {
+  const Layout layout = *Layout::from_graph("random(4,4,0.5)", {.block_size = 64}, 1);
+  for (int64_t columns : {2, 3, 5}) {
+    Gather gather = gather_of(1, 1, 0);
+    gather.kernel[2] = columns;
+    Product p = product_of(layout, DType::bf16, gather, 28, 28);
+    p.y.size[2] -= columns - 1;
+    const auto plan = plan_halo_product(p);
+    ASSERT_TRUE(plan);
+    EXPECT_LE(plan->stages, plan->buffers * columns);
+  }
+}
+
 TEST_F(ConvSelect, RoundsOfTilesAndDensityDecide) {
   const auto way = [](std::string_view graph, int32_t block, int64_t hw) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
@@ -182,7 +195,8 @@ TEST_F(ConvSelect, RoundsOfTilesAndDensityDecide) {
 
 // Which pixel of x position `at` of a raster is, if it is one.
 std::optional<std::array<int64_t, 3>> pixel_of(const Raster& raster, const Phase& phase, int64_t n, int64_t at) {
-  const int64_t row = at / raster.width % raster.height + phase.x.first[1], column = at % raster.width + phase.x.first[0];
+  const int64_t row = at / raster.width % raster.height + phase.x.first[1],
+                column = at % raster.width + phase.x.first[0];
   const int64_t image = at / raster.width / raster.height;
   if (image >= n || row < 0 || row >= phase.x.size[1] || column < 0 || column >= phase.x.size[0]) return std::nullopt;
   return std::array{image, row, column};

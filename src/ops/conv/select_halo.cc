@@ -29,13 +29,17 @@ linear::CudaProblem gradient_problem(const WeightGradient& g, const Raster& rast
 // Zeros between images must not cost more than they save.
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
 
-// Rings of x and of weights.
+// Rings of x and of weights. No more stages than there are records while the ring of x goes round: else a feeder could
+// wait for its buffer before another has used the same one for the channels in front, and take, by its parity, an older
+// phase for the awaited one.
 bool fit(HaloProductPlan& plan) {
   constexpr int64_t kRoom = kHaloProductBytes - kHaloStagedBytes, kGoodStages = 6, kLeastStages = 3;
   const int64_t rows = int64_t{linear::form_of(linear::plan_many(plan.problem).kind).tokens} + plan.raster.reach;
   const int64_t bytes = whole_patterns(rows * linear::kChunk * 2);
   const int64_t buffers = kMostHaloBuffers * bytes + kGoodStages * kHaloWeightBytes <= kRoom ? kMostHaloBuffers : 2;
-  const int64_t stages = std::min<int64_t>(kMostHaloProductStages, (kRoom - buffers * bytes) / kHaloWeightBytes);
+  const int64_t records = buffers * plan.phase.taps.taps();
+  const int64_t stages =
+      std::min<int64_t>({kMostHaloProductStages, records, (kRoom - buffers * bytes) / kHaloWeightBytes});
   plan.rows = static_cast<int32_t>(rows);
   plan.buffer_bytes = static_cast<int32_t>(bytes);
   plan.buffers = static_cast<int32_t>(buffers);
@@ -98,9 +102,9 @@ std::optional<HaloBlocksPlan> plan_halo_blocks(const Product& p) {
 }
 
 // us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop and dgrad, halo (many), 2026-11-22. 28 x 28, where the
-// zeros of the raster make 4 rounds of tiles out of 3    b = 64: density .5 63, 65 (83, 72), .25 42, 40 (49, 35), .12 29,
-// 36 (25, 36)   b = 32: .5 91, 91 (83, 79), .25 54, 57 (56, 55), .12 36, 37 (40, 41)    14 x 14    b = 64: .5 23, 20 (30,
-// 25), .12 12, 14 (12, 17)   b = 32: .5 28, 28 (33, 32), .12 15, 16 (18, 18)
+// zeros of the raster make 4 rounds of tiles out of 3    b = 64: density .5 63, 65 (83, 72), .25 42, 40 (49, 35), .12
+// 29, 36 (25, 36)   b = 32: .5 91, 91 (83, 79), .25 54, 57 (56, 55), .12 36, 37 (40, 41)    14 x 14    b = 64: .5 23,
+// 20 (30, 25), .12 12, 14 (12, 17)   b = 32: .5 28, 28 (33, 32), .12 15, 16 (18, 18)
 bool halo_pays(const Product& p, const cuda::Card& card) {
   const auto problem = many_problem(p);
   const auto raster = raster_of(phase_of(p.gather, p.x, p.y, problem.block, 0));

@@ -161,11 +161,8 @@ Status make_gradient_units(const CudaCall& call, const ManyGradientForm& form, c
   const auto stream = static_cast<cudaStream_t>(call.stream);
   BS_RETURN_IF_ERROR(cuda::launch({.blocks = plan.strips, .threads = kCellThreads, .stream = stream, .overlap = true},
                                   gradient_cells, cells));
-  const GradientUnits units{.to = to,
-                            .strips = static_cast<int32_t>(plan.strips),
-                            .form = form,
-                            .grid = grid,
-                            .steps = steps};
+  const GradientUnits units{
+      .to = to, .strips = static_cast<int32_t>(plan.strips), .form = form, .grid = grid, .steps = steps};
   return cuda::launch({.threads = kUnitThreads, .stream = stream, .overlap = true}, gradient_units, units);
 }
 

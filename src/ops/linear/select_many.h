@@ -96,9 +96,7 @@ struct ManyGradientPlan {
   int64_t cells, units;    // at most
 };
 ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& form);
-inline ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
-  return plan_gradient(p, gradient_form_of(p.block));
-}
+inline ManyGradientPlan plan_many_gradient(const CudaProblem& p) { return plan_gradient(p, gradient_form_of(p.block)); }
 
 struct ManyGradientPlaces {
   int64_t chunks, ids, counts, units, shares, parts, gate_parts, end;
