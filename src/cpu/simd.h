@@ -76,7 +76,7 @@ template <DType D>
 using Sum = Element<sum_dtype(D)>;
 
 template <class T>
-BS_INLINE T least(T a, T b) {
+constexpr BS_INLINE T least(T a, T b) {
   return a < b ? a : b;
 }
 

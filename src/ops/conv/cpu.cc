@@ -6,7 +6,7 @@
 #include "cpu/carver.h"
 #include "cpu/threads.h"
 #include "ops/conv/conv.h"
-#include "ops/conv/plan.h"
+#include "ops/conv/panels.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/select.h"
 
@@ -18,9 +18,7 @@ using linear::ProductKernel;
 using linear::Range;
 using linear::Tap;
 using linear::TapArgs;
-using linear::TapPack;
 
-constexpr int64_t kPackChannels = 64;   // that one task packs
 constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -81,20 +79,16 @@ Status run_linear(const Product& p, Isa isa, Workspace workspace, int32_t thread
   return {};
 }
 
-// Where a phase, or a box, is along each axis.
-struct Index {
-  int64_t z = 0, y = 0, x = 0;
-};
-Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
-
 class Run {
  public:
   Run(const Product& p, const Plan& plan, const ProductKernel& kernel, Workspace workspace, int32_t threads)
       : p_(p), plan_(plan), kernel_(kernel), threads_(threads) {
     Carver carver(workspace);
     panels_ = carver.take(plan.panel_bytes);
-    first_ = static_cast<int64_t*>(carver.take(plan.vector_bytes));
-    pixels_ = static_cast<int64_t*>(carver.take(plan.pixel_bytes));
+    weights_ = plan.weight_bytes == 0 ? nullptr : carver.take(plan.weight_bytes);
+    positions_ = static_cast<int64_t*>(carver.take(plan.place_bytes));
+    pixels_ = static_cast<int64_t*>(carver.take(plan.place_bytes));
+    sources_ = static_cast<int64_t*>(carver.take(plan.source_bytes));
     taps_ = static_cast<Tap*>(carver.take(plan.tap_bytes));
   }
 
@@ -102,42 +96,79 @@ class Run {
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
     const int64_t boxes = z.boxes() * y.boxes() * x.boxes();
     const int64_t phases = z.out_phases() * y.out_phases() * x.out_phases();
+    pack_weights();
+    const Panels panels = panels_of_x();
     for (int64_t box = 0; box < boxes; ++box) {
       const Index b = index_of(box, y.boxes(), x.boxes());
       begin_ = {b.z * z.box, b.y * y.box, b.x * x.box};
       for (int64_t image = 0; image < p_.x.n; image += plan_.images) {
         const int64_t images = std::min(plan_.images, p_.x.n - image);
-        pack(image, images);
+        panels.gathered(plan_.axis, plan_.positions, begin_, image, images);
         for (int64_t phase = 0; phase < phases; ++phase) {
-          multiply(index_of(phase, y.out_phases(), x.out_phases()), image, images);
+          const Index f = index_of(phase, y.out_phases(), x.out_phases());
+          TapArgs a = args(image);
+          a.image = plan_.phases * plan_.positions;
+          a.tap_count = list_taps(f);
+          a.places = list_places(f);
+          multiply(a, images);
         }
       }
     }
   }
 
+  void all_far() {
+    const auto& size = p_.x.size;
+    const int64_t blocks = ceil_div(p_.x.channels, p_.layout.block_size);
+    pack_weights();
+    list_sources();
+    const Panels panels = panels_of_x();
+    for (int64_t image = 0; image < p_.x.n; image += plan_.images) {
+      const int64_t images = std::min(plan_.images, p_.x.n - image);
+      panels.plain({}, {size[0], size[1], size[2]}, image, images);
+      panels.zero(0, blocks * p_.layout.block_size / panels.block, plan_.round - 1, 1);
+      TapArgs a = args(image);
+      a.image = p_.x.pixels();
+      a.tap_count = p_.gather.taps();
+      a.places = p_.y.pixels();
+      a.sources = sources_;
+      a.nothing = plan_.round - 1;
+      multiply(a, images);
+    }
+  }
+
  private:
-  void pack(int64_t image, int64_t images) const {
-    const AxisPlan* axis = plan_.axis;
-    const int64_t slices = ceil_div(p_.x.channels, kPackChannels);
-    parallel_for(threads_, images * plan_.phases * slices, [&](int64_t task) {
-      const int64_t slice = task % slices, phase = task / slices % plan_.phases, i = task / slices / plan_.phases;
-      const Index f = index_of(phase, axis[1].phases, axis[2].phases);
-      const TapPack pack{.x = advance(p_.x.data, (image + i) * p_.x.image_stride(), p_.dtype),
-                         .x_pixel = p_.x.pixel_stride(),
-                         .x_channel = p_.x.channel_stride(),
-                         .order = p_.x_channels,
-                         .size = {axis[0].in_size, axis[1].in_size, axis[2].in_size},
-                         .first = {axis[0].first_pixel(f.z, begin_.z), axis[1].first_pixel(f.y, begin_.y),
-                                   axis[2].first_pixel(f.x, begin_.x)},
-                         .step = {axis[0].in_step(), axis[1].in_step(), axis[2].in_step()},
-                         .count = {axis[0].reach, axis[1].reach, axis[2].reach},
-                         .panel = advance(panels_, i * plan_.image + phase * plan_.panel, sum_dtype(p_.dtype)),
-                         .channel = plan_.channel,
-                         .plane = plan_.offset(1, 0, 0),
-                         .row = plan_.offset(0, 1, 0)};
-      const int64_t first = slice * kPackChannels;
-      kernel_.pack_taps(pack, first, std::min(first + kPackChannels, p_.x.channels));
-    });
+  Panels panels_of_x() const {
+    return {.from = p_.x,
+            .order = p_.x_channels,
+            .dtype = p_.dtype,
+            .block = std::min<int64_t>(p_.layout.block_size, linear::kTapInputs),
+            .data = panels_,
+            .round = plan_.round,
+            .pack = linear::find_gradient_kernel(kernel_.isa, p_.dtype)->pack,
+            .threads = threads_};
+  }
+
+  // Every pixel, and what each tap brings to it.
+  void list_sources() const {
+    const auto &in = p_.x.size, &out = p_.y.size;
+    for (int64_t place = 0; place < p_.y.pixels(); ++place) pixels_[place] = place;
+    int64_t at = 0;
+    for (int64_t tap = 0; tap < p_.gather.taps(); ++tap) {
+      taps_[tap] = {0, tap};
+      const Index t = index_of(tap, p_.gather.kernel[1], p_.gather.kernel[2]);
+      for (int64_t place = 0; place < p_.y.pixels(); ++place, ++at) {
+        const Index q = index_of(place, out[1], out[2]);
+        const auto z = p_.gather.source(0, q.z, t.z, in[0]), y = p_.gather.source(1, q.y, t.y, in[1]),
+                   x = p_.gather.source(2, q.x, t.x, in[2]);
+        sources_[at] = z && y && x ? (*z * in[1] + *y) * in[2] + *x : -1;
+      }
+    }
+  }
+
+  void pack_weights() const {
+    if (weights_ == nullptr || p_.x.n == 0) return;
+    const TapArgs a = args(0);
+    parallel_for(threads_, p_.layout.blocks, [&](int64_t block) { kernel_.pack_tap_weights(a, block, block + 1); });
   }
 
   // The taps that count in a phase of y, in the order of the filter.
@@ -149,33 +180,26 @@ class Run {
       const Index shift = {z.shift_of(t.z, f.z), y.shift_of(t.y, f.y), x.shift_of(t.x, f.x)};
       if (std::min({shift.z, shift.y, shift.x}) < 0) continue;
       const int64_t phase = (t.z % z.phases * y.phases + t.y % y.phases) * x.phases + t.x % x.phases;
-      taps_[count++] = {phase * plan_.panel + plan_.offset(shift.z, shift.y, shift.x), tap};
+      taps_[count++] = {phase * plan_.positions + plan_.offset(shift.z, shift.y, shift.x), tap};
     }
     return count;
   }
 
-  // The fewest vectors that cover the places of y in the box.
-  int64_t list_vectors(const Index& f) const {
+  // The places of y in the box.
+  int64_t list_places(const Index& f) const {
     const auto places = [&](const AxisPlan& a, int64_t phase, int64_t begin) {
       return std::min(a.box, a.places_of(phase) - begin);
     };
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
     const Index n = {places(z, f.z, begin_.z), places(y, f.y, begin_.y), places(x, f.x, begin_.x)};
-    const int64_t lanes = kernel_.lanes;
     int64_t count = 0;
     for (int64_t qz = 0; qz < n.z; ++qz) {
       for (int64_t qy = 0; qy < n.y; ++qy) {
         const int64_t pz = (begin_.z + qz) * z.out_step() + f.z, py = (begin_.y + qy) * y.out_step() + f.y;
         const int64_t row = (pz * p_.y.size[1] + py) * p_.y.size[2];
-        for (int64_t qx = 0; qx < n.x; ++qx) {
-          const int64_t at = plan_.offset(qz, qy, qx);
-          if (count == 0 || at >= first_[count - 1] + lanes) {
-            first_[count] = at;
-            std::fill_n(pixels_ + count * lanes, lanes, -1);
-            ++count;
-          }
-          const int64_t lane = at - first_[count - 1];
-          pixels_[(count - 1) * lanes + lane] = row + (begin_.x + qx) * x.out_step() + f.x;
+        for (int64_t qx = 0; qx < n.x; ++qx, ++count) {
+          positions_[count] = plan_.offset(qz, qy, qx);
+          pixels_[count] = row + (begin_.x + qx) * x.out_step() + f.x;
         }
       }
     }
@@ -203,29 +227,24 @@ class Run {
             .y_image = p_.y.image_stride(),
             .y_channels = p_.y_channels,
             .panels = panels_,
-            .image = plan_.image,
-            .channel = plan_.channel,
+            .round = plan_.round,
+            .weights = weights_,
             .starts = p_.layout.index + (p_.by_in ? at.by_in.starts : at.by_out.starts),
             .refs = walk_of(p_.layout, p_.by_in).refs.data(),
             .taps = p_.gather.taps(),
             .tap = taps_,
-            .first = first_,
+            .positions = positions_,
             .pixels = pixels_};
   }
 
-  void multiply(const Index& phase, int64_t image, int64_t images) const {
-    TapArgs a = args(image);
-    a.tap_count = list_taps(phase);
-    a.vectors = list_vectors(phase);
-    const int64_t vectors = images * a.vectors, group = kernel_.tap_group;
-    // A vector that is left over goes with the last group.
-    const int64_t groups = vectors % group == 1 && vectors > 1 ? vectors / group : ceil_div(vectors, group);
+  void multiply(const TapArgs& a, int64_t images) const {
+    const int64_t pixels = images * a.places, group = kernel_.tap_group, groups = ceil_div(pixels, group);
     const int64_t rows = ceil_div(p_.y.channels, p_.layout.block_size);
     const int64_t length = threads_ == 1 ? rows : ceil_div(rows, threads_ * kRunsPerThread);
     const int64_t runs = ceil_div(rows, length);
     parallel_for(threads_, runs * groups, [&](int64_t task) {
       const int64_t first = task / runs * group;
-      const Range range{first, task / runs + 1 == groups ? vectors : first + group};
+      const Range range{first, std::min(first + group, pixels)};
       for (int64_t row = task % runs * length; row < std::min((task % runs + 1) * length, rows); ++row) {
         kernel_.multiply_taps(a, row, range);
       }
@@ -237,7 +256,9 @@ class Run {
   const ProductKernel& kernel_;
   int32_t threads_;
   void* panels_;
-  int64_t *first_, *pixels_;
+  void* weights_;
+  int64_t *positions_, *pixels_;
+  int64_t* sources_;  // [taps][places]
   Tap* taps_;
   Index begin_;
 };
@@ -257,7 +278,9 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
-  Run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops)).all();
+  Run run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops));
+  if (plan.far) run.all_far();
+  else run.all();
   return {};
 }
 

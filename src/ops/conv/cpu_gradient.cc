@@ -1,13 +1,12 @@
 // Drives the convolution's wgrad on the CPU: rounds of a box of some images, packed features last, then multiplied by
 // the linear op's kernels, for which a tap is x some tokens further.
 #include <algorithm>
-#include <cstring>
 
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
 #include "ops/conv/conv.h"
-#include "ops/conv/plan.h"
+#include "ops/conv/panels.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/select.h"
 
@@ -17,10 +16,8 @@ namespace {
 
 using linear::GradientArgs;
 using linear::GradientKernel;
-using linear::RowsToPack;
 using linear::TokenRun;
 
-constexpr int64_t kPackFeatures = 512;        // that one task packs
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -47,7 +44,7 @@ class GradientRun {
     runs_ = static_cast<TokenRun*>(carver.take(plan.run_bytes));
     shifts_ = static_cast<int64_t*>(carver.take(plan.shift_bytes));
     sums_ = carver.take(plan.sum_bytes);
-    list_shifts();
+    if (!plan.far) list_shifts();
   }
 
   void all() {
@@ -65,8 +62,15 @@ class GradientRun {
           begin_box(round / batches);
           const int64_t image = round % batches * plan_.images;
           const int64_t images = std::min(plan_.images, g_.rows.n - image);
-          pack_gathered(image, images);
-          pack_plain(image, images);
+          panels_of(g_.plain(), false).plain(begin_, size_, image, images);
+          const Panels gathered = panels_of(g_.gathered(), true);
+          const auto& size = g_.gathered().size;
+          if (plan_.far) {
+            gathered.plain({}, {size[0], size[1], size[2]}, image, images);
+            multiply_far(a, images, first, last);
+            continue;
+          }
+          gathered.gathered(plan_.axis, plan_.positions, begin_, image, images);
           list_runs(images, a);
         }
         multiply(a, first, last);
@@ -75,11 +79,6 @@ class GradientRun {
   }
 
  private:
-  struct Index {
-    int64_t z = 0, y = 0, x = 0;
-  };
-  static Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
-
   void begin_box(int64_t box) {
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
     const Index b = index_of(box, y.boxes(), x.boxes());
@@ -97,84 +96,15 @@ class GradientRun {
     }
   }
 
-  RowsToPack rows_of(const Images& images, bool gathered) const {
-    return {.token_stride = images.pixel_stride(),
-            .feature_stride = images.channel_stride(),
-            .features = images.channels,
-            .block = g_.layout.block_size,
+  Panels panels_of(const Images& images, bool gathered) const {
+    return {.from = images,
             .order = gathered == g_.gathers_rows ? g_.row_channels : g_.column_channels,
-            .panels = gathered ? gathered_ : plain_,
-            .round = gathered ? plan_.gathered_round : plan_.plain_round};
-  }
-
-  // Calls body(first block of channels, last, i) for slices of channels and i < count, in parallel.
-  template <class Body>
-  void for_each_slice(const Images& images, int64_t count, Body body) const {
-    const int64_t blocks = ceil_div(images.channels, g_.layout.block_size);
-    const int64_t per_slice = kPackFeatures / g_.layout.block_size, slices = ceil_div(blocks, per_slice);
-    parallel_for(threads_, slices * count, [&](int64_t task) {
-      const int64_t first = task % slices * per_slice;
-      body(first, std::min(first + per_slice, blocks), task / slices);
-    });
-  }
-
-  const void* pixel_of(const Images& a, int64_t image, int64_t z, int64_t y, int64_t x) const {
-    const int64_t pixel = (z * a.size[1] + y) * a.size[2] + x;
-    return static_cast<const char*>(a.data) + (image * a.image_stride() + pixel * a.pixel_stride()) * size_of(g_.dtype);
-  }
-
-  void zero(const RowsToPack& rows, int64_t first_block, int64_t last_block, int64_t token, int64_t tokens) const {
-    const int64_t bytes = rows.block * size_of(sum_dtype(g_.dtype));
-    for (int64_t block = first_block; block < last_block && tokens > 0; ++block) {
-      std::memset(static_cast<char*>(rows.panels) + (block * rows.round + token) * bytes, 0,
-                  static_cast<size_t>(tokens * bytes));
-    }
-  }
-
-  void pack_gathered(int64_t image, int64_t images) const {
-    const Images& from = g_.gathered();
-    for_each_slice(from, images * plan_.phases, [&](int64_t first, int64_t last, int64_t i) {
-      const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
-      const Index f = index_of(i % plan_.phases, y.phases, x.phases);
-      RowsToPack rows = rows_of(from, true);
-      rows.token_stride *= x.in_step();
-      const int64_t x_first = x.first_pixel(f.x, begin_.x);
-      const int64_t lo = std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, -x_first), x.in_step()), 0, x.reach);
-      const int64_t hi =
-          std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, x.in_size - x_first), x.in_step()), lo, x.reach);
-      for (int64_t row = 0; row < z.reach * y.reach; ++row) {
-        const int64_t jz = row / y.reach, jy = row % y.reach, token = i * plan_.positions + plan_.offset(jz, jy, 0);
-        const int64_t iz = z.first_pixel(f.z, begin_.z) + jz * z.in_step();
-        const int64_t iy = y.first_pixel(f.y, begin_.y) + jy * y.in_step();
-        const bool exists = iz >= 0 && iz < z.in_size && iy >= 0 && iy < y.in_size && lo < hi;
-        zero(rows, first, last, token, exists ? lo : x.reach);
-        if (!exists) continue;
-        rows.source = pixel_of(from, image + i / plan_.phases, iz, iy, x_first + lo * x.in_step());
-        rows.tokens = hi - lo;
-        rows.first_token = token + lo;
-        kernel_.pack(rows, first, last);
-        zero(rows, first, last, token + hi, x.reach - hi);
-      }
-    });
-  }
-
-  // The pixels of the box, one after the other.
-  int64_t plain_at(int64_t image, int64_t z, int64_t y) const {
-    return ((image * size_.z + z) * size_.y + y) * size_.x;
-  }
-
-  void pack_plain(int64_t image, int64_t images) const {
-    const Images& from = g_.plain();
-    for_each_slice(from, images, [&](int64_t first, int64_t last, int64_t i) {
-      RowsToPack rows = rows_of(from, false);
-      rows.tokens = size_.x;
-      for (int64_t row = 0; row < size_.z * size_.y; ++row) {
-        const int64_t z = row / size_.y, y = row % size_.y;
-        rows.source = pixel_of(from, image + i, begin_.z + z, begin_.y + y, begin_.x);
-        rows.first_token = plain_at(i, z, y);
-        kernel_.pack(rows, first, last);
-      }
-    });
+            .dtype = g_.dtype,
+            .block = g_.layout.block_size,
+            .data = gathered ? gathered_ : plain_,
+            .round = gathered ? plan_.gathered_round : plan_.plain_round,
+            .pack = kernel_.pack,
+            .threads = threads_};
   }
 
   // Rows of pixels, in parts of kStepTokens at most.
@@ -184,7 +114,28 @@ class GradientRun {
       const int64_t i = row / (size_.z * size_.y), z = row / size_.y % size_.z, y = row % size_.y;
       for (int64_t x = 0; x < size_.x; x += kStepTokens) {
         const int64_t gathered = i * plan_.phases * plan_.positions + plan_.offset(z, y, x);
-        const int64_t plain = plain_at(i, z, y) + x, tokens = std::min(kStepTokens, size_.x - x);
+        const int64_t plain = row * size_.x + x, tokens = std::min(kStepTokens, size_.x - x);
+        runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
+      }
+    }
+    a.taps.runs = runs_;
+    a.taps.run_count = count;
+  }
+
+  // The runs of pixels for which one tap is inside of the image.
+  void list_runs_of(int64_t tap, int64_t images, GradientArgs& a) const {
+    const auto &in = g_.gathered().size, &out = g_.plain().size;
+    const Index t = index_of(tap, g_.gather.kernel[1], g_.gather.kernel[2]);
+    const int64_t shift = t.x * g_.gather.dilation[2] - g_.gather.padding[2];
+    const int64_t begin = std::max<int64_t>(0, -shift), end = std::min(out[2], in[2] - shift);
+    int64_t count = 0;
+    for (int64_t row = 0; row < images * out[0] * out[1]; ++row) {
+      const auto z = g_.gather.source(0, row / out[1] % out[0], t.z, in[0]);
+      const auto y = g_.gather.source(1, row % out[1], t.y, in[1]);
+      if (!z || !y) continue;
+      const int64_t from = ((row / (out[0] * out[1]) * in[0] + *z) * in[1] + *y) * in[2] + shift;
+      for (int64_t x = begin; x < end; x += kStepTokens) {
+        const int64_t gathered = from + x, plain = row * out[2] + x, tokens = std::min(kStepTokens, end - x);
         runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
       }
     }
@@ -238,13 +189,32 @@ class GradientRun {
     return a;
   }
 
-  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
+  // Calls body(args, first block, last) for shares of the blocks, in parallel.
+  template <class Body>
+  void for_each_share(const GradientArgs& a, int64_t first, int64_t last, Body body) const {
     const int64_t bytes = a.taps.taps * a.block * a.block * size_of(sum_dtype(g_.dtype));
     const int64_t step = threads_ == 1 ? last - first : std::max<int64_t>(1, kGradientBytes / bytes);
     parallel_for(threads_, ceil_div(last - first, step), [&](int64_t task) {
       const int64_t begin = first + task * step, end = std::min(begin + step, last);
-      for_each_step(a, [&](GradientArgs& step) { multiply_step(step, begin, end); });
+      for_each_step(a, [&](GradientArgs& some) { body(some, begin, end); });
     });
+  }
+
+  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
+    for_each_share(a, first, last,
+                   [&](GradientArgs& some, int64_t begin, int64_t end) { multiply_step(some, begin, end); });
+  }
+
+  void multiply_far(const GradientArgs& a, int64_t images, int64_t first, int64_t last) const {
+    GradientArgs b = a;
+    for (int64_t tap = 0; tap < a.taps.taps; ++tap) {
+      b.taps.first = tap;
+      b.taps.last = tap + 1;
+      b.accumulate_gates = a.accumulate_gates || tap > 0;
+      list_runs_of(tap, images, b);
+      for_each_share(b, first, last,
+                     [&](GradientArgs& some, int64_t begin, int64_t end) { kernel_.multiply(some, begin, end); });
+    }
   }
 
   void multiply_step(GradientArgs& a, int64_t first, int64_t last) const {

@@ -7,10 +7,13 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kRoundBytes = 4 << 20;  // of packed images: they stay in the last-level cache
-constexpr int64_t kSumBytes = 16 << 20;   // of sums of dW in f32, where there are more rounds
+constexpr int64_t kRoundBytes = 4 << 20;    // of packed images: they stay in the last-level cache
+constexpr int64_t kCacheBytes = 512 << 10;  // of both operands of wgrad, where that costs few rows packed twice: L2
+constexpr int64_t kSumBytes = 16 << 20;     // of sums of dW in f32, where there are more rounds
+constexpr double kMostWaste = 4;            // see waste()
+constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; larger ones are copied chunk by chunk
 constexpr size_t kAlignment = 64;
-constexpr int kAreas = 5;  // of the workspace
+constexpr int kAreas = 6;  // of the workspace
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
@@ -53,16 +56,47 @@ void measure_axes(AxisPlan (&axis)[3]) {
   }
 }
 
-void measure(const Product& p, Plan& plan) {
-  measure_axes(plan.axis);
-  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
-  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
-  plan.phases = z.phases * y.phases * x.phases;
-  plan.panel = plan.positions + kMostLanes;
-  // An odd number of lines: channels that are a power of two apart would share few sets of the cache.
-  const int64_t line = 64 / size_of(sum_dtype(p.dtype));
-  plan.channel = (ceil_div(plan.phases * plan.panel, line) | 1) * line;
-  plan.image = plan.channel * p.x.channels;
+// Positions of a box over its places: how much of what is packed is zeros, or packed again for the next box.
+double waste(const AxisPlan (&axis)[3]) {
+  double waste = 1;
+  for (const AxisPlan& a : axis) waste *= static_cast<double>(a.box + a.high - a.low) / static_cast<double>(a.box);
+  return waste;
+}
+
+// Smaller boxes, until what is packed fits into the last-level cache, or into the workspace where taps reach far.
+template <class Bytes>
+void cut(AxisPlan (&axis)[3], Bytes bytes) {
+  for (AxisPlan& a : axis) {
+    while (bytes() > static_cast<double>(kRoundBytes) && a.box > 1) {
+      const int64_t before = a.box;
+      a.box = ceil_div(a.box, 2);
+      if (waste(axis) <= kMostWaste) continue;
+      a.box = before;
+      break;
+    }
+  }
+  for (AxisPlan& a : axis) {
+    while (bytes() > static_cast<double>(kMostWorkspace) / 2 && a.box > 1) a.box = ceil_div(a.box, 2);
+  }
+}
+
+// Images without zeros, one position more for what lies outside.
+bool plan_far(const Product& p, int64_t pixel_bytes, Plan& plan) {
+  const auto most = static_cast<double>(kMostWorkspace);
+  const auto taps = static_cast<double>(p.gather.taps()), places = static_cast<double>(p.y.pixels());
+  const double image = static_cast<double>(p.x.pixels() + 1) * static_cast<double>(pixel_bytes);
+  if (image > most * 3 / 4 || taps * places * sizeof(int64_t) > most / 16 || taps * sizeof(linear::Tap) > most / 16) {
+    return false;
+  }
+  plan.far = true;
+  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, p.x.pixels() * pixel_bytes), 1,
+                                    std::max<int64_t>(1, p.x.n));
+  plan.round = plan.images * p.x.pixels() + 1;
+  plan.panel_bytes = static_cast<size_t>(plan.round * pixel_bytes);
+  plan.place_bytes = static_cast<size_t>(p.y.pixels()) * sizeof(int64_t);
+  plan.source_bytes = static_cast<size_t>(p.gather.taps()) * plan.place_bytes;
+  plan.tap_bytes = static_cast<size_t>(p.gather.taps()) * sizeof(linear::Tap);
+  return true;
 }
 
 }  // namespace
@@ -80,37 +114,51 @@ int64_t AxisPlan::shift_of(int64_t tap, int64_t f) const {
 }
 
 size_t Plan::workspace_bytes() const {
-  return fits ? panel_bytes + vector_bytes + pixel_bytes + tap_bytes + kAreas * kAlignment : 0;
+  return fits ? panel_bytes + weight_bytes + 2 * place_bytes + source_bytes + tap_bytes + kAreas * kAlignment : 0;
 }
 
 Plan plan_product(const Product& p) {
   Plan plan;
   for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p.gather, p.x, p.y, i);
-  const int64_t size = size_of(sum_dtype(p.dtype));
+  const int64_t b = p.layout.block_size, size = size_of(sum_dtype(p.dtype)), taps = p.gather.taps();
+  const int64_t channels = ceil_div(p.x.channels, b) * b;
   // In double, for a geometry may ask for anything.
-  const auto panel_bytes = [&] {
-    double bytes = static_cast<double>(p.x.channels) * static_cast<double>(size);
+  const auto image_bytes = [&] {
+    auto bytes = static_cast<double>(channels * size);
     for (const AxisPlan& a : plan.axis) {
       bytes *= static_cast<double>(a.box + a.high - a.low) * static_cast<double>(a.phases);
     }
     return bytes;
   };
-  for (AxisPlan& a : plan.axis) {
-    while (panel_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
-  }
   const auto most = static_cast<double>(kMostWorkspace);
-  const double tap_bytes = static_cast<double>(p.gather.taps()) * static_cast<double>(sizeof(linear::Tap));
-  plan.fits = panel_bytes() <= most / 2 && tap_bytes <= most / 4;
+  const double tap_bytes = static_cast<double>(taps) * static_cast<double>(sizeof(linear::Tap));
+  const double weight_bytes = static_cast<double>(p.layout.blocks * b * b * size) * static_cast<double>(taps);
+  const auto keep_weights = [&] {
+    const double left = most - static_cast<double>(plan.workspace_bytes());
+    if (weight_bytes <= std::min(static_cast<double>(kWeightBytes), left)) {
+      plan.weight_bytes = static_cast<size_t>(weight_bytes);
+    }
+  };
+  cut(plan.axis, image_bytes);
+  if (waste(plan.axis) > kMostWaste && plan_far(p, channels * size, plan)) {
+    keep_weights();
+    return plan;
+  }
+  plan.fits = image_bytes() <= most / 2 && tap_bytes <= most / 16;
   if (!plan.fits) return plan;
-  measure(p, plan);
-  const int64_t image_bytes = std::max<int64_t>(1, plan.image * size);
-  plan.images = std::clamp<int64_t>(kRoundBytes / image_bytes, 1, std::max<int64_t>(1, p.x.n));
-  plan.panel_bytes = static_cast<size_t>(plan.images * image_bytes);
+  measure_axes(plan.axis);
+  const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
+  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = z.phases * y.phases * x.phases;
+  const int64_t positions = plan.phases * plan.positions;
+  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, positions * channels * size), 1,
+                                    std::max<int64_t>(1, p.x.n));
+  plan.round = plan.images * positions;
+  plan.panel_bytes = static_cast<size_t>(plan.round * channels * size);
+  plan.place_bytes = static_cast<size_t>(z.box * y.box * x.box) * sizeof(int64_t);
   plan.tap_bytes = static_cast<size_t>(tap_bytes);
-  // Vectors begin `lanes` positions apart at least, and there are two lanes or more.
-  plan.vector_bytes = static_cast<size_t>(plan.positions / 2 + 1) * sizeof(int64_t);
-  plan.pixel_bytes = static_cast<size_t>(plan.positions + kMostLanes) * sizeof(int64_t);
   plan.fits = plan.workspace_bytes() <= kMostWorkspace;
+  if (plan.fits) keep_weights();
   return plan;
 }
 
@@ -131,18 +179,29 @@ GradientPlan plan_gradient(const WeightGradient& g) {
     }
     return reached + own;
   };
+  cut(plan.axis, image_bytes);
   for (AxisPlan& a : plan.axis) {
-    while (image_bytes() > static_cast<double>(kRoundBytes) && a.box > 1) a.box = ceil_div(a.box, 2);
+    if (&a == &plan.axis[2]) break;  // whole rows share their zeros
+    while (image_bytes() > static_cast<double>(kCacheBytes) && a.box / 2 > 2 * (a.high - a.low)) {
+      a.box = ceil_div(a.box, 2);
+    }
   }
   const auto most = static_cast<double>(kMostWorkspace);
   const double shift_bytes = static_cast<double>(g.gather.taps()) * static_cast<double>(sizeof(int64_t));
-  plan.fits = image_bytes() <= most / 2 && shift_bytes <= most / 8;
+  const double own_bytes = static_cast<double>(g.gathered().pixels()) * static_cast<double>(gathered * size) +
+                           static_cast<double>(g.plain().pixels()) * static_cast<double>(plain * size);
+  plan.far = waste(plan.axis) > kMostWaste && g.gather.stride[2] == 1 && own_bytes <= most * 3 / 5;
+  if (plan.far) {
+    for (AxisPlan& a : plan.axis) a.box = a.places;
+  }
+  plan.fits = (plan.far || image_bytes() <= most / 2) && shift_bytes <= most / 8;
   if (!plan.fits) return plan;
   measure_axes(plan.axis);
   const AxisPlan &z = plan.axis[0], &y = plan.axis[1], &x = plan.axis[2];
-  plan.positions = plan.offset(z.reach - 1, y.reach - 1, x.reach);
-  plan.phases = z.phases * y.phases * x.phases;
-  plan.images = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, static_cast<int64_t>(image_bytes())), 1,
+  plan.positions = plan.far ? g.gathered().pixels() : plan.offset(z.reach - 1, y.reach - 1, x.reach);
+  plan.phases = plan.far ? 1 : z.phases * y.phases * x.phases;
+  const double bytes = plan.far ? own_bytes : image_bytes();
+  plan.images = std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, static_cast<int64_t>(bytes)), 1,
                                     std::max<int64_t>(1, g.rows.n));
   plan.gathered_round = plan.images * plan.phases * plan.positions;
   plan.plain_round = plan.images * z.box * y.box * x.box;

@@ -40,27 +40,26 @@ struct AxisPlan {
   int64_t first_pixel(int64_t phase, int64_t q) const { return in_step() * (q + low) + residue(phase); }
 };
 
+// Images are packed as [blocks of channels][images, phases, positions][b]: a tap is an offset in positions.
 struct Plan {
   AxisPlan axis[3];
-  int64_t positions = 0;  // of a phase's panel
-  int64_t phases = 1;     // panels
-  int64_t panel = 0;      // elements from one phase's panel to the next, with what vectors read beyond
-  int64_t channel = 0;    // from one channel to the next
-  int64_t image = 0;      // from one image to the next
-  int64_t images = 0;     // of a round
-  bool fits = true;       // into the workspace that is promised; else it is done by plain loops
-  size_t panel_bytes = 0, vector_bytes = 0, pixel_bytes = 0, tap_bytes = 0;
+  int64_t positions = 0;  // of a phase of an image
+  int64_t phases = 1;
+  int64_t images = 0;  // of a round
+  int64_t round = 0;   // positions of a round
+  bool far = false;    // most of a grid would be zeros: images are packed without, and each tap looks its pixels up
+  bool fits = true;    // into the workspace that is promised; else it is done by plain loops
+  size_t panel_bytes = 0, weight_bytes = 0, place_bytes = 0, source_bytes = 0, tap_bytes = 0;
 
   size_t workspace_bytes() const;
   int64_t offset(int64_t z, int64_t y, int64_t x) const { return (z * axis[1].pitch + y) * axis[2].pitch + x; }
 };
 
-inline constexpr int64_t kMostLanes = 16;
 inline constexpr size_t kMostWorkspace = size_t{56} << 20;
 
 Plan plan_product(const Product& p);
 
-// wgrad: the gathered operand is packed as above, features last, and the other one without zeros between its pixels.
+// wgrad: the gathered operand is packed as above, and the other one without zeros between its pixels.
 struct GradientPlan {
   AxisPlan axis[3];
   int64_t positions = 0;  // of a phase of the gathered operand
@@ -69,6 +68,7 @@ struct GradientPlan {
   int64_t gathered_round = 0;  // tokens of a panel
   int64_t plain_round = 0;
   int64_t blocks = 0;  // whose sums are kept at once, where dW is narrower
+  bool far = false;    // as above: each tap has its own runs of pixels
   bool fits = true;
   size_t gathered_bytes = 0, plain_bytes = 0, run_bytes = 0, shift_bytes = 0, sum_bytes = 0;
 

@@ -16,18 +16,26 @@ namespace {
 
 constexpr std::string_view kAwkward[] = {
     // Nothing, or almost nothing, to do.
-    "conv:fprop f32 n=0 b=8 random(4,4,0.5)", "conv:dgrad bf16 n=0 b=16 random(2,2,0.5)",
-    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) gates dgates", "conv:wgrad f32 n=0 b=8 random(3,3,0.5) accumulate dgates",
-    "conv:fprop f32 n=1 hw=4 b=8 random(3,3,0) bias", "conv:wgrad f32 n=1 hw=4 b=8 random(3,3,0)",
-    "conv:fprop f64 n=1 hw=1 b=128 diagonal(1) c=1 k=1 bias", "conv:fprop f32 n=1 hw=1 dims=1 b=8 diagonal(1)",
+    "conv:fprop f32 n=0 b=8 random(4,4,0.5)",
+    "conv:dgrad bf16 n=0 b=16 random(2,2,0.5)",
+    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) gates dgates",
+    "conv:wgrad f32 n=0 b=8 random(3,3,0.5) accumulate dgates",
+    "conv:fprop f32 n=1 hw=4 b=8 random(3,3,0) bias",
+    "conv:wgrad f32 n=1 hw=4 b=8 random(3,3,0)",
+    "conv:fprop f64 n=1 hw=1 b=128 diagonal(1) c=1 k=1 bias",
+    "conv:fprop f32 n=1 hw=1 dims=1 b=8 diagonal(1)",
     "conv:dgrad f32 n=1 hw=1x1x1 r=1 b=8 random(3,2,1)",
     // Sizes around vectors and groups.
-    "conv:fprop f32 n=3 hw=7 b=8 random(5,4,0.5) seed=1", "conv:fprop f32 n=2 hw=14 b=16 random(3,4,0.5) seed=2",
+    "conv:fprop f32 n=3 hw=7 b=8 random(5,4,0.5) seed=1",
+    "conv:fprop f32 n=2 hw=14 b=16 random(3,4,0.5) seed=2",
     "conv:fprop f32 n=1 hw=28 b=32 random(3,3,0.6) seed=3 first",
-    "conv:fprop f32 n=2 hw=9x31 b=64 random(2,2,1) seed=4", "conv:dgrad f32 n=2 hw=15x3 b=8 random(6,5,0.4) seed=5",
-    "conv:dgrad f32 n=1 hw=16 b=128 random(2,2,0.7) seed=6 r=2", "conv:wgrad f32 n=3 hw=13 b=8 random(5,4,0.5) seed=7",
+    "conv:fprop f32 n=2 hw=9x31 b=64 random(2,2,1) seed=4",
+    "conv:dgrad f32 n=2 hw=15x3 b=8 random(6,5,0.4) seed=5",
+    "conv:dgrad f32 n=1 hw=16 b=128 random(2,2,0.7) seed=6 r=2",
+    "conv:wgrad f32 n=3 hw=13 b=8 random(5,4,0.5) seed=7",
     "conv:wgrad f32 n=2 hw=12x20 b=16 random(3,3,0.5) seed=8 first",
-    "conv:wgrad f64 n=2 hw=6 b=64 random(2,2,0.8) seed=9", "conv:wgrad f32 n=1 hw=10 b=128 random(2,2,0.8) seed=10 r=2",
+    "conv:wgrad f64 n=2 hw=6 b=64 random(2,2,0.8) seed=9",
+    "conv:wgrad f32 n=1 hw=10 b=128 random(2,2,0.8) seed=10 r=2",
     // One and three dimensions.
     "conv:fprop f32 n=2 hw=37 dims=1 r=5 b=16 random(3,3,0.6) seed=11",
     "conv:dgrad f32 n=3 hw=300 dims=1 r=7 dil=4 b=8 random(3,3,0.6) seed=12 first",
@@ -108,7 +116,18 @@ constexpr std::string_view kAwkward[] = {
     "conv:wgrad bf16 n=1 hw=130 b=32 random(2,2,0.6) seed=87 r=2 threads=2 gates dgates",
     "conv:wgrad f32 n=1 hw=60000 dims=1 stride=2 b=16 random(1,1,1) seed=88 threads=2",
     "conv:wgrad f32 n=40 hw=16 b=16 random(4,4,0.3) seed=89 threads=2 accumulate",
-    "conv:fprop f32 n=1 hw=2 r=2 dil=900 pad=900 after=0 b=16 random(1,1,1) seed=90",  // panels would be too large
+    "conv:fprop f32 n=1 hw=2 r=2 dil=900 pad=900 after=0 b=16 random(1,1,1) seed=90",  // a grid would be too large
+    // Taps that reach so far that each looks its pixels up.
+    "conv:fprop f32 n=5 hw=6 dil=6 b=16 random(3,3,0.6) seed=91 order bias act=relu",
+    "conv:fprop bf16 n=2 hw=7x5 r=3x2 dil=5x9 pad=5x9 after=5x0 c=41 k=39 b=16 random(3,3,0.6) seed=92 first gates "
+    "residual",
+    "conv:dgrad f32 n=4 hw=6 dil=6 b=64 random(3,2,0.6) seed=93 gates threads=2",
+    "conv:dgrad f16 n=2 hw=9 stride=2 dil=9 pad=9 after=9 b=8 random(5,4,0.6) seed=94 order",
+    "conv:wgrad f32 n=5 hw=6 dil=6 b=16 random(3,3,0.6) seed=95 gates dgates accumulate",
+    "conv:wgrad bf16 n=9 hw=12x9 dil=12x9 c=59 k=62 b=32 random(2,2,1) seed=96 gates dgates threads=2",
+    "conv:wgrad bf16 n=3 hw=8 dims=1 dil=7 pad=7 after=7 b=8 random(3,3,0.6) seed=97 transposed first dw=f32",
+    "conv:wgrad f64 n=2 hw=5x6x4 dil=5 b=8 random(3,3,0.6) seed=98 order stride=2x1x1",
+    "conv:fprop f32 n=2 hw=24 r=3 dil=20 pad=20 after=20 b=32 random(40,0.04) seed=99 threads=2",
 };
 
 // A problem at random.
@@ -160,7 +179,8 @@ void expect_right(const std::string& line, const ConvCase& c, const std::vector<
     const auto error = large ? data->spot_check(2000) : data->compare();
     EXPECT_LE(error.worst, 1) << isa << " " << line << "\n" << error.where;
     EXPECT_EQ(data->overrun(), "") << isa << " " << line;
-    const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() == 1);
+    // Whatever the gates are: few of them may all be 0.
+    const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() < 9);
     EXPECT_TRUE(empty || error.nonzero > 0) << line;
   }
   ASSERT_TRUE(set_cpu_isa("").ok());

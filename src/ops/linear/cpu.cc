@@ -189,6 +189,24 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                                             static_cast<double>(block * block));
   const int64_t task_blocks =
       threads == 1 ? g.layout.blocks : std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
+  const auto run_blocks = [&](const GradientArgs& some) {
+    parallel_for(threads, ceil_div(g.layout.blocks, task_blocks), [&](int64_t task) {
+      kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
+    });
+  };
+  if (n > 0 && reads_tokens_in_place(g)) {
+    const GradTerm term = g.term(0);
+    a.n = n;
+    a.x_panels = term.x.data;
+    a.dy_panels = term.dy.data;
+    a.direct = true;
+    a.x_token = term.x.token_stride;
+    a.dy_token = term.dy.token_stride;
+    a.accumulate = a.accumulate_gates = g.accumulate;
+    a.sums = nullptr;
+    run_blocks(a);
+    return {};
+  }
   Position at = advance(g, {}, 0);
   for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
     a.n = std::min(plan.round, n - token);
@@ -205,9 +223,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
       if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
       else pack_tokens(*kernel, g, rows, at, a.n, task - in_slices, [](const GradTerm& t) { return t.dy; });
     });
-    parallel_for(threads, ceil_div(g.layout.blocks, task_blocks), [&](int64_t task) {
-      kernel->multiply(a, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
-    });
+    run_blocks(a);
     if (n == 0) break;
     at = advance(g, at, plan.round);
   }

@@ -1,11 +1,15 @@
-// Convolutions by the product's main loop: a tap is the same panel, read at another position.
-//   x panels [images][channels][positions]: channels-first grids with zeros around the image, so that no tap leaves
-//   them sums [vectors][b][lanes] as in cpu_product.h; a vector is `lanes` positions side by side, wherever it begins.
-//   Some of them may be no pixel of y: what lies between the rows of the grid.
-// Who does what
-//   pack      some channels of one image
-//   multiply  one row of blocks for some vectors: for each group of them, for each kTapDepth inputs of all blocks and
-//             taps: every strip of W, as in cpu_product.h; then finish by runs of pixels
+// Convolutions: the product's other loop, in which outputs are the vector dimension and pixels are broadcast.
+//   x panels [in blocks][round][b], blocks of kTapInputs if they are larger: grids of positions with zeros around the
+//   images, so that no tap leaves them; a tap is x some positions further
+//   W as strips [blocks][strips][taps][b inputs][strip of outputs], copied once a call
+//   sums [pixels][strip]
+// Then x is packed without a transpose, y is stored as it comes, no lane is spent on what is no pixel, and what the
+// loop reads lies side by side: lines of x for whole blocks, W in the order of use. Who does what
+//   pack_tap_weights  some blocks of W, widened and gated
+//   multiply_taps     one row of blocks for some pixels: for each group of them, for each strip:
+//                       for each kTapDepth inputs of all blocks and taps: W stays in L1
+//                         for each tile of pixels: sums in registers
+//                       then finish by runs of pixels
 #pragma once
 
 #include "ops/linear/cpu_product.h"
@@ -13,221 +17,248 @@
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kTapDepth = 256;  // inputs of a chunk: sums go through L1 once a chunk
+constexpr int kTapDepth = 288;  // inputs of a chunk
+constexpr int kTapPixels = 96;  // of a group: whole tiles of any width
 
-// Vectors of a group: whole tiles.
-template <class C>
-constexpr int kTapGroup = (C::group + C::tile.vectors - 1) / C::tile.vectors * C::tile.vectors;
-
-// Zeros at [begin, end) of each channel's row, and up to a vector less one behind them. A call of memset for each of
-// these short runs took as long as packing what is between them.
-template <class C>
-void fill_zeros(typename C::S* to, int64_t channel, int64_t channels, int64_t begin, int64_t end) {
-  using S = typename C::S;
+// Calls body.operator()<L, V>(): a strip is V vectors of L outputs, one where a block has no more.
+template <class C, class Body>
+auto with_strip(int block, Body body) {
   constexpr int L = C::lanes;
-  for (int64_t i = begin; i < end; i += L) {
-    for (int64_t c = 0; c < channels; ++c) store_as<S, L>(to + c * channel + i, Vec<S, L>{});
+  if (block >= 2 * L) return body.template operator()<L, 2>();
+  if constexpr (L > kSmallestBlock) {
+    if (block < L) return body.template operator()<kSmallestBlock, 1>();
   }
+  return body.template operator()<L, 1>();
 }
 
-// The positions of an axis that are pixels.
-inline Range inside(const TapPack& p, int axis) {
-  const int64_t first = p.first[axis], step = p.step[axis];
-  const int64_t begin = first >= 0 ? 0 : (-first + step - 1) / step;
-  const int64_t end = p.size[axis] <= first ? 0 : (p.size[axis] - first + step - 1) / step;
-  return {least(begin, p.count[axis]), least(end, p.count[axis])};
-}
+// Pixels of a tile: as many sums as the product's tile, but no more addresses than there are registers.
+template <class C, int V>
+constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, 8);
 
-// Pixels `from`, `stride` apart, of channels that lie side by side. Up to a vector less one behind the run is zeroed.
-template <class C>
-void pack_taps_transposed(const typename C::T* from, int64_t stride, int64_t pixels, int64_t channels,
-                          typename C::S* to, int64_t channel) {
-  constexpr int Q = C::lanes < 8 ? C::lanes : 8;
-  for (int64_t i = 0; i < pixels; i += Q) {
-    pack_transposed<typename C::S, Q>(from + i * stride, stride, pixels - i, channels, to + i, channel);
+// Some inputs of one block at one tap.
+template <class S>
+struct TapEntry {
+  int64_t x;   // offset of the first one
+  const S* w;  // [inputs][strip]
+  int64_t depth;
+  const int64_t* at;  // where it finds each pixel of the group
+};
+
+// The inner loop: sums [P][V vectors] (+)= x [P pixels from `pixel` on, inputs of the entries] W [inputs, strip].
+template <class S, int L, int V, int P>
+__attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, const S* x, int64_t pixel, S* sums,
+                                        bool first) {
+  Vec<S, L> sum[P][V];
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) sum[p][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (p * V + v) * L);
   }
-}
-
-// Pixels of one channel.
-template <class C>
-void pack_taps_run(const typename C::T* from, int64_t stride, int64_t pixels, typename C::S* to) {
-  using S = typename C::S;
-  if (stride == 1) {
-    constexpr int L = C::lanes;
-    int64_t i = 0;
-    for (; i + L <= pixels; i += L) store_as<S, L>(to + i, load_as<S, L>(from + i));
-    for (; i < pixels; ++i) to[i] = load_as<S, 1>(from + i)[0];
-    return;
-  }
-  for (int64_t i = 0; i < pixels; ++i) to[i] = load_as<S, 1>(from + i * stride)[0];
-}
-
-// One row of the grid.
-template <class C>
-void pack_taps_row(const TapPack& p, const typename C::T* from, Range run, int64_t first, int64_t last,
-                   typename C::S* to) {
-  const int64_t pixels = run.last - run.first, stride = p.step[2] * p.x_pixel;
-  for (int64_t c = first; c < last;) {
-    int64_t end = c + 1;
-    const int64_t source = p.order == nullptr ? c : p.order[c];
-    if (p.x_channel == 1) {
-      while (end < last && (p.order == nullptr || p.order[end] == source + (end - c))) ++end;
-    }
-    typename C::S* row = to + c * p.channel + run.first;
-    if (end - c > 1) pack_taps_transposed<C>(from + source, stride, pixels, end - c, row, p.channel);
-    else pack_taps_run<C>(from + source * p.x_channel, stride, pixels, row);
-    c = end;
-  }
-}
-
-// Rows in rising order, for packing a row may zero what follows.
-template <class C>
-void pack_taps(const TapPack& p, int64_t first, int64_t last) {
-  using S = typename C::S;
-  const Range z_run = inside(p, 0), y_run = inside(p, 1), x_run = inside(p, 2);
-  auto* panel = static_cast<S*>(p.panel);
-  for (int64_t z = 0; z < p.count[0]; ++z) {
-    for (int64_t y = 0; y < p.count[1]; ++y) {
-      S* to = panel + z * p.plane + y * p.row;
-      const bool exists = z >= z_run.first && z < z_run.last && y >= y_run.first && y < y_run.last;
-      const Range run = exists && x_run.first < x_run.last ? x_run : Range{0, 0};
-      S* row = to + first * p.channel;
-      fill_zeros<C>(row, p.channel, last - first, 0, run.first);
-      if (run.first < run.last) {
-        const int64_t iz = p.first[0] + z * p.step[0], iy = p.first[1] + y * p.step[1];
-        const int64_t ix = p.first[2] + run.first * p.step[2];
-        const auto* from =
-            static_cast<const typename C::T*>(p.x) + ((iz * p.size[1] + iy) * p.size[2] + ix) * p.x_pixel;
-        pack_taps_row<C>(p, from, run, first, last, to);
+  for (const TapEntry<S>* e = entries; e != entries + count; ++e) {
+    const S *xb = x + e->x, *wb = e->w;
+    int64_t from[P];
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) from[p] = e->at[pixel + p];
+    auto step = [&]() __attribute__((always_inline)) {
+      Vec<S, L> wv[V];
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<S, L>(wb + v * L));
+      wb = next_row(wb + V * L);
+#pragma GCC unroll 16
+      for (int p = 0; p < P; ++p) {
+        const Vec<S, L> xv = in_register(broadcast<S, L>(xb[from[p]]));
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sum[p][v] = multiply_add<S, L>(sum[p][v], xv, wv[v]);
       }
-      fill_zeros<C>(row, p.channel, last - first, run.last, p.count[2]);
+      xb = next_row(xb + 1);
+    };
+    int64_t k = e->depth;
+    for (; k >= kUnroll; k -= kUnroll) {
+#pragma GCC unroll 8
+      for (int u = 0; u < kUnroll; ++u) step();
     }
+    for (; k > 0; --k) step();
   }
-}
-
-// sums [b][lanes] as rows [lanes][b].
-template <class C, int W>
-void rows_of_sums(const ProductArgs& a, const typename C::S* sums, typename C::S* rows) {
-  for (int64_t t = 0; t < C::lanes; t += W) {
-    for (int64_t f = 0; f < a.block; f += W) {
-      pack_transposed<typename C::S, W>(sums + f * C::lanes + t, C::lanes, W, W, rows + t * a.block + f, a.block);
-    }
-  }
-}
-
-// Rows of sums to outputs that are anywhere.
-template <class C>
-void scatter_rows(const TapArgs& t, const ProductArgs& a, int64_t row, const int64_t* pixels,
-                  const typename C::S* rows) {
-  using S = typename C::S;
-  const int64_t first = row * a.block, features = least<int64_t>(a.block, a.outputs - first);
-  for (int lane = 0; lane < C::lanes; ++lane) {
-    if (pixels[lane] < 0) continue;
-    auto* y = static_cast<typename C::T*>(a.y) + pixels[lane] * a.y_token;
-    for (int64_t f = 0; f < features; ++f) {
-      store_as<S, 1>(y + t.y_channels[first + f] * a.y_feature, Vec<S, 1>{rows[lane * a.block + f]});
-    }
-  }
-}
-
-// Sums [b][lanes] of one vector to its pixels, by runs of neighbours. Up to a vector behind the sums is read.
-template <class C, int W>
-void finish_pixels_by(const TapArgs& t, const ProductArgs& a, int64_t row, const int64_t* pixels,
-                      const typename C::S* sums) {
-  constexpr int L = C::lanes;
-  const bool by_feature = a.y_token == 1 && t.y_channels == nullptr;
-  const auto run_at = [&](int lane) {
-    int end = lane + 1;
-    while (end < L && pixels[end] == pixels[lane] + (end - lane)) ++end;
-    return end - lane;
-  };
-  if (!by_feature && t.y_channels == nullptr && pixels[0] >= 0 && run_at(0) == L) {
-    return finish_by_token<C, W>(a, row, pixels[0], L, sums);
-  }
-  alignas(64) typename C::S rows[L * kMaxBlock];
-  if (!by_feature) rows_of_sums<C, W>(a, sums, rows);
-  if (t.y_channels != nullptr) return scatter_rows<C>(t, a, row, pixels, rows);
-  for (int lane = 0; lane < L;) {
-    if (pixels[lane] < 0) {
-      ++lane;
-      continue;
-    }
-    const int run = run_at(lane);
-    if (by_feature) finish_by_feature<C>(a, Place<C>(a, row, pixels[lane]), run, sums + lane);
-    else finish_tokens_by<C, W>(a, row, pixels[lane], run, rows + lane * a.block);
-    lane += run;
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (p * V + v) * L, sum[p][v]);
   }
 }
 
 template <class C>
-void finish_pixels(const TapArgs& t, const ProductArgs& a, int64_t row, const int64_t* pixels,
-                   const typename C::S* sums) {
-  if (C::lanes > kSmallestBlock && a.block < C::lanes) finish_pixels_by<C, kSmallestBlock>(t, a, row, pixels, sums);
-  else finish_pixels_by<C, C::lanes>(t, a, row, pixels, sums);
-}
-
-// sums [vectors][b][lanes] of one group.
-template <class C>
-void sum_taps(const TapArgs& t, int64_t row, const int64_t* at, int vectors, typename C::S* sums) {
+void pack_tap_weights(const TapArgs& t, int64_t first_block, int64_t last_block) {
   using S = typename C::S;
   const ProductArgs& a = t.product;
-  const XView<S> x{static_cast<const S*>(t.panels), t.channel, at};
-  constexpr int kMost = kTapDepth / kSmallestBlock;
-  Entry entries[kMost];
-  const int most = kTapDepth / a.block;
+  with_strip<C>(a.block, [&]<int L, int V>() {
+    constexpr int O = L * V;
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const S gate = gate_of<C>(a, block);
+      S* to = static_cast<S*>(t.weights) + block * t.taps * a.block * a.block;
+      for (int strip = 0; strip < a.block; strip += O) {
+        for (int64_t tap = 0; tap < t.taps; ++tap, to += a.block * O) {
+          copy_gated<C, O>(a, block * t.taps + tap, gate, strip, {0, a.block}, to);
+        }
+      }
+    }
+  });
+}
+
+// Some pixels, whose images and places have been looked up.
+struct TapGroup {
+  int64_t count;
+  int64_t at[kTapPixels];  // offset in a panel, of whole tiles; with sources, position of the image
+  int64_t place[kTapPixels];
+  int64_t pixel[kTapPixels];  // of y, in elements from the first image
+};
+
+// Where one tap finds the pixels. Whether it finds any.
+inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_t width, int64_t* at) {
+  const int64_t* source = t.sources + tap * t.places;
+  bool any = false;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const int64_t from = source[group.place[i]];
+    at[i] = (from < 0 ? t.nothing : group.at[i] + from) * width;
+    any = any || from >= 0;
+  }
+  for (int64_t i = group.count; i < kTapPixels; ++i) at[i] = t.nothing * width;
+  return any;
+}
+
+// Sums of one strip of a group. Where W has not been copied, each chunk's is.
+template <class C, int L, int V>
+void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int O = L * V, P = kTapTile<C, V>, kMost = kTapDepth / kSmallestBlock;
+  const ProductArgs& a = t.product;
+  const int64_t width = least<int64_t>(a.block, kTapInputs);
+  const auto* x = static_cast<const S*>(t.panels);
+  TapEntry<S> entries[kMost];
+  alignas(64) S copies[kTapDepth * O];
+  int64_t looked_up[kMost][kTapPixels];
   int count = 0;
+  int64_t depth = 0;
   bool first = true;
   const auto multiply_them = [&] {
-    multiply_entries<C, kTapDepth>(
-        a, {entries, count}, x, vectors, sums, first, [](int) {},
-        [&](int i, int strip, S* to) __attribute__((always_inline)) {
-          copy_gated<C, C::tile.outputs>(a, entries[i].weight, gate_of<C>(a, entries[i].gate), strip, to);
-        });
+    for (int64_t p = 0; p < group.count; p += P) {
+      tap_tile<S, L, V, P>(entries, count, x, p, sums + p * O, first);
+    }
     count = 0;
+    depth = 0;
     first = false;
   };
   for (int32_t i = t.starts[row]; i < t.starts[row + 1]; ++i) {
     const BlockRef ref = t.refs[i];
-    if (a.gates != nullptr && gate_of<C>(a, ref.weight) == S{0}) continue;
-    const int64_t begin = static_cast<int64_t>(ref.from) * a.block;
-    const auto depth = static_cast<int32_t>(least<int64_t>(a.block, a.inputs - begin));
-    for (int64_t tap = 0; tap < t.tap_count; ++tap) {
-      if (count == most) multiply_them();
-      entries[count++] = {begin * t.channel + t.tap[tap].shift, ref.weight * t.taps + t.tap[tap].index, depth,
-                          ref.weight};
+    const S gate = gate_of<C>(a, ref.weight);
+    if (gate == S{0}) continue;
+    const int64_t inputs = least<int64_t>(a.block, a.inputs - static_cast<int64_t>(ref.from) * a.block);
+    const int64_t weight = ref.weight * t.taps, begin = ref.from * t.round * a.block;
+    for (int64_t k = 0; k < inputs; k += kTapInputs) {
+      const int64_t some = least<int64_t>(kTapInputs, inputs - k);
+      const int64_t rows = (some + kSmallestBlock - 1) / kSmallestBlock * kSmallestBlock;  // that are copied
+      for (int64_t tap = 0; tap < t.tap_count; ++tap) {
+        if (count == kMost || depth + rows > kTapDepth) multiply_them();
+        const Tap& at = t.tap[tap];
+        const int64_t* pixels = group.at;
+        if (t.sources != nullptr) {
+          pixels = looked_up[count];
+          if (!look_up(t, at.index, group, width, looked_up[count])) continue;
+        }
+        const S* w = copies + depth * O;
+        if (t.weights != nullptr) {
+          w = static_cast<const S*>(t.weights) + weight * a.block * a.block +
+              (strip * t.taps + at.index * O) * a.block + k * O;
+        } else {
+          copy_gated<C, O>(a, weight + at.index, gate, strip, {k, k + rows}, copies + depth * O);
+        }
+        entries[count++] = {begin + k * t.round + at.shift * width, w, some, pixels};
+        depth += rows;
+      }
     }
   }
   if (count > 0 || first) multiply_them();
 }
 
+// Rows of sums to outputs that are anywhere.
 template <class C>
-void multiply_taps(const TapArgs& t, int64_t row, Range vectors) {
+void scatter_rows(const TapArgs& t, const ProductArgs& a, int64_t to, const TapGroup& group,
+                  const typename C::S* rows) {
   using S = typename C::S;
-  constexpr int L = C::lanes, kGroup = kTapGroup<C>;
-  alignas(64) S sums[kGroup * kMaxBlock * L + L];
-  for (int64_t v = vectors.first; v < vectors.last;) {
-    const int64_t left = vectors.last - v;
-    // Never a single vector by itself: its sums would wait for one another.
-    const int count = static_cast<int>(left == kGroup + 1 ? kGroup - C::tile.vectors : least<int64_t>(kGroup, left));
-    int64_t at[kGroup];
-    for (int i = 0; i < count; ++i) at[i] = (v + i) / t.vectors * t.image + t.first[(v + i) % t.vectors];
-    sum_taps<C>(t, row, at, count, sums);
-    for (int i = 0; i < count; ++i) {
-      const int64_t image = (v + i) / t.vectors, vector = (v + i) % t.vectors;
-      ProductArgs a = t.product;
-      a.y = static_cast<typename C::T*>(a.y) + image * t.y_image;
-      if (a.residual != nullptr) a.residual = static_cast<const typename C::T*>(a.residual) + image * t.y_image;
-      finish_pixels<C>(t, a, row, t.pixels + vector * L, sums + static_cast<int64_t>(i) * a.block * L);
+  const int64_t first = to * a.block, features = least<int64_t>(a.block, a.outputs - first);
+  for (int64_t i = 0; i < group.count; ++i) {
+    auto* y = static_cast<typename C::T*>(a.y) + group.pixel[i];
+    for (int64_t f = 0; f < features; ++f) {
+      store_as<S, 1>(y + t.y_channels[first + f] * a.y_feature, Vec<S, 1>{rows[i * a.block + f]});
     }
-    v += count;
   }
+}
+
+// Rows [pixels][strip] of sums, `a` taking a strip for a block, by runs of neighbours. Up to a vector of rows behind
+// them is read.
+template <class C, int O>
+void finish_strip(const TapArgs& t, const ProductArgs& a, int64_t to, const TapGroup& group,
+                  const typename C::S* sums) {
+  constexpr int L = C::lanes, kSquare = least(least(L, O), kSmallestBlock);
+  if (t.y_channels != nullptr) return scatter_rows<C>(t, a, to, group, sums);
+  const bool by_feature = a.y_token == 1;
+  const int64_t most = by_feature ? L : kTapPixels;
+  for (int64_t i = 0; i < group.count;) {
+    int64_t run = 1;
+    while (run < most && i + run < group.count && group.pixel[i + run] == group.pixel[i] + run * a.y_token) ++run;
+    ProductArgs b = a;
+    b.y = static_cast<typename C::T*>(a.y) + group.pixel[i];
+    if (a.residual != nullptr) b.residual = static_cast<const typename C::T*>(a.residual) + group.pixel[i];
+    const typename C::S* rows = sums + i * a.block;
+    if (by_feature) {
+      alignas(64) typename C::S exchanged[L * kMaxBlock];
+      exchange_sums<C, kSquare>(a, rows, exchanged);
+      finish_by_feature<C>(b, Place<C>(b, to, 0), run, exchanged);
+    } else {
+      finish_tokens_by<C, least<int>(L, O)>(b, to, 0, run, rows);
+    }
+    i += run;
+  }
+}
+
+template <class C>
+void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
+  using S = typename C::S;
+  with_strip<C>(t.product.block, [&]<int L, int V>() {
+    constexpr int O = L * V, P = kTapTile<C, V>;
+    static_assert(kTapPixels % P == 0);
+    alignas(64) S sums[(kTapPixels + C::lanes) * O];
+    ProductArgs a = t.product;
+    a.block = O;
+    int64_t image = pixels.first / t.places, place = pixels.first % t.places;
+    TapGroup group;
+    for (int64_t first = pixels.first; first < pixels.last; first += kTapPixels) {
+      group.count = least<int64_t>(kTapPixels, pixels.last - first);
+      for (int64_t i = 0; i < group.count; ++i) {
+        const int64_t width = least<int64_t>(t.product.block, kTapInputs), at = image * t.image;
+        group.at[i] = t.sources == nullptr ? (at + t.positions[place]) * width : at;
+        group.place[i] = place;
+        group.pixel[i] = image * t.y_image + t.pixels[place] * a.y_token;
+        if (++place == t.places) {
+          place = 0;
+          ++image;
+        }
+      }
+      for (int64_t i = group.count; i % P != 0; ++i) group.at[i] = group.at[0];
+      for (int strip = 0; strip < t.product.block; strip += O) {
+        const int64_t to = row * (t.product.block / O) + strip / O;
+        if (to * O >= a.outputs) break;
+        sum_strip<C, L, V>(t, row, strip, group, sums);
+        finish_strip<C, O>(t, a, to, group, sums);
+      }
+    }
+  });
 }
 
 template <class C>
 ProductKernel make_product_with_taps(Isa isa) {
   ProductKernel kernel = make_product<C>(isa);
-  kernel.tap_group = kTapGroup<C>;
-  kernel.pack_taps = pack_taps<C>;
+  kernel.tap_group = kTapPixels;
+  kernel.pack_tap_weights = pack_tap_weights<C>;
   kernel.multiply_taps = multiply_taps<C>;
   return kernel;
 }

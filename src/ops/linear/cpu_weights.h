@@ -36,24 +36,26 @@ struct CopyOfW {
   BS_INLINE int64_t input() const { return O; }
 };
 
-// copy[k][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip.
+// copy[k - first][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip and inputs [first, last), whole
+// squares of them.
 template <class C, int O, int Q>
-BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, typename C::S* copy) {
+BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, Range inputs,
+                         typename C::S* copy) {
   using S = typename C::S;
   const auto* w = static_cast<const typename C::T*>(a.w) + weight * a.block * a.block;
   if (a.by_in) {
-    for (int k = 0; k < a.block; ++k) {
-      store_as<S, Q>(copy + k * O, load_as<S, Q>(w + static_cast<int64_t>(k) * a.block + strip) * gate);
+    for (int64_t k = inputs.first; k < inputs.last; ++k, copy += O) {
+      store_as<S, Q>(copy, load_as<S, Q>(w + k * a.block + strip) * gate);
     }
     return;
   }
-  for (int k = 0; k < a.block; k += Q) {
+  for (int64_t k = inputs.first; k < inputs.last; k += Q, copy += Q * O) {
     Vec<S, Q> square[Q];
 #pragma GCC unroll 8
     for (int o = 0; o < Q; ++o) square[o] = load_as<S, Q>(w + static_cast<int64_t>(strip + o) * a.block + k) * gate;
     transpose<S, Q>(square);
 #pragma GCC unroll 8
-    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + (k + i) * O, square[i]);
+    for (int i = 0; i < Q; ++i) store_as<S, Q>(copy + i * O, square[i]);
   }
 }
 
@@ -82,16 +84,17 @@ BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
 
 // As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
 template <class C, int O>
-BS_INLINE void copy_gated(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, typename C::S* copy) {
+BS_INLINE void copy_gated(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, Range inputs,
+                          typename C::S* copy) {
   constexpr int Q = O < C::lanes ? O : C::lanes;
 #pragma GCC unroll 8
-  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, gate, strip + o, copy + o);
+  for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, gate, strip + o, inputs, copy + o);
 }
 
 template <class C, int O>
 BS_INLINE void copy_strip(const ProductArgs& a, const BlockRef& ref, int strip, typename C::P* copy) {
   if constexpr (kTogether<typename C::P> == 2) copy_pairs<C, O>(a, ref, strip, copy);
-  else copy_gated<C, O>(a, ref.weight, gate_of<C>(a, ref.weight), strip, copy);
+  else copy_gated<C, O>(a, ref.weight, gate_of<C>(a, ref.weight), strip, {0, a.block}, copy);
 }
 
 // Whether W is read from copies: f64 is for gradient checks, not worth its own kernels.

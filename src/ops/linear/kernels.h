@@ -53,39 +53,36 @@ struct ProductArgs {
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
 };
 
+// Convolutions read so many inputs at all taps before the next ones: with them 96 pixels of 3 x 3 taps fit into L1.
+inline constexpr int64_t kTapInputs = 32;
+
 // A tap of a convolution: the same inputs, read `shift` positions further, meet the `index`-th [b, b] of each block.
 struct Tap {
   int64_t shift;
   int64_t index;
 };
 
-// Images as panels: positions (z, y, x) of a grid over an image, which reaches beyond it. There x is 0.
-struct TapPack {
-  const void* x = nullptr;                             // of an image
-  int64_t x_pixel = 0, x_channel = 0;                  // strides
-  const int32_t* order = nullptr;                      // null, or where the channels are
-  int64_t size[3] = {};                                // of the image
-  int64_t first[3] = {}, step[3] = {}, count[3] = {};  // position i of an axis is pixel first + i * step
-  void* panel = nullptr;                               // Sum [channels][channel]
-  int64_t channel = 0, plane = 0, row = 0;             // from one channel, z, y to the next
-};
-
-// A round of a convolution: sums over blocks and taps for vectors of positions. Row `row` of blocks has
-// refs[starts[row]] to refs[starts[row + 1] - 1]; gates count blocks, W has `taps` [b, b] of each.
+// A round of a convolution: sums over blocks and taps for pixels of y. Row `row` of blocks has refs[starts[row]] to
+// refs[starts[row + 1] - 1]; gates count blocks, W has `taps` [b, b] of each.
 struct TapArgs {
   ProductArgs product;  // block, by_in, inputs, outputs, w, gates, bias, activation; y and residual of the first image
   int64_t y_image = 0;
   const int32_t* y_channels = nullptr;  // null, or where the outputs go: then there is no bias and so on
-  const void* panels = nullptr;         // Sum [images][inputs][channel]
-  int64_t image = 0, channel = 0;
+  const void* panels = nullptr;         // Sum [in blocks][round][b], blocks of kTapInputs at most
+  int64_t round = 0, image = 0;         // positions of a panel; from one image to the next
+  void* weights = nullptr;              // null, or Sum [blocks][taps * b * b]: W in the order of use
   const int32_t* starts = nullptr;
   const BlockRef* refs = nullptr;
   int64_t taps = 0;
   const Tap* tap = nullptr;  // those that count here
   int64_t tap_count = 0;
-  int64_t vectors = 0;              // of an image
-  const int64_t* first = nullptr;   // [vectors]: position of the first lane; rising by the lanes at least
-  const int64_t* pixels = nullptr;  // [vectors][lanes]: pixel of y, or -1
+  int64_t places = 0;                  // pixels of y of an image
+  const int64_t* positions = nullptr;  // [places]: where in the panel a tap that is not shifted reads
+  const int64_t* pixels = nullptr;     // [places]: which pixel of y
+  // Or null positions, and for each tap by its index [places]: where it reads, or -1 for `nothing`, a position of
+  // zeros.
+  const int64_t* sources = nullptr;
+  int64_t nothing = 0;
 };
 
 // Vectors are runs of `lanes` tokens; the last one of a round may be incomplete.
@@ -101,10 +98,10 @@ struct ProductKernel {
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
-  // Convolutions, in groups of so many vectors; null where vectors are of pairs.
+  // Convolutions, in groups of so many pixels; null where vectors are of pairs. Their x is packed as for wgrad.
   int tap_group;
-  void (*pack_taps)(const TapPack&, int64_t first_channel, int64_t last_channel);
-  void (*multiply_taps)(const TapArgs&, int64_t row, Range vectors);
+  void (*pack_tap_weights)(const TapArgs&, int64_t first_block, int64_t last_block);
+  void (*multiply_taps)(const TapArgs&, int64_t row, Range pixels);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
@@ -145,6 +142,8 @@ struct GradientArgs {
   int64_t dy_round = 0;  // and of dy
   const void* x_panels = nullptr;
   const void* dy_panels = nullptr;
+  bool direct = false;  // they are x and dy where they lie: blocks side by side, tokens at these strides
+  int64_t x_token = 0, dy_token = 0;
 
   const int32_t* out_of = nullptr;
   const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i

@@ -46,5 +46,7 @@ int32_t worthwhile_threads(int32_t threads, double flops);
 
 ProductPlan plan_product(const Problem& problem);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
+// Whether wgrad reads x and dy where they lie.
+bool reads_tokens_in_place(const WeightGradient& g);
 
 }  // namespace blocksparse::linear

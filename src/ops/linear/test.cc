@@ -78,6 +78,11 @@ constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=40 b=32 random(4,6,0.5) seed=47 pairs=8 accumulate",
     "linear:wgrad bf16 n=40 b=16 random(4,6,0.5) seed=48 pairs=5 dw=f32 x=first",
     "linear:wgrad f16 n=40 b=64 random(3,3,0.5) seed=49 pairs=2 gates threads=2",
+    // wgrad of so few blocks that x and dy are read in place; the same of odd strides, and just too many tokens for it.
+    "linear:wgrad f32 n=64 b=32 random(16,16,0.03) seed=55",
+    "linear:wgrad f32 n=37 b=8 random(20,9,0.06) seed=56 gates dgates accumulate pad=3 offset=1",
+    "linear:wgrad f64 n=5 b=16 random(9,16,0.06) seed=57 t dgates threads=2",
+    "linear:wgrad f32 n=65 b=64 random(8,8,0.06) seed=58 gates",
     // Small whole numbers: sums are exact, so every bit must agree.
     "linear:fprop f32 n=40 b=8 random(12,12,0.4) seed=60 values=int bias gates",
     "linear:fprop bf16 n=40 b=8 random(4,4,0.4) seed=61 values=int residual act=relu",
