@@ -45,6 +45,7 @@ __device__ inline void wgmma_wait() {
 #define BS_SUMS_8(i) BS_SUMS_4(i), BS_SUMS_4((i) + 4)
 #define BS_SUMS_16(i) BS_SUMS_8(i), BS_SUMS_8((i) + 8)
 #define BS_SUMS_32(i) BS_SUMS_16(i), BS_SUMS_16((i) + 16)
+#define BS_SUMS_48(i) BS_SUMS_32(i), BS_SUMS_16((i) + 32)
 #define BS_SUMS_64(i) BS_SUMS_32(i), BS_SUMS_32((i) + 32)
 #define BS_SUMS_96(i) BS_SUMS_64(i), BS_SUMS_32((i) + 64)
 #define BS_SUMS_128(i) BS_SUMS_64(i), BS_SUMS_64((i) + 64)
@@ -58,6 +59,7 @@ __device__ inline void wgmma_wait() {
   if constexpr (N == 16) BS_WGMMA(16, type, 8, 9, 10, 11);          \
   else if constexpr (N == 32) BS_WGMMA(32, type, 16, 17, 18, 19);   \
   else if constexpr (N == 64) BS_WGMMA(64, type, 32, 33, 34, 35);   \
+  else if constexpr (N == 96) BS_WGMMA(96, type, 48, 49, 50, 51);   \
   else if constexpr (N == 128) BS_WGMMA(128, type, 64, 65, 66, 67); \
   else if constexpr (N == 192) BS_WGMMA(192, type, 96, 97, 98, 99); \
   else BS_WGMMA(256, type, 128, 129, 130, 131)
@@ -65,7 +67,7 @@ __device__ inline void wgmma_wait() {
 
 template <class T, int N, bool TransA, bool TransB, int Sums>
 __device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
-  static_assert(Sums >= N / 2 && (N == 16 || N == 32 || N == 64 || N == 128 || N == 192 || N == 256));
+  static_assert(Sums >= N / 2 && (N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256));
   if constexpr (std::is_same_v<T, Bf16>) {
     BS_WGMMA_OF_N("bf16");
   } else {
@@ -79,6 +81,7 @@ __device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
 #undef BS_SUMS_8
 #undef BS_SUMS_16
 #undef BS_SUMS_32
+#undef BS_SUMS_48
 #undef BS_SUMS_64
 #undef BS_SUMS_96
 #undef BS_SUMS_128

@@ -12,14 +12,16 @@ namespace blocksparse::conv {
 
 namespace {
 
-const std::array<CudaKernels, 6>& all_kernels() {
-  static const std::array<CudaKernels, 6> kernels = {cuda_generic_f32(), cuda_generic_f64(), cuda_generic_bf16(),
-                                                     cuda_generic_f16(), cuda_many_bf16(),   cuda_many_f16()};
+const std::array<CudaKernels, 8>& all_kernels() {
+  static const std::array<CudaKernels, 8> kernels = {cuda_generic_f32(), cuda_generic_f64(), cuda_generic_bf16(),
+                                                     cuda_generic_f16(), cuda_many_bf16(),   cuda_many_f16(),
+                                                     cuda_halo_bf16(),   cuda_halo_f16()};
   return kernels;
 }
 
 bool runs(CudaWay way, const cuda::Card& card) {
-  return way != CudaWay::many || linear::cuda_runs(linear::CudaKernel::many, card);
+  const bool copies = way == CudaWay::many || way == CudaWay::halo;
+  return !copies || linear::cuda_runs(linear::CudaKernel::many, card);
 }
 
 Status prepare_all(const cuda::Card& card) {

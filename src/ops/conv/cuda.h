@@ -30,5 +30,7 @@ CudaKernels cuda_generic_bf16();
 CudaKernels cuda_generic_f16();
 CudaKernels cuda_many_bf16();
 CudaKernels cuda_many_f16();
+CudaKernels cuda_halo_bf16();
+CudaKernels cuda_halo_f16();
 
 }  // namespace blocksparse::conv

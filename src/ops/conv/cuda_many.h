@@ -12,25 +12,6 @@ namespace {
 using linear::GatheredImages;
 using linear::XOrder;
 
-inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutView& layout, bool by_in, int64_t rows,
-                        const void* gates) {
-  TapList list{.from = linear::walk_on_device(layout, by_in),
-               .rows = rows,
-               .blocks = layout.blocks,
-               .taps = phase.taps,
-               .kernel = {},
-               .columns_of_tap = static_cast<int32_t>(phase.x.inputs_of_tap / layout.block_size),
-               .gates = static_cast<const float*>(gates)};
-  for (size_t a = 0; a < 3; ++a) list.kernel[a] = static_cast<int32_t>(gather.kernel[a]);
-  return list;
-}
-
-// What lies behind the list of taps.
-inline Workspace after_taps(const Workspace& workspace, int64_t rows, int64_t blocks, int64_t taps) {
-  const int64_t bytes = tap_places(rows, blocks, taps).end;
-  return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - static_cast<size_t>(bytes)};
-}
-
 template <class T>
 Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) {
   linear::CudaProblem problem = many_problem(p);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/conv/cuda_phases.h"
+#include "ops/conv/select_cuda.h"
 #include "ops/linear/cuda.h"
 
 namespace blocksparse::conv {
@@ -20,11 +21,32 @@ struct TapList {
   TapSubset taps;          // that are listed
   int32_t kernel[3];       // of how many in all
   int32_t columns_of_tap;  // in blocks
+  int32_t chunk_columns;   // 0: a tap's columns lie together; else those of so many blocks at all taps
   const float* gates;      // of blocks, or null
 };
 
 // Into the workspace, at tap_places().
 Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t stream);
 Status prepare_taps();
+
+inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutView& layout, bool by_in, int64_t rows,
+                        const void* gates) {
+  TapList list{.from = linear::walk_on_device(layout, by_in),
+               .rows = rows,
+               .blocks = layout.blocks,
+               .taps = phase.taps,
+               .kernel = {},
+               .columns_of_tap = static_cast<int32_t>(phase.x.inputs_of_tap / layout.block_size),
+               .chunk_columns = 0,
+               .gates = static_cast<const float*>(gates)};
+  for (size_t a = 0; a < 3; ++a) list.kernel[a] = static_cast<int32_t>(gather.kernel[a]);
+  return list;
+}
+
+// What lies behind the list of taps.
+inline Workspace after_taps(const Workspace& workspace, int64_t rows, int64_t blocks, int64_t taps) {
+  const int64_t bytes = tap_places(rows, blocks, taps).end;
+  return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - static_cast<size_t>(bytes)};
+}
 
 }  // namespace blocksparse::conv

@@ -13,6 +13,7 @@ enum class CudaWay : int32_t {
   generic = 0,  // any card, any problem
   many = 1,     // 16 bits, channels-last: the linear op's kernel for many tokens on gathered x
   linear = 2,   // one tap in place: the linear op itself
+  halo = 3,     // as many, steps of one pixel: x is in shared memory once for all taps
 };
 
 std::string_view name_of(CudaWay way);

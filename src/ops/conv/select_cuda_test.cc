@@ -10,6 +10,7 @@
 
 #include "cuda/divider.h"
 #include "ops/conv/cuda_phases.h"
+#include "ops/conv/select_halo.h"
 
 namespace blocksparse::conv {
 namespace {
@@ -51,7 +52,7 @@ TEST_F(ConvSelect, OneTapInPlaceIsTheLinearOp) {
 
 TEST_F(ConvSelect, ImagesThatTheCopyingHardwareWalks) {
   Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
-  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::halo);
   EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::generic);
   EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(3, 2, 1), 28, 14), kHopper), CudaWay::many);
   EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::generic);
@@ -60,7 +61,7 @@ TEST_F(ConvSelect, ImagesThatTheCopyingHardwareWalks) {
 }
 
 TEST_F(ConvSelect, InverseGathersAreDoneByPhases) {
-  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f16, gather_of(3, 1, 1, true), 28, 28), kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f16, gather_of(3, 1, 1, true), 28, 28), kHopper), CudaWay::halo);
   Product p = product_of(layout_, DType::f16, gather_of(3, 2, 1, true), 14, 28);
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
   p.residual = p.y;
@@ -133,8 +134,113 @@ TEST_F(ConvSelect, TheWorkspaceHoldsTablesAndACopyOfWAlone) {
                          .gather = gather_of(3, 1, 1),
                          .rows = p.y,
                          .columns = p.x};
-  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
   EXPECT_LT(cuda_workspace_bytes(g), size_t{64} << 20);
+}
+
+TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
+  const Layout layout = *Layout::from_graph("random(4,4,0.25)", {.block_size = 64}, 1);
+  const auto way = [&](const Gather& gather, int64_t hw) {
+    const int64_t reach = (gather.kernel[1] - 1) * gather.dilation[1];
+    return choose_cuda_way(product_of(layout, DType::bf16, gather, hw, hw + 2 * gather.padding[1] - reach), kHopper);
+  };
+  EXPECT_EQ(way(gather_of(5, 1, 2), 28), CudaWay::halo);
+  EXPECT_EQ(way(gather_of(3, 1, 1), 112), CudaWay::halo);
+  EXPECT_EQ(way(gather_of(5, 1, 2), 224), CudaWay::many) << "five rows of an image do not fit";
+  EXPECT_EQ(way(gather_of(3, 1, 1), 2), CudaWay::many) << "most of the raster is zeros";
+  Product p = product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28);
+  p.residual = p.y, p.residual.data = &p;
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  const Layout wide = *Layout::from_graph("random(2,2,1)", {.block_size = 128}, 1);
+  EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::many);
+  WeightGradient g{.dtype = DType::bf16,
+                   .dw_dtype = DType::bf16,
+                   .layout = layout.view(),
+                   .gather = gather_of(3, 1, 1),
+                   .rows = p.y,
+                   .columns = p.x};
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
+  g.dgates = &g;
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+  g.dgates = nullptr, g.gather = gather_of(5, 1, 2);
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+}
+
+TEST_F(ConvSelect, NoFeederIsARoundOfBuffersAhead) {
+  const Layout layout = *Layout::from_graph("random(4,4,0.5)", {.block_size = 64}, 1);
+  for (int64_t columns : {2, 3, 5}) {
+    Gather gather = gather_of(1, 1, 0);
+    gather.kernel[2] = columns;
+    Product p = product_of(layout, DType::bf16, gather, 28, 28);
+    p.y.size[2] -= columns - 1;
+    const auto plan = plan_halo_product(p);
+    ASSERT_TRUE(plan);
+    EXPECT_LE(plan->stages, plan->buffers * columns);
+  }
+}
+
+TEST_F(ConvSelect, RoundsOfTilesAndDensityDecide) {
+  const auto way = [](std::string_view graph, int32_t block, int64_t hw) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw), kHopper);
+  };
+  EXPECT_EQ(way("random(4,4,0.5)", 64, 28), CudaWay::halo);
+  EXPECT_EQ(way("random(4,4,0.12)", 64, 28), CudaWay::many);
+  EXPECT_EQ(way("random(4,4,0.12)", 64, 14), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.12)", 32, 28), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.5)", 32, 28), CudaWay::many);
+  EXPECT_EQ(way("random(8,8,0.5)", 32, 14), CudaWay::halo);
+  EXPECT_EQ(way("random(16,16,0.25)", 16, 14), CudaWay::many);
+}
+
+// Which pixel of x position `at` of a raster is, if it is one.
+std::optional<std::array<int64_t, 3>> pixel_of(const Raster& raster, const Phase& phase, int64_t n, int64_t at) {
+  const int64_t row = at / raster.width % raster.height + phase.x.first[1],
+                column = at % raster.width + phase.x.first[0];
+  const int64_t image = at / raster.width / raster.height;
+  if (image >= n || row < 0 || row >= phase.x.size[1] || column < 0 || column >= phase.x.size[0]) return std::nullopt;
+  return std::array{image, row, column};
+}
+
+void expect_taps_in_raster(const Gather& g, const Images& x, const Images& y) {
+  const Phase phase = phase_of(g, x, y, 32, 0);
+  const auto raster = raster_of(phase);
+  ASSERT_TRUE(raster);
+  for (int64_t i = 0; i < y.n * y.pixels(); ++i) {
+    const int64_t image = i / y.pixels(), row = i / y.size[2] % y.size[1], column = i % y.size[2];
+    const int64_t position = (image * raster->height + row) * raster->width + column;
+    ASSERT_LT(position, raster->positions);
+    for (int64_t tap = 0; tap < g.taps(); ++tap) {
+      const int64_t place = g.inverse ? g.taps() - 1 - tap : tap;
+      const int32_t shift = raster->shift(place / g.kernel[2], place % g.kernel[2]);
+      ASSERT_LE(shift, raster->reach);
+      const auto of_row = g.source(1, row, tap / g.kernel[2], x.size[1]);
+      const auto of_column = g.source(2, column, tap % g.kernel[2], x.size[2]);
+      std::optional<std::array<int64_t, 3>> want;
+      if (of_row && of_column) want = {image, *of_row, *of_column};
+      EXPECT_EQ(pixel_of(*raster, phase, x.n, position + shift), want);
+    }
+  }
+}
+
+TEST_F(ConvSelect, ATapIsAStepInTheRaster) {
+  for (bool inverse : {false, true}) {
+    for (int64_t kernel : {1, 2, 3, 5}) {
+      for (int64_t dilation : {1, 2, 4}) {
+        for (int64_t padding : {0, 1, 2, 9}) {
+          for (int64_t after : {0, 1, 3}) {
+            Gather g = gather_of(kernel, 1, padding, inverse);
+            g.dilation = {1, dilation, dilation};
+            const int64_t grows = padding + after - (kernel - 1) * dilation;  // of the forward gather
+            const Images x{.n = 2, .channels = 32, .size = {1, 6, 9}};
+            Images y = x;
+            for (size_t a : {1, 2}) y.size[a] += inverse ? -grows : grows;
+            if (y.size[1] > 0 && y.size[2] > 0) expect_taps_in_raster(g, x, y);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Divider, DividesAll31Bits) {

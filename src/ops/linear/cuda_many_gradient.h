@@ -65,13 +65,14 @@ struct ManyGradientTask {
 
 template <class T, XOrder Order>
 Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) {
-  const GradientTables tables = gradient_tables(call.problem, call.workspace.data);
+  const ManyGradientForm form = gradient_form_of(call.problem.block);
+  const GradientTables tables = gradient_tables(call.problem, form, call.workspace.data);
   return with_gradient_kernel<T, Order>(call.problem.block, [&]<class K>() {
     const auto steps = static_cast<int32_t>((t.term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
     typename K::Maps maps{};
     BS_RETURN_IF_ERROR(gradient_maps<K>(t.term, t.images, maps));
-    BS_RETURN_IF_ERROR(make_gradient_units(call, t.walk, tables, grid, steps));
+    BS_RETURN_IF_ERROR(make_gradient_units(call, form, t.walk, tables, grid, steps));
     const ManyGradient args{.tables = tables,
                             .target = t.target,
                             .w = t.w,

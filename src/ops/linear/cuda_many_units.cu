@@ -94,13 +94,10 @@ __global__ void __launch_bounds__(kCellThreads) gradient_cells(const __grid_cons
 
 struct GradientUnits {
   GradientTables to;
-  int32_t strips, most_cells;
+  int32_t strips;
+  ManyGradientForm form;
   int32_t grid, steps;
-  int32_t block;
 };
-
-// What a unit costs, in boxes: few cells do not use the tensor cores any less.
-__device__ int cost_of(int block, int cells) { return block == 128 ? 2 + cells : max(block == 64 ? 4 : 8, cells) + 1; }
 
 // Cells to units, as equal as they come, in the order of strips: so neighbours have their dy in common. One thread
 // block. Those beyond the last whole round of the grid are shared by all thread blocks, in equal parts of their cost.
@@ -114,7 +111,7 @@ __global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_cons
   for (int first = 0; first < p.strips; first += kUnitThreads) {
     const int strip = first + thread;
     const int2 cells = strip < p.strips ? p.to.counts[strip] : int2{0, 0};
-    const int parts = (cells.y + p.most_cells - 1) / p.most_cells;
+    const int parts = (cells.y + p.form.most_cells - 1) / p.form.most_cells;
     const int2 count = before_and_all<kUnitThreads>(parts, of_warp);
     for (int part = 0; part < parts; ++part) {
       const int from = cells.y * part / parts, to = cells.y * (part + 1) / parts;
@@ -124,7 +121,7 @@ __global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_cons
   }
   __syncthreads();
   const int rest = units % p.grid, whole = 5 * rest >= 4 * p.grid ? units : units - rest, shared = units - whole;
-  const int cost = thread < shared ? cost_of(p.block, p.to.units[whole + thread].cells) : 0;
+  const int cost = thread < shared ? p.form.cost_of(p.to.units[whole + thread].cells) : 0;
   const int2 sum = before_and_all<kUnitThreads>(cost, of_warp);
   if (thread <= shared) cost_before[thread] = sum.x;
   __syncthreads();
@@ -147,11 +144,10 @@ __global__ void __launch_bounds__(kUnitThreads) gradient_units(const __grid_cons
 
 }  // namespace
 
-Status make_gradient_units(const CudaCall& call, const DeviceWalk& walk, const GradientTables& to, int32_t grid,
-                           int32_t steps) {
+Status make_gradient_units(const CudaCall& call, const ManyGradientForm& form, const DeviceWalk& walk,
+                           const GradientTables& to, int32_t grid, int32_t steps) {
   const CudaProblem& p = call.problem;
-  const ManyGradientForm form = gradient_form_of(p.block);
-  const ManyGradientPlan plan = plan_many_gradient(p);
+  const ManyGradientPlan plan = plan_gradient(p, form);
   const auto log2_of = [](int32_t value) { return __builtin_ctz(static_cast<unsigned>(value)); };
   const GradientCells cells{.walk = walk,
                             .to = to,
@@ -165,12 +161,8 @@ Status make_gradient_units(const CudaCall& call, const DeviceWalk& walk, const G
   const auto stream = static_cast<cudaStream_t>(call.stream);
   BS_RETURN_IF_ERROR(cuda::launch({.blocks = plan.strips, .threads = kCellThreads, .stream = stream, .overlap = true},
                                   gradient_cells, cells));
-  const GradientUnits units{.to = to,
-                            .strips = static_cast<int32_t>(plan.strips),
-                            .most_cells = form.most_cells,
-                            .grid = grid,
-                            .steps = steps,
-                            .block = p.block};
+  const GradientUnits units{
+      .to = to, .strips = static_cast<int32_t>(plan.strips), .form = form, .grid = grid, .steps = steps};
   return cuda::launch({.threads = kUnitThreads, .stream = stream, .overlap = true}, gradient_units, units);
 }
 

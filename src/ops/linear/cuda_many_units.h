@@ -28,16 +28,16 @@ struct GradientTables {
   int2* counts;           // [strips] first cell, cells
   GradientUnit* units;    // strip after strip
   GradientShare* shares;  // [grid + 1]; before them {units, of which are not shared}
-  float* parts;           // [2 grid][2 warpgroups][128 sums][128 threads]
+  float* parts;           // [2 grid][warpgroups][sums of a thread][128 threads]
   float* gate_parts;
 
   __device__ int2 unit_counts() const { return {shares[0].unit, shares[0].step}; }
   __device__ GradientShare share(int i) const { return shares[1 + i]; }
 };
 
-inline GradientTables gradient_tables(const CudaProblem& p, void* workspace) {
+inline GradientTables gradient_tables(const CudaProblem& p, const ManyGradientForm& form, void* workspace) {
   auto* base = static_cast<char*>(workspace);
-  const ManyGradientPlaces at = many_gradient_places(plan_many_gradient(p), p);
+  const ManyGradientPlaces at = gradient_places(p, form);
   return {.chunks = reinterpret_cast<int32_t*>(base + at.chunks),
           .ids = reinterpret_cast<int32_t*>(base + at.ids),
           .counts = reinterpret_cast<int2*>(base + at.counts),
@@ -48,8 +48,8 @@ inline GradientTables gradient_tables(const CudaProblem& p, void* workspace) {
 }
 
 // For `grid` thread blocks, `steps` of tokens each unit.
-Status make_gradient_units(const CudaCall& call, const DeviceWalk& walk, const GradientTables& to, int32_t grid,
-                           int32_t steps);
+Status make_gradient_units(const CudaCall& call, const ManyGradientForm& form, const DeviceWalk& walk,
+                           const GradientTables& to, int32_t grid, int32_t steps);
 Status prepare_gradient_units();
 
 }  // namespace blocksparse::linear

@@ -177,7 +177,7 @@ size_t few_workspace_bytes(CudaProblem p) {
 size_t many_workspace_bytes(CudaProblem p) {
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
   if (!many_supports(p)) return 0;
-  const int64_t bytes = p.pass == Pass::wgrad ? many_gradient_places(plan_many_gradient(p), p).end
+  const int64_t bytes = p.pass == Pass::wgrad ? gradient_places(p, gradient_form_of(p.block)).end
                                               : many_places(plan_many(p), p.block).end;
   return static_cast<size_t>(bytes);
 }

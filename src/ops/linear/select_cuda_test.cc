@@ -257,7 +257,7 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(plan.strips, 64);
   EXPECT_EQ(plan.chunks, 128);
   EXPECT_EQ(plan.cells, 6000) << "no more than blocks";
-  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * kPartBytes));
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * gradient_form_of(p.block).part_bytes));
 }
 
 TEST(SelectCuda, RegionsFillTheCardAndFitIt) {

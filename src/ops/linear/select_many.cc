@@ -62,8 +62,7 @@ ManyPlaces many_places(const ManyPlan& plan, int32_t block) {
   return at;
 }
 
-ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
-  const ManyGradientForm form = gradient_form_of(p.block);
+ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& form) {
   ManyGradientPlan plan{};
   plan.strips = divide_up(p.outputs, form.strip_outputs);
   // Of whole blocks: a block of 128 has both of its cells, also where the second lies beyond the edge.
@@ -74,15 +73,16 @@ ManyGradientPlan plan_many_gradient(const CudaProblem& p) {
   return plan;
 }
 
-ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, const CudaProblem& p) {
+ManyGradientPlaces gradient_places(const CudaProblem& p, const ManyGradientForm& form) {
+  const ManyGradientPlan plan = plan_gradient(p, form);
   ManyGradientPlaces at{};
   Places places;
   at.chunks = places.next(plan.cells * 4);
-  at.ids = places.next(plan.cells * gradient_form_of(p.block).ids * 4);
+  at.ids = places.next(plan.cells * form.ids * 4);
   at.counts = places.next(plan.strips * 8);
   at.units = places.next(plan.units * 16);
   at.shares = places.next((kMostGradientGrid + 2) * 8);
-  at.parts = places.next(2 * kMostGradientGrid * kPartBytes);
+  at.parts = places.next(int64_t{2} * kMostGradientGrid * form.part_bytes);
   at.gate_parts = places.next(p.blocks * std::max(1, p.block / 16) * (p.block / 8) * 4);
   at.end = places.end;
   return at;

@@ -75,27 +75,35 @@ struct ManyGradientForm {
   int32_t cell_inputs;
   int32_t most_cells;  // of a unit
   int32_t ids;         // blocks of a cell, at most
+  // What a unit costs, in boxes: few cells do not use the tensor cores any less.
+  int32_t fixed_cost, least_cost;
+  int32_t part_bytes;  // a unit's sums
+
+  constexpr int32_t cost_of(int32_t unit_cells) const {
+    return fixed_cost + (unit_cells > least_cost ? unit_cells : least_cost);
+  }
 };
 
 constexpr ManyGradientForm gradient_form_of(int32_t block) {
-  if (block == 128) return {128, 64, 4, 1};
-  if (block == 64) return {64, 64, 8, 1};
-  return {64, 32, 16, (64 / block) * (32 / block)};
+  constexpr int32_t kPartBytes = 2 * 128 * 128 * 4;
+  if (block == 128) return {128, 64, 4, 1, 2, 0, kPartBytes};
+  if (block == 64) return {64, 64, 8, 1, 1, 4, kPartBytes};
+  return {64, 32, 16, (64 / block) * (32 / block), 1, 8, kPartBytes};
 }
 
 struct ManyGradientPlan {
   int64_t strips, chunks;  // of outputs and of inputs
   int64_t cells, units;    // at most
 };
-ManyGradientPlan plan_many_gradient(const CudaProblem& p);
+ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& form);
+inline ManyGradientPlan plan_many_gradient(const CudaProblem& p) { return plan_gradient(p, gradient_form_of(p.block)); }
 
 struct ManyGradientPlaces {
   int64_t chunks, ids, counts, units, shares, parts, gate_parts, end;
 };
-ManyGradientPlaces many_gradient_places(const ManyGradientPlan& plan, const CudaProblem& p);
+ManyGradientPlaces gradient_places(const CudaProblem& p, const ManyGradientForm& form);
 
 // Thread blocks, one an SM; each may leave two partial sums.
 inline constexpr int32_t kMostGradientGrid = 132;
-inline constexpr int64_t kPartBytes = int64_t{2} * 128 * 128 * 4;
 
 }  // namespace blocksparse::linear

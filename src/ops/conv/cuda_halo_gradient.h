@@ -1,0 +1,103 @@
+// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 3 x 3 taps in steps of one pixel: rows of images are in shared
+// memory once for all nine.
+//   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
+// Who does what
+//   tables    as for the linear op's wgrad, over whole blocks: units of up to 64 inputs whose dy is the same
+//   grid      one thread block an SM, units and parts of units as there
+//   load      a warp: boxes of 128 positions of dy, and for each cell of these and all that taps reach beyond them of x
+//   compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read
+//             from shared memory once for three taps, and the tensor cores have no less than the whole of their time
+//   finish    as there
+#pragma once
+
+#include "cuda/launch.h"
+#include "ops/conv/cuda.h"
+#include "ops/conv/cuda_halo_gradient_kernel.h"
+
+namespace blocksparse::conv {
+namespace {
+
+template <class T, class Body>
+Status with_halo_gradient(int32_t block, Body body) {
+  return block == 64 ? body.template operator()<HaloGradientKernel<T, 64>>()
+                     : body.template operator()<HaloGradientKernel<T, 32>>();
+}
+
+// dy as images of the raster's positions.
+inline linear::GatheredImages rows_in_raster(const WeightGradient& g, const HaloGradientPlan& plan) {
+  linear::GatheredImages dy;
+  dy.data = g.rows.data;
+  dy.n = g.rows.n;
+  dy.channels = g.rows.channels;
+  for (int axis = 0; axis < 2; ++axis) dy.size[axis] = plan.phase.x.positions[axis];
+  return in_raster(dy, plan.raster);
+}
+
+inline HaloGradient halo_arguments(const WeightGradient& g, const HaloGradientPlan& plan,
+                                   const linear::GradientTables& tables) {
+  const linear::ManyGradient sums{.tables = tables,
+                                  .target = {nullptr, g.dw, g.dw_dtype == DType::f32, g.accumulate},
+                                  .w = nullptr,
+                                  .gate_parts = nullptr,
+                                  .gate_blocks = 1,
+                                  .dgates = nullptr,
+                                  .block_shift = __builtin_ctz(static_cast<unsigned>(g.layout.block_size)),
+                                  .steps = static_cast<int32_t>(plan.steps()),
+                                  .outputs = g.rows.channels,
+                                  .inputs = g.columns.channels};
+  return {.g = sums,
+          .pixels = linear::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
+          .row_step = plan.raster.row_step,
+          .column_step = plan.raster.column_step,
+          .x_bytes = plan.rows * halo_gradient_form(g.layout.block_size).cell_inputs * 2,
+          .cell_bytes = plan.cell_bytes,
+          .stage_bytes = plan.stage_bytes,
+          .stages = plan.stages};
+}
+
+template <class T>
+Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
+  const auto plan = plan_halo_gradient(g);
+  if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 3 x 3 taps"};
+  const linear::ManyGradientForm form = halo_gradient_form(g.layout.block_size);
+  const linear::CudaCall inner{plan->problem, call.card, call.workspace, call.stream};
+  const linear::GradientTables tables = linear::gradient_tables(plan->problem, form, call.workspace.data);
+  const int32_t grid = std::min(call.card.multiprocessors, linear::kMostGradientGrid);
+  return with_halo_gradient<T>(g.layout.block_size, [&]<class K>() {
+    HaloGradientMaps maps{};
+    const auto x =
+        linear::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell, static_cast<uint32_t>(plan->rows));
+    BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
+    BS_RETURN_IF_ERROR(cuda::make_image_map(linear::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
+    const HaloGradient args = halo_arguments(g, *plan, tables);
+    BS_RETURN_IF_ERROR(
+        linear::make_gradient_units(inner, form, linear::walk_on_device(g.layout, false), tables, grid, args.g.steps));
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
+                                     .threads = K::kThreads,
+                                     .shared_bytes = static_cast<int>(kHaloSharedBytes),
+                                     .stream = static_cast<cudaStream_t>(call.stream),
+                                     .overlap = true},
+                                    halo_gradient<K>, maps, args));
+    const int64_t shared = std::min<int64_t>(grid - 1, linear::plan_gradient(plan->problem, form).units);
+    return cuda::launch({.blocks = std::max<int64_t>(1, shared) * kHaloSlices,
+                         .threads = K::kGroups * 128,
+                         .stream = static_cast<cudaStream_t>(call.stream),
+                         .overlap = true},
+                        halo_combine<K>, args, grid);
+  });
+}
+
+template <class T>
+Status prepare_halo_gradient() {
+  for (int32_t block : {32, 64}) {
+    BS_RETURN_IF_ERROR((with_halo_gradient<T>(block, [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare(halo_combine<K>, 0));
+      return cuda::prepare(halo_gradient<K>, static_cast<int>(kHaloSharedBytes));
+    })));
+  }
+  BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
+  return linear::prepare_gradient_units();
+}
+
+}  // namespace
+}  // namespace blocksparse::conv

@@ -1,0 +1,244 @@
+// The kernels of wgrad of 3 x 3 taps: see cuda_halo_gradient.h.
+#pragma once
+
+#include "ops/conv/select_halo.h"
+#include "ops/linear/cuda_many_gradient_kernel.h"
+
+namespace blocksparse::conv {
+namespace {
+
+using linear::GradientUnit;
+using linear::GradientWork;
+using ptx::shared_address;
+
+struct HaloGradient {
+  linear::ManyGradient g;
+  linear::ImageSteps pixels;  // of x
+  int32_t row_step;           // positions between rows of taps
+  int32_t column_step;        // and between taps
+  int32_t x_bytes;            // of a box
+  int32_t cell_bytes, stage_bytes, stages;
+};
+
+struct HaloGradientMaps {
+  CUtensorMap x, dy;
+};
+
+// B = 32 serves smaller blocks too.
+template <class T, int B>
+struct HaloGradientKernel {
+  using Element = T;
+  static constexpr linear::ManyGradientForm form = halo_gradient_form(B);
+  static constexpr int kTokens = kHaloGradientTokens, kGroups = kHaloGradientGroups;
+  static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kColumns = 3 * kCell;
+  static constexpr int kEights = kColumns / 8, kSums = kColumns / 2;  // of a cell
+  static constexpr int kDyBytes = kTokens * 64 * 2;
+  static constexpr int kThreads = (kGroups + 1) * 128, kRegisters = 152, kFeedRegisters = 56;
+  static constexpr ptx::Swizzle swizzle = kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  using Sums = float[kCells][kSums];  // [64, 3 taps x inputs of a cell] of a warpgroup
+  static_assert(kCells * kSums == kHaloGradientSums);
+};
+
+struct HaloRing {
+  uint32_t data, full, empty;
+  int stage_bytes, stages;
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ uint32_t at() const { return data + static_cast<uint32_t>(stage * stage_bytes); }
+  __device__ uint32_t full_at() const { return full + 8 * static_cast<uint32_t>(stage); }
+  __device__ uint32_t empty_at() const { return empty + 8 * static_cast<uint32_t>(stage); }
+  __device__ void advance() {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+// One warp, a lane a box: dy, then x of each cell.
+template <class K>
+__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, HaloRing ring) {
+  const auto lane = static_cast<int>(threadIdx.x) % 32, cell = lane - 1;
+  for (GradientWork work(h.g); work.next();) {
+    const GradientUnit unit = h.g.tables.units[work.unit];
+    const int chunk = cell >= 0 && cell < unit.cells ? h.g.tables.chunks[unit.first_cell + cell] : 0;
+    for (int step = work.first; step < work.last; ++step) {
+      if (lane == 0) {
+        ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
+        ptx::mbarrier_arrive_expect(ring.full_at(), static_cast<uint32_t>(K::kDyBytes + unit.cells * h.x_bytes));
+      }
+      __syncwarp();
+      const linear::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
+      if (cell < 0) {
+        ptx::load_image_box(ring.at(), &maps.dy, ring.full_at(), unit.strip * 64, at.column - h.pixels.first[0],
+                            at.row - h.pixels.first[1], at.image, 0, 0);
+      } else if (cell < unit.cells) {
+        ptx::load_image_box(ring.at() + K::kDyBytes + cell * h.cell_bytes, &maps.x, ring.full_at(), chunk * K::kCell,
+                            at.column, at.row, at.image, 0, 0);
+      }
+      ring.advance();
+    }
+  }
+}
+
+// A warpgroup has a row of taps. Its three taps are columns of one product: what lies a tap further on in x lies a tap
+// further on in shared memory, so they differ in where the columns begin.
+template <class K, int Cells>
+__device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, HaloRing& ring, int steps, int group) {
+  constexpr int kRow = K::kCell * 2;  // bytes of a position
+  const auto row = static_cast<uint32_t>(group * h.row_step * kRow);
+  const auto lead = static_cast<uint32_t>(h.column_step * kRow);
+  const bool arrives = threadIdx.x % 32 == 0;
+  uint32_t previous = 0;
+  for (int i = 0; i < steps; ++i) {
+    ptx::mbarrier_wait(ring.full_at(), ring.phase);
+    const uint32_t dy = ring.at(), x = dy + K::kDyBytes + row;
+    const uint64_t a = ptx::wgmma_matrix(dy, 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t b = ptx::wgmma_matrix(x, lead, 8 * kRow, K::swizzle);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K::kTokens / 16; ++k) {
+#pragma unroll
+      for (int cell = 0; cell < Cells; ++cell) {
+        ptx::wgmma<typename K::Element, K::kColumns, true, true>(
+            sums[cell], a + k * 128, b + static_cast<uint64_t>(k * kRow + cell * (h.cell_bytes >> 4)));
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    __syncwarp();
+    if (previous != 0) ptx::mbarrier_arrive(previous);
+    previous = arrives ? ring.empty_at() : 0;
+    ring.advance();
+  }
+  ptx::wgmma_wait<0>();
+  __syncwarp();
+  if (previous != 0) ptx::mbarrier_arrive(previous);
+}
+
+// Of a warpgroup's sums the 8 columns from 8 `eight` on of a cell; sums(i) are 4.
+template <class K, class Sums>
+__device__ void store_halo(const HaloGradient& h, const GradientUnit& unit, int group, int cell, int eight, Sums sums) {
+  constexpr int kTaps = 9;
+  const linear::ManyGradient& g = h.g;
+  const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
+  const int ids = (64 >> shift) * id_columns;
+  const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4, column = eight * 8 % K::kCell + lane % 4 * 2;
+  const int tap = group * 3 + eight * 8 / K::kCell;
+  const int64_t index = unit.first_cell + cell;
+  const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + column;
+  const int inside_inputs = static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{2}));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + 8 * half;
+    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (column >> shift));
+    if (id < 0) continue;
+    const bool inside = int64_t{unit.strip} * 64 + r < g.outputs;
+    const int64_t at = (((int64_t{id} * kTaps + tap) << shift) + (r & in_block) << shift) + (input & in_block);
+    g.target.template store_pair<typename K::Element>(id, at, inside ? inside_inputs : 0,
+                                                      {sums(2 * half), sums(2 * half + 1)});
+  }
+}
+
+__device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, bool from_start, int group) {
+  const int64_t part = (2 * int64_t{thread_block} + from_start) * kHaloGradientGroups + group;
+  return h.g.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
+}
+
+template <class K>
+__device__ void finish_halo(const HaloGradient& h, const GradientWork& work, const GradientUnit& unit, int group,
+                            const typename K::Sums& sums) {
+  if (!work.is_whole()) {
+    float* part = halo_part_of(h, static_cast<int>(blockIdx.x), work.first == 0, group);
+#pragma unroll
+    for (int i = 0; i < kHaloGradientSums; ++i) part[i * 128] = sums[i / K::kSums][i % K::kSums];
+    return;
+  }
+#pragma unroll
+  for (int cell = 0; cell < K::kCells; ++cell) {
+    if (cell >= unit.cells) continue;
+#pragma unroll
+    for (int j = 0; j < K::kEights; ++j) {
+      store_halo<K>(h, unit, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
+    }
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(K::kThreads, 1)
+    halo_gradient([[maybe_unused]] const __grid_constant__ HaloGradientMaps maps,
+                  [[maybe_unused]] const __grid_constant__ HaloGradient h) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char stages[];
+  __shared__ uint64_t full[kMostHaloStages], empty[kMostHaloStages];
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  HaloRing ring{shared_address(stages), shared_address(full), shared_address(empty), h.stage_bytes, h.stages};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < h.stages; ++s) {
+      ptx::mbarrier_init(shared_address(full + s), 1);
+      ptx::mbarrier_init(shared_address(empty + s), K::kGroups * 4);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::griddepcontrol_wait();
+  if (group == K::kGroups) {
+    ptx::setmaxnreg_dec<K::kFeedRegisters>();
+    if (threadIdx.x < K::kGroups * 128 + 32) feed_halo<K>(h, maps, ring);
+    return;
+  }
+  ptx::setmaxnreg_inc<K::kRegisters>();
+  for (GradientWork work(h.g); work.next();) {
+    const GradientUnit unit = h.g.tables.units[work.unit];
+    typename K::Sums sums = {};
+    const int cells = __shfl_sync(~0u, unit.cells, 0), steps = work.last - work.first;
+    if (cells == K::kCells) add_halo_steps<K, K::kCells>(sums, h, ring, steps, group);
+    else add_halo_steps<K, 1>(sums, h, ring, steps, group);
+    finish_halo<K>(h, work, unit, group, sums);
+  }
+#endif
+}
+
+constexpr int kHaloSlices = 24;  // thread blocks that finish a unit together, each 8 columns
+
+// Units that several thread blocks shared, summed in the order of positions.
+template <class K>
+__global__ void __launch_bounds__(K::kGroups * 128) halo_combine(const __grid_constant__ HaloGradient h, int32_t grid) {
+  static_assert(kHaloSlices * 4 == kHaloGradientSums);
+  ptx::griddepcontrol_wait();
+  const int2 counts = h.g.tables.unit_counts();
+  const int index = counts.y + static_cast<int>(blockIdx.x) / kHaloSlices;
+  const int slice = static_cast<int>(blockIdx.x) % kHaloSlices;
+  if (index >= counts.x) return;
+  __shared__ linear::GradientShare shares[linear::kMostGradientGrid + 1];
+  const GradientUnit unit = h.g.tables.units[index];
+  const int cell = slice / K::kEights, group = static_cast<int>(threadIdx.x) / 128;
+  if (cell >= unit.cells) return;
+  if (static_cast<int>(threadIdx.x) <= grid) shares[threadIdx.x] = h.g.tables.share(static_cast<int>(threadIdx.x));
+  __syncthreads();
+  const auto [first, last] = linear::parts_of(shares, grid, index);
+  if (first == last) return;  // and has been stored
+  float sums[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = halo_part_of(h, first, true, group)[(slice * 4 + i) * 128];
+  constexpr int kAtOnce = 8;  // parts under way, of up to 132
+  for (int c = first + 1; c <= last; c += kAtOnce) {
+    float more[kAtOnce][4];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = min(c + j, last);
+      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+      const float* part = halo_part_of(h, at, false, group) + slice * 4 * 128;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) more[j][i] = c + j <= last && has_step ? part[i * 128] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] += more[j][i];
+    }
+  }
+  store_halo<K>(h, unit, group, cell, slice % K::kEights, [&](int i) { return sums[i]; });
+}
+
+}  // namespace
+}  // namespace blocksparse::conv
