@@ -76,6 +76,9 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad bf16 n=2 hw=6x7x8 stride=2 b=32 random(3,3,0.5)",
     "conv:wgrad bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
     "conv:wgrad bf16 n=3 hw=6x7x8 b=32 random(3,3,0.5)",
+    // One slice, read from beyond it.
+    "conv:dgrad bf16 n=5 hw=3x5x8 r=3x1x3 stride=3x1x1 dil=2x3x3 pad=2x1x5 after=2x0x5 b=128 random(2,2,0.8)",
+    "conv:wgrad bf16 n=5 hw=1x9x8 r=1x3x3 stride=3x1x1 pad=1x1x1 b=64 random(2,2,0.8)",
     "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias act=relu",
     "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias residual",
     "conv:dgrad f16 n=2 hw=9 transposed stride=2 opad=1 b=16 random(4,3,0.6)",

@@ -114,6 +114,19 @@ TEST_F(ConvSelect, PhasesAreTheInverseGather) {
   }
 }
 
+// Of three slices that a stride of 3 made one of, the second has no pixel of it: that is not the same as all of the
+// first.
+TEST_F(ConvSelect, ASliceBeyondTheOnlyOneIsNotThatOne) {
+  Gather g = gather_of(3, 1, 1, true);
+  g.kernel[0] = 3, g.stride[0] = 3, g.dilation[0] = 2, g.padding[0] = 2;
+  const Images x{.n = 5, .channels = 32, .size = {1, 5, 8}}, y{.n = 5, .channels = 32, .size = {3, 5, 8}};
+  for (int64_t slice = 0; slice < 3; ++slice) {
+    const Phase phase = phase_of(g, x, y, 32, slice);
+    EXPECT_EQ(phase.x.first[2], slice == 1 ? 1 : 0);
+    EXPECT_EQ(phase.x.deep(), slice == 1);
+  }
+}
+
 TEST_F(ConvSelect, ChannelOrdersAndRaggedChannelsAreGeneric) {
   const int32_t order[256] = {};
   Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);

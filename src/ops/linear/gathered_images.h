@@ -16,7 +16,8 @@ struct GatheredImages {
   int32_t stride[3] = {1, 1, 1};    // pixels from position to position
   int32_t dilation[3] = {1, 1, 1};  // and from tap to tap
 
-  bool deep() const { return size[2] != 1 || taps[2] != 1 || positions[2] != 1; }
+  // Not so, all slices are the first: a single one may still be read from beyond it.
+  bool deep() const { return size[2] != 1 || taps[2] != 1 || positions[2] != 1 || first[2] != 0; }
 };
 
 // Channels-last images of which a product writes only some pixels: token t is the t-th of those.
