@@ -25,7 +25,8 @@
 //   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs what the matching
 //     *_workspace_size() says, less than 64 MB. One tap in place on a card is the linear op and needs as much as that.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. Padding may count as zeros
-//     that meet an Inf or NaN of W, or not at all.
+//     that meet an Inf or NaN of W, or not at all; likewise an Inf or NaN at the edge of an image may meet zeros of
+//     padding in the dW of taps that do not read it.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once

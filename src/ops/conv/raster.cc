@@ -17,7 +17,7 @@ int64_t raster_side(const linear::GatheredImages& x, int axis) {
 }  // namespace
 
 std::optional<Raster> raster_of(const Phase& phase) {
-  constexpr int64_t kMost = int64_t{1} << 31, kMostCorner = 128;
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostCorner = 128;  // a tile may end beyond the last
   const linear::GatheredImages& x = phase.x;
   if (x.deep() || phase.y.size[2] != 1 || !can_walk(phase)) return std::nullopt;
   int64_t side[2];

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr int64_t kMostWorkspace = int64_t{64} << 20;
+constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
 constexpr int64_t kLine = 128;
 constexpr int64_t kMostPhases = 64;
 
@@ -62,6 +63,8 @@ linear::CudaProblem many_problem(const Product& p) {
   problem.n = p.y.n * p.y.pixels();
   problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
   problem.outputs = p.y.channels;
+  // Of all taps, so that phases, which have some of them, do as the workspace was made for.
+  problem.may_fill = problem.inputs * problem.outputs * 2 < kMostFilled;
   problem.by_in = p.by_in;
   problem.w_aligned = aligned(p.w);
   problem.gated = p.gates != nullptr;

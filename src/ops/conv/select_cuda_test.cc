@@ -149,6 +149,11 @@ TEST_F(ConvSelect, TheWorkspaceHoldsTablesAndACopyOfWAlone) {
                          .columns = p.x};
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
   EXPECT_LT(cuda_workspace_bytes(g), size_t{64} << 20);
+  // As if it were dense this W would take 72 MiB.
+  const Layout wide = *Layout::from_graph("random(128,128,0.4)", {.block_size = 16}, 1);
+  const Product filled = product_of(wide, DType::bf16, gather_of(3, 1, 1), 7, 7);
+  EXPECT_EQ(choose_cuda_way(filled, kHopper), CudaWay::many);
+  EXPECT_LT(cuda_workspace_bytes(filled), size_t{64} << 20);
 }
 
 TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {

@@ -82,6 +82,9 @@ __device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) 
 // A feeding warp. K::load(...) arrives at a stage's barrier with the bytes it expects and starts the copies.
 template <class K>
 class ManyFeeder {
+  // So that its own last record shows that the stage's data before the last came: then parity tells the last.
+  static_assert(K::kStages >= kFeeders);
+
  public:
   __device__ ManyFeeder(ManyShared& shared, const ManyProduct& p, const typename K::Maps& maps, uint32_t ring, int id)
       : shared_(shared), p_(p), maps_(maps), ring_(ring), id_(id) {}

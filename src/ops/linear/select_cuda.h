@@ -37,6 +37,7 @@ struct CudaProblem {
   bool gated = false;     // wgrad: the gates' gradient is wanted
   int64_t pairs = 1;      // wgrad
   bool tf32 = false;      // f32: operands may be rounded to tf32
+  bool may_fill = true;   // the kernel `many` may copy W as if it were dense
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }

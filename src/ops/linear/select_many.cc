@@ -28,7 +28,7 @@ double filled_from(int32_t block) { return block == 8 ? 0.1 : block == 16 ? 0.36
 ManyKind kind_of(const CudaProblem& p) {
   if (p.block > 32) return ManyKind::direct;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  if (static_cast<double>(p.blocks) >= filled_from(p.block) * grid) return ManyKind::filled;
+  if (p.may_fill && static_cast<double>(p.blocks) >= filled_from(p.block) * grid) return ManyKind::filled;
   return p.block == 32 ? ManyKind::cells32 : ManyKind::cells16;
 }
 
