@@ -16,6 +16,7 @@ namespace {
 
 using linear::GradientArgs;
 using linear::GradientKernel;
+using linear::Range;
 using linear::TokenRun;
 
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
@@ -39,52 +40,67 @@ class GradientRun {
       : g_(g), plan_(plan), kernel_(kernel), threads_(threads) {
     if (g.rows.n == 0) return;  // then there may be no workspace
     Carver carver(workspace);
-    gathered_ = carver.take(plan.gathered_bytes);
-    plain_ = carver.take(plan.plain_bytes);
-    runs_ = static_cast<TokenRun*>(carver.take(plan.run_bytes));
+    const auto rounds = static_cast<size_t>(plan.at_once);
+    gathered_ = static_cast<char*>(carver.take(rounds * plan.gathered_bytes));
+    plain_ = static_cast<char*>(carver.take(rounds * plan.plain_bytes));
+    runs_ = static_cast<TokenRun*>(carver.take(rounds * plan.run_bytes));
     shifts_ = static_cast<int64_t*>(carver.take(plan.shift_bytes));
     sums_ = carver.take(plan.sum_bytes);
     if (!plan.far) list_shifts();
   }
 
   void all() {
-    const int64_t boxes = plan_.axis[0].boxes() * plan_.axis[1].boxes() * plan_.axis[2].boxes();
-    const int64_t batches = ceil_div(g_.rows.n, plan_.images), rounds = boxes * batches;
+    const int64_t rounds = plan_.rounds(g_.rows.n);
     const bool narrow = g_.dw_dtype != sum_dtype(g_.dtype);
-    const bool keeps_sums = narrow && (rounds > 1 || plan_.plain_round > kStepTokens);
-    const int64_t blocks = g_.layout.blocks, step = keeps_sums ? plan_.blocks : blocks;
+    keeps_sums_ = narrow && (rounds > 1 || plan_.plain_round > kStepTokens);
+    const int64_t blocks = g_.layout.blocks, step = keeps_sums_ ? plan_.blocks : blocks;
+    const int64_t at_once = threads_ == 1 ? 1 : plan_.at_once;
     for (int64_t first = 0; first < blocks; first += step) {
       const int64_t last = std::min(first + step, blocks);
-      for (int64_t round = 0; round == 0 || round < rounds; ++round) {
-        GradientArgs a = args(round, round + 1 >= rounds, keeps_sums);
-        a.taps.first_sum = first;
-        if (rounds > 0) {
-          begin_box(round / batches);
-          const int64_t image = round % batches * plan_.images;
-          const int64_t images = std::min(plan_.images, g_.rows.n - image);
-          panels_of(g_.plain(), false).plain(begin_, size_, image, images);
-          const Panels gathered = panels_of(g_.gathered(), true);
-          const auto& size = g_.gathered().size;
-          if (plan_.far) {
-            gathered.plain({}, {size[0], size[1], size[2]}, image, images);
-            multiply_far(a, images, first, last);
-            continue;
-          }
-          gathered.gathered(plan_.axis, plan_.positions, begin_, image, images);
-          list_runs(images, a);
-        }
-        multiply(a, first, last);
+      if (rounds == 0) multiply({0, 1}, first, last);
+      for (int64_t round = 0; round < rounds; round += at_once) {
+        const Range some{round, std::min(round + at_once, rounds)};
+        pack(some);
+        if (plan_.far) multiply_far(round, first, last);
+        else multiply(some, first, last);
       }
     }
   }
 
  private:
-  void begin_box(int64_t box) {
+  // What a round covers: a box of some images.
+  struct Round {
+    Index begin, size;
+    int64_t image, images;
+    int64_t slot;  // of what is packed at once
+  };
+
+  Round round_at(int64_t round) const {
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
-    const Index b = index_of(box, y.boxes(), x.boxes());
-    begin_ = {b.z * z.box, b.y * y.box, b.x * x.box};
-    size_ = {std::min(z.box, z.places - begin_.z), std::min(y.box, y.places - begin_.y),
-             std::min(x.box, x.places - begin_.x)};
+    const int64_t batches = ceil_div(g_.rows.n, plan_.images), image = round % batches * plan_.images;
+    const Index b = index_of(round / batches, y.boxes(), x.boxes());
+    const Index begin = {b.z * z.box, b.y * y.box, b.x * x.box};
+    const Index size = {std::min(z.box, z.places - begin.z), std::min(y.box, y.places - begin.y),
+                        std::min(x.box, x.places - begin.x)};
+    return {begin, size, image, std::min(plan_.images, g_.rows.n - image), threads_ == 1 ? 0 : round % plan_.at_once};
+  }
+
+  // A single round is shared within, several of them one by one.
+  void pack(Range rounds) const {
+    const int64_t count = rounds.last - rounds.first;
+    const int32_t within = count == 1 ? threads_ : 1;
+    parallel_for(count == 1 ? 1 : threads_, 2 * count, [&](int64_t task) {
+      const Round r = round_at(rounds.first + task / 2);
+      if (task % 2 == 0) {
+        panels_of(r, false, within).plain(r.begin, r.size, r.image, r.images);
+        if (!plan_.far) list_runs(r);
+        return;
+      }
+      const Panels gathered = panels_of(r, true, within);
+      const auto& size = g_.gathered().size;
+      if (plan_.far) gathered.plain({}, {size[0], size[1], size[2]}, r.image, r.images);
+      else gathered.gathered(plan_.axis, plan_.positions, r.begin, r.image, r.images);
+    });
   }
 
   void list_shifts() {
@@ -96,31 +112,36 @@ class GradientRun {
     }
   }
 
-  Panels panels_of(const Images& images, bool gathered) const {
-    return {.from = images,
+  void* gathered_at(const Round& r) const { return gathered_ + r.slot * static_cast<int64_t>(plan_.gathered_bytes); }
+  void* plain_at(const Round& r) const { return plain_ + r.slot * static_cast<int64_t>(plan_.plain_bytes); }
+  TokenRun* runs_at(const Round& r) const {
+    return runs_ + r.slot * static_cast<int64_t>(plan_.run_bytes / sizeof(TokenRun));
+  }
+
+  Panels panels_of(const Round& r, bool gathered, int32_t threads) const {
+    return {.from = gathered ? g_.gathered() : g_.plain(),
             .order = gathered == g_.gathers_rows ? g_.row_channels : g_.column_channels,
             .dtype = g_.dtype,
             .block = g_.layout.block_size,
-            .data = gathered ? gathered_ : plain_,
+            .data = gathered ? gathered_at(r) : plain_at(r),
             .round = gathered ? plan_.gathered_round : plan_.plain_round,
             .pack = kernel_.pack,
-            .threads = threads_};
+            .threads = threads};
   }
 
   // Rows of pixels, in parts of kStepTokens at most.
-  void list_runs(int64_t images, GradientArgs& a) const {
-    int64_t count = 0;
-    for (int64_t row = 0; row < images * size_.z * size_.y; ++row) {
-      const int64_t i = row / (size_.z * size_.y), z = row / size_.y % size_.z, y = row % size_.y;
-      for (int64_t x = 0; x < size_.x; x += kStepTokens) {
+  void list_runs(const Round& r) const {
+    TokenRun* run = runs_at(r);
+    for (int64_t row = 0; row < r.images * r.size.z * r.size.y; ++row) {
+      const int64_t i = row / (r.size.z * r.size.y), z = row / r.size.y % r.size.z, y = row % r.size.y;
+      for (int64_t x = 0; x < r.size.x; x += kStepTokens) {
         const int64_t gathered = i * plan_.phases * plan_.positions + plan_.offset(z, y, x);
-        const int64_t plain = row * size_.x + x, tokens = std::min(kStepTokens, size_.x - x);
-        runs_[count++] = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
+        const int64_t plain = row * r.size.x + x, tokens = std::min(kStepTokens, r.size.x - x);
+        *run++ = g_.gathers_rows ? TokenRun{plain, gathered, tokens} : TokenRun{gathered, plain, tokens};
       }
     }
-    a.taps.runs = runs_;
-    a.taps.run_count = count;
   }
+  static int64_t runs_of(const Round& r) { return r.images * r.size.z * r.size.y * ceil_div(r.size.x, kStepTokens); }
 
   // The runs of pixels for which one tap is inside of the image.
   void list_runs_of(int64_t tap, int64_t images, GradientArgs& a) const {
@@ -165,55 +186,69 @@ class GradientRun {
     }
   }
 
-  GradientArgs args(int64_t round, bool last, bool keeps_sums) const {
+  GradientArgs args(int64_t round, int64_t first_sum) const {
+    const bool any = g_.rows.n > 0, last = round + 1 >= plan_.rounds(g_.rows.n);
+    const Round r = any ? round_at(round) : Round{};
+    void *gathered = any ? gathered_at(r) : nullptr, *plain = any ? plain_at(r) : nullptr;
     GradientArgs a{.block = g_.layout.block_size,
                    .out_features = g_.rows.channels,
                    .in_features = g_.columns.channels,
                    .round = g_.gathers_rows ? plan_.plain_round : plan_.gathered_round,
                    .dy_round = g_.gathers_rows ? plan_.gathered_round : plan_.plain_round,
-                   .x_panels = g_.gathers_rows ? plain_ : gathered_,
-                   .dy_panels = g_.gathers_rows ? gathered_ : plain_,
+                   .x_panels = g_.gathers_rows ? plain : gathered,
+                   .dy_panels = g_.gathers_rows ? gathered : plain,
                    .out_of = out_of(g_.layout).data(),
                    .refs = walk_of(g_.layout, false).refs.data(),
                    .w = g_.w,
                    .gates = g_.gates,
                    .dw = g_.dw,
                    .dw_is_wide = g_.dw_dtype == sum_dtype(g_.dtype),
-                   .accumulate = g_.accumulate || (round > 0 && !keeps_sums),
+                   .accumulate = g_.accumulate || (round > 0 && !keeps_sums_),
                    .dgates = g_.dgates,
                    .accumulate_gates = g_.accumulate || round > 0,
-                   .sums = keeps_sums ? sums_ : nullptr,
+                   .sums = keeps_sums_ ? sums_ : nullptr,
                    .add_sums = round > 0,
-                   .keep_sums = keeps_sums && !last};
+                   .keep_sums = keeps_sums_ && !last};
     a.taps.taps = g_.gather.taps();
+    a.taps.first_sum = first_sum;
+    if (any && !plan_.far) {
+      a.taps.runs = runs_at(r);
+      a.taps.run_count = runs_of(r);
+    }
     return a;
   }
 
-  // Calls body(args, first block, last) for shares of the blocks, in parallel.
+  // Calls body(first block, last) for shares of the blocks, in parallel.
   template <class Body>
-  void for_each_share(const GradientArgs& a, int64_t first, int64_t last, Body body) const {
-    const int64_t bytes = a.taps.taps * a.block * a.block * size_of(sum_dtype(g_.dtype));
+  void for_each_share(int64_t first, int64_t last, Body body) const {
+    const int64_t b = g_.layout.block_size, bytes = g_.gather.taps() * b * b * size_of(sum_dtype(g_.dtype));
     const int64_t step = threads_ == 1 ? last - first : std::max<int64_t>(1, kGradientBytes / bytes);
     parallel_for(threads_, ceil_div(last - first, step), [&](int64_t task) {
-      const int64_t begin = first + task * step, end = std::min(begin + step, last);
-      for_each_step(a, [&](GradientArgs& some) { body(some, begin, end); });
+      const int64_t begin = first + task * step;
+      body(begin, std::min(begin + step, last));
     });
   }
 
-  void multiply(const GradientArgs& a, int64_t first, int64_t last) const {
-    for_each_share(a, first, last,
-                   [&](GradientArgs& some, int64_t begin, int64_t end) { multiply_step(some, begin, end); });
+  // Rounds follow each other for each share, so that sums are the same for any count of threads.
+  void multiply(Range rounds, int64_t first, int64_t last) const {
+    for_each_share(first, last, [&](int64_t begin, int64_t end) {
+      for (int64_t round = rounds.first; round < rounds.last; ++round) {
+        for_each_step(args(round, first), [&](GradientArgs& some) { multiply_step(some, begin, end); });
+      }
+    });
   }
 
-  void multiply_far(const GradientArgs& a, int64_t images, int64_t first, int64_t last) const {
-    GradientArgs b = a;
+  void multiply_far(int64_t round, int64_t first, int64_t last) const {
+    GradientArgs a = args(round, first);
+    const bool accumulate_gates = a.accumulate_gates;
     for (int64_t tap = 0; tap < a.taps.taps; ++tap) {
-      b.taps.first = tap;
-      b.taps.last = tap + 1;
-      b.accumulate_gates = a.accumulate_gates || tap > 0;
-      list_runs_of(tap, images, b);
-      for_each_share(b, first, last,
-                     [&](GradientArgs& some, int64_t begin, int64_t end) { kernel_.multiply(some, begin, end); });
+      a.taps.first = tap;
+      a.taps.last = tap + 1;
+      a.accumulate_gates = accumulate_gates || tap > 0;
+      list_runs_of(tap, round_at(round).images, a);
+      for_each_share(first, last, [&](int64_t begin, int64_t end) {
+        for_each_step(a, [&](GradientArgs& some) { kernel_.multiply(some, begin, end); });
+      });
     }
   }
 
@@ -240,10 +275,11 @@ class GradientRun {
   const GradientPlan& plan_;
   const GradientKernel& kernel_;
   int32_t threads_;
-  void *gathered_ = nullptr, *plain_ = nullptr, *sums_ = nullptr;
-  TokenRun* runs_ = nullptr;
+  char *gathered_ = nullptr, *plain_ = nullptr;  // of plan_.at_once rounds
+  TokenRun* runs_ = nullptr;                     // as well
+  void* sums_ = nullptr;
   int64_t* shifts_ = nullptr;
-  Index begin_, size_;
+  bool keeps_sums_ = false;
 };
 
 }  // namespace

@@ -163,7 +163,9 @@ Plan plan_product(const Product& p) {
 }
 
 size_t GradientPlan::workspace_bytes() const {
-  return fits ? gathered_bytes + plain_bytes + run_bytes + shift_bytes + sum_bytes + kAreas * kAlignment : 0;
+  if (!fits) return 0;
+  const size_t packed = static_cast<size_t>(at_once) * (gathered_bytes + plain_bytes + run_bytes);
+  return packed + shift_bytes + sum_bytes + kAreas * kAlignment;
 }
 
 GradientPlan plan_gradient(const WeightGradient& g) {
@@ -209,6 +211,11 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
   plan.run_bytes =
       static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(linear::TokenRun);
+  if (!plan.far) {
+    const auto round_bytes = static_cast<int64_t>(plan.gathered_bytes + plan.plain_bytes);
+    plan.at_once = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, round_bytes), 1,
+                                       std::max<int64_t>(1, plan.rounds(g.rows.n)));
+  }
   plan.shift_bytes = static_cast<size_t>(shift_bytes);
   if (size_of(g.dtype) < size && g.layout.blocks > 0) {
     const int64_t block_bytes = g.gather.taps() * b * b * size;

@@ -65,14 +65,19 @@ struct GradientPlan {
   int64_t positions = 0;  // of a phase of the gathered operand
   int64_t phases = 1;
   int64_t images = 0;          // of a round
+  int64_t at_once = 1;         // rounds that several threads pack before they multiply: a barrier is dear
   int64_t gathered_round = 0;  // tokens of a panel
   int64_t plain_round = 0;
   int64_t blocks = 0;  // whose sums are kept at once, where dW is narrower
   bool far = false;    // as above: each tap has its own runs of pixels
   bool fits = true;
-  size_t gathered_bytes = 0, plain_bytes = 0, run_bytes = 0, shift_bytes = 0, sum_bytes = 0;
+  size_t gathered_bytes = 0, plain_bytes = 0, run_bytes = 0;  // of a round
+  size_t shift_bytes = 0, sum_bytes = 0;
 
   size_t workspace_bytes() const;
+  int64_t rounds(int64_t n) const {
+    return axis[0].boxes() * axis[1].boxes() * axis[2].boxes() * ((n + images - 1) / images);
+  }
   int64_t offset(int64_t z, int64_t y, int64_t x) const { return (z * axis[1].pitch + y) * axis[2].pitch + x; }
 };
 

@@ -241,15 +241,19 @@ TEST(Conv, EveryCombination) {
 TEST(Conv, BitsDoNotDependOnThreads) {
   for (const char* line :
        {"conv:fprop f32 n=3 hw=20 b=16 random(6,6,0.4)", "conv:dgrad f32 n=3 hw=20 b=16 ba(12,3) stride=2",
-        "conv:wgrad f32 n=5 hw=20 b=16 random(6,6,0.4) gates dgates"}) {
+        "conv:wgrad f32 n=5 hw=20 b=16 random(6,6,0.4) gates dgates",
+        "conv:wgrad f32 n=2 hw=300 dims=1 r=4 b=8 random(17,17,1) c=130"}) {
     std::vector<char> first;
     for (int threads : {1, 2, 3, 1}) {
       ConvCase c = *parse_conv_case(line);
       c.threads = threads;
       auto data = ConvData::make(c);
       ASSERT_TRUE(data->run().ok());
-      const auto* bytes = static_cast<const char*>(data->output().data);
-      const std::vector<char> bits(bytes, bytes + 4096);
+      const Tensor& y = data->output();
+      const auto* bytes = static_cast<const char*>(y.data);
+      int64_t size = size_of(y.dtype);
+      for (int32_t i = 0; i < y.rank; ++i) size *= y.shape[i];
+      const std::vector<char> bits(bytes, bytes + size);
       if (first.empty()) first = bits;
       EXPECT_EQ(bits, first) << line << " threads=" << threads;
     }

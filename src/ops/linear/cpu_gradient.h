@@ -255,8 +255,10 @@ void gradient_rows(const GradientArgs& a, int64_t first_block, int64_t last_bloc
       continue;
     }
     const int64_t out = a.out_of[i];
+    // Ragged columns are merged, whole ones not: tiles of both would depend on where a task begins, and so would bits.
+    const auto ragged = [&](int64_t block) { return (a.refs[block].from + 1) * int64_t{a.block} > a.in_features; };
     int64_t end = i + 1;
-    while (end < last_block && a.out_of[end] == out && !is_skipped<C>(a, end)) ++end;
+    while (end < last_block && a.out_of[end] == out && ragged(end) == ragged(i) && !is_skipped<C>(a, end)) ++end;
     row(out, i, end);
     i = end;
   }
