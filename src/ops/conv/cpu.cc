@@ -21,8 +21,6 @@ using linear::TapArgs;
 
 constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 template <class T>
 T* advance(T* data, int64_t elements, DType dtype) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;

@@ -21,8 +21,6 @@ using linear::TokenRun;
 
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Kernels of pairs of tokens cannot begin at any token.
 const GradientKernel* find_taps_kernel(Isa isa, DType dtype) {
   const linear::ProductKernel* product = nullptr;

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kPackFeatures = 512;  // that one task packs
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 linear::RowsToPack Panels::rows() const {

@@ -15,7 +15,6 @@ constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; larger 
 constexpr size_t kAlignment = 64;
 constexpr int kAreas = 6;  // of the workspace
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
 
 AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) {

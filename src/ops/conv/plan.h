@@ -16,6 +16,8 @@
 
 namespace blocksparse::conv {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 struct AxisPlan {
   bool inverse = false;
   int64_t kernel = 1, stride = 1, dilation = 1, padding = 0;

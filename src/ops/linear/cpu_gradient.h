@@ -23,12 +23,12 @@ struct Columns {
   int64_t tap = 0;  // of a convolution
 };
 
-// Puts a row of sums of L columns into dW, and returns its part of the gate's gradient.
 // Where [b, b] of a block, or of its tap, begins in dW and W.
 inline int64_t weights_at(const GradientArgs& a, const Columns& at) {
   return (at.block * a.taps.taps + at.tap) * a.block * a.block;
 }
 
+// Puts a row of sums of L columns into dW, and returns its part of the gate's gradient.
 template <class C, int L>
 typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t valid, Vec<typename C::S, L> sum) {
   using S = typename C::S;

@@ -263,7 +263,8 @@ std::vector<char> bytes_of(const Tensor& t) {
 TEST(Linear, BitsDependNeitherOnTheRunNorOnTheThreads) {
   for (const char* line :
        {"linear:fprop f32 n=100 b=8 ba(120,4) gates bias act=gelu", "linear:dgrad bf16 n=70 b=16 ba(80,4)",
-        "linear:wgrad f32 n=1500 b=8 random(20,20,0.3) dgates", "linear:wgrad bf16 n=1500 b=8 random(20,20,0.3)"}) {
+        "linear:wgrad f32 n=1500 b=8 random(20,20,0.3) dgates", "linear:wgrad bf16 n=1500 b=8 random(20,20,0.3)",
+        "linear:wgrad f32 n=600 b=8 random(60,60,1) in=477 accumulate"}) {
     LinearCase c = *parse_linear_case(line);
     std::vector<char> first;
     for (int64_t threads : {1, 2, 5, 1}) {
