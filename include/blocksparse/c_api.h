@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 5
+#define BS_ABI_VERSION 6
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -108,6 +108,7 @@ typedef struct bs_stream {
   void* handle;    /* cudaStream_t; unused on the CPU */
   int32_t threads; /* CPU; 0: the default */
   int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
+  int32_t chained; /* 1: see Stream in stream.h */
 } bs_stream;
 
 /* Tables made by a card from a mask [out_blocks, in_blocks] of bytes that lies there: see make_device_index() in
@@ -275,6 +276,19 @@ BS_API bs_status bs_layer_norm_forward(const bs_layer_norm_inputs* inputs, const
                                        bs_stream stream);
 BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const bs_tensor* dy,
                                         const bs_layer_norm_grads* grads, bs_stream stream);
+
+typedef struct bs_layer_norm_cell_inputs {
+  const bs_tensor *z, *gain, *shift, *c0;
+  double epsilon;
+} bs_layer_norm_cell_inputs;
+
+typedef struct bs_layer_norm_cell_outputs {
+  const bs_tensor *h, *c;
+  const bs_tensor *gates, *stats; /* or NULL */
+} bs_layer_norm_cell_outputs;
+
+BS_API bs_status bs_layer_norm_cell_forward(const bs_layer_norm_cell_inputs* inputs,
+                                            const bs_layer_norm_cell_outputs* outputs, bs_stream stream);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_RANK = 5
 MAX_MIX = 64
 MAX_SIZES = 3
@@ -172,6 +172,21 @@ class LayerNormGrads(ctypes.Structure):
     _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "term"))
 
 
+class LayerNormCellInputs(ctypes.Structure):
+    """bs_layer_norm_cell_inputs."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(Tensor)) for name in ("z", "gain", "shift", "c0")),
+        ("epsilon", ctypes.c_double),
+    )
+
+
+class LayerNormCellOutputs(ctypes.Structure):
+    """bs_layer_norm_cell_outputs."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("h", "c", "gates", "stats"))
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -181,7 +196,10 @@ class Workspace(ctypes.Structure):
 class Stream(ctypes.Structure):
     """bs_stream."""
 
-    _fields_ = (("handle", ctypes.c_void_p), ("threads", ctypes.c_int32), ("math", ctypes.c_int32))
+    _fields_ = (
+        ("handle", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("threads", "math", "chained")),
+    )
 
 
 class UnavailableError(RuntimeError):
@@ -304,6 +322,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [_ptr(LayoutView), _ptr(LstmSaved), *(3 * (_ptr(Tensor),)), _i32, _ptr(LstmGrads), Workspace, Stream],
     ),
     "bs_layer_norm_forward": (_i32, [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream]),
+    "bs_layer_norm_cell_forward": (_i32, [_ptr(LayerNormCellInputs), _ptr(LayerNormCellOutputs), Stream]),
     "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),

@@ -12,6 +12,7 @@ struct Forward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
+  bool early = false;  // CUDA: see Stream::chained
   double epsilon = 0;
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *term = nullptr;
   void *y = nullptr, *stats = nullptr;
@@ -30,12 +31,24 @@ struct Backward {
   int64_t rows() const { return n * groups; }
 };
 
+// z [n, 4, features], normalised, and one step of an LSTM's cell.
+struct CellForward {
+  DType dtype = DType::f32;
+  int64_t n = 0, features = 0;
+  bool early = false;  // CUDA: see Stream::chained
+  double epsilon = 0;
+  const void *z = nullptr, *gain = nullptr, *shift = nullptr, *c_before = nullptr;
+  void *h = nullptr, *c = nullptr, *gates = nullptr, *stats = nullptr;
+};
+
 Status cpu_forward(const Forward& f, int32_t threads);
+Status cpu_cell_forward(const CellForward& f, int32_t threads);
 Status cpu_backward(const Backward& b, int32_t threads);
 
 // The CUDA path, or in builds without it the answer `unavailable`.
 Status cuda_forward(const Forward& f, Device device, Stream stream);
 Status cuda_backward(const Backward& b, Device device, Stream stream);
+Status cuda_cell_forward(const CellForward& f, Device device, Stream stream);
 Status prepare_cuda(Device device);
 
 }  // namespace blocksparse::norm

@@ -1,0 +1,50 @@
+#include "ops/norm/select_cuda.h"
+
+#include <algorithm>
+
+namespace blocksparse::norm {
+
+namespace {
+
+int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+WidePlan plan(int64_t vectors, int32_t most_threads) {
+  WidePlan p;
+  p.cluster = 1;
+  while (p.cluster < kMostCluster && vectors > int64_t{kBestWidth} * p.cluster) p.cluster *= 2;
+  const int64_t per = divide_up(vectors, p.cluster), width = divide_up(per, 32) * 32;
+  if (width > most_threads) return {};
+  p.per = static_cast<int32_t>(per);
+  p.width = static_cast<int32_t>(width);
+  return p;
+}
+
+// As many groups as it takes that the tokens fit on the card at once.
+void divide_tokens(WidePlan& p, int64_t n, int64_t clusters, int32_t tokens, int32_t most_threads) {
+  p.tokens = tokens;
+  const int64_t wanted = divide_up(n, tokens * std::max<int64_t>(1, clusters));
+  p.groups = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, most_threads / p.width));
+  p.parts = divide_up(n, p.tokens_at_once());
+}
+
+}  // namespace
+
+WidePlan plan_wide_forward(int64_t n, int64_t groups, int64_t vectors, int32_t multiprocessors) {
+  WidePlan p = plan(vectors, kManyRowsThreads);
+  if (!p.fits()) return p;
+  const int64_t clusters = multiprocessors / (p.cluster * groups);
+  divide_tokens(p, n, clusters, 4, kWideThreads);
+  if (p.parts > std::max<int64_t>(1, clusters)) divide_tokens(p, n, clusters, 8, kManyRowsThreads);
+  return p;
+}
+
+WidePlan plan_wide_cell(int64_t n, int64_t vectors, int32_t multiprocessors) {
+  WidePlan p = plan(vectors, kWideThreads);
+  if (!p.fits()) return p;
+  const int64_t clusters = std::max(1, multiprocessors / p.cluster);
+  divide_tokens(p, n, clusters, 2, kWideThreads);
+  p.parts = std::min(p.parts, clusters);
+  return p;
+}
+
+}  // namespace blocksparse::norm
