@@ -111,7 +111,7 @@ class _Run(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         grads = [
             torch.empty_like(t) if t_needed or 2 <= i < 6 else None
-            for i, (t, t_needed) in enumerate(zip(given, needed))
+            for i, (t, t_needed) in enumerate(zip(given, needed, strict=True))
         ]
         for i, wide in enumerate(ctx.wide, 6):
             if needed[i] and wide:

@@ -99,17 +99,21 @@ struct ForwardSpace {
       : made(round_up(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
-// Of the backward pass: gradients of the products and of what the norms give, of all steps.
+// Of the backward pass: gradients of the products, of all steps, and of what the norms give. The norms' gains and
+// shifts get their gradients step by step on the CPU, where a step lies in the cache, and from all steps at once on a
+// card.
 struct BackwardSpace {
-  Stack grads;
+  Stack products, normed;
   int64_t of_normed, dh, dc, linear;
 
   explicit BackwardSpace(const Sequence& s)
-      : grads(s, s.steps),
-        of_normed(grads.total()),
-        dh(2 * grads.total()),
+      : products(s, s.steps),
+        normed(s, keeps_steps(s) ? s.steps : 1),
+        of_normed(products.total()),
+        dh(of_normed + normed.total()),
         dc(dh + round_up(s.n * s.hidden * size_of(s.dtype))),
         linear(dc + round_up(s.n * s.hidden * size_of(sum_dtype(s.dtype)))) {}
+  static bool keeps_steps(const Sequence& s) { return s.device.type == DeviceType::cuda; }
 };
 
 Status run_forward(const Forward& f, Workspace workspace, Stream stream);

@@ -2,6 +2,7 @@
 // while the one in front still runs.
 #include "core/text.h"
 #include "cpu/isa.h"
+#include "cpu/pages.h"
 #include "cpu/threads.h"
 #include "ops/deep_update/deep_update.h"
 #include "ops/linear/linear.h"
@@ -40,10 +41,10 @@ struct Machine {
                      : linear::cpu_weight_gradient(g, isa, linear, threads);
   }
   Status norm(const norm::Forward& f) const {
-    return on_card() ? norm::cuda_forward(f, device, stream) : norm::cpu_forward(f, threads);
+    return on_card() ? norm::cuda_forward(f, device, stream) : norm::cpu_forward(f, isa, threads);
   }
   Status norm(const norm::Backward& b) const {
-    return on_card() ? norm::cuda_backward(b, device, stream) : norm::cpu_backward(b, threads);
+    return on_card() ? norm::cuda_backward(b, device, stream) : norm::cpu_backward(b, isa, threads);
   }
   template <class Cell>
   Status cell(const Cell& step, DType dtype) const {
@@ -131,8 +132,10 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
 Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
                          char* memory, int64_t t, void* dh, const void* dy_before) {
   const int64_t sum = size_of(pass.state);
-  const auto part = [&](int64_t bytes, int64_t elements) {
-    return advance(static_cast<void*>(memory + bytes), t * elements, b.dtype);
+  const int64_t normed_at = BackwardSpace::keeps_steps(b) ? t : 0;
+  const auto of_normed = [&](int j) {
+    return advance(static_cast<void*>(memory + space.of_normed + space.normed.at(j)),
+                   normed_at * b.groups(j) * pass.one, b.dtype);
   };
   for (int j = b.last(); j >= 0; --j) {
     const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
@@ -149,12 +152,17 @@ Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, 
     n.factor = j == 0 ? advance(b.factor, t * pass.one, b.dtype) : nullptr;
     n.y = n.relu ? advance(static_cast<const void*>(b.saved + made.normed_at(j)), t * pass.one, b.dtype) : nullptr;
     n.stats = b.saved + made.stats_at(j) + t * 2 * groups * b.n * sum;
-    n.dy = part(space.of_normed + space.grads.at(j), elements);
-    n.dx = part(space.grads.at(j), elements);
+    n.dy = of_normed(j);
+    n.dx = advance(static_cast<void*>(memory + space.products.at(j)), t * elements, b.dtype);
     n.dfactor = j == 0 ? advance(b.dfactor, t * pass.one, b.dtype) : nullptr;
     n.dterm = j == 1 ? advance(b.dterm, t * pass.one, b.dtype) : nullptr;
+    if (!BackwardSpace::keeps_steps(b)) {
+      n.dgain = b.grads[static_cast<size_t>(j)].gain;
+      n.dshift = b.grads[static_cast<size_t>(j)].shift;
+      n.accumulate = t + 1 < b.steps;
+    }
     BS_RETURN_IF_ERROR(pass.on.norm(n));
-    void* out = j > 0 ? part(space.of_normed + space.grads.at(j - 1), pass.one) : dh;
+    void* out = j > 0 ? of_normed(j - 1) : dh;
     if (out != nullptr) {
       BS_RETURN_IF_ERROR(pass.product(j, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
     }
@@ -162,7 +170,7 @@ Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, 
   return {};
 }
 
-// Of gain and shift, over all steps.
+// Of gain and shift, over all steps; zeros where there are none.
 Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
                      const char* memory, int j) {
   const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
@@ -178,7 +186,7 @@ Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, cons
   n.factor = j == 0 ? b.factor : nullptr;
   n.y = n.relu ? b.saved + made.normed_at(j) : nullptr;
   n.stats = b.saved + made.stats_at(j);
-  n.dy = memory + space.of_normed + space.grads.at(j);
+  n.dy = memory + space.of_normed + space.normed.at(j);
   n.dgain = b.grads[static_cast<size_t>(j)].gain;
   n.dshift = b.grads[static_cast<size_t>(j)].shift;
   return pass.on.norm(n);
@@ -190,7 +198,7 @@ Status weight_gradient(const Pass& pass, const Backward& b, const Made& made, co
   const MatrixGrads& grads = b.grads[static_cast<size_t>(j)];
   const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
   if (grads.w == nullptr || layout.blocks == 0) return {};
-  const char* dz = memory + space.grads.at(j);
+  const char* dz = memory + space.products.at(j);
   const int64_t rows = b.groups(j) * b.hidden;
   const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
     const GradPair pair{ConstTensor(x, b.dtype, {tokens, b.hidden}, b.device),
@@ -220,6 +228,9 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
   if (!machine.ok()) return machine.status();
   const Pass pass{f, *machine};
   auto* scratch = static_cast<char*>(workspace.data);
+  if (!machine->on_card() && f.saved != nullptr) {
+    advise_large_pages(f.saved, static_cast<size_t>(Made(f, f.steps).total));
+  }
   char* memory = f.saved != nullptr ? f.saved : scratch + space.made;
   const Made made(f, f.saved != nullptr ? f.steps : 1);
   BS_RETURN_IF_ERROR(pass.copy_of_empty(f.h0, f.h, f.dtype));
@@ -251,6 +262,7 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   if (!machine.ok()) return machine.status();
   const Pass pass{b, *machine};
   auto* memory = static_cast<char*>(workspace.data);
+  if (!machine->on_card()) advise_large_pages(workspace.data, workspace.bytes);
   const Made made(b, b.steps);
   const auto saved = [&](int64_t bytes, int64_t elements, DType dtype) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
@@ -268,8 +280,8 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     step.dh_end = b.dh;
     step.dc_end = b.dc;
     step.dc = b.dc0 != nullptr ? b.dc0 : memory + space.dc;
-    step.dpre = advance(static_cast<void*>(memory + space.of_normed + space.grads.at(b.last())), t * kGates * pass.one,
-                        b.dtype);
+    step.dpre = advance(static_cast<void*>(memory + space.of_normed + space.normed.at(b.last())),
+                        BackwardSpace::keeps_steps(b) ? t * kGates * pass.one : 0, b.dtype);
     BS_RETURN_IF_ERROR(machine->cell(step, b.dtype));
     void* before = t > 0 ? memory + space.dh : b.dh0;
     const void* dy_before = t > 0 ? advance(b.dy, (t - 1) * pass.one, b.dtype) : nullptr;
@@ -278,8 +290,9 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   }
   BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dh, b.dh0, b.dtype));
   BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dc, b.dc0, pass.state));
+  const bool made_by_steps = !BackwardSpace::keeps_steps(b) && b.steps > 0 && b.n > 0;
   for (int j = 0; j < b.count; ++j) {
-    BS_RETURN_IF_ERROR(norm_gradient(pass, b, made, space, memory, j));
+    if (!made_by_steps) BS_RETURN_IF_ERROR(norm_gradient(pass, b, made, space, memory, j));
     BS_RETURN_IF_ERROR(weight_gradient(pass, b, made, space, memory, j));
   }
   return {};
