@@ -147,7 +147,7 @@ class DeepUpdateLSTM(Recurrent):
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
         begin = start_of(m, state)
         if self._is_one_op(x):
-            sparse = deep_update_op.Network([*self.matrices, self.gates], EPSILON)
+            sparse = deep_update_op.Network(self._block_sparse(), EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
             weights = (layer.weight for layer in sparse.layers)
             if lengths is not None:
@@ -178,9 +178,12 @@ class DeepUpdateLSTM(Recurrent):
 
         return run_steps(step, x.size(0), begin, lengths)
 
+    def _block_sparse(self) -> list[BlockSparseLinear]:
+        return [m for m in (*self.matrices, self.gates) if isinstance(m, BlockSparseLinear)]
+
     def _is_one_op(self, x: Tensor) -> bool:
         """Whether all steps are one op of the core: no matrix is dense."""
-        sparse = all(isinstance(layer, BlockSparseLinear) for layer in (*self.matrices, self.gates))
+        sparse = len(self._block_sparse()) == self.inner + 1
         drops = self.dropout > 0 and self.training
         whole = self.hidden_size % deep_update_steps.UNITS == 0
         return sparse and whole and x.numel() > 0 and not drops and not torch.compiler.is_compiling()
