@@ -87,7 +87,7 @@ def test_agrees_with_float64(device, dtype):
             mine.copy_(theirs)
     x, h, c = (t.detach().double().requires_grad_() for t in (x, *state))
     want = results(wide, x, (h, c), LENGTHS["several"])
-    bound = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    bound = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.05}[dtype]
     for mine, exact in zip(got, want, strict=True):
         assert error(mine, exact) < bound
 
