@@ -108,7 +108,6 @@ typedef struct bs_stream {
   void* handle;    /* cudaStream_t; unused on the CPU */
   int32_t threads; /* CPU; 0: the default */
   int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
-  int32_t chained; /* 1: see Stream in stream.h */
 } bs_stream;
 
 /* Tables made by a card from a mask [out_blocks, in_blocks] of bytes that lies there: see make_device_index() in
@@ -277,18 +276,45 @@ BS_API bs_status bs_layer_norm_forward(const bs_layer_norm_inputs* inputs, const
 BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const bs_tensor* dy,
                                         const bs_layer_norm_grads* grads, bs_stream stream);
 
-typedef struct bs_layer_norm_cell_inputs {
-  const bs_tensor *z, *gain, *shift, *c0;
+/* ---- The deep-update LSTM ---------------------------------------------------------------------------------------- */
+/* See deep_update.h. Tensors that are not given are NULL. */
+
+typedef struct bs_deep_update_matrix {
+  const bs_layout_view* layout;
+  const bs_tensor *w, *gain, *shift;
+} bs_deep_update_matrix;
+
+typedef struct bs_deep_update_inputs {
+  const bs_deep_update_matrix* matrices;
+  int32_t count; /* of matrices */
+  const bs_tensor *factor, *term, *h0, *c0;
+  const int64_t* lengths; /* or NULL */
   double epsilon;
-} bs_layer_norm_cell_inputs;
+} bs_deep_update_inputs;
 
-typedef struct bs_layer_norm_cell_outputs {
-  const bs_tensor *h, *c;
-  const bs_tensor *gates, *stats; /* or NULL */
-} bs_layer_norm_cell_outputs;
+typedef struct bs_deep_update_matrix_grads {
+  const bs_tensor* w; /* or NULL */
+  const bs_tensor *gain, *shift;
+} bs_deep_update_matrix_grads;
 
-BS_API bs_status bs_layer_norm_cell_forward(const bs_layer_norm_cell_inputs* inputs,
-                                            const bs_layer_norm_cell_outputs* outputs, bs_stream stream);
+typedef struct bs_deep_update_grads {
+  const bs_deep_update_matrix_grads* matrices; /* as many as there are */
+  const bs_tensor *factor, *term;
+  const bs_tensor *h0, *c0; /* or NULL */
+} bs_deep_update_grads;
+
+/* `saved` {NULL, 0}: there will be no backward pass. */
+BS_API bs_status bs_deep_update_forward(const bs_deep_update_inputs* inputs, const bs_tensor* y, const bs_tensor* h,
+                                        const bs_tensor* c, bs_workspace saved, bs_workspace workspace,
+                                        bs_stream stream);
+/* dy, dh and dc may be NULL. */
+BS_API bs_status bs_deep_update_backward(const bs_deep_update_inputs* inputs, const bs_tensor* y, bs_workspace saved,
+                                         const bs_tensor* dy, const bs_tensor* dh, const bs_tensor* dc,
+                                         const bs_deep_update_grads* grads, bs_workspace workspace, bs_stream stream);
+/* Bytes; of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong. */
+BS_API size_t bs_deep_update_saved_size(const bs_deep_update_inputs* inputs);
+BS_API size_t bs_deep_update_forward_workspace_size(const bs_deep_update_inputs* inputs);
+BS_API size_t bs_deep_update_backward_workspace_size(const bs_deep_update_inputs* inputs);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 

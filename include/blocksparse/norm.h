@@ -35,30 +35,6 @@ struct LayerNormOutputs {
 [[nodiscard]] BS_EXPORT Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out,
                                                   Stream stream = {});
 
-// The norm of an LSTM's four gates, in the order i, f, g, o, and one step of its cell, as one call:
-//
-//   z^_k = (z_k - mean) / sqrt(variance + epsilon) gain_k + shift_k     each gate k for itself
-//   c    = sigmoid(z^_f) c0 + sigmoid(z^_i) tanh(z^_g)      h = sigmoid(z^_o) tanh(c)
-//
-// The normalised gates are not rounded between. Backward is that of the cell and of the norm.
-struct LayerNormCellInputs {
-  ConstTensor z = {};                 // [n, 4, H]
-  ConstTensor gain = {}, shift = {};  // [4, H]
-  ConstTensor c0 = {};                // [n, H], f32 (f64 for f64)
-  double epsilon = 1e-5;
-};
-
-// Overlap neither each other nor inputs.
-struct LayerNormCellOutputs {
-  Tensor h;           // [n, H], dtype of z
-  Tensor c;           // [n, H], f32 (f64 for f64)
-  Tensor gates = {};  // [n, 4, H], behind their nonlinearities    what backward needs: either may be left out
-  Tensor stats = {};  // [n, 4, 2]
-};
-
-[[nodiscard]] BS_EXPORT Status layer_norm_cell_forward(const LayerNormCellInputs& in, const LayerNormCellOutputs& out,
-                                                       Stream stream = {});
-
 // What the forward pass was given and gave.
 struct LayerNormSaved {
   ConstTensor x, gain, shift, factor, y, stats;  // y is needed with relu, shift for the factor's gradient

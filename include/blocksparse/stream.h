@@ -16,10 +16,6 @@ struct Stream {
   void* handle = nullptr;  // CUDA: a cudaStream_t, null is the default stream. CPU: unused, the op is done on return.
   int32_t threads = 0;     // CPU: threads that may work on the op. 0: OpenMP's current maximum.
   Math math = Math::ieee;
-  // CUDA, products of few tokens and layer norms: the call in front on this stream is one of this library, and of what
-  // this call reads it writes x alone (dy, z: what is read first). All else may then be read before that call has
-  // ended. Where that is not so, results are wrong.
-  bool chained = false;
 };
 
 // Scratch memory for one call, in the device's memory; may be reused as soon as the next call is queued on the same

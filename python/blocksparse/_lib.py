@@ -172,19 +172,40 @@ class LayerNormGrads(ctypes.Structure):
     _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "term"))
 
 
-class LayerNormCellInputs(ctypes.Structure):
-    """bs_layer_norm_cell_inputs."""
+class DeepUpdateMatrix(ctypes.Structure):
+    """bs_deep_update_matrix."""
 
     _fields_ = (
-        *((name, ctypes.POINTER(Tensor)) for name in ("z", "gain", "shift", "c0")),
+        ("layout", ctypes.POINTER(LayoutView)),
+        *((name, ctypes.POINTER(Tensor)) for name in ("w", "gain", "shift")),
+    )
+
+
+class DeepUpdateInputs(ctypes.Structure):
+    """bs_deep_update_inputs."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(DeepUpdateMatrix)),
+        ("count", ctypes.c_int32),
+        *((name, ctypes.POINTER(Tensor)) for name in ("factor", "term", "h0", "c0")),
+        ("lengths", ctypes.c_void_p),
         ("epsilon", ctypes.c_double),
     )
 
 
-class LayerNormCellOutputs(ctypes.Structure):
-    """bs_layer_norm_cell_outputs."""
+class DeepUpdateMatrixGrads(ctypes.Structure):
+    """bs_deep_update_matrix_grads."""
 
-    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("h", "c", "gates", "stats"))
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("w", "gain", "shift"))
+
+
+class DeepUpdateGrads(ctypes.Structure):
+    """bs_deep_update_grads."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(DeepUpdateMatrixGrads)),
+        *((name, ctypes.POINTER(Tensor)) for name in ("factor", "term", "h0", "c0")),
+    )
 
 
 class Workspace(ctypes.Structure):
@@ -196,10 +217,7 @@ class Workspace(ctypes.Structure):
 class Stream(ctypes.Structure):
     """bs_stream."""
 
-    _fields_ = (
-        ("handle", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("threads", "math", "chained")),
-    )
+    _fields_ = (("handle", ctypes.c_void_p), ("threads", ctypes.c_int32), ("math", ctypes.c_int32))
 
 
 class UnavailableError(RuntimeError):
@@ -322,8 +340,21 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [_ptr(LayoutView), _ptr(LstmSaved), *(3 * (_ptr(Tensor),)), _i32, _ptr(LstmGrads), Workspace, Stream],
     ),
     "bs_layer_norm_forward": (_i32, [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream]),
-    "bs_layer_norm_cell_forward": (_i32, [_ptr(LayerNormCellInputs), _ptr(LayerNormCellOutputs), Stream]),
     "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
+    "bs_deep_update_forward": (
+        _i32,
+        [_ptr(DeepUpdateInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
+    ),
+    "bs_deep_update_backward": (
+        _i32,
+        [
+            *(_ptr(DeepUpdateInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
+            *(_ptr(DeepUpdateGrads), Workspace, Stream),
+        ],
+    ),
+    "bs_deep_update_saved_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_deep_update_forward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_deep_update_backward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
 }

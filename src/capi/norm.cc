@@ -56,21 +56,4 @@ bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const bs_tens
   });
 }
 
-bs_status bs_layer_norm_cell_forward(const bs_layer_norm_cell_inputs* inputs, const bs_layer_norm_cell_outputs* outputs,
-                                     bs_stream stream) {
-  return guarded([&]() -> Status {
-    const char* op = "layer_norm_cell_forward";
-    BS_RETURN_IF_ERROR(need(op, "inputs", inputs));
-    BS_RETURN_IF_ERROR(need(op, "outputs", outputs));
-    return layer_norm_cell_forward(
-        {.z = to_const(inputs->z),
-         .gain = to_const(inputs->gain),
-         .shift = to_const(inputs->shift),
-         .c0 = to_const(inputs->c0),
-         .epsilon = inputs->epsilon},
-        {to_tensor(outputs->h), to_tensor(outputs->c), to_tensor(outputs->gates), to_tensor(outputs->stats)},
-        to_stream(stream));
-  });
-}
-
 }  // extern "C"

@@ -72,7 +72,7 @@ T to_tensor(const bs_tensor* t) {
 
 inline ConstTensor to_const(const bs_tensor* t) { return to_tensor<ConstTensor>(t); }
 
-inline Stream to_stream(const bs_stream& s) { return {s.handle, s.threads, static_cast<Math>(s.math), s.chained != 0}; }
+inline Stream to_stream(const bs_stream& s) { return {s.handle, s.threads, static_cast<Math>(s.math)}; }
 inline Workspace to_workspace(const bs_workspace& w) { return {w.data, w.bytes}; }
 
 }  // namespace blocksparse::capi

@@ -203,10 +203,10 @@ def _width(x: Tensor) -> int:
     return x.size(-1) if x.dim() else 0
 
 
-def _stream(x: Tensor, tf32: bool = False, chained: bool = False) -> _lib.Stream:
+def _stream(x: Tensor, tf32: bool = False) -> _lib.Stream:
     if x.is_cuda:
-        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32, chained)
-    return _lib.Stream(None, torch.get_num_threads(), tf32, chained)
+        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
+    return _lib.Stream(None, torch.get_num_threads(), tf32)
 
 
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # 0.2 us, the property of torch.backends 2 us

@@ -2,8 +2,6 @@
 
 Every step writes into its part of tensors that hold all steps, so that the gradient of each weight, gain and shift is
 one call over the whole sequence, and nothing is recorded between.
-
-On a card calls are chained: that behind another of this library may read what is not its result before it has ended.
 """
 
 from __future__ import annotations
@@ -38,26 +36,26 @@ class Matrix:
         self.index = layer.tables(self.weight.device)
         self.sizes = (*_ops._blocks(self.weight), *layer.layout.sizes)
         self.view = _ops._view(self.index, layer.layout.transposed, *self.sizes)
-        self.streams = [_ops._stream(self.weight, _ops.allows_tf32(self.weight), chained) for chained in (False, True)]
+        self.stream = _ops._stream(self.weight, _ops.allows_tf32(self.weight))
         self.forward_space = _ops._workspace("fprop", self.view, self.weight, n)
         self.backward_space = _ops._workspace("dgrad", self.view, self.weight, n)
 
-    def product(self, x: Tensor, out: Tensor, chained: bool) -> None:
-        """Out [n, outputs] = x W^T. chained: the call in front is one of this library, and of this makes x alone."""
+    def product(self, x: Tensor, out: Tensor) -> None:
+        """Out [n, outputs] = x W^T."""
         if self.layout is None:
             torch.mm(x, self.weight.t(), out=out)
             return
         epilogue = _lib.Epilogue(None, None, 0)
         given = (_ops._pointer(x), _ops._pointer(self.weight), None, ctypes.byref(epilogue), _ops._pointer(out))
-        _lib.call("bs_linear_fprop", ctypes.byref(self.view), *given, self.forward_space[0], self.streams[chained])
+        _lib.call("bs_linear_fprop", ctypes.byref(self.view), *given, self.forward_space[0], self.stream)
 
     def transposed(self, dy: Tensor, out: Tensor) -> None:
-        """Out [n, inputs] = dy W, chained."""
+        """Out [n, inputs] = dy W."""
         if self.layout is None:
             torch.mm(dy, self.weight, out=out)
             return
         given = (_ops._pointer(dy), _ops._pointer(self.weight), None, _ops._pointer(out))
-        _lib.call("bs_linear_dgrad", ctypes.byref(self.view), *given, self.backward_space[0], self.streams[True])
+        _lib.call("bs_linear_dgrad", ctypes.byref(self.view), *given, self.backward_space[0], self.stream)
 
     def gradient(self, x: Tensor, dy: Tensor) -> Tensor:
         """dW of all steps, as wide as the layer's weight."""
@@ -79,24 +77,12 @@ class Norm:
     relu: bool
     epsilon: float
 
-    def forward(
-        self, x: Tensor, y: Tensor, stats: Tensor, factor: Tensor | None, term: Tensor | None, chained: bool
-    ) -> None:
-        """Writes y and stats of x [n, groups, hidden]. chained: see `Matrix.product`."""
+    def forward(self, x: Tensor, y: Tensor, stats: Tensor, factor: Tensor | None, term: Tensor | None) -> None:
+        """Writes y and stats of x [n, groups, hidden]."""
         given = (_ops._pointer(t) for t in (x, self.gain, self.shift, factor, term))
         inputs = _lib.LayerNormInputs(*given, int(self.relu), self.epsilon)
         outputs = (_ops._pointer(y), _ops._pointer(stats))
-        _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, _ops._stream(x, chained=chained))
-
-    def with_cell(
-        self, z: Tensor, c0: Tensor, made: tuple[Tensor, Tensor], kept: tuple[Tensor | None, Tensor], chained: bool
-    ) -> None:
-        """The norm of gates z [n, 4, hidden] and a step of the cell. made: h and c; kept: gates and statistics."""
-        given = (_ops._pointer(t) for t in (z, self.gain, self.shift, c0))
-        inputs = _lib.LayerNormCellInputs(*given, self.epsilon)
-        outputs = _lib.LayerNormCellOutputs(*(_ops._pointer(t) for t in (*made, *kept)))
-        stream = _ops._stream(z, chained=chained)
-        _lib.call("bs_layer_norm_cell_forward", ctypes.byref(inputs), ctypes.byref(outputs), stream)
+        _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, _ops._stream(x))
 
     def backward(self, saved: tuple[Tensor | None, ...], dy: Tensor, wanted: tuple[Tensor | None, ...]) -> None:
         """Saved: x, factor, y, stats; wanted: dx, dgain, dshift, dfactor, dterm."""
@@ -214,31 +200,23 @@ def _forward(
     groups = [*(last * [1]), GATES]
     made = [factor.new_empty(kept, n, g, hidden) for g in groups]
     normed = [factor.new_empty(kept, n, 1, hidden) for _ in range(last)]
-    gates_normed = None if factor.is_cuda else factor.new_empty(n, GATES, hidden)  # which backward does not need
+    normed.append(factor.new_empty(1, n, GATES, hidden))  # which backward does not need
     stats = [c0.new_empty(kept, n, g, 2) for g in groups]
     gates = factor.new_empty(kept, n, GATES, hidden) if save else None
     for t in range(steps):
         at = t if save else 0
         h = hs[t]
         for j, (matrix, norm) in enumerate(zip(network.matrices, network.norms, strict=True)):
-            matrix.product(h, made[j][at].flatten(1), t > 0 or j > 0)
-            if j == last:
-                continue
-            y = normed[j][at]
+            z, y = made[j][at], normed[j][at if j < last else 0]
+            matrix.product(h, z.flatten(1))
             inputs = (factor[t].unsqueeze(1) if j == 0 else None, term[t].unsqueeze(1) if j == 1 else None)
-            norm.forward(made[j][at], y, stats[j][at], *inputs, matrix.layout is not None)
+            norm.forward(z, y, stats[j][at], *inputs)
             h = y.flatten(1)
         c, c_next = (cells[t], cells[t + 1]) if save else (cells[t % 2], cells[(t + 1) % 2])
-        of_gates, z, stat = None if gates is None else gates[at], made[last][at], stats[last][at]
-        if gates_normed is None:
-            chained = network.matrices[last].layout is not None
-            network.norms[last].with_cell(z, c, (hs[t + 1], c_next), (of_gates, stat), chained)
-        else:
-            network.norms[last].forward(z, gates_normed, stat, None, None, False)
-            network.cell.forward(gates_normed, c, hs[t + 1], c_next, of_gates)
+        network.cell.forward(normed[last][0], c, hs[t + 1], c_next, None if gates is None else gates[at])
     c = cells[steps if save else steps % 2]
     empty = factor.new_empty(0) if gates is None else gates
-    return hs[1:], hs[steps].clone(), c.clone(), hs, cells, empty, *made, *normed, *stats
+    return hs[1:], hs[steps].clone(), c.clone(), hs, cells, empty, *made, *normed[:last], *stats
 
 
 class _Run(torch.autograd.Function):

@@ -153,12 +153,15 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
                                            {block, features, features, layout.blocks()}, kCard);
   const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
   const auto workspace = *cuda::allocate(kCard, bytes + 1);
-  const ConstTensor weights(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);
   for (size_t i = 0; i < 30; ++i) {
-    const ConstTensor from(buffers[i % 3].get(), DType::bf16, {n, features}, kCard);
-    const Tensor to(buffers[(i + 1) % 3].get(), DType::bf16, {n, features}, kCard);
-    const Stream stream{.chained = follow == Follow::chained && i > 0};
-    const Status status = linear_fprop(view, from, weights, {}, to, {workspace.get(), bytes}, stream);
+    const Product product{.dtype = DType::bf16,
+                          .layout = view,
+                          .x = {buffers[i % 3].get(), n, features, features, 1},
+                          .y = {buffers[(i + 1) % 3].get(), n, features, features, 1},
+                          .residual = {},
+                          .w = w.get(),
+                          .x_is_last = follow == Follow::chained && i > 0};
+    const Status status = cuda_product(product, {workspace.get(), bytes}, {});
     EXPECT_TRUE(status.ok()) << status.message();
     if (follow != Follow::waits) continue;
     EXPECT_TRUE(cuda::synchronise(kCard).ok());

@@ -174,10 +174,9 @@ Result<Product> check_product(const ProductCall& c) {
 }
 
 Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
-  auto p = check_product(c);
+  const auto p = check_product(c);
   if (!p.ok()) return p.status();
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
-  p->x_is_last = stream.chained;
   if (p->x.n == 0 || p->y.features == 0) return {};
   const size_t needed = workspace_size(c.pass, c.layout, p->dtype, p->x.n, c.x.device);
   BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed));

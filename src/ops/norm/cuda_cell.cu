@@ -61,9 +61,16 @@ __device__ inline void step_units(const CellForward& p, int64_t token, int64_t v
     }
   }
   h.store(p.h, at);
+  if (p.h_end != nullptr) h.store(p.h_end, at);
   if (p.gates == nullptr) return;
 #pragma unroll
   for (int g = 0; g < kGates; ++g) gates[g].store(p.gates, at4 + g * p.features);
+}
+
+__device__ inline void store_cell(void* to, int64_t at, const float (&c)[8]) {
+  auto* quads = reinterpret_cast<float4*>(static_cast<float*>(to) + at);
+  quads[0] = {c[0], c[1], c[2], c[3]};
+  quads[1] = {c[4], c[5], c[6], c[7]};
 }
 
 template <class T>
@@ -78,7 +85,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   auto* affine = reinterpret_cast<float*>(dynamic);
   const int64_t vectors = p.features / 8, step = plan.parts * plan.tokens_at_once();
   const WideSpot spot(plan, vectors);
-  if (!p.early) ptx::griddepcontrol_wait();
+  if (!p.z_is_last) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(ptx::shared_address(&loaded), 1);
     ptx::fence_mbarrier_init();
@@ -93,7 +100,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     float c[kTokens][8] = {};
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      if (there(t)) load_sums(p.c_before, at(t), c[t]);
+      if (there(t) && p.c_before != nullptr) load_sums(p.c_before, at(t), c[t]);
     }
     if (turn == 0) {
       ptx::griddepcontrol_wait();
@@ -115,8 +122,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       if (!there(t)) continue;
       step_units<T>(p, token + t, spot.vector, affine + spot.lane * 8, plan.per, z + t * kGates, stats + t * kGates,
                     c[t]);
-      Vector<float, 4>::store(p.c, at(t), reinterpret_cast<float(&)[4]>(c[t][0]));
-      Vector<float, 4>::store(p.c, at(t) + 4, reinterpret_cast<float(&)[4]>(c[t][4]));
+      store_cell(p.c, at(t), c[t]);
+      if (p.c_end != nullptr) store_cell(p.c_end, at(t), c[t]);
     }
   }
 #endif
@@ -150,15 +157,19 @@ __global__ void __launch_bounds__(kPlainThreads) norm_cell_plain(const __grid_co
     scales[g + 1] = 1 / sqrt(sum.b / count + static_cast<S>(p.epsilon));
   }
   for (int64_t i = threadIdx.x; i < p.features; i += kPlainThreads) {
-    S unit[kGates], c = static_cast<const S*>(p.c_before)[token * p.features + i];
+    const int64_t at_unit = token * p.features + i;
+    S unit[kGates], c = p.c_before == nullptr ? S(0) : static_cast<const S*>(p.c_before)[at_unit];
 #pragma unroll
     for (int g = 0; g < kGates; ++g) {
       const int64_t at = g * p.features + i;
       unit[g] = (widen(z[at]) - means[g]) * scales[g] * static_cast<const S*>(p.gain)[at] +
                 static_cast<const S*>(p.shift)[at];
     }
-    static_cast<T*>(p.h)[token * p.features + i] = narrow<T>(lstm::forward_unit<T>(unit, c));
-    static_cast<S*>(p.c)[token * p.features + i] = c;
+    const T h = narrow<T>(lstm::forward_unit<T>(unit, c));
+    static_cast<T*>(p.h)[at_unit] = h;
+    static_cast<S*>(p.c)[at_unit] = c;
+    if (p.h_end != nullptr) static_cast<T*>(p.h_end)[at_unit] = h;
+    if (p.c_end != nullptr) static_cast<S*>(p.c_end)[at_unit] = c;
     if (p.gates == nullptr) continue;
 #pragma unroll
     for (int g = 0; g < kGates; ++g) {
@@ -175,7 +186,8 @@ __global__ void __launch_bounds__(kPlainThreads) norm_cell_plain(const __grid_co
 
 WidePlan plan_of(const CellForward& f, const CudaPlace& place) {
   if (!place.overlap || size_of(f.dtype) != 2 || f.features % 8 != 0) return {};
-  if (!aligned(f.features, 8, {f.z, f.gain, f.shift, f.c_before, f.h, f.c, f.gates, f.stats})) return {};
+  if (!aligned(f.features, 8, {f.z, f.gain, f.shift, f.c_before, f.h, f.c, f.gates, f.stats, f.h_end, f.c_end}))
+    return {};
   return plan_wide_cell(f.n, f.features / 8, place.card.multiprocessors);
 }
 
@@ -219,7 +231,7 @@ Status prepare_cell(const cuda::Card& card) {
 Status cuda_cell_forward(const CellForward& f, Device device, Stream stream) {
   constexpr int64_t kMost = 0x7fffffff;
   if (f.n == 0) return {};
-  if (f.n > kMost) return invalid("[layer_norm_cell_forward] z has ", f.n, " tokens, a card takes ", kMost);
+  if (f.n > kMost) return invalid("[deep_update] z has ", f.n, " tokens, a card takes ", kMost);
   return on_device(device, stream, [&](const CudaPlace& place) {
     return with_type(f.dtype, [&]<class T>() { return launch_type<T>(f, place); });
   });

@@ -25,18 +25,15 @@ struct Checker {
   std::array<Region, 8> read = {}, written = {};
   size_t reads = 0, writes = 0;
 
-  // [n, groups, H], [groups, H], [n, groups, 2]; of the cell [n, H], in the dtype of x and of sums
-  enum class Shape { rows, features, stats, units, state };
+  enum class Shape { rows, features, stats };  // [n, groups, H], [groups, H], [n, groups, 2]
 
   Status check(const char* name, const ConstTensor& t, Shape shape) const {
     const Named named{op, name, t};
     const int64_t n = x.shape[0], groups = x.shape[1], features = x.shape[2];
     if (shape == Shape::rows) BS_RETURN_IF_ERROR(check_contiguous(named, {n, groups, features}));
     else if (shape == Shape::features) BS_RETURN_IF_ERROR(check_contiguous(named, {groups, features}));
-    else if (shape == Shape::stats) BS_RETURN_IF_ERROR(check_contiguous(named, {n, groups, 2}));
-    else BS_RETURN_IF_ERROR(check_contiguous(named, {n, features}));
-    const bool narrow = shape == Shape::rows || shape == Shape::units;
-    BS_RETURN_IF_ERROR(check_dtype(named, narrow ? x.dtype : sum_dtype(x.dtype)));
+    else BS_RETURN_IF_ERROR(check_contiguous(named, {n, groups, 2}));
+    BS_RETURN_IF_ERROR(check_dtype(named, shape == Shape::rows ? x.dtype : sum_dtype(x.dtype)));
     return check_device(named, x.device);
   }
   Status input(const char* name, const ConstTensor& t, Shape shape, bool needed) {
@@ -60,22 +57,17 @@ struct Checker {
   }
 };
 
-Status check_x(const char* op, const char* name, const ConstTensor& x) {
+Status check_x(const char* op, const ConstTensor& x) {
   if (x.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
-  if (!x.given()) return invalid("[", op, "] ", name, " is not given");
-  BS_RETURN_IF_ERROR(check_tensor({op, name, x}));
+  if (!x.given()) return invalid("[", op, "] x is not given");
+  BS_RETURN_IF_ERROR(check_tensor({op, "x", x}));
   if (x.rank != 3 || x.shape[1] < 1 || x.shape[2] < 1) {
-    return invalid("[", op, "] ", name, " is ", shape_text(x), ", needs [n, groups, H]");
+    return invalid("[", op, "] x is ", shape_text(x), ", needs [n, groups, H]");
   }
   if (x.shape[2] > kMost / x.shape[1] || x.shape[0] > kMost / (x.shape[1] * x.shape[2])) {
-    return invalid("[", op, "] ", name, " is ", shape_text(x), ", too large");
+    return invalid("[", op, "] x is ", shape_text(x), ", too large");
   }
   return {};
-}
-
-Status check_epsilon(const char* op, double epsilon) {
-  if (epsilon > 0 && std::isfinite(epsilon)) return {};
-  return invalid("[", op, "] epsilon is ", epsilon, ", needs a positive number");
 }
 
 template <class Task>
@@ -92,7 +84,7 @@ void set_sizes(const ConstTensor& x, bool relu, Task& task) {
 Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out, Stream stream) {
   const char* op = "layer_norm_forward";
   using Shape = Checker::Shape;
-  BS_RETURN_IF_ERROR(check_x(op, "x", in.x));
+  BS_RETURN_IF_ERROR(check_x(op, in.x));
   Checker c{op, in.x};
   BS_RETURN_IF_ERROR(c.input("x", in.x, Shape::rows, true));
   BS_RETURN_IF_ERROR(c.input("gain", in.gain, Shape::features, true));
@@ -102,57 +94,26 @@ Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out
   BS_RETURN_IF_ERROR(c.output("y", out.y, Shape::rows, true));
   BS_RETURN_IF_ERROR(c.output("stats", out.stats, Shape::stats, true));
   BS_RETURN_IF_ERROR(c.disjoint());
-  BS_RETURN_IF_ERROR(check_epsilon(op, in.epsilon));
+  if (!(in.epsilon > 0) || !std::isfinite(in.epsilon)) {
+    return invalid("[", op, "] epsilon is ", in.epsilon, ", needs a positive number");
+  }
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   Forward f;
   set_sizes(in.x, in.relu, f);
   f.epsilon = in.epsilon;
-  f.early = stream.chained;
   f.x = in.x.data, f.gain = in.gain.data, f.shift = in.shift.data;
   f.factor = in.factor.data, f.term = in.term.data;
   f.y = out.y.data, f.stats = out.stats.data;
   if (in.x.device.type == DeviceType::cuda) return cuda_forward(f, in.x.device, stream);
-  return cpu_forward(f, threads_for(stream.threads));
-}
-
-Status layer_norm_cell_forward(const LayerNormCellInputs& in, const LayerNormCellOutputs& out, Stream stream) {
-  const char* op = "layer_norm_cell_forward";
-  using Shape = Checker::Shape;
-  BS_RETURN_IF_ERROR(check_x(op, "z", in.z));
-  if (in.z.shape[1] != 4) return invalid("[", op, "] z is ", shape_text(in.z), ", needs [n, 4, H]");
-  Checker c{op, in.z};
-  BS_RETURN_IF_ERROR(c.input("z", in.z, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.input("gain", in.gain, Shape::features, true));
-  BS_RETURN_IF_ERROR(c.input("shift", in.shift, Shape::features, true));
-  BS_RETURN_IF_ERROR(c.input("c0", in.c0, Shape::state, true));
-  BS_RETURN_IF_ERROR(c.output("h", out.h, Shape::units, true));
-  BS_RETURN_IF_ERROR(c.output("c", out.c, Shape::state, true));
-  BS_RETURN_IF_ERROR(c.output("gates", out.gates, Shape::rows, false));
-  BS_RETURN_IF_ERROR(c.output("stats", out.stats, Shape::stats, false));
-  BS_RETURN_IF_ERROR(c.disjoint());
-  BS_RETURN_IF_ERROR(check_epsilon(op, in.epsilon));
-  BS_RETURN_IF_ERROR(check_stream(op, stream));
-  const CellForward f{.dtype = in.z.dtype,
-                      .n = in.z.shape[0],
-                      .features = in.z.shape[2],
-                      .early = stream.chained,
-                      .epsilon = in.epsilon,
-                      .z = in.z.data,
-                      .gain = in.gain.data,
-                      .shift = in.shift.data,
-                      .c_before = in.c0.data,
-                      .h = out.h.data,
-                      .c = out.c.data,
-                      .gates = out.gates.data,
-                      .stats = out.stats.data};
-  if (in.z.device.type == DeviceType::cuda) return cuda_cell_forward(f, in.z.device, stream);
-  return cpu_cell_forward(f, threads_for(stream.threads));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_forward(f, *isa, threads_for(stream.threads));
 }
 
 Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const LayerNormGrads& grads, Stream stream) {
   const char* op = "layer_norm_backward";
   using Shape = Checker::Shape;
-  BS_RETURN_IF_ERROR(check_x(op, "x", saved.x));
+  BS_RETURN_IF_ERROR(check_x(op, saved.x));
   Checker c{op, saved.x};
   BS_RETURN_IF_ERROR(c.input("x", saved.x, Shape::rows, true));
   BS_RETURN_IF_ERROR(c.input("gain", saved.gain, Shape::features, true));
@@ -175,7 +136,9 @@ Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const La
   b.dx = grads.x.data, b.dgain = grads.gain.data, b.dshift = grads.shift.data;
   b.dfactor = grads.factor.data, b.dterm = grads.term.data;
   if (saved.x.device.type == DeviceType::cuda) return cuda_backward(b, saved.x.device, stream);
-  return cpu_backward(b, threads_for(stream.threads));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_backward(b, *isa, threads_for(stream.threads));
 }
 
 }  // namespace blocksparse

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "blocksparse/norm.h"
+#include "cpu/isa.h"
 
 namespace blocksparse::norm {
 
@@ -12,7 +13,9 @@ struct Forward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
-  bool early = false;  // CUDA: see Stream::chained
+  // CUDA: as Product::x_is_last of the linear op. The kernel in front on the stream makes x, and no other tensor that
+  // is read, which may then be before it has ended.
+  bool x_is_last = false;
   double epsilon = 0;
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *term = nullptr;
   void *y = nullptr, *stats = nullptr;
@@ -24,6 +27,7 @@ struct Backward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
+  bool accumulate = false;  // dgain and dshift are added to; on the CPU alone
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *y = nullptr, *stats = nullptr;
   const void* dy = nullptr;
   void *dx = nullptr, *dgain = nullptr, *dshift = nullptr, *dfactor = nullptr, *dterm = nullptr;
@@ -31,19 +35,22 @@ struct Backward {
   int64_t rows() const { return n * groups; }
 };
 
-// z [n, 4, features], normalised, and one step of an LSTM's cell.
+// z [n, 4, features], each gate normalised, and one step of an LSTM's cell on them (lstm.h), on a card. The normalised
+// gates are not rounded between.
 struct CellForward {
   DType dtype = DType::f32;
   int64_t n = 0, features = 0;
-  bool early = false;  // CUDA: see Stream::chained
+  bool z_is_last = false;  // as above
   double epsilon = 0;
-  const void *z = nullptr, *gain = nullptr, *shift = nullptr, *c_before = nullptr;
-  void *h = nullptr, *c = nullptr, *gates = nullptr, *stats = nullptr;
+  const void *z = nullptr, *gain = nullptr, *shift = nullptr;  // [n, 4, features], [4, features]
+  const void* c_before = nullptr;                              // [n, features]; null: 0
+  void *h = nullptr, *c = nullptr;                             // c may be c_before
+  void *gates = nullptr, *stats = nullptr;                     // what backward needs; null: not wanted
+  void *h_end = nullptr, *c_end = nullptr;                     // where h and c go, too; null: nowhere
 };
 
-Status cpu_forward(const Forward& f, int32_t threads);
-Status cpu_cell_forward(const CellForward& f, int32_t threads);
-Status cpu_backward(const Backward& b, int32_t threads);
+Status cpu_forward(const Forward& f, Isa isa, int32_t threads);
+Status cpu_backward(const Backward& b, Isa isa, int32_t threads);
 
 // The CUDA path, or in builds without it the answer `unavailable`.
 Status cuda_forward(const Forward& f, Device device, Stream stream);

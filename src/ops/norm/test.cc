@@ -12,6 +12,7 @@
 #include "core/convert.h"
 #include "core/random.h"
 #include "cuda/memory.h"
+#include "ops/norm/norm.h"
 #include "ops/norm/select_cuda.h"
 
 namespace blocksparse {
@@ -21,6 +22,7 @@ using namespace norm;  // NOLINT(google-build-using-namespace)
 namespace {
 
 constexpr double kEpsilon = 1e-6;
+constexpr Device kCard{DeviceType::cuda, 0};
 
 struct Case {
   int64_t n, groups, features;
@@ -225,27 +227,39 @@ TEST(NormCuda, MatchesItsEquations) {
 // The norm of four gates with the cell, and what it should give.
 class NormCell {
  public:
-  NormCell(const Case& c, Device device) : c_(c) {
+  explicit NormCell(const Case& c) : c_(c) {
     Random rng(8);
     const DType sums = sum_dtype(c.dtype);
     const auto add = [&](const char* name, DType dtype, std::initializer_list<int64_t> shape, bool input) {
-      Buffer& b = b_[name] = Buffer(dtype, shape, device, c.odd);
+      Buffer& b = b_[name] = Buffer(dtype, shape, kCard, c.odd);
       for (int64_t i = 0; input && i < b.count(); ++i) store_element(b.bytes.data(), i, dtype, 2 * rng.uniform() - 0.7);
       b.send();
     };
     add("z", c.dtype, {c.n, 4, c.features}, true);
     for (const char* name : {"gain", "shift"}) add(name, sums, {4, c.features}, true);
     add("c0", sums, {c.n, c.features}, true);
-    add("h", c.dtype, {c.n, c.features}, false);
-    add("c", sums, {c.n, c.features}, false);
+    for (const char* name : {"h", "h_end"}) add(name, c.dtype, {c.n, c.features}, false);
+    for (const char* name : {"c", "c_end"}) add(name, sums, {c.n, c.features}, false);
     add("gates", c.dtype, {c.n, 4, c.features}, false);
     add("stats", sums, {c.n, 4, 2}, false);
   }
   void run(bool save) {
-    const auto t = [&](const char* name) { return b_[name].tensor; };
-    const Status status = layer_norm_cell_forward(
-        {.z = t("z"), .gain = t("gain"), .shift = t("shift"), .c0 = t("c0"), .epsilon = kEpsilon},
-        {t("h"), t("c"), save ? t("gates") : Tensor(), save ? t("stats") : Tensor()});
+    const auto at = [&](const char* name) { return b_[name].tensor.data; };
+    const CellForward f{.dtype = c_.dtype,
+                        .n = c_.n,
+                        .features = c_.features,
+                        .epsilon = kEpsilon,
+                        .z = at("z"),
+                        .gain = at("gain"),
+                        .shift = at("shift"),
+                        .c_before = at("c0"),
+                        .h = at("h"),
+                        .c = at("c"),
+                        .gates = save ? at("gates") : nullptr,
+                        .stats = save ? at("stats") : nullptr,
+                        .h_end = save ? at("h_end") : nullptr,
+                        .c_end = save ? at("c_end") : nullptr};
+    const Status status = cuda_cell_forward(f, kCard, {});
     ASSERT_TRUE(status.ok()) << status.message();
     for (auto& [name, b] : b_) b.fetch();
   }
@@ -272,8 +286,8 @@ class NormCell {
           near("gates", e, unit[g], 8);
         }
         const double cell = unit[1] * at("c0", token * h + i) + unit[0] * unit[2];
-        near("c", token * h + i, cell, 8);
-        near("h", token * h + i, unit[3] * std::tanh(cell), 8);
+        for (const char* name : {"c", "c_end"}) near(name, token * h + i, cell, 8);
+        for (const char* name : {"h", "h_end"}) near(name, token * h + i, unit[3] * std::tanh(cell), 8);
       }
     }
   }
@@ -308,10 +322,11 @@ constexpr Case kCells[] = {
     {.n = 2, .groups = 4, .features = 60000, .dtype = DType::bf16},
 };
 
-void expect_cells_right_on(Device device) {
+TEST(NormCellCuda, MatchesItsEquations) {
+  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
   for (const Case& c : kCells) {
     SCOPED_TRACE(line_of(c));
-    NormCell cell(c, device);
+    NormCell cell(c);
     cell.run(true);
     cell.expect_right();
     const auto first = cell.bits({"h", "c", "gates", "stats"}), made = cell.bits({"h", "c"});
@@ -320,13 +335,6 @@ void expect_cells_right_on(Device device) {
     cell.run(false);
     EXPECT_EQ(made, cell.bits({"h", "c"}));
   }
-}
-
-TEST(NormCell, MatchesItsEquations) { expect_cells_right_on({}); }
-
-TEST(NormCellCuda, MatchesItsEquations) {
-  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
-  expect_cells_right_on({DeviceType::cuda, 0});
 }
 
 TEST(NormPlan, LongRowsAreSharedByClusters) {
@@ -397,18 +405,6 @@ TEST(Norm, Edge) {
   EXPECT_TRUE(layer_norm_backward(saved, dy, {.gain = at(96, {1, 8}), .shift = at(104, {1, 8})}).ok());
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .gain = at(96, {1, 8})}), "dshift is not given");
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "shift is not given");
-  const LayerNormCellInputs gates{
-      .z = at(0, {1, 4, 4}), .gain = at(16, {4, 4}), .shift = at(32, {4, 4}), .c0 = at(48, {1, 4})};
-  const LayerNormCellOutputs made{at(64, {1, 4}), at(72, {1, 4})};
-  EXPECT_TRUE(layer_norm_cell_forward(gates, made).ok());
-  LayerNormCellInputs wrong_gates = gates;
-  wrong_gates.z = at(0, {2, 1, 8});
-  expect_error(layer_norm_cell_forward(wrong_gates, made), "[layer_norm_cell_forward] z is [2, 1, 8], needs [n, 4, H]");
-  wrong_gates = gates;
-  wrong_gates.c0 = {};
-  expect_error(layer_norm_cell_forward(wrong_gates, made), "c0 is not given");
-  expect_error(layer_norm_cell_forward(gates, {at(48, {1, 4}), made.c}), "h overlaps c0");
-  expect_error(layer_norm_cell_forward(gates, {made.h, at(72, {4, 1})}), "c is [4, 1], needs [1, 4]");
   LayerNormSaved with_relu = saved;
   with_relu.relu = true;
   expect_error(layer_norm_backward(with_relu, dy, {.x = dx}), "y is not given");
