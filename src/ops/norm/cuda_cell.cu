@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   auto* affine = reinterpret_cast<float*>(dynamic);
   const int64_t vectors = p.features / 8, step = plan.parts * plan.tokens_at_once();
   const WideSpot spot(plan, vectors);
+  ptx::cluster_arrive_relaxed();
   if (!p.z_is_last) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(ptx::shared_address(&loaded), 1);

@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(R == 4 ? kWideThreads : kManyRowsThreads, 1)
                       [[maybe_unused]] const __grid_constant__ WidePlan plan) {
 #if __CUDA_ARCH__ >= 900
   __shared__ WideShared<R> shared;
+  ptx::cluster_arrive_relaxed();
   if (!p.x_is_last) ptx::griddepcontrol_wait();
   const int64_t vectors = p.features / 8, part = blockIdx.x / plan.cluster, group = part / plan.parts;
   const WideSpot spot(plan, vectors);

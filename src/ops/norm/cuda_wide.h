@@ -6,6 +6,7 @@
 
 #include <cooperative_groups.h>
 
+#include "cuda/ptx/cluster.h"
 #include "ops/norm/cuda_vector.h"
 #include "ops/norm/select_cuda.h"
 
@@ -91,7 +92,8 @@ __device__ inline float sum_of_warps(const float (&of)[kWideWarps][Q], int first
 
 #if __CUDA_ARCH__ >= 900
 // shared.stats of all groups, behind a barrier. rows[q]: this thread's part of row q, zeros outside.
-// `turn` counts the calls of a kernel. Every thread block of the cluster makes the same calls.
+// `turn` counts the calls of a kernel. Every thread block of the cluster makes the
+// same calls, and has arrived at the cluster's barrier before.
 template <class T, int Q>
 __device__ inline void find_stats(const WidePlan& p, const WideSpot& spot, int64_t vectors, float epsilon, int turn,
                                   WideShared<Q>& shared, Eight<T> (&rows)[Q]) {
@@ -124,6 +126,7 @@ __device__ inline void find_stats(const WidePlan& p, const WideSpot& spot, int64
   __syncthreads();
   auto& slices = shared.slices[turn % 2];
   const auto cluster = cooperative_groups::this_cluster();
+  if (turn == 0) ptx::cluster_wait();  // the others have begun, so there is memory to write to
   const int count = p.groups * Q;
   for (int i = static_cast<int>(threadIdx.x); i < count * p.cluster; i += static_cast<int>(blockDim.x)) {
     const int q = i % Q, first = i % count / Q * warps;
