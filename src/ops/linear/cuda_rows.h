@@ -2,11 +2,13 @@
 // in boxes of 128 tokens, and all that a row of blocks needs is under way at once.
 //   x [n, inputs]   w [blocks, 32, 32]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      a thread block for each row of blocks (or four rows: see Group) and 128 tokens, several on every SM
-//   load      one warp fills a ring of stages, each a box of x and the block of W that meets it. Tables and W come
-//             before x is waited for, so they cost nothing behind a kernel that lets this one begin early
+//   grid      as many thread blocks as fit the card at once, several on every SM. A task is a row of blocks (or four
+//             rows: see Group) and 128 tokens; each takes every so many, longest first
+//   load      one warp fills a ring of stages, each a box of x and the block of W that meets it, with a note of what to
+//             do. Tables and W come before x is waited for, so they cost nothing behind a kernel that lets this one
+//             begin early
 //   compute   wgmma by one or two warpgroups: tokens are its rows, outputs its columns
-//   finish    through shared memory in boxes, or element by element where there is more to do
+//   finish    from registers, while the ring fills for the next task
 // Rows are walked whole, also those that the tables cut: 128 tokens of a hub of 44 blocks take 440 KB to one SM.
 #pragma once
 
@@ -15,8 +17,7 @@
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/mbarrier.h"
-#include "cuda/ptx/stmatrix.h"
-#include "cuda/ptx/warpgroup.h"
+#include "cuda/ptx/shared.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
 #include "ops/linear/cuda_finish.h"
@@ -32,8 +33,9 @@ using ptx::shared_address;
 inline constexpr int kRowsBlock = 32, kRowsTokens = 128;
 
 struct RowsProduct {
-  CUtensorMap x, w, y;
+  CUtensorMap x, w;
   DeviceWalk walk;
+  int32_t tasks;
   int32_t slices;  // of tokens
   int32_t groups;  // where four rows are walked together: how many fours
   bool cut;        // some rows are several pieces
@@ -59,15 +61,18 @@ struct Rows {
   static constexpr int kHalves = 2 / kConsumers;         // of 64 tokens, of a warpgroup
   static constexpr int kSums = kRowsBlock / 2;           // of a lane, for each half and row of blocks
   static constexpr int kThreads = 128 * kConsumers + 32;
-  static_assert(kRowsTokens * kRowsBlock * 2 * Group <= kSharedBytes && (Group == 1 || (Group == 4 && !ByIn && Plain)));
+  static_assert(Group == 1 || (Group == 4 && !ByIn && Plain));
 };
+
+// ---- Device ---------------------------------------------------------------------------------------------------------
+
+enum RowsFlag : int32_t { kRowsData = 1, kRowsShared = 2, kRowsLast = 4, kRowsExit = 8 };
 
 template <class K>
 struct RowsShared {
   uint64_t full[K::kStages], empty[K::kStages];
+  int4 notes[K::kStages];  // flags, row of blocks, first token, -
 };
-
-// ---- Device ---------------------------------------------------------------------------------------------------------
 
 // The list of a row of blocks.
 struct RowsList {
@@ -77,23 +82,22 @@ struct RowsList {
 
 template <class K>
 struct RowsTask {
-  int to;       // row of blocks, the first of the group
-  int token;    // the first
-  bool shared;  // one list serves the group
+  int to, token;  // the first row of blocks, and the first token
+  bool shared;    // one list serves the group
   RowsList lists[K::group];
 };
 
-// All threads. False: a later slice of a row, which the first one's thread block does, or no piece at all.
+// A warp. False: a later slice of a row, which is done with the first one, or no piece at all.
 template <class K>
-__device__ inline bool find_task(const RowsProduct& p, RowsTask<K>& task) {
-  const int item = static_cast<int>(blockIdx.x) / p.slices;
-  task.token = static_cast<int>(blockIdx.x) % p.slices * kRowsTokens;
+__device__ inline bool find_task(const RowsProduct& p, int index, RowsTask<K>& task) {
+  const int item = index / p.slices;
+  task.token = index % p.slices * kRowsTokens;
   task.shared = true;
   if constexpr (K::group == 1) {
     if (p.cut && item >= p.walk.counts[0]) return false;
     const Piece piece = p.walk.pieces[item];
     task.to = piece.to, task.lists[0] = {piece.first, piece.last};
-    if (piece.slot < 0) return true;
+    if (!p.cut || piece.slot < 0) return true;
     if (piece.first != p.walk.starts[piece.to]) return false;
     task.lists[0].last = p.walk.starts[piece.to + 1];
   } else {
@@ -103,88 +107,113 @@ __device__ inline bool find_task(const RowsProduct& p, RowsTask<K>& task) {
       const int row = item + g * p.groups;
       task.lists[g] = {p.walk.starts[row], p.walk.starts[row + 1]};
     }
-    bool same = true;
 #pragma unroll
-    for (int g = 1; g < K::group; ++g) same = same && task.lists[g].count() == task.lists[0].count();
-    for (int i = static_cast<int>(threadIdx.x); same && i < task.lists[0].count(); i += K::kThreads) {
+    for (int g = 1; g < K::group; ++g) task.shared = task.shared && task.lists[g].count() == task.lists[0].count();
+    bool same = true;
+    for (int i = static_cast<int>(threadIdx.x) % 32; task.shared && i < task.lists[0].count(); i += 32) {
       const int from = p.walk.refs[task.lists[0].first + i].from;
 #pragma unroll
       for (int g = 1; g < K::group; ++g) same = same && p.walk.refs[task.lists[g].first + i].from == from;
     }
-    task.shared = __syncthreads_and(same) != 0;
+    task.shared = task.shared && __all_sync(~0u, same);
   }
   return true;
 }
 
-// The warp that fills the ring. Stages are numbered through all walks of the task.
+// The warp that fills the ring.
 template <class K>
 class RowsFeeder {
  public:
-  __device__ RowsFeeder(const RowsProduct& p, const RowsTask<K>& task, RowsShared<K>& shared, uint32_t ring)
-      : p_(p), task_(task), shared_(shared), ring_(ring) {}
+  __device__ RowsFeeder(const RowsProduct& p, RowsShared<K>& shared, uint32_t ring)
+      : p_(p), shared_(shared), ring_(ring) {}
 
   __device__ void run() {
+    for (int index = static_cast<int>(blockIdx.x); index < p_.tasks; index += static_cast<int>(gridDim.x)) {
+      if (!find_task(p_, index, task_)) continue;
 #pragma unroll
-    for (int walk = 0; walk < K::group; ++walk) {
-      if (walk > 0 && task_.shared) break;
-      const RowsList list = task_.lists[walk];
-      BlockRef batch = fetch(list, 0);
-      // Only the first walk begins with an empty ring.
-      const int early = walk == 0 ? min(list.count(), K::kStages) : 0;
-      for (int i = 0; i < early; ++i) begin(batch, list, i);
-      if (walk == 0) {
-        ptx::griddepcontrol_wait();
-        ptx::griddepcontrol_launch_dependents();
-      }
-      for (int i = 0; i < early; ++i) load_x(batch, i, i);
-      for (int i = early; i < list.count(); ++i) {
-        if (i % 32 == 0 && i > 0) batch = next_;
-        if (i % 32 == 0 || i == early) next_ = fetch(list, i / 32 * 32 + 32);
-        if (lane() == 0) ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
-        __syncwarp();
-        const int stage = stage_;
-        begin(batch, list, i);
-        load_x(batch, i, stage);
+      for (int walk = 0; walk < K::group; ++walk) {
+        if (walk == 0 || !task_.shared) send_list(task_.lists[walk], task_.to + walk * p_.groups);
       }
     }
+    if (!waited_) wait();
+    take_stage();
+    if (lane() == 0) leave_note(kRowsExit, 0), ptx::mbarrier_arrive(full());
   }
 
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
+  __device__ uint32_t place() const { return ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes); }
   __device__ BlockRef fetch(const RowsList& list, int i) const {
     const int at = list.first + i + lane();
     return at < list.last ? p_.walk.refs[at] : BlockRef{0, 0};
   }
-  // Expects a stage's bytes and loads its blocks of W; then the next stage is up.
-  __device__ void begin(const BlockRef& batch, const RowsList& list, int i) {
-    const int weight = __shfl_sync(~0u, batch.weight, i % 32);
-    if (lane() == 0) {
-      const uint32_t full = shared_address(&shared_.full[stage_]);
-      const uint32_t w = ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes + K::kXBytes);
-      const int blocks = task_.shared ? K::group : 1;
-      ptx::mbarrier_arrive_expect(full, static_cast<uint32_t>(K::kXBytes + blocks * K::kWBytes));
-      ptx::load_box(w, &p_.w, full, 0, weight * kRowsBlock);
-#pragma unroll
-      for (int g = 1; g < K::group; ++g) {  // by_out, so W lies in the order of the lists
-        if (!task_.shared) break;
-        const int other = weight + task_.lists[g].first - list.first;
-        ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, full, 0, other * kRowsBlock);
-      }
-    }
+  __device__ void wait() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    waited_ = true;
+  }
+  __device__ void take_stage() {
+    if (lane() == 0) ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
+    __syncwarp();
+  }
+  __device__ void next_stage() {
     if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
   }
-  __device__ void load_x(const BlockRef& batch, int i, int stage) const {
-    const int from = __shfl_sync(~0u, batch.from, i % 32);
+  __device__ void leave_note(int flags, int to) {
+    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, task_.token, 0});
+  }
+
+  __device__ void send_list(const RowsList& list, int to) {
+    BlockRef batch = fetch(list, 0), ahead{0, 0};
+    int sent = 0;
+    if (!waited_) {  // the ring is empty: W first, and x when it is there
+      sent = min(list.count(), K::kStages);
+      for (int i = 0; i < sent; ++i) load_w(batch, list, to, i), next_stage();
+      wait();
+      stage_ = 0, phase_ = 0;
+      for (int i = 0; i < sent; ++i) load_x(batch, i), next_stage();
+    }
+    if (list.count() == 0) {
+      take_stage();
+      if (lane() == 0) leave_note(kRowsLast, to), ptx::mbarrier_arrive(full());
+      next_stage();
+    }
+    for (int i = sent; i < list.count(); ++i) {
+      if (i % 32 == 0 && i > 0) batch = ahead;
+      if (i % 32 == 0 || i == sent) ahead = fetch(list, i / 32 * 32 + 32);
+      take_stage();
+      load_w(batch, list, to, i);
+      load_x(batch, i);
+      next_stage();
+    }
+  }
+  // With the note, and the bytes that the stage waits for.
+  __device__ void load_w(const BlockRef& batch, const RowsList& list, int to, int i) {
+    const int weight = __shfl_sync(~0u, batch.weight, i % 32);
     if (lane() != 0) return;
-    ptx::load_box(ring_ + static_cast<uint32_t>(stage * K::kStageBytes), &p_.x, shared_address(&shared_.full[stage]),
-                  from * kRowsBlock, task_.token);
+    const bool all = K::group > 1 && task_.shared;
+    leave_note(kRowsData | (all ? kRowsShared : 0) | (i + 1 == list.count() ? kRowsLast : 0), to);
+    const uint32_t barrier = full(), w = place() + K::kXBytes;
+    ptx::mbarrier_arrive_expect(barrier, static_cast<uint32_t>(K::kXBytes + (all ? K::group : 1) * K::kWBytes));
+    ptx::load_box(w, &p_.w, barrier, 0, weight * kRowsBlock);
+#pragma unroll
+    for (int g = 1; g < K::group; ++g) {  // by_out, so W lies in the order of the lists
+      if (!all) break;
+      const int other = weight + task_.lists[g].first - list.first;
+      ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, barrier, 0, other * kRowsBlock);
+    }
+  }
+  __device__ void load_x(const BlockRef& batch, int i) const {
+    const int from = __shfl_sync(~0u, batch.from, i % 32);
+    if (lane() == 0) ptx::load_box(place(), &p_.x, full(), from * kRowsBlock, task_.token);
   }
 
   const RowsProduct& p_;
-  const RowsTask<K>& task_;
   RowsShared<K>& shared_;
+  RowsTask<K> task_;
   uint32_t ring_;
-  BlockRef next_{0, 0};
+  bool waited_ = false;
   int stage_ = 0;
   uint32_t phase_ = 0;
 };
@@ -211,74 +240,47 @@ __device__ inline void multiply_stage(uint32_t stage, int warpgroup, RowsSums<K,
   ptx::wgmma_commit();
 }
 
-// What a warpgroup knows of the ring.
-template <class K>
-class RowsConsumer {
- public:
-  __device__ RowsConsumer(RowsShared<K>& shared, uint32_t ring, int warpgroup)
-      : shared_(shared), ring_(ring), warpgroup_(warpgroup) {}
-
-  // The other thread blocks of the SM multiply while this one waits for its products.
-  template <int Count>
-  __device__ void walk(int count, RowsSums<K, Count>& sums) {
-    for (int i = 0; i < count; ++i) {
-      ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
-      multiply_stage<K, Count>(ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes), warpgroup_, sums);
-      ptx::wgmma_wait<0>();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_address(&shared_.empty[stage_]));
-      if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+// Words of four lanes beside each other change places: lane t gets word t of each, in the order of lanes.
+__device__ inline void turn_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 2; step > 0; step /= 2) {
+    const bool upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int low = step == 2 ? i : 2 * i, high = low + step;
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], step);
+      if (upper) words[low] = got;
+      else words[high] = got;
     }
   }
-
- private:
-  RowsShared<K>& shared_;
-  uint32_t ring_;
-  int warpgroup_, stage_ = 0;
-  uint32_t phase_ = 0;
-};
-
-// Boxes of 64 tokens x 32 outputs, swizzled in 64 bytes, where the ring was: all warpgroups are through with it.
-template <class K>
-__device__ inline void store_boxes(const RowsProduct& p, const RowsTask<K>& task, uint32_t ring, int warpgroup,
-                                   const RowsSums<K, K::group>& sums) {
-  constexpr uint32_t kBoxBytes = 64 * kRowsBlock * 2;
-  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, matrix = lane / 8;
-  const int row = thread / 32 * 16 + matrix % 2 * 8 + lane % 8;
-  const uint32_t boxes = ring + static_cast<uint32_t>(warpgroup * K::kHalves * K::group) * kBoxBytes;
-  ptx::bar_sync(1, 128 * K::kConsumers);
-#pragma unroll
-  for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-    for (int v = 0; v < K::group * 4; v += 2) {  // 8 outputs
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* sum = sums[half] + 4 * v + 2 * i;
-        words[i] = narrow_pair(sum[0], sum[1], typename K::Element{});
-      }
-      const int vector = v % 4 + matrix / 2;
-      const uint32_t box = boxes + static_cast<uint32_t>(half * K::group + v / 4) * kBoxBytes;
-      ptx::stmatrix_x4(box + static_cast<uint32_t>(row * 64 + ((vector ^ (row / 2 % 4)) << 4)), words);
-    }
-  }
-  ptx::fence_async_shared();
-  ptx::bar_sync(2 + warpgroup, 128);
-  if (thread != 0) return;
-#pragma unroll
-  for (int half = 0; half < K::kHalves; ++half) {
-    const int token = task.token + (warpgroup * K::kHalves + half) * 64;
-    if (token >= p.n) break;
-#pragma unroll
-    for (int g = 0; g < K::group; ++g) {
-      ptx::store_box(&p.y, boxes + static_cast<uint32_t>(half * K::group + g) * kBoxBytes,
-                     (task.to + g * p.groups) * kRowsBlock, token);
-    }
-  }
-  ptx::bulk_commit();
-  ptx::bulk_wait_read<0>();
 }
 
-// Those of one row of blocks.
+// Of `Count` rows of blocks, p.groups apart; a lane stores 8 outputs of a token.
+template <class K, int Count>
+__device__ inline void store_vectors(const RowsProduct& p, int to, int first_token, const RowsSums<K, Count>& sums) {
+  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+#pragma unroll
+  for (int half = 0; half < K::kHalves; ++half) {
+#pragma unroll
+    for (int part = 0; part < 2 * Count; ++part) {
+      const int row = part % 2, g = part / 2;  // 8 tokens of a warp's 16; row of blocks
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* sum = sums[half] + g * K::kSums + 4 * j + 2 * row;
+        words[j] = narrow_pair(sum[0], sum[1], typename K::Element{});
+      }
+      turn_quad(words);
+      const int token = first_token + half * 64 + thread / 32 * 16 + row * 8 + lane / 4;
+      const int64_t output = int64_t{to + g * p.groups} * kRowsBlock + lane % 4 * 8;
+      if (token < p.n && output < p.outputs) {
+        *reinterpret_cast<uint4*>(p.finish.at<typename K::Element>(token, output)) = {words[0], words[1], words[2],
+                                                                                      words[3]};
+      }
+    }
+  }
+}
+
 template <class K>
 __device__ inline void store_elements(const RowsProduct& p, int to, int first_token, const RowsSums<K, 1>& sums) {
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -292,6 +294,57 @@ __device__ inline void store_elements(const RowsProduct& p, int to, int first_to
     }
   }
 }
+
+// A warpgroup that multiplies.
+template <class K>
+class RowsConsumer {
+ public:
+  __device__ RowsConsumer(const RowsProduct& p, RowsShared<K>& shared, uint32_t ring, int warpgroup)
+      : p_(p), shared_(shared), ring_(ring), warpgroup_(warpgroup) {}
+
+  __device__ void run() {
+    while (true) {
+      const int flags = look();
+      if ((flags & kRowsExit) != 0) return;
+      if (K::group == 1 || (flags & kRowsShared) == 0) walk<1>();
+      else walk<K::group>();
+    }
+  }
+
+ private:
+  // The flags of the stage, as wgmma's conditions want them: the same in all lanes.
+  __device__ int look() {
+    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
+    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    return __shfl_sync(~0u, note_.x, 0);
+  }
+  // A list. The other thread blocks of the SM multiply while this one waits for its products.
+  template <int Count>
+  __device__ void walk() {
+    RowsSums<K, Count> sums{};
+    int flags;
+    do {
+      flags = look();
+      if ((flags & kRowsData) != 0) {
+        multiply_stage<K, Count>(ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes), warpgroup_, sums);
+        ptx::wgmma_wait<0>();
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_address(&shared_.empty[stage_]));
+      if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+    } while ((flags & kRowsLast) == 0);
+    const int token = note_.z + warpgroup_ * K::kHalves * 64;
+    if constexpr (K::plain) store_vectors<K, Count>(p_, note_.y, token, sums);
+    else store_elements<K>(p_, note_.y, token, sums);
+  }
+
+  const RowsProduct& p_;
+  RowsShared<K>& shared_;
+  uint32_t ring_;
+  int warpgroup_, stage_ = 0;
+  uint32_t phase_ = 0;
+  int4 note_{0, 0, 0, 0};
+};
 
 template <class K>
 __global__ void __launch_bounds__(K::kThreads, K::kResident)
@@ -311,23 +364,10 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
     }
     ptx::fence_mbarrier_init();
   }
-  RowsTask<K> task;
-  if (!find_task(p, task)) return;
   __syncthreads();
-  if (warpgroup == K::kConsumers) return RowsFeeder<K>(p, task, shared, ring).run();
+  if (warpgroup == K::kConsumers) return RowsFeeder<K>(p, shared, ring).run();
   ptx::griddepcontrol_wait();  // y, and what the last step reads
-  RowsConsumer<K> consumer(shared, ring, warpgroup);
-  if (K::plain && task.shared) {
-    RowsSums<K, K::group> sums{};
-    consumer.template walk<K::group>(task.lists[0].count(), sums);
-    return store_boxes<K>(p, task, ring, warpgroup, sums);
-  }
-#pragma unroll
-  for (int g = 0; g < K::group; ++g) {
-    RowsSums<K, 1> sums{};
-    consumer.template walk<1>(task.lists[g].count(), sums);
-    store_elements<K>(p, task.to + g * p.groups, task.token + warpgroup * K::kHalves * 64, sums);
-  }
+  RowsConsumer<K>(p, shared, ring, warpgroup).run();
 #endif
 }
 
@@ -345,7 +385,7 @@ Status with_rows_kernel(bool by_in, bool fours, bool plain, Body body) {
                : body.template operator()<Rows<T, false, 1, false>>();
 }
 
-inline Status make_rows_maps(const Product& p, bool plain, RowsProduct& args) {
+inline Status make_rows_maps(const Product& p, RowsProduct& args) {
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
                                             .columns = p.x.features,
                                             .rows = p.x.n,
@@ -362,24 +402,18 @@ inline Status make_rows_maps(const Product& p, bool plain, RowsProduct& args) {
                                               .box_rows = kRowsBlock},
                                              args.w));
   }
-  if (!plain) return {};
-  return cuda::make_tensor_map({.data = p.y.data,
-                                .columns = p.y.features,
-                                .rows = p.y.n,
-                                .row_stride = p.y.token_stride,
-                                .box_columns = kRowsBlock,
-                                .box_rows = 64},
-                               args.y);
+  return {};
 }
 
 template <class T>
 Status launch_rows(const Product& p, const CudaCall& call) {
   const bool plain = is_plain(p), fours = plain && rows_in_fours(call.problem);
   const int64_t slices = (p.x.n + kRowsTokens - 1) / kRowsTokens, rows = call.problem.output_blocks();
+  const int64_t tasks = (fours ? rows / 4 : rows + call.problem.slots) * slices;
   RowsProduct args{.x = {},
                    .w = {},
-                   .y = {},
                    .walk = walk_on_device(p.layout, p.by_in),
+                   .tasks = static_cast<int32_t>(tasks),
                    .slices = static_cast<int32_t>(slices),
                    .groups = static_cast<int32_t>(rows / 4),
                    .cut = call.problem.slots > 0,
@@ -387,9 +421,9 @@ Status launch_rows(const Product& p, const CudaCall& call) {
                    .n = static_cast<int32_t>(p.x.n),
                    .outputs = p.y.features,
                    .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  BS_RETURN_IF_ERROR(make_rows_maps(p, plain, args));
+  BS_RETURN_IF_ERROR(make_rows_maps(p, args));
   return with_rows_kernel<T>(p.by_in, fours, plain, [&]<class K>() {
-    return cuda::launch({.blocks = (fours ? rows / 4 : rows + call.problem.slots) * slices,
+    return cuda::launch({.blocks = std::min<int64_t>(tasks, int64_t{call.card.multiprocessors} * K::kResident),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
                          .stream = stream_of(call),

@@ -74,13 +74,13 @@ __device__ inline void store_cell(void* to, int64_t at, const float (&c)[8]) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kWideThreads, 1)
+__global__ void __launch_bounds__(kWideThreads, 2)
     norm_cell_wide([[maybe_unused]] const __grid_constant__ CellForward p,
                    [[maybe_unused]] const __grid_constant__ WidePlan plan) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kRows = kTokens * kGates;
   extern __shared__ float4 dynamic[];
-  __shared__ WideShared<kRows> shared;
+  __shared__ WideShared<kRows, 2> shared;
   __shared__ uint64_t loaded;
   auto* affine = reinterpret_cast<float*>(dynamic);
   const int64_t vectors = p.features / 8, step = plan.parts * plan.tokens_at_once();
@@ -214,7 +214,7 @@ template <class T>
 Status prepare_type(const cuda::Card& card) {
   // Others have less shared memory than it asks for.
   if constexpr (sizeof(T) == 2) {
-    if (card.sm90a) BS_RETURN_IF_ERROR(cuda::prepare(norm_cell_wide<T>, affine_bytes({.per = kWideThreads})));
+    if (card.sm90a) BS_RETURN_IF_ERROR(cuda::prepare_for_many(norm_cell_wide<T>, affine_bytes({.per = kWideThreads})));
   }
   return cuda::prepare(norm_cell_plain<T>, 0);
 }

@@ -9,11 +9,11 @@ namespace {
 
 // R rows of a thread.
 template <class T, int R>
-__global__ void __launch_bounds__(R == 4 ? kWideThreads : kManyRowsThreads, 1)
+__global__ void __launch_bounds__(kWideThreads, R == 4 ? 2 : 1)
     norm_forward_wide([[maybe_unused]] const __grid_constant__ Forward p,
                       [[maybe_unused]] const __grid_constant__ WidePlan plan) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ WideShared<R> shared;
+  __shared__ WideShared<R, 1> shared;
   ptx::cluster_arrive_relaxed();
   if (!p.x_is_last) ptx::griddepcontrol_wait();
   const int64_t vectors = p.features / 8, part = blockIdx.x / plan.cluster, group = part / plan.parts;
@@ -78,8 +78,8 @@ WidePlan plan_of(const Forward& f, const cuda::Card& card) {
 
 template <class T>
 Status prepare_type() {
-  BS_RETURN_IF_ERROR(cuda::prepare(norm_forward_wide<T, 4>, 0));
-  return cuda::prepare(norm_forward_wide<T, 8>, 0);
+  BS_RETURN_IF_ERROR(cuda::prepare_for_many(norm_forward_wide<T, 4>, 0));
+  return cuda::prepare_for_many(norm_forward_wide<T, 8>, 0);
 }
 
 }  // namespace

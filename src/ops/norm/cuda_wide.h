@@ -1,6 +1,6 @@
 // Mean and scale of rows that stay in registers: what the norm and the norm with the LSTM's cell have in common.
-//   cluster   its thread blocks share the features: each has mean and squares of its slice, tells the others, and all
-//             put them together in the same order
+//   cluster   its thread blocks share the features: their warps have mean and squares of their parts, tell all thread
+//             blocks, and each puts them together in the same order
 //   group     threads of a block that share Q rows; a thread has 8 features of each
 #pragma once
 
@@ -31,8 +31,6 @@ struct alignas(16) Eight {
   __device__ void set_pair(int e, float low, float high) { words[e / 2] = narrow_pair(low, high, T{}); }
 };
 
-inline constexpr int kWideWarps = kWideThreads / 32;
-
 // Where a thread is: its vector of each row, and whether there is one.
 struct WideSpot {
   int rank, group, lane, warp;  // of the cluster, of the block, of the group, its first warp
@@ -48,105 +46,120 @@ struct WideSpot {
         inside(lane < p.per && vector < vectors) {}
 };
 
-template <int Q>
+// Mean, and the sum of squares of distances from it.
+struct Moments {
+  float mean, squares;
+};
+
+template <int Q, int Turns>
 struct WideShared {
-  float sums[kWideWarps][Q], squares[kWideWarps][Q];
-  // {mean, squares} of each slice, by turns: the next rows may come while others still read these.
-  float2 slices[2][kMostSlices];
+  // Of each warp of each thread block of the cluster; by turns: the next rows may come while others still read these.
+  Moments parts[Turns][kMostCluster * kWideWarps * Q];
   float2 stats[kWideWarps][Q];  // of each group: mean, scale
 };
 
-// Of all lanes; row q's sum is left in lanes 4 q ... (Q = 8; 8 q ... for Q = 4). Halves of the rows change sides.
+// Of n and `more` elements: a becomes those of both.
+struct Joining {
+  float share, weight;  // of the others; their squared distance's
+  __device__ Joining(float n, float more) : share(more > 0 ? more / (n + more) : 0), weight(n * share) {}
+  __device__ void join(Moments& a, Moments b) const {
+    const float away = b.mean - a.mean;
+    a.mean += away * share;
+    a.squares += b.squares + away * away * weight;
+  }
+};
+
+__device__ inline Moments from_lane(Moments m, int step) {
+  return {__shfl_xor_sync(~0u, m.mean, step), __shfl_xor_sync(~0u, m.squares, step)};
+}
+
+// Of all lanes, each with n elements of every row; those of row q are left in lanes 4 q ... (Q = 8; 8 q ... for Q = 4).
 template <int Q>
-__device__ inline float sum_of_rows(float (&v)[Q]) {
+__device__ inline Moments join_lanes(Moments (&rows)[Q], float n) {
   static_assert(Q == 4 || Q == 8);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int step = 16;
 #pragma unroll
-  for (int count = Q / 2; count > 0; count /= 2, step /= 2) {
+  for (int count = Q / 2; count > 0; count /= 2, step /= 2) {  // half of the rows change sides
     const bool upper = (lane & step) != 0;
+    const float more = __shfl_xor_sync(~0u, n, step);
+    const Joining joining(n, more);
+    n += more;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const float send = upper ? v[i] : v[i + count], keep = upper ? v[i + count] : v[i];
-      v[i] = keep + __shfl_xor_sync(~0u, send, step);
+      const Moments send = upper ? rows[i] : rows[i + count];
+      if (upper) rows[i] = rows[i + count];
+      joining.join(rows[i], from_lane(send, step));
     }
   }
 #pragma unroll
-  for (int s = 16 / Q; s > 0; s /= 2) v[0] += __shfl_xor_sync(~0u, v[0], s);
-  return v[0];
+  for (int s = 16 / Q; s > 0; s /= 2) {
+    const float more = __shfl_xor_sync(~0u, n, s);
+    const Joining joining(n, more);
+    n += more;
+    joining.join(rows[0], from_lane(rows[0], s));
+  }
+  return rows[0];
 }
 
-template <int Q>
-__device__ inline void leave_sums(float (&v)[Q], float (&to)[kWideWarps][Q]) {
-  const float sum = sum_of_rows(v);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (lane % (32 / Q) == 0) to[threadIdx.x / 32][lane / (32 / Q)] = sum;
-}
-
-template <int Q>
-__device__ inline float sum_of_warps(const float (&of)[kWideWarps][Q], int first, int count, int q) {
-  float sum = 0;
-  for (int w = 0; w < count; ++w) sum += of[first + w][q];
-  return sum;
+template <class T>
+__device__ inline Moments moments_of(const Eight<T>& x) {
+  Moments m{0, 0};
+#pragma unroll
+  for (int e = 0; e < 8; e += 2) m.mean += x.at(e) + x.at(e + 1);
+  m.mean /= 8;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) m.squares += (x.at(e) - m.mean) * (x.at(e) - m.mean);
+  return m;
 }
 
 #if __CUDA_ARCH__ >= 900
-// shared.stats of all groups, behind a barrier. rows[q]: this thread's part of row q, zeros outside.
-// `turn` counts the calls of a kernel. Every thread block of the cluster makes the
-// same calls, and has arrived at the cluster's barrier before.
-template <class T, int Q>
+// shared.stats of all groups, behind a barrier. rows[q]: this thread's part of row q, zeros outside. `turn` counts the
+// calls of a kernel. Every thread block of the cluster makes the same calls, and has arrived at its barrier before.
+template <class T, int Q, int Turns>
 __device__ inline void find_stats(const WidePlan& p, const WideSpot& spot, int64_t vectors, float epsilon, int turn,
-                                  WideShared<Q>& shared, Eight<T> (&rows)[Q]) {
-  const int warps = p.width / 32;
-  const auto count_of = [&](int rank) {
-    return 8 * static_cast<float>(max(int64_t{0}, min(int64_t{p.per}, vectors - int64_t{rank} * p.per)));
-  };
-  float part[Q];
-#pragma unroll
-  for (int q = 0; q < Q; ++q) {
-    part[q] = 0;
-    rows[q].stay_packed();
-#pragma unroll
-    for (int e = 0; e < 8; e += 2) part[q] += rows[q].at(e) + rows[q].at(e + 1);
-  }
-  leave_sums(part, shared.sums);
-  __syncthreads();
-  const float own = fmaxf(count_of(spot.rank), 1);
-#pragma unroll
-  for (int q = 0; q < Q; ++q) {
-    const float mean = sum_of_warps(shared.sums, spot.warp, warps, q) / own;
-    float squares = 0;
-    rows[q].stay_packed();
-#pragma unroll
-    for (int e = 0; e < 8; ++e) squares += (rows[q].at(e) - mean) * (rows[q].at(e) - mean);
-    part[q] = spot.inside ? squares : 0;
-    rows[q].stay_packed();
-  }
-  leave_sums(part, shared.squares);
-  __syncthreads();
-  auto& slices = shared.slices[turn % 2];
+                                  WideShared<Q, Turns>& shared, Eight<T> (&rows)[Q]) {
   const auto cluster = cooperative_groups::this_cluster();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warps = p.width / 32, count = p.groups * Q;
+  auto& parts = shared.parts[turn % Turns];
+  Moments own[Q];
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    own[q] = moments_of(rows[q]);
+    rows[q].stay_packed();
+  }
+  const Moments of_warp = join_lanes(own, spot.inside ? 8.0f : 0.0f);
   if (turn == 0) ptx::cluster_wait();  // the others have begun, so there is memory to write to
-  const int count = p.groups * Q;
-  for (int i = static_cast<int>(threadIdx.x); i < count * p.cluster; i += static_cast<int>(blockDim.x)) {
-    const int q = i % Q, first = i % count / Q * warps;
-    float2* to = slices + spot.rank * count + i % count;
-    *cluster.map_shared_rank(to, i / count) = {sum_of_warps(shared.sums, first, warps, q) / own,
-                                               sum_of_warps(shared.squares, first, warps, q)};
+  if (lane % (32 / Q) == 0) {
+    const int at = (spot.rank * warps + spot.lane / 32) * count + spot.group * Q + lane / (32 / Q);
+    for (int r = 0; r < p.cluster; ++r) *cluster.map_shared_rank(&parts[at], r) = of_warp;
   }
   if (p.cluster == 1) __syncthreads();
   else cluster.sync();
-  const auto i = static_cast<int>(threadIdx.x);
-  if (i < count) {
-    const auto features = static_cast<float>(8 * vectors);
+  // Eight lanes for each row.
+  const auto part_vectors = static_cast<int>(vectors);
+  const auto elements = [&](int part) {
+    const int first = part / warps * p.per, left = min(p.per, part_vectors - first) - part % warps * 32;
+    return 8 * static_cast<float>(max(0, min(32, left)));
+  };
+  const auto sum_of_lanes = [](float v) {
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+    return v;
+  };
+  const float features = 8 * static_cast<float>(part_vectors);
+  for (int row = static_cast<int>(threadIdx.x) / 8; row < count; row += static_cast<int>(blockDim.x) / 8) {
     float mean = 0, squares = 0;
-    for (int r = 0; r < p.cluster; ++r) mean += slices[r * count + i].x * count_of(r);
-    mean /= features;
-    for (int r = 0; r < p.cluster; ++r) {
-      const float2 slice = slices[r * count + i];
-      squares += slice.y + count_of(r) * (slice.x - mean) * (slice.x - mean);
+#pragma unroll 3
+    for (int i = lane % 8; i < p.cluster * warps; i += 8) mean += elements(i) * parts[i * count + row].mean;
+    mean = sum_of_lanes(mean) / features;
+#pragma unroll 3
+    for (int i = lane % 8; i < p.cluster * warps; i += 8) {
+      const Moments m = parts[i * count + row];
+      squares += m.squares + elements(i) * (m.mean - mean) * (m.mean - mean);
     }
-    shared.stats[i / Q][i % Q] = {mean, 1 / sqrtf(squares / features + epsilon)};
+    squares = sum_of_lanes(squares);
+    if (lane % 8 == 0) shared.stats[row / Q][row % Q] = {mean, 1 / sqrtf(squares / features + epsilon)};
   }
   __syncthreads();
 }

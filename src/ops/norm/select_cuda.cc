@@ -22,26 +22,30 @@ WidePlan plan(int64_t vectors, int32_t most_threads) {
 // As many groups as it takes that the tokens fit on the card at once.
 void divide_tokens(WidePlan& p, int64_t n, int64_t clusters, int32_t tokens, int32_t most_threads) {
   p.tokens = tokens;
-  const int64_t wanted = divide_up(n, tokens * std::max<int64_t>(1, clusters));
+  const int64_t wanted = divide_up(n, tokens * clusters);
   p.groups = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, most_threads / p.width));
   p.parts = divide_up(n, p.tokens_at_once());
+}
+
+int64_t resident_clusters(const WidePlan& p, int64_t groups, int32_t multiprocessors) {
+  return std::max<int64_t>(1, int64_t{kResidentClusters} * multiprocessors / (p.cluster * groups));
 }
 
 }  // namespace
 
 WidePlan plan_wide_forward(int64_t n, int64_t groups, int64_t vectors, int32_t multiprocessors) {
-  WidePlan p = plan(vectors, kManyRowsThreads);
+  WidePlan p = plan(vectors, kWideThreads);
   if (!p.fits()) return p;
-  const int64_t clusters = multiprocessors / (p.cluster * groups);
+  const int64_t clusters = resident_clusters(p, groups, multiprocessors);
   divide_tokens(p, n, clusters, 4, kWideThreads);
-  if (p.parts > std::max<int64_t>(1, clusters)) divide_tokens(p, n, clusters, 8, kManyRowsThreads);
+  if (p.parts > clusters) divide_tokens(p, n, clusters, 8, kWideThreads);
   return p;
 }
 
 WidePlan plan_wide_cell(int64_t n, int64_t vectors, int32_t multiprocessors) {
   WidePlan p = plan(vectors, kWideThreads);
   if (!p.fits()) return p;
-  const int64_t clusters = std::max(1, multiprocessors / p.cluster);
+  const int64_t clusters = resident_clusters(p, 1, multiprocessors);
   divide_tokens(p, n, clusters, 2, kWideThreads);
   p.parts = std::min(p.parts, clusters);
   return p;
