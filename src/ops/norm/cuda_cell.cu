@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   __shared__ uint64_t loaded;
   auto* affine = reinterpret_cast<float*>(dynamic);
   const int64_t vectors = p.features / 8, step = plan.parts * plan.tokens_at_once();
+  const uint32_t place = blockIdx.x / static_cast<uint32_t>(plan.cluster);
   const WideSpot spot(plan, vectors);
   ptx::cluster_arrive_relaxed();
   if (!p.z_is_last) ptx::griddepcontrol_wait();
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     load_affine(p, plan, spot, vectors, affine, &loaded);
   }
   int turn = 0;
-  for (int64_t first = blockIdx.x / plan.cluster * plan.tokens_at_once(); first < p.n; first += step, ++turn) {
+  for (int64_t first = int64_t{place} * plan.tokens_at_once(); first < p.n; first += step, ++turn) {
     const int64_t token = first + spot.group * kTokens;
     const auto there = [&](int t) { return spot.inside && token + t < p.n; };
     const auto at = [&](int t) { return (token + t) * p.features + spot.vector * 8; };

@@ -9,16 +9,18 @@ namespace {
 
 // R rows of a thread.
 template <class T, int R>
-__global__ void __launch_bounds__(kWideThreads, R == 4 ? 2 : 1)
+__global__ void __launch_bounds__(R == 4 ? kWideThreads : kManyRowsThreads, 2)
     norm_forward_wide([[maybe_unused]] const __grid_constant__ Forward p,
                       [[maybe_unused]] const __grid_constant__ WidePlan plan) {
 #if __CUDA_ARCH__ >= 900
   __shared__ WideShared<R, 1> shared;
   ptx::cluster_arrive_relaxed();
   if (!p.x_is_last) ptx::griddepcontrol_wait();
-  const int64_t vectors = p.features / 8, part = blockIdx.x / plan.cluster, group = part / plan.parts;
+  const int64_t vectors = p.features / 8;
+  const auto parts = static_cast<uint32_t>(plan.parts), place = blockIdx.x / static_cast<uint32_t>(plan.cluster);
+  const uint32_t group = place / parts, part = place % parts;
   const WideSpot spot(plan, vectors);
-  const int64_t token = part % plan.parts * plan.tokens_at_once() + spot.group * R;
+  const int64_t token = int64_t{part} * plan.tokens_at_once() + spot.group * R;
   const auto row = [&](int r) { return (token + r) * p.groups + group; };
   const auto at = [&](int r) { return row(r) * p.features + spot.vector * 8; };
   const auto there = [&](int r) { return spot.inside && token + r < p.n; };
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(kWideThreads, R == 4 ? 2 : 1)
   // Of both, one is loaded at the end; so is either where registers are short.
   const void* first = p.factor != nullptr ? p.factor : p.term;
   constexpr bool kAhead = R == 4;
-  Eight<T> x[R], other[R];
+  Eight<T> x[R], other[4];
 #pragma unroll
   for (int r = 0; r < R && kAhead; ++r) {
     other[r] = first != nullptr && there(r) ? Eight<T>::load(first, at(r)) : Eight<T>{};
@@ -46,20 +48,23 @@ __global__ void __launch_bounds__(kWideThreads, R == 4 ? 2 : 1)
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    if (!there(r)) continue;
     const float2 of = stats[r];
     float v[8];
-    if (!kAhead && first != nullptr) other[r] = Eight<T>::load(first, at(r));
+    if (!kAhead && r % 4 == 0 && first != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) other[i] = there(r + i) ? Eight<T>::load(first, at(r + i)) : Eight<T>{};
+    }
+    Eight<T>& more = other[r % 4];
 #pragma unroll
     for (int e = 0; e < 8; ++e) v[e] = (x[r].at(e) - of.x) * of.y * gain[e] + shift[e];
     if (p.factor != nullptr) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) v[e] *= other[r].at(e);
-      if (p.term != nullptr) other[r] = Eight<T>::load(p.term, at(r));
+      for (int e = 0; e < 8; ++e) v[e] *= more.at(e);
+      if (p.term != nullptr && there(r)) more = Eight<T>::load(p.term, at(r));
     }
     if (p.term != nullptr) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) v[e] += other[r].at(e);
+      for (int e = 0; e < 8; ++e) v[e] += more.at(e);
     }
     Eight<T> y;
 #pragma unroll
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kWideThreads, R == 4 ? 2 : 1)
       const auto final = [&](float z) { return p.relu && z < 0 ? 0.0f : z; };
       y.set_pair(e, final(v[e]), final(v[e + 1]));
     }
-    y.store(p.y, at(r));
+    if (there(r)) y.store(p.y, at(r));
   }
 #endif
 }
@@ -100,8 +105,10 @@ Status launch_wide(const Forward& f, const CudaPlace& place) {
                          .cluster = plan.cluster},
                         kernel, f, plan);
   };
-  if (f.dtype == DType::bf16) return launch(plan.tokens == 4 ? norm_forward_wide<Bf16, 4> : norm_forward_wide<Bf16, 8>);
-  return launch(plan.tokens == 4 ? norm_forward_wide<F16, 4> : norm_forward_wide<F16, 8>);
+  const auto with_rows = [&]<class T>() {
+    return launch(plan.tokens == 4 ? norm_forward_wide<T, 4> : norm_forward_wide<T, 8>);
+  };
+  return f.dtype == DType::bf16 ? with_rows.template operator()<Bf16>() : with_rows.template operator()<F16>();
 }
 
 Status prepare_wide(const cuda::Card&) {

@@ -38,7 +38,7 @@ struct WideSpot {
   bool inside;
 
   __device__ WideSpot(const WidePlan& p, int64_t vectors)
-      : rank(static_cast<int>(blockIdx.x) % p.cluster),
+      : rank(static_cast<int>(blockIdx.x) & (p.cluster - 1)),
         group(static_cast<int>(threadIdx.x) / p.width),
         lane(static_cast<int>(threadIdx.x) % p.width),
         warp(group * (p.width / 32)),
@@ -73,7 +73,7 @@ __device__ inline Moments from_lane(Moments m, int step) {
   return {__shfl_xor_sync(~0u, m.mean, step), __shfl_xor_sync(~0u, m.squares, step)};
 }
 
-// Of all lanes, each with n elements of every row; those of row q are left in lanes 4 q ... (Q = 8; 8 q ... for Q = 4).
+// Of all lanes, each with n elements of every row; those of row q are left in lanes 32 / Q * q and so many more.
 template <int Q>
 __device__ inline Moments join_lanes(Moments (&rows)[Q], float n) {
   static_assert(Q == 4 || Q == 8);
@@ -136,27 +136,28 @@ __device__ inline void find_stats(const WidePlan& p, const WideSpot& spot, int64
   }
   if (p.cluster == 1) __syncthreads();
   else cluster.sync();
-  // Eight lanes for each row.
-  const auto part_vectors = static_cast<int>(vectors);
-  const auto elements = [&](int part) {
-    const int first = part / warps * p.per, left = min(p.per, part_vectors - first) - part % warps * 32;
-    return 8 * static_cast<float>(max(0, min(32, left)));
-  };
+  // Eight lanes for each row: lane l has the parts of thread block l % cluster.
+  const int shift = __popc(p.cluster - 1), rank = lane % 8 & (p.cluster - 1), stride = 8 >> shift;
+  const int own_vectors = min(p.per, static_cast<int>(vectors) - rank * p.per);
+  const Moments* of_rank = parts + rank * warps * count;
   const auto sum_of_lanes = [](float v) {
 #pragma unroll
     for (int step = 4; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
     return v;
   };
-  const float features = 8 * static_cast<float>(part_vectors);
-  for (int row = static_cast<int>(threadIdx.x) / 8; row < count; row += static_cast<int>(blockDim.x) / 8) {
+  const auto elements = [&](int warp) { return 8 * static_cast<float>(max(0, min(32, own_vectors - 32 * warp))); };
+  const float features = 8 * static_cast<float>(vectors);
+  // Whole warps, for all lanes shuffle.
+  for (int first = static_cast<int>(threadIdx.x) / 32 * 4; first < count; first += static_cast<int>(blockDim.x) / 8) {
+    const int row = min(first + lane / 8, count - 1);
     float mean = 0, squares = 0;
-#pragma unroll 3
-    for (int i = lane % 8; i < p.cluster * warps; i += 8) mean += elements(i) * parts[i * count + row].mean;
+#pragma unroll 4
+    for (int w = lane % 8 >> shift; w < warps; w += stride) mean += elements(w) * of_rank[w * count + row].mean;
     mean = sum_of_lanes(mean) / features;
-#pragma unroll 3
-    for (int i = lane % 8; i < p.cluster * warps; i += 8) {
-      const Moments m = parts[i * count + row];
-      squares += m.squares + elements(i) * (m.mean - mean) * (m.mean - mean);
+#pragma unroll 4
+    for (int w = lane % 8 >> shift; w < warps; w += stride) {
+      const Moments m = of_rank[w * count + row];
+      squares += m.squares + elements(w) * (m.mean - mean) * (m.mean - mean);
     }
     squares = sum_of_lanes(squares);
     if (lane % 8 == 0) shared.stats[row / Q][row % Q] = {mean, 1 / sqrtf(squares / features + epsilon)};

@@ -21,11 +21,11 @@ struct WidePlan {
   constexpr int32_t tokens_at_once() const { return groups * tokens; }
 };
 
-inline constexpr int kMostCluster = 8;    // that every card of 9.0 can place
-inline constexpr int kBestWidth = 288;    // 18432 features by clusters of 8, 5600 by clusters of 4
-inline constexpr int kWideThreads = 384;  // of a thread block: two fit an SM, each at another part of its work
+inline constexpr int kMostCluster = 8;        // that every card of 9.0 can place
+inline constexpr int kBestWidth = 288;        // 18432 features by clusters of 8, 5600 by clusters of 4
+inline constexpr int kWideThreads = 384;      // of a thread block: two fit an SM, each at another part of its work
+inline constexpr int kManyRowsThreads = 320;  // likewise, with 8 rows of a thread
 inline constexpr int kWideWarps = kWideThreads / 32;
-inline constexpr int kResidentClusters = 2;  // that a place has, so to say
 
 // Of n tokens, whose groups of features have clusters of their own.
 WidePlan plan_wide_forward(int64_t n, int64_t groups, int64_t vectors, int32_t multiprocessors);
