@@ -321,6 +321,62 @@ static void test_layer_norm(void) {
   EXPECT_ERROR(bs_layer_norm_backward(&saved, &y, &grads, stream), BS_INVALID_ARGUMENT, "dx is not given");
 }
 
+/* With W, gains and shifts of 0 each step halves c, whatever it is multiplied with or added to. */
+static void test_deep_update(void) {
+  enum { STEPS = 3, N = 2, H = 8, MATRICES = 3 };
+  const bs_blocking blocking = {.block_size = 8};
+  bs_layout *one = NULL, *four = NULL;
+  bs_layout_view of_one, of_four;
+  EXPECT(bs_layout_from_graph("diagonal(1)", 0, &blocking, &one) == BS_OK && bs_layout_stack(one, 4, &four) == BS_OK);
+  EXPECT(bs_layout_get_view(one, &of_one) == BS_OK && bs_layout_get_view(four, &of_four) == BS_OK);
+  static float zeros[4 * H * H], c0_data[N * H], y_data[STEPS * N * H], h_data[N * H], c_data[N * H];
+  static float made[8][STEPS * N * H], dw_data[MATRICES][4 * H * H], dnorm_data[MATRICES][2][4 * H];
+  const bs_tensor x = {zeros, BS_F32, BS_CPU, 0, 3, {STEPS, N, H}, {N * H, H, 1}};
+  const bs_tensor state = {zeros, BS_F32, BS_CPU, 0, 2, {N, H}, {H, 1}};
+  const bs_tensor w1 = {zeros, BS_F32, BS_CPU, 0, 3, {1, H, H}, {H * H, H, 1}};
+  const bs_tensor w4 = {zeros, BS_F32, BS_CPU, 0, 3, {4, H, H}, {H * H, H, 1}};
+  const bs_tensor norm1 = {zeros, BS_F32, BS_CPU, 0, 1, {H}, {1}}, norm4 = {zeros, BS_F32, BS_CPU, 0, 1, {4 * H}, {1}};
+  const bs_deep_update_matrix square = {&of_one, &w1, &norm1, &norm1}, gates = {&of_four, &w4, &norm4, &norm4};
+  const bs_deep_update_matrix matrices[MATRICES] = {square, square, gates};
+  bs_tensor c0 = state, y = x, h = state, c = state;
+  c0.data = c0_data, y.data = y_data, h.data = h_data, c.data = c_data;
+  for (int i = 0; i < N * H; ++i) c0_data[i] = 1;
+  const int64_t lengths[N] = {3, 1};
+  bs_deep_update_inputs inputs = {matrices, MATRICES, &x, &x, &state, &c0, lengths, 1e-6};
+
+  static _Alignas(64) char saved_data[1 << 14], memory[1 << 16];
+  const bs_workspace saved = {saved_data, sizeof saved_data}, workspace = {memory, sizeof memory};
+  const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
+  EXPECT(bs_deep_update_saved_size(&inputs) > 0 && bs_deep_update_saved_size(&inputs) <= sizeof saved_data);
+  EXPECT(bs_deep_update_forward_workspace_size(&inputs) <= sizeof memory);
+  EXPECT(bs_deep_update_backward_workspace_size(&inputs) <= sizeof memory);
+  EXPECT(bs_deep_update_saved_size(NULL) == 0);
+  EXPECT(bs_deep_update_forward(&inputs, &y, &h, &c, saved, workspace, stream) == BS_OK);
+  EXPECT(fabsf(c_data[0] - 0.125f) < 1e-6f && fabsf(c_data[H] - 0.5f) < 1e-6f);
+  EXPECT(fabsf(h_data[0] - 0.5f * tanhf(0.125f)) < 1e-6f && y_data[(N + 1) * H] == 0);
+
+  bs_tensor dfactor = x, dterm = x, dh0 = state, dc0 = state, dw[MATRICES], dgain[MATRICES], dshift[MATRICES];
+  dfactor.data = made[0], dterm.data = made[1], dh0.data = made[2], dc0.data = made[3];
+  bs_deep_update_matrix_grads of_matrices[MATRICES];
+  for (int j = 0; j < MATRICES; ++j) {
+    dw[j] = *matrices[j].w, dgain[j] = *matrices[j].gain, dshift[j] = *matrices[j].shift;
+    dw[j].data = dw_data[j], dgain[j].data = dnorm_data[j][0], dshift[j].data = dnorm_data[j][1];
+    of_matrices[j] = (bs_deep_update_matrix_grads){&dw[j], &dgain[j], &dshift[j]};
+  }
+  const bs_deep_update_grads grads = {of_matrices, &dfactor, &dterm, &dh0, &dc0};
+  EXPECT(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, &grads, workspace, stream) == BS_OK);
+  EXPECT(fabsf(made[3][0] - 0.125f) < 1e-6f && fabsf(made[3][H] - 0.5f) < 1e-6f);
+  EXPECT_ERROR(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, NULL, workspace, stream),
+               BS_INVALID_ARGUMENT, "grads is NULL");
+  EXPECT_ERROR(bs_deep_update_forward(NULL, &y, &h, &c, saved, workspace, stream), BS_INVALID_ARGUMENT,
+               "inputs is NULL");
+  inputs.count = 65;
+  EXPECT_ERROR(bs_deep_update_forward(&inputs, &y, &h, &c, saved, workspace, stream), BS_INVALID_ARGUMENT,
+               "there are 65 matrices, needs 3 to 64");
+  bs_layout_free(one);
+  bs_layout_free(four);
+}
+
 static void test_machine(void) {
   const char* isa = NULL;
   EXPECT(bs_abi_version() == BS_ABI_VERSION);
@@ -347,6 +403,7 @@ int main(void) {
   test_conv();
   test_lstm();
   test_layer_norm();
+  test_deep_update();
   printf(failures == 0 ? "all as it should be\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

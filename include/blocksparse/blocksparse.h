@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "blocksparse/conv.h"
+#include "blocksparse/deep_update.h"
 #include "blocksparse/device_index.h"
 #include "blocksparse/dtype.h"
 #include "blocksparse/export.h"

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 5
+#define BS_ABI_VERSION 6
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -275,6 +275,46 @@ BS_API bs_status bs_layer_norm_forward(const bs_layer_norm_inputs* inputs, const
                                        bs_stream stream);
 BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const bs_tensor* dy,
                                         const bs_layer_norm_grads* grads, bs_stream stream);
+
+/* ---- The deep-update LSTM ---------------------------------------------------------------------------------------- */
+/* See deep_update.h. Tensors that are not given are NULL. */
+
+typedef struct bs_deep_update_matrix {
+  const bs_layout_view* layout;
+  const bs_tensor *w, *gain, *shift;
+} bs_deep_update_matrix;
+
+typedef struct bs_deep_update_inputs {
+  const bs_deep_update_matrix* matrices;
+  int32_t count; /* of matrices */
+  const bs_tensor *factor, *term, *h0, *c0;
+  const int64_t* lengths; /* or NULL */
+  double epsilon;
+} bs_deep_update_inputs;
+
+typedef struct bs_deep_update_matrix_grads {
+  const bs_tensor* w; /* or NULL */
+  const bs_tensor *gain, *shift;
+} bs_deep_update_matrix_grads;
+
+typedef struct bs_deep_update_grads {
+  const bs_deep_update_matrix_grads* matrices; /* as many as there are */
+  const bs_tensor *factor, *term;
+  const bs_tensor *h0, *c0; /* or NULL */
+} bs_deep_update_grads;
+
+/* `saved` {NULL, 0}: there will be no backward pass. */
+BS_API bs_status bs_deep_update_forward(const bs_deep_update_inputs* inputs, const bs_tensor* y, const bs_tensor* h,
+                                        const bs_tensor* c, bs_workspace saved, bs_workspace workspace,
+                                        bs_stream stream);
+/* dy, dh and dc may be NULL. */
+BS_API bs_status bs_deep_update_backward(const bs_deep_update_inputs* inputs, const bs_tensor* y, bs_workspace saved,
+                                         const bs_tensor* dy, const bs_tensor* dh, const bs_tensor* dc,
+                                         const bs_deep_update_grads* grads, bs_workspace workspace, bs_stream stream);
+/* Bytes; of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong. */
+BS_API size_t bs_deep_update_saved_size(const bs_deep_update_inputs* inputs);
+BS_API size_t bs_deep_update_forward_workspace_size(const bs_deep_update_inputs* inputs);
+BS_API size_t bs_deep_update_backward_workspace_size(const bs_deep_update_inputs* inputs);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 

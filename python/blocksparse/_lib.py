@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_RANK = 5
 MAX_MIX = 64
 MAX_SIZES = 3
@@ -172,6 +172,42 @@ class LayerNormGrads(ctypes.Structure):
     _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("x", "gain", "shift", "factor", "term"))
 
 
+class DeepUpdateMatrix(ctypes.Structure):
+    """bs_deep_update_matrix."""
+
+    _fields_ = (
+        ("layout", ctypes.POINTER(LayoutView)),
+        *((name, ctypes.POINTER(Tensor)) for name in ("w", "gain", "shift")),
+    )
+
+
+class DeepUpdateInputs(ctypes.Structure):
+    """bs_deep_update_inputs."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(DeepUpdateMatrix)),
+        ("count", ctypes.c_int32),
+        *((name, ctypes.POINTER(Tensor)) for name in ("factor", "term", "h0", "c0")),
+        ("lengths", ctypes.c_void_p),
+        ("epsilon", ctypes.c_double),
+    )
+
+
+class DeepUpdateMatrixGrads(ctypes.Structure):
+    """bs_deep_update_matrix_grads."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("w", "gain", "shift"))
+
+
+class DeepUpdateGrads(ctypes.Structure):
+    """bs_deep_update_grads."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(DeepUpdateMatrixGrads)),
+        *((name, ctypes.POINTER(Tensor)) for name in ("factor", "term", "h0", "c0")),
+    )
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -305,6 +341,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "bs_layer_norm_forward": (_i32, [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream]),
     "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
+    "bs_deep_update_forward": (
+        _i32,
+        [_ptr(DeepUpdateInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
+    ),
+    "bs_deep_update_backward": (
+        _i32,
+        [
+            *(_ptr(DeepUpdateInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
+            *(_ptr(DeepUpdateGrads), Workspace, Stream),
+        ],
+    ),
+    "bs_deep_update_saved_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_deep_update_forward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_deep_update_backward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
 }

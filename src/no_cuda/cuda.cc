@@ -3,6 +3,7 @@
 #include "cuda/memory.h"
 #include "ops/conv/conv.h"
 #include "ops/linear/linear.h"
+#include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
 
@@ -56,6 +57,9 @@ Status cuda_forward(const Forward&, Workspace, Stream) { return cuda_status(); }
 Status cuda_backward(const Backward&, Workspace, Stream) { return cuda_status(); }
 size_t cuda_forward_workspace_size(const LayoutView&, DType, int64_t) { return 0; }
 size_t cuda_backward_workspace_size(const LayoutView&, DType, int64_t, int64_t) { return 0; }
+Status cuda_cell(const ForwardCell&, DType, Device, Stream) { return cuda_status(); }
+Status cuda_cell(const BackwardCell&, DType, Device, Stream) { return cuda_status(); }
+Status cuda_copy(const CopyOfEmpty&, DType, Device, Stream) { return cuda_status(); }
 
 }  // namespace lstm
 

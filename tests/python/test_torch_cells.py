@@ -286,25 +286,6 @@ def test_layouts_without_a_diagonal_are_warned_of():
 
 
 @pytest.mark.parametrize("which", ["deep, ports", "deep, dense"])
-def test_all_steps_as_one_node_are_the_composed_ones(which, monkeypatch):
-    """Without gradients, too, where steps share their memory."""
-    module = shaken(MODULES[which][0]())
-    x = torch.randn(STEPS, N, INPUT, dtype=DOUBLE)
-    with torch.no_grad():
-        alone = module(x)
-    whole = module(x)
-    lengths = torch.full((N,), STEPS)  # these are composed
-    for y, (h, c) in (alone, whole):
-        expected, (h2, c2) = module(x, None, lengths)
-        assert error(y, expected) < 1e-14
-        assert error(h, h2) < 1e-14
-        assert error(c, c2) < 1e-14
-    assert "_RunBackward" in type(whole[1][0].grad_fn.next_functions[0][0]).__name__
-    whole[0].sum().backward()  # no gradient of h and c
-    assert module.gate_norm.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("which", ["deep, ports", "deep, dense"])
 @pytest.mark.parametrize("name", ["gate_norm", "gates.weight"])
 def test_parameters_changed_between_forward_and_backward_are_refused(which, name):
     module = shaken(MODULES[which][0]())

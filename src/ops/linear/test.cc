@@ -346,7 +346,7 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad f16 n=1030 b=32 random(60,60,0.3) seed=16 dgates",
            "linear:wgrad bf16 n=1100 b=64 random(20,20,0.3) seed=17 dw=f32 pairs=3 accumulate dgates",
            "linear:wgrad bf16 n=1056 b=16 ba(150,5) seed=18 x=first y=first dgates gates",
-           "linear:wgrad f16 n=1056 b=128 random(24,24,0.6) seed=19 x=first y=first dgates",
+           "linear:wgrad f16 n=544 b=128 random(18,18,0.6) seed=19 x=first y=first dgates",
            // Few units, each shared by many thread blocks.
            "linear:wgrad bf16 n=9000 b=128 random(2,2,0.5) seed=20 accumulate dgates",
            "linear:wgrad f16 n=12000 b=16 random(9,7,0.3) seed=21 dw=f32 gates",

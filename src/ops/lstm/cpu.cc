@@ -3,14 +3,13 @@
 // arithmetic on the sums while they are in the cache, and packs what it made for the next step's products.
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/select.h"
-#include "ops/lstm/kernels.h"
+#include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 
 namespace blocksparse::lstm {
@@ -180,16 +179,10 @@ int32_t threads_of_step(const Sequence& s, int32_t threads) {
       threads, static_cast<double>(s.n) * (2 * area + static_cast<double>(kCellFlops * kGates * s.hidden)));
 }
 
-// The rows of sequences that have no step at all: `to` is `from` there, or 0.
+// The rows of sequences that have no step at all.
 void copy_of_empty(const Sequence& s, const void* from, void* to, DType dtype) {
-  if (to == nullptr) return;
-  const auto bytes = static_cast<size_t>(s.hidden * size_of(dtype));
-  for (int64_t n = 0; n < s.n; ++n) {
-    if (s.length(n) > 0) continue;
-    char* row = advance(to, n * s.hidden, dtype);
-    if (from != nullptr) std::memcpy(row, advance(from, n * s.hidden, dtype), bytes);
-    else std::memset(row, 0, bytes);
-  }
+  if (s.steps > 0 && s.lengths == nullptr) return;
+  cpu_copy({.n = s.n, .hidden = s.hidden, .lengths = s.steps > 0 ? s.lengths : nullptr, .from = from, .to = to}, dtype);
 }
 
 // dW in one product over all steps: of h before each step, and dpre.

@@ -212,6 +212,31 @@ Status cuda_backward(const Backward& b, Workspace workspace, Stream stream) {
   return b.dw == nullptr ? Status() : weight_gradient(b, memory.linear, stream);
 }
 
+namespace {
+
+// body(overlap) on a device whose kernels are loaded.
+template <class Body>
+Status on_device(Device device, Body body) {
+  const cuda::OnDevice on(device);
+  BS_RETURN_IF_ERROR(on.status());
+  const auto overlap = prepared(device);
+  return overlap.ok() ? body(*overlap) : overlap.status();
+}
+
+}  // namespace
+
+Status cuda_cell(const ForwardCell& step, DType dtype, Device device, Stream stream) {
+  return on_device(device, [&](bool overlap) { return launch_cell(step, dtype, overlap, stream.handle); });
+}
+
+Status cuda_cell(const BackwardCell& step, DType dtype, Device device, Stream stream) {
+  return on_device(device, [&](bool overlap) { return launch_cell(step, dtype, overlap, stream.handle); });
+}
+
+Status cuda_copy(const CopyOfEmpty& copy, DType dtype, Device device, Stream stream) {
+  return on_device(device, [&](bool) { return launch_copy(copy, dtype, stream.handle); });
+}
+
 size_t cuda_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n) {
   const size_t resident = resident_workspace_bytes(layout) + static_cast<size_t>(kAlignment);
   return std::max(static_cast<size_t>(plan_forward(layout, dtype, n).total), resident);

@@ -105,7 +105,9 @@ Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out
   f.factor = in.factor.data, f.term = in.term.data;
   f.y = out.y.data, f.stats = out.stats.data;
   if (in.x.device.type == DeviceType::cuda) return cuda_forward(f, in.x.device, stream);
-  return cpu_forward(f, threads_for(stream.threads));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_forward(f, *isa, threads_for(stream.threads));
 }
 
 Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const LayerNormGrads& grads, Stream stream) {
@@ -134,7 +136,9 @@ Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const La
   b.dx = grads.x.data, b.dgain = grads.gain.data, b.dshift = grads.shift.data;
   b.dfactor = grads.factor.data, b.dterm = grads.term.data;
   if (saved.x.device.type == DeviceType::cuda) return cuda_backward(b, saved.x.device, stream);
-  return cpu_backward(b, threads_for(stream.threads));
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_backward(b, *isa, threads_for(stream.threads));
 }
 
 }  // namespace blocksparse

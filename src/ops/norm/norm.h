@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "blocksparse/norm.h"
+#include "cpu/isa.h"
 
 namespace blocksparse::norm {
 
@@ -23,6 +24,7 @@ struct Backward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
+  bool accumulate = false;  // dgain and dshift are added to; on the CPU alone
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *y = nullptr, *stats = nullptr;
   const void* dy = nullptr;
   void *dx = nullptr, *dgain = nullptr, *dshift = nullptr, *dfactor = nullptr, *dterm = nullptr;
@@ -30,8 +32,8 @@ struct Backward {
   int64_t rows() const { return n * groups; }
 };
 
-Status cpu_forward(const Forward& f, int32_t threads);
-Status cpu_backward(const Backward& b, int32_t threads);
+Status cpu_forward(const Forward& f, Isa isa, int32_t threads);
+Status cpu_backward(const Backward& b, Isa isa, int32_t threads);
 
 // The CUDA path, or in builds without it the answer `unavailable`.
 Status cuda_forward(const Forward& f, Device device, Stream stream);

@@ -1,0 +1,261 @@
+// The edge of the deep-update op: checks once, then runs the steps.
+#include "ops/deep_update/deep_update.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "blocksparse/blocksparse.h"
+#include "core/checks.h"
+#include "core/text.h"
+
+namespace blocksparse {
+
+using namespace deep_update;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 40;  // of [steps, n, H]: more do not fit into any memory
+
+// The tensors of a call: each is checked as it is added, then the written ones against all others.
+struct Checker {
+  const char* op;
+  Device device;
+  std::array<Region, 3 *kMostMatrices + 8> read = {}, written = {};
+  size_t reads = 0, writes = 0;
+
+  Status check(const Named& t, DType needed, std::initializer_list<int64_t> shape) const {
+    BS_RETURN_IF_ERROR(check_contiguous(t, shape));
+    BS_RETURN_IF_ERROR(check_dtype(t, needed));
+    return check_device(t, device);
+  }
+  Status input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
+    read[reads++] = region_of(t.name, t.tensor);
+    return {};
+  }
+  Status needed_input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    return t.tensor.given() ? input(t, needed, shape) : missing(t);
+  }
+  Status output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
+    written[writes++] = region_of(t.name, t.tensor);
+    return {};
+  }
+  Status needed_output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    return t.tensor.given() ? output(t, needed, shape) : missing(t);
+  }
+  Status disjoint() const {
+    for (size_t i = 0; i < writes; ++i) {
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
+    }
+    return {};
+  }
+
+ private:
+  static Status missing(const Named& t) { return invalid("[", t.op, "] ", t.name, " is not given"); }
+};
+
+// "deep_update_forward, matrix 2" for messages, without an allocation.
+struct OpOfMatrix {
+  char text[64];
+  OpOfMatrix(const char* op, int matrix) { std::snprintf(text, sizeof(text), "%s, matrix %d", op, matrix); }
+};
+
+Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
+  const ConstTensor& factor = in.factor;
+  if (factor.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
+  if (!factor.given()) return invalid("[", op, "] factor is not given");
+  BS_RETURN_IF_ERROR(check_tensor({op, "factor", factor}));
+  if (factor.rank != 3 || factor.shape[2] < 8 || factor.shape[2] % 8 != 0) {
+    return invalid("[", op, "] factor is ", shape_text(factor), ", needs [steps, n, H] with H a multiple of 8");
+  }
+  s.dtype = factor.dtype;
+  s.device = factor.device;
+  s.steps = factor.shape[0];
+  s.n = factor.shape[1];
+  s.hidden = factor.shape[2];
+  if (s.n > kMostElements / s.hidden || s.steps > kMostElements / std::max<int64_t>(s.n * s.hidden, 1)) {
+    return invalid("[", op, "] factor is ", shape_text(factor), ", too large");
+  }
+  const auto count = static_cast<int64_t>(in.matrices.size());
+  if (count < kLeastMatrices || count > kMostMatrices) {
+    return invalid("[", op, "] there are ", count, " matrices, needs ", kLeastMatrices, " to ", kMostMatrices);
+  }
+  s.count = static_cast<int>(count);
+  for (int j = 0; j < s.count; ++j) {
+    const LayoutView& layout = in.matrices[static_cast<size_t>(j)].layout;
+    const OpOfMatrix named(op, j);
+    if (layout.index == nullptr) return invalid("[", named.text, "] layout is null");
+    if (layout.device != s.device) {
+      return invalid("[", named.text,
+                     "] the layout's tables are not on the device of factor; copy Layout::index() there");
+    }
+    const int64_t rows = layout.transposed ? layout.in_features : layout.out_features;
+    const int64_t columns = layout.transposed ? layout.out_features : layout.in_features;
+    if (columns != s.hidden || rows != s.groups(j) * s.hidden) {
+      return invalid("[", named.text, "] layout is ", rows, " x ", columns, ", needs ", s.groups(j) * s.hidden, " x ",
+                     s.hidden);
+    }
+    s.matrices[static_cast<size_t>(j)].layout = layout;
+  }
+  return {};
+}
+
+Status check_lengths(const char* op, const Sequence& s) {
+  if (s.device.type != DeviceType::cpu) return {};  // they cannot be looked at
+  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
+    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
+      return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
+    }
+  }
+  return {};
+}
+
+Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Checker& c) {
+  const DType dtype = s.dtype, state = sum_dtype(dtype);
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "factor", in.factor}, dtype, {s.steps, s.n, s.hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "term", in.term}, dtype, {s.steps, s.n, s.hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "h0", in.h0}, dtype, {s.n, s.hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "c0", in.c0}, state, {s.n, s.hidden}));
+  for (int j = 0; j < s.count; ++j) {
+    const DeepUpdateMatrix& m = in.matrices[static_cast<size_t>(j)];
+    const OpOfMatrix op(c.op, j);
+    const int64_t b = m.layout.block_size, features = s.groups(j) * s.hidden;
+    BS_RETURN_IF_ERROR(c.needed_input({op.text, "w", m.w}, dtype, {m.layout.blocks, b, b}));
+    BS_RETURN_IF_ERROR(c.needed_input({op.text, "gain", m.gain}, state, {features}));
+    BS_RETURN_IF_ERROR(c.needed_input({op.text, "shift", m.shift}, state, {features}));
+    s.matrices[static_cast<size_t>(j)] = {m.layout, m.w.data, m.gain.data, m.shift.data};
+  }
+  if (!(in.epsilon > 0) || !std::isfinite(in.epsilon)) {
+    return invalid("[", c.op, "] epsilon is ", in.epsilon, ", needs a positive number");
+  }
+  s.factor = in.factor.data, s.term = in.term.data, s.h0 = in.h0.data, s.c0 = in.c0.data;
+  s.lengths = in.lengths;
+  s.epsilon = in.epsilon;
+  return check_lengths(c.op, s);
+}
+
+Status check_saved(const char* op, const Workspace& saved, const Sequence& s) {
+  const auto needed = static_cast<size_t>(Made(s, s.steps).total);
+  if (saved.bytes < needed) return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);
+  if (reinterpret_cast<uintptr_t>(saved.data) % 64 != 0) return invalid("[", op, "] saved needs an alignment of 64");
+  return {};
+}
+
+Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& grads, Backward& b, Checker& c) {
+  const DType state = sum_dtype(b.dtype);
+  if (grads.matrices.size() != in.matrices.size()) {
+    return invalid("[", c.op, "] there are gradients of ", grads.matrices.size(), " matrices, needs ",
+                   in.matrices.size());
+  }
+  for (int j = 0; j < b.count; ++j) {
+    const DeepUpdateMatrixGrads& g = grads.matrices[static_cast<size_t>(j)];
+    const OpOfMatrix op(c.op, j);
+    const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
+    const int64_t block = layout.block_size, features = b.groups(j) * b.hidden;
+    if (g.w.given() && g.w.dtype != b.dtype && g.w.dtype != state) {
+      return invalid("[", op.text, "] dw is ", name_of(g.w.dtype), ", needs ", name_of(state), " or ",
+                     name_of(b.dtype));
+    }
+    BS_RETURN_IF_ERROR(c.output({op.text, "dw", g.w}, g.w.dtype, {layout.blocks, block, block}));
+    BS_RETURN_IF_ERROR(c.needed_output({op.text, "dgain", g.gain}, state, {features}));
+    BS_RETURN_IF_ERROR(c.needed_output({op.text, "dshift", g.shift}, state, {features}));
+    b.grads[static_cast<size_t>(j)] = {g.w.data, g.gain.data, g.shift.data, g.w.dtype};
+  }
+  return {};
+}
+
+Status check_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved, const DeepUpdateOutputGrads& of,
+                      const DeepUpdateGrads& grads, Backward& b, Checker& c) {
+  const DType dtype = b.dtype, state = sum_dtype(dtype);
+  const int64_t steps = b.steps, n = b.n, hidden = b.hidden;
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "y", saved.y}, dtype, {steps, n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dy", of.y}, dtype, {steps, n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dh", of.h}, dtype, {n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dc", of.c}, state, {n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({c.op, "dfactor", grads.factor}, dtype, {steps, n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({c.op, "dterm", grads.term}, dtype, {steps, n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, dtype, {n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {n, hidden}));
+  BS_RETURN_IF_ERROR(check_matrix_grads(in, grads, b, c));
+  BS_RETURN_IF_ERROR(check_saved(c.op, saved.saved, b));
+  b.y = saved.y.data;
+  b.saved = static_cast<const char*>(saved.saved.data);
+  b.dy = of.y.data, b.dh = of.h.data, b.dc = of.c.data;
+  b.dfactor = grads.factor.data, b.dterm = grads.term.data, b.dh0 = grads.h0.data, b.dc0 = grads.c0.data;
+  return c.disjoint();
+}
+
+// Bytes of `of` for inputs that make sense; else 0.
+template <class Size>
+size_t size_for(const DeepUpdateInputs& in, Size of) {
+  Sequence s;
+  return check_sizes("deep_update", in, s).ok() ? of(s) : 0;
+}
+
+}  // namespace
+
+Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& out, Workspace workspace,
+                           Stream stream) {
+  const char* op = "deep_update_forward";
+  Forward f;
+  BS_RETURN_IF_ERROR(check_sizes(op, in, f));
+  Checker c{op, f.device};
+  BS_RETURN_IF_ERROR(check_inputs(in, f, c));
+  BS_RETURN_IF_ERROR(c.needed_output({op, "y", out.y}, f.dtype, {f.steps, f.n, f.hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({op, "h", out.h}, f.dtype, {f.n, f.hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({op, "c", out.c}, sum_dtype(f.dtype), {f.n, f.hidden}));
+  BS_RETURN_IF_ERROR(c.disjoint());
+  f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
+  f.saved = static_cast<char*>(out.saved.data);
+  if (f.saved != nullptr) BS_RETURN_IF_ERROR(check_saved(op, out.saved, f));
+  BS_RETURN_IF_ERROR(check_stream(op, stream));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in)));
+  return run_forward(f, workspace, stream);
+}
+
+Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved,
+                            const DeepUpdateOutputGrads& of_outputs, const DeepUpdateGrads& grads, Workspace workspace,
+                            Stream stream) {
+  const char* op = "deep_update_backward";
+  Backward b;
+  BS_RETURN_IF_ERROR(check_sizes(op, in, b));
+  Checker c{op, b.device};
+  BS_RETURN_IF_ERROR(check_inputs(in, b, c));
+  BS_RETURN_IF_ERROR(check_backward(in, saved, of_outputs, grads, b, c));
+  BS_RETURN_IF_ERROR(check_stream(op, stream));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_backward_workspace_size(in)));
+  return run_backward(b, workspace, stream);
+}
+
+size_t deep_update_saved_size(const DeepUpdateInputs& in) {
+  return size_for(in, [](const Sequence& s) { return static_cast<size_t>(Made(s, s.steps).total); });
+}
+
+size_t deep_update_forward_workspace_size(const DeepUpdateInputs& in) {
+  return size_for(in, [](const Sequence& s) {
+    size_t products = 0;
+    for (int j = 0; j < s.count; ++j) {
+      const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
+      products = std::max(products, linear_fprop_workspace_size(layout, s.dtype, s.n, s.device));
+    }
+    return static_cast<size_t>(ForwardSpace(s).linear) + products;
+  });
+}
+
+size_t deep_update_backward_workspace_size(const DeepUpdateInputs& in) {
+  return size_for(in, [](const Sequence& s) {
+    size_t products = 0;
+    for (int j = 0; j < s.count; ++j) {
+      const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
+      products = std::max(products, linear_dgrad_workspace_size(layout, s.dtype, s.n, s.device));
+      for (const int64_t steps : {s.steps, s.steps - 1, std::min<int64_t>(s.steps, 1)}) {
+        products = std::max(products, linear_wgrad_workspace_size(layout, s.dtype, steps * s.n, s.device));
+      }
+    }
+    return static_cast<size_t>(BackwardSpace(s).linear) + products;
+  });
+}
+
+}  // namespace blocksparse

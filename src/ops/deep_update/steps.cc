@@ -1,0 +1,301 @@
+// Runs the steps, on any device: products of the linear op, layer norms and cells in turn. On a card each kernel begins
+// while the one in front still runs.
+#include "core/text.h"
+#include "cpu/isa.h"
+#include "cpu/pages.h"
+#include "cpu/threads.h"
+#include "ops/deep_update/deep_update.h"
+#include "ops/linear/linear.h"
+#include "ops/lstm/cell.h"
+#include "ops/norm/norm.h"
+
+namespace blocksparse::deep_update {
+
+namespace {
+
+// What does the parts of a step.
+struct Machine {
+  Device device;
+  Stream stream;
+  Isa isa = Isa::reference;
+  int32_t threads = 1;
+  Workspace linear;
+
+  static Result<Machine> of(Device device, Stream stream, Workspace workspace, int64_t linear) {
+    const auto first = static_cast<size_t>(linear);
+    Machine m{.device = device, .stream = stream, .linear = {}};
+    m.linear = {static_cast<char*>(workspace.data) + first, workspace.bytes - first};
+    if (m.on_card()) return m;
+    const auto isa = current_isa();
+    if (!isa.ok()) return isa.status();
+    m.isa = *isa;
+    m.threads = threads_for(stream.threads);
+    return m;
+  }
+  bool on_card() const { return device.type == DeviceType::cuda; }
+  Status product(const linear::Product& p) const {
+    return on_card() ? linear::cuda_product(p, linear, stream) : linear::cpu_product(p, isa, linear, threads);
+  }
+  Status gradient(const linear::WeightGradient& g) const {
+    return on_card() ? linear::cuda_weight_gradient(g, linear, stream)
+                     : linear::cpu_weight_gradient(g, isa, linear, threads);
+  }
+  Status norm(const norm::Forward& f) const {
+    return on_card() ? norm::cuda_forward(f, device, stream) : norm::cpu_forward(f, isa, threads);
+  }
+  Status norm(const norm::Backward& b) const {
+    return on_card() ? norm::cuda_backward(b, device, stream) : norm::cpu_backward(b, isa, threads);
+  }
+  template <class Cell>
+  Status cell(const Cell& step, DType dtype) const {
+    return on_card() ? lstm::cuda_cell(step, dtype, device, stream) : lstm::cpu_cell(step, dtype, isa, threads);
+  }
+  Status copy(const lstm::CopyOfEmpty& copy, DType dtype) const {
+    if (on_card()) return lstm::cuda_copy(copy, dtype, device, stream);
+    lstm::cpu_copy(copy, dtype);
+    return {};
+  }
+};
+
+const char* advance(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+char* advance(void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
+}
+
+// One pass, step by step.
+struct Pass {
+  const Sequence& s;
+  const Machine& on;
+  DType state = sum_dtype(s.dtype);
+  int64_t one = s.n * s.hidden;  // elements of [n, H]
+
+  // y = x W^T, or x W by_in, of one matrix. `behind`: the kernel in front made x, and no other tensor that is read.
+  Status product(int j, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
+    const int64_t rows = s.groups(j) * s.hidden, inputs = by_in ? rows : s.hidden, outputs = by_in ? s.hidden : rows;
+    const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
+    return on.product({.dtype = s.dtype,
+                       .layout = layout,
+                       .by_in = by_in != layout.transposed,
+                       .x = {x, s.n, inputs, inputs, 1},
+                       .y = {y, s.n, outputs, outputs, 1},
+                       .residual = {residual, s.n, outputs, outputs, 1},
+                       .w = s.matrices[static_cast<size_t>(j)].w,
+                       .x_is_last = behind});
+  }
+  void set_step(int64_t t, lstm::CellStep& step) const {
+    step.hidden = s.hidden;
+    step.t = t;
+    step.steps = s.steps;
+    step.lengths = s.lengths;
+  }
+  // The state of sequences that have no step at all.
+  Status copy_of_empty(const void* from, void* to, DType dtype) const {
+    if (to == nullptr || (s.lengths == nullptr && s.steps > 0)) return {};
+    const int64_t* lengths = s.steps > 0 ? s.lengths : nullptr;
+    return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
+  }
+};
+
+// z of a step, from h before it. `made` holds the step's part of what is made, `at` being its place there.
+Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memory, int64_t t, const void* h, void* z) {
+  const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(pass.state);
+  const void* u = h;
+  for (int j = 0; j < f.count; ++j) {
+    const Matrix& matrix = f.matrices[static_cast<size_t>(j)];
+    const int64_t groups = f.groups(j);
+    char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * pass.one, f.dtype);
+    BS_RETURN_IF_ERROR(pass.product(j, false, u, product, nullptr, t > 0 || j > 0));
+    void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * pass.one, f.dtype) : z;
+    norm::Forward n;
+    n.dtype = f.dtype;
+    n.n = f.n;
+    n.groups = groups;
+    n.features = f.hidden;
+    n.relu = j > 0 && j < f.last();
+    n.epsilon = f.epsilon;
+    n.x = product;
+    n.gain = matrix.gain;
+    n.shift = matrix.shift;
+    n.factor = j == 0 ? advance(f.factor, t * pass.one, f.dtype) : nullptr;
+    n.term = j == 1 ? advance(f.term, t * pass.one, f.dtype) : nullptr;
+    n.y = normed;
+    n.stats = memory + made.stats_at(j) + at * 2 * groups * f.n * sum;
+    BS_RETURN_IF_ERROR(pass.on.norm(n));
+    u = normed;
+  }
+  return {};
+}
+
+// Gradients of a step's products, from that of z, which `grads` hold; and of h before it, if `dh` is given.
+Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+                         char* memory, int64_t t, void* dh, const void* dy_before) {
+  const int64_t sum = size_of(pass.state);
+  const int64_t normed_at = BackwardSpace::keeps_steps(b) ? t : 0;
+  const auto of_normed = [&](int j) {
+    return advance(static_cast<void*>(memory + space.of_normed + space.normed.at(j)),
+                   normed_at * b.groups(j) * pass.one, b.dtype);
+  };
+  for (int j = b.last(); j >= 0; --j) {
+    const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
+    const int64_t groups = b.groups(j), elements = groups * pass.one;
+    norm::Backward n;
+    n.dtype = b.dtype;
+    n.n = b.n;
+    n.groups = groups;
+    n.features = b.hidden;
+    n.relu = j > 0 && j < b.last();
+    n.x = advance(static_cast<const void*>(b.saved + made.products.at(j)), t * elements, b.dtype);
+    n.gain = matrix.gain;
+    n.shift = matrix.shift;
+    n.factor = j == 0 ? advance(b.factor, t * pass.one, b.dtype) : nullptr;
+    n.y = n.relu ? advance(static_cast<const void*>(b.saved + made.normed_at(j)), t * pass.one, b.dtype) : nullptr;
+    n.stats = b.saved + made.stats_at(j) + t * 2 * groups * b.n * sum;
+    n.dy = of_normed(j);
+    n.dx = advance(static_cast<void*>(memory + space.products.at(j)), t * elements, b.dtype);
+    n.dfactor = j == 0 ? advance(b.dfactor, t * pass.one, b.dtype) : nullptr;
+    n.dterm = j == 1 ? advance(b.dterm, t * pass.one, b.dtype) : nullptr;
+    if (!BackwardSpace::keeps_steps(b)) {
+      n.dgain = b.grads[static_cast<size_t>(j)].gain;
+      n.dshift = b.grads[static_cast<size_t>(j)].shift;
+      n.accumulate = t + 1 < b.steps;
+    }
+    BS_RETURN_IF_ERROR(pass.on.norm(n));
+    void* out = j > 0 ? of_normed(j - 1) : dh;
+    if (out != nullptr) {
+      BS_RETURN_IF_ERROR(pass.product(j, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
+    }
+  }
+  return {};
+}
+
+// Of gain and shift, over all steps; zeros where there are none.
+Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+                     const char* memory, int j) {
+  const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
+  norm::Backward n;
+  n.dtype = b.dtype;
+  n.n = b.steps * b.n;
+  n.groups = b.groups(j);
+  n.features = b.hidden;
+  n.relu = j > 0 && j < b.last();
+  n.x = b.saved + made.products.at(j);
+  n.gain = matrix.gain;
+  n.shift = matrix.shift;
+  n.factor = j == 0 ? b.factor : nullptr;
+  n.y = n.relu ? b.saved + made.normed_at(j) : nullptr;
+  n.stats = b.saved + made.stats_at(j);
+  n.dy = memory + space.of_normed + space.normed.at(j);
+  n.dgain = b.grads[static_cast<size_t>(j)].gain;
+  n.dshift = b.grads[static_cast<size_t>(j)].shift;
+  return pass.on.norm(n);
+}
+
+// dW over all steps. The first matrix reads h, which is y of the step before: its first step is a product of its own.
+Status weight_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+                       const char* memory, int j) {
+  const MatrixGrads& grads = b.grads[static_cast<size_t>(j)];
+  const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
+  if (grads.w == nullptr || layout.blocks == 0) return {};
+  const char* dz = memory + space.products.at(j);
+  const int64_t rows = b.groups(j) * b.hidden;
+  const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
+    const GradPair pair{ConstTensor(x, b.dtype, {tokens, b.hidden}, b.device),
+                        ConstTensor(of, b.dtype, {tokens, rows}, b.device)};
+    linear::WeightGradient g{.dtype = b.dtype,
+                             .dw_dtype = grads.w_dtype,
+                             .layout = layout,
+                             .pairs = std::span<const GradPair>(&pair, 1),
+                             .w = b.matrices[static_cast<size_t>(j)].w,
+                             .dw = grads.w,
+                             .accumulate = accumulate,
+                             .exchanged = layout.transposed};
+    g.layout.transposed = false;
+    return pass.on.gradient(g);
+  };
+  if (j > 0) return add(b.saved + made.normed_at(j - 1), dz, b.steps * b.n, false);
+  const int64_t later = std::max<int64_t>(b.steps - 1, 0) * b.n;
+  BS_RETURN_IF_ERROR(add(b.y, advance(static_cast<const void*>(dz), b.n * rows, b.dtype), later, false));
+  return b.steps == 0 ? Status() : add(b.h0, dz, b.n, true);
+}
+
+}  // namespace
+
+Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
+  const ForwardSpace space(f);
+  const auto machine = Machine::of(f.device, stream, workspace, space.linear);
+  if (!machine.ok()) return machine.status();
+  const Pass pass{f, *machine};
+  auto* scratch = static_cast<char*>(workspace.data);
+  if (!machine->on_card() && f.saved != nullptr) {
+    advise_large_pages(f.saved, static_cast<size_t>(Made(f, f.steps).total));
+  }
+  char* memory = f.saved != nullptr ? f.saved : scratch + space.made;
+  const Made made(f, f.saved != nullptr ? f.steps : 1);
+  BS_RETURN_IF_ERROR(pass.copy_of_empty(f.h0, f.h, f.dtype));
+  BS_RETURN_IF_ERROR(pass.copy_of_empty(f.c0, f.c, pass.state));
+  const void *h = f.h0, *c = f.c0;
+  for (int64_t t = 0; t < f.steps && f.n > 0; ++t) {
+    BS_RETURN_IF_ERROR(matrices(pass, f, made, memory, t, h, scratch));
+    lstm::ForwardCell step;
+    pass.set_step(t, step);
+    step.n = f.n;
+    step.pre = scratch;
+    step.c_before = c;
+    step.c = advance(static_cast<void*>(memory + made.cells), f.saved != nullptr ? t * pass.one : 0, pass.state);
+    step.y = advance(f.y, t * pass.one, f.dtype);
+    step.gates =
+        f.saved == nullptr ? nullptr : advance(static_cast<void*>(memory + made.gates), t * kGates * pass.one, f.dtype);
+    step.h_end = f.h;
+    step.c_end = f.c;
+    BS_RETURN_IF_ERROR(machine->cell(step, f.dtype));
+    h = step.y;
+    c = step.c;
+  }
+  return {};
+}
+
+Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
+  const BackwardSpace space(b);
+  const auto machine = Machine::of(b.device, stream, workspace, space.linear);
+  if (!machine.ok()) return machine.status();
+  const Pass pass{b, *machine};
+  auto* memory = static_cast<char*>(workspace.data);
+  if (!machine->on_card()) advise_large_pages(workspace.data, workspace.bytes);
+  const Made made(b, b.steps);
+  const auto saved = [&](int64_t bytes, int64_t elements, DType dtype) {
+    return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
+  };
+  // Of h behind a step: from its y, and from the step behind.
+  const void* dh = b.steps > 0 ? advance(b.dy, (b.steps - 1) * pass.one, b.dtype) : nullptr;
+  for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {
+    lstm::BackwardCell step;
+    pass.set_step(t, step);
+    step.n = b.n;
+    step.gates = saved(made.gates, t * kGates * pass.one, b.dtype);
+    step.c = saved(made.cells, t * pass.one, pass.state);
+    step.c_before = t > 0 ? saved(made.cells, (t - 1) * pass.one, pass.state) : static_cast<const char*>(b.c0);
+    step.dy = dh;
+    step.dh_end = b.dh;
+    step.dc_end = b.dc;
+    step.dc = b.dc0 != nullptr ? b.dc0 : memory + space.dc;
+    step.dpre = advance(static_cast<void*>(memory + space.of_normed + space.normed.at(b.last())),
+                        BackwardSpace::keeps_steps(b) ? t * kGates * pass.one : 0, b.dtype);
+    BS_RETURN_IF_ERROR(machine->cell(step, b.dtype));
+    void* before = t > 0 ? memory + space.dh : b.dh0;
+    const void* dy_before = t > 0 ? advance(b.dy, (t - 1) * pass.one, b.dtype) : nullptr;
+    BS_RETURN_IF_ERROR(matrices_backward(pass, b, made, space, memory, t, before, dy_before));
+    dh = before;
+  }
+  BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dh, b.dh0, b.dtype));
+  BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dc, b.dc0, pass.state));
+  const bool made_by_steps = !BackwardSpace::keeps_steps(b) && b.steps > 0 && b.n > 0;
+  for (int j = 0; j < b.count; ++j) {
+    if (!made_by_steps) BS_RETURN_IF_ERROR(norm_gradient(pass, b, made, space, memory, j));
+    BS_RETURN_IF_ERROR(weight_gradient(pass, b, made, space, memory, j));
+  }
+  return {};
+}
+
+}  // namespace blocksparse::deep_update

@@ -1,0 +1,142 @@
+"""The steps of a deep-update LSTM: as one op or one autograd node, beside those that autograd records one by one."""
+
+import pytest
+import torch
+from test_torch import error
+
+import blocksparse
+import blocksparse.torch as bst
+
+STEPS, N, INPUT, HIDDEN = 6, 5, 12, 48
+WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT))]
+LENGTHS = {"all": None, "several": [6, 3, 0, 1, 6]}
+
+
+def make(sparse, device, dtype=torch.float64):
+    torch.manual_seed(1)
+    graph = {"graph": "ba(6,2)", "block_size": 8, "inner": 3, "ports": 2}
+    if sparse:
+        module = bst.DeepUpdateLSTM.from_graph(INPUT, HIDDEN, **graph)
+    else:
+        module = bst.DeepUpdateLSTM(INPUT, HIDDEN, None, 3, 2)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return module.to(device, dtype)
+
+
+def inputs(device, dtype=torch.float64):
+    torch.manual_seed(2)
+    x = torch.randn(STEPS, N, INPUT, dtype=dtype, device=device, requires_grad=True)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    h = torch.randn(1, N, HIDDEN, dtype=dtype, device=device, requires_grad=True)
+    c = torch.randn(1, N, HIDDEN, dtype=wide, device=device, requires_grad=True)
+    return x, (h, c)
+
+
+def results(module, x, state, lengths, weights=(1.0, 0.3, 0.7)):
+    """What comes out, and all gradients."""
+    module.zero_grad()
+    lengths = None if lengths is None else torch.tensor(lengths)
+    y, (h, c) = module(x, state, lengths)
+    loss = sum(w * t.double().sin().sum() for w, t in zip(weights, (y, h, c), strict=True) if w)
+    given = (x, *state, *module.parameters())
+    return [t.detach() for t in (y, h, c)] + list(torch.autograd.grad(loss, given))
+
+
+def composed(module, monkeypatch, *given):
+    with monkeypatch.context() as patch:
+        patch.setattr(type(module), "_is_one_op", lambda *_: False)
+        patch.setattr(type(module), "_is_one_node", lambda *_: False)
+        return results(module, *given)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_agrees_with_the_composed_steps(device, sparse, lengths, monkeypatch):
+    module, (x, state) = make(sparse, device), inputs(device)
+    given = (x, state, LENGTHS[lengths])
+    expected = composed(module, monkeypatch, *given)
+    for got, want in zip(results(module, *given), expected, strict=True):
+        assert error(got, want) < 1e-12
+    with torch.no_grad():  # where steps share their memory
+        y, (h, c) = module(x, state, None if lengths == "all" else torch.tensor(LENGTHS[lengths]))
+    for got, want in zip((y, h, c), expected[:3], strict=True):
+        assert error(got, want) < 1e-13
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weights", [(1.0, 0, 0), (0, 1.0, 0), (0, 0, 1.0)])
+def test_gradients_of_one_output_alone(device, weights, monkeypatch):
+    module, (x, state) = make(True, device), inputs(device)
+    given = (x, state, None, weights)
+    for got, want in zip(results(module, *given), composed(module, monkeypatch, *given), strict=True):
+        assert error(got, want) < 1e-12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_agrees_with_float64(device, dtype):
+    module, (x, state) = make(True, device, dtype), inputs(device, dtype)
+    got = results(module, x, state, LENGTHS["several"])
+    wide = make(True, device, torch.float64)
+    with torch.no_grad():
+        for mine, theirs in zip(wide.parameters(), module.parameters(), strict=True):
+            mine.copy_(theirs)
+    x, h, c = (t.detach().double().requires_grad_() for t in (x, *state))
+    want = results(wide, x, (h, c), LENGTHS["several"])
+    bound = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.05}[dtype]
+    for mine, exact in zip(got, want, strict=True):
+        assert error(mine, exact) < bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_runs_give_the_same_bits(device):
+    module, (x, state) = make(True, device, torch.bfloat16), inputs(device, torch.bfloat16)
+    first = results(module, x, state, None)
+    assert all(torch.equal(a, b) for a, b in zip(first, results(module, x, state, None), strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_needs_no_gradient_gets_none(device, monkeypatch):
+    module, (x, _) = make(True, device), inputs(device)
+    module.matrices[1].weight.requires_grad_(False)
+    y, _ = module(x.detach())
+    y.sum().backward()
+    assert module.matrices[1].weight.grad is None
+    whole = [p.grad.clone() for p in module.parameters() if p.requires_grad]
+    module.zero_grad()
+    monkeypatch.setattr(type(module), "_is_one_op", lambda *_: False)
+    module(x.detach())[0].sum().backward()
+    for got, want in zip(whole, [p.grad for p in module.parameters() if p.requires_grad], strict=True):
+        assert error(got, want) < 1e-12
+
+
+def test_without_gradients_it_is_one_call(monkeypatch):
+    calls = []
+    original = blocksparse._lib.call
+    monkeypatch.setattr(blocksparse._lib, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
+    with torch.no_grad():
+        make(True, "cpu")(inputs("cpu")[0])
+    assert calls.count("bs_deep_update_forward") == 1
+    assert not any(name.startswith("bs_linear") for name in calls)
+
+
+@pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+def test_replays_of_a_graph_follow_their_inputs():
+    module, (x, state) = make(True, "cuda", torch.bfloat16), inputs("cuda", torch.bfloat16)
+    lengths = torch.tensor(LENGTHS["several"], device="cuda")
+    with torch.no_grad():
+        module(x, state, lengths)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, (h, c) = module(x, state, lengths)
+        x.mul_(-1)
+        lengths.copy_(torch.tensor([1, 6, 2, 5, 0]))
+        graph.replay()
+        expected, (h2, c2) = module(x, state, lengths)
+    assert torch.equal(y, expected)
+    assert torch.equal(h, h2)
+    assert torch.equal(c, c2)
