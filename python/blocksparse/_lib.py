@@ -208,6 +208,22 @@ class DeepUpdateGrads(ctypes.Structure):
     )
 
 
+class MultiplicativeInputs(ctypes.Structure):
+    """bs_multiplicative_inputs."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(LayoutView)) for name in ("layout_m", "layout")),
+        *((name, ctypes.POINTER(Tensor)) for name in ("w_m", "w", "factor", "pre", "h0", "c0")),
+        ("lengths", ctypes.c_void_p),
+    )
+
+
+class MultiplicativeGrads(ctypes.Structure):
+    """bs_multiplicative_grads."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("w_m", "w", "factor", "pre", "h0", "c0"))
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -355,6 +371,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_deep_update_saved_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_deep_update_forward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_deep_update_backward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_multiplicative_forward": (
+        _i32,
+        [_ptr(MultiplicativeInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
+    ),
+    "bs_multiplicative_backward": (
+        _i32,
+        [
+            *(_ptr(MultiplicativeInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
+            *(_ptr(MultiplicativeGrads), Workspace, Stream),
+        ],
+    ),
+    "bs_multiplicative_saved_size": (_size_t, [_ptr(MultiplicativeInputs)]),
+    "bs_multiplicative_forward_workspace_size": (_size_t, [_ptr(MultiplicativeInputs)]),
+    "bs_multiplicative_backward_workspace_size": (_size_t, [_ptr(MultiplicativeInputs)]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
 }
