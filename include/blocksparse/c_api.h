@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 5
+#define BS_ABI_VERSION 6
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -278,10 +278,9 @@ BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const 
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
- */
-BS_API const char* bs_torch_register(void);
-BS_API const char* bs_torch_register_cuda(void); /* the same for CUDA */
+/* Gives ops that the Python package has defined in PyTorch C++ kernels: `family` is "linear" or "conv", the device BS_CPU
+ * or BS_CUDA. Once each. "" or why that is not possible. */
+BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
 #ifdef __cplusplus
 }

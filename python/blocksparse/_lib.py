@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_RANK = 5
 MAX_MIX = 64
 MAX_SIZES = 3
@@ -307,6 +307,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
+    "bs_torch_register": (_str, [_str, _i32]),
 }
 for _name, (_result, _arguments) in _SIGNATURES.items():
     _function = getattr(_library, _name)
@@ -340,9 +341,7 @@ def tensor(
     return Tensor(pointer, dtype, device[0], device[1], len(shape), _Dims(*shape), _Dims(*stride))
 
 
-def torch_register(device: int) -> str:
-    """Registers the C++ kernels of the PyTorch ops for CPU or CUDA; returns "" or why that is not possible."""
-    register = _library.bs_torch_register if device == CPU else _library.bs_torch_register_cuda
-    register.restype = _str
-    reason: bytes = register()
+def torch_register(family: str, device: int) -> str:
+    """Gives a family of PyTorch's ops, "linear" or "conv", C++ kernels for CPU or CUDA; "" or why that is not possible."""
+    reason: bytes = ask("bs_torch_register", family.encode(), device)
     return reason.decode()

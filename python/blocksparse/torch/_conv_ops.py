@@ -184,7 +184,7 @@ def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_lib.Con
 def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _lib.LayoutView:
     if x.dim() < 2 or y.dim() < 2:
         raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
-    return _ops._view(index, transposed, *values, y.size(1), x.size(1))
+    return _ops._view(index, transposed, *values, y.size(1), x.size(1), "conv")
 
 
 def _blocks(values: Tensor) -> tuple[int, int]:
@@ -281,10 +281,13 @@ def _wgrad(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
-    dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
+    _check_devices(x, dy, index, values, gates, order)
     made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
+    if (blocks, block_size) != (view.blocks, view.block_size):  # dw is shaped by them, and could be too large to say so
+        raise ValueError(f"[conv] dw has {blocks} blocks of {block_size}, needs {view.blocks} of {view.block_size}")
+    more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
+    dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
     x_pointer = _pointer(x)
     workspace, _memory = _workspace("wgrad", view, made, x, x_pointer)
     inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
@@ -294,10 +297,7 @@ def _wgrad(
     return dw, dgates
 
 
-for _device in ("CPU", "CUDA"):
-    _lib_def.impl("conv_fprop", _fprop, _device)
-    _lib_def.impl("conv_dgrad", _dgrad, _device)
-    _lib_def.impl("conv_wgrad", _wgrad, _device)
+KERNELS, CUDA_KERNELS = _ops.register("conv", {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad})
 
 fprop = torch.ops.blocksparse.conv_fprop.default
 dgrad = torch.ops.blocksparse.conv_dgrad.default
