@@ -39,19 +39,34 @@ def layout() -> Layout:
     return make_layout()
 
 
+def make_channels() -> Layout:
+    """One for convolutions, of 30 channels to 21 in blocks of 8."""
+    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
+
+
+@pytest.fixture
+def channels() -> Layout:
+    return make_channels()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    if torch := sys.modules.get("torch"):  # tests that use it have imported it
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def with_python_kernels(tmp_path: Path) -> Callable[[str], list[Any]]:
-    """run("test_x.f") -> what f(the layout above) returns where PyTorch's ops are Python functions over ctypes."""
+    """run("test_x.f") -> what f() returns where PyTorch's ops are Python functions over ctypes."""
     import torch
 
     script = """
 import sys, importlib, torch
 sys.path.insert(0, sys.argv[1])
-import conftest
 module, function = sys.argv[2].split(".")
 calls = getattr(importlib.import_module(module), function)
 torch.manual_seed(5)
-torch.save(calls(conftest.make_layout()), sys.argv[3])
+torch.save(calls(), sys.argv[3])
 """
 
     def run(calls: str) -> list[Any]:

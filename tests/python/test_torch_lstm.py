@@ -18,11 +18,6 @@ def error(got, expected):
     return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def gate():
     return Layout.from_graph("random(3,3,0.7)", 16, seed=2)

@@ -83,7 +83,9 @@ def is_channels_last(x: Tensor) -> bool:
 
 def to_order(x: Tensor, channels_last: bool) -> Tensor:
     """x itself if it lies so, else a copy that does."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else x.contiguous()
+    if not channels_last:
+        return x.contiguous()
+    return x if is_channels_last(x) else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 # ---- What the outputs look like ------------------------------------------------------------------------------------

@@ -313,10 +313,11 @@ def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, 
     return for_device("CPU", _lib.CPU), for_device("CUDA", _lib.CUDA)
 
 
-for _device_key in ("CPU", "CUDA"):
-    _ops.impl("linear_wgrad_list", _wgrad_list, _device_key)
-_KERNELS = {"linear": _linear, "linear_fprop": _fprop, "linear_dgrad": _dgrad, "linear_wgrad": _wgrad}
-KERNELS, CUDA_KERNELS = register("linear", _KERNELS)
+for _key in ("CPU", "CUDA"):
+    _ops.impl("linear_wgrad_list", _wgrad_list, _key)
+_python: dict[str, Callable[..., Any]] = {"linear": _linear, "linear_fprop": _fprop, "linear_dgrad": _dgrad}
+_python["linear_wgrad"] = _wgrad
+KERNELS, CUDA_KERNELS = register("linear", _python)
 
 linear = torch.ops.blocksparse.linear.default
 fprop = torch.ops.blocksparse.linear_fprop.default
