@@ -188,6 +188,12 @@ std::string sizes_text(std::span<const int64_t> sizes) {
   return text + "]";
 }
 
+int64_t times(int64_t step, int64_t size) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(step, size, &product)) raise({StatusCode::out_of_memory, "a tensor of more than 2^63 elements"});
+  return product;
+}
+
 TensorHandle empty(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t code, Device device) {
   Handle tensor = nullptr;
   const bool on_card = device.type == DeviceType::cuda;
@@ -201,7 +207,7 @@ TensorHandle empty_contiguous(std::span<const int64_t> sizes, int32_t code, Devi
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
+    step = times(step, std::max<int64_t>(sizes[i], 1));
   }
   return empty(sizes, {strides.data(), sizes.size()}, code, device);
 }

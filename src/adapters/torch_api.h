@@ -92,6 +92,7 @@ std::string sizes_text(std::span<const int64_t> sizes);
 
 TensorHandle empty(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t code, Device device);
 TensorHandle empty_contiguous(std::span<const int64_t> sizes, int32_t code, Device device);
+int64_t times(int64_t step, int64_t size);  // a stride; refused where it does not fit
 inline int32_t code_of(DType dtype) { return api.dtypes[static_cast<size_t>(dtype)]; }
 
 // The layout whose tables `index` holds. The sizes are those as they are meant, transposed or not: tables on a card

@@ -60,17 +60,18 @@ std::span<const int64_t> size_of_images(const TensorHandle& x) {
   return sizes.size() < 2 ? std::span<const int64_t>() : sizes.subspan(2);
 }
 
-TensorHandle empty_images(int64_t n, int64_t channels, std::span<const int64_t> size, bool channels_last,
-                          const Tensor& like) {
+// As many images as `like` has.
+TensorHandle empty_images(const Tensor& like, int64_t channels, std::span<const int64_t> size, bool channels_last) {
+  if (like.rank == 0) raise(invalid("[conv] images are [], needs [n, channels, size...]"));
   if (channels < 0) raise(invalid("[conv] ", channels, " channels, needs 0 or more"));
   const size_t rank = size.size() + 2;
-  std::array<int64_t, kMaxRank> shape = {n, channels}, strides = {};
+  std::array<int64_t, kMaxRank> shape = {like.shape[0], channels}, strides = {};
   std::ranges::copy(size, shape.begin() + 2);
   const int32_t code = code_of(like.dtype);
   if (!channels_last) return empty_contiguous({shape.data(), rank}, code, like.device);
   strides[1] = 1;
   int64_t step = channels;
-  for (size_t i = rank; i-- > 2; step *= shape[i]) strides[i] = step;
+  for (size_t i = rank; i-- > 2; step = times(step, shape[i])) strides[i] = step;
   strides[0] = step;
   return empty({shape.data(), rank}, {strides.data(), rank}, code, like.device);
 }
@@ -117,8 +118,8 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const ConvGeometry geometry = geometry_of(numbers);
   const SpatialSizes sizes = output_size(geometry, size_of_images(x));
   const Tensor xv = x.view(kOp);
-  TensorHandle y =
-      empty_images(xv.shape[0], out_channels, {sizes.data(), static_cast<size_t>(geometry.rank)}, channels_last, xv);
+  const std::span out_size(sizes.data(), static_cast<size_t>(geometry.rank));
+  TensorHandle y = empty_images(xv, out_channels, out_size, channels_last);
   const LayoutView layout = view_of(index, transposed, values, y, x);
   with_workspace(conv_fprop_workspace_size(layout, geometry, xv), xv.device, [&](Workspace workspace) {
     require(conv_fprop(layout, geometry, xv, {values.view(kOp), gates.view(kOp)}, order_of(order, xv.shape[1]),
@@ -139,8 +140,7 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   const ConvGeometry geometry = geometry_of(numbers);
   output_size(geometry, size);
   const Tensor dyv = dy.view(kOp);
-  if (dyv.rank == 0) raise(invalid("[conv] dy is [], needs [n, channels, size...]"));
-  TensorHandle dx = empty_images(dyv.shape[0], in_channels, size, channels_last, dyv);
+  TensorHandle dx = empty_images(dyv, in_channels, size, channels_last);
   const LayoutView layout = view_of(index, transposed, values, dy, dx);
   const Tensor dxv = dx.view(kOp);
   with_workspace(conv_dgrad_workspace_size(layout, geometry, dxv), dyv.device, [&](Workspace workspace) {

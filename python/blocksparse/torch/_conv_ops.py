@@ -92,6 +92,10 @@ def to_order(x: Tensor, channels_last: bool) -> Tensor:
 
 
 def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -> Tensor:
+    if x.dim() == 0:
+        raise ValueError("[conv] images are [], needs [n, channels, size...]")
+    if channels < 0:
+        raise ValueError(f"[conv] {channels} channels, needs 0 or more")
     shape = (x.size(0), channels, *size)
     if not channels_last:
         return x.new_empty(shape)
