@@ -342,6 +342,6 @@ def tensor(
 
 
 def torch_register(family: str, device: int) -> str:
-    """Gives a family of PyTorch's ops, "linear" or "conv", C++ kernels for CPU or CUDA: "" or why there are none."""
+    """Gives "linear", "conv" or "lstm" of PyTorch's ops C++ kernels for CPU or CUDA: "" or why there are none."""
     reason: bytes = ask("bs_torch_register", family.encode(), device)
     return reason.decode()

@@ -190,7 +190,8 @@ std::string sizes_text(std::span<const int64_t> sizes) {
 
 int64_t times(int64_t step, int64_t size) {
   int64_t product = 0;
-  if (__builtin_mul_overflow(step, size, &product)) raise({StatusCode::out_of_memory, "a tensor of more than 2^63 elements"});
+  if (__builtin_mul_overflow(step, size, &product))
+    raise({StatusCode::out_of_memory, "a tensor of more than 2^63 elements"});
   return product;
 }
 
@@ -213,6 +214,21 @@ TensorHandle empty_contiguous(std::span<const int64_t> sizes, int32_t code, Devi
 }
 
 // ---- What ops share -------------------------------------------------------------------------------------------------
+
+namespace {
+std::string device_text(Device device) {
+  return device.type == DeviceType::cpu ? "cpu" : concat("cuda:", device.index);
+}
+}  // namespace
+
+void check_devices(const char* op, const TensorHandle& x, std::initializer_list<const TensorHandle*> others) {
+  const Device needed = x.device(op);
+  for (const TensorHandle* other : others) {
+    if (!other->given() || other->device(op) == needed) continue;
+    raise(invalid("[", op, "] a tensor is on ", device_text(other->device(op)), ", needs ", device_text(needed),
+                  ", where x is"));
+  }
+}
 
 LayoutView view_of(const char* op, const TensorHandle& index, bool transposed, LayoutView::Sizes sizes) {
   const auto shape = index.sizes(), strides = index.strides();

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,6 +96,8 @@ TensorHandle empty_contiguous(std::span<const int64_t> sizes, int32_t code, Devi
 int64_t times(int64_t step, int64_t size);  // a stride; refused where it does not fit
 inline int32_t code_of(DType dtype) { return api.dtypes[static_cast<size_t>(dtype)]; }
 
+void check_devices(const char* op, const TensorHandle& x, std::initializer_list<const TensorHandle*> others);
+
 // The layout whose tables `index` holds. The sizes are those as they are meant, transposed or not: tables on a card
 // cannot be asked.
 LayoutView view_of(const char* op, const TensorHandle& index, bool transposed, LayoutView::Sizes sizes);
@@ -127,5 +130,6 @@ struct Row {
 };
 std::span<const Row> linear_kernels();
 std::span<const Row> conv_kernels();  // these take lists
+std::span<const Row> lstm_kernels();
 
 }  // namespace blocksparse::pytorch

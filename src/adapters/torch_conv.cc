@@ -2,7 +2,6 @@
 // and what results look like as there.
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 
 #include "adapters/torch_api.h"
 #include "core/text.h"
@@ -13,19 +12,6 @@ namespace {
 
 constexpr const char* kOp = "conv";
 using Numbers = std::vector<int64_t>;
-
-std::string device_text(Device device) {
-  return device.type == DeviceType::cpu ? "cpu" : concat("cuda:", device.index);
-}
-
-void check_devices(const TensorHandle& x, std::initializer_list<const TensorHandle*> others) {
-  const Device needed = x.device(kOp);
-  for (const TensorHandle* other : others) {
-    if (!other->given() || other->device(kOp) == needed) continue;
-    raise(invalid("[conv] a tensor is on ", device_text(other->device(kOp)), ", needs ", device_text(needed),
-                  ", where x is"));
-  }
-}
 
 // `numbers` is what the schemas call geometry.
 ConvGeometry geometry_of(const Numbers& numbers) {
@@ -114,7 +100,7 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const bool channels_last = flag(stack[5]), transposed = flag(stack[6]), tf32 = flag(stack[12]);
   const auto activation = static_cast<Activation>(stack[11]);
 
-  check_devices(x, {&values, &index, &bias, &residual, &gates, &order});
+  check_devices(kOp, x, {&values, &index, &bias, &residual, &gates, &order});
   const ConvGeometry geometry = geometry_of(numbers);
   const SpatialSizes sizes = output_size(geometry, size_of_images(x));
   const Tensor xv = x.view(kOp);
@@ -136,7 +122,7 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   const auto in_channels = static_cast<int64_t>(stack[4]);
   const bool channels_last = flag(stack[6]), transposed = flag(stack[7]), tf32 = flag(stack[10]);
 
-  check_devices(dy, {&values, &index, &gates, &order});
+  check_devices(kOp, dy, {&values, &index, &gates, &order});
   const ConvGeometry geometry = geometry_of(numbers);
   output_size(geometry, size);
   const Tensor dyv = dy.view(kOp);
@@ -159,7 +145,7 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const bool transposed = flag(stack[6]), wide = flag(stack[7]), gate_gradient = flag(stack[11]),
              tf32 = flag(stack[12]);
 
-  check_devices(x, {&dy, &index, &values, &gates, &order});
+  check_devices(kOp, x, {&dy, &index, &values, &gates, &order});
   const ConvGeometry geometry = geometry_of(numbers);
   output_size(geometry, size_of_images(x));
   const LayoutView layout = view_of(index, transposed, blocks, b, dy, x);

@@ -1,5 +1,7 @@
 // The PyTorch ops as C++ kernels. Without them the Python package registers its own kernels; these only save their
 // overhead (call of a small product on one core: 3 us against 30; of a small convolution: see docs/measured.md).
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "adapters/torch_api.h"
@@ -10,7 +12,7 @@ namespace {
 using namespace blocksparse;           // NOLINT(google-build-using-namespace)
 using namespace blocksparse::pytorch;  // NOLINT(google-build-using-namespace)
 
-const char* register_kernels(std::string_view family, int32_t device_type) {
+const char* register_kernels(std::string_view name, int32_t device_type) {
   static const char* const missing = find_api();
   if (missing != nullptr) return missing;
   const bool on_card = device_type == BS_CUDA;
@@ -18,14 +20,21 @@ const char* register_kernels(std::string_view family, int32_t device_type) {
     static const char* const missing_cuda = find_cuda();
     if (missing_cuda != nullptr) return missing_cuda;
   }
-  const bool conv = family == "conv";
-  if (!conv && family != "linear") return "there are no such kernels";
-  if (conv && (api.list_size == nullptr || api.list_item == nullptr || api.delete_list == nullptr)) {
+  struct Family {
+    std::string_view name;
+    std::span<const Row> rows;
+    bool takes_lists;
+  };
+  const Family families[] = {
+      {"linear", linear_kernels(), false}, {"conv", conv_kernels(), true}, {"lstm", lstm_kernels(), false}};
+  const auto* family = std::ranges::find(families, name, &Family::name);
+  if (family == std::end(families)) return "there is no such family";
+  if (family->takes_lists && (api.list_size == nullptr || api.list_item == nullptr || api.delete_list == nullptr)) {
     return "torch_list_size";
   }
   Handle library = nullptr;  // lives as long as the process, as the kernels do
   bool refused = api.library_init_impl("blocksparse", on_card ? "CUDA" : "CPU", "torch_shim.cc", 1, &library) != 0;
-  for (const Row& row : conv ? conv_kernels() : linear_kernels()) {
+  for (const Row& row : family->rows) {
     refused = refused || api.library_impl(library, row.op, row.kernel) != 0;
   }
   return refused ? "PyTorch refused to register the kernels" : "";

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,27 @@ def channels() -> Layout:
 def _seed() -> None:
     if torch := sys.modules.get("torch"):  # tests that use it have imported it
         torch.manual_seed(0)
+
+
+def assert_same(mine: list[Any], theirs: list[Any]) -> None:
+    """Tensors to the bit, and words."""
+    import torch
+
+    for a, b in zip(mine, theirs, strict=True):
+        if isinstance(a, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def refusals(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...], str]]) -> list[str]:
+    """The messages of the ValueErrors that (op, arguments, part of the message) raise."""
+    messages = []
+    for op, arguments, text in calls:
+        with pytest.raises(ValueError, match=text) as refusal:
+            op(*arguments)
+        messages.append(str(refusal.value))
+    return messages
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_channels
+from conftest import assert_same, make_channels, refusals
 from convolutions import (
     CONV,
     GEOMETRIES,
@@ -170,12 +170,8 @@ def test_opcheck(channels, dtype):
 def results_of_calls():
     """Whether the kernels are C++, what they answer, and how they refuse."""
     layout = make_channels()
-    results = [_conv_ops.KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in op_calls(layout))]
-    for op, arguments, _ in _wrong_calls(layout):
-        with pytest.raises(ValueError) as refusal:  # noqa: PT011 (compared below)
-            op(*arguments)
-        results.append(str(refusal.value))
-    return results
+    results = (op(*arguments, **options) for op, arguments, options in op_calls(layout))
+    return [_conv_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
 
 
 def test_python_kernels_give_the_same_bits(with_python_kernels):
@@ -184,11 +180,7 @@ def test_python_kernels_give_the_same_bits(with_python_kernels):
     assert not is_cpp
     is_cpp, *mine = results_of_calls()
     assert is_cpp
-    for a, b in zip(mine, theirs, strict=True):
-        if isinstance(a, str):
-            assert a == b
-        else:
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert_same(mine, theirs)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -364,9 +356,7 @@ def _wrong_calls(layout):
 
 
 def test_raw_ops_check_as_well(channels):
-    for op, arguments, text in _wrong_calls(channels):
-        with pytest.raises(ValueError, match=text):
-            op(*arguments)
+    assert refusals(_wrong_calls(channels))
     x, values, index = torch.randn(2, 30, 5, 4), torch.randn(channels.blocks, 9, 8, 8), bst.index_of(channels)
     with pytest.raises(ValueError, match="a tensor is on cpu, needs meta"):
         _conv_ops.fprop(x.to("meta"), values, index, make_geometry(2, 3), 21, False)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_channels
+from conftest import assert_same, make_channels
 from convolutions import CONV, GEOMETRIES, SIZE, TOLERANCE, TRANSPOSED, dense_conv, error, of_rank, op_calls, to_format
 from torch.library import opcheck
 
@@ -81,8 +81,7 @@ def test_python_kernels_give_the_same_bits(with_python_kernels):
     assert not is_cpp
     is_cpp, *mine = results_of_calls()
     assert is_cpp
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert_same(mine, theirs)
 
 
 def test_refuses_tensors_on_several_devices(channels):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_layout
+from conftest import assert_same, make_layout
 from test_torch import TOLERANCE, _op_calls, error
 from torch.library import opcheck
 
@@ -137,8 +137,7 @@ def test_python_kernels_give_the_same_bits(with_python_kernels):
     assert not is_cpp
     is_cpp, *mine = results_of_calls()
     assert is_cpp
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert_same(mine, theirs)
 
 
 def test_compile_with_gradients(layout):

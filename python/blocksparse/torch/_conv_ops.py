@@ -106,12 +106,6 @@ def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -
     return x.new_empty_strided(shape, (step, strides.pop(), *strides))
 
 
-def _check_devices(x: Tensor, *others: Tensor | None) -> None:
-    for other in others:
-        if other is not None and other.device != x.device:
-            raise ValueError(f"[conv] a tensor is on {other.device}, needs {x.device}, where x is")
-
-
 @torch.library.register_fake("blocksparse::conv_fprop", lib=_lib_def)
 def _fprop_fake(
     x: Tensor,
@@ -128,7 +122,7 @@ def _fprop_fake(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(x, values, index, bias, residual, gates, order)
+    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
     return _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
 
 
@@ -146,7 +140,7 @@ def _dgrad_fake(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(dy, values, index, gates, order)
+    _ops._check_devices(dy, values, index, gates, order, op="conv")
     return _empty(dy, in_channels, size, channels_last)
 
 
@@ -166,7 +160,7 @@ def _wgrad_fake(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_devices(x, dy, index, values, gates, order)
+    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
     sums, taps = _ops.sum_dtype(x.dtype), math.prod(_fields(geometry)[0])
     dw = x.new_empty(blocks, taps, block_size, block_size, dtype=sums if wide else x.dtype)
     return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
@@ -234,7 +228,7 @@ def _fprop(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(x, values, index, bias, residual, gates, order)
+    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
     made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
     y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
@@ -260,7 +254,7 @@ def _dgrad(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(dy, values, index, gates, order)
+    _ops._check_devices(dy, values, index, gates, order, op="conv")
     made, _ = _checked(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
@@ -287,7 +281,7 @@ def _wgrad(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_devices(x, dy, index, values, gates, order)
+    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
     made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
     if (blocks, block_size) != (view.blocks, view.block_size):  # dw is shaped by them, and could be too large to say so

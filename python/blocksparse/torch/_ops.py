@@ -55,11 +55,11 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
-def _check_devices(x: Tensor, *others: Tensor | None) -> None:
+def _check_devices(x: Tensor, *others: Tensor | None, op: str = "linear") -> None:
     """Without this, x on the CPU and weights on meta would be answered by a tensor that nothing has written."""
     for other in others:
         if other is not None and other.device != x.device:
-            raise ValueError(f"[linear] a tensor is on {other.device}, needs {x.device}, where x is")
+            raise ValueError(f"[{op}] a tensor is on {other.device}, needs {x.device}, where x is")
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
