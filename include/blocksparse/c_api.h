@@ -278,8 +278,8 @@ BS_API bs_status bs_layer_norm_backward(const bs_layer_norm_saved* saved, const 
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Gives ops that the Python package has defined in PyTorch C++ kernels: `family` is "linear", "conv" or "lstm", the device BS_CPU
- * or BS_CUDA. Once each. "" or why that is not possible. */
+/* Gives ops that the Python package has defined in PyTorch C++ kernels, once each: `family` is "linear", "conv" or
+ * "lstm", the device BS_CPU or BS_CUDA. "" or why that is not possible. */
 BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
 #ifdef __cplusplus
