@@ -348,10 +348,9 @@ BS_API size_t bs_multiplicative_backward_workspace_size(const bs_multiplicative_
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
- */
-BS_API const char* bs_torch_register(void);
-BS_API const char* bs_torch_register_cuda(void); /* the same for CUDA */
+/* Gives ops that the Python package has defined in PyTorch C++ kernels, once each: `family` is "linear", "conv" or
+ * "lstm", the device BS_CPU or BS_CUDA. "" or why that is not possible. */
+BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
 #ifdef __cplusplus
 }

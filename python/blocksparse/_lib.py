@@ -387,6 +387,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_multiplicative_backward_workspace_size": (_size_t, [_ptr(MultiplicativeInputs)]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
+    "bs_torch_register": (_str, [_str, _i32]),
 }
 for _name, (_result, _arguments) in _SIGNATURES.items():
     _function = getattr(_library, _name)
@@ -420,9 +421,7 @@ def tensor(
     return Tensor(pointer, dtype, device[0], device[1], len(shape), _Dims(*shape), _Dims(*stride))
 
 
-def torch_register(device: int) -> str:
-    """Registers the C++ kernels of the PyTorch ops for CPU or CUDA; returns "" or why that is not possible."""
-    register = _library.bs_torch_register if device == CPU else _library.bs_torch_register_cuda
-    register.restype = _str
-    reason: bytes = register()
+def torch_register(family: str, device: int) -> str:
+    """Gives "linear", "conv" or "lstm" of PyTorch's ops C++ kernels for CPU or CUDA: "" or why there are none."""
+    reason: bytes = ask("bs_torch_register", family.encode(), device)
     return reason.decode()
