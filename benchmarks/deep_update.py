@@ -1,9 +1,10 @@
-"""The deep-update LSTM on a card: block-sparse beside dense of equal parameters and of equal width.
+"""The deep-update LSTM: block-sparse beside dense of equal parameters and of equal width.
 
     python benchmarks/deep_update.py [--hidden 5600] [--density 0.04] [--narrow 1120] [--batch 256] [--steps 8]
+    python benchmarks/deep_update.py --device cpu --hidden 896 --block 8 --density 0.05 --narrow 200 --batch 64
 
-Times are medians of interleaved replays of CUDA graphs, in us a step, of bf16 parameters and activations. `torch` is
-the same network with PyTorch's operations between its matrices.
+Times are medians of interleaved runs, in us a step: on a card of replays of CUDA graphs, of bf16 parameters and
+activations; on the CPU in f32. `torch` is the same network with PyTorch's operations between its matrices.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
 from blocksparse.torch.deep_update import EPSILON
 from blocksparse.torch.lstm import cell, start_of
 from blocksparse.torch.recurrent import SharedWeight
-from lstm import captured, seconds, use_stream
+from lstm import call, captured, seconds, use_stream
 
 Layer = Callable[[Tensor], Any]
 
@@ -54,6 +56,8 @@ def torch_steps(module: bst.DeepUpdateLSTM, x: Tensor) -> tuple[Tensor, Any]:
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     parser.add_argument("--hidden", type=int, default=5600)
     parser.add_argument("--density", type=float, default=0.04)
     parser.add_argument("--narrow", type=int, default=1120, help="units of the dense network of equal parameters")
@@ -63,9 +67,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
-    torch.set_default_device("cuda")
-    use_stream()
-    dtype, hidden, inputs = torch.bfloat16, args.hidden, 64
+    torch.set_default_device(args.device)
+    torch.set_num_threads(args.threads)
+    cuda = args.device == "cuda"
+    if cuda:
+        use_stream()
+    dtype, hidden, inputs = torch.bfloat16 if cuda else torch.float32, args.hidden, 64
     nb = hidden // args.block
     layouts = [
         Layout.from_graph(f"random({nb},{nb},{args.density})", args.block, seed=s) for s in range(args.inner + 1)
@@ -79,15 +86,20 @@ def main() -> None:
         f"dense {args.narrow}": narrow,
         f"dense {args.narrow}, torch": functools.partial(torch_steps, narrow),
         f"dense {hidden}": wide,
+        f"dense {hidden}, torch": functools.partial(torch_steps, wide),
     }
-    print(f"{layouts[0]!r}, inner = {args.inner}, n = {args.batch}, {dtype}, {torch.cuda.get_device_name()}: us a step")
+    where = torch.cuda.get_device_name() if cuda else f"{args.threads} threads, {blocksparse.cpu_isa()}"
+    print(f"{layouts[0]!r}, inner = {args.inner}, n = {args.batch}, {dtype}, {where}: us a step")
     x = torch.randn(args.steps, args.batch, inputs, dtype=dtype)
     for train in (False, True):
-        runs = {name: captured(layer, x, train, "") for name, layer in layers.items()}
+        runs: dict[str, Callable[[], None]] = {
+            name: captured(layer, x, train, "") if cuda else functools.partial(call, layer, x, train)
+            for name, layer in layers.items()
+        }
         times: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(args.repeats + 1):
             for name, run in runs.items():
-                taken = seconds(run, True)
+                taken = seconds(run, cuda)
                 if repeat > 0:
                     times[name].append(taken)
         medians = {name: 1e6 * statistics.median(t) / args.steps for name, t in times.items()}

@@ -394,6 +394,7 @@ static void test_machine(void) {
   }
   EXPECT(bs_cuda_prepare(-1) != BS_OK);
   EXPECT(bs_default_threads() >= 1);
+  EXPECT(strstr(bs_torch_register("linear", BS_CPU), "is not loaded") != NULL);
 }
 
 int main(void) {

@@ -13,6 +13,7 @@
 #include "blocksparse/graphs.h"
 #include "blocksparse/layout.h"
 #include "blocksparse/lstm.h"
+#include "blocksparse/multiplicative.h"
 #include "blocksparse/norm.h"
 #include "blocksparse/ops.h"
 #include "blocksparse/status.h"

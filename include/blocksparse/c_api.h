@@ -316,12 +316,41 @@ BS_API size_t bs_deep_update_saved_size(const bs_deep_update_inputs* inputs);
 BS_API size_t bs_deep_update_forward_workspace_size(const bs_deep_update_inputs* inputs);
 BS_API size_t bs_deep_update_backward_workspace_size(const bs_deep_update_inputs* inputs);
 
+/* ---- The multiplicative LSTM --------------------------------------------------------------------------------------
+ */
+/* See multiplicative.h. Tensors that are not given are NULL. */
+
+typedef struct bs_multiplicative_inputs {
+  const bs_layout_view *layout_m, *layout;
+  const bs_tensor *w_m, *w, *factor, *pre, *h0, *c0;
+  const int64_t* lengths; /* or NULL */
+} bs_multiplicative_inputs;
+
+typedef struct bs_multiplicative_grads {
+  const bs_tensor *w_m, *w; /* or NULL */
+  const bs_tensor *factor, *pre;
+  const bs_tensor *h0, *c0; /* or NULL */
+} bs_multiplicative_grads;
+
+/* `saved` {NULL, 0}: there will be no backward pass. */
+BS_API bs_status bs_multiplicative_forward(const bs_multiplicative_inputs* inputs, const bs_tensor* y,
+                                           const bs_tensor* h, const bs_tensor* c, bs_workspace saved,
+                                           bs_workspace workspace, bs_stream stream);
+/* dy, dh and dc may be NULL. */
+BS_API bs_status bs_multiplicative_backward(const bs_multiplicative_inputs* inputs, const bs_tensor* y,
+                                            bs_workspace saved, const bs_tensor* dy, const bs_tensor* dh,
+                                            const bs_tensor* dc, const bs_multiplicative_grads* grads,
+                                            bs_workspace workspace, bs_stream stream);
+/* Bytes; of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong. */
+BS_API size_t bs_multiplicative_saved_size(const bs_multiplicative_inputs* inputs);
+BS_API size_t bs_multiplicative_forward_workspace_size(const bs_multiplicative_inputs* inputs);
+BS_API size_t bs_multiplicative_backward_workspace_size(const bs_multiplicative_inputs* inputs);
+
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Registers C++ kernels for the CPU ops that the Python package has defined in PyTorch: "" or why that is not possible.
- */
-BS_API const char* bs_torch_register(void);
-BS_API const char* bs_torch_register_cuda(void); /* the same for CUDA */
+/* Gives ops that the Python package has defined in PyTorch C++ kernels, once each: `family` is "linear", "conv" or
+ * "lstm", the device BS_CPU or BS_CUDA. "" or why that is not possible. */
+BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
 #ifdef __cplusplus
 }

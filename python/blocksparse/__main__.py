@@ -30,10 +30,12 @@ def _info() -> None:
     if importlib.util.find_spec("torch"):
         import torch
 
-        from .torch import _ops
+        from .torch import _conv_ops, _lstm_ops, _ops
 
-        kernels = f"{_ops.KERNELS}; on CUDA {_ops.CUDA_KERNELS}" if torch.version.cuda else _ops.KERNELS
-        rows += [("PyTorch", torch.__version__), ("PyTorch kernels", kernels)]
+        rows.append(("PyTorch", torch.__version__))
+        for name, ops_of in (("PyTorch kernels", _ops), ("of convolutions", _conv_ops), ("of LSTMs", _lstm_ops)):
+            kernels: str = ops_of.KERNELS
+            rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))
     else:
         rows.append(("PyTorch", "not installed"))
     for name, value in rows:

@@ -208,6 +208,22 @@ class DeepUpdateGrads(ctypes.Structure):
     )
 
 
+class MultiplicativeInputs(ctypes.Structure):
+    """bs_multiplicative_inputs."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(LayoutView)) for name in ("layout_m", "layout")),
+        *((name, ctypes.POINTER(Tensor)) for name in ("w_m", "w", "factor", "pre", "h0", "c0")),
+        ("lengths", ctypes.c_void_p),
+    )
+
+
+class MultiplicativeGrads(ctypes.Structure):
+    """bs_multiplicative_grads."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Tensor)) for name in ("w_m", "w", "factor", "pre", "h0", "c0"))
+
+
 class Workspace(ctypes.Structure):
     """bs_workspace."""
 
@@ -355,8 +371,23 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_deep_update_saved_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_deep_update_forward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_deep_update_backward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
+    "bs_multiplicative_forward": (
+        _i32,
+        [_ptr(MultiplicativeInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
+    ),
+    "bs_multiplicative_backward": (
+        _i32,
+        [
+            *(_ptr(MultiplicativeInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
+            *(_ptr(MultiplicativeGrads), Workspace, Stream),
+        ],
+    ),
+    "bs_multiplicative_saved_size": (_size_t, [_ptr(MultiplicativeInputs)]),
+    "bs_multiplicative_forward_workspace_size": (_size_t, [_ptr(MultiplicativeInputs)]),
+    "bs_multiplicative_backward_workspace_size": (_size_t, [_ptr(MultiplicativeInputs)]),
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
+    "bs_torch_register": (_str, [_str, _i32]),
 }
 for _name, (_result, _arguments) in _SIGNATURES.items():
     _function = getattr(_library, _name)
@@ -390,9 +421,7 @@ def tensor(
     return Tensor(pointer, dtype, device[0], device[1], len(shape), _Dims(*shape), _Dims(*stride))
 
 
-def torch_register(device: int) -> str:
-    """Registers the C++ kernels of the PyTorch ops for CPU or CUDA; returns "" or why that is not possible."""
-    register = _library.bs_torch_register if device == CPU else _library.bs_torch_register_cuda
-    register.restype = _str
-    reason: bytes = register()
+def torch_register(family: str, device: int) -> str:
+    """Gives "linear", "conv" or "lstm" of PyTorch's ops C++ kernels for CPU or CUDA: "" or why there are none."""
+    reason: bytes = ask("bs_torch_register", family.encode(), device)
     return reason.decode()

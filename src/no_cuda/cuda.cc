@@ -60,6 +60,7 @@ size_t cuda_backward_workspace_size(const LayoutView&, DType, int64_t, int64_t) 
 Status cuda_cell(const ForwardCell&, DType, Device, Stream) { return cuda_status(); }
 Status cuda_cell(const BackwardCell&, DType, Device, Stream) { return cuda_status(); }
 Status cuda_copy(const CopyOfEmpty&, DType, Device, Stream) { return cuda_status(); }
+Status cuda_multiply(const Multiply&, DType, Device, Stream) { return cuda_status(); }
 
 }  // namespace lstm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,55 @@ def layout() -> Layout:
     return make_layout()
 
 
+def make_channels() -> Layout:
+    """One for convolutions, of 30 channels to 21 in blocks of 8."""
+    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
+
+
+@pytest.fixture
+def channels() -> Layout:
+    return make_channels()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    if torch := sys.modules.get("torch"):  # tests that use it have imported it
+        torch.manual_seed(0)
+
+
+def assert_same(mine: list[Any], theirs: list[Any]) -> None:
+    """Tensors to the bit, and words."""
+    import torch
+
+    for a, b in zip(mine, theirs, strict=True):
+        if isinstance(a, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def refusals(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...], str]]) -> list[str]:
+    """The messages of the ValueErrors that (op, arguments, part of the message) raise."""
+    messages = []
+    for op, arguments, text in calls:
+        with pytest.raises(ValueError, match=text) as refusal:
+            op(*arguments)
+        messages.append(str(refusal.value))
+    return messages
+
+
 @pytest.fixture
 def with_python_kernels(tmp_path: Path) -> Callable[[str], list[Any]]:
-    """run("test_x.f") -> what f(the layout above) returns where PyTorch's ops are Python functions over ctypes."""
+    """run("test_x.f") -> what f() returns where PyTorch's ops are Python functions over ctypes."""
     import torch
 
     script = """
 import sys, importlib, torch
 sys.path.insert(0, sys.argv[1])
-import conftest
 module, function = sys.argv[2].split(".")
 calls = getattr(importlib.import_module(module), function)
 torch.manual_seed(5)
-torch.save(calls(conftest.make_layout()), sys.argv[3])
+torch.save(calls(), sys.argv[3])
 """
 
     def run(calls: str) -> list[Any]:

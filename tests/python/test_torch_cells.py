@@ -21,11 +21,6 @@ def error(got, expected):
     return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def gate(seed=2, block=16):
     return Layout.from_graph("ws(3,2,0)" if block == 16 else "ba(6,2)", block, seed=seed)
 

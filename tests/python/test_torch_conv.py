@@ -6,6 +6,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import assert_same, make_channels, refusals
+from convolutions import (
+    CONV,
+    GEOMETRIES,
+    SIZE,
+    TOLERANCE,
+    TRANSPOSED,
+    dense_conv,
+    error,
+    leaf,
+    of_rank,
+    op_calls,
+    to_format,
+)
 from torch.library import opcheck
 
 import blocksparse.torch as bst
@@ -13,69 +27,16 @@ from blocksparse import Layout
 from blocksparse.torch import _conv_ops
 from blocksparse.torch.conv import make_geometry
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-CONV = (bst.conv1d, bst.conv2d, bst.conv3d)
-TRANSPOSED = (bst.conv_transpose1d, bst.conv_transpose2d, bst.conv_transpose3d)
-DENSE = (F.conv1d, F.conv2d, F.conv3d)
-DENSE_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-
-
-def error(got, expected):
-    return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def layout():
-    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
-
 
 @pytest.fixture
 def tiny():
     return Layout.from_graph("random(2,2,0.7)", 8, seed=1, out_features=9, in_features=13)
 
 
-def leaf(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
-
-def to_format(x, last):
-    return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x.contiguous()
-
-
-SIZE = (5, 6, 7)
-GEOMETRIES = [  # of three sizes, of which the first `rank` are used
-    {"kernel_size": 1},
-    {"kernel_size": 3, "padding": 1},
-    {"kernel_size": (2, 3, 1), "stride": (1, 2, 3), "padding": (1, 0, 0)},
-    {"kernel_size": (3, 2, 2), "dilation": (1, 2, 3), "padding": ((2, 1), (0, 3), (1, 0))},
-]
-
-
-def of_rank(options, rank):
-    return {name: value if isinstance(value, int) else value[:rank] for name, value in options.items()}
-
-
-def dense_conv(x, w, rank, options, transposed):
-    """The same by PyTorch alone: what it cannot say by padding is added or taken off here."""
-    stride, dilation = options.get("stride", 1), options.get("dilation", 1)
-    padding = options.get("padding", 0)
-    pairs = [(p, p) if isinstance(p, int) else p for p in ((padding,) * rank if isinstance(padding, int) else padding)]
-    flat = [p for pair in reversed(pairs) for p in pair]
-    if not transposed:
-        return DENSE[rank - 1](F.pad(x, flat), w, stride=stride, dilation=dilation)
-    y = DENSE_TRANSPOSED[rank - 1](x, w.transpose(0, 1), stride=stride, dilation=dilation)
-    return F.pad(y, [-p for p in flat])
-
-
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_agrees_with_dense(layout, rank, transposed, last):
+def test_agrees_with_dense(channels, rank, transposed, last):
     order = torch.randperm(30)
     for options, dtype in itertools.product(GEOMETRIES, TOLERANCE):
         options = of_rank(options, rank)
@@ -83,14 +44,14 @@ def test_agrees_with_dense(layout, rank, transposed, last):
         kernel = (kernel,) * rank if isinstance(kernel, int) else kernel
         x = to_format(torch.randn(2, 30, *SIZE[:rank], dtype=dtype), last).requires_grad_()
         taps = torch.Size(kernel).numel()
-        values, bias = leaf(layout.blocks, taps, 8, 8, dtype=dtype), leaf(21, dtype=dtype)
-        gates = torch.rand(layout.blocks, dtype=_conv_ops._ops.sum_dtype(dtype), requires_grad=True)
+        values, bias = leaf(channels.blocks, taps, 8, 8, dtype=dtype), leaf(21, dtype=dtype)
+        gates = torch.rand(channels.blocks, dtype=_conv_ops._ops.sum_dtype(dtype), requires_grad=True)
         inputs = (x, values, bias, gates)
         op = (TRANSPOSED if transposed else CONV)[rank - 1]
-        y = op(x, values, layout, bias, gates=gates, channel_order=order, **options)
+        y = op(x, values, channels, bias, gates=gates, channel_order=order, **options)
 
         x64, v64, b64, g64 = (t.detach().double().requires_grad_() for t in inputs)
-        w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), layout, kernel)
+        w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), channels, kernel)
         expected = dense_conv(x64[:, order], w64, rank, options, transposed) + b64.view(-1, *(1,) * rank)
         assert y.shape == expected.shape
         assert y.dtype == dtype
@@ -179,13 +140,13 @@ def test_one_channel_and_one_pixel_keep_the_format():
         assert y.is_contiguous(memory_format=memory_format)
 
 
-def test_activation_and_residual_are_fused_without_gradient_only_in_speed(layout):
-    values, bias = torch.randn(layout.blocks, 9, 8, 8), torch.randn(21)
+def test_activation_and_residual_are_fused_without_gradient_only_in_speed(channels):
+    values, bias = torch.randn(channels.blocks, 9, 8, 8), torch.randn(21)
     x, residual = to_format(torch.randn(2, 30, 4, 4), True), torch.randn(2, 21, 4, 4)
     for activation in ("none", "relu", "gelu", "silu"):
         options = {"kernel_size": 3, "padding": 1, "residual": residual, "activation": activation}
-        fused = bst.conv2d(x, values, layout, bias, **options)
-        apart = bst.conv2d(x, values.clone().requires_grad_(), layout, bias, **options)
+        fused = bst.conv2d(x, values, channels, bias, **options)
+        apart = bst.conv2d(x, values.clone().requires_grad_(), channels, bias, **options)
         torch.testing.assert_close(fused, apart.detach(), rtol=1e-4, atol=1e-4)
 
 
@@ -200,43 +161,33 @@ def test_only_wanted_gradients_are_made(tiny):
         assert [t.grad is not None for t in (x, values, bias, gates)] == list(wants)
 
 
-def _op_calls(layout, dtype=torch.float32):
-    index = bst.index_of(layout)
-    x, dy = torch.randn(2, 30, 5, 4, dtype=dtype), torch.randn(2, 21, 3, 4, dtype=dtype)
-    up = torch.randn(2, 21, 11, 4, dtype=dtype)
-    values, gates = torch.randn(layout.blocks, 6, 8, 8, dtype=dtype), torch.rand(layout.blocks)
-    bias, order = torch.randn(21, dtype=dtype), torch.randperm(30).int()
-    plain = make_geometry(2, (3, 2), (2, 1), (1, (0, 1)))
-    transposed = make_geometry(2, (3, 2), (2, 1), (0, (0, 1)), transposed=True)
-    last, gate = to_format(x, True), {"gates": gates, "order": order}
-    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {}
-    yield _conv_ops.fprop, (last, values, index, plain, 21, True), {**gate, "bias": bias, "activation": 2}
-    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {"residual": dy}
-    yield _conv_ops.fprop, (x, values, index, transposed, 21, False), gate
-    yield _conv_ops.fprop, (dy, values, index, make_geometry(2, (3, 2)), 30, False, True), {}
-    yield _conv_ops.dgrad, (dy, values, index, plain, 30, (5, 4), False), {}
-    yield _conv_ops.dgrad, (to_format(dy, True), values, index, plain, 30, (5, 4), True), gate
-    yield _conv_ops.dgrad, (up, values, index, transposed, 30, (5, 4), False), {}
-    yield _conv_ops.wgrad, (x, dy, index, plain, layout.blocks, 8), {}
-    yield _conv_ops.wgrad, (x, up, index, transposed, layout.blocks, 8), {"wide": True}
-    yield (
-        _conv_ops.wgrad,
-        (x, dy, index, plain, layout.blocks, 8),
-        {**gate, "values": values, "gate_gradient": True},
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(layout, dtype):
-    for op, arguments, options in _op_calls(layout, dtype):
+def test_opcheck(channels, dtype):
+    for op, arguments, options in op_calls(channels, dtype):
         opcheck(op, arguments, options)
 
 
+def results_of_calls():
+    """Whether the kernels are C++, what they answer, and how they refuse."""
+    layout = make_channels()
+    results = (op(*arguments, **options) for op, arguments, options in op_calls(layout))
+    return [_conv_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
+
+
+def test_python_kernels_give_the_same_bits(with_python_kernels):
+    """The kernels over ctypes, which older PyTorch gets, against the C++ ones."""
+    is_cpp, *theirs = with_python_kernels("test_torch_conv.results_of_calls")
+    assert not is_cpp
+    is_cpp, *mine = results_of_calls()
+    assert is_cpp
+    assert_same(mine, theirs)
+
+
 @pytest.mark.parametrize("last", [False, True])
-def test_compile_with_gradients(layout, last):
+def test_compile_with_gradients(channels, last):
     for kind in (bst.BlockSparseConv2d, bst.BlockSparseConvTranspose2d):
         order = torch.randperm(30)
-        layer = kind(30, 21, 3, layout, stride=2, padding=1, gates=True, activation="gelu", channel_order=order)
+        layer = kind(30, 21, 3, channels, stride=2, padding=1, gates=True, activation="gelu", channel_order=order)
         compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
         x = to_format(torch.randn(2, 30, 5, 4), last).requires_grad_()
         y = compiled(x)
@@ -251,27 +202,27 @@ def test_compile_with_gradients(layout, last):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
 
-def test_compile_with_dynamic_shapes(layout):
-    values = torch.randn(layout.blocks, 9, 8, 8, requires_grad=True)
+def test_compile_with_dynamic_shapes(channels):
+    values = torch.randn(channels.blocks, 9, 8, 8, requires_grad=True)
     compiled = torch.compile(
-        lambda x: bst.conv2d(x, values, layout, kernel_size=3, padding=1).relu(), fullgraph=True, dynamic=True
+        lambda x: bst.conv2d(x, values, channels, kernel_size=3, padding=1).relu(), fullgraph=True, dynamic=True
     )
     for n, height in ((2, 5), (3, 7), (5, 4)):
         x = torch.randn(n, 30, height, 6)
         y = compiled(x)
-        torch.testing.assert_close(y, bst.conv2d(x, values, layout, kernel_size=3, padding=1).relu())
+        torch.testing.assert_close(y, bst.conv2d(x, values, channels, kernel_size=3, padding=1).relu())
         y.sum().backward()
 
 
-def test_export(layout):
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding="same").eval()
+def test_export(channels):
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels, padding="same").eval()
     x = torch.randn(2, 30, 5, 4)
     exported = torch.export.export(layer, (x,))
     torch.testing.assert_close(exported.module()(x), layer(x))
 
 
-def test_autocast(layout):
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1)
+def test_autocast(channels):
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels, padding=1)
     dense = layer.to_dense()
     x = torch.randn(4, 30, 6, 6)
 
@@ -286,7 +237,7 @@ def test_autocast(layout):
         return y, dz, module.weight.grad
 
     y, dz, dw = gradients(dense, False)
-    truth = y, dz, bst.from_dense(dw, layout)
+    truth = y, dz, bst.from_dense(dw, channels)
     for autocast, tolerance in ((False, 1e-5), (True, 3e-2)):
         for got, want in zip(gradients(layer, autocast), truth, strict=True):
             assert error(got, want) < tolerance
@@ -295,8 +246,8 @@ def test_autocast(layout):
         assert layer(x).dtype == torch.bfloat16
 
 
-def test_deterministic_and_independent_of_threads(layout):
-    layer, x = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1), torch.randn(3, 30, 9, 9)
+def test_deterministic_and_independent_of_threads(channels):
+    layer, x = bst.BlockSparseConv2d(30, 21, 3, channels, padding=1), torch.randn(3, 30, 9, 9)
     results = []
     threads = torch.get_num_threads()
     for count in (1, 2, threads):
@@ -357,36 +308,68 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
     ],
 )
 @pytest.mark.parametrize("wanted", [False, True])
-def test_says_what_is_wrong(layout, options, text, wanted):
+def test_says_what_is_wrong(channels, options, text, wanted):
     if wanted and "values" not in options:
-        options = {**options, "values": torch.randn(layout.blocks, 9, 8, 8, requires_grad=True)}
+        options = {**options, "values": torch.randn(channels.blocks, 9, 8, 8, requires_grad=True)}
     with pytest.raises(ValueError, match=text):
-        _call(layout=layout, **options)
+        _call(layout=channels, **options)
 
 
-def test_raw_ops_check_as_well(layout):
+def _wrong_calls(layout):
+    """(op, arguments, part of the message)."""
     index, x, values = bst.index_of(layout), torch.randn(2, 30, 5, 4), torch.randn(layout.blocks, 9, 8, 8)
-    geometry = make_geometry(2, 3)
-    for arguments, text in (
-        ((x, values, index, geometry[:-1], 21, False), "geometry has 12 numbers"),
-        ((x[0], values, index, geometry, 21, False), r"x has 1 sizes, the geometry 2"),
-        ((x, values, torch.zeros(40, dtype=torch.int32), geometry, 21, False), "no layout index"),
-        ((x, values, index, geometry, 22, False), r"y is \[2, 22, 3, 2\], needs \[n, 21\]"),
-        ((x, values, index, (*geometry[:-1], 1), 21, False), "output_padding is given"),
-        ((x.to("meta"), values, index, geometry, 21, False), "a tensor is on cpu, needs meta"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            _conv_ops.fprop(*arguments)
+    dy, geometry, blocks, order = torch.randn(2, 21, 3, 2), make_geometry(2, 3), layout.blocks, torch.arange(30)
+    fprop, dgrad, wgrad = _conv_ops.fprop, _conv_ops.dgrad, _conv_ops.wgrad
+    yield fprop, (x, values, index, geometry[:-1], 21, False), "geometry has 12 numbers"
+    yield fprop, (x, values, index, (), 21, False), "geometry has 0 numbers"
+    yield fprop, (x, values, index, (0, *(1,) * 24), 21, False), "geometry has 25 numbers"
+    yield fprop, (x[0], values, index, geometry, 21, False), r"x has 1 sizes, the geometry 2"
+    yield fprop, (x[0, 0, 0, 0], values, index, geometry, 21, False), r"x has 0 sizes, the geometry 2"
+    yield fprop, (x, values, torch.zeros(40, dtype=torch.int32), geometry, 21, False), "no layout index"
+    yield fprop, (x, values, torch.zeros(40), geometry, 21, False), r"\[conv\] index is torch.float32 \[40\], needs"
+    yield fprop, (x, values, index[None], geometry, 21, False), r"\[conv\] index is torch.int32 \[1, .*\], needs"
+    yield fprop, (x, values, index[::2], geometry, 21, False), r"\[conv\] index is torch.int32"
+    yield fprop, (x, values, index, geometry, 22, False), r"y is \[2, 22, 3, 2\], needs \[n, 21\]"
+    yield fprop, (x, values, index, geometry, -1, False), "-1 channels, needs 0 or more"
+    yield fprop, (x, values, index, (*geometry[:-1], 1), 21, False), "output_padding is given"
+    yield fprop, (x, values[0], index, geometry, 21, False), r"values are \[9, 8, 8\], needs \[blocks, taps, b, b\]"
+    yield fprop, (x.short(), values, index, geometry, 21, False), "a tensor of torch.int16, needs one of torch.float32"
+    yield fprop, (x, values.double(), index, geometry, 21, False), "w is f64, needs f32"
+    yield (
+        fprop,
+        (x[:, :, ::2], values, index, geometry, 21, False),
+        "needs to be dense and channels-last, or contiguous",
+    )
+    yield fprop, (x, values, index, geometry, 21, True), "as the other activations are"
+    yield fprop, (x, values, index, geometry, 21, False, False, None, None, None, order), "channel_order is torch.int64"
+    yield dgrad, (dy, values, index, geometry, 30, (5,), False), "x has 1 sizes, the geometry 2"
+    yield dgrad, (dy, values, index, geometry, -3, (5, 4), False), "-3 channels, needs 0 or more"
+    yield dgrad, (dy, values, index, geometry, 30, (5, -4), False), r"an image of \[5, -4\]"
+    yield dgrad, (dy[0, 0, 0, 0], values, index, geometry, 30, (5, 4), False), r"images are \[\], needs \[n, channels"
+    yield dgrad, (dy, values, index, geometry, 30, (6, 4), False), r"dy is \[2, 21, 3, 2\], dx of \[2, 30, 6, 4\]"
+    yield wgrad, (x, dy, index, geometry, blocks + 1, 8), f"dw has {blocks + 1} blocks of 8, needs {blocks} of 8"
+    yield wgrad, (x, dy, index, geometry, blocks, 1 << 40), "dw has"
+    yield wgrad, (x, dy, index, geometry, -1, -8), "dw has -1 blocks of -8"
+    yield wgrad, (x, dy[0, 0], index, geometry, blocks, 8), r"dy is \[3, 2\], needs"
+    yield wgrad, (x, dy[0, 0, 0], index, geometry, blocks, 8), r"y \[2\], needs \[n, channels, size...\]"
+    yield wgrad, (x, dy, index, geometry, blocks, 8, False, False, None, None, None, True), "needs w"
+
+
+def test_raw_ops_check_as_well(channels):
+    assert refusals(_wrong_calls(channels))
+    x, values, index = torch.randn(2, 30, 5, 4), torch.randn(channels.blocks, 9, 8, 8), bst.index_of(channels)
+    with pytest.raises(ValueError, match="a tensor is on cpu, needs meta"):
+        _conv_ops.fprop(x.to("meta"), values, index, make_geometry(2, 3), 21, False)
     with pytest.raises(TypeError, match="x is a ndarray"):
-        bst.conv2d(x.numpy(), values, layout, kernel_size=3)
+        bst.conv2d(x.numpy(), values, channels, kernel_size=3)
     with pytest.raises(TypeError, match="layout is a str"):
         bst.conv2d(x, values, "dense(1)", kernel_size=3)
 
 
-def test_takes_numbers_of_numpy_and_orders_of_any_kind(layout):
-    x, values = torch.randn(2, 30, 5, 4), torch.randn(layout.blocks, 9, 8, 8)
+def test_takes_numbers_of_numpy_and_orders_of_any_kind(channels):
+    x, values = torch.randn(2, 30, 5, 4), torch.randn(channels.blocks, 9, 8, 8)
     order = torch.randperm(30)
-    y = bst.conv2d(x, values, layout, kernel_size=3, padding=1, channel_order=order.int())
+    y = bst.conv2d(x, values, channels, kernel_size=3, padding=1, channel_order=order.int())
     sizes = {"kernel_size": np.int64(3), "padding": (np.int64(1), (1, np.int64(1)))}
     for given in (order, order.to(torch.uint8), order.tolist(), order.numpy()):
-        assert torch.equal(bst.conv2d(x, values, layout, channel_order=given, **sizes), y)
+        assert torch.equal(bst.conv2d(x, values, channels, channel_order=given, **sizes), y)

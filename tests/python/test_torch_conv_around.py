@@ -6,25 +6,11 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from convolutions import close
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import blocksparse.torch as bst
-from blocksparse import Layout
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def layout():
-    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
-
-
-def close(a, b, tolerance=1e-4):
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -68,8 +54,8 @@ def test_edge_bias_is_what_a_channel_of_the_outside_adds(rank, transposed):
         close(edge(y, x), y + full)
 
 
-def test_edge_bias_behind_layers(layout):
-    conv = bst.BlockSparseConv2d(30, 21, 3, layout, padding="same")
+def test_edge_bias_behind_layers(channels):
+    conv = bst.BlockSparseConv2d(30, 21, 3, channels, padding="same")
     edge = bst.EdgeBias.of(conv)
     x = torch.randn(2, 30, 6, 5).to(memory_format=torch.channels_last)
     y = conv(x)
@@ -92,9 +78,9 @@ def test_edge_bias_behind_layers(layout):
     assert bst.EdgeBias.of(deconv)(deconv(x), x).shape == (2, 21, 14, 12)
 
 
-def test_edge_bias_refuses_what_it_does_not_fit(layout):
+def test_edge_bias_refuses_what_it_does_not_fit(channels):
     with pytest.raises(ValueError, match="activation 'relu', needs 'none'"):
-        bst.EdgeBias.of(bst.BlockSparseConv2d(30, 21, 3, layout, activation="relu"))
+        bst.EdgeBias.of(bst.BlockSparseConv2d(30, 21, 3, channels, activation="relu"))
     with pytest.raises(ValueError, match="padding_mode is 'reflect'"):
         bst.EdgeBias.of(nn.Conv2d(30, 21, 3, padding=1, padding_mode="reflect"))
     with pytest.raises(TypeError, match="a Linear, needs a convolution"):

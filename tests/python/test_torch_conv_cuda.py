@@ -2,38 +2,32 @@
 
 import pytest
 import torch
-from test_torch_conv import GEOMETRIES, SIZE, TOLERANCE, _op_calls, dense_conv, error, of_rank, to_format
+from conftest import assert_same, make_channels
+from convolutions import CONV, GEOMETRIES, SIZE, TOLERANCE, TRANSPOSED, dense_conv, error, of_rank, op_calls, to_format
 from torch.library import opcheck
 
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch import _conv_ops
 
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
 DTYPES = [dtype for dtype in TOLERANCE if dtype != torch.float64]
-CONV = (bst.conv1d, bst.conv2d, bst.conv3d)
-TRANSPOSED = (bst.conv_transpose1d, bst.conv_transpose2d, bst.conv_transpose3d)
 
 
 @pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
+def _ieee():
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
 
 
-@pytest.fixture
-def layout():
-    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
-
-
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_agrees_with_dense(layout, rank, transposed, last):
+def test_agrees_with_dense(channels, rank, transposed, last):
     order = torch.randperm(30)
     for options in GEOMETRIES:
         options = of_rank(options, rank)
@@ -41,16 +35,16 @@ def test_agrees_with_dense(layout, rank, transposed, last):
         kernel = (kernel,) * rank if isinstance(kernel, int) else kernel
         taps = torch.Size(kernel).numel()
         for dtype in DTYPES:
-            shapes = ((2, 30, *SIZE[:rank]), (layout.blocks, taps, 8, 8), (21,))
+            shapes = ((2, 30, *SIZE[:rank]), (channels.blocks, taps, 8, 8), (21,))
             x, values, bias = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
-            gates = torch.rand(layout.blocks, device="cuda")
+            gates = torch.rand(channels.blocks, device="cuda")
             inputs = (to_format(x, last), values, bias, gates)
             for t in inputs:
                 t.requires_grad_()
             op = (TRANSPOSED if transposed else CONV)[rank - 1]
-            y = op(inputs[0], values, layout, bias, gates=gates, channel_order=order.cuda(), **options)
+            y = op(inputs[0], values, channels, bias, gates=gates, channel_order=order.cuda(), **options)
             x64, v64, b64, g64 = (t.detach().double().cpu().requires_grad_() for t in inputs)
-            w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), layout, kernel)
+            w64 = bst.to_dense(v64 * g64.view(-1, 1, 1, 1), channels, kernel)
             expected = dense_conv(x64[:, order], w64, rank, options, transposed) + b64.view(-1, *(1,) * rank)
             assert error(y.cpu(), expected) < TOLERANCE[dtype], options
             dy = torch.randn_like(y)
@@ -62,13 +56,45 @@ def test_agrees_with_dense(layout, rank, transposed, last):
                 assert to_format(result, last).stride() == result.stride()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(layout, dtype):
+def calls_on_cuda(layout, dtype=torch.float32):
     def moved(value):
         return value.cuda() if isinstance(value, torch.Tensor) else value
 
-    for op, arguments, options in _op_calls(layout, dtype):
-        opcheck(op, tuple(map(moved, arguments)), {key: moved(value) for key, value in options.items()})
+    for op, arguments, options in op_calls(layout, dtype):
+        yield op, tuple(map(moved, arguments)), {key: moved(value) for key, value in options.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(channels, dtype):
+    for op, arguments, options in calls_on_cuda(channels, dtype):
+        opcheck(op, arguments, options)
+
+
+def results_of_calls():
+    """Whether the kernels are C++, then what they answer."""
+    calls = calls_on_cuda(make_channels())
+    return [_conv_ops.CUDA_KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in calls)]
+
+
+def test_python_kernels_give_the_same_bits(with_python_kernels):
+    is_cpp, *theirs = with_python_kernels("test_torch_conv_cuda.results_of_calls")
+    assert not is_cpp
+    is_cpp, *mine = results_of_calls()
+    assert is_cpp
+    assert_same(mine, theirs)
+
+
+def test_refuses_tensors_on_several_devices(channels):
+    for op, arguments, options in calls_on_cuda(channels):
+        for i, argument in enumerate(arguments):
+            if isinstance(argument, torch.Tensor):
+                elsewhere = (*arguments[:i], argument.cpu(), *arguments[i + 1 :])
+                with pytest.raises(ValueError, match=r"\[conv\] a tensor is on (cpu|cuda:0), needs (cpu|cuda:0)"):
+                    op(*elsewhere, **options)
+        for name, value in options.items():
+            if isinstance(value, torch.Tensor):
+                with pytest.raises(ValueError, match=r"\[conv\] a tensor is on cpu, needs cuda:0"):
+                    op(*arguments, **{**options, name: value.cpu()})
 
 
 def test_a_training_step_in_a_graph():
@@ -103,8 +129,8 @@ def test_a_training_step_in_a_graph():
         assert torch.equal(a, b), "the same bits, too"
 
 
-def test_compile_and_autocast(layout):
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1, activation="gelu", device="cuda")
+def test_compile_and_autocast(channels):
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels, padding=1, activation="gelu", device="cuda")
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(2, 30, 6, 6, device="cuda").to(memory_format=torch.channels_last)
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-4)
@@ -127,8 +153,8 @@ def test_tf32_follows_the_setting_of_convolutions():
     assert error(tf32, ieee) < 2e-3
 
 
-def test_weight_norm_and_edges(layout):
-    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, layout, padding="same"))
+def test_weight_norm_and_edges(channels):
+    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, channels, padding="same"))
     edge = bst.EdgeBias.of(layer)
     torch.nn.init.normal_(edge.weight)
     x = torch.randn(2, 30, 6, 5)

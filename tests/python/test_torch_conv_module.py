@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from convolutions import close
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -20,20 +21,6 @@ KINDS = {
     bst.BlockSparseConvTranspose2d: nn.ConvTranspose2d,
     bst.BlockSparseConvTranspose3d: nn.ConvTranspose3d,
 }
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def layout():
-    return Layout.from_graph("random(3,4,0.5)", 8, seed=1, out_features=21, in_features=30)
-
-
-def close(a, b, tolerance=1e-4):
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -80,19 +67,19 @@ def test_groups_are_blocks(kind):
     assert kind.from_dense(dense, density=1, block_size=8).layout.density == 1
 
 
-def test_padding_that_differs_and_order_go_to_dense(layout):
+def test_padding_that_differs_and_order_go_to_dense(channels):
     order = torch.randperm(30)
     layer = bst.BlockSparseConv2d(
-        30, 21, (3, 2), layout, padding=((2, 0), (0, 1)), channel_order=order.tolist(), gates=True
+        30, 21, (3, 2), channels, padding=((2, 0), (0, 1)), channel_order=order.tolist(), gates=True
     )
     layer.gates.data.uniform_()
     x = torch.randn(2, 30, 5, 4)
     dense = layer.to_dense()
     assert isinstance(dense[0], nn.ConstantPad2d)
     close(layer(x), dense(x))
-    assert bst.BlockSparseConv2d(30, 21, 3, layout, padding="same").to_dense()(x).shape == (2, 21, 5, 4)
+    assert bst.BlockSparseConv2d(30, 21, 3, channels, padding="same").to_dense()(x).shape == (2, 21, 5, 4)
     with pytest.raises(ValueError, match="needs as much of each"):
-        bst.BlockSparseConvTranspose1d(30, 21, 3, layout, padding=((1, 0),)).to_dense()
+        bst.BlockSparseConvTranspose1d(30, 21, 3, channels, padding=((1, 0),)).to_dense()
 
 
 def test_init_has_the_variance_of_dense_over_live_inputs():
@@ -135,17 +122,17 @@ def test_init_has_the_variance_of_dense_over_live_inputs():
         ),
     ],
 )
-def test_says_what_is_wrong(layout, make, text):
+def test_says_what_is_wrong(channels, make, text):
     with pytest.raises(ValueError, match=text):
-        make(layout)
+        make(channels)
 
 
-def test_state_dict_keeps_pattern_and_order(layout):
+def test_state_dict_keeps_pattern_and_order(channels):
     order = torch.randperm(30)
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order, gates=True)
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels, channel_order=order, gates=True)
     state = layer.state_dict()
     assert set(state) == {"weight", "bias", "gates", "pattern", "kernel", "channel_order"}
-    other = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=range(30), gates=True)
+    other = bst.BlockSparseConv2d(30, 21, 3, channels, channel_order=range(30), gates=True)
     other.load_state_dict(state)
     x = torch.randn(2, 30, 5, 4)
     assert torch.equal(other(x), layer(x))
@@ -153,38 +140,38 @@ def test_state_dict_keeps_pattern_and_order(layout):
     with pytest.raises(RuntimeError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
         bst.BlockSparseConv2d(30, 21, 3, wrong, channel_order=order, gates=True).load_state_dict(state)
     with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 2 x 2"):
-        bst.BlockSparseConv2d(30, 21, 2, layout, channel_order=order, gates=True).load_state_dict(state)
+        bst.BlockSparseConv2d(30, 21, 2, channels, channel_order=order, gates=True).load_state_dict(state)
     with pytest.raises(RuntimeError, match="channel_order is no permutation"):
         other.load_state_dict({**state, "channel_order": torch.zeros(30, dtype=torch.int32)})
     with pytest.raises(RuntimeError, match=r"channel_order is torch\.float32, needs integers"):
         other.load_state_dict({**state, "channel_order": torch.arange(30) + 0.5})
 
 
-def test_state_dict_keeps_the_kernel(layout):
-    state = bst.BlockSparseConv2d(30, 21, 3, layout).state_dict()
+def test_state_dict_keeps_the_kernel(channels):
+    state = bst.BlockSparseConv2d(30, 21, 3, channels).state_dict()
     with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 1 x 9"):
-        bst.BlockSparseConv2d(30, 21, (1, 9), layout).load_state_dict(state)
+        bst.BlockSparseConv2d(30, 21, (1, 9), channels).load_state_dict(state)
     with pytest.raises(RuntimeError, match="saved with the kernel 3 x 3, this layer has the kernel 9"):
-        bst.BlockSparseConv1d(30, 21, 9, layout).load_state_dict(state)
-    transposed = bst.BlockSparseConvTranspose2d(30, 21, 3, layout)
+        bst.BlockSparseConv1d(30, 21, 9, channels).load_state_dict(state)
+    transposed = bst.BlockSparseConvTranspose2d(30, 21, 3, channels)
     with pytest.raises(RuntimeError, match="this layer has the transposed kernel 3 x 3"):
         transposed.load_state_dict(state)
-    meta = bst.BlockSparseConv2d(30, 21, 3, layout, device="meta").to_empty(device="cpu")
+    meta = bst.BlockSparseConv2d(30, 21, 3, channels, device="meta").to_empty(device="cpu")
     assert meta.kernel.tolist() == [0, 3, 3]
-    bst.BlockSparseConv2d(30, 21, 3, layout).load_state_dict(state)
+    bst.BlockSparseConv2d(30, 21, 3, channels).load_state_dict(state)
 
 
 @pytest.mark.parametrize("order", [list(range(30)), torch.arange(30).numpy(), torch.arange(30, device="cpu")])
-def test_modules_on_meta_have_an_order(layout, order):
+def test_modules_on_meta_have_an_order(channels, order):
     with torch.device("meta"):
-        layer = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order)
+        layer = bst.BlockSparseConv2d(30, 21, 3, channels, channel_order=order)
         assert layer.channel_order.is_meta
-        on_cpu = bst.BlockSparseConv2d(30, 21, 3, layout, channel_order=order, device="cpu")
+        on_cpu = bst.BlockSparseConv2d(30, 21, 3, channels, channel_order=order, device="cpu")
     assert on_cpu.channel_order.tolist() == list(range(30))
 
 
-def test_deepcopy_pickle_and_moves(layout):
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout, gates=True, channel_order=torch.randperm(30))
+def test_deepcopy_pickle_and_moves(channels):
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels, gates=True, channel_order=torch.randperm(30))
     x = torch.randn(2, 30, 5, 4)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
@@ -193,16 +180,16 @@ def test_deepcopy_pickle_and_moves(layout):
     assert half.channel_order.dtype == torch.int32
     assert half(x.bfloat16()).dtype == torch.bfloat16
     assert layer.double()(x.double()).dtype == torch.float64
-    meta = bst.BlockSparseConv2d(30, 21, 3, layout, device="meta")
+    meta = bst.BlockSparseConv2d(30, 21, 3, channels, device="meta")
     assert meta(torch.empty(2, 30, 5, 4, device="meta")).shape == (2, 21, 3, 2)
     text = repr(layer)
     assert "30, 21, kernel_size=(3, 3), block_size=8, blocks=6 (50.00%), bias=True, gates=True, channel_order" in text
 
 
-def test_channels_last_networks(layout):
+def test_channels_last_networks(channels):
     network = nn.Sequential(
-        bst.BlockSparseConv2d(30, 21, 3, layout),
-        bst.weight_norm(bst.BlockSparseConv2d(21, 30, 3, layout.t())),
+        bst.BlockSparseConv2d(30, 21, 3, channels),
+        bst.weight_norm(bst.BlockSparseConv2d(21, 30, 3, channels.t())),
     )
     x = torch.randn(2, 30, 6, 5)
     before = network(x)
@@ -215,10 +202,10 @@ def test_channels_last_networks(layout):
     assert network[0].weight.grad.is_contiguous()
 
 
-def test_training_follows_masked_dense(layout):
-    sparse = bst.BlockSparseConv2d(30, 21, 3, layout, padding=1).double()
+def test_training_follows_masked_dense(channels):
+    sparse = bst.BlockSparseConv2d(30, 21, 3, channels, padding=1).double()
     dense = sparse.to_dense()
-    mask = bst.to_dense(torch.ones_like(sparse.weight), layout, (3, 3))
+    mask = bst.to_dense(torch.ones_like(sparse.weight), channels, (3, 3))
     x, target = torch.randn(4, 30, 5, 5).double(), torch.randn(4, 21, 5, 5).double()
     steps = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (sparse, dense)]
     for _ in range(5):
@@ -228,7 +215,7 @@ def test_training_follows_masked_dense(layout):
             if model is dense:
                 dense.weight.grad *= mask
             step.step()
-    close(bst.to_dense(sparse.weight, layout, (3, 3)), dense.weight, 1e-9)
+    close(bst.to_dense(sparse.weight, channels, (3, 3)), dense.weight, 1e-9)
 
 
 # ---- Weight norm ----------------------------------------------------------------------------------------------------
@@ -285,18 +272,18 @@ def test_weight_norm_of_outputs_without_blocks_and_of_halves():
     close(compiled(x), layer(x))
 
 
-def test_weight_norm_of_pytorch_works_by_block(layout):
-    layer = bst.BlockSparseConv2d(30, 21, 3, layout)
+def test_weight_norm_of_pytorch_works_by_block(channels):
+    layer = bst.BlockSparseConv2d(30, 21, 3, channels)
     x = torch.randn(2, 30, 5, 4)
     before = layer(x)
     parametrizations.weight_norm(layer)
     close(layer(x), before)
-    assert layer.parametrizations.weight.original0.shape == (layout.blocks, 1, 1, 1)
+    assert layer.parametrizations.weight.original0.shape == (channels.blocks, 1, 1, 1)
     layer(x).sum().backward()
 
 
-def test_weight_norm_says_what_is_wrong(layout):
-    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, layout))
+def test_weight_norm_says_what_is_wrong(channels):
+    layer = bst.weight_norm(bst.BlockSparseConv2d(30, 21, 3, channels))
     with pytest.raises(ValueError, match="parametrized already"):
         bst.weight_norm(layer)
     with pytest.raises(TypeError, match="a Conv2d, needs a block-sparse layer"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import assert_same, make_layout
 from test_torch import TOLERANCE, _op_calls, error
 from torch.library import opcheck
 
@@ -13,11 +14,6 @@ from blocksparse.torch import _ops
 
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 def leaf(*shape, dtype):
@@ -128,21 +124,20 @@ def test_ops_agree_with_the_cpu(layout):
             torch.testing.assert_close(g.cpu(), e, rtol=bound, atol=bound)
 
 
-def results_of_calls(layout):
+def results_of_calls():
     """Whether the kernels are C++, then what they answer."""
     return [
         _ops.CUDA_KERNELS == "C++",
-        *(op(*arguments, **options) for op, arguments, options in _calls_on_cuda(layout)),
+        *(op(*arguments, **options) for op, arguments, options in _calls_on_cuda(make_layout())),
     ]
 
 
-def test_python_kernels_give_the_same_bits(layout, with_python_kernels):
+def test_python_kernels_give_the_same_bits(with_python_kernels):
     is_cpp, *theirs = with_python_kernels("test_torch_cuda.results_of_calls")
     assert not is_cpp
-    is_cpp, *mine = results_of_calls(layout)
+    is_cpp, *mine = results_of_calls()
     assert is_cpp
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert_same(mine, theirs)
 
 
 def test_compile_with_gradients(layout):

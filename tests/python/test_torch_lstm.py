@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import assert_same, refusals
 from torch import nn
 from torch.library import opcheck
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
@@ -18,19 +19,18 @@ def error(got, expected):
     return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)).item()
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def gate():
     return Layout.from_graph("random(3,3,0.7)", 16, seed=2)
 
 
+def make_small():
+    return Layout.from_graph("random(2,2,0.8)", 8, seed=1).stack(4)
+
+
 @pytest.fixture
 def small():
-    return Layout.from_graph("random(2,2,0.8)", 8, seed=1).stack(4)
+    return make_small()
 
 
 def reference(pre, w, h, c, lengths=None):
@@ -105,14 +105,65 @@ def test_some_gradients_only(small):
         assert [x.grad is not None for x in leaves] == list(wants)
 
 
-def test_opcheck(small):
-    pre, w, h, c = (x.detach() for x in inputs(small, 3, 4, torch.float32))
-    index = bst.index_of(small)
-    tests = ("test_schema", "test_faketensor")
-    opcheck(_lstm_ops.forward, (pre, w, index, h, c, torch.tensor([3, 1, 2, 3]), True), test_utils=tests)
-    opcheck(_lstm_ops.forward, (pre, w, index, None, None, None, False), test_utils=tests)
+def _op_calls(layout):
+    pre, w, h, c = (x.detach() for x in inputs(layout, 3, 4, torch.float32))
+    index, lengths = bst.index_of(layout), torch.tensor([3, 1, 2, 3])
+    yield _lstm_ops.forward, (pre, w, index, h, c, lengths, True), {}
+    yield _lstm_ops.forward, (pre, w, index, None, None, None, False), {}
     y, _, _, gates, cells = _lstm_ops.forward(pre, w, index, h, c, None, True)
-    opcheck(_lstm_ops.backward, (w, index, y, gates, cells, h, c, None, y, None, None), test_utils=tests)
+    yield _lstm_ops.backward, (w, index, y, gates, cells, h, c, None, y, None, None), {}
+    yield _lstm_ops.backward, (w, index, y, gates, cells, None, c, lengths, None, h, c), {"weight_gradient": False}
+    pre, w = pre.bfloat16(), w.bfloat16()
+    y, _, _, gates, cells = _lstm_ops.forward(pre, w, index, None, c, None, True)
+    yield _lstm_ops.backward, (w, index, y, gates, cells, None, c, None, y, None, None), {"wide": True}
+
+
+def test_opcheck(small):
+    for op, arguments, options in _op_calls(small):
+        opcheck(op, arguments, options, test_utils=("test_schema", "test_faketensor"))
+
+
+def _wrong_calls(layout):
+    """(op, arguments, part of the message)."""
+    (_, (pre, w, index, h, c, lengths, _), _), _, (_, (_, _, y, gates, cells, *_), _), *_ = _op_calls(layout)
+    forward, backward = _lstm_ops.forward, _lstm_ops.backward
+    yield forward, (pre[0], w, index, None, None, None, True), r"pre is \[4, 4, 16\], needs \[steps, n, 4, hidden\]"
+    yield forward, (pre, w[0], index, None, None, None, True), r"values are \[8, 8\], needs \[blocks, b, b\]"
+    yield (
+        forward,
+        (pre, w, index.long(), None, None, None, True),
+        r"\[lstm\] index is torch.int64 \[.*\], needs the int32",
+    )
+    yield forward, (pre.half(), w, index, None, None, None, True), "w is f32, needs f16"
+    yield forward, (pre.int(), w, index, None, None, None, True), r"\[lstm\] a tensor of torch.int32, needs one of"
+    yield forward, (pre, w, index, h[:3], c, None, True), r"h0 is \[3, 16\], needs \[4, 16\]"
+    yield forward, (pre, w, index, h, c, lengths[:2], True), r"lengths are torch.int64 \[2\], needs int64 \[4\]"
+    yield forward, (pre, w, index, h, c, lengths.int(), True), r"lengths are torch.int32 \[4\], needs int64 \[4\]"
+    yield forward, (pre[..., :8], w, index, None, None, None, True), "needs"
+    yield (
+        backward,
+        (w, index, y[0], gates, cells, h, c, None, y, None, None),
+        r"y is \[4, 16\], needs \[steps, n, hidden",
+    )
+    yield backward, (w[0], index, y, gates, cells, h, c, None, y, None, None), r"values are \[8, 8\]"
+    yield backward, (w, index, y, gates[1:], cells, h, c, None, y, None, None), "gates"
+    yield backward, (w, index, y, gates, cells, h, c, None, y[1:], None, None), "dy"
+
+
+def results_of_calls():
+    """Whether the kernels are C++, what they answer, and how they refuse."""
+    layout = make_small()
+    results = (op(*arguments, **options) for op, arguments, options in _op_calls(layout))
+    return [_lstm_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
+
+
+def test_python_kernels_give_the_same_bits(with_python_kernels):
+    """The kernels over ctypes, which older PyTorch gets, against the C++ ones."""
+    is_cpp, *theirs = with_python_kernels("test_torch_lstm.results_of_calls")
+    assert not is_cpp
+    is_cpp, *mine = results_of_calls()
+    assert is_cpp
+    assert_same(mine, theirs)
 
 
 def test_compile(gate):

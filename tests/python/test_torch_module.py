@@ -11,11 +11,6 @@ import blocksparse.torch as bst
 from blocksparse import Layout
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def test_module_size_must_fit(layout):
     with pytest.raises(ValueError, match=r"layout is 60 x 90 \(out x in\), needs 90 x 60"):
         bst.BlockSparseLinear(60, 90, layout)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _lib
 from . import _conv_ops
-from .functional import _ACTIVATE, _needs_gradient
+from .functional import _ACTIVATE, _needs_gradient, _run
 
 
 def apply_conv(
@@ -110,13 +110,13 @@ class _Product(torch.autograd.Function):
         x, values, gates, index, order = ctx.saved_tensors
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
         wide = values.dtype != x.dtype
-        values = values.to(x.dtype)  # here, so that the second gradient goes through it
+        values = values.to(x.dtype) if wide else values  # here, so that the second gradient goes through it
         dy = _conv_ops.to_order(dy, ctx.fixed[3])
         dx = dw = dgates = dbias = None
         if wants_x:
-            dx = _Transposed.apply(dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)
+            dx = _run(_Transposed, dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
+            dw, dgates = _run(_Gradient, x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
         if wants_bias:
             dbias = dy.sum((0, *range(2, dy.dim())))
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, *(None,) * 7
@@ -190,7 +190,7 @@ class _Gradient(torch.autograd.Function):
         v = v.to(x.dtype).contiguous()
         ddx = dddy = dvalues = dgates = None
         if wants_x:
-            ddx = _Transposed.apply(dy, v, None, index, order, tuple(x.shape[2:]), *ctx.fixed)
+            ddx = _run(_Transposed, dy, v, None, index, order, tuple(x.shape[2:]), *ctx.fixed)
         if wants_dy:
             dddy = _Product.apply(x, v, None, None, index, order, *ctx.fixed)
         if (wants_values and ctx.wants_gates) or wants_gates:

@@ -83,13 +83,19 @@ def is_channels_last(x: Tensor) -> bool:
 
 def to_order(x: Tensor, channels_last: bool) -> Tensor:
     """x itself if it lies so, else a copy that does."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else x.contiguous()
+    if not channels_last:
+        return x.contiguous()
+    return x if is_channels_last(x) else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 # ---- What the outputs look like ------------------------------------------------------------------------------------
 
 
 def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -> Tensor:
+    if x.dim() == 0:
+        raise ValueError("[conv] images are [], needs [n, channels, size...]")
+    if channels < 0:
+        raise ValueError(f"[conv] {channels} channels, needs 0 or more")
     shape = (x.size(0), channels, *size)
     if not channels_last:
         return x.new_empty(shape)
@@ -98,12 +104,6 @@ def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -
         strides.insert(0, step)
         step = step * length
     return x.new_empty_strided(shape, (step, strides.pop(), *strides))
-
-
-def _check_devices(x: Tensor, *others: Tensor | None) -> None:
-    for other in others:
-        if other is not None and other.device != x.device:
-            raise ValueError(f"[conv] a tensor is on {other.device}, needs {x.device}, where x is")
 
 
 @torch.library.register_fake("blocksparse::conv_fprop", lib=_lib_def)
@@ -122,7 +122,7 @@ def _fprop_fake(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(x, values, index, bias, residual, gates, order)
+    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
     return _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
 
 
@@ -140,7 +140,7 @@ def _dgrad_fake(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(dy, values, index, gates, order)
+    _ops._check_devices(dy, values, index, gates, order, op="conv")
     return _empty(dy, in_channels, size, channels_last)
 
 
@@ -160,7 +160,7 @@ def _wgrad_fake(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_devices(x, dy, index, values, gates, order)
+    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
     sums, taps = _ops.sum_dtype(x.dtype), math.prod(_fields(geometry)[0])
     dw = x.new_empty(blocks, taps, block_size, block_size, dtype=sums if wide else x.dtype)
     return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
@@ -184,7 +184,7 @@ def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_lib.Con
 def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _lib.LayoutView:
     if x.dim() < 2 or y.dim() < 2:
         raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
-    return _ops._view(index, transposed, *values, y.size(1), x.size(1))
+    return _ops._view(index, transposed, *values, y.size(1), x.size(1), "conv")
 
 
 def _blocks(values: Tensor) -> tuple[int, int]:
@@ -228,7 +228,7 @@ def _fprop(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(x, values, index, bias, residual, gates, order)
+    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
     made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
     y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
@@ -254,7 +254,7 @@ def _dgrad(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(dy, values, index, gates, order)
+    _ops._check_devices(dy, values, index, gates, order, op="conv")
     made, _ = _checked(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
@@ -281,10 +281,13 @@ def _wgrad(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
-    dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
+    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
     made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
+    if (blocks, block_size) != (view.blocks, view.block_size):  # dw is shaped by them, and could be too large to say so
+        raise ValueError(f"[conv] dw has {blocks} blocks of {block_size}, needs {view.blocks} of {view.block_size}")
+    more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
+    dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
     x_pointer = _pointer(x)
     workspace, _memory = _workspace("wgrad", view, made, x, x_pointer)
     inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
@@ -294,10 +297,7 @@ def _wgrad(
     return dw, dgates
 
 
-for _device in ("CPU", "CUDA"):
-    _lib_def.impl("conv_fprop", _fprop, _device)
-    _lib_def.impl("conv_dgrad", _dgrad, _device)
-    _lib_def.impl("conv_wgrad", _wgrad, _device)
+KERNELS, CUDA_KERNELS = _ops.register("conv", {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad})
 
 fprop = torch.ops.blocksparse.conv_fprop.default
 dgrad = torch.ops.blocksparse.conv_dgrad.default

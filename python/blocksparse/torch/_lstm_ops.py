@@ -12,6 +12,7 @@ graph.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,10 @@ def check_shapes(pre: Tensor, values: Tensor) -> None:
     """What outputs are shaped by; all else is checked by the core."""
     if pre.dim() != 4 or pre.size(2) != 4:
         raise ValueError(f"[lstm] pre is {list(pre.shape)}, needs [steps, n, 4, hidden]")
+    _check_blocks(values)
+
+
+def _check_blocks(values: Tensor) -> None:
     if values.dim() != 3:
         raise ValueError(f"[lstm] values are {list(values.shape)}, needs [blocks, b, b]")
 
@@ -50,7 +55,7 @@ def _empty_forward(
     pre: Tensor, values: Tensor, index: Tensor, h0: Tensor | None, c0: Tensor | None, lengths: Tensor | None, save: bool
 ) -> _Five:
     check_shapes(pre, values)
-    _ops._check_devices(pre, values, index, h0, c0, lengths)
+    _ops._check_devices(pre, values, index, h0, c0, lengths, op="lstm")
     steps, n, _, hidden = pre.shape
     state = _ops.sum_dtype(pre.dtype)
     kept = steps if save else 0
@@ -79,10 +84,14 @@ def _empty_backward(
     wide: bool = False,
     weight_gradient: bool = True,
 ) -> _Four:
-    _, n, hidden = y.shape
+    if y.dim() != 3:
+        raise ValueError(f"[lstm] y is {list(y.shape)}, needs [steps, n, hidden]")
+    _check_blocks(values)
+    _ops._check_devices(y, values, index, gates, cells, h0, c0, lengths, dy, dh, dc, op="lstm")
+    steps, n, hidden = y.shape
     state = _ops.sum_dtype(y.dtype)
     return (
-        torch.empty_like(gates),
+        y.new_empty(steps, n, 4, hidden),
         values.new_empty(values.shape if weight_gradient else (0,), dtype=state if wide else y.dtype),
         y.new_empty(0 if h0 is None else n, hidden),
         y.new_empty(0 if c0 is None else n, hidden, dtype=state),
@@ -90,6 +99,10 @@ def _empty_backward(
 
 
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
+
+
+def _pointer(x: Tensor | None) -> Any:
+    return _ops._pointer(x, "lstm")
 
 
 def _workspace(which: str, view: _lib.LayoutView, x: Tensor, steps: int) -> tuple[_lib.Workspace, Tensor]:
@@ -113,11 +126,11 @@ def _forward(
     made = _empty_forward(pre, values, index, h0, c0, lengths, save)
     y, h, c, gates, cells = made
     steps, n, _, hidden = pre.shape
-    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden)
+    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("forward", view, pre, steps)
-    kept = (_ops._pointer(gates), _ops._pointer(cells)) if save else (None, None)
-    outputs = _lib.LstmOutputs(_ops._pointer(y), _ops._pointer(h), _ops._pointer(c), *kept)
-    inputs = (_ops._pointer(pre), _ops._pointer(values), _ops._pointer(h0), _ops._pointer(c0))
+    kept = (_pointer(gates), _pointer(cells)) if save else (None, None)
+    outputs = _lib.LstmOutputs(_pointer(y), _pointer(h), _pointer(c), *kept)
+    inputs = (_pointer(pre), _pointer(values), _pointer(h0), _pointer(c0))
     pointer = _lengths_pointer(lengths, n)
     call = (ctypes.byref(view), *inputs, pointer, ctypes.byref(outputs), workspace, _ops._stream(pre))
     _lib.call("bs_lstm_forward", *call)
@@ -139,26 +152,23 @@ def _backward(
     wide: bool = False,
     weight_gradient: bool = True,
 ) -> _Four:
-    _ops._check_devices(y, values, index, gates, cells, h0, c0, lengths, dy, dh, dc)
     made = _empty_backward(values, index, y, gates, cells, h0, c0, lengths, dy, dh, dc, wide, weight_gradient)
     dpre, dw, dh0, dc0 = made
     steps, n, hidden = y.shape
-    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden)
+    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("backward", view, y, steps)
-    state = (_ops._pointer(values), _ops._pointer(h0), _ops._pointer(c0), _lengths_pointer(lengths, n))
-    saved = _lib.LstmSaved(*state, _ops._pointer(y), _ops._pointer(gates), _ops._pointer(cells))
-    of_weight = _ops._pointer(dw) if weight_gradient else None
-    of_state = (None if h0 is None else _ops._pointer(dh0), None if c0 is None else _ops._pointer(dc0))
-    grads = _lib.LstmGrads(_ops._pointer(dpre), of_weight, *of_state)
-    of_outputs = (_ops._pointer(dy), _ops._pointer(dh), _ops._pointer(dc))
+    state = (_pointer(values), _pointer(h0), _pointer(c0), _lengths_pointer(lengths, n))
+    saved = _lib.LstmSaved(*state, _pointer(y), _pointer(gates), _pointer(cells))
+    of_weight = _pointer(dw) if weight_gradient else None
+    of_state = (None if h0 is None else _pointer(dh0), None if c0 is None else _pointer(dc0))
+    grads = _lib.LstmGrads(_pointer(dpre), of_weight, *of_state)
+    of_outputs = (_pointer(dy), _pointer(dh), _pointer(dc))
     call = (ctypes.byref(view), ctypes.byref(saved), *of_outputs, 0, ctypes.byref(grads), workspace, _ops._stream(y))
     _lib.call("bs_lstm_backward", *call)
     return made
 
 
-for _device in ("CPU", "CUDA"):
-    _lib_def.impl("lstm_forward", _forward, _device)
-    _lib_def.impl("lstm_backward", _backward, _device)
+KERNELS, CUDA_KERNELS = _ops.register("lstm", {"lstm_forward": _forward, "lstm_backward": _backward})
 
 forward = torch.ops.blocksparse.lstm_forward.default
 backward = torch.ops.blocksparse.lstm_backward.default

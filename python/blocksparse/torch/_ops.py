@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,11 +55,11 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
-def _check_devices(x: Tensor, *others: Tensor | None) -> None:
+def _check_devices(x: Tensor, *others: Tensor | None, op: str = "linear") -> None:
     """Without this, x on the CPU and weights on meta would be answered by a tensor that nothing has written."""
     for other in others:
         if other is not None and other.device != x.device:
-            raise ValueError(f"[linear] a tensor is on {other.device}, needs {x.device}, where x is")
+            raise ValueError(f"[{op}] a tensor is on {other.device}, needs {x.device}, where x is")
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -167,10 +168,14 @@ def _pointer(x: Tensor | None, op: str = "linear") -> Any:
     return None if x is None else ctypes.pointer(_tensor(x, op))
 
 
-def _view(index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int) -> _lib.LayoutView:
+def _view(
+    index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int, op: str = "linear"
+) -> _lib.LayoutView:
     """The layout as the core takes it. Its tables tell the sizes where they can be read; on a card the tensors do."""
-    if index.dtype != torch.int32 or not index.is_contiguous():
-        raise ValueError(f"[linear] index is {index.dtype}, needs the int32 tensor that belongs to the layout")
+    if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
+        raise ValueError(
+            f"[{op}] index is {index.dtype} {list(index.shape)}, needs the int32 tensor that belongs to the layout"
+        )
     if index.is_cuda:
         if transposed:
             out, in_ = in_, out
@@ -293,21 +298,26 @@ def _wgrad(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _wgrad_list([x], [dy], *arguments)
 
 
-def _register(key: str, device: int) -> str:
-    """Kernels for one kind of device; what they are."""
-    _ops.impl("linear_wgrad_list", _wgrad_list, key)
-    asked = os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
-    why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else _lib.torch_register(device)
-    if not why_not:
-        return "C++"
-    for name, kernel in (("linear", _linear), ("linear_fprop", _fprop), ("linear_dgrad", _dgrad)):
-        _ops.impl(name, kernel, key)
-    _ops.impl("linear_wgrad", _wgrad, key)
-    return f"Python over ctypes ({why_not})"
+def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, str]:
+    """Gives the ops of a family kernels for the CPU and for CUDA; what they are. Those given stand in for C++ ones."""
+
+    def for_device(key: str, device: int) -> str:
+        asked = os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
+        why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else _lib.torch_register(family, device)
+        if not why_not:
+            return "C++"
+        for name, kernel in kernels.items():
+            _ops.impl(name, kernel, key)
+        return f"Python over ctypes ({why_not})"
+
+    return for_device("CPU", _lib.CPU), for_device("CUDA", _lib.CUDA)
 
 
-KERNELS = _register("CPU", _lib.CPU)
-CUDA_KERNELS = _register("CUDA", _lib.CUDA)
+for _key in ("CPU", "CUDA"):
+    _ops.impl("linear_wgrad_list", _wgrad_list, _key)
+_python: dict[str, Callable[..., Any]] = {"linear": _linear, "linear_fprop": _fprop, "linear_dgrad": _dgrad}
+_python["linear_wgrad"] = _wgrad
+KERNELS, CUDA_KERNELS = register("linear", _python)
 
 linear = torch.ops.blocksparse.linear.default
 fprop = torch.ops.blocksparse.linear_fprop.default

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import Layout
-from . import deep_update_op, deep_update_steps
-from .lstm import GATES, Recurrent, cell, run_steps, stack_gates, start_of
+from . import deep_update_op, deep_update_steps, sequence_op
+from .lstm import GATES, UNITS, Recurrent, cell, run_steps, stack_gates, start_of
 from .modules import BlockSparseLinear
 from .norm import layer_norm
 from .recurrent import SharedWeight, State, apply_cell
@@ -147,13 +147,10 @@ class DeepUpdateLSTM(Recurrent):
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
         begin = start_of(m, state)
         if self._is_one_op(x):
-            sparse = deep_update_op.Network(self._block_sparse(), EPSILON)
+            sparse = deep_update_op.DeepUpdate(self._block_sparse(), EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
-            weights = (layer.weight for layer in sparse.layers)
-            if lengths is not None:
-                lengths = lengths.to(x.device, torch.int64).contiguous()
             given = (t.contiguous() for t in (*begin, m, a))
-            y, h, c = deep_update_op.run(sparse, lengths, *given, *of_norms, *weights)
+            y, h, c = sequence_op.run(sparse, lengths, *given, *of_norms, *(layer.weight for layer in sparse.layers))
             return y, (h, c)
         if self._is_one_node(x, lengths):
             network = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
@@ -185,13 +182,13 @@ class DeepUpdateLSTM(Recurrent):
         """Whether all steps are one op of the core: no matrix is dense."""
         sparse = len(self._block_sparse()) == self.inner + 1
         drops = self.dropout > 0 and self.training
-        whole = self.hidden_size % deep_update_steps.UNITS == 0
+        whole = self.hidden_size % UNITS == 0
         return sparse and whole and x.numel() > 0 and not drops and not torch.compiler.is_compiling()
 
     def _is_one_node(self, x: Tensor, lengths: Tensor | None) -> bool:
         """Whether all steps can be run as one; else they are composed of ops, which PyTorch can also compile."""
         drops = self.dropout > 0 and self.training
-        whole = self.hidden_size % deep_update_steps.UNITS == 0
+        whole = self.hidden_size % UNITS == 0
         return whole and x.numel() > 0 and lengths is None and not drops and not torch.compiler.is_compiling()
 
     def _cell(self, z: Tensor, c: Tensor) -> State:

@@ -19,9 +19,8 @@ from .. import _lib
 from ..layout import Layout
 from . import _ops
 from .functional import index_of
+from .lstm import GATES, UNITS
 from .modules import BlockSparseLinear
-
-GATES, UNITS = 4, 8  # units: that the cell's op takes at least
 
 
 class Matrix:

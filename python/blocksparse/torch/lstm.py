@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..layout import Layout
-from . import convert
+from . import convert, sequence_op
 from .modules import BlockSparseLinear
+from .multiplicative_op import Multiplicative
 from .recurrent import SharedWeight, State, apply_lstm
 
 GATES = 4  # i, f, g, o
+UNITS = 8  # a multiple of which the core's cells take
 
 
 def stack_gates(name: str, layout: Layout, hidden_size: int) -> Layout:
@@ -260,7 +262,7 @@ class MultiplicativeLSTM(Recurrent):
         m = (W_mx x) * (W_mh h)
         z = W_x x + W_h m + bias, then as an LSTM
 
-    A step is composed of linear ops; dW is made by one product over all steps.
+    All steps are one op; under `torch.compile` they are composed of linear ops.
 
     Args:
         input_size: features of x.
@@ -303,6 +305,13 @@ class MultiplicativeLSTM(Recurrent):
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """See `Recurrent`."""
         of_m, of_x = self.input_m(x), self.input(x)
+        if self._is_one_op(x):
+            network = Multiplicative([self.recurrent_m, self.recurrent])
+            begin = (t.contiguous() for t in start_of(of_m, state))
+            pre = of_x.unflatten(-1, (GATES, self.hidden_size))
+            weights = (self.recurrent_m.weight, self.recurrent.weight)
+            y, h, c = sequence_op.run(network, lengths, *begin, of_m.contiguous(), pre.contiguous(), *weights)
+            return y, (h, c)
         factors, terms = of_m.unbind(), of_x.unbind()  # once: each index would make zeros for all steps in backward
         w_m, w_h = SharedWeight(self.recurrent_m), SharedWeight(self.recurrent)
 
@@ -312,6 +321,9 @@ class MultiplicativeLSTM(Recurrent):
             return cell(z, c, h.dtype)
 
         return run_steps(step, x.size(0), start_of(of_x[:, :, : self.hidden_size], state), lengths)
+
+    def _is_one_op(self, x: Tensor) -> bool:
+        return self.hidden_size % UNITS == 0 and x.numel() > 0 and not torch.compiler.is_compiling()
 
 
 def cell(z: Tensor, c: Tensor, dtype: torch.dtype) -> State:

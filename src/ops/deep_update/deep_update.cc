@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "blocksparse/blocksparse.h"
-#include "core/checks.h"
+#include "core/checked_tensors.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -16,45 +16,7 @@ namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 40;  // of [steps, n, H]: more do not fit into any memory
 
-// The tensors of a call: each is checked as it is added, then the written ones against all others.
-struct Checker {
-  const char* op;
-  Device device;
-  std::array<Region, 3 *kMostMatrices + 8> read = {}, written = {};
-  size_t reads = 0, writes = 0;
-
-  Status check(const Named& t, DType needed, std::initializer_list<int64_t> shape) const {
-    BS_RETURN_IF_ERROR(check_contiguous(t, shape));
-    BS_RETURN_IF_ERROR(check_dtype(t, needed));
-    return check_device(t, device);
-  }
-  Status input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
-    read[reads++] = region_of(t.name, t.tensor);
-    return {};
-  }
-  Status needed_input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    return t.tensor.given() ? input(t, needed, shape) : missing(t);
-  }
-  Status output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
-    written[writes++] = region_of(t.name, t.tensor);
-    return {};
-  }
-  Status needed_output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    return t.tensor.given() ? output(t, needed, shape) : missing(t);
-  }
-  Status disjoint() const {
-    for (size_t i = 0; i < writes; ++i) {
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
-    }
-    return {};
-  }
-
- private:
-  static Status missing(const Named& t) { return invalid("[", t.op, "] ", t.name, " is not given"); }
-};
+using Tensors = CheckedTensors<3 * kMostMatrices + 8>;
 
 // "deep_update_forward, matrix 2" for messages, without an allocation.
 struct OpOfMatrix {
@@ -112,7 +74,7 @@ Status check_lengths(const char* op, const Sequence& s) {
   return {};
 }
 
-Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Checker& c) {
+Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Tensors& c) {
   const DType dtype = s.dtype, state = sum_dtype(dtype);
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "factor", in.factor}, dtype, {s.steps, s.n, s.hidden}));
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "term", in.term}, dtype, {s.steps, s.n, s.hidden}));
@@ -143,7 +105,7 @@ Status check_saved(const char* op, const Workspace& saved, const Sequence& s) {
   return {};
 }
 
-Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& grads, Backward& b, Checker& c) {
+Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& grads, Backward& b, Tensors& c) {
   const DType state = sum_dtype(b.dtype);
   if (grads.matrices.size() != in.matrices.size()) {
     return invalid("[", c.op, "] there are gradients of ", grads.matrices.size(), " matrices, needs ",
@@ -167,7 +129,7 @@ Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& gra
 }
 
 Status check_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved, const DeepUpdateOutputGrads& of,
-                      const DeepUpdateGrads& grads, Backward& b, Checker& c) {
+                      const DeepUpdateGrads& grads, Backward& b, Tensors& c) {
   const DType dtype = b.dtype, state = sum_dtype(dtype);
   const int64_t steps = b.steps, n = b.n, hidden = b.hidden;
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "y", saved.y}, dtype, {steps, n, hidden}));
@@ -201,7 +163,7 @@ Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& 
   const char* op = "deep_update_forward";
   Forward f;
   BS_RETURN_IF_ERROR(check_sizes(op, in, f));
-  Checker c{op, f.device};
+  Tensors c{op, f.device};
   BS_RETURN_IF_ERROR(check_inputs(in, f, c));
   BS_RETURN_IF_ERROR(c.needed_output({op, "y", out.y}, f.dtype, {f.steps, f.n, f.hidden}));
   BS_RETURN_IF_ERROR(c.needed_output({op, "h", out.h}, f.dtype, {f.n, f.hidden}));
@@ -221,7 +183,7 @@ Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& s
   const char* op = "deep_update_backward";
   Backward b;
   BS_RETURN_IF_ERROR(check_sizes(op, in, b));
-  Checker c{op, b.device};
+  Tensors c{op, b.device};
   BS_RETURN_IF_ERROR(check_inputs(in, b, c));
   BS_RETURN_IF_ERROR(check_backward(in, saved, of_outputs, grads, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));

@@ -1,67 +1,23 @@
 // Runs the steps, on any device: products of the linear op, layer norms and cells in turn. On a card each kernel begins
 // while the one in front still runs.
 #include "core/text.h"
-#include "cpu/isa.h"
 #include "cpu/pages.h"
-#include "cpu/threads.h"
 #include "ops/deep_update/deep_update.h"
-#include "ops/linear/linear.h"
-#include "ops/lstm/cell.h"
+#include "ops/lstm/machine.h"
 #include "ops/norm/norm.h"
 
 namespace blocksparse::deep_update {
 
 namespace {
 
-// What does the parts of a step.
-struct Machine {
-  Device device;
-  Stream stream;
-  Isa isa = Isa::reference;
-  int32_t threads = 1;
-  Workspace linear;
+using lstm::advance;
+using lstm::Machine;
 
-  static Result<Machine> of(Device device, Stream stream, Workspace workspace, int64_t linear) {
-    const auto first = static_cast<size_t>(linear);
-    Machine m{.device = device, .stream = stream, .linear = {}};
-    m.linear = {static_cast<char*>(workspace.data) + first, workspace.bytes - first};
-    if (m.on_card()) return m;
-    const auto isa = current_isa();
-    if (!isa.ok()) return isa.status();
-    m.isa = *isa;
-    m.threads = threads_for(stream.threads);
-    return m;
-  }
-  bool on_card() const { return device.type == DeviceType::cuda; }
-  Status product(const linear::Product& p) const {
-    return on_card() ? linear::cuda_product(p, linear, stream) : linear::cpu_product(p, isa, linear, threads);
-  }
-  Status gradient(const linear::WeightGradient& g) const {
-    return on_card() ? linear::cuda_weight_gradient(g, linear, stream)
-                     : linear::cpu_weight_gradient(g, isa, linear, threads);
-  }
-  Status norm(const norm::Forward& f) const {
-    return on_card() ? norm::cuda_forward(f, device, stream) : norm::cpu_forward(f, isa, threads);
-  }
-  Status norm(const norm::Backward& b) const {
-    return on_card() ? norm::cuda_backward(b, device, stream) : norm::cpu_backward(b, isa, threads);
-  }
-  template <class Cell>
-  Status cell(const Cell& step, DType dtype) const {
-    return on_card() ? lstm::cuda_cell(step, dtype, device, stream) : lstm::cpu_cell(step, dtype, isa, threads);
-  }
-  Status copy(const lstm::CopyOfEmpty& copy, DType dtype) const {
-    if (on_card()) return lstm::cuda_copy(copy, dtype, device, stream);
-    lstm::cpu_copy(copy, dtype);
-    return {};
-  }
-};
-
-const char* advance(const void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+Status run(const Machine& on, const norm::Forward& f) {
+  return on.on_card() ? norm::cuda_forward(f, on.device, on.stream) : norm::cpu_forward(f, on.isa, on.threads);
 }
-char* advance(void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
+Status run(const Machine& on, const norm::Backward& b) {
+  return on.on_card() ? norm::cuda_backward(b, on.device, on.stream) : norm::cpu_backward(b, on.isa, on.threads);
 }
 
 // One pass, step by step.
@@ -128,7 +84,7 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
     n.term = j == 1 ? advance(f.term, t * pass.one, f.dtype) : nullptr;
     n.y = normed;
     n.stats = memory + made.stats_at(j) + at * 2 * groups * f.n * sum;
-    BS_RETURN_IF_ERROR(pass.on.norm(n));
+    BS_RETURN_IF_ERROR(run(pass.on, n));
     u = normed;
   }
   return {};
@@ -167,7 +123,7 @@ Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, 
       n.dshift = b.grads[static_cast<size_t>(j)].shift;
       n.accumulate = t + 1 < b.steps;
     }
-    BS_RETURN_IF_ERROR(pass.on.norm(n));
+    BS_RETURN_IF_ERROR(run(pass.on, n));
     void* out = j > 0 ? of_normed(j - 1) : dh;
     if (out != nullptr) {
       BS_RETURN_IF_ERROR(pass.product(j, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
@@ -195,7 +151,7 @@ Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, cons
   n.dy = memory + space.of_normed + space.normed.at(j);
   n.dgain = b.grads[static_cast<size_t>(j)].gain;
   n.dshift = b.grads[static_cast<size_t>(j)].shift;
-  return pass.on.norm(n);
+  return run(pass.on, n);
 }
 
 // dW over all steps. The first matrix reads h, which is y of the step before: its first step is a product of its own.

@@ -22,15 +22,19 @@ int32_t block_of(int64_t hidden) {
   return block;
 }
 
+Status no_kernel() {
+  return {StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype"};
+}
+
+// The scalar cell is plain loops, too.
+Isa isa_of_cell(Isa isa) { return isa == Isa::reference ? Isa::scalar : isa; }
+
 // run(kernel, step, task) for all units and tokens.
 template <class Cell, class Run>
 Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) {
-  if (isa == Isa::reference) isa = Isa::scalar;  // whose cell is plain loops, too
-  const CellKernel* cell = find_cell_kernel(isa, dtype);
-  const linear::ProductKernel* product = linear::find_product_kernel(isa, dtype);
-  if (cell == nullptr || product == nullptr) {
-    return {StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype"};
-  }
+  const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
+  const linear::ProductKernel* product = linear::find_product_kernel(isa_of_cell(isa), dtype);
+  if (cell == nullptr || product == nullptr) return no_kernel();
   step.block = block_of(step.hidden);
   const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = (step.n + lanes - 1) / lanes;
   threads = linear::worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
@@ -64,6 +68,15 @@ void cpu_copy(const CopyOfEmpty& copy, DType dtype) {
       std::memcpy(row, static_cast<const char*>(copy.from) + static_cast<size_t>(i) * bytes, bytes);
     else std::memset(row, 0, bytes);
   }
+}
+
+Status cpu_multiply(const Multiply& m, DType dtype, Isa isa, int32_t threads) {
+  const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
+  if (cell == nullptr) return no_kernel();
+  constexpr int64_t kPart = 1 << 14;  // elements of a task
+  parallel_for(threads, (m.count + kPart - 1) / kPart,
+               [&](int64_t i) { cell->multiply(m, i * kPart, std::min((i + 1) * kPart, m.count)); });
+  return {};
 }
 
 }  // namespace blocksparse::lstm

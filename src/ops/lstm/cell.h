@@ -32,10 +32,12 @@ struct CopyOfEmpty {
 Status cpu_cell(const ForwardCell& step, DType dtype, Isa isa, int32_t threads);
 Status cpu_cell(const BackwardCell& step, DType dtype, Isa isa, int32_t threads);
 void cpu_copy(const CopyOfEmpty& copy, DType dtype);
+Status cpu_multiply(const Multiply& m, DType dtype, Isa isa, int32_t threads);
 
-// The kernel behind it may begin while it runs, and read at once all but what the cell writes.
+// The kernels behind cells and products may begin while these run, and read at once all but what they write.
 Status cuda_cell(const ForwardCell& step, DType dtype, Device device, Stream stream);
 Status cuda_cell(const BackwardCell& step, DType dtype, Device device, Stream stream);
 Status cuda_copy(const CopyOfEmpty& copy, DType dtype, Device device, Stream stream);
+Status cuda_multiply(const Multiply& m, DType dtype, Device device, Stream stream);
 
 }  // namespace blocksparse::lstm

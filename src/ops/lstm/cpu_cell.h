@@ -206,8 +206,23 @@ void backward(const BackwardStep& s, const CellTask& k) {
 }
 
 template <class C>
+void multiply(const Multiply& m, int64_t first, int64_t last) {
+  using S = typename C::S;
+  using T = typename C::T;
+  constexpr int L = C::lanes;
+  const T *x = static_cast<const T*>(m.x), *a = static_cast<const T*>(m.a), *b = static_cast<const T*>(m.b);
+  T *of_a = static_cast<T*>(m.of_a), *of_b = static_cast<T*>(m.of_b);
+  for (int64_t i = first; i < last; i += L) {
+    const int64_t left = last - i;
+    const Vec<S, L> of_x = load_first<S, L>(x + i, left);
+    store_first<S, L>(of_a + i, of_x * load_first<S, L>(a + i, left), left);
+    if (of_b != nullptr) store_first<S, L>(of_b + i, of_x * load_first<S, L>(b + i, left), left);
+  }
+}
+
+template <class C>
 CellKernel make_cell(Isa isa) {
-  return {isa, C::dtype, forward<C>, backward<C>};
+  return {isa, C::dtype, forward<C>, backward<C>, multiply<C>};
 }
 
 }  // namespace

@@ -237,6 +237,10 @@ Status cuda_copy(const CopyOfEmpty& copy, DType dtype, Device device, Stream str
   return on_device(device, [&](bool) { return launch_copy(copy, dtype, stream.handle); });
 }
 
+Status cuda_multiply(const Multiply& m, DType dtype, Device device, Stream stream) {
+  return on_device(device, [&](bool overlap) { return launch_multiply(m, dtype, overlap, stream.handle); });
+}
+
 size_t cuda_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n) {
   const size_t resident = resident_workspace_bytes(layout) + static_cast<size_t>(kAlignment);
   return std::max(static_cast<size_t>(plan_forward(layout, dtype, n).total), resident);

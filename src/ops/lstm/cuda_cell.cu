@@ -143,6 +143,26 @@ __global__ void __launch_bounds__(kCellThreads) copy_of_empty(const __grid_const
   static_cast<T*>(p.to)[i] = p.from == nullptr ? T{} : static_cast<const T*>(p.from)[i];
 }
 
+template <class T, int V>
+__global__ void __launch_bounds__(kCellThreads) multiply(const __grid_constant__ Multiply p) {
+  using S = SumOf<T>;
+  using Row = Units<T, V>;
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int64_t i = (blockIdx.x * int64_t{kCellThreads} + threadIdx.x) * V;
+  if (i >= p.count) return;
+  S x[V], other[V];
+  Row::load(static_cast<const T*>(p.x) + i, x);
+  const auto product = [&](const void* of, void* to) {
+    Row::load(static_cast<const T*>(of) + i, other);
+#pragma unroll
+    for (int v = 0; v < V; ++v) other[v] *= x[v];
+    Row::store(static_cast<T*>(to) + i, other);
+  };
+  product(p.a, p.of_a);
+  if (p.of_b != nullptr) product(p.b, p.of_b);
+}
+
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 template <class Body>
@@ -175,6 +195,8 @@ Status prepare_type() {
   BS_RETURN_IF_ERROR(cuda::prepare(forward_cell<T, 1>, 0));
   BS_RETURN_IF_ERROR(cuda::prepare(backward_cell<T, kUnits<T>>, 0));
   BS_RETURN_IF_ERROR(cuda::prepare(backward_cell<T, 1>, 0));
+  BS_RETURN_IF_ERROR(cuda::prepare(multiply<T, kUnits<T>>, 0));
+  BS_RETURN_IF_ERROR(cuda::prepare(multiply<T, 1>, 0));
   return cuda::prepare(copy_of_empty<T>, 0);
 }
 
@@ -204,6 +226,15 @@ Status launch_copy(const CopyOfEmpty& copy, DType dtype, void* stream) {
   if (copy.n == 0 || copy.hidden == 0 || copy.to == nullptr) return {};
   return with_type(dtype, [&]<class T>() {
     return cuda::launch(launch_of(copy.n * copy.hidden, false, stream), copy_of_empty<T>, copy);
+  });
+}
+
+Status launch_multiply(const Multiply& m, DType dtype, bool overlap, void* stream) {
+  if (m.count == 0) return {};
+  const bool wide = aligned({m.x, m.a, m.b, m.of_a, m.of_b});
+  return with_type(dtype, [&]<class T>() {
+    const int units = wide ? kUnits<T> : 1;
+    return cuda::launch(launch_of(m.count / units, overlap, stream), wide ? multiply<T, kUnits<T>> : multiply<T, 1>, m);
   });
 }
 

@@ -10,6 +10,7 @@ namespace blocksparse::lstm {
 Status launch_cell(const ForwardCell& step, DType dtype, bool overlap, void* stream);
 Status launch_cell(const BackwardCell& step, DType dtype, bool overlap, void* stream);
 Status launch_copy(const CopyOfEmpty& copy, DType dtype, void* stream);
+Status launch_multiply(const Multiply& m, DType dtype, bool overlap, void* stream);
 
 Status prepare_cells();  // for the current device
 bool cells_overlap();    // whether the current device's code can wait

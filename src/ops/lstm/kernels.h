@@ -42,11 +42,19 @@ struct BackwardStep : CellStep {
   void *dc = nullptr, *dpre = nullptr;
 };
 
+// of_a = x a and of_b = x b, element by element.
+struct Multiply {
+  int64_t count = 0;  // a multiple of 8
+  const void *x = nullptr, *a = nullptr, *b = nullptr;
+  void *of_a = nullptr, *of_b = nullptr;  // of_b null: not wanted
+};
+
 struct CellKernel {
   Isa isa;
   DType dtype;
   void (*forward)(const ForwardStep&, const CellTask&);    // 4 gates' sums
   void (*backward)(const BackwardStep&, const CellTask&);  // sums of one: what comes from the step behind
+  void (*multiply)(const Multiply&, int64_t first, int64_t last);
 };
 
 // Of this instruction set, or of the next one below that has the type; its lanes are those of the product kernel.

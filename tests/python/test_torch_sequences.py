@@ -1,4 +1,4 @@
-"""The steps of a deep-update LSTM: as one op or one autograd node, beside those that autograd records one by one."""
+"""Recurrent networks whose steps are one op or one autograd node, beside those that autograd records one by one."""
 
 import pytest
 import torch
@@ -6,18 +6,21 @@ from test_torch import error
 
 import blocksparse
 import blocksparse.torch as bst
+from blocksparse import Layout
 
 STEPS, N, INPUT, HIDDEN = 6, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT))]
+SPARSE = ["deep", "multiplicative"]
 LENGTHS = {"all": None, "several": [6, 3, 0, 1, 6]}
 
 
-def make(sparse, device, dtype=torch.float64):
+def make(which, device, dtype=torch.float64):
     torch.manual_seed(1)
-    graph = {"graph": "ba(6,2)", "block_size": 8, "inner": 3, "ports": 2}
-    if sparse:
-        module = bst.DeepUpdateLSTM.from_graph(INPUT, HIDDEN, **graph)
+    if which == "multiplicative":
+        module = bst.MultiplicativeLSTM(INPUT, HIDDEN, Layout.from_graph("random(6,6,0.5)", 8, seed=1))
+    elif which == "deep":
+        module = bst.DeepUpdateLSTM.from_graph(INPUT, HIDDEN, "ba(6,2)", 8, 3, ports=2)
     else:
         module = bst.DeepUpdateLSTM(INPUT, HIDDEN, None, 3, 2)
     with torch.no_grad():
@@ -48,15 +51,15 @@ def results(module, x, state, lengths, weights=(1.0, 0.3, 0.7)):
 def composed(module, monkeypatch, *given):
     with monkeypatch.context() as patch:
         patch.setattr(type(module), "_is_one_op", lambda *_: False)
-        patch.setattr(type(module), "_is_one_node", lambda *_: False)
+        patch.setattr(bst.DeepUpdateLSTM, "_is_one_node", lambda *_: False)
         return results(module, *given)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_agrees_with_the_composed_steps(device, sparse, lengths, monkeypatch):
-    module, (x, state) = make(sparse, device), inputs(device)
+def test_agrees_with_the_composed_steps(device, which, lengths, monkeypatch):
+    module, (x, state) = make(which, device), inputs(device)
     given = (x, state, LENGTHS[lengths])
     expected = composed(module, monkeypatch, *given)
     for got, want in zip(results(module, *given), expected, strict=True):
@@ -68,20 +71,22 @@ def test_agrees_with_the_composed_steps(device, sparse, lengths, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("which", SPARSE)
 @pytest.mark.parametrize("weights", [(1.0, 0, 0), (0, 1.0, 0), (0, 0, 1.0)])
-def test_gradients_of_one_output_alone(device, weights, monkeypatch):
-    module, (x, state) = make(True, device), inputs(device)
+def test_gradients_of_one_output_alone(device, which, weights, monkeypatch):
+    module, (x, state) = make(which, device), inputs(device)
     given = (x, state, None, weights)
     for got, want in zip(results(module, *given), composed(module, monkeypatch, *given), strict=True):
         assert error(got, want) < 1e-12
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("which", SPARSE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_agrees_with_float64(device, dtype):
-    module, (x, state) = make(True, device, dtype), inputs(device, dtype)
+def test_agrees_with_float64(device, which, dtype):
+    module, (x, state) = make(which, device, dtype), inputs(device, dtype)
     got = results(module, x, state, LENGTHS["several"])
-    wide = make(True, device, torch.float64)
+    wide = make(which, device, torch.float64)
     with torch.no_grad():
         for mine, theirs in zip(wide.parameters(), module.parameters(), strict=True):
             mine.copy_(theirs)
@@ -93,19 +98,22 @@ def test_agrees_with_float64(device, dtype):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_two_runs_give_the_same_bits(device):
-    module, (x, state) = make(True, device, torch.bfloat16), inputs(device, torch.bfloat16)
+@pytest.mark.parametrize("which", SPARSE)
+def test_two_runs_give_the_same_bits(device, which):
+    module, (x, state) = make(which, device, torch.bfloat16), inputs(device, torch.bfloat16)
     first = results(module, x, state, None)
     assert all(torch.equal(a, b) for a, b in zip(first, results(module, x, state, None), strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_needs_no_gradient_gets_none(device, monkeypatch):
-    module, (x, _) = make(True, device), inputs(device)
-    module.matrices[1].weight.requires_grad_(False)
+@pytest.mark.parametrize("which", SPARSE)
+def test_what_needs_no_gradient_gets_none(device, which, monkeypatch):
+    module, (x, _) = make(which, device), inputs(device)
+    left_out = (module.matrices[1] if which == "deep" else module.recurrent).weight
+    left_out.requires_grad_(False)
     y, _ = module(x.detach())
     y.sum().backward()
-    assert module.matrices[1].weight.grad is None
+    assert left_out.grad is None
     whole = [p.grad.clone() for p in module.parameters() if p.requires_grad]
     module.zero_grad()
     monkeypatch.setattr(type(module), "_is_one_op", lambda *_: False)
@@ -114,19 +122,21 @@ def test_what_needs_no_gradient_gets_none(device, monkeypatch):
         assert error(got, want) < 1e-12
 
 
-def test_without_gradients_it_is_one_call(monkeypatch):
+@pytest.mark.parametrize("which", SPARSE)
+def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
     original = blocksparse._lib.call
     monkeypatch.setattr(blocksparse._lib, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
     with torch.no_grad():
-        make(True, "cpu")(inputs("cpu")[0])
-    assert calls.count("bs_deep_update_forward") == 1
+        make(which, "cpu")(inputs("cpu")[0])
+    assert sum(name in ("bs_deep_update_forward", "bs_multiplicative_forward") for name in calls) == 1
     assert not any(name.startswith("bs_linear") for name in calls)
 
 
 @pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
-def test_replays_of_a_graph_follow_their_inputs():
-    module, (x, state) = make(True, "cuda", torch.bfloat16), inputs("cuda", torch.bfloat16)
+@pytest.mark.parametrize("which", SPARSE)
+def test_replays_of_a_graph_follow_their_inputs(which):
+    module, (x, state) = make(which, "cuda", torch.bfloat16), inputs("cuda", torch.bfloat16)
     lengths = torch.tensor(LENGTHS["several"], device="cuda")
     with torch.no_grad():
         module(x, state, lengths)

@@ -1,0 +1,84 @@
+// The multiplicative LSTM: a sequence through a cell whose state is first multiplied with what the input says. With two
+// block-sparse weights, W_m [H, H] and W [4 H, H], for t = 0, 1, ...
+//
+//   m   = factor[t] * (W_m h)
+//   z   = pre[t] + W m             four gates of H units each, in the order i, f, g, o
+//   c   = sigmoid(z_f) c + sigmoid(z_i) tanh(z_g)
+//   h   = sigmoid(z_o) tanh(c)     y[t] = h
+//
+// factor and pre hold what does not depend on the state: the input's projections, made for all steps by others.
+//
+// Promises of both passes
+//   - All tensors are contiguous. h, y, factor, pre, weights and their gradients are of one dtype (f32, f64, bf16,
+//   f16); c
+//     is f32 (f64 for f64), and so are all sums.
+//   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0.
+//   - steps, n or any length may be 0. Two runs give the same bits, whatever the number of threads.
+//   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
+//     written.
+//   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph.
+//
+// Source: Krause, Lu, Murray and Renals, "Multiplicative LSTM for sequence modelling", arXiv:1609.07959 (2016).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocksparse/export.h"
+#include "blocksparse/layout.h"
+#include "blocksparse/status.h"
+#include "blocksparse/stream.h"
+#include "blocksparse/tensor.h"
+
+namespace blocksparse {
+
+struct MultiplicativeInputs {
+  LayoutView layout_m, layout;       // of W_m [H, H] and W [4 H, H]
+  ConstTensor w_m, w;                // [blocks, b, b]
+  ConstTensor factor;                // [steps, n, H], H a multiple of 8
+  ConstTensor pre;                   // [steps, n, 4, H]
+  ConstTensor h0, c0;                // [n, H]
+  const int64_t* lengths = nullptr;  // [n], 0 to steps each, as LstmInputs::lengths
+};
+
+// Outputs overlap neither each other nor inputs.
+struct MultiplicativeOutputs {
+  Tensor y;         // [steps, n, H]
+  Tensor h, c;      // [n, H]: the state after each sequence's last step
+  Workspace saved;  // of multiplicative_saved_size() bytes, for the backward pass; or none, then there can be none
+};
+
+[[nodiscard]] BS_EXPORT Status multiplicative_forward(const MultiplicativeInputs& in, const MultiplicativeOutputs& out,
+                                                      Workspace workspace, Stream stream = {});
+
+// What the forward pass gave.
+struct MultiplicativeSaved {
+  ConstTensor y;
+  Workspace saved;  // is read alone
+};
+
+// Gradients of the outputs; what is not given is 0.
+struct MultiplicativeOutputGrads {
+  ConstTensor y;     // [steps, n, H]
+  ConstTensor h, c;  // [n, H]
+};
+
+struct MultiplicativeGrads {
+  Tensor w_m, w;  // [blocks, b, b], dtype of w or f32 (f64 for f64); either may be left out
+  Tensor factor;  // [steps, n, H]
+  Tensor pre;     // [steps, n, 4, H]
+  Tensor h0, c0;  // [n, H]; either may be left out
+};
+
+// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps.
+[[nodiscard]] BS_EXPORT Status multiplicative_backward(const MultiplicativeInputs& in, const MultiplicativeSaved& saved,
+                                                       const MultiplicativeOutputGrads& of_outputs,
+                                                       const MultiplicativeGrads& grads, Workspace workspace,
+                                                       Stream stream = {});
+
+// Bytes. Of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong.
+BS_EXPORT size_t multiplicative_saved_size(const MultiplicativeInputs& in);
+BS_EXPORT size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in);
+BS_EXPORT size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in);
+
+}  // namespace blocksparse

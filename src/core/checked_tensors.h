@@ -1,0 +1,53 @@
+// The contiguous tensors of one call on one device.
+#pragma once
+
+#include <array>
+
+#include "core/checks.h"
+#include "core/text.h"
+
+namespace blocksparse {
+
+// Each tensor is checked as it is added, then the written ones against all others. At most `Most` are read, and
+// written.
+template <size_t Most>
+struct CheckedTensors {
+  const char* op;
+  Device device;
+  std::array<Region, Most> read = {}, written = {};
+  size_t reads = 0, writes = 0;
+
+  Status check(const Named& t, DType needed, std::initializer_list<int64_t> shape) const {
+    BS_RETURN_IF_ERROR(check_contiguous(t, shape));
+    BS_RETURN_IF_ERROR(check_dtype(t, needed));
+    return check_device(t, device);
+  }
+  Status input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
+    read[reads++] = region_of(t.name, t.tensor);
+    return {};
+  }
+  Status needed_input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    return t.tensor.given() ? input(t, needed, shape) : missing(t);
+  }
+  Status output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
+    written[writes++] = region_of(t.name, t.tensor);
+    return {};
+  }
+  Status needed_output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
+    return t.tensor.given() ? output(t, needed, shape) : missing(t);
+  }
+  Status disjoint() const {
+    for (size_t i = 0; i < writes; ++i) {
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
+      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
+    }
+    return {};
+  }
+
+ private:
+  static Status missing(const Named& t) { return invalid("[", t.op, "] ", t.name, " is not given"); }
+};
+
+}  // namespace blocksparse
