@@ -139,6 +139,11 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000, o.n = 128; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 5000; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4, o.blocks *= 4; }), CudaKernel::few) << "a long hub";
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 5599; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 5599; }), CudaKernel::few) << "W may hold anything there";
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::few);
@@ -149,6 +154,8 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   CudaProblem gates = p;
   gates.outputs = 4 * p.inputs;
   EXPECT_TRUE(rows_in_fours(gates));
+  gates.n = 65, gates.blocks = 9000;
+  EXPECT_EQ(choose_cuda_kernel(gates, kH200), CudaKernel::rows) << "x is shared";
   gates.by_in = true;
   EXPECT_FALSE(rows_in_fours(gates)) << "W does not lie in the order of the lists";
 }

@@ -318,6 +318,7 @@ constexpr Case kCells[] = {
     {.n = 300, .groups = 4, .features = 1120, .dtype = DType::f16},
     {.n = 257, .groups = 4, .features = 5600, .dtype = DType::bf16},
     {.n = 71, .groups = 4, .features = 18432, .dtype = DType::bf16},
+    {.n = 130, .groups = 4, .features = 9600, .dtype = DType::f16},
     {.n = 3, .groups = 4, .features = 40000, .dtype = DType::bf16},
     {.n = 2, .groups = 4, .features = 60000, .dtype = DType::bf16},
 };
@@ -351,7 +352,10 @@ TEST(NormPlan, LongRowsAreSharedByClusters) {
   EXPECT_EQ(plan_wide_forward(256, 1, 64 / 8, kMultiprocessors).cluster, 1);
   EXPECT_FALSE(plan_wide_forward(256, 1, 100000 / 8, kMultiprocessors).fits());
   const WidePlan cell = plan_wide_cell(256, 18432 / 8, kMultiprocessors);
-  EXPECT_EQ(cell.parts, 32) << "each walks some tokens";
+  EXPECT_EQ(cell.cluster, 8);
+  EXPECT_EQ(cell.parts, 28) << "each walks some tokens";
+  EXPECT_EQ(plan_wide_cell(256, 5600 / 8, kMultiprocessors).cluster, 2);
+  EXPECT_EQ(plan_wide_cell(256, 5600 / 8, kMultiprocessors).parts, 128) << "all at once";
   for (const int64_t n : {1, 7, 256, 100000}) {
     for (const int64_t vectors : {1, 31, 288, 289, 700, 2304, 3000}) {
       for (const WidePlan& p :
