@@ -147,25 +147,15 @@ bool could_be_many(const WeightGradient& g) {
          linear::many_supports(many_problem(g)) && many_workspace(g) < kMostWorkspace;
 }
 
-int64_t halo_workspace(const WeightGradient& g) {
-  const auto plan = plan_halo_gradient(g);
-  return plan ? linear::gradient_places(plan->problem, halo_gradient_form(plan->problem.block)).end : 0;
-}
-
-// Its workspace for b = 64 is that of `many`.
-int64_t halo_workspace(const Product& p) {
-  const auto plan = plan_halo_blocks(p);
-  return plan ? plan->end : 0;
-}
-
 bool could_be_halo(const Product& p) {
-  return could_be_many(p) && (plan_halo_product(p) || plan_halo_blocks(p)) && halo_workspace(p) < kMostWorkspace;
+  return p.x_channels == nullptr && p.y_channels == nullptr && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
   return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g) &&
-         halo_workspace(g) < kMostWorkspace;
+         g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
 template <class Problem>
@@ -179,14 +169,10 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   return is_linear(p);
 }
 
-// wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
-bool pays(const Product& p, const cuda::Card& card) { return halo_pays(p, card); }
-bool pays(const WeightGradient&, const cuda::Card&) { return true; }
-
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
   for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
-    if (supports(way, p, card) && (way != CudaWay::halo || pays(p, card))) return way;
+    if (supports(way, p, card)) return way;
   }
   return CudaWay::generic;
 }
@@ -200,7 +186,6 @@ CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { retur
 
 size_t cuda_workspace_bytes(const Product& p) {
   int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
-  if (could_be_halo(p)) bytes = std::max(bytes, halo_workspace(p));
   if (is_linear(p)) {
     LayoutView plain = p.layout;
     plain.transposed = false;
@@ -213,7 +198,7 @@ size_t cuda_workspace_bytes(const Product& p) {
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
   int64_t bytes = could_be_many(g) ? many_workspace(g) : 0;
-  if (could_be_halo(g)) bytes = std::max(bytes, halo_workspace(g));
+  if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
     const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
     bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));
