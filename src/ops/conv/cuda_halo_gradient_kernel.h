@@ -143,8 +143,23 @@ __device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, b
   return h.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
 }
 
+// Of a unit that is a thread block's alone, found before its sums take the registers. By the threads that multiply.
+struct HaloWhole {
+  HaloUnit unit;
+  int32_t ids[kHaloIds];
+};
+
 template <class K>
-__device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const HaloUnit& unit, int32_t* ids, int group,
+__device__ void find_whole(HaloWhole& whole, const HaloUnit& unit, const HaloCells& cells) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  ptx::bar_sync(1, K::kGroups * 128);
+  if (thread == 0) whole.unit = unit;
+  if (thread < kHaloIds) whole.ids[thread] = block_of_unit<K>(cells, unit, thread);
+  ptx::bar_sync(1, K::kGroups * 128);
+}
+
+template <class K>
+__device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const HaloWhole& whole, int group,
                             const typename K::Sums& sums) {
   if (!work.is_whole()) {
     float* part = halo_part_of(h, static_cast<int>(blockIdx.x), work.first == 0, group);
@@ -152,15 +167,12 @@ __device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const H
     for (int i = 0; i < kHaloGradientSums; ++i) part[i * 128] = sums[i / K::kSums][i % K::kSums];
     return;
   }
-  ptx::bar_sync(1, K::kGroups * 128);
-  if (threadIdx.x < kHaloIds) ids[threadIdx.x] = block_of_unit<K>(h.cells, unit, static_cast<int>(threadIdx.x));
-  ptx::bar_sync(1, K::kGroups * 128);
 #pragma unroll
   for (int cell = 0; cell < K::kCells; ++cell) {
-    if (cell >= unit.cells) continue;
+    if (cell >= whole.unit.cells) continue;
 #pragma unroll
     for (int j = 0; j < K::kEights; ++j) {
-      store_halo<K>(h, unit, ids, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
+      store_halo<K>(h, whole.unit, whole.ids, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
     }
   }
 }
@@ -173,7 +185,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   extern __shared__ __align__(1024) char stages[];
   __shared__ uint64_t full[kMostHaloStages], empty[kMostHaloStages];
   __shared__ HaloUnits units;
-  __shared__ int32_t ids[kHaloIds];
+  __shared__ HaloWhole whole;
   const int group = static_cast<int>(threadIdx.x) / 128;
   HaloRing ring{shared_address(stages), shared_address(full), shared_address(empty), h.stage_bytes, h.stages};
   if (threadIdx.x == 0) {
@@ -196,11 +208,12 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   ptx::setmaxnreg_inc<K::kRegisters>();
   for (HaloWork work(units, h.cells); work.next();) {
     const HaloUnit unit = units.unit(h.cells, work.unit);
+    if (work.is_whole()) find_whole<K>(whole, unit, h.cells);
     typename K::Sums sums = {};
     const int cells = __shfl_sync(~0u, unit.cells, 0), steps = work.last - work.first;
     if (cells == K::kCells) add_halo_steps<K, K::kCells>(sums, h, ring, steps, group);
     else add_halo_steps<K, 1>(sums, h, ring, steps, group);
-    finish_halo<K>(h, work, unit, ids, group, sums);
+    finish_halo<K>(h, work, whole, group, sums);
   }
 #endif
 }

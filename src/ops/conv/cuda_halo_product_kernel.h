@@ -185,20 +185,18 @@ class HaloConsumer {
     read_note();
   }
 
-  __device__ bool goes_on() const { return (flags() & kExit) == 0; }
+  __device__ bool goes_on() const { return (flags_ & kExit) == 0; }
 
   // All stages of a tile.
   __device__ HaloTile tile(typename K::Sums& sums) {
     while (true) {
       uint32_t old_buffer = 0;
-      if ((flags() & kBegins) != 0) {
-        old_buffer = next_buffer();
-      }
+      if ((flags_ & kBegins) != 0) old_buffer = next_buffer();
       multiply(sums);
       ptx::wgmma_wait<1>();
       release(previous_, old_buffer);
       previous_ = arrives_ ? shared_address(&shared_.empty[stage_]) : 0;
-      const bool ends = (flags() & kEndsTile) != 0;
+      const bool ends = (flags_ & kEndsTile) != 0;
       int4 tile{};
       if (ends) {
         tile = ptx::ld_shared_16(shared_address(&shared_.tiles[stage_]));
@@ -208,13 +206,11 @@ class HaloConsumer {
       }
       if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
       read_note();
-      if (ends) return {tile.x, tile.y, tile.z};
+      if (ends) return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0)};
     }
   }
 
  private:
-  __device__ int flags() const { return what_ >> 8 & 0xff; }
-
   // The buffer that is no longer used once the products under way have ended.
   __device__ uint32_t next_buffer() {
     const uint32_t old = holds_;
@@ -224,15 +220,14 @@ class HaloConsumer {
   }
   // Of four units of positions a warpgroup has every other one.
   __device__ void multiply(typename K::Sums& sums) {
-    const int slot = what_ & 0xff, halves = ((what_ >> 16) - group_ + 1) / 2;
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
     const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
     const uint32_t shifts[3] = {static_cast<uint32_t>(shifts_ & 0xffff), static_cast<uint32_t>(shifts_) >> 16,
                                 static_cast<uint32_t>(third_)};
 #pragma unroll
     for (int s = 0; s < K::kSlots; ++s) {
-      if (slot == s && halves == 2) K::template multiply<2>(sums, s, x, w, shifts);
-      if (slot == s && halves == 1) K::template multiply<1>(sums, s, x, w, shifts);
+      if (product_ == 2 * s + 2) K::template multiply<2>(sums, s, x, w, shifts);
+      if (product_ == 2 * s + 1) K::template multiply<1>(sums, s, x, w, shifts);
     }
   }
   __device__ static void release(uint32_t stage, uint32_t buffer) {
@@ -245,7 +240,9 @@ class HaloConsumer {
   __device__ void read_note() {
     ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
     const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
-    what_ = __shfl_sync(~0u, note.x, 0);
+    const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + 1) / 2;
+    product_ = __shfl_sync(~0u, slot == kNoSlot || halves == 0 ? 0 : 2 * slot + halves, 0);
+    flags_ = __shfl_sync(~0u, note.x >> 8 & 0xff, 0);
     shifts_ = __shfl_sync(~0u, note.y, 0);
     third_ = __shfl_sync(~0u, note.z, 0);
   }
@@ -255,7 +252,8 @@ class HaloConsumer {
   uint32_t x_, w_;
   int group_;
   bool arrives_;
-  int stage_ = 0, buffer_ = -1, what_ = 0, shifts_ = 0, third_ = 0;
+  int stage_ = 0, buffer_ = -1;
+  int product_ = 0, flags_ = 0, shifts_ = 0, third_ = 0;  // of the note; 2 slot + halves, or 0
   uint32_t phase_ = 0, previous_ = 0, holds_ = 0;  // barriers of a stage and a buffer, where this lane answers for them
 };
 
@@ -343,10 +341,11 @@ __global__ void __launch_bounds__(K::kThreads, 2)
   while (consumer.goes_on()) {
     typename K::Sums sums{};
     const HaloTile tile = consumer.tile(sums);
+    ptx::wgmma_wait<0>();  // again, else ptxas waits where sums are used, and for each product (C7518)
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
       const int unit = half * K::kGroups + group;
-      if (unit >= tile.units) continue;
+      if (__shfl_sync(~0u, unit >= tile.units, 0)) continue;
       const int64_t output = int64_t{tile.out} * kHaloOutputs;
       const auto of = [&](int v) { return sums.of[half][8 * v / K::block] + 8 * v % K::block / 2; };
       if constexpr (!Plain) finish_sums<T>(h, output, of);
