@@ -41,6 +41,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .split_shift = b == 128 ? 1 : 0,
                       .taps = static_cast<int32_t>(p.gather.taps()),
                       .by_in = p.by_in,
+                      .has_blocks = p.layout.blocks > 0,
                       .block_cost = halo_block_cost(b, p.gather.taps())};
   return {.walk = walk,
           .finish = {linear::matrix_of<T>(as_tokens(p.y)), {}, p.bias, p.activation},

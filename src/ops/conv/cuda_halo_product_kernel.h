@@ -331,8 +331,14 @@ __global__ void __launch_bounds__(K::kThreads, 2)
   __shared__ HaloShared shared;
   using T = typename K::Element;
   const int group = static_cast<int>(threadIdx.x) / 128;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_map(&maps.x);
+    if (h.walk.has_blocks) ptx::prefetch_map(&maps.w);
+  }
   start_halo_rings<K>(shared, h.stages);
+  // All in front is complete before anything behind begins; that must wait before it reads y.
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (group == K::kGroups) {
     HaloFeeder<K>(shared, h, maps, shared_address(buffers)).run();
     return;

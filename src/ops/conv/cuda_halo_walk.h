@@ -17,7 +17,7 @@ struct HaloWalk {
   int32_t block_rows, block_shift;  // of W's blocks
   int32_t split_shift;              // log2 of the 64s along a block
   int32_t taps;
-  bool by_in;
+  bool by_in, has_blocks;
   int32_t block_cost;  // of a block of at most 64 x 64 and a unit; that of no block is kHaloUnitCost
 
   // Of all tiles in front of `tile`.

@@ -169,10 +169,14 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   return is_linear(p);
 }
 
+// wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
+bool pays(const Product& p) { return halo_pays(p); }
+bool pays(const WeightGradient&) { return true; }
+
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
   for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
-    if (supports(way, p, card)) return way;
+    if (supports(way, p, card) && (way != CudaWay::halo || pays(p))) return way;
   }
   return CudaWay::generic;
 }

@@ -170,7 +170,7 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   p.residual = p.y, p.residual.data = &p;
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
   const Layout wide = *Layout::from_graph("random(2,2,1)", {.block_size = 128}, 1);
-  EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::halo);
+  EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::many);
   WeightGradient g{.dtype = DType::bf16,
                    .dw_dtype = DType::bf16,
                    .layout = layout.view(),
@@ -182,6 +182,19 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
   g.dgates = nullptr, g.gather = gather_of(5, 1, 2);
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+}
+
+TEST_F(ConvSelect, DensityDecides) {
+  const auto way = [](std::string_view graph, int32_t block) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper);
+  };
+  EXPECT_EQ(way("random(8,8,0.25)", 32), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.5)", 32), CudaWay::many);
+  EXPECT_EQ(way("random(4,4,1)", 64), CudaWay::halo);
+  EXPECT_EQ(way("random(2,2,0.25)", 128), CudaWay::halo);
+  EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::many);
+  EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::many);
 }
 
 TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {

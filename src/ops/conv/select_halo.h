@@ -33,6 +33,9 @@ struct HaloProductPlan {
 // Nothing where it does not do that.
 std::optional<HaloProductPlan> plan_halo_product(const Product& p);
 
+// Whether it is faster than `many`, for what it does.
+bool halo_pays(const Product& p);
+
 // What a unit of positions and 64 outputs takes: its y, and for each block, of at most 64 x 64, x and the taps.
 inline constexpr int32_t kHaloUnitCost = 20;
 constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
