@@ -81,6 +81,22 @@ linear::CudaProblem many_problem(const WeightGradient& g) {
   return problem;
 }
 
+int32_t generic_slices(const WeightGradient& g) {
+  constexpr int64_t kThreadBlocks = 1024, kLeastPixels = 512, kMostBytes = int64_t{32} << 20;
+  const int64_t block = g.layout.block_size, taps = g.gather.taps(), pixels = g.plain().n * g.plain().pixels();
+  const int64_t run = std::max<int64_t>(1, kGenericRows / block), quarters = block > kGenericRows ? 4 : 1;
+  const int64_t there = std::max<int64_t>(1, (g.layout.blocks + run - 1) / run * taps * quarters);
+  const int64_t bytes = std::max<int64_t>(1, g.layout.blocks * taps * block * block * (g.dtype == DType::f64 ? 8 : 4));
+  const int64_t slices = std::min({kThreadBlocks / there, pixels / kLeastPixels, kMostBytes / bytes});
+  return g.dgates == nullptr ? static_cast<int32_t>(std::max<int64_t>(1, slices)) : 1;
+}
+
+int64_t generic_workspace(const WeightGradient& g) {
+  const int64_t slices = generic_slices(g), block = g.layout.block_size;
+  if (slices == 1) return 0;
+  return slices * g.layout.blocks * g.gather.taps() * block * block * (g.dtype == DType::f64 ? 8 : 4);
+}
+
 TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
   TapPlaces at{};
   at.refs = lines((rows + 1) * 4);
@@ -201,7 +217,7 @@ size_t cuda_workspace_bytes(const Product& p) {
 }
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
-  int64_t bytes = could_be_many(g) ? many_workspace(g) : 0;
+  int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
     const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
