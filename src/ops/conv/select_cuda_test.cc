@@ -184,6 +184,23 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
 }
 
+TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
+  const Product p = product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28);
+  WeightGradient g{.dtype = DType::f32,
+                   .dw_dtype = DType::f32,
+                   .layout = layout_.view(),
+                   .gather = gather_of(3, 1, 1),
+                   .rows = p.y,
+                   .columns = p.x};
+  EXPECT_GT(generic_slices(g), 8);
+  EXPECT_EQ(cuda_workspace_bytes(g), static_cast<size_t>(generic_workspace(g)));
+  EXPECT_LT(cuda_workspace_bytes(g), size_t{33} << 20);
+  g.dgates = &g;
+  EXPECT_EQ(generic_slices(g), 1) << "all taps of a block are summed by one";
+  g.dgates = nullptr, g.rows.n = g.columns.n = 1;
+  EXPECT_EQ(generic_slices(g), 1) << "784 pixels";
+}
+
 TEST_F(ConvSelect, DensityDecides) {
   const auto way = [](std::string_view graph, int32_t block) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
