@@ -198,7 +198,6 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     ptx::prefetch_map(&maps.dy);
   }
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
   find_units<K>(units, h.cells);
   if (static_cast<int>(blockIdx.x) >= units.grid) return;
   if (group == K::kGroups) {
@@ -229,7 +228,6 @@ constexpr int kHaloSlices = kHaloGradientGroups * kHaloGradientSums / 4, kHaloRu
 template <class K>
 __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_constant__ HaloGradient h) {
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
   const int4 counts = *h.tables.counts;
   const int index = static_cast<int>(blockIdx.x) / kHaloSlices, slice = static_cast<int>(blockIdx.x) % kHaloSlices;
   if (counts.y + index >= counts.x) return;

@@ -20,10 +20,13 @@ namespace {
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_halo_kernel(int32_t block, int32_t stage_taps, bool by_in, Body body) {
+Status with_halo_kernel(int32_t block, int32_t stage_taps, int32_t groups, bool by_in, Body body) {
+  const auto with_groups = [&]<int B, int Taps, int Groups>() {
+    return by_in ? body.template operator()<HaloKernel<T, B, Taps, Groups, true>>()
+                 : body.template operator()<HaloKernel<T, B, Taps, Groups, false>>();
+  };
   const auto with = [&]<int B, int Taps>() {
-    return by_in ? body.template operator()<HaloKernel<T, B, Taps, true>>()
-                 : body.template operator()<HaloKernel<T, B, Taps, false>>();
+    return groups == 2 ? with_groups.template operator()<B, Taps, 2>() : with_groups.template operator()<B, Taps, 4>();
   };
   if (block > 32) return with.template operator()<64, 1>();
   return stage_taps == 3 ? with.template operator()<32, 3>() : with.template operator()<32, 1>();
@@ -36,6 +39,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .outputs = p.y.channels,
                       .tiles = static_cast<int32_t>(plan.tiles),
                       .units = static_cast<int32_t>(plan.units),
+                      .tile_units = plan.groups * kHaloHalves,
                       .block_rows = static_cast<int32_t>((p.y.channels + b - 1) / b),
                       .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                       .split_shift = b == 128 ? 1 : 0,
@@ -82,7 +86,7 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
   HaloMaps maps{};
   BS_RETURN_IF_ERROR(make_halo_maps(p, *plan, maps));
   const bool plain = p.bias == nullptr && p.activation == Activation::none;
-  return with_halo_kernel<T>(p.layout.block_size, plan->stage_taps, p.by_in, [&]<class K>() {
+  return with_halo_kernel<T>(p.layout.block_size, plan->stage_taps, plan->groups, p.by_in, [&]<class K>() {
     const int64_t resident = int64_t{plan->resident} * call.card.multiprocessors;
     return cuda::launch({.blocks = std::min(resident, plan->tiles * plan->units),
                          .threads = K::kThreads,
@@ -97,11 +101,13 @@ template <class T>
 Status prepare_halo_product() {
   for (int32_t block : {32, 64}) {
     for (int32_t taps : {1, 3}) {
-      for (bool by_in : {false, true}) {
-        BS_RETURN_IF_ERROR(with_halo_kernel<T>(block, taps, by_in, [&]<class K>() {
-          BS_RETURN_IF_ERROR(cuda::prepare_for_many(halo_product<K, true>, kHaloWholeBytes));
-          return cuda::prepare_for_many(halo_product<K, false>, kHaloWholeBytes);
-        }));
+      for (int32_t groups : {2, 4}) {
+        for (bool by_in : {false, true}) {
+          BS_RETURN_IF_ERROR(with_halo_kernel<T>(block, taps, groups, by_in, [&]<class K>() {
+            BS_RETURN_IF_ERROR(cuda::prepare_for_many(halo_product<K, true>, kHaloWholeBytes));
+            return cuda::prepare_for_many(halo_product<K, false>, kHaloWholeBytes);
+          }));
+        }
       }
     }
   }

@@ -28,16 +28,17 @@ struct HaloMaps {
   CUtensorMap x, w;
 };
 
-// B = 64 serves larger blocks too. Taps: of a block that a stage holds.
-template <class T, int B, int Taps, bool ByIn>
+// B = 64 serves larger blocks too. Taps: of a block that a stage holds. Groups: warpgroups that multiply.
+template <class T, int B, int Taps, int Groups, bool ByIn>
 struct HaloKernel {
   using Element = T;
-  static constexpr int block = B, taps = Taps, kGroups = 2, kHalves = 2, kSlots = kHaloOutputs / B;
+  static constexpr int block = B, taps = Taps, kGroups = Groups, kHalves = 2, kSlots = kHaloOutputs / B;
   static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32, kTapBytes = B * B * 2;
+  static constexpr int kResident = 4 / Groups;  // thread blocks of an SM
   struct Sums {
     float of[kHalves][kSlots][B / 2];  // [64 positions, kHaloOutputs], twice
   };
-  static_assert(kGroups * kHalves * kHaloUnit == kHaloPositions && Taps <= 3);
+  static_assert(kHalves == kHaloHalves && Taps <= 3);
 
   // The taps of a stage, for the first `Halves` of a warpgroup's positions; w and shifts are in steps of 16 bytes.
   template <int Halves>
@@ -218,7 +219,7 @@ class HaloConsumer {
     holds_ = arrives_ ? shared_address(&shared_.x_empty[buffer_]) : 0;
     return old;
   }
-  // Of four units of positions a warpgroup has every other one.
+  // Units of positions are dealt to the warpgroups in turn.
   __device__ void multiply(typename K::Sums& sums) {
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
     const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
@@ -240,7 +241,7 @@ class HaloConsumer {
   __device__ void read_note() {
     ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
     const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
-    const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + 1) / 2;
+    const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + K::kGroups - 1) / K::kGroups;
     product_ = __shfl_sync(~0u, slot == kNoSlot || halves == 0 ? 0 : 2 * slot + halves, 0);
     flags_ = __shfl_sync(~0u, note.x >> 8 & 0xff, 0);
     shifts_ = __shfl_sync(~0u, note.y, 0);
@@ -323,7 +324,7 @@ __device__ inline void store_unit(const HaloProduct& h, int unit, int64_t output
 
 // Plain: sums are stored as they are. In one kernel with all else, that would take registers from the loop.
 template <class K, bool Plain>
-__global__ void __launch_bounds__(K::kThreads, 2)
+__global__ void __launch_bounds__(K::kThreads, K::kResident)
     halo_product([[maybe_unused]] const __grid_constant__ HaloMaps maps,
                  [[maybe_unused]] const __grid_constant__ HaloProduct h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

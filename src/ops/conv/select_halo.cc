@@ -17,12 +17,19 @@ int64_t whole_patterns(int64_t bytes) { return divide_up(bytes, kPattern) * kPat
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
 
 // As many stages as fit beside x; whether that is enough.
-bool fit(HaloProductPlan& plan, int32_t resident) {
+bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
   constexpr int32_t kLeastStages = 3;
-  const int32_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * plan.buffer_bytes;
+  const int64_t rows = int64_t{groups} * kHaloHalves * kHaloUnit + plan.raster.reach;
+  const int64_t bytes = whole_patterns(rows * linear::kChunk * 2);
+  const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
+  const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
+  if (stages < kLeastStages) return false;
+  plan.groups = groups;
   plan.resident = resident;
-  plan.stages = std::min(kMostHaloProductStages, room / plan.stage_bytes);
-  return plan.stages >= kLeastStages;
+  plan.rows = static_cast<int32_t>(rows);
+  plan.buffer_bytes = static_cast<int32_t>(bytes);
+  plan.stages = static_cast<int32_t>(stages);
+  return true;
 }
 
 }  // namespace
@@ -42,13 +49,9 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   plan.raster = *raster;
   plan.tiles = divide_up(p.y.channels, kHaloOutputs);
   plan.units = divide_up(raster->positions, kHaloUnit);
-  const int64_t rows = int64_t{kHaloPositions} + raster->reach, bytes = whole_patterns(rows * linear::kChunk * 2);
-  if (bytes > kHaloWholeBytes) return std::nullopt;
-  plan.rows = static_cast<int32_t>(rows);
-  plan.buffer_bytes = static_cast<int32_t>(bytes);
   plan.stage_taps = block == 32 && taps % 3 == 0 ? 3 : 1;
   plan.stage_bytes = plan.stage_taps * side * side * 2;
-  if (!fit(plan, 2) && !fit(plan, 1)) return std::nullopt;
+  if (!fit(plan, 2, 2) && !fit(plan, 4, 1) && !fit(plan, 2, 1)) return std::nullopt;
   return plan;
 }
 

@@ -10,8 +10,8 @@
 
 namespace blocksparse::conv {
 
-// fprop and dgrad: tiles of 64 outputs x 256 positions.
-inline constexpr int32_t kHaloOutputs = 64, kHaloPositions = 256;
+// fprop and dgrad: tiles of 64 outputs x 256 or 512 positions, 128 for each warpgroup.
+inline constexpr int32_t kHaloOutputs = 64, kHaloHalves = 2;  // units of a warpgroup
 inline constexpr int32_t kHaloUnit = 64;  // positions: thread blocks divide these among themselves
 inline constexpr int32_t kHaloBuffers = 2;  // of x
 inline constexpr int32_t kMostHaloProductStages = 8;
@@ -26,6 +26,7 @@ struct HaloProductPlan {
   int32_t rows;          // positions of x in a box
   int32_t stage_taps;    // of a block of W that a stage holds
   int32_t buffer_bytes, stage_bytes, stages;
+  int32_t groups;    // warpgroups that multiply: 2 or 4
   int32_t resident;  // thread blocks of an SM
 
   int32_t shared_bytes() const { return kHaloBuffers * buffer_bytes + stages * stage_bytes; }
