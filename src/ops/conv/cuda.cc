@@ -46,8 +46,8 @@ Status check_pixels(const Images& x, const Images& y) {
   return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
 }
 
-// "halo", and "generic" and "many" as of the linear op, can be asked for; a convolution of one tap in place is then none
-// of it.
+// "halo", and "generic" and "many" as of the linear op, can be asked for; a convolution of one tap in place is then
+// none of it.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   const auto forced = linear::forced_cuda_kernel();
@@ -96,8 +96,9 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   const auto way = way_for(p, *card);
   if (!way.ok()) return way.status();
   if (*way == CudaWay::linear) return linear::cuda_product(as_linear(p), workspace, stream);
-  return launch(*way, p.dtype, p.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.product(p, {*card, workspace, stream.handle}); });
+  return launch(*way, p.dtype, p.layout.device, *card, [&](const CudaKernels& kernels) {
+    return kernels.product(p, {*card, workspace, stream.handle});
+  });
 }
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
@@ -121,8 +122,9 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
                                        .accumulate = g.accumulate};
     return linear::cuda_weight_gradient(plain, workspace, stream);
   }
-  return launch(*way, g.dtype, g.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.gradient(g, {*card, workspace, stream.handle}); });
+  return launch(*way, g.dtype, g.layout.device, *card, [&](const CudaKernels& kernels) {
+    return kernels.gradient(g, {*card, workspace, stream.handle});
+  });
 }
 
 Result<std::string> cuda_choice(const Product& p) { return choice_of(p); }

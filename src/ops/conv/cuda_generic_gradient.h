@@ -139,9 +139,7 @@ __device__ inline void store_element(const GenericGradient& g, int32_t block, in
 }
 
 // Elements of dW, all taps.
-__device__ inline int64_t elements(const GenericGradient& g) {
-  return int64_t{g.blocks} * g.taps << 2 * g.block_shift;
-}
+__device__ inline int64_t elements(const GenericGradient& g) { return int64_t{g.blocks} * g.taps << 2 * g.block_shift; }
 
 // Writes dW, or a slice's sums; returns this thread's part of <S, W>.
 template <class K>
@@ -261,10 +259,9 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   }));
   if (args.partial == nullptr) return {};
   const int64_t count = g.layout.blocks * taps * block * block;
-  return cuda::launch({.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096),
-                       .threads = kThreads,
-                       .stream = stream},
-                      generic_combine<T>, args);
+  return cuda::launch(
+      {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096), .threads = kThreads, .stream = stream},
+      generic_combine<T>, args);
 }
 
 template <class T>

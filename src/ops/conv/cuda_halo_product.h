@@ -66,8 +66,8 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
 
 inline Status make_halo_maps(const Product& p, const HaloProductPlan& plan, HaloMaps& maps) {
   const int32_t b = p.layout.block_size, side = std::min(b, kHaloOutputs);
-  const auto x = linear::boxed(in_raster(plan.phase.x, plan.raster), false, linear::kChunk,
-                               static_cast<uint32_t>(plan.rows));
+  const auto x =
+      linear::boxed(in_raster(plan.phase.x, plan.raster), false, linear::kChunk, static_cast<uint32_t>(plan.rows));
   BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
   if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
   return cuda::make_tensor_map({.data = p.w,

@@ -19,9 +19,9 @@ struct HaloProduct {
   linear::Finish finish;      // tokens are pixels of y
   linear::ImageSteps pixels;  // of x, in the order of the raster
   int32_t taps, tap_columns, row_step, column_step, reach;
-  bool mirrored;                                        // the last tap of W meets the first pixel
-  int32_t columns, rows, images;                        // of y
-  int32_t x_bytes, buffer_bytes, stages;                // of a box of x, and of both rings
+  bool mirrored;                          // the last tap of W meets the first pixel
+  int32_t columns, rows, images;          // of y
+  int32_t x_bytes, buffer_bytes, stages;  // of a box of x, and of both rings
 };
 
 struct HaloMaps {
@@ -159,8 +159,8 @@ class HaloFeeder {
     if (++buffer_ == kHaloBuffers) buffer_ = 0, x_phase_ ^= 1;
     ptx::mbarrier_wait(shared_address(&shared_.x_empty[buffer_]), x_phase_ ^ 1);
     const linear::ImagePixel at = h_.pixels.pixel_of(unit * kHaloUnit);
-    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(),
-                        chunk * linear::kChunk, at.column, at.row, at.image, 0, 0);
+    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(), chunk * linear::kChunk,
+                        at.column, at.row, at.image, 0, 0);
   }
 
   HaloShared& shared_;

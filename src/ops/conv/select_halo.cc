@@ -16,14 +16,15 @@ int64_t whole_patterns(int64_t bytes) { return divide_up(bytes, kPattern) * kPat
 // Zeros between images must not cost more than they save.
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
 
-// As many stages as fit beside x; whether that is enough.
+// As many stages as fit beside x; whether those are enough. Two thread blocks of three stages each take 61 us where one
+// of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
 bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
-  constexpr int32_t kLeastStages = 3;
+  const int32_t least_stages = resident == 2 ? 4 : 3;
   const int64_t rows = int64_t{groups} * kHaloHalves * kHaloUnit + plan.raster.reach;
   const int64_t bytes = whole_patterns(rows * linear::kChunk * 2);
   const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
   const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
-  if (stages < kLeastStages) return false;
+  if (stages < least_stages) return false;
   plan.groups = groups;
   plan.resident = resident;
   plan.rows = static_cast<int32_t>(rows);
@@ -56,8 +57,8 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
 }
 
 // us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (many), 2026-11-22. 28 x 28    b = 128: density .5
-// 64 (50), .25 37 (40)   b = 32: .5 88 (84), .25 52 (56)    14 x 14    b = 128: .5 20.1 (19.6). Tiles of many have twice
-// as many outputs, which is less to read where there are many blocks.
+// 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
+// .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
 bool halo_pays(const Product& p) {
   if (p.layout.block_size == linear::kChunk) return true;
   const auto problem = many_problem(p);

@@ -12,8 +12,8 @@ namespace blocksparse::conv {
 
 // fprop and dgrad: tiles of 64 outputs x 256 or 512 positions, 128 for each warpgroup.
 inline constexpr int32_t kHaloOutputs = 64, kHaloHalves = 2;  // units of a warpgroup
-inline constexpr int32_t kHaloUnit = 64;  // positions: thread blocks divide these among themselves
-inline constexpr int32_t kHaloBuffers = 2;  // of x
+inline constexpr int32_t kHaloUnit = 64;                      // positions: thread blocks divide these among themselves
+inline constexpr int32_t kHaloBuffers = 2;                    // of x
 inline constexpr int32_t kMostHaloProductStages = 8;
 
 // Of an SM's shared memory: for one thread block, or each of two.
