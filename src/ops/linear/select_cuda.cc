@@ -17,6 +17,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::regions: return "regions";
     case CudaKernel::many: return "many";
     case CudaKernel::tiled: return "tiled";
+    case CudaKernel::rows: return "rows";
   }
   return "unknown";
 }
@@ -60,10 +61,23 @@ bool few_supports(const CudaProblem& p) {
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
+// The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
+bool rows_support(const CudaProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block == 32 && p.n >= 1 && p.inputs >= 1 &&
+         p.inputs % p.block == 0 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated &&
+         p.blocks * p.block < kMost && p.outputs < kMost && p.n <= kMostFewTokens;
+}
+
+bool rows_pay(const CudaProblem& p) { return p.n > kFewTokens; }
+
 }  // namespace
 
+bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0; }
+
 bool cuda_runs(CudaKernel kernel, const cuda::Card& card) {
-  return card.arch >= cuda::kOldestArch && (kernel != CudaKernel::many || card.sm90a);
+  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows;
+  return card.arch >= cuda::kOldestArch && (!hopper || card.sm90a);
 }
 
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) {
@@ -74,12 +88,14 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::regions: return regions_support(p);
     case CudaKernel::many: return many_supports(p);
     case CudaKernel::tiled: return tiled_supports(p);
+    case CudaKernel::rows: return rows_support(p);
   }
   return false;
 }
 
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
+    if (*kernel == CudaKernel::rows && !rows_pay(p)) continue;
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
     if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
