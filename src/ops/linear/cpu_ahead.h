@@ -9,6 +9,9 @@ namespace {
 constexpr int kUnroll = 8;  // inputs; divides every block size
 constexpr int kLine = 64;
 
+// Whether the inner loop asks for W itself. With 16 registers of each kind it has none to spare for that.
+constexpr bool kAsksInLoop = kVectorBytes == 64;
+
 // A part of a piece's list, blocks with gate 0 left out.
 struct Chunk {
   const BlockRef* refs;
@@ -43,20 +46,20 @@ class Ahead {
   // A strip of the chunk comes next: asks now.
   void ask(const ProductArgs& a, const Chunk& chunk, int strip) { until(target(a, chunk, strip)); }
 
-  // The same, but from b = 32 on it gives the parts that the inner loop asks for, one at each kUnroll inputs: 10 %
-  // faster from memory, as no burst holds up the products. With smaller blocks the list of parts costs more than it
-  // gains.
+  // The same, but with AVX-512 from b = 32 on it gives the parts that the inner loop asks for, one at each kUnroll
+  // inputs: 10 % faster from memory, as no burst holds up the products. With smaller blocks the list of parts costs
+  // more than it gains.
   const char* const* before(const ProductArgs& a, const Chunk& chunk, int strip) {
     if (asked_ == 0) until(distance_);
     const int64_t bytes = target(a, chunk, strip) - asked_;
-    if (kInPlace && a.block >= 32 && a.gates == nullptr && bytes >= kPart) return next(bytes / kPart);
+    if (kInLoop && a.block >= 32 && a.gates == nullptr && bytes >= kPart) return next(bytes / kPart);
     until(asked_ + bytes);
     return nullptr;
   }
 
  private:
   using P = typename C::P;
-  static constexpr bool kInPlace = sizeof(P) == kTogether<P> * sizeof(typename C::T);
+  static constexpr bool kInLoop = kAsksInLoop && sizeof(P) == kTogether<P> * sizeof(typename C::T);
   static constexpr int64_t kLeast = 16 << 10;
   static constexpr int64_t kPart = kUnroll * C::tile.outputs * static_cast<int64_t>(sizeof(typename C::T));
   static constexpr int kParts = (C::chunk_inputs > kMaxBlock ? C::chunk_inputs : kMaxBlock) / kUnroll;

@@ -82,7 +82,7 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
     constexpr int kSteps = kUnroll / kTogether<P>;
     int k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
-      if (ahead != nullptr) {
+      if (kAsksInLoop && ahead != nullptr) {
         const char* part = *ahead++;
 #pragma GCC unroll 8
         for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(part + byte);
