@@ -232,6 +232,29 @@ void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vec
   }
 }
 
+template <class C>
+typename C::S* staged_of(const ProductArgs& a, int64_t vector, int64_t output) {
+  const int64_t at = vector % a.staged_vectors * a.staged_outputs + output;
+  return static_cast<typename C::S*>(a.staged) + at * C::lanes;
+}
+
+// Sums [b][lanes] of a whole list.
+template <class C>
+void put_sums(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
+  if (a.staged == nullptr) return finish<C>(a, to, vector, sums);
+  __builtin_memcpy(staged_of<C>(a, vector, to * a.block), sums,
+                   sizeof(typename C::S) * static_cast<size_t>(a.block) * C::lanes);
+}
+
+template <class C>
+void finish_staged(const ProductArgs& a, int64_t vector, int64_t first_output, int64_t last_output) {
+  ProductArgs wide = a;
+  wide.block = kStagedOutputs;
+  for (int64_t output = first_output; output < last_output; output += kStagedOutputs) {
+    finish<C>(wide, output / kStagedOutputs, vector, staged_of<C>(a, vector, output));
+  }
+}
+
 // Sums of a group to where they belong.
 template <class C>
 void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors, const typename C::S* sums) {
@@ -240,7 +263,7 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
   for (int v = 0; v < vectors; ++v) {
     const S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (piece.slot < 0) {
-      finish<C>(a, piece.to, vector + v, s);
+      put_sums<C>(a, piece.to, vector + v, s);
     } else {
       __builtin_memcpy(partial_of<C>(a, piece.slot, vector + v), s, sizeof(S) * static_cast<size_t>(a.block) * L);
     }
@@ -298,7 +321,7 @@ void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
       }
       store_as<S, L>(sums + i, sum);
     }
-    finish<C>(a, s.to, vector, sums);
+    put_sums<C>(a, s.to, vector, sums);
   }
 }
 
@@ -358,8 +381,8 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa,        C::dtype, C::tile,        C::lanes, C::by_token, pack_x, multiply<C>,
-          combine<C>, few<C>,   combine_few<C>, 0,        nullptr,     nullptr};
+  return {isa,        C::dtype,         C::tile, C::lanes,       C::by_token, pack_x,  multiply<C>,
+          combine<C>, finish_staged<C>, few<C>,  combine_few<C>, 0,           nullptr, nullptr};
 }
 
 }  // namespace
