@@ -260,7 +260,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
       kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
     });
   };
-  if (n > 0 && reads_tokens_in_place(g)) {
+  if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
     const GradTerm term = g.term(0);
     a.n = n;
     a.x_panels = term.x.data;

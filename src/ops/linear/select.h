@@ -58,7 +58,7 @@ struct Shares {
 // How many tokens a thread does by itself at a time; 0: threads share the pieces of a group.
 int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
-// Whether wgrad reads x and dy where they lie.
-bool reads_tokens_in_place(const WeightGradient& g);
+// Whether wgrad reads x and dy where they lie, with vectors of so many bytes.
+bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
 
 }  // namespace blocksparse::linear
