@@ -54,7 +54,6 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/conv/cuda_generic_f64.cu
   src/ops/conv/cuda_halo_bf16.cu
   src/ops/conv/cuda_halo_f16.cu
-  src/ops/conv/cuda_halo_tables.cu
   src/ops/conv/cuda_many_bf16.cu
   src/ops/conv/cuda_many_f16.cu
   src/ops/conv/cuda_taps.cu

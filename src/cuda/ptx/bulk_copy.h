@@ -8,7 +8,7 @@
 
 namespace blocksparse::ptx {
 
-// So that the first copy by this map need not wait for it.
+// A tensor map is on its way to where copies read it.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

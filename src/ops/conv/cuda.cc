@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "core/text.h"
 #include "cuda/once.h"
@@ -45,17 +46,25 @@ Status check_pixels(const Images& x, const Images& y) {
   return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
 }
 
-// "generic" and "many" can be asked for as of the linear op; a convolution of one tap in place is then none of it.
+// "halo", and "generic" and "many" as of the linear op, can be asked for; a convolution of one tap in place is then
+// none of it.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   const auto forced = linear::forced_cuda_kernel();
   if (!forced.ok()) return forced.status();
-  if (!forced->has_value()) return choose_cuda_way(p, card);
-  if (**forced == linear::CudaKernel::generic) return CudaWay::generic;
-  if (**forced == linear::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
-  if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
-  return Status(StatusCode::unsupported, concat("[cuda] the kernel \"", linear::name_of(**forced),
-                                                "\", which was asked for, does not do this convolution"));
+  std::string_view name;
+  if (linear::halo_is_forced()) {
+    if (cuda_supports(CudaWay::halo, p, card)) return CudaWay::halo;
+    name = name_of(CudaWay::halo);
+  } else {
+    if (!forced->has_value()) return choose_cuda_way(p, card);
+    if (**forced == linear::CudaKernel::generic) return CudaWay::generic;
+    if (**forced == linear::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
+    if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
+    name = linear::name_of(**forced);
+  }
+  return Status(StatusCode::unsupported,
+                concat("[cuda] the kernel \"", name, "\", which was asked for, does not do this convolution"));
 }
 
 template <class Problem>
@@ -87,8 +96,9 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   const auto way = way_for(p, *card);
   if (!way.ok()) return way.status();
   if (*way == CudaWay::linear) return linear::cuda_product(as_linear(p), workspace, stream);
-  return launch(*way, p.dtype, p.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.product(p, {*card, workspace, stream.handle}); });
+  return launch(*way, p.dtype, p.layout.device, *card, [&](const CudaKernels& kernels) {
+    return kernels.product(p, {*card, workspace, stream.handle});
+  });
 }
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
@@ -112,8 +122,9 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
                                        .accumulate = g.accumulate};
     return linear::cuda_weight_gradient(plain, workspace, stream);
   }
-  return launch(*way, g.dtype, g.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.gradient(g, {*card, workspace, stream.handle}); });
+  return launch(*way, g.dtype, g.layout.device, *card, [&](const CudaKernels& kernels) {
+    return kernels.gradient(g, {*card, workspace, stream.handle});
+  });
 }
 
 Result<std::string> cuda_choice(const Product& p) { return choice_of(p); }
