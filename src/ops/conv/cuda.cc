@@ -96,9 +96,8 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   const auto way = way_for(p, *card);
   if (!way.ok()) return way.status();
   if (*way == CudaWay::linear) return linear::cuda_product(as_linear(p), workspace, stream);
-  return launch(*way, p.dtype, p.layout.device, *card, [&](const CudaKernels& kernels) {
-    return kernels.product(p, {*card, workspace, stream.handle});
-  });
+  return launch(*way, p.dtype, p.layout.device, *card,
+                [&](const CudaKernels& kernels) { return kernels.product(p, {*card, workspace, stream.handle}); });
 }
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
@@ -122,9 +121,8 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
                                        .accumulate = g.accumulate};
     return linear::cuda_weight_gradient(plain, workspace, stream);
   }
-  return launch(*way, g.dtype, g.layout.device, *card, [&](const CudaKernels& kernels) {
-    return kernels.gradient(g, {*card, workspace, stream.handle});
-  });
+  return launch(*way, g.dtype, g.layout.device, *card,
+                [&](const CudaKernels& kernels) { return kernels.gradient(g, {*card, workspace, stream.handle}); });
 }
 
 Result<std::string> cuda_choice(const Product& p) { return choice_of(p); }
