@@ -1,18 +1,21 @@
 """Block-sparse convolutions beside PyTorch's dense and grouped ones: cuDNN on a card, oneDNN on a CPU.
 
     python benchmarks/conv.py [--device cuda] [--images 64] [--size 28] [--channels 256] [--kernel 3] [--stride 1]
-                              [--block 8 16 32 64 128] [--density 0.5 0.25 0.12] [--groups 4 8]
+                              [--block 8 16 32 64 128] [--density 0.5 0.25 0.12] [--groups 4 8] [--json FILE]
 
 Times are medians of interleaved samples in us, on a card of replays of CUDA graphs with many calls each; tensors are
 channels-last, bf16 on a card and f32 on a CPU. `x` is how many times as fast as the dense convolution; with --groups,
-block-diagonal layouts beside grouped convolutions. Results are compared with PyTorch's in float64 first.
+block-diagonal layouts beside grouped convolutions. Results are compared with PyTorch's in float64 first. --json adds a
+line for each pass to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +35,9 @@ class Problem:
     def __init__(self, args: argparse.Namespace, device: str) -> None:
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.kernel, self.stride, self.padding = args.kernel, args.stride, args.kernel // 2
-        self.channels, self.device = args.channels, device
+        self.channels, self.device, self.json = args.channels, device, args.json
+        stride = "" if self.stride == 1 else f" stride={self.stride}"
+        self.line = f"n={args.images} hw={args.size} r={self.kernel}{stride}"
         out = (args.size + 2 * self.padding - args.kernel) // args.stride + 1
         self.x, self.dy = (self.images(args.images, size) for size in (args.size, out))
 
@@ -123,13 +128,30 @@ def medians(calls: dict[str, Callable[[], Tensor]], repeats: int, cuda: bool) ->
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def compare(problem: Problem, layout: Layout, groups: int, repeats: int, name: str) -> None:
+def write(problem: Problem, which: str, layout: Layout, graph: str, us: dict[str, float]) -> None:
+    """Adds a line to the file of results, in the words of blocksparse-bench."""
+    on_card = problem.device == "cuda"
+    what = f"{'bf16' if problem.dtype == torch.bfloat16 else 'f32'} {problem.line} b={layout.block_size} {graph}"
+    line = {
+        "problem": f"conv:{which} {what}" + (" device=cuda" if on_card else ""),
+        "device": f"cuda: {torch.cuda.get_device_name()}" if on_card else "cpu",
+        "us": round(us["ours"], 2),
+        "vs": {"cudnn" if on_card else "onednn": round(us["dense"], 2)},
+    }
+    with problem.json.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def compare(problem: Problem, layout: Layout, graph: str, groups: int, repeats: int) -> None:
     """Prints a line."""
+    name = f"groups = {groups}" if groups > 1 else f"b = {layout.block_size}, {100 * layout.density:.1f} %"
     cuda = problem.device == "cuda"
     ours, dense = problem.sparse(layout), problem.dense(groups)
     cells = []
     for which, sparse_pass, dense_pass in zip(PASSES, ours, dense, strict=True):
         us = medians({"ours": sparse_pass, "dense": dense_pass}, repeats, cuda)
+        if problem.json is not None:
+            write(problem, which, layout, graph, us)
         cells.append(f"{which} {us['ours']:8.1f} ({us['dense'] / us['ours']:5.2f}x of {us['dense']:.1f})")
     print(f"  {name:24} {'  '.join(cells)}", flush=True)
 
@@ -147,6 +169,7 @@ def main() -> None:
     parser.add_argument("--density", type=float, nargs="+", default=[0.5, 0.25, 0.12])
     parser.add_argument("--groups", type=int, nargs="*", default=[], help="beside grouped convolutions instead")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     if args.device == "cuda":
@@ -157,13 +180,14 @@ def main() -> None:
     print(f"{shape} {problem.dtype}, {where}: us")
     with torch.no_grad():
         for groups in args.groups:
-            layout = Layout.from_graph(f"diagonal({groups})", args.channels // groups)
-            compare(problem, layout, groups, args.repeats, f"groups = {groups}")
+            graph = f"diagonal({groups})"
+            compare(problem, Layout.from_graph(graph, args.channels // groups), graph, groups, args.repeats)
         for b in [] if args.groups else args.block:
             for density in args.density:
-                layout = Layout.from_graph(f"random({args.channels // b},{args.channels // b},{density})", b, seed=1)
+                graph = f"random({args.channels // b},{args.channels // b},{density})"
+                layout = Layout.from_graph(graph, b, seed=1)
                 if layout.blocks > 0:
-                    compare(problem, layout, 1, args.repeats, f"b = {b}, {100 * layout.density:.1f} %")
+                    compare(problem, layout, graph, 1, args.repeats)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/conv/cuda_generic_f64.cu
   src/ops/conv/cuda_halo_bf16.cu
   src/ops/conv/cuda_halo_f16.cu
-  src/ops/conv/cuda_halo_tables.cu
   src/ops/conv/cuda_many_bf16.cu
   src/ops/conv/cuda_many_f16.cu
   src/ops/conv/cuda_taps.cu
@@ -80,13 +79,17 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_region_units.cu
   src/ops/linear/cuda_regions_bf16.cu
   src/ops/linear/cuda_regions_f16.cu
+  src/ops/linear/cuda_rows_bf16.cu
+  src/ops/linear/cuda_rows_f16.cu
   src/ops/linear/cuda_tiled_f32.cu
   src/ops/linear/cuda_tiled_tables.cu
   src/ops/linear/cuda_tiled_tf32.cu
   src/ops/lstm/cuda.cc
   src/ops/lstm/cuda_cell.cu
   src/ops/lstm/cuda_resident.cu
-  src/ops/norm/cuda.cu)
+  src/ops/norm/cuda.cu
+  src/ops/norm/cuda_cell.cu
+  src/ops/norm/cuda_wide.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")

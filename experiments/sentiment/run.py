@@ -107,11 +107,13 @@ def judge(x: Any, examples: Examples, splits: list[Split], device: str | None) -
     return {**asdict(score), "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
 
 
-def pictures(model: LanguageModel, x: Any, examples: Examples, splits: list[Split], title: str, stem: Path) -> None:
+def pictures(
+    model: LanguageModel, x: Any, examples: Examples, splits: list[Split], title: str, stem: Path, device: str
+) -> None:
     """The histogram of the best unit on the test rows, and a page of test texts in its colours."""
     split = splits[0]
     rows = np.concatenate([split.train, split.dev])
-    unit = best_unit(x[rows], examples.y()[rows])
+    unit = best_unit(x[rows], examples.y()[rows], device)
     plot_unit(x[split.test, unit.index], examples.y()[split.test], unit, title, stem.with_suffix(".png"))
     chosen = [examples.texts[i] for i in split.test[:: max(1, split.test.size // 8)][:8]]
     values = [unit_at_each_byte(model, text, unit.index) for text in chosen]
@@ -172,10 +174,10 @@ def main() -> int:
                 stem = options.out / f"{features}-{name}"
                 x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
                 line |= judge(x, examples, splits, options.device)
-                line["unit"] = unit_score(x, examples.y(), splits)
+                line["unit"] = unit_score(x, examples.y(), splits, options.device)
                 if name in ("sst", "imdb"):
                     title = f"{name.upper()}, best unit of {features}"
-                    pictures(models[features], x, examples, splits, title, stem)
+                    pictures(models[features], x, examples, splits, title, stem, options.device)
             lines.append(line)
             with open(record, "a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -68,6 +68,7 @@ namespace norm {
 
 Status cuda_forward(const Forward&, Device, Stream) { return cuda_status(); }
 Status cuda_backward(const Backward&, Device, Stream) { return cuda_status(); }
+Status cuda_cell_forward(const CellForward&, Device, Stream) { return cuda_status(); }
 
 }  // namespace norm
 

@@ -305,6 +305,36 @@ def test_deep_update_agrees_with_the_cpu():
         assert error(p.grad.cpu(), want) < 1e-9
 
 
+def test_deep_update_in_bf16_is_as_exact_as_its_rounding():
+    layouts = [Layout.from_graph("random(20,20,0.3)", 32, seed=s) for s in range(4)]
+    exact = bst.DeepUpdateLSTM(12, 640, layouts, dtype=torch.float64, device="cuda")
+    with torch.no_grad():
+        for weight in (*(m.weight for m in exact.matrices), exact.gates.weight):
+            weight.normal_(std=0.1)
+        for p in exact.parameters():
+            p.copy_(p.bfloat16())
+    module = bst.DeepUpdateLSTM(12, 640, layouts, dtype=torch.bfloat16, device="cuda")
+    module.load_state_dict(exact.state_dict())
+    x = torch.randn(4, 200, 12, device="cuda").bfloat16()
+
+    def run(module, x):
+        module.zero_grad()
+        y, _ = module(x)
+        y.float().sin().sum().backward()
+        with torch.no_grad():
+            assert torch.equal(module(x)[0], y), "also when nothing is kept for backward"
+        return y, [p.grad for p in module.parameters()]
+
+    expected, wanted = run(exact, x.double())
+    y, grads = run(module, x)
+    assert error(y.double(), expected) < 0.02
+    for grad, want in zip(grads, wanted, strict=True):
+        assert (grad.double() - want).norm() < 0.05 * want.norm()
+    again, gradients = run(module, x)
+    assert torch.equal(again, y)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, grads, strict=True))
+
+
 def _masks(rows, columns, blocks, count):
     for _ in range(count):
         mask = torch.zeros(rows * columns, dtype=torch.bool, device="cuda")

@@ -165,38 +165,41 @@ class Unit:
         return 100 * float((above == (y == 1)).mean())
 
 
-def best_unit(x: Array, y: Array) -> Unit:
-    """The unit and the threshold with the most right answers on these rows."""
+def best_unit(x: Array, y: Array, device: str = "cpu") -> Unit:
+    """The unit and the threshold with the most right answers on these rows; a device of PyTorch sorts them."""
     best, most = Unit(0, 0.0, 1), -1
     for first in range(0, x.shape[1], UNITS_AT_ONCE):
-        unit, right = _best_of(x[:, first : first + UNITS_AT_ONCE], y)
+        unit, right = _best_of(x[:, first : first + UNITS_AT_ONCE], y, device)
         if right > most:
             best, most = Unit(first + unit.index, unit.threshold, unit.sign), right
     return best
 
 
-def _best_of(x: Array, y: Array) -> tuple[Unit, int]:
+def _best_of(x: Array, y: Array, device: str) -> tuple[Unit, int]:
     """(the best unit, how many rows it gets right)."""
-    order = np.argsort(x, axis=0, kind="stable")
-    values = np.take_along_axis(x, order, 0)  # [texts, units], from the lowest on
-    below = np.cumsum(y[order], axis=0)  # ones among the k + 1 lowest
-    right = np.arange(1, y.size + 1)[:, None] - below + (y.sum() - below)  # zeros below the cut and ones above it
-    either = np.maximum(right, y.size - right)
-    either[:-1][values[1:] == values[:-1]] = -1  # equal values cannot be told apart
-    at = either.argmax(axis=0)
-    unit = int(either[at, np.arange(x.shape[1])].argmax())
-    cut = int(at[unit])
-    upper = values[min(cut + 1, y.size - 1), unit]
-    threshold = float(values[cut, unit] / 2 + upper / 2)
-    return Unit(unit, threshold, 1 if right[cut, unit] * 2 >= y.size else -1), int(either[cut, unit])
+    import torch
+
+    labels = torch.from_numpy(np.ascontiguousarray(y, np.int32)).to(device)
+    values, order = torch.from_numpy(np.ascontiguousarray(x.T)).to(device).sort(dim=1, stable=True)  # [units, texts]
+    below = labels[order].cumsum(1, dtype=torch.int32)  # ones among the k + 1 lowest
+    ranks = torch.arange(1, y.size + 1, dtype=torch.int32, device=device)
+    right = ranks - below + (labels.sum(dtype=torch.int32) - below)  # zeros below the cut and ones above it
+    either = torch.maximum(right, y.size - right)
+    either[:, :-1].masked_fill_(values[:, 1:] == values[:, :-1], -1)  # equal values cannot be told apart
+    of_units, cuts = either.max(1)
+    unit = int(of_units.argmax())
+    cut = int(cuts[unit])
+    upper = values[unit, min(cut + 1, y.size - 1)]
+    threshold = float(values[unit, cut] / 2 + upper / 2)
+    return Unit(unit, threshold, 1 if int(right[unit, cut]) * 2 >= y.size else -1), int(of_units[unit])
 
 
-def unit_score(x: Array, y: Array, splits: Sequence[Split]) -> float:
+def unit_score(x: Array, y: Array, splits: Sequence[Split], device: str = "cpu") -> float:
     """Percent of all test rows that the best unit of each fold's other rows gets right."""
     right = 0.0
     for split in splits:
         rows = np.concatenate([split.train, split.dev])
-        right += best_unit(x[rows], y[rows]).accuracy(x[split.test], y[split.test]) * split.test.size
+        right += best_unit(x[rows], y[rows], device).accuracy(x[split.test], y[split.test]) * split.test.size
     return right / sum(split.test.size for split in splits)
 
 

@@ -8,6 +8,11 @@
 
 namespace blocksparse::ptx {
 
+// A tensor map is on its way to where copies read it.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column, int row) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "core/text.h"
 #include "cuda/once.h"
@@ -45,17 +46,25 @@ Status check_pixels(const Images& x, const Images& y) {
   return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
 }
 
-// "generic" and "many" can be asked for as of the linear op; a convolution of one tap in place is then none of it.
+// "halo", and "generic" and "many" as of the linear op, can be asked for; a convolution of one tap in place is then
+// none of it.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   const auto forced = linear::forced_cuda_kernel();
   if (!forced.ok()) return forced.status();
-  if (!forced->has_value()) return choose_cuda_way(p, card);
-  if (**forced == linear::CudaKernel::generic) return CudaWay::generic;
-  if (**forced == linear::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
-  if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
-  return Status(StatusCode::unsupported, concat("[cuda] the kernel \"", linear::name_of(**forced),
-                                                "\", which was asked for, does not do this convolution"));
+  std::string_view name;
+  if (linear::halo_is_forced()) {
+    if (cuda_supports(CudaWay::halo, p, card)) return CudaWay::halo;
+    name = name_of(CudaWay::halo);
+  } else {
+    if (!forced->has_value()) return choose_cuda_way(p, card);
+    if (**forced == linear::CudaKernel::generic) return CudaWay::generic;
+    if (**forced == linear::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
+    if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
+    name = linear::name_of(**forced);
+  }
+  return Status(StatusCode::unsupported,
+                concat("[cuda] the kernel \"", name, "\", which was asked for, does not do this convolution"));
 }
 
 template <class Problem>

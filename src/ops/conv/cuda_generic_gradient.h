@@ -16,6 +16,8 @@ struct GenericGradient {
   const void *w, *gates;
   void *dw, *dgates;
   bool dw_is_wide, accumulate;
+  int32_t slices;  // of the tokens
+  void* partial;   // sums of each slice, [slices] as dW; null: there is one
 
   __device__ const DeviceImages& plain() const { return gathers_rows ? columns : rows; }
   __device__ int64_t tokens() const { return plain().n * plain().pixels(); }
@@ -26,6 +28,7 @@ struct GradientItem {
   int32_t first, last;    // blocks
   int32_t input, output;  // of a quarter, within the block
   int32_t tap;
+  int32_t slice;
 };
 
 struct Channels {
@@ -90,9 +93,11 @@ template <class K>
 __device__ void sum_gradient(const GenericGradient& g, const GradientItem& item, void* shared) {
   using T = typename K::Element;
   cuda::Sums<T, K::outputs> sums;
+  const int64_t steps = (g.tokens() + kDepth<T> - 1) / kDepth<T>;
+  const int64_t first = steps * item.slice / g.slices, last = steps * (item.slice + 1) / g.slices;
   cuda::pipeline<K::stages>(
-      (g.tokens() + kDepth<T> - 1) / kDepth<T>,
-      [&](int64_t step, int stage) { load_gradient<K>(g, item, step * kDepth<T>, Stage<K>(shared, stage)); },
+      last - first,
+      [&](int64_t step, int stage) { load_gradient<K>(g, item, (first + step) * kDepth<T>, Stage<K>(shared, stage)); },
       [&](int stage) {
         const Stage<K> s(shared, stage);
         if (!warp_has_rows(int64_t{item.last - item.first} << g.block_shift)) return;
@@ -118,25 +123,38 @@ __device__ void for_each_of_block(const GenericGradient& g, const GradientItem& 
   }
 }
 
-// Writes dW; returns this thread's part of <S, W>.
+// An element of dW: its sum times the gate, unless it lies beyond the edge.
+template <class T, class Sum>
+__device__ inline void store_element(const GenericGradient& g, int32_t block, int64_t at, bool inside, Sum sum) {
+  const Sum gate = g.gates == nullptr ? 1 : static_cast<const Sum*>(g.gates)[block];
+  const Sum value = inside && gate != 0 ? gate * sum : 0;
+  if (g.accumulate && !inside) return;
+  if (g.dw_is_wide) {
+    Sum& to = static_cast<Sum*>(g.dw)[at];
+    to = g.accumulate ? to + value : value;
+  } else {
+    T& to = static_cast<T*>(g.dw)[at];
+    to = narrow<T>(g.accumulate ? widen(to) + value : value);
+  }
+}
+
+// Elements of dW, all taps.
+__device__ inline int64_t elements(const GenericGradient& g) { return int64_t{g.blocks} * g.taps << 2 * g.block_shift; }
+
+// Writes dW, or a slice's sums; returns this thread's part of <S, W>.
 template <class K>
 __device__ typename K::Sum store_gradient(const GenericGradient& g, const GradientItem& item, int32_t i,
                                           const typename K::Sum* sums) {
   using T = typename K::Element;
   using Sum = typename K::Sum;
-  const Sum gate = g.gates == nullptr ? 1 : static_cast<const Sum*>(g.gates)[i];
   Sum product = 0;
   for_each_of_block<K>(g, item, i, sums, [&](int64_t at, bool inside, Sum sum) {
-    if (inside && g.dgates != nullptr) product += sum * widen(static_cast<const T*>(g.w)[at]);
-    const Sum value = inside && gate != 0 ? gate * sum : 0;
-    if (g.accumulate && !inside) return;
-    if (g.dw_is_wide) {
-      Sum& to = static_cast<Sum*>(g.dw)[at];
-      to = g.accumulate ? to + value : value;
-    } else {
-      T& to = static_cast<T*>(g.dw)[at];
-      to = narrow<T>(g.accumulate ? widen(to) + value : value);
+    if (g.partial != nullptr) {
+      static_cast<Sum*>(g.partial)[item.slice * elements(g) + at] = sum;
+      return;
     }
+    if (inside && g.dgates != nullptr) product += sum * widen(static_cast<const T*>(g.w)[at]);
+    store_element<T>(g, i, at, inside, sum);
   });
   return product;
 }
@@ -163,13 +181,15 @@ __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_consta
   const int quarters = g.block > kTileRows ? 4 : 1, parts = quarters * g.taps,
             together = g.dgates == nullptr ? 1 : parts;
   const int run = max(kTileRows >> g.block_shift, 1);
-  for (int64_t i = blockIdx.x; i / (parts / together) * run < g.blocks; i += gridDim.x) {
-    const auto begin = static_cast<int32_t>(i / (parts / together) * run), end = min(begin + run, g.blocks);
-    for (GradientItem item{begin, begin, 0, 0, 0}; item.first < end; item.first = item.last) {
+  const int64_t of_run = int64_t{parts / together} * g.slices;
+  for (int64_t i = blockIdx.x; i / of_run * run < g.blocks; i += gridDim.x) {
+    const auto begin = static_cast<int32_t>(i / of_run * run), end = min(begin + run, g.blocks);
+    for (GradientItem item{begin, begin, 0, 0, 0, 0}; item.first < end; item.first = item.last) {
       while (item.last < end && g.out_of[item.last] == g.out_of[item.first]) ++item.last;
       Sum gate_sum[8] = {};  // of up to 8 blocks
       for (int q = 0; q < together; ++q) {
         const int part = together == 1 ? static_cast<int>(i % parts) : q, quarter = part % quarters;
+        item.slice = static_cast<int>(i / parts % g.slices);
         item.tap = part / quarters;
         item.output = quarter / 2 * kTileRows;
         item.input = quarter % 2 * kTileRows;
@@ -186,6 +206,22 @@ __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_consta
         to = (g.accumulate ? to : 0) + gate_sum[block - item.first];
       }
     }
+  }
+}
+
+// The slices' sums in their order.
+template <class T>
+__global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constant__ GenericGradient g) {
+  using Sum = SumOf<T>;
+  const int64_t count = elements(g);
+  for (int64_t at = blockIdx.x * int64_t{kThreads} + threadIdx.x; at < count; at += int64_t{gridDim.x} * kThreads) {
+    Sum sum = 0;
+    for (int slice = 0; slice < g.slices; ++slice) sum += static_cast<const Sum*>(g.partial)[slice * count + at];
+    const auto inner = static_cast<int32_t>(at & ((int64_t{1} << 2 * g.block_shift) - 1));
+    const auto block = static_cast<int32_t>((at >> 2 * g.block_shift) / g.taps);
+    const int64_t output = int64_t{g.out_of[block]} * g.block + (inner >> g.block_shift);
+    const int64_t input = int64_t{g.refs[block].from} * g.block + (inner & (g.block - 1));
+    store_element<T>(g, block, at, output < g.rows.channels && input < g.columns.channels, sum);
   }
 }
 
@@ -208,20 +244,30 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
                              .dw = g.dw,
                              .dgates = g.dgates,
                              .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
-                             .accumulate = g.accumulate};
-  return with_outputs(block, [&]<int N>() {
+                             .accumulate = g.accumulate,
+                             .slices = generic_slices(g),
+                             .partial = generic_slices(g) > 1 ? call.workspace.data : nullptr};
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
     const int64_t parts = g.dgates != nullptr ? 1 : taps * (block > kTileRows ? 4 : 1);
     const int64_t run = std::max(kTileRows / block, 1);
-    return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * parts,
+    return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * parts * args.slices,
                          .threads = kThreads,
                          .shared_bytes = Generic<T, N>::shared_bytes,
-                         .stream = static_cast<cudaStream_t>(call.stream)},
+                         .stream = stream},
                         generic_gradient<Generic<T, N>>, args);
-  });
+  }));
+  if (args.partial == nullptr) return {};
+  const int64_t count = g.layout.blocks * taps * block * block;
+  return cuda::launch(
+      {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096), .threads = kThreads, .stream = stream},
+      generic_combine<T>, args);
 }
 
 template <class T>
 Status prepare_generic() {
+  static_assert(kTileRows == kGenericRows);
+  BS_RETURN_IF_ERROR(cuda::prepare(generic_combine<T>, 0));
   for (int32_t block : {8, 16, 32, 64}) {
     BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
       BS_RETURN_IF_ERROR(cuda::prepare(generic_product<Generic<T, N>>, Generic<T, N>::shared_bytes));

@@ -1,7 +1,6 @@
 // Convolutions in steps of one pixel, whose taps share what is in shared memory: 16 bits, channels-last.
 #pragma once
 
-#include "ops/conv/cuda_halo_blocks.h"
 #include "ops/conv/cuda_halo_gradient.h"
 #include "ops/conv/cuda_halo_product.h"
 
@@ -9,21 +8,14 @@ namespace blocksparse::conv {
 namespace {
 
 template <class T>
-Status launch_halo(const Product& p, const CudaCall& call) {
-  if (const auto plan = plan_halo_blocks(p)) return launch_halo_blocks<T>(p, *plan, call);
-  return launch_halo_product<T>(p, call);
-}
-
-template <class T>
 Status prepare_halo() {
-  BS_RETURN_IF_ERROR(prepare_halo_blocks<T>());
   BS_RETURN_IF_ERROR(prepare_halo_product<T>());
   return prepare_halo_gradient<T>();
 }
 
 template <class T>
 CudaKernels make_halo(DType dtype) {
-  return {CudaWay::halo, dtype, prepare_halo<T>, launch_halo<T>, launch_halo_gradient<T>};
+  return {CudaWay::halo, dtype, prepare_halo<T>, launch_halo_product<T>, launch_halo_gradient<T>};
 }
 
 }  // namespace

@@ -1,18 +1,19 @@
 // The kernels of wgrad of 3 x 3 taps: see cuda_halo_gradient.h.
 #pragma once
 
-#include "ops/conv/select_halo.h"
+#include "ops/conv/cuda_halo_units.h"
 #include "ops/linear/cuda_many_gradient_kernel.h"
 
 namespace blocksparse::conv {
 namespace {
 
-using linear::GradientUnit;
-using linear::GradientWork;
 using ptx::shared_address;
 
 struct HaloGradient {
-  linear::ManyGradient g;
+  HaloCells cells;
+  HaloTables tables;
+  linear::GradientTarget target;
+  int64_t outputs, inputs;
   linear::ImageSteps pixels;  // of x
   int32_t row_step;           // positions between rows of taps
   int32_t column_step;        // and between taps
@@ -24,11 +25,11 @@ struct HaloGradientMaps {
   CUtensorMap x, dy;
 };
 
-// B = 32 serves smaller blocks too.
+// B = 32 serves smaller blocks too, and B = 64 larger ones.
 template <class T, int B>
 struct HaloGradientKernel {
   using Element = T;
-  static constexpr linear::ManyGradientForm form = halo_gradient_form(B);
+  static constexpr HaloGradientForm form = halo_gradient_form(B);
   static constexpr int kTokens = kHaloGradientTokens, kGroups = kHaloGradientGroups;
   static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kColumns = 3 * kCell;
   static constexpr int kEights = kColumns / 8, kSums = kColumns / 2;  // of a cell
@@ -55,11 +56,11 @@ struct HaloRing {
 
 // One warp, a lane a box: dy, then x of each cell.
 template <class K>
-__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, HaloRing ring) {
+__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloUnits& units, HaloRing ring) {
   const auto lane = static_cast<int>(threadIdx.x) % 32, cell = lane - 1;
-  for (GradientWork work(h.g); work.next();) {
-    const GradientUnit unit = h.g.tables.units[work.unit];
-    const int chunk = cell >= 0 && cell < unit.cells ? h.g.tables.chunks[unit.first_cell + cell] : 0;
+  for (HaloWork work(units, h.cells); work.next();) {
+    const HaloUnit unit = units.unit(h.cells, work.unit);
+    const int chunk = unit.chunk[cell == 1];
     for (int step = work.first; step < work.last; ++step) {
       if (lane == 0) {
         ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
@@ -114,38 +115,51 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, Ha
   if (previous != 0) ptx::mbarrier_arrive(previous);
 }
 
-// Of a warpgroup's sums the 8 columns from 8 `eight` on of a cell; sums(i) are 4.
+// Of a warpgroup's sums the 8 columns from 8 `eight` on of a cell; sums(i) are 4, ids are block_of_unit's.
 template <class K, class Sums>
-__device__ void store_halo(const HaloGradient& h, const GradientUnit& unit, int group, int cell, int eight, Sums sums) {
+__device__ void store_halo(const HaloGradient& h, const HaloUnit& unit, const int32_t* ids, int group, int cell,
+                           int eight, Sums sums) {
   constexpr int kTaps = 9;
-  const linear::ManyGradient& g = h.g;
-  const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
-  const int ids = (64 >> shift) * id_columns;
+  const int shift = h.cells.block_shift, in_block = (1 << shift) - 1, id_columns = max(1, K::kCell >> shift);
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4, column = eight * 8 % K::kCell + lane % 4 * 2;
   const int tap = group * 3 + eight * 8 / K::kCell;
-  const int64_t index = unit.first_cell + cell;
-  const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + column;
-  const int inside_inputs = static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{2}));
+  const int64_t input = int64_t{unit.chunk[cell]} * K::kCell + column;
+  const int inside_inputs = static_cast<int>(min(max(h.inputs - input, int64_t{0}), int64_t{2}));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + 8 * half;
-    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (column >> shift));
+    const int32_t id = ids[(cell * max(1, 64 >> shift) + (r >> shift)) * id_columns + (column >> shift)];
     if (id < 0) continue;
-    const bool inside = int64_t{unit.strip} * 64 + r < g.outputs;
-    const int64_t at = (((int64_t{id} * kTaps + tap) << shift) + (r & in_block) << shift) + (input & in_block);
-    g.target.template store_pair<typename K::Element>(id, at, inside ? inside_inputs : 0,
+    const int64_t output = int64_t{unit.strip} * 64 + r;
+    const int64_t at = (((int64_t{id} * kTaps + tap) << shift) + (output & in_block) << shift) + (input & in_block);
+    h.target.template store_pair<typename K::Element>(id, at, output < h.outputs ? inside_inputs : 0,
                                                       {sums(2 * half), sums(2 * half + 1)});
   }
 }
 
 __device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, bool from_start, int group) {
   const int64_t part = (2 * int64_t{thread_block} + from_start) * kHaloGradientGroups + group;
-  return h.g.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
+  return h.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
+}
+
+// Of a unit that is a thread block's alone, found before its sums take the registers. By the threads that multiply.
+struct HaloWhole {
+  HaloUnit unit;
+  int32_t ids[kHaloIds];
+};
+
+template <class K>
+__device__ void find_whole(HaloWhole& whole, const HaloUnit& unit, const HaloCells& cells) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  ptx::bar_sync(1, K::kGroups * 128);
+  if (thread == 0) whole.unit = unit;
+  if (thread < kHaloIds) whole.ids[thread] = block_of_unit<K>(cells, unit, thread);
+  ptx::bar_sync(1, K::kGroups * 128);
 }
 
 template <class K>
-__device__ void finish_halo(const HaloGradient& h, const GradientWork& work, const GradientUnit& unit, int group,
+__device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const HaloWhole& whole, int group,
                             const typename K::Sums& sums) {
   if (!work.is_whole()) {
     float* part = halo_part_of(h, static_cast<int>(blockIdx.x), work.first == 0, group);
@@ -155,10 +169,10 @@ __device__ void finish_halo(const HaloGradient& h, const GradientWork& work, con
   }
 #pragma unroll
   for (int cell = 0; cell < K::kCells; ++cell) {
-    if (cell >= unit.cells) continue;
+    if (cell >= whole.unit.cells) continue;
 #pragma unroll
     for (int j = 0; j < K::kEights; ++j) {
-      store_halo<K>(h, unit, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
+      store_halo<K>(h, whole.unit, whole.ids, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
     }
   }
 }
@@ -170,6 +184,8 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char stages[];
   __shared__ uint64_t full[kMostHaloStages], empty[kMostHaloStages];
+  __shared__ HaloUnits units;
+  __shared__ HaloWhole whole;
   const int group = static_cast<int>(threadIdx.x) / 128;
   HaloRing ring{shared_address(stages), shared_address(full), shared_address(empty), h.stage_bytes, h.stages};
   if (threadIdx.x == 0) {
@@ -178,58 +194,66 @@ __global__ void __launch_bounds__(K::kThreads, 1)
       ptx::mbarrier_init(shared_address(empty + s), K::kGroups * 4);
     }
     ptx::fence_mbarrier_init();
+    ptx::prefetch_map(&maps.x);
+    ptx::prefetch_map(&maps.dy);
   }
-  __syncthreads();
   ptx::griddepcontrol_wait();
+  find_units<K>(units, h.cells);
+  if (static_cast<int>(blockIdx.x) >= units.grid) return;
   if (group == K::kGroups) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
-    if (threadIdx.x < K::kGroups * 128 + 32) feed_halo<K>(h, maps, ring);
+    const int thread = static_cast<int>(threadIdx.x) - K::kGroups * 128 - 32;
+    if (thread < 0) feed_halo<K>(h, maps, units, ring);
+    else leave_tables<K>(h.tables, units, h.cells, thread);
     return;
   }
   ptx::setmaxnreg_inc<K::kRegisters>();
-  for (GradientWork work(h.g); work.next();) {
-    const GradientUnit unit = h.g.tables.units[work.unit];
+  for (HaloWork work(units, h.cells); work.next();) {
+    const HaloUnit unit = units.unit(h.cells, work.unit);
+    if (work.is_whole()) find_whole<K>(whole, unit, h.cells);
     typename K::Sums sums = {};
     const int cells = __shfl_sync(~0u, unit.cells, 0), steps = work.last - work.first;
     if (cells == K::kCells) add_halo_steps<K, K::kCells>(sums, h, ring, steps, group);
     else add_halo_steps<K, 1>(sums, h, ring, steps, group);
-    finish_halo<K>(h, work, unit, group, sums);
+    finish_halo<K>(h, work, whole, group, sums);
   }
 #endif
 }
 
-constexpr int kHaloSlices = 24;  // thread blocks that finish a unit together, each 8 columns
+// Thread blocks that finish a unit together, each 8 columns of a warpgroup's sums, and runs of parts that are added
+// side by side. With all warpgroups in one of 24 thread blocks and a single run: 10 to 13 us of two units, 132 parts.
+constexpr int kHaloSlices = kHaloGradientGroups * kHaloGradientSums / 4, kHaloRuns = 4;
 
-// Units that several thread blocks shared, summed in the order of positions.
+// Units that several thread blocks shared: the parts of a run in the order of positions, then the runs.
 template <class K>
-__global__ void __launch_bounds__(K::kGroups * 128) halo_combine(const __grid_constant__ HaloGradient h, int32_t grid) {
-  static_assert(kHaloSlices * 4 == kHaloGradientSums);
+__global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_constant__ HaloGradient h) {
   ptx::griddepcontrol_wait();
-  const int2 counts = h.g.tables.unit_counts();
-  const int index = counts.y + static_cast<int>(blockIdx.x) / kHaloSlices;
-  const int slice = static_cast<int>(blockIdx.x) % kHaloSlices;
-  if (index >= counts.x) return;
-  __shared__ linear::GradientShare shares[linear::kMostGradientGrid + 1];
-  const GradientUnit unit = h.g.tables.units[index];
-  const int cell = slice / K::kEights, group = static_cast<int>(threadIdx.x) / 128;
-  if (cell >= unit.cells) return;
-  if (static_cast<int>(threadIdx.x) <= grid) shares[threadIdx.x] = h.g.tables.share(static_cast<int>(threadIdx.x));
+  const int4 counts = *h.tables.counts;
+  const int index = static_cast<int>(blockIdx.x) / kHaloSlices, slice = static_cast<int>(blockIdx.x) % kHaloSlices;
+  if (counts.y + index >= counts.x) return;
+  __shared__ GradientShare shares[linear::kMostGradientGrid + 1];
+  __shared__ float of_run[kHaloRuns][4][128];
+  const auto thread = static_cast<int>(threadIdx.x), run = thread / 128;
+  const int group = slice / (kHaloGradientSums / 4), eight = slice % (kHaloGradientSums / 4), grid = counts.z;
+  const int4 of_unit = h.tables.units[index];
+  const HaloUnit unit{of_unit.x, of_unit.y, {of_unit.z, of_unit.w}};
+  if (eight / K::kEights >= unit.cells) return;
+  if (thread <= grid) shares[thread] = h.tables.shares[thread];
   __syncthreads();
-  const auto [first, last] = linear::parts_of(shares, grid, index);
+  const auto [first, last] = linear::parts_of(shares, grid, counts.y + index);
   if (first == last) return;  // and has been stored
-  float sums[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sums[i] = halo_part_of(h, first, true, group)[(slice * 4 + i) * 128];
-  constexpr int kAtOnce = 8;  // parts under way, of up to 132
-  for (int c = first + 1; c <= last; c += kAtOnce) {
+  const int count = last - first + 1, end = first + count * (run + 1) / kHaloRuns;
+  constexpr int kAtOnce = 8;
+  float sums[4] = {};
+  for (int c = first + count * run / kHaloRuns; c < end; c += kAtOnce) {
     float more[kAtOnce][4];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int at = min(c + j, last);
+      const int at = min(c + j, end - 1);
       const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
-      const float* part = halo_part_of(h, at, false, group) + slice * 4 * 128;
+      const float* part = halo_part_of(h, at, at == first, group) + eight * 4 * 128;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) more[j][i] = c + j <= last && has_step ? part[i * 128] : 0;
+      for (int i = 0; i < 4; ++i) more[j][i] = c + j < end && has_step ? part[i * 128] : 0;
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -237,7 +261,16 @@ __global__ void __launch_bounds__(K::kGroups * 128) halo_combine(const __grid_co
       for (int i = 0; i < 4; ++i) sums[i] += more[j][i];
     }
   }
-  store_halo<K>(h, unit, group, cell, slice % K::kEights, [&](int i) { return sums[i]; });
+#pragma unroll
+  for (int i = 0; i < 4; ++i) of_run[run][i][thread % 128] = sums[i];
+  __syncthreads();
+  if (run > 0) return;
+  for (int other = 1; other < kHaloRuns; ++other) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += of_run[other][i][thread];
+  }
+  store_halo<K>(h, unit, h.tables.ids + index * kHaloIds, group, eight / K::kEights, eight % K::kEights,
+                [&](int i) { return sums[i]; });
 }
 
 }  // namespace

@@ -1,234 +1,251 @@
 // The kernel of fprop and dgrad with steps of one pixel: see cuda_halo_product.h.
 #pragma once
 
-#include "cuda/divider.h"
+#include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "ops/conv/select_halo.h"
-#include "ops/linear/cuda_many_weights.h"
+#include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/shared.h"
+#include "cuda/ptx/wgmma.h"
+#include "ops/conv/cuda_halo_walk.h"
+#include "ops/linear/cuda_many_finish.h"
 
 namespace blocksparse::conv {
 namespace {
 
-using linear::ManyRecord;
 using ptx::shared_address;
 
 struct HaloProduct {
-  linear::ManyProduct p;      // tokens are positions of the raster
-  linear::ImageSteps pixels;  // of x
-  cuda::Divider taps, taps_of_row;
-  int32_t row_step, column_step;  // positions between taps
-  int32_t tap_rows, tap_columns;
-  int32_t w_bytes;                                 // of a block with all taps
-  int32_t columns, rows, images;                   // of y
-  int32_t x_bytes, buffer_bytes, buffers, stages;  // of x in shared memory, and of the ring
+  HaloWalk walk;
+  linear::Finish finish;      // tokens are pixels of y
+  linear::ImageSteps pixels;  // of x, in the order of the raster
+  int32_t taps, tap_columns, row_step, column_step, reach;
+  bool mirrored;                          // the last tap of W meets the first pixel
+  int32_t columns, rows, images;          // of y
+  int32_t x_bytes, buffer_bytes, stages;  // of a box of x, and of both rings
+};
+
+struct HaloMaps {
+  CUtensorMap x, w;
+};
+
+// B = 64 serves larger blocks too. Taps: of a block that a stage holds. Groups: warpgroups that multiply.
+template <class T, int B, int Taps, int Groups, bool ByIn>
+struct HaloKernel {
+  using Element = T;
+  static constexpr int block = B, taps = Taps, kGroups = Groups, kHalves = 2, kSlots = kHaloOutputs / B;
+  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 32, kTapBytes = B * B * 2;
+  static constexpr int kResident = 4 / Groups;  // thread blocks of an SM
+  struct Sums {
+    float of[kHalves][kSlots][B / 2];  // [64 positions, kHaloOutputs], twice
+  };
+  static_assert(kHalves == kHaloHalves && Taps <= 3);
+
+  // The taps of a stage, for the first `Halves` of a warpgroup's positions; w and shifts are in steps of 16 bytes.
+  template <int Halves>
+  __device__ static void multiply(Sums& sums, int slot, uint32_t x, uint32_t w, const uint32_t (&shifts)[3]) {
+    const uint64_t of_x = ptx::wgmma_matrix(0, 0, 1024, ptx::Swizzle::bytes_128);
+    const uint64_t of_w = ptx::wgmma_matrix(0, 0, B * 16, B == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64);
+    constexpr uint32_t kHalf = kGroups * kHaloUnit * 128 / 16, kStep = ByIn ? 2 * B : 2;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int tap = 0; tap < Taps; ++tap) {
+#pragma unroll
+      for (int k = 0; k < B / 16; ++k) {
+        const uint64_t b = of_w | (w + tap * (kTapBytes / 16) + k * kStep);
+#pragma unroll
+        for (int half = 0; half < Halves; ++half) {
+          const uint64_t a = of_x | (x + shifts[tap] + half * kHalf + k * 2);
+          ptx::wgmma<T, B, false, ByIn>(sums.of[half][slot], a, b);
+        }
+      }
+    }
+    ptx::wgmma_commit();
+  }
 };
 
 struct HaloShared {
-  linear::ManyShared ring;
-  uint64_t x_empty[kMostHaloBuffers];
+  uint64_t full[kMostHaloProductStages], empty[kMostHaloProductStages], x_empty[kHaloBuffers];
+  int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, that of the third, -}
+  int4 tiles[kMostHaloProductStages];  // of a tile's last stage
 };
 
-// Feeders have more to keep than those of the linear op.
-inline constexpr int kRegisters = 216, kFeedRegisters = 72;
+// A note's `what`: slot | flags << 8 | units of the tile << 16.
+enum HaloFlag : int32_t { kEndsTile = 1, kBegins = 2, kExit = 4 };
+inline constexpr int kNoSlot = 255;
 
-// All threads. `consumers` arrive when they have used a stage or x.
-__device__ inline void start_halo_rings(HaloShared& shared, const HaloProduct& h, int consumers) {
+// All threads.
+template <class K>
+__device__ void start_halo_rings(HaloShared& shared, int stages) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < h.buffers; ++i) ptx::mbarrier_init(shared_address(&shared.x_empty[i]), consumers);
+    for (int i = 0; i < stages; ++i) {
+      ptx::mbarrier_init(shared_address(&shared.full[i]), 1);
+      ptx::mbarrier_init(shared_address(&shared.empty[i]), K::kGroups * 4);
+    }
+    for (uint64_t& barrier : shared.x_empty) ptx::mbarrier_init(shared_address(&barrier), K::kGroups * 4);
+    ptx::fence_mbarrier_init();
   }
-  linear::start_ring(shared.ring, h.stages, consumers);
+  __syncthreads();
 }
 
-// Bits of a note's flag from the third on: the record is the first of its channels; its tap's shift.
-inline constexpr int kBegins = 4, kShiftBits = 3;
-
-// ---- Load: as linear::ManyFeeder, but that x comes with the first record of a chunk of channels ---------------------
-
+// One warp: walks the lists of blocks, one lane copies.
 template <class K>
 class HaloFeeder {
  public:
-  __device__ HaloFeeder(HaloShared& shared, const HaloProduct& h, const typename K::Maps& maps, uint32_t x, int id)
+  __device__ HaloFeeder(HaloShared& shared, const HaloProduct& h, const HaloMaps& maps, uint32_t x)
       : shared_(shared),
         h_(h),
         maps_(maps),
         x_(x),
-        w_(x + static_cast<uint32_t>(h.buffers * h.buffer_bytes)),
-        id_(id) {}
+        w_(x + static_cast<uint32_t>(kHaloBuffers * h.buffer_bytes)),
+        leads_(threadIdx.x % 32 == 0) {}
 
   __device__ void run() {
-    int4 tile = next_tile();
-    ManyRecord batch = fetch(tile.z, tile.w);
-    while (tile.x >= 0) {
-      int4 following{-1, 0, 0, 0};
-      ManyRecord ahead = K::no_record();
-      int i = tile.z;
+    for (HaloTiles tiles(h_.walk); tiles.next();) {
+      HaloRow<K::block> row(h_.walk, tiles.tile.out);
       channels_ = -1;
-      do {
-        const ManyRecord now = batch;
-        if (i + 32 < tile.w) batch = fetch(i + 32, tile.w);
-        const int count = max(1, min(32, tile.w - i));  // an empty tile has one record without data
-        for (int j = 0; j < count; ++j) {
-          if (i + j == max(tile.w - kAhead, tile.z)) {
-            following = next_tile();
-            ahead = fetch(following.z, following.w);
-          }
-          const ManyRecord record{__shfl_sync(~0u, now.chunk, j), __shfl_sync(~0u, now.a, j),
-                                  __shfl_sync(~0u, now.b, j), __shfl_sync(~0u, now.c, j)};
-          send(record, {tile.x, tile.y}, i + j + 1 >= tile.w ? linear::kEndsTile : linear::kGoesOn);
-        }
-        i += 32;
-      } while (i < tile.w);
-      tile = following, batch = ahead;
+      if (!row.next() && leads_) send_empty(kNoSlot | kEndsTile << 8 | tiles.tile.units << 16, tiles.tile);
+      while (row.found()) {
+        const HaloBlock block = row.block();
+        const bool ends = !row.next(), begins = block.chunk != channels_;
+        channels_ = block.chunk;
+        if (leads_) send_block(block, tiles.tile, begins, ends);
+        __syncwarp();
+      }
     }
-    send(K::no_record(), {0, 0}, linear::kExit);
+    if (leads_) send_empty(kNoSlot | kExit << 8, {});
   }
 
  private:
-  static constexpr int kAhead = 4;  // records before the end of a tile at which the next one is asked for
-
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ ManyRecord fetch(int first, int last) const {
-    return first + lane() < last ? h_.p.tables.records[first + lane()] : K::no_record();
-  }
-  __device__ int4 next_tile() {
-    linear::ManyShared& ring = shared_.ring;
-    ptx::mbarrier_wait(shared_address(&ring.handed), tile_phase_);
-    tile_phase_ ^= 1;
-    __syncwarp();
-    int4 tile{0, 0, 0, 0};
-    if (lane() == 0) {
-      tile = ptx::ld_shared_16(shared_address(&ring.tile));
-      ptx::mbarrier_arrive(shared_address(&ring.taken));
-    }
-    return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0),
-            __shfl_sync(~0u, tile.w, 0)};
-  }
-  // A record goes out when the one behind it is known; the very first has no data.
-  __device__ void send(const ManyRecord& record, int2 tile, linear::ManyFlag flag) {
-    int tap = max(record.chunk, 0);
-    const int channels = h_.taps.divide(tap), row = h_.taps_of_row.divide(tap);
-    const bool begins = record.chunk >= 0 && channels != channels_;
-    channels_ = channels;
-    if (turn_ == id_ && lane() == 0) {
-      linear::ManyShared& ring = shared_.ring;
-      int4 note = K::note(record);
-      note.w = flag | (begins ? kBegins : 0) | (row * h_.row_step + tap * h_.column_step) << kShiftBits;
-      ptx::mbarrier_wait(shared_address(&ring.full[stage_]), phase_ ^ 1);
-      ptx::mbarrier_wait(shared_address(&ring.empty[stage_]), phase_ ^ 1);
-      ptx::st_shared_16(shared_address(&ring.notes[stage_]), note);
-      ring.tiles[stage_] = held_tile_;
-      load_held(shared_address(&ring.full[stage_]));
-    }
-    __syncwarp();
-    if (++turn_ == linear::kFeeders) turn_ = 0;
-    if (begins && ++buffer_ == h_.buffers) buffer_ = 0, x_phase_ ^= 1;
-    held_ = record, held_tile_ = tile, held_begins_ = begins, held_channels_ = channels;
+  __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
+  __device__ void wait_for_stage() { ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1); }
+  __device__ void advance() {
     if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
   }
-  __device__ void load_held(uint32_t full) {
-    if (held_.chunk < 0) {
-      ptx::mbarrier_arrive(full);
-      return;
+
+  __device__ void send_empty(int what, const HaloTile& tile) {
+    wait_for_stage();
+    note(what, 0, 0, tile);
+    ptx::mbarrier_arrive(full());
+    advance();
+  }
+  __device__ void note(int what, int shifts, int third, const HaloTile& tile) {
+    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), {what, shifts, third, 0});
+    ptx::st_shared_16(shared_address(&shared_.tiles[stage_]), {tile.out, tile.unit, tile.units, 0});
+  }
+  __device__ void send_block(const HaloBlock& block, const HaloTile& tile, bool begins, bool ends) {
+    int row = 0, column = 0;
+    const auto next_shift = [&] {
+      const int shift = row + column * h_.column_step;
+      if (++column == h_.tap_columns) column = 0, row += h_.row_step;
+      return (h_.mirrored ? h_.reach - shift : shift) * 8 + block.in_chunk;
+    };
+    for (int tap = 0; tap < h_.taps; tap += K::taps) {
+      const bool brings_x = begins && tap == 0;
+      const int flags = (brings_x ? kBegins : 0) | (ends && tap + K::taps == h_.taps ? kEndsTile : 0);
+      int shifts[3] = {};
+#pragma unroll
+      for (int i = 0; i < K::taps; ++i) shifts[i] = next_shift();
+      wait_for_stage();
+      note(block.slot | flags << 8 | tile.units << 16, shifts[0] | shifts[1] << 16, shifts[2], tile);
+      constexpr int kBytes = K::taps * K::kTapBytes;
+      ptx::mbarrier_arrive_expect(full(), static_cast<uint32_t>(kBytes + (brings_x ? h_.x_bytes : 0)));
+      ptx::load_box(w_ + static_cast<uint32_t>(stage_ * kBytes), &maps_.w, full(), block.column,
+                    block.row + (tap << h_.walk.block_shift));
+      if (brings_x) load_x(block.chunk, tile.unit);
+      advance();
     }
-    ptx::mbarrier_arrive_expect(full, K::weight_bytes(held_) + (held_begins_ ? static_cast<uint32_t>(h_.x_bytes) : 0));
-    K::load_weights(h_.p, maps_, held_, w_ + stage_ * K::kWBytes, full);
-    if (!held_begins_) return;
+  }
+  __device__ void load_x(int chunk, int unit) {
+    if (++buffer_ == kHaloBuffers) buffer_ = 0, x_phase_ ^= 1;
     ptx::mbarrier_wait(shared_address(&shared_.x_empty[buffer_]), x_phase_ ^ 1);
-    const linear::ImagePixel at = h_.pixels.pixel_of(held_tile_.y * K::kTokens);
-    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x.map, full,
-                        held_channels_ * linear::kChunk, at.column, at.row, at.image, 0, 0);
+    const linear::ImagePixel at = h_.pixels.pixel_of(unit * kHaloUnit);
+    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(), chunk * linear::kChunk,
+                        at.column, at.row, at.image, 0, 0);
   }
 
   HaloShared& shared_;
   const HaloProduct& h_;
-  const typename K::Maps& maps_;
+  const HaloMaps& maps_;
   uint32_t x_, w_;
-  int id_;
-  int stage_ = 0, turn_ = 0, channels_ = -1;
-  int buffer_ = -1;  // of the held record's channels
-  uint32_t tile_phase_ = 0, phase_ = 0, x_phase_ = 0;
-  ManyRecord held_{-1, 0, 0, 0};
-  int2 held_tile_{0, 0};
-  bool held_begins_ = false;
-  int held_channels_ = 0;
+  bool leads_;
+  int stage_ = 0, buffer_ = -1, channels_ = -1;
+  uint32_t phase_ = 0, x_phase_ = 0;
 };
 
-// ---- Compute: as linear::ManyConsumer -------------------------------------------------------------------------------
-
+// What a warpgroup knows of both rings. A note is read while the products in front of it run.
 template <class K>
 class HaloConsumer {
  public:
   __device__ HaloConsumer(HaloShared& shared, const HaloProduct& h, uint32_t x, int group)
       : shared_(shared),
         h_(h),
-        x_(x),
-        w_(x + static_cast<uint32_t>(h.buffers * h.buffer_bytes)),
+        x_(x + static_cast<uint32_t>(group * kHaloUnit * 128)),
+        w_(x + static_cast<uint32_t>(kHaloBuffers * h.buffer_bytes)),
         group_(group),
-        arrives_(threadIdx.x % 32 == 0) {}
-
-  // Past the record without data.
-  __device__ void begin() {
-    wait();
-    __syncwarp();
-    if (arrives_) ptx::mbarrier_arrive(empty());
-    advance();
+        arrives_(threadIdx.x % 32 == 0) {
+    read_note();
   }
-  __device__ bool goes_on() const { return (flag_ & linear::kExit) == 0; }
 
-  // All records of a tile.
-  __device__ int2 tile(typename K::Sums& sums) {
+  __device__ bool goes_on() const { return (flags_ & kExit) == 0; }
+
+  // All stages of a tile.
+  __device__ HaloTile tile(typename K::Sums& sums) {
     while (true) {
-      if ((flag_ & kBegins) != 0) next_buffer();
-      wait();
-      const bool ends = (flag_ & linear::kEndsTile) != 0;
-      int2 tile{0, 0};
-      if (ends) tile = shared_.ring.tiles[stage_];
-      if (mask_ != 0) {
-        idle_ = 0;
-        const uint32_t x = x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes + (flag_ >> kShiftBits) * 128);
-        K::multiply(sums, x, w_ + static_cast<uint32_t>(stage_) * K::kWBytes, mask_, before_);
-        ptx::wgmma_wait<1>();
-        release_previous();
-        previous_ = arrives_ ? empty() : 0;
-      } else {  // each warp for itself; what an earlier record still reads must not be held for long
-        if (++idle_ == 2) finish_previous();
-        __syncwarp();
-        if (arrives_) ptx::mbarrier_arrive(empty());
+      uint32_t old_buffer = 0;
+      if ((flags_ & kBegins) != 0) old_buffer = next_buffer();
+      multiply(sums);
+      ptx::wgmma_wait<1>();
+      release(previous_, old_buffer);
+      previous_ = arrives_ ? shared_address(&shared_.empty[stage_]) : 0;
+      const bool ends = (flags_ & kEndsTile) != 0;
+      int4 tile{};
+      if (ends) {
+        tile = ptx::ld_shared_16(shared_address(&shared_.tiles[stage_]));
+        ptx::wgmma_wait<0>();
+        release(previous_, holds_);
+        previous_ = holds_ = 0;
       }
-      advance();
-      if (!ends) continue;
-      finish_previous();
-      idle_ = 0;
-      return tile;
+      if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
+      read_note();
+      if (ends) return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0)};
     }
   }
 
  private:
-  __device__ uint32_t empty() const { return shared_address(&shared_.ring.empty[stage_]); }
-  __device__ void wait() {
-    ptx::mbarrier_wait(shared_address(&shared_.ring.full[stage_]), phase_);
-    note_ = ptx::ld_shared_16(shared_address(&shared_.ring.notes[stage_]));
+  // The buffer that is no longer used once the products under way have ended.
+  __device__ uint32_t next_buffer() {
+    const uint32_t old = holds_;
+    if (++buffer_ == kHaloBuffers) buffer_ = 0;
+    holds_ = arrives_ ? shared_address(&shared_.x_empty[buffer_]) : 0;
+    return old;
   }
-  // x of other channels, or of another tile: all that reads the last one has ended.
-  __device__ void next_buffer() {
-    finish_previous();
-    if (arrives_ && buffer_ >= 0) ptx::mbarrier_arrive(shared_address(&shared_.x_empty[buffer_]));
-    if (++buffer_ == h_.buffers) buffer_ = 0;
+  // Units of positions are dealt to the warpgroups in turn.
+  __device__ void multiply(typename K::Sums& sums) {
+    const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
+    const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
+    const uint32_t shifts[3] = {static_cast<uint32_t>(shifts_ & 0xffff), static_cast<uint32_t>(shifts_) >> 16,
+                                static_cast<uint32_t>(third_)};
+#pragma unroll
+    for (int s = 0; s < K::kSlots; ++s) {
+      if (product_ == 2 * s + 2) K::template multiply<2>(sums, s, x, w, shifts);
+      if (product_ == 2 * s + 1) K::template multiply<1>(sums, s, x, w, shifts);
+    }
   }
-  __device__ void release_previous() {
+  __device__ static void release(uint32_t stage, uint32_t buffer) {
     __syncwarp();
-    if (previous_ != 0) ptx::mbarrier_arrive(previous_);
-    previous_ = 0;
+    if (stage != 0) ptx::mbarrier_arrive(stage);
+    if (buffer != 0) ptx::mbarrier_arrive(buffer);
   }
-  __device__ void finish_previous() {
-    ptx::wgmma_wait<0>();
-    release_previous();
-  }
-  __device__ void advance() {
-    if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
-    mask_ = __shfl_sync(~0u, K::mask_of(note_, group_), 0);
-    before_ = __shfl_sync(~0u, K::before_of(note_, group_), 0);
-    flag_ = __shfl_sync(~0u, note_.w, 0);
+  // Conditions of wgmma, and its operands, come straight out of a shuffle: ptxas then knows that they are the same in
+  // all lanes.
+  __device__ void read_note() {
+    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
+    const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + K::kGroups - 1) / K::kGroups;
+    product_ = __shfl_sync(~0u, slot == kNoSlot || halves == 0 ? 0 : 2 * slot + halves, 0);
+    flags_ = __shfl_sync(~0u, note.x >> 8 & 0xff, 0);
+    shifts_ = __shfl_sync(~0u, note.y, 0);
+    third_ = __shfl_sync(~0u, note.z, 0);
   }
 
   HaloShared& shared_;
@@ -236,73 +253,111 @@ class HaloConsumer {
   uint32_t x_, w_;
   int group_;
   bool arrives_;
-  int stage_ = 0, idle_ = 0, flag_ = linear::kGoesOn, buffer_ = -1;
-  uint32_t phase_ = 0, previous_ = 0, mask_ = 0, before_ = 0;
-  int4 note_{0, 0, 0, 0};
+  int stage_ = 0, buffer_ = -1;
+  int product_ = 0, flags_ = 0, shifts_ = 0, third_ = 0;  // of the note; 2 slot + halves, or 0
+  uint32_t phase_ = 0, previous_ = 0, holds_ = 0;  // barriers of a stage and a buffer, where this lane answers for them
 };
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
-// Rows of a box to the pixels of y that they are, where there is one. (Copies of images into y are refused where the
-// filter's positions go beyond it.)
-template <class T>
-__device__ inline void scatter_box(const HaloProduct& h, uint32_t box, linear::ManyCorner at) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, vector = thread % 8;
-  const int64_t output = at.output + 8 * vector;
+// word[i] of lane q of four becomes word[q] of lane i.
+__device__ inline void turn_quad(uint32_t (&word)[4]) {
+  const auto q = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
-  for (int row = thread / 8; row < linear::kBox; row += 16) {
-    linear::ImagePixel pixel = h.pixels.pixel_of(at.token + row);
-    pixel.column -= h.pixels.first[0], pixel.row -= h.pixels.first[1];
-    if (pixel.image >= h.images || pixel.row >= h.rows || pixel.column >= h.columns || output >= h.p.outputs) continue;
-    const int64_t place = (int64_t{pixel.image} * h.rows + pixel.row) * h.columns + pixel.column;
-    *reinterpret_cast<int4*>(h.p.finish.at<T>(place, output)) = ptx::ld_shared_16(linear::in_box(box, row, vector));
-  }
-}
-
-template <class T, bool Turned, bool Plain, class Sums>
-__device__ inline void store_halo_box(const HaloProduct& h, uint32_t box, int group, linear::ManyCorner at, Sums sums) {
-  if constexpr (!Plain) {
-    if (h.p.finish.bias != nullptr) linear::add_bias<T, Turned>(h.p, at, sums);
-    switch (h.p.finish.activation) {
-      case Activation::none: break;
-      case Activation::relu: linear::activate<Activation::relu>(sums); break;
-      case Activation::gelu: linear::activate<Activation::gelu>(sums); break;
-      case Activation::silu: linear::activate<Activation::silu>(sums); break;
+  for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      const bool upper = (q & step) != 0;
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? word[i] : word[i + step], step);
+      if (upper) word[i] = other;
+      else word[i + step] = other;
     }
   }
-  linear::stage_box<T, Turned>(box, sums);
-  ptx::bar_sync(1 + group, 128);
-  scatter_box<T>(h, box, at);
-  ptx::bar_sync(1 + group, 128);
 }
 
-template <class T, class K, bool Plain>
-__global__ void __launch_bounds__(K::kThreads, 1)
-    halo_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
+// Bias and activation, by straight code: sums are of columns 8 v ... from `output` on.
+template <class T, class Sums>
+__device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums sums) {
+  const auto* bias = static_cast<const T*>(h.finish.bias);
+  if (bias != nullptr) {
+#pragma unroll
+    for (int v = 0; v < kHaloOutputs / 8; ++v) {
+      const int64_t column = output + 8 * v + threadIdx.x % 4 * 2;
+      const bool inside = column < h.walk.outputs;  // of which there are a multiple of 8
+      const float low = inside ? widen(bias[column]) : 0, high = inside ? widen(bias[column + 1]) : 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums(v)[i] += i % 2 == 0 ? low : high;
+    }
+  }
+  switch (h.finish.activation) {
+    case Activation::none: break;
+    case Activation::relu: linear::activate<Activation::relu>(sums); break;
+    case Activation::gelu: linear::activate<Activation::gelu>(sums); break;
+    case Activation::silu: linear::activate<Activation::silu>(sums); break;
+  }
+}
+
+// 64 positions of the raster to the pixels of y that they are, where there is one, 16 bytes a lane. By way of shared
+// memory there would be no room for a second thread block.
+template <class T, class Sums>
+__device__ inline void store_unit(const HaloProduct& h, int unit, int64_t output, Sums sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % 128 / 32;
+#pragma unroll
+  for (int low = 0; low < 2; ++low) {
+    linear::ImagePixel pixel = h.pixels.pixel_of(unit * kHaloUnit + warp * 16 + lane / 4 + 8 * low);
+    pixel.column -= h.pixels.first[0], pixel.row -= h.pixels.first[1];
+    const bool inside = pixel.image < h.images && pixel.row < h.rows && pixel.column < h.columns;
+    const int64_t place = (int64_t{pixel.image} * h.rows + pixel.row) * h.columns + pixel.column;
+#pragma unroll
+    for (int v = 0; v < kHaloOutputs / 8; v += 4) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word[i] = narrow_pair(sums(v + i)[2 * low], sums(v + i)[2 * low + 1], T{});
+      turn_quad(word);
+      const int64_t at = output + 8 * (v + lane % 4);
+      if (!inside || at >= h.walk.outputs) continue;
+      *reinterpret_cast<uint4*>(h.finish.y.at<T>(place, at)) = {word[0], word[1], word[2], word[3]};
+    }
+  }
+}
+
+// Plain: sums are stored as they are. In one kernel with all else, that would take registers from the loop.
+template <class K, bool Plain>
+__global__ void __launch_bounds__(K::kThreads, K::kResident)
+    halo_product([[maybe_unused]] const __grid_constant__ HaloMaps maps,
                  [[maybe_unused]] const __grid_constant__ HaloProduct h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char staged[];
+  extern __shared__ __align__(1024) char buffers[];
   __shared__ HaloShared shared;
-  const uint32_t x = shared_address(staged) + K::kStagedBytes;
+  using T = typename K::Element;
   const int group = static_cast<int>(threadIdx.x) / 128;
-  start_halo_rings(shared, h, K::kGroups * 4);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_map(&maps.x);
+    if (h.walk.has_blocks) ptx::prefetch_map(&maps.w);
+  }
+  start_halo_rings<K>(shared, h.stages);
+  // All in front is complete before anything behind begins; that must wait before it reads y.
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (group == K::kGroups) {
-    ptx::setmaxnreg_dec<kFeedRegisters>();
-    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    if (warp < linear::kFeeders) HaloFeeder<K>(shared, h, maps, x, warp).run();
-    else if (threadIdx.x % 32 == 0) linear::hand_out_tiles(shared.ring, h.p);
+    HaloFeeder<K>(shared, h, maps, shared_address(buffers)).run();
     return;
   }
-  ptx::setmaxnreg_inc<kRegisters>();
-  HaloConsumer<K> consumer(shared, h, x, group);
-  consumer.begin();
+  HaloConsumer<K> consumer(shared, h, shared_address(buffers), group);
   while (consumer.goes_on()) {
     typename K::Sums sums{};
-    const int2 tile = consumer.tile(sums);
-    K::for_each_box(sums, shared_address(staged), group, tile, [&](uint32_t box, linear::ManyCorner at, auto sums_of) {
-      store_halo_box<T, K::kTurned, Plain>(h, box, group, at, sums_of);
-    });
+    const HaloTile tile = consumer.tile(sums);
+    ptx::wgmma_wait<0>();  // again, else ptxas waits where sums are used, and for each product (C7518)
+#pragma unroll
+    for (int half = 0; half < K::kHalves; ++half) {
+      const int unit = half * K::kGroups + group;
+      if (__shfl_sync(~0u, unit >= tile.units, 0)) continue;
+      const int64_t output = int64_t{tile.out} * kHaloOutputs;
+      const auto of = [&](int v) { return sums.of[half][8 * v / K::block] + 8 * v % K::block / 2; };
+      if constexpr (!Plain) finish_sums<T>(h, output, of);
+      store_unit<T>(h, tile.unit + unit, output, of);
+    }
   }
 #endif
 }

@@ -43,12 +43,7 @@ __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant
     const int block = t.taps.divide(index);
     const BlockRef ref = l.from.refs[block];
     const int place = l.taps.mirrored ? t.count - 1 - index : index, weight = ref.weight * all + t.tap(index);
-    int column = place * l.columns_of_tap + ref.from;
-    if (l.chunk_columns > 0) {
-      const int chunk = ref.from / l.chunk_columns;
-      column = (chunk * t.count + place) * l.chunk_columns + ref.from % l.chunk_columns;
-    }
-    t.refs[i] = {column, weight};
+    t.refs[i] = {place * l.columns_of_tap + ref.from, weight};
     if (l.gates != nullptr) t.gates[weight] = l.gates[ref.weight];
   }
 }

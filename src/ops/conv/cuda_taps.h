@@ -21,7 +21,6 @@ struct TapList {
   TapSubset taps;          // that are listed
   int32_t kernel[3];       // of how many in all
   int32_t columns_of_tap;  // in blocks
-  int32_t chunk_columns;   // 0: a tap's columns lie together; else those of so many blocks at all taps
   const float* gates;      // of blocks, or null
 };
 
@@ -37,7 +36,6 @@ inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutVi
                .taps = phase.taps,
                .kernel = {},
                .columns_of_tap = static_cast<int32_t>(phase.x.inputs_of_tap / layout.block_size),
-               .chunk_columns = 0,
                .gates = static_cast<const float*>(gates)};
   for (size_t a = 0; a < 3; ++a) list.kernel[a] = static_cast<int32_t>(gather.kernel[a]);
   return list;

@@ -63,6 +63,15 @@ constexpr std::string_view kLines[] = {
     "conv:wgrad f16 n=1 hw=29 dil=3 pad=2 after=5 b=16 random(9,9,0.3)",
     "conv:wgrad bf16 n=3 hw=20 b=8 random(20,19,0.1) dw=f32 accumulate",
     "conv:wgrad f16 n=1 hw=3x35 b=64 random(24,24,0.25)",
+    "conv:fprop bf16 n=2 hw=20 b=128 random(3,3,0.35) bias act=silu",
+    "conv:fprop f16 n=2 hw=15 b=128 random(2,2,0.8) k=200",
+    "conv:fprop bf16 n=1 hw=14 r=2 b=32 random(9,7,0.3) k=272",
+    "conv:dgrad bf16 n=2 hw=19 b=128 random(3,2,0.4)",
+    "conv:wgrad bf16 n=2 hw=19 b=128 random(3,2,0.5) dw=f32 accumulate",
+    "conv:wgrad bf16 n=2 hw=17 b=128 random(2,3,0.8) k=200",
+    // More units than thread blocks have steps for.
+    "conv:wgrad f16 n=1 hw=12 b=8 random(80,80,0.1)",
+    "conv:wgrad bf16 n=1 hw=12 b=128 random(6,6,0.6) k=712 accumulate",
     // Geometry: strides, dilation, padding that differs, kernels that are even, one and three sizes.
     "conv:fprop bf16 n=3 hw=15 stride=2 b=32 random(4,4,0.5)",
     "conv:fprop bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
@@ -96,6 +105,10 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad f32 n=2 hw=15 stride=2 b=128 random(2,2,0.8) first",
     "conv:wgrad f32 n=2 hw=10 b=16 random(3,3,0.6) c=35 k=45 gates dgates accumulate order",
     "conv:wgrad f64 n=2 hw=9 b=128 random(2,2,0.8) dgates",
+    // In slices of the pixels.
+    "conv:wgrad f32 n=3 hw=23 b=16 random(3,3,0.6) c=35 k=45 gates accumulate order",
+    "conv:wgrad f64 n=4 hw=17 b=128 random(2,2,0.8) c=250 k=200",
+    "conv:wgrad bf16 n=3 hw=20 b=32 random(3,3,0.6) c=75 k=90 dw=f32 accumulate first stride=1",
     "conv:wgrad f16 n=3 hw=12 b=8 random(4,4,0.5) c=29 k=27 first stride=2",
     "conv:dgrad f64 n=2 hw=6 b=16 random(3,3,0.6) t c=35 k=45",
     "conv:wgrad bf16 n=3 hw=12 b=16 random(3,3,0.6) t",
@@ -119,11 +132,11 @@ class ConvCuda : public testing::Test {
 class ConvCudaSweep : public ConvCuda, public testing::WithParamInterface<std::string_view> {};
 
 TEST_P(ConvCudaSweep, EveryKernelMatchesTheReference) {
-  for (std::string_view kernel : {"", "many", "generic"}) {
+  for (std::string_view kernel : {"", "many", "halo", "generic"}) {
     ASSERT_TRUE(set_cuda_kernel(kernel).ok());
     ConvData data = make(GetParam());
     const Status status = data.run();
-    if (kernel == "many" && status.code() == StatusCode::unsupported) continue;
+    if ((kernel == "many" || kernel == "halo") && status.code() == StatusCode::unsupported) continue;
     ASSERT_TRUE(status.ok()) << status.message();
     const auto error = data.compare();
     EXPECT_LE(error.worst, 1) << kernel << ": " << error.where;

@@ -81,6 +81,22 @@ linear::CudaProblem many_problem(const WeightGradient& g) {
   return problem;
 }
 
+int32_t generic_slices(const WeightGradient& g) {
+  constexpr int64_t kThreadBlocks = 1024, kLeastPixels = 512, kMostBytes = int64_t{32} << 20;
+  const int64_t block = g.layout.block_size, taps = g.gather.taps(), pixels = g.plain().n * g.plain().pixels();
+  const int64_t run = std::max<int64_t>(1, kGenericRows / block), quarters = block > kGenericRows ? 4 : 1;
+  const int64_t there = std::max<int64_t>(1, (g.layout.blocks + run - 1) / run * taps * quarters);
+  const int64_t bytes = std::max<int64_t>(1, g.layout.blocks * taps * block * block * (g.dtype == DType::f64 ? 8 : 4));
+  const int64_t slices = std::min({kThreadBlocks / there, pixels / kLeastPixels, kMostBytes / bytes});
+  return g.dgates == nullptr ? static_cast<int32_t>(std::max<int64_t>(1, slices)) : 1;
+}
+
+int64_t generic_workspace(const WeightGradient& g) {
+  const int64_t slices = generic_slices(g), block = g.layout.block_size;
+  if (slices == 1) return 0;
+  return slices * g.layout.blocks * g.gather.taps() * block * block * (g.dtype == DType::f64 ? 8 : 4);
+}
+
 TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
   TapPlaces at{};
   at.refs = lines((rows + 1) * 4);
@@ -147,25 +163,15 @@ bool could_be_many(const WeightGradient& g) {
          linear::many_supports(many_problem(g)) && many_workspace(g) < kMostWorkspace;
 }
 
-int64_t halo_workspace(const WeightGradient& g) {
-  const auto plan = plan_halo_gradient(g);
-  return plan ? linear::gradient_places(plan->problem, halo_gradient_form(plan->problem.block)).end : 0;
-}
-
-// Its workspace for b = 64 is that of `many`.
-int64_t halo_workspace(const Product& p) {
-  const auto plan = plan_halo_blocks(p);
-  return plan ? plan->end : 0;
-}
-
 bool could_be_halo(const Product& p) {
-  return could_be_many(p) && (plan_halo_product(p) || plan_halo_blocks(p)) && halo_workspace(p) < kMostWorkspace;
+  return p.x_channels == nullptr && p.y_channels == nullptr && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
   return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g) &&
-         halo_workspace(g) < kMostWorkspace;
+         g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
 template <class Problem>
@@ -180,13 +186,13 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
 }
 
 // wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
-bool pays(const Product& p, const cuda::Card& card) { return halo_pays(p, card); }
-bool pays(const WeightGradient&, const cuda::Card&) { return true; }
+bool pays(const Product& p) { return halo_pays(p); }
+bool pays(const WeightGradient&) { return true; }
 
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
   for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
-    if (supports(way, p, card) && (way != CudaWay::halo || pays(p, card))) return way;
+    if (supports(way, p, card) && (way != CudaWay::halo || pays(p))) return way;
   }
   return CudaWay::generic;
 }
@@ -200,7 +206,6 @@ CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { retur
 
 size_t cuda_workspace_bytes(const Product& p) {
   int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
-  if (could_be_halo(p)) bytes = std::max(bytes, halo_workspace(p));
   if (is_linear(p)) {
     LayoutView plain = p.layout;
     plain.transposed = false;
@@ -212,8 +217,8 @@ size_t cuda_workspace_bytes(const Product& p) {
 }
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
-  int64_t bytes = could_be_many(g) ? many_workspace(g) : 0;
-  if (could_be_halo(g)) bytes = std::max(bytes, halo_workspace(g));
+  int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
+  if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
     const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
     bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));

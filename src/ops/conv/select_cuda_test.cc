@@ -184,31 +184,53 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
 }
 
-TEST_F(ConvSelect, NoFeederIsARoundOfBuffersAhead) {
-  const Layout layout = *Layout::from_graph("random(4,4,0.5)", {.block_size = 64}, 1);
-  for (int64_t columns : {2, 3, 5}) {
-    Gather gather = gather_of(1, 1, 0);
-    gather.kernel[2] = columns;
-    Product p = product_of(layout, DType::bf16, gather, 28, 28);
-    p.y.size[2] -= columns - 1;
-    const auto plan = plan_halo_product(p);
-    ASSERT_TRUE(plan);
-    EXPECT_LE(plan->stages, plan->buffers * columns);
-  }
+TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
+  const Product p = product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28);
+  WeightGradient g{.dtype = DType::f32,
+                   .dw_dtype = DType::f32,
+                   .layout = layout_.view(),
+                   .gather = gather_of(3, 1, 1),
+                   .rows = p.y,
+                   .columns = p.x};
+  EXPECT_GT(generic_slices(g), 8);
+  EXPECT_EQ(cuda_workspace_bytes(g), static_cast<size_t>(generic_workspace(g)));
+  EXPECT_LT(cuda_workspace_bytes(g), size_t{33} << 20);
+  g.dgates = &g;
+  EXPECT_EQ(generic_slices(g), 1) << "all taps of a block are summed by one";
+  g.dgates = nullptr, g.rows.n = g.columns.n = 1;
+  EXPECT_EQ(generic_slices(g), 1) << "784 pixels";
 }
 
-TEST_F(ConvSelect, RoundsOfTilesAndDensityDecide) {
-  const auto way = [](std::string_view graph, int32_t block, int64_t hw) {
+TEST_F(ConvSelect, DensityDecides) {
+  const auto way = [](std::string_view graph, int32_t block) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
-    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw), kHopper);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper);
   };
-  EXPECT_EQ(way("random(4,4,0.5)", 64, 28), CudaWay::halo);
-  EXPECT_EQ(way("random(4,4,0.12)", 64, 28), CudaWay::many);
-  EXPECT_EQ(way("random(4,4,0.12)", 64, 14), CudaWay::halo);
-  EXPECT_EQ(way("random(8,8,0.12)", 32, 28), CudaWay::halo);
-  EXPECT_EQ(way("random(8,8,0.5)", 32, 28), CudaWay::many);
-  EXPECT_EQ(way("random(8,8,0.5)", 32, 14), CudaWay::halo);
-  EXPECT_EQ(way("random(16,16,0.25)", 16, 14), CudaWay::many);
+  EXPECT_EQ(way("random(8,8,0.25)", 32), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.5)", 32), CudaWay::many);
+  EXPECT_EQ(way("random(4,4,1)", 64), CudaWay::halo);
+  EXPECT_EQ(way("random(2,2,0.25)", 128), CudaWay::halo);
+  EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::many);
+  EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::many);
+}
+
+TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
+  const auto plan = [](int32_t block, int64_t hw) {
+    const Layout layout = *Layout::from_graph("random(4,4,0.5)", {.block_size = block}, 1);
+    return plan_halo_product(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw));
+  };
+  for (int32_t block : {32, 64, 128}) {
+    for (int64_t hw : {7, 14, 28, 56, 112}) {
+      const auto p = plan(block, hw);
+      ASSERT_TRUE(p) << block << " " << hw;
+      EXPECT_GE(p->stages, p->resident == 2 ? 4 : 3);
+      EXPECT_EQ(p->groups * p->resident, 4);
+      EXPECT_EQ(p->stage_taps, block == 32 ? 3 : 1);
+      EXPECT_EQ(p->resident, hw <= 28 ? 2 : 1) << block << " " << hw;
+      EXPECT_LE(p->shared_bytes(), p->resident == 2 ? kHaloHalfBytes : kHaloWholeBytes);
+      EXPECT_GE(p->units * kHaloUnit, p->raster.positions);
+    }
+  }
 }
 
 // Which pixel of x position `at` of a raster is, if it is one.

@@ -54,7 +54,11 @@ struct Pass {
   }
 };
 
-// z of a step, from h before it. `made` holds the step's part of what is made, `at` being its place there.
+// Whether the gates' norm and the cell are one kernel.
+bool joins_cell(const Pass& pass, const Forward& f) { return pass.on.on_card() && f.lengths == nullptr; }
+
+// z of a step, from h before it; where norm and cell are one, the gates' norm is left to it. `made` holds the step's
+// part of what is made, `at` being its place there.
 Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memory, int64_t t, const void* h, void* z) {
   const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(pass.state);
   const void* u = h;
@@ -63,6 +67,7 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
     const int64_t groups = f.groups(j);
     char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * pass.one, f.dtype);
     BS_RETURN_IF_ERROR(pass.product(j, false, u, product, nullptr, t > 0 || j > 0));
+    if (j == f.last() && joins_cell(pass, f)) return {};
     void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * pass.one, f.dtype) : z;
     norm::Forward n;
     n.dtype = f.dtype;
@@ -70,6 +75,7 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
     n.groups = groups;
     n.features = f.hidden;
     n.relu = j > 0 && j < f.last();
+    n.x_is_last = true;
     n.epsilon = f.epsilon;
     n.x = product;
     n.gain = matrix.gain;
@@ -176,6 +182,31 @@ Status weight_gradient(const Pass& pass, const Backward& b, const Made& made, co
   return b.steps == 0 ? Status() : add(b.h0, dz, b.n, true);
 }
 
+// The gates' norm and the cell, of what the last matrix made.
+Status normed_cell(const Pass& pass, const Forward& f, const Made& made, char* memory, const lstm::ForwardCell& step) {
+  const int64_t at = f.saved != nullptr ? step.t : 0, sum = size_of(pass.state);
+  const Matrix& gates = f.matrices[static_cast<size_t>(f.last())];
+  const bool ends = step.t + 1 == f.steps;
+  char* stats = memory + made.stats_at(f.last()) + at * 2 * kGates * f.n * sum;
+  return norm::cuda_cell_forward(
+      {.dtype = f.dtype,
+       .n = f.n,
+       .features = f.hidden,
+       .z_is_last = true,
+       .epsilon = f.epsilon,
+       .z = advance(static_cast<const void*>(memory + made.products.at(f.last())), at * kGates * pass.one, f.dtype),
+       .gain = gates.gain,
+       .shift = gates.shift,
+       .c_before = step.c_before,
+       .h = step.y,
+       .c = step.c,
+       .gates = step.gates,
+       .stats = f.saved != nullptr ? stats : nullptr,
+       .h_end = ends ? step.h_end : nullptr,
+       .c_end = ends ? step.c_end : nullptr},
+      f.device, pass.on.stream);
+}
+
 }  // namespace
 
 Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
@@ -205,7 +236,7 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
         f.saved == nullptr ? nullptr : advance(static_cast<void*>(memory + made.gates), t * kGates * pass.one, f.dtype);
     step.h_end = f.h;
     step.c_end = f.c;
-    BS_RETURN_IF_ERROR(machine->cell(step, f.dtype));
+    BS_RETURN_IF_ERROR(joins_cell(pass, f) ? normed_cell(pass, f, made, memory, step) : machine->cell(step, f.dtype));
     h = step.y;
     c = step.c;
   }

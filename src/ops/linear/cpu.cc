@@ -14,7 +14,7 @@ namespace blocksparse::linear {
 
 namespace {
 
-constexpr int64_t kPackFeatures = 512;        // features of a vector of tokens that one task packs
+constexpr int64_t kTaskFeatures = 512;        // features of a vector of tokens that one task packs or finishes
 constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
 
@@ -41,26 +41,77 @@ ProductArgs args_of_round(const Product& p, const ProductArgs& whole, int64_t to
   return a;
 }
 
-void run_round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int64_t group, int32_t threads) {
-  const int64_t vectors = ceil_div(a.n, kernel.lanes), complete = a.n / kernel.lanes;
-  const int64_t first_packed = a.direct ? complete : 0;
-  const int64_t slices = ceil_div(a.inputs, kPackFeatures);
-  parallel_for(threads, (vectors - first_packed) * slices, [&](int64_t task) {
-    const int64_t first = task % slices * kPackFeatures;
-    kernel.pack(a, first_packed + task / slices, first, std::min(first + kPackFeatures, a.inputs));
-  });
-  const int64_t group_vectors = group / kernel.lanes, groups = ceil_div(vectors, group_vectors);
-  auto for_each = [&](int64_t items, auto run) {  // token groups outermost: their panels stay in the cache
-    const int64_t length = threads == 1 ? items : ceil_div(items, threads * kRunsPerThread);
-    const int64_t runs = items == 0 ? 0 : ceil_div(items, length);
-    parallel_for(threads, runs * groups, [&](int64_t task) {
-      const int64_t item = task % runs * length, vector = task / runs * group_vectors;
-      run(a, Range{item, std::min(item + length, items)}, Range{vector, std::min(vector + group_vectors, vectors)});
+// One round of a product.
+class Round {
+ public:
+  Round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads)
+      : kernel_(kernel),
+        a_(a),
+        pieces_(static_cast<int64_t>(walk.pieces.size())),
+        splits_(static_cast<int64_t>(walk.splits.size())),
+        threads_(threads),
+        vectors_(ceil_div(a.n, kernel.lanes)) {}
+
+  // Each group of tokens by one thread from beginning to end: what it packs, sums and writes stays in its own cache.
+  void by_group(int64_t group) const {
+    const int64_t group_vectors = group / kernel_.lanes;
+    parallel_for(threads_, ceil_div(vectors_, group_vectors), [&](int64_t task) {
+      const int64_t first = task * group_vectors;
+      const Range vectors{first, std::min(first + group_vectors, vectors_)};
+      for (int64_t v = std::max(vectors.first, first_packed()); v < vectors.last; ++v)
+        kernel_.pack(a_, v, 0, a_.inputs);
+      kernel_.multiply(a_, {0, pieces_}, vectors);
+      kernel_.combine(a_, {0, splits_}, vectors);
+      if (a_.staged == nullptr) return;
+      for (int64_t v = vectors.first; v < vectors.last; ++v) kernel_.finish_staged(a_, v, 0, a_.outputs);
     });
-  };
-  for_each(static_cast<int64_t>(walk.pieces.size()), kernel.multiply);
-  for_each(static_cast<int64_t>(walk.splits.size()), kernel.combine);
-}
+  }
+
+  // All threads share the pieces of each group.
+  void by_piece(int64_t group) const {
+    const int64_t slices = ceil_div(a_.inputs, kTaskFeatures);
+    parallel_for(threads_, (vectors_ - first_packed()) * slices, [&](int64_t task) {
+      const int64_t first = task % slices * kTaskFeatures;
+      kernel_.pack(a_, first_packed() + task / slices, first, std::min(first + kTaskFeatures, a_.inputs));
+    });
+    const int64_t group_vectors = group / kernel_.lanes, at_once = a_.staged == nullptr ? vectors_ : group_vectors;
+    for (int64_t first = 0; first < vectors_; first += at_once) {
+      const Range vectors{first, std::min(first + at_once, vectors_)};
+      for_each(vectors, group_vectors, pieces_, kernel_.multiply);
+      for_each(vectors, group_vectors, splits_, kernel_.combine);
+      if (a_.staged != nullptr) finish_staged(vectors);
+    }
+  }
+
+ private:
+  int64_t first_packed() const { return a_.direct ? a_.n / kernel_.lanes : 0; }
+
+  // Token groups outermost: their panels stay in the cache.
+  void for_each(Range vectors, int64_t group_vectors, int64_t items,
+                void (*run)(const ProductArgs&, Range items, Range vectors)) const {
+    const int64_t groups = ceil_div(vectors.last - vectors.first, group_vectors);
+    const int64_t length = ceil_div(items, threads_ * kRunsPerThread), runs = items == 0 ? 0 : ceil_div(items, length);
+    parallel_for(threads_, runs * groups, [&](int64_t task) {
+      const int64_t item = task % runs * length, vector = vectors.first + task / runs * group_vectors;
+      run(a_, {item, std::min(item + length, items)}, {vector, std::min(vector + group_vectors, vectors.last)});
+    });
+  }
+
+  void finish_staged(Range vectors) const {
+    static_assert(kTaskFeatures % kStagedOutputs == 0);
+    const int64_t slices = ceil_div(a_.outputs, kTaskFeatures);
+    parallel_for(threads_, (vectors.last - vectors.first) * slices, [&](int64_t task) {
+      const int64_t first = task % slices * kTaskFeatures;
+      kernel_.finish_staged(a_, vectors.first + task / slices, first, std::min(first + kTaskFeatures, a_.outputs));
+    });
+  }
+
+  const ProductKernel& kernel_;
+  const ProductArgs& a_;
+  int64_t pieces_, splits_;
+  int32_t threads_;
+  int64_t vectors_;
+};
 
 void run_few(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads) {
   parallel_for(threads, static_cast<int64_t>(walk.pieces.size()), [&](int64_t piece) { kernel.few(a, piece); });
@@ -77,7 +128,7 @@ struct Position {
 template <class Side>
 void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
                  int64_t slice, Side side) {
-  const int64_t blocks = ceil_div(rows.features, rows.block), per_slice = kPackFeatures / rows.block;
+  const int64_t blocks = ceil_div(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
   const int64_t first = slice * per_slice, last = std::min(first + per_slice, blocks);
   for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
     const Activations source = side(g.term(begin.pair));
@@ -137,8 +188,13 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .refs = walk.refs.data(),
                     .splits = walk.splits.data(),
                     .partial = carver.take(plan.partial_bytes)};
+  if (plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 && p.y.token_stride != 1) {
+    whole.staged = carver.take(plan.staged_bytes);
+    whole.staged_outputs = ceil_div(p.y.features, kStagedOutputs) * kStagedOutputs;
+  }
   const double flops = 2.0 * static_cast<double>(p.x.n) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.layout.block_size * p.layout.block_size);
+  const int64_t weight_bytes = p.layout.blocks * p.layout.block_size * p.layout.block_size * size_of(p.dtype);
   threads = worthwhile_threads(threads, flops);
   if (plan.few) {
     run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
@@ -146,7 +202,17 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
-    run_round(*kernel, args_of_round(p, whole, token, tokens), walk, plan.group, threads);
+    const int64_t alone = group_of_thread({.tokens = tokens,
+                                           .group = plan.group,
+                                           .smallest = kernel->by_token || plan.direct ? plan.group : plan.group / 2,
+                                           .weight_bytes = weight_bytes,
+                                           .threads = threads});
+    ProductArgs a = args_of_round(p, whole, token, tokens);
+    const bool fits = a.staged == nullptr || threads == 1 || tokens <= plan.staged_tokens;
+    a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
+    const Round round(*kernel, a, walk, threads);
+    if (alone > 0 && fits) round.by_group(alone);
+    else round.by_piece(plan.group);
   }
   return {};
 }
@@ -165,7 +231,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   const GradientPlan plan = plan_gradient(
       {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
       g.dw_dtype, g.layout.blocks);
-  const int64_t in_slices = ceil_div(in_features, kPackFeatures), out_slices = ceil_div(out_features, kPackFeatures);
+  const int64_t in_slices = ceil_div(in_features, kTaskFeatures), out_slices = ceil_div(out_features, kTaskFeatures);
   const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
   Carver carver(workspace);
   auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
@@ -194,7 +260,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
       kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
     });
   };
-  if (n > 0 && reads_tokens_in_place(g)) {
+  if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
     const GradTerm term = g.term(0);
     a.n = n;
     a.x_panels = term.x.data;

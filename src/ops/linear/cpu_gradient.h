@@ -269,8 +269,7 @@ void gradient(const GradientArgs& a, int64_t first_block, int64_t last_block) {
   constexpr int L = C::lanes;
   gradient_rows<C>(a, first_block, last_block, [&](int64_t out, int64_t first, int64_t last) {
     if constexpr (L > 8) {  // a vector of 16 does not fit into a block of 8
-      constexpr int J = kTogether<typename C::P> == 1 ? 2 : 1;
-      if (a.block < L) return gradient_row<C, 8 * J, J>(a, out, first, last);
+      if (a.block < L) return gradient_row<C, 16, 2>(a, out, first, last);
     }
     gradient_row<C, L, 1>(a, out, first, last);
   });

@@ -14,14 +14,13 @@
 
 #include <type_traits>
 
+#include "ops/linear/cpu_ahead.h"
 #include "ops/linear/cpu_few.h"
 #include "ops/linear/cpu_finish.h"
 #include "ops/linear/cpu_weights.h"
 
 namespace blocksparse::linear {
 namespace {
-
-constexpr int kUnroll = 8;  // divides every block size
 
 // x of some vectors: [inputs][lanes] each, rows `feature` apart; vector v begins at data + at[v].
 template <class P>
@@ -42,12 +41,7 @@ struct Entry {
 struct Entries {
   const Entry* data;
   int count;
-};
-
-// A part of a piece's list, blocks with gate 0 left out.
-struct Chunk {
-  const BlockRef* refs;
-  int count;
+  const char* const* ahead = nullptr;  // null, or a part of W to be asked for at each kUnroll inputs
 };
 
 // The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
@@ -66,6 +60,8 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
       sum[o][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L);
     }
   }
+  constexpr int kPart = kUnroll * O * static_cast<int>(sizeof(P)) / kTogether<P>;
+  const char* const* ahead = entries.ahead;
   for (int i = 0; i < entries.count; ++i) {
     const P* xb = x.data + entries.data[i].x;
     const P* wb = w.block(entries.data[i].weight, i);
@@ -86,6 +82,11 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
     constexpr int kSteps = kUnroll / kTogether<P>;
     int k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
+      if (kAsksInLoop && ahead != nullptr) {
+        const char* part = *ahead++;
+#pragma GCC unroll 8
+        for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(part + byte);
+      }
 #pragma GCC unroll 8
       for (int u = 0; u < kSteps; ++u) step();
     }
@@ -101,8 +102,8 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
 // All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
-void multiply_vectors(const ProductArgs& a, const Entries& entries, const WView& w, const XView<typename C::P>& x,
-                      int vectors, typename C::S* sums, bool first) {
+void multiply_vectors(const ProductArgs& a, Entries entries, const WView& w, const XView<typename C::P>& x, int vectors,
+                      typename C::S* sums, bool first) {
   using P = typename C::P;
   constexpr int L = C::lanes;
   for (int v = 0; v < vectors;) {
@@ -119,6 +120,7 @@ void multiply_vectors(const ProductArgs& a, const Entries& entries, const WView&
       multiply_tile<typename C::S, P, L, O, 1>(a, entries, w, xv, s, first);
       v += 1;
     }
+    entries.ahead = nullptr;
   }
 }
 
@@ -142,29 +144,17 @@ void multiply_in_place(const ProductArgs& a, const Entries& entries, int strip, 
   }
 }
 
-// Asks for a strip's share of the weights that come next. In dgrad they lie anywhere in memory, and no prefetcher
-// follows.
-template <class C>
-BS_INLINE void prefetch_strip(const ProductArgs& a, const Chunk& next, int strip) {
-  constexpr int64_t kLine = 64;
-  const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T)), share = C::tile.outputs * row;
-  for (int i = 0; i < next.count; ++i) {
-    const char* w = static_cast<const char*>(a.w) + next.refs[i].weight * (a.block * row) + strip * row;
-    for (int64_t byte = 0; byte < share; byte += kLine) __builtin_prefetch(w + byte);
-  }
-}
-
 // All strips of some entries: sums [vectors][b][lanes] (+)= W x. before(strip) is called first; where W is copied,
 // copy(i, strip, to) copies entry i. The entries have kDepth inputs together at most.
 template <class C, int kDepth, class Before, class Copy>
-void multiply_entries(const ProductArgs& a, const Entries& entries, const XView<typename C::P>& x, int vectors,
+void multiply_entries(const ProductArgs& a, const Entries& list, const XView<typename C::P>& x, int vectors,
                       typename C::S* sums, bool first, Before before, Copy copy) {
   using P = typename C::P;
   constexpr int O = C::tile.outputs, L = C::lanes;
   const int depth = a.block / kTogether<P>;
   for (int strip = 0; strip < a.block; strip += O) {
     typename C::S* s = sums + strip * L;
-    before(strip);
+    const Entries entries{list.data, list.count, before(strip)};
     if (copies<C>(a)) {
       alignas(64) P strips[kDepth / kTogether<P> * O];
       for (int i = 0; i < entries.count; ++i) copy(i, strip, strips + i * depth * O);
@@ -176,7 +166,7 @@ void multiply_entries(const ProductArgs& a, const Entries& entries, const XView<
 }
 
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const XView<typename C::P>& x,
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>& ahead, const XView<typename C::P>& x,
                     int vectors, typename C::S* sums, bool first) {
   using P = typename C::P;
   constexpr int T = kTogether<P>;
@@ -188,7 +178,7 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const Chunk& next,
     entries[i] = {begin * x.feature, chunk.refs[i].weight, depth, chunk.refs[i].weight};
   }
   multiply_entries<C, kMaxBlock>(
-      a, {entries, chunk.count}, x, vectors, sums, first, [&](int strip) { prefetch_strip<C>(a, next, strip); },
+      a, {entries, chunk.count}, x, vectors, sums, first, [&](int strip) { return ahead.before(a, chunk, strip); },
       [&](int i, int strip, P* to)
           __attribute__((always_inline)) { copy_strip<C, C::tile.outputs>(a, chunk.refs[i], strip, to); });
 }
@@ -197,16 +187,6 @@ template <class C>
 typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
   return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
-}
-
-// The chunk after this one, as far as gates do not matter: of this piece, or the first one of the next piece.
-inline Chunk following(const ProductArgs& a, const Piece& piece, int32_t next, int most) {
-  int32_t last = piece.last;
-  if (next == last && &piece + 1 < a.pieces + a.piece_count) {
-    next = (&piece + 1)->first;
-    last = (&piece + 1)->last;
-  }
-  return {a.refs + next, least(most, last - next)};
 }
 
 // sums (+)= scale * part
@@ -218,17 +198,19 @@ void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
   }
 }
 
-// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, next, sums, first) does a chunk. Gates
+// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first) does a chunk. Gates
 // scale W where it is copied in the type of sums; to scale pairs would round them, so their sums are scaled instead.
 template <class C, class Multiply>
-void sum_chunks(const ProductArgs& a, const Piece& piece, int vectors, typename C::S* sums, Multiply multiply) {
+void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vectors, typename C::S* sums,
+                Multiply multiply) {
   using S = typename C::S;
   BlockRef live[C::chunk_inputs / kSmallestBlock];
   const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
-  const int most = a.block < C::chunk_inputs && !scaled ? C::chunk_inputs / a.block : 1;
+  const int most = scaled ? 1 : most_of_chunk<C>(a);
+  const int64_t block = a.block * a.block * static_cast<int64_t>(sizeof(typename C::T));
   bool first = true;
   for (int32_t next = piece.first; next < piece.last || first;) {
-    Chunk chunk{a.refs + next, 0};
+    Chunk chunk{a.refs + next, 0, begin + (next - piece.first) * block};
     if (a.gates == nullptr) {
       chunk.count = least(most, piece.last - next);
       next += chunk.count;
@@ -241,12 +223,35 @@ void sum_chunks(const ProductArgs& a, const Piece& piece, int vectors, typename 
     if (scaled) {
       alignas(64) S part[C::group * kMaxBlock * C::lanes];
       const S gate = chunk.count > 0 ? static_cast<const S*>(a.gates)[chunk.refs[0].weight] : S{0};
-      multiply(chunk, following(a, piece, next, most), static_cast<S*>(part), true);
+      multiply(chunk, static_cast<S*>(part), true);
       add_scaled<S, C::lanes>(sums, part, static_cast<int64_t>(vectors) * a.block * C::lanes, gate, first);
     } else {
-      multiply(chunk, following(a, piece, next, most), sums, first);
+      multiply(chunk, sums, first);
     }
     first = false;
+  }
+}
+
+template <class C>
+typename C::S* staged_of(const ProductArgs& a, int64_t vector, int64_t output) {
+  const int64_t at = vector % a.staged_vectors * a.staged_outputs + output;
+  return static_cast<typename C::S*>(a.staged) + at * C::lanes;
+}
+
+// Sums [b][lanes] of a whole list.
+template <class C>
+void put_sums(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
+  if (a.staged == nullptr) return finish<C>(a, to, vector, sums);
+  __builtin_memcpy(staged_of<C>(a, vector, to * a.block), sums,
+                   sizeof(typename C::S) * static_cast<size_t>(a.block) * C::lanes);
+}
+
+template <class C>
+void finish_staged(const ProductArgs& a, int64_t vector, int64_t first_output, int64_t last_output) {
+  ProductArgs wide = a;
+  wide.block = kStagedOutputs;
+  for (int64_t output = first_output; output < last_output; output += kStagedOutputs) {
+    finish<C>(wide, output / kStagedOutputs, vector, staged_of<C>(a, vector, output));
   }
 }
 
@@ -258,7 +263,7 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
   for (int v = 0; v < vectors; ++v) {
     const S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (piece.slot < 0) {
-      finish<C>(a, piece.to, vector + v, s);
+      put_sums<C>(a, piece.to, vector + v, s);
     } else {
       __builtin_memcpy(partial_of<C>(a, piece.slot, vector + v), s, sizeof(S) * static_cast<size_t>(a.block) * L);
     }
@@ -266,18 +271,18 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
 }
 
 template <class C>
-void multiply_group(const ProductArgs& a, const Piece& piece, const XView<typename C::P>& x, int64_t vector,
-                    int vectors) {
+void multiply_group(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead,
+                    const XView<typename C::P>& x, int64_t vector, int vectors) {
   using S = typename C::S;
   alignas(64) S sums[C::group * kMaxBlock * C::lanes];
-  sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, const Chunk& next, S* to, bool first) {
-    multiply_chunk<C>(a, chunk, next, x, vectors, to, first);
+  sum_chunks<C>(a, piece, begin, vectors, sums, [&](const Chunk& chunk, S* to, bool first) {
+    multiply_chunk<C>(a, chunk, ahead, x, vectors, to, first);
   });
   deliver<C>(a, piece, vector, vectors, sums);
 }
 
 template <class C>
-void multiply_piece(const ProductArgs& a, int64_t piece, Range vectors) {
+void multiply_piece(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead, Range vectors) {
   using P = typename C::P;
   constexpr int L = C::lanes, T = kTogether<P>;
   const int64_t vector = (a.inputs + T - 1) / T * L;  // of packed x, from one to the next
@@ -290,14 +295,16 @@ void multiply_piece(const ProductArgs& a, int64_t piece, Range vectors) {
     for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) * vector;
     const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
                               : XView<P>{static_cast<const P*>(a.panels), L, at};
-    multiply_group<C>(a, a.pieces[piece], x, v, count);
+    multiply_group<C>(a, piece, begin, ahead, x, v, count);
     v += count;
   }
 }
 
 template <class C>
 void multiply(const ProductArgs& a, Range pieces, Range vectors) {
-  for (int64_t piece = pieces.first; piece < pieces.last; ++piece) multiply_piece<C>(a, piece, vectors);
+  for_pieces<C>(a, pieces, [&](const Piece& piece, int64_t begin, Ahead<C>& ahead) {
+    multiply_piece<C>(a, piece, begin, ahead, vectors);
+  });
 }
 
 template <class C>
@@ -314,7 +321,7 @@ void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
       }
       store_as<S, L>(sums + i, sum);
     }
-    finish<C>(a, s.to, vector, sums);
+    put_sums<C>(a, s.to, vector, sums);
   }
 }
 
@@ -374,8 +381,8 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa,        C::dtype, C::tile,        C::lanes, C::by_token, pack_x, multiply<C>,
-          combine<C>, few<C>,   combine_few<C>, 0,        nullptr,     nullptr};
+  return {isa,        C::dtype,         C::tile, C::lanes,       C::by_token, pack_x,  multiply<C>,
+          combine<C>, finish_staged<C>, few<C>,  combine_few<C>, 0,           nullptr, nullptr};
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr int kTileRows = 16, kTileDepth = 32;  // inputs: 16 pairs
 template <DType D, Tile kTile>
 struct TilesConfig : ProductConfig<D, kTile, BFloat16Pair> {
   // 32 KB of x for a full group. Sums go to memory and back once a chunk, which takes as long as 32 inputs.
-  static constexpr int chunk_inputs = 256;
+  static constexpr int chunk_inputs = 256, most_shared = kMaxBlock;
   static constexpr bool by_token = true;
   static_assert(kTile.outputs == kTileRows && kTile.vectors <= 4, "tiles 0..3 hold sums, 4 and 5 x, 6 W");
 };
@@ -151,11 +151,11 @@ void multiply_strip(const ProductArgs& a, const Chunk& chunk, const TileStrip& s
 }
 
 template <class C>
-void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, const Chunk& next, const BFloat16* x,
+void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, Ahead<C>& ahead, const BFloat16* x,
                              int64_t x_vector, int vectors, float* sums, bool first) {
   static_assert(C::group <= C::tile.vectors);
   for (int strip = 0; strip < a.block; strip += kTileRows) {
-    prefetch_strip<C>(a, next, strip);
+    ahead.ask(a, chunk, strip);
     const TileStrip s{x, x_vector, sums + strip, strip};
     if (a.block >= 32) multiply_strip<16, 32>(a, chunk, s, vectors, first);
     else if (a.block == 16) multiply_strip<16, 16>(a, chunk, s, vectors, first);
@@ -166,14 +166,14 @@ void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, const Chu
 inline int64_t panel_features(const ProductArgs& a) { return (a.inputs + a.block - 1) / a.block * a.block; }
 
 template <class C>
-void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Range range) {
+void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead, Range range) {
   const int64_t x_vector = kTileRows * panel_features(a);
   for (int64_t v = range.first; v < range.last; v += C::group) {
     alignas(64) float sums[C::group * kTileRows * kMaxBlock];
     const int vectors = static_cast<int>(least<int64_t>(C::group, range.last - v));
     const auto* x = static_cast<const BFloat16*>(a.panels) + v * x_vector;
-    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, const Chunk& next, float* to, bool first) {
-      multiply_chunk_by_tiles<C>(a, chunk, next, x, x_vector, vectors, to, first);
+    sum_chunks<C>(a, piece, begin, vectors, sums, [&](const Chunk& chunk, float* to, bool first) {
+      multiply_chunk_by_tiles<C>(a, chunk, ahead, x, x_vector, vectors, to, first);
     });
     deliver<C>(a, piece, v, vectors, sums);
   }
@@ -182,9 +182,9 @@ void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Range ran
 template <class C>
 void multiply_by_tiles(const ProductArgs& a, Range pieces, Range vectors) {
   tile_configure(product_shapes(a.block));  // with the release 74 ns, more than 8 products
-  for (int64_t piece = pieces.first; piece < pieces.last; ++piece) {
-    multiply_piece_by_tiles<C>(a, a.pieces[piece], vectors);
-  }
+  for_pieces<C>(a, pieces, [&](const Piece& piece, int64_t begin, Ahead<C>& ahead) {
+    multiply_piece_by_tiles<C>(a, piece, begin, ahead, vectors);
+  });
   tile_release();
 }
 
@@ -253,8 +253,8 @@ void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature,
 
 template <class C>
 ProductKernel make_tile_product(Isa isa) {
-  return {isa,    C::dtype,       C::tile, C::lanes, C::by_token, pack_for_tiles<C>, multiply_by_tiles<C>, combine<C>,
-          few<C>, combine_few<C>, 0,       nullptr,  nullptr};
+  return {isa,        C::dtype, C::tile, C::lanes,       C::by_token, pack_for_tiles<C>, multiply_by_tiles<C>,
+          combine<C>, nullptr,  few<C>,  combine_few<C>, 0,           nullptr,           nullptr};
 }
 
 }  // namespace

@@ -51,13 +51,16 @@ std::span<const CudaGradientKernel> kernels_of() {
 // ---- Forcing a kernel -----------------------------------------------------------------------------------------------
 
 constexpr int32_t kNotForced = -1;
+constexpr int32_t kHalo = -2;  // which convolutions alone have
+constexpr std::string_view kHaloName = "halo";
 std::atomic<int32_t> forced{kNotForced};
 
 Result<int32_t> named_kernel(std::string_view name) {
   if (name.empty()) return kNotForced;
+  if (name == kHaloName) return kHalo;
   if (const auto kernel = parse_cuda_kernel(name)) return static_cast<int32_t>(*kernel);
-  std::string known;
-  for (CudaKernel kernel : kAllCudaKernels) known += concat(known.empty() ? "" : ", ", name_of(kernel));
+  std::string known(kHaloName);
+  for (CudaKernel kernel : kAllCudaKernels) known += concat(", ", name_of(kernel));
   return invalid("[cuda] there is no kernel \"", name, "\"; there are ", known);
 }
 
@@ -76,6 +79,7 @@ Result<CudaKernel> kernel_for(const CudaProblem& p, const cuda::Card& card) {
   const auto choice = forced_kernel();
   if (!choice.ok()) return choice.status();
   if (*choice == kNotForced) return choose_cuda_kernel(p, card);
+  if (*choice == kHalo) return Status(StatusCode::unsupported, "[cuda] the kernel \"halo\" is of convolutions alone");
   const auto kernel = static_cast<CudaKernel>(*choice);
   if (cuda_supports(kernel, p, card)) return kernel;
   return Status(StatusCode::unsupported,
@@ -220,13 +224,18 @@ Status prepare_cuda(Device device) {
 Result<std::optional<CudaKernel>> forced_cuda_kernel() {
   const auto choice = forced_kernel();
   if (!choice.ok()) return choice.status();
-  if (*choice == kNotForced) return std::optional<CudaKernel>();
+  if (*choice == kNotForced || *choice == kHalo) return std::optional<CudaKernel>();
   return std::optional(static_cast<CudaKernel>(*choice));
 }
 
 bool cuda_kernel_is_forced() {
-  const auto choice = forced_cuda_kernel();
-  return choice.ok() && choice->has_value();
+  const auto choice = forced_kernel();
+  return choice.ok() && *choice != kNotForced;
+}
+
+bool halo_is_forced() {
+  const auto choice = forced_kernel();
+  return choice.ok() && *choice == kHalo;
 }
 
 Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
@@ -240,7 +249,7 @@ Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype
 }  // namespace linear
 
 std::vector<std::string> cuda_kernels() {
-  std::vector<std::string> names;
+  std::vector<std::string> names{std::string(linear::kHaloName)};
   for (auto kernel = linear::kAllCudaKernels.rbegin(); kernel != linear::kAllCudaKernels.rend(); ++kernel) {
     names.emplace_back(name_of(*kernel));
   }

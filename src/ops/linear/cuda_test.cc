@@ -56,6 +56,7 @@ constexpr const char* kProblems[] = {
     "linear:fprop f16 n=500 b=32 ba(80,4)",
     "linear:dgrad bf16 n=600 b=64 ba(40,3)",
     "linear:fprop bf16 n=300 b=128 ba(20,3) act=relu",
+    "linear:fprop bf16 n=256 b=32 dense(16,4)",
     "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
     "linear:wgrad bf16 n=32 b=32 ba(100,4)",
     "linear:wgrad f16 n=60 b=8 ba(100,4) dw=f32 gates dgates",
@@ -126,8 +127,10 @@ TEST_F(LinearCuda, TwoStreamsAtOnce) {
   for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
+enum class Follow { waits, closely, chained };
+
 // y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
-std::vector<uint16_t> chain(int32_t block, int64_t n, bool wait) {
+std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
   const Layout layout = *Layout::from_graph("ba(100,3)", {.block_size = block}, 7);
   const int64_t features = layout.out_features();
   const auto place = [](const void* from, size_t bytes) {
@@ -150,13 +153,17 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, bool wait) {
                                            {block, features, features, layout.blocks()}, kCard);
   const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
   const auto workspace = *cuda::allocate(kCard, bytes + 1);
-  const ConstTensor weights(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);
   for (size_t i = 0; i < 30; ++i) {
-    const ConstTensor from(buffers[i % 3].get(), DType::bf16, {n, features}, kCard);
-    const Tensor to(buffers[(i + 1) % 3].get(), DType::bf16, {n, features}, kCard);
-    const Status status = linear_fprop(view, from, weights, {}, to, {workspace.get(), bytes});
+    const Product product{.dtype = DType::bf16,
+                          .layout = view,
+                          .x = {buffers[i % 3].get(), n, features, features, 1},
+                          .y = {buffers[(i + 1) % 3].get(), n, features, features, 1},
+                          .residual = {},
+                          .w = w.get(),
+                          .x_is_last = follow == Follow::chained && i > 0};
+    const Status status = cuda_product(product, {workspace.get(), bytes}, {});
     EXPECT_TRUE(status.ok()) << status.message();
-    if (!wait) continue;
+    if (follow != Follow::waits) continue;
     EXPECT_TRUE(cuda::synchronise(kCard).ok());
   }
   EXPECT_TRUE(cuda::copy_to_host(kCard, x.data(), buffers[0].get(), 2 * x.size()).ok());
@@ -167,8 +174,11 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, bool wait) {
 TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
     for (const int64_t n : {1, 8, 32, 64, 256}) {
-      const auto expected = chain(block, n, true);
-      for (int run = 0; run < 10; ++run) ASSERT_EQ(chain(block, n, false), expected) << "b=" << block << " n=" << n;
+      const auto expected = chain(block, n, Follow::waits);
+      for (int run = 0; run < 10; ++run) {
+        ASSERT_EQ(chain(block, n, Follow::closely), expected) << "b=" << block << " n=" << n;
+        ASSERT_EQ(chain(block, n, Follow::chained), expected) << "b=" << block << " n=" << n;
+      }
     }
   }
 }

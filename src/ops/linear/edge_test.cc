@@ -362,6 +362,35 @@ TEST(Select, RoundsFitTheCacheAndHoldWholeGroups) {
   EXPECT_EQ(plan_product(p).group, 32);
 }
 
+TEST(Select, ThreadsTakeGroupsOfTokensWhereTheyComeOutEven) {
+  constexpr int64_t kSmall = 400 << 10, kLarge = 4 << 20;
+  const auto group = [](int64_t tokens, int64_t smallest, int64_t weight_bytes, int32_t threads) {
+    return group_of_thread({tokens, 64, smallest, weight_bytes, threads});
+  };
+  EXPECT_EQ(group(64, 32, kLarge, 1), 64);
+  EXPECT_EQ(group(512, 32, kLarge, 2), 64);
+  EXPECT_EQ(group(64, 32, kSmall, 2), 32);
+  EXPECT_EQ(group(64, 32, kLarge, 2), 0) << "weights are read by one thread each";
+  EXPECT_EQ(group(64, 64, kSmall, 2), 0);
+  EXPECT_EQ(group(192, 32, kSmall, 2), 32) << "3 groups are not shared evenly by 2, 6 are";
+  EXPECT_EQ(group(576, 32, kLarge, 2), 64) << "9 groups nearly are";
+  EXPECT_EQ(group(512, 32, kSmall, 64), 0);
+}
+
+TEST(Select, SumsOfNarrowBlocksWaitForTheirRows) {
+  Problem p{.dtype = DType::f32, .block = 32, .n = 512, .inputs = 1024, .outputs = 1000};
+  EXPECT_EQ(plan_product(p).staged_tokens, 512);
+  EXPECT_EQ(plan_product(p).staged_bytes, 512u * 1024 * 4) << "whole runs of outputs";
+  p.outputs = 131072;
+  EXPECT_EQ(plan_product(p).staged_tokens, 64) << "never less than a group";
+  p.block = 64;
+  EXPECT_EQ(plan_product(p).staged_bytes, 0u);
+  p = {.dtype = DType::bf16, .block = 32, .n = 512, .inputs = 1024, .outputs = 1024};
+  EXPECT_EQ(plan_product(p).staged_tokens, 0);
+  p.block = 8;
+  EXPECT_EQ(plan_product(p).staged_tokens, 512);
+}
+
 TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
   Problem p{
       .dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};

@@ -10,5 +10,6 @@ namespace blocksparse::linear {
 
 Result<std::optional<CudaKernel>> forced_cuda_kernel();
 bool cuda_kernel_is_forced();
+bool halo_is_forced();  // the convolution's way of that name; then it is none of these kernels
 
 }  // namespace blocksparse::linear

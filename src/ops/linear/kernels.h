@@ -51,7 +51,13 @@ struct ProductArgs {
   const BlockRef* refs = nullptr;
   const Split* splits = nullptr;
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
+  // Null, or Sum [staged_vectors][staged_outputs][lanes]: sums of vector v wait at v % staged_vectors for those of all
+  // other outputs.
+  void* staged = nullptr;
+  int64_t staged_outputs = 0, staged_vectors = 1;
 };
+
+inline constexpr int64_t kStagedOutputs = 64;
 
 // Convolutions read so many inputs at all taps before the next ones: with them 96 pixels of 3 x 3 taps fit into L1.
 inline constexpr int64_t kTapInputs = 32;
@@ -95,6 +101,8 @@ struct ProductKernel {
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
   void (*multiply)(const ProductArgs&, Range pieces, Range vectors);
   void (*combine)(const ProductArgs&, Range splits, Range vectors);
+  // Finishes outputs that are staged, from a multiple of kStagedOutputs on; null: it stages nothing.
+  void (*finish_staged)(const ProductArgs&, int64_t vector, int64_t first_output, int64_t last_output);
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);

@@ -35,8 +35,9 @@ struct Product {
   const void* gates = nullptr;
   const void* bias = nullptr;
   Activation activation = Activation::none;
-  // CUDA: the kernel in front on the stream makes x alone, has waited for all before it and lets others begin; they may
-  // read all but x at once.
+  // CUDA: of what this product reads, the kernel in front on the stream makes x alone, and before it lets this one
+  // begin it has waited for all before it (every kernel here that calls griddepcontrol.launch_dependents does). All but
+  // x may then be read at once.
   bool x_is_last = false;
 };
 

@@ -28,11 +28,34 @@ bool reads_in_place(const Problem& p, int64_t sum_bytes) {
   return size_of(p.dtype) == sum_bytes && p.x_features_first && (apart <= 512 || apart % 1024 != 0);
 }
 
+// Whether sums wait for those of the other blocks of their rows, where y is features-last: blocks of a line or less
+// write each line in turns, and rows of y are often a power of two apart, so that none stays in L1. Zen 5, 1024 x 1024,
+// 64 tokens, f32 b = 8, 10 %: 138 us to 96, b = 16 103 to 91, b = 32 93 to 86 (512 tokens: 1143, 891 and 766 to 799,
+// 733 and 722), b = 64 83 to 89; bf16 b = 8 61 to 54, b = 32 43 to 45.
+bool stages(const Problem& p) {
+  const int64_t row = p.block * size_of(p.dtype);
+  return row <= (size_of(p.dtype) == size_of(sum_dtype(p.dtype)) ? 128 : 32);
+}
+
 }  // namespace
 
 int32_t worthwhile_threads(int32_t threads, double flops) {
   constexpr double kFlopsEach = 5e5;  // 10 us at 50 GFLOP/s
   return static_cast<int32_t>(std::clamp(flops / kFlopsEach, 1.0, static_cast<double>(std::max(threads, 1))));
+}
+
+// Threads that share pieces read x that others packed and write lines of y that others wrote in the call before, all of
+// it through the last-level cache. Zen 5, 2 threads, 1024 x 1024, 10 %, from memory: 64 tokens, b = 8 74 us to 67, b =
+// 32 69 to 55; 512 tokens, b = 8 519 to 486, b = 32 433 to 424. Half a group is a loss where x is read in place: hot 40
+// us to 48.
+int64_t group_of_thread(const Shares& s) {
+  constexpr int64_t kInOneCache = 1 << 20;  // weights that every thread may as well read
+  for (int64_t group = s.group; group >= s.smallest; group /= 2) {
+    const int64_t groups = (s.tokens + group - 1) / group;
+    if (group < s.group && s.weight_bytes > kInOneCache) break;
+    if (groups % s.threads == 0 || groups >= 4 * s.threads) return group;
+  }
+  return 0;
 }
 
 ProductPlan plan_product(const Problem& p) {
@@ -45,10 +68,15 @@ ProductPlan plan_product(const Problem& p) {
   const int64_t features = size_of(p.dtype) < sum_bytes ? round_up(p.inputs, p.block) : p.inputs;  // amx: whole blocks
   plan.panel_bytes = static_cast<size_t>((plan.direct ? kMostLanes : plan.round) * features * sum_bytes);
   plan.partial_bytes = static_cast<size_t>(p.slots * plan.round * p.block * sum_bytes);
+  if (stages(p)) {
+    const int64_t token_bytes = round_up(p.outputs, kStagedOutputs) * sum_bytes;
+    plan.staged_tokens = std::max(plan.group, round_tokens(p.n, token_bytes, plan.group));
+    plan.staged_bytes = static_cast<size_t>(plan.staged_tokens * token_bytes);
+  }
   return plan;
 }
 
-size_t ProductPlan::workspace_bytes() const { return panel_bytes + partial_bytes + 2 * kAlignment; }
+size_t ProductPlan::workspace_bytes() const { return panel_bytes + partial_bytes + staged_bytes + 3 * kAlignment; }
 
 GradientPlan plan_gradient(const Problem& p, DType dw_dtype, int64_t blocks) {
   const int64_t sum_bytes = size_of(sum_dtype(p.dtype));
@@ -65,8 +93,9 @@ GradientPlan plan_gradient(const Problem& p, DType dw_dtype, int64_t blocks) {
 
 // Where there are few blocks, packing every feature is most of the work. Rows a power of two apart share few sets of
 // L1, so that blocks come from L2 then. 1024 x 1024, 64 tokens, Zen 3, b = 32: at 2 % 1.17x faster than packed (b = 64:
-// 1.11x), at 10 % 0.72x.
-bool reads_tokens_in_place(const WeightGradient& g) {
+// 1.11x), at 10 % 0.72x. AVX-512 on Zen 5, at 10 %: b = 8 114 us to 98, 16 87 to 72, 32 81 to 71, 64 76 to 71; at 50 %
+// even.
+bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes) {
   constexpr int64_t kMostTokens = 64;
   const int64_t b = g.layout.block_size;
   if (g.pairs.size() != 1 || size_of(g.dtype) != size_of(sum_dtype(g.dtype))) return false;
@@ -74,7 +103,7 @@ bool reads_tokens_in_place(const WeightGradient& g) {
   if (term.x.n > kMostTokens || term.x.feature_stride != 1 || term.dy.feature_stride != 1) return false;
   if (g.layout.in_features % b != 0 || g.layout.out_features % b != 0) return false;
   const int64_t panels = (g.layout.in_features + g.layout.out_features) / b;
-  return 2 * g.layout.blocks <= panels;
+  return vector_bytes >= 64 ? g.layout.blocks <= 8 * panels : 2 * g.layout.blocks <= panels;
 }
 
 size_t GradientPlan::workspace_bytes() const { return panel_bytes + sums_bytes + 2 * kAlignment; }

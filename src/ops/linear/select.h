@@ -29,6 +29,8 @@ struct ProductPlan {
   bool few = false;     // vectors along features rather than tokens: nothing is packed
   bool direct = false;  // x is read where it lies: no packing but for the last, incomplete vector
   size_t panel_bytes = 0, partial_bytes = 0;
+  int64_t staged_tokens = 0;  // whose sums may wait to be written to features-last y
+  size_t staged_bytes = 0;
 
   size_t workspace_bytes() const;
 };
@@ -45,8 +47,18 @@ struct GradientPlan {
 int32_t worthwhile_threads(int32_t threads, double flops);
 
 ProductPlan plan_product(const Problem& problem);
+
+struct Shares {
+  int64_t tokens = 0;    // of a round
+  int64_t group = 0;     // of a task that takes some pieces
+  int64_t smallest = 0;  // of a task that takes all of them
+  int64_t weight_bytes = 0;
+  int32_t threads = 1;
+};
+// How many tokens a thread does by itself at a time; 0: threads share the pieces of a group.
+int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
-// Whether wgrad reads x and dy where they lie.
-bool reads_tokens_in_place(const WeightGradient& g);
+// Whether wgrad reads x and dy where they lie, with vectors of so many bytes.
+bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
 
 }  // namespace blocksparse::linear

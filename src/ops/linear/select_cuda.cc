@@ -17,6 +17,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::regions: return "regions";
     case CudaKernel::many: return "many";
     case CudaKernel::tiled: return "tiled";
+    case CudaKernel::rows: return "rows";
   }
   return "unknown";
 }
@@ -44,6 +45,8 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
   return p;
 }
 
+bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0; }
+
 namespace {
 
 int64_t most_few_tokens(DType dtype) { return dtype == DType::f32 ? kFewTokens : kMostFewTokens; }
@@ -60,10 +63,35 @@ bool few_supports(const CudaProblem& p) {
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
+// The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
+bool rows_support(const CudaProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block == 32 && p.n >= 1 && p.inputs >= 1 &&
+         p.inputs % p.block == 0 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated &&
+         p.blocks * p.block < kMost && p.outputs < kMost && p.n <= kMostFewTokens;
+}
+
+// us, bf16, b = 32, H200, 2026-11-22, few (rows), of 65, 128, 256 and 512 tokens
+//   4096, 10 %      7.2 (8.0), 7.7 (8.0), 12.6 (11.0), 19.4 (14.9)     8192, 10 %   16.6 (22.1), 18.4 (19.2), 28.3
+//   (26.8),
+//     54.6 (45.1)   8192, 50 %   60 (101), 62 (82), 96 (131), 186 (215): `few` packs x there
+//   5600, 4 %       6.5 (7.2), 6.9 (6.8), 11.1 (8.6), 20.4 (12.2)      8192, 2 %    8.6 (7.2), 9.6 (6.6), 14.6
+//   (8.9), 27.1
+//     (12.6)        18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
+//   5600, 4 %, four rows together   19.6 (11.2), 21.1 (11.5), 39.6 (17.1), 74.9 (26.4)
+// Where rows are cut, the longest is walked by one thread block: it is no longer than there are blocks of inputs.
+bool rows_pay(const CudaProblem& p) {
+  constexpr int64_t kMostOfHub = 256;
+  if (p.n <= kFewTokens || (p.slots > 0 && p.input_blocks() > kMostOfHub)) return false;
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  return rows_in_fours(p) || static_cast<double>(p.blocks) < (p.n > 128 ? 0.15 : 0.05) * grid;
+}
+
 }  // namespace
 
 bool cuda_runs(CudaKernel kernel, const cuda::Card& card) {
-  return card.arch >= cuda::kOldestArch && (kernel != CudaKernel::many || card.sm90a);
+  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows;
+  return card.arch >= cuda::kOldestArch && (!hopper || card.sm90a);
 }
 
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) {
@@ -74,12 +102,14 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::regions: return regions_support(p);
     case CudaKernel::many: return many_supports(p);
     case CudaKernel::tiled: return tiled_supports(p);
+    case CudaKernel::rows: return rows_support(p);
   }
   return false;
 }
 
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
+    if (*kernel == CudaKernel::rows && !rows_pay(p)) continue;
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
     if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;

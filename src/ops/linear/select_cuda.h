@@ -14,9 +14,9 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3, tiled = 4 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few, CudaKernel::many,
-                                               CudaKernel::regions, CudaKernel::tiled};
+enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3, tiled = 4, rows = 5 };
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few,   CudaKernel::many,
+                                               CudaKernel::regions, CudaKernel::tiled, CudaKernel::rows};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
@@ -73,6 +73,9 @@ struct FewWorkspace {
   int64_t partial_bytes = 0, packed_bytes = 0;  // in this order
 };
 FewWorkspace few_workspace(const CudaProblem& p);
+
+// Whether the kernel `rows` walks the rows r, r + rows / 4, ... together: those of four gates, say.
+bool rows_in_fours(const CudaProblem& p);
 
 // Its gradient takes more: dW is what counts until the tokens do.
 constexpr int64_t most_few_gradient_tokens(int32_t block) { return block >= 64 ? 1024 : 2048; }

@@ -116,7 +116,7 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.block = 16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.dtype = DType::f32; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::few);
@@ -125,6 +125,39 @@ TEST(SelectCuda, FewTokensHaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few) << "ragged";
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 27; }), CudaKernel::generic) << "offsets of 32 bits";
+}
+
+TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
+  const CudaProblem p{.dtype = DType::bf16, .block = 32, .n = 256, .inputs = 5600, .outputs = 5600, .blocks = 1225};
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::few);
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem&) {}), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000, o.n = 128; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 5000; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4, o.blocks *= 4; }), CudaKernel::few) << "a long hub";
+  EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 5599; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 5599; }), CudaKernel::few) << "W may hold anything there";
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::few);
+  EXPECT_NE(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::rows);
+  EXPECT_FALSE(rows_in_fours(p));
+  CudaProblem gates = p;
+  gates.outputs = 4 * p.inputs;
+  EXPECT_TRUE(rows_in_fours(gates));
+  gates.n = 65, gates.blocks = 9000;
+  EXPECT_EQ(choose_cuda_kernel(gates, kH200), CudaKernel::rows) << "x is shared";
+  gates.by_in = true;
+  EXPECT_FALSE(rows_in_fours(gates)) << "W does not lie in the order of the lists";
 }
 
 TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
@@ -213,13 +246,14 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::many) << "W is copied, and cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens, o.block = 32; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens, o.block = 32; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens + 1, o.block = 32; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
 }
 
 TEST(SelectCuda, CardsWithoutThemDoNotLoadHoppersKernels) {
   constexpr cuda::Card kAmpere = {.arch = 80, .multiprocessors = 108};
+  EXPECT_FALSE(cuda_runs(CudaKernel::rows, kAmpere));
   EXPECT_FALSE(cuda_runs(CudaKernel::many, kAmpere)) << "they ask for more shared memory than there is";
   EXPECT_TRUE(cuda_runs(CudaKernel::few, kAmpere));
   EXPECT_TRUE(cuda_runs(CudaKernel::many, kH200));

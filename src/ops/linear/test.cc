@@ -178,6 +178,20 @@ std::vector<std::string> few_tokens(std::string_view one, std::string_view other
            "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
            "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
            "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
+           // By the kernel `rows`: four rows together, with one list and with four, lists longer than its ring, rows
+           // that are cut, and edges of what boxes hold.
+           "linear:fprop f16 n=256 b=32 dense(16,4) seed=24",
+           "linear:fprop bf16 n=300 b=32 random(16,4,0.5) seed=25",
+           "linear:fprop bf16 n=512 b=32 dense(48,12) seed=26",
+           "linear:fprop bf16 n=100 b=32 random(64,16,0.9) seed=27 empty_row=3",
+           "linear:fprop bf16 n=129 b=32 random(16,4,0.5) seed=28 bias act=relu",
+           "linear:fprop f16 n=200 b=32 ba(200,4) seed=29",
+           "linear:dgrad bf16 n=300 b=32 ba(200,4) seed=30",
+           "linear:dgrad f16 n=128 b=32 random(9,5,0.5) seed=31 t",
+           "linear:fprop bf16 n=130 b=32 random(6,7,0.5) seed=32 out=187 y=first",
+           "linear:fprop f16 n=150 b=32 random(6,7,0.5) seed=33 out=184 pad=8",
+           "linear:fprop bf16 n=70 b=32 random(6,7,0) seed=34",
+           "linear:fprop bf16 n=1 b=32 dense(8,70) seed=35 residual",
        }) {
     lines.push_back(with_types(line, one, other));
   }

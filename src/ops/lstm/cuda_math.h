@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/number.h"
+#include "cuda/ptx/approximate.h"
 #include "ops/lstm/lstm.h"
 
 namespace blocksparse::lstm {
@@ -10,14 +11,16 @@ namespace {
 // Of 16-bit types to 2^-22 of 1; else to a few ulp.
 template <class T>
 __device__ inline SumOf<T> logistic(SumOf<T> z) {
-  if constexpr (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-z));
+  constexpr float kLog2E = 1.44269504f;
+  if constexpr (sizeof(T) == 2) return ptx::rcp(1.0f + ptx::ex2(-kLog2E * z));
   else if constexpr (sizeof(T) == 4) return 1.0f / (1.0f + expf(-z));
   else return 1.0 / (1.0 + exp(-z));
 }
 
 template <class T>
 __device__ inline SumOf<T> hyperbolic_tangent(SumOf<T> z) {
-  if constexpr (sizeof(T) == 2) return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * z));
+  constexpr float kLog2E = 1.44269504f;
+  if constexpr (sizeof(T) == 2) return 1.0f - 2.0f * ptx::rcp(1.0f + ptx::ex2(2 * kLog2E * z));
   else if constexpr (sizeof(T) == 4) return tanhf(z);
   else return tanh(z);
 }

@@ -9,69 +9,15 @@
 #include <atomic>
 
 #include "core/text.h"
-#include "cuda/card.h"
-#include "cuda/launch.h"
-#include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "ops/norm/norm.h"
+#include "ops/norm/cuda_launch.h"
+#include "ops/norm/cuda_vector.h"
 
 namespace blocksparse::norm {
 namespace {
 
-constexpr int kMostWarps = 16, kColumnWarps = 16;  // of a thread block
-constexpr int kColumns = 64;                       // two of a lane
-
-// V elements side by side, in one access.
-template <class T, int V>
-struct Vector {
-  struct alignas(sizeof(T) * V) Packed {
-    T v[V];
-  };
-  __device__ static void load(const void* from, int64_t i, SumOf<T> (&to)[V]) {
-    const Packed p = *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + i);
-#pragma unroll
-    for (int k = 0; k < V; ++k) to[k] = widen(p.v[k]);
-  }
-  __device__ static void store(void* to, int64_t i, const SumOf<T> (&from)[V]) {
-    Packed p;
-#pragma unroll
-    for (int k = 0; k < V; ++k) p.v[k] = narrow<T>(from[k]);
-    *reinterpret_cast<Packed*>(static_cast<T*>(to) + i) = p;
-  }
-};
-
-// gain and shift: wider than T, so in several accesses.
-template <class S, int V>
-__device__ inline void load_sums(const void* from, int64_t i, S (&to)[V]) {
-  constexpr int kAtOnce = V * sizeof(S) > 16 ? 16 / sizeof(S) : V;
-#pragma unroll
-  for (int k = 0; k < V; k += kAtOnce) {
-    S part[kAtOnce];
-    Vector<S, kAtOnce>::load(from, i + k, part);
-#pragma unroll
-    for (int e = 0; e < kAtOnce; ++e) to[k + e] = part[e];
-  }
-}
-
-// Of all threads of the block, in a fixed order, to all of them. `shared` has room for kMostWarps pairs.
-template <class S>
-struct Two {
-  S a, b;
-};
-template <class S>
-__device__ inline Two<S> sum_of_block(Two<S> own, Two<S>* shared) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    own.a += __shfl_xor_sync(~0u, own.a, step);
-    own.b += __shfl_xor_sync(~0u, own.b, step);
-  }
-  __syncthreads();  // the last sum has been read
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
-  __syncthreads();
-  Two<S> sum = {0, 0};
-  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) sum.a += shared[warp].a, sum.b += shared[warp].b;
-  return sum;
-}
+constexpr int kColumnWarps = 16;  // of a thread block
+constexpr int kColumns = 64;      // two of a lane
 
 // Calls body(i, k) for this thread's vectors: the first element of one, and which it is; from the one numbered Kept on
 // they are not in registers.
@@ -290,25 +236,8 @@ __global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_c
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-template <class Body>
-Status with_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32: return body.template operator()<float>();
-    case DType::f64: return body.template operator()<double>();
-    case DType::bf16: return body.template operator()<Bf16>();
-    case DType::f16: break;
-  }
-  return body.template operator()<F16>();
-}
-
 template <class T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-
-// Whether rows can be read in vectors of `vector` elements.
-bool aligned(int64_t features, int vector, std::initializer_list<const void*> tensors) {
-  return features % vector == 0 && std::all_of(tensors.begin(), tensors.end(),
-                                               [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });
-}
 
 // Two vectors a thread as far as thread blocks go: few registers, so that several rows are under way on an SM.
 int threads_for_row(int64_t features, int vector) {
@@ -331,7 +260,7 @@ Status prepare_type() {
   return cuda::prepare(norm_columns<T, 1>, 0);
 }
 
-Status prepare() {
+Status prepare_types() {
   for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const Status status = with_type(dtype, [&]<class T>() { return prepare_type<T>(); });
     BS_RETURN_IF_ERROR(status);
@@ -340,31 +269,21 @@ Status prepare() {
 }
 
 // Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
-Result<bool> prepared(Device device) {
+Result<bool> prepared(Device device, const cuda::Card& card) {
   constexpr size_t kMostDevices = 64;
   enum : int { kUnknown = 0, kWaits = 1, kOverlaps = 2 };
   static std::array<std::atomic<int>, kMostDevices> known{};
   const bool listed = static_cast<size_t>(device.index) < kMostDevices;
   const int seen = listed ? known[static_cast<size_t>(device.index)].load(std::memory_order_acquire) : kUnknown;
   if (seen != kUnknown) return seen == kOverlaps;
-  BS_RETURN_IF_ERROR(prepare());
+  BS_RETURN_IF_ERROR(prepare_types());
+  BS_RETURN_IF_ERROR(prepare_wide(card));
+  BS_RETURN_IF_ERROR(prepare_cell(card));
   const bool overlaps = cuda::has_griddepcontrol(norm_forward<float, 1, 2>);
   if (listed) {
     known[static_cast<size_t>(device.index)].store(overlaps ? kOverlaps : kWaits, std::memory_order_release);
   }
   return overlaps;
-}
-
-// body(stream, overlap) on the device.
-template <class Body>
-Status on_device(Device device, Stream stream, Body body) {
-  const auto card = cuda::card_of(device);
-  if (!card.ok()) return card.status();
-  const cuda::OnDevice on(device);
-  BS_RETURN_IF_ERROR(on.status());
-  const auto overlap = prepared(device);
-  if (!overlap.ok()) return overlap.status();
-  return body(static_cast<cudaStream_t>(stream.handle), *overlap);
 }
 
 // A thread block has a row.
@@ -375,26 +294,37 @@ Status check_rows(std::string_view op, int64_t rows) {
 
 }  // namespace
 
+Result<CudaPlace> place_of(Device device, Stream stream) {
+  const auto card = cuda::card_of(device);
+  if (!card.ok()) return card.status();
+  const auto overlap = prepared(device, *card);
+  if (!overlap.ok()) return overlap.status();
+  return CudaPlace{*card, static_cast<cudaStream_t>(stream.handle), *overlap};
+}
+
 Status cuda_forward(const Forward& f, Device device, Stream stream) {
   if (f.n == 0) return {};
   BS_RETURN_IF_ERROR(check_rows("layer_norm_forward", f.rows()));
-  return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
+  return on_device(device, stream, [&](const CudaPlace& place) {
+    if (wide_takes(f, place)) return launch_wide(f, place);
     return with_type(f.dtype, [&]<class T>() {
       const bool wide = aligned(f.features, kVector<T>, {f.x, f.gain, f.shift, f.factor, f.term, f.y});
       const int vector = wide ? kVector<T> : 1;
-      return cuda::launch(
-          {.blocks = f.rows(), .threads = threads_for_row(f.features, vector), .stream = queue, .overlap = overlap},
-          !wide                      ? norm_forward<T, 1, 2>
-          : fits(f.features, vector) ? norm_forward<T, kVector<T>, 2>
-                                     : norm_forward<T, kVector<T>, 5>,
-          f);
+      return cuda::launch({.blocks = f.rows(),
+                           .threads = threads_for_row(f.features, vector),
+                           .stream = place.stream,
+                           .overlap = place.overlap},
+                          !wide                      ? norm_forward<T, 1, 2>
+                          : fits(f.features, vector) ? norm_forward<T, kVector<T>, 2>
+                                                     : norm_forward<T, kVector<T>, 5>,
+                          f);
     });
   });
 }
 
 Status cuda_backward(const Backward& b, Device device, Stream stream) {
   BS_RETURN_IF_ERROR(check_rows("layer_norm_backward", b.rows()));
-  return on_device(device, stream, [&](cudaStream_t queue, bool overlap) {
+  return on_device(device, stream, [&](const CudaPlace& place) {
     return with_type(b.dtype, [&]<class T>() -> Status {
       const auto tensors = {b.x,
                             b.gain,
@@ -408,19 +338,21 @@ Status cuda_backward(const Backward& b, Device device, Stream stream) {
       const bool wide = aligned(b.features, kVector<T>, tensors), pairs = aligned(b.features, 2, tensors);
       const int vector = wide ? kVector<T> : 1;
       if (b.n > 0 && b.dx != nullptr) {
-        BS_RETURN_IF_ERROR(cuda::launch(
-            {.blocks = b.rows(), .threads = threads_for_row(b.features, vector), .stream = queue, .overlap = overlap},
-            !wide                      ? norm_backward<T, 1, 2>
-            : fits(b.features, vector) ? norm_backward<T, kVector<T>, 2>
-                                       : norm_backward<T, kVector<T>, 5>,
-            b));
+        BS_RETURN_IF_ERROR(cuda::launch({.blocks = b.rows(),
+                                         .threads = threads_for_row(b.features, vector),
+                                         .stream = place.stream,
+                                         .overlap = place.overlap},
+                                        !wide                      ? norm_backward<T, 1, 2>
+                                        : fits(b.features, vector) ? norm_backward<T, kVector<T>, 2>
+                                                                   : norm_backward<T, kVector<T>, 5>,
+                                        b));
       }
       if (b.dgain == nullptr) return {};
-      const int split = overlap && b.n >= 1024 ? 8 : 1;  // a strip alone leaves SMs idle
+      const int split = place.overlap && b.n >= 1024 ? 8 : 1;  // a strip alone leaves SMs idle
       return cuda::launch({.blocks = (b.features + kColumns - 1) / kColumns * b.groups * split,
                            .threads = 32 * kColumnWarps,
-                           .stream = queue,
-                           .overlap = overlap,
+                           .stream = place.stream,
+                           .overlap = place.overlap,
                            .cluster = split},
                           pairs ? norm_columns<T, 2> : norm_columns<T, 1>, b, split);
     });
@@ -428,7 +360,7 @@ Status cuda_backward(const Backward& b, Device device, Stream stream) {
 }
 
 Status prepare_cuda(Device device) {
-  return on_device(device, {}, [](cudaStream_t, bool) { return Status(); });
+  return on_device(device, {}, [](const CudaPlace&) { return Status(); });
 }
 
 }  // namespace blocksparse::norm

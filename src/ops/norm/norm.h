@@ -13,6 +13,9 @@ struct Forward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
+  // CUDA: as Product::x_is_last of the linear op. The kernel in front on the stream makes x, and no other tensor that
+  // is read, which may then be before it has ended.
+  bool x_is_last = false;
   double epsilon = 0;
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *term = nullptr;
   void *y = nullptr, *stats = nullptr;
@@ -32,12 +35,27 @@ struct Backward {
   int64_t rows() const { return n * groups; }
 };
 
+// z [n, 4, features], each gate normalised, and one step of an LSTM's cell on them (lstm.h), on a card. The normalised
+// gates are not rounded between.
+struct CellForward {
+  DType dtype = DType::f32;
+  int64_t n = 0, features = 0;
+  bool z_is_last = false;  // as above
+  double epsilon = 0;
+  const void *z = nullptr, *gain = nullptr, *shift = nullptr;  // [n, 4, features], [4, features]
+  const void* c_before = nullptr;                              // [n, features]; null: 0
+  void *h = nullptr, *c = nullptr;                             // c may be c_before
+  void *gates = nullptr, *stats = nullptr;                     // what backward needs; null: not wanted
+  void *h_end = nullptr, *c_end = nullptr;                     // where h and c go, too; null: nowhere
+};
+
 Status cpu_forward(const Forward& f, Isa isa, int32_t threads);
 Status cpu_backward(const Backward& b, Isa isa, int32_t threads);
 
 // The CUDA path, or in builds without it the answer `unavailable`.
 Status cuda_forward(const Forward& f, Device device, Stream stream);
 Status cuda_backward(const Backward& b, Device device, Stream stream);
+Status cuda_cell_forward(const CellForward& f, Device device, Stream stream);
 Status prepare_cuda(Device device);
 
 }  // namespace blocksparse::norm

@@ -12,11 +12,17 @@
 #include "core/convert.h"
 #include "core/random.h"
 #include "cuda/memory.h"
+#include "ops/norm/norm.h"
+#include "ops/norm/select_cuda.h"
 
 namespace blocksparse {
+
+using namespace norm;  // NOLINT(google-build-using-namespace)
+
 namespace {
 
 constexpr double kEpsilon = 1e-6;
+constexpr Device kCard{DeviceType::cuda, 0};
 
 struct Case {
   int64_t n, groups, features;
@@ -62,6 +68,21 @@ struct Buffer {
     }
   }
 };
+
+// To the rounding of a result of that dtype, and of a few operations on numbers up to `size`.
+double bound_of(DType dtype, const Case& c, double expected, double size) {
+  const auto roundoff = [](DType of) {
+    switch (of) {
+      case DType::f64: return 0x1p-53;
+      case DType::f32: return 0x1p-24;
+      case DType::f16: return 0x1p-11;
+      case DType::bf16: return 0x1p-8;
+    }
+    return 1.0;
+  };
+  const double sums = roundoff(sum_dtype(c.dtype)) * (32 + static_cast<double>(c.features) / 16);
+  return roundoff(dtype) * (std::abs(expected) + 1e-4) + sums * (size + 1);
+}
 
 // Both passes of a case, and what they should give.
 class Norm {
@@ -155,19 +176,8 @@ class Norm {
 
  private:
   double at(const char* name, int64_t i) const { return b_.at(name).at(i); }
-  // To the rounding of the result, and of a few operations on numbers up to `size`.
   void near(const char* name, int64_t i, double expected, double size) const {
-    const auto roundoff = [](DType dtype) {
-      switch (dtype) {
-        case DType::f64: return 0x1p-53;
-        case DType::f32: return 0x1p-24;
-        case DType::f16: return 0x1p-11;
-        case DType::bf16: return 0x1p-8;
-      }
-      return 1.0;
-    };
-    const double sums = roundoff(sum_dtype(c_.dtype)) * (32 + static_cast<double>(c_.features) / 16);
-    const double bound = roundoff(b_.at(name).dtype) * (std::abs(expected) + 1e-4) + sums * (size + 1);
+    const double bound = bound_of(b_.at(name).dtype, c_, expected, size);
     ASSERT_NEAR(at(name, i), expected, bound) << name << "[" << i << "] of " << line_of(c_);
   }
 
@@ -188,6 +198,9 @@ constexpr Case kCases[] = {
     {.n = 3, .groups = 1, .features = 20000, .dtype = DType::bf16, .factor = true, .term = true, .relu = true},
     {.n = 2, .groups = 1, .features = 9000, .dtype = DType::f64, .relu = true},
     {.n = 1100, .groups = 2, .features = 72, .dtype = DType::bf16, .factor = true, .relu = true},
+    {.n = 261, .groups = 1, .features = 18432, .dtype = DType::bf16, .factor = true, .term = true},
+    {.n = 11, .groups = 1, .features = 9232, .dtype = DType::f16, .term = true, .relu = true},
+    {.n = 2, .groups = 1, .features = 40000, .dtype = DType::bf16},
     {.n = 3, .groups = 1, .features = 12345, .dtype = DType::f32, .factor = true},
     {.n = 19, .groups = 1, .features = 96, .dtype = DType::f16, .factor = true, .relu = true, .odd = true},
 };
@@ -209,6 +222,154 @@ TEST(Norm, MatchesItsEquations) { expect_right_on({}); }
 TEST(NormCuda, MatchesItsEquations) {
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
   expect_right_on({DeviceType::cuda, 0});
+}
+
+// The norm of four gates with the cell, and what it should give.
+class NormCell {
+ public:
+  explicit NormCell(const Case& c) : c_(c) {
+    Random rng(8);
+    const DType sums = sum_dtype(c.dtype);
+    const auto add = [&](const char* name, DType dtype, std::initializer_list<int64_t> shape, bool input) {
+      Buffer& b = b_[name] = Buffer(dtype, shape, kCard, c.odd);
+      for (int64_t i = 0; input && i < b.count(); ++i) store_element(b.bytes.data(), i, dtype, 2 * rng.uniform() - 0.7);
+      b.send();
+    };
+    add("z", c.dtype, {c.n, 4, c.features}, true);
+    for (const char* name : {"gain", "shift"}) add(name, sums, {4, c.features}, true);
+    add("c0", sums, {c.n, c.features}, true);
+    for (const char* name : {"h", "h_end"}) add(name, c.dtype, {c.n, c.features}, false);
+    for (const char* name : {"c", "c_end"}) add(name, sums, {c.n, c.features}, false);
+    add("gates", c.dtype, {c.n, 4, c.features}, false);
+    add("stats", sums, {c.n, 4, 2}, false);
+  }
+  void run(bool save) {
+    const auto at = [&](const char* name) { return b_[name].tensor.data; };
+    const CellForward f{.dtype = c_.dtype,
+                        .n = c_.n,
+                        .features = c_.features,
+                        .epsilon = kEpsilon,
+                        .z = at("z"),
+                        .gain = at("gain"),
+                        .shift = at("shift"),
+                        .c_before = at("c0"),
+                        .h = at("h"),
+                        .c = at("c"),
+                        .gates = save ? at("gates") : nullptr,
+                        .stats = save ? at("stats") : nullptr,
+                        .h_end = save ? at("h_end") : nullptr,
+                        .c_end = save ? at("c_end") : nullptr};
+    const Status status = cuda_cell_forward(f, kCard, {});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (auto& [name, b] : b_) b.fetch();
+  }
+  void expect_right() const {
+    const int64_t h = c_.features;
+    const auto logistic = [](double x) { return 1 / (1 + std::exp(-x)); };
+    for (int64_t token = 0; token < c_.n; ++token) {
+      double mean[4] = {}, scale[4];
+      for (int64_t g = 0; g < 4; ++g) {
+        const int64_t row = (token * 4 + g) * h;
+        double variance = 0;
+        for (int64_t i = 0; i < h; ++i) mean[g] += at("z", row + i) / static_cast<double>(h);
+        for (int64_t i = 0; i < h; ++i) variance += std::pow(at("z", row + i) - mean[g], 2) / static_cast<double>(h);
+        scale[g] = 1 / std::sqrt(variance + kEpsilon);
+        near("stats", (token * 4 + g) * 2, mean[g], 1);
+        near("stats", (token * 4 + g) * 2 + 1, scale[g], scale[g]);
+      }
+      for (int64_t i = 0; i < h; ++i) {
+        double unit[4];
+        for (int64_t g = 0; g < 4; ++g) {
+          const int64_t column = g * h + i, e = token * 4 * h + column;
+          unit[g] = (at("z", e) - mean[g]) * scale[g] * at("gain", column) + at("shift", column);
+          unit[g] = g == 2 ? std::tanh(unit[g]) : logistic(unit[g]);
+          near("gates", e, unit[g], 8);
+        }
+        const double cell = unit[1] * at("c0", token * h + i) + unit[0] * unit[2];
+        for (const char* name : {"c", "c_end"}) near(name, token * h + i, cell, 8);
+        for (const char* name : {"h", "h_end"}) near(name, token * h + i, unit[3] * std::tanh(cell), 8);
+      }
+    }
+  }
+  std::vector<char> bits(std::initializer_list<const char*> names) const {
+    std::vector<char> all;
+    for (const char* name : names) all.insert(all.end(), b_.at(name).bytes.begin(), b_.at(name).bytes.end());
+    return all;
+  }
+
+ private:
+  double at(const char* name, int64_t i) const { return b_.at(name).at(i); }
+  void near(const char* name, int64_t i, double expected, double size) const {
+    const double bound = bound_of(b_.at(name).dtype, c_, expected, size);
+    ASSERT_NEAR(at(name, i), expected, bound) << name << "[" << i << "] of " << line_of(c_);
+  }
+
+  Case c_;
+  std::map<std::string, Buffer> b_;
+};
+
+constexpr Case kCells[] = {
+    {.n = 0, .groups = 4, .features = 8, .dtype = DType::f32},
+    {.n = 5, .groups = 4, .features = 40, .dtype = DType::f64},
+    {.n = 3, .groups = 4, .features = 1001, .dtype = DType::f32},
+    {.n = 9, .groups = 4, .features = 37, .dtype = DType::bf16},
+    {.n = 6, .groups = 4, .features = 64, .dtype = DType::f16, .odd = true},
+    {.n = 1, .groups = 4, .features = 8, .dtype = DType::bf16},
+    {.n = 300, .groups = 4, .features = 1120, .dtype = DType::f16},
+    {.n = 257, .groups = 4, .features = 5600, .dtype = DType::bf16},
+    {.n = 71, .groups = 4, .features = 18432, .dtype = DType::bf16},
+    {.n = 130, .groups = 4, .features = 9600, .dtype = DType::f16},
+    {.n = 3, .groups = 4, .features = 40000, .dtype = DType::bf16},
+    {.n = 2, .groups = 4, .features = 60000, .dtype = DType::bf16},
+};
+
+TEST(NormCellCuda, MatchesItsEquations) {
+  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  for (const Case& c : kCells) {
+    SCOPED_TRACE(line_of(c));
+    NormCell cell(c);
+    cell.run(true);
+    cell.expect_right();
+    const auto first = cell.bits({"h", "c", "gates", "stats"}), made = cell.bits({"h", "c"});
+    cell.run(true);
+    EXPECT_EQ(first, cell.bits({"h", "c", "gates", "stats"}));
+    cell.run(false);
+    EXPECT_EQ(made, cell.bits({"h", "c"}));
+  }
+}
+
+TEST(NormPlan, LongRowsAreSharedByClusters) {
+  constexpr int32_t kMultiprocessors = 132;
+  const WidePlan some = plan_wide_forward(256, 1, 5600 / 8, kMultiprocessors);
+  EXPECT_EQ(some.cluster, 4);
+  EXPECT_EQ(some.per, 175);
+  EXPECT_EQ(some.width, 192);
+  EXPECT_EQ(some.parts * some.cluster, 256) << "all at once";
+  const WidePlan more = plan_wide_forward(256, 1, 18432 / 8, kMultiprocessors);
+  EXPECT_EQ(more.cluster, 8);
+  EXPECT_EQ(more.tokens, 8) << "as many as fit on the card at once";
+  EXPECT_EQ(more.parts * more.cluster, 256);
+  EXPECT_EQ(plan_wide_forward(256, 1, 64 / 8, kMultiprocessors).cluster, 1);
+  EXPECT_FALSE(plan_wide_forward(256, 1, 100000 / 8, kMultiprocessors).fits());
+  const WidePlan cell = plan_wide_cell(256, 18432 / 8, kMultiprocessors);
+  EXPECT_EQ(cell.cluster, 8);
+  EXPECT_EQ(cell.parts, 28) << "each walks some tokens";
+  EXPECT_EQ(plan_wide_cell(256, 5600 / 8, kMultiprocessors).cluster, 2);
+  EXPECT_EQ(plan_wide_cell(256, 5600 / 8, kMultiprocessors).parts, 128) << "all at once";
+  for (const int64_t n : {1, 7, 256, 100000}) {
+    for (const int64_t vectors : {1, 31, 288, 289, 700, 2304, 3000}) {
+      for (const WidePlan& p :
+           {plan_wide_forward(n, 1, vectors, kMultiprocessors), plan_wide_forward(n, 3, vectors, kMultiprocessors),
+            plan_wide_cell(n, vectors, kMultiprocessors)}) {
+        ASSERT_TRUE(p.fits());
+        EXPECT_GE(int64_t{p.per} * p.cluster, vectors);
+        EXPECT_GE(p.width, p.per);
+        EXPECT_LE(p.threads(), p.tokens == 8 ? kManyRowsThreads : kWideThreads);
+      }
+      const WidePlan p = plan_wide_forward(n, 1, vectors, kMultiprocessors);
+      EXPECT_GE(p.parts * p.tokens_at_once(), n);
+    }
+  }
 }
 
 void expect_error(const Status& status, std::string_view text) {
