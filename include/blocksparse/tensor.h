@@ -47,8 +47,8 @@ struct BasicTensor {
 
   // A Tensor is also a ConstTensor.
   template <class Other>
-  requires(std::is_const_v<std::remove_pointer_t<Pointer>> && !std::is_same_v<Other, Pointer>)
-      BasicTensor(const BasicTensor<Other>& other)  // NOLINT(google-explicit-constructor)
+    requires(std::is_const_v<std::remove_pointer_t<Pointer>> && !std::is_same_v<Other, Pointer>)
+  BasicTensor(const BasicTensor<Other>& other)  // NOLINT(google-explicit-constructor)
       : data(other.data),
         dtype(other.dtype),
         device(other.device),

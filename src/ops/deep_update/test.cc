@@ -295,14 +295,10 @@ TEST(DeepUpdate, Refuses) {
     change(matrices[j]);
     in.matrices = matrices;
   };
-  refused(
-      "factor is not given", [](auto& in, auto&) { in.factor = {}; }, scratch.space);
+  refused("factor is not given", [](auto& in, auto&) { in.factor = {}; }, scratch.space);
   refused(
       "factor is [3, 2, 44], needs [steps, n, H] with H a multiple of 8",
-      [&](auto& in, auto&) {
-        in.factor = ConstTensor(net.factor.data(), DType::f32, {3, 2, 44});
-      },
-      scratch.space);
+      [&](auto& in, auto&) { in.factor = ConstTensor(net.factor.data(), DType::f32, {3, 2, 44}); }, scratch.space);
   refused(
       "there are 2 matrices, needs 3 to 64", [](auto& in, auto&) { in.matrices = in.matrices.first(2); },
       scratch.space);
@@ -318,28 +314,17 @@ TEST(DeepUpdate, Refuses) {
   refused(
       "matrix 0] w is", [&](auto& in, auto&) { spoilt(in, 0, [&](auto& m) { m.w = net.matrices[1].gain; }); },
       scratch.space);
-  refused(
-      "term is", [&](auto& in, auto&) { in.term = in.h0; }, scratch.space);
-  refused(
-      "c0 is not given", [](auto& in, auto&) { in.c0 = {}; }, scratch.space);
-  refused(
-      "epsilon is 0", [](auto& in, auto&) { in.epsilon = 0; }, scratch.space);
-  refused(
-      "y overlaps factor",
-      [&](auto&, auto& out) {
-        out.y = tensor(net.factor, {3, 2, 48});
-      },
-      scratch.space);
-  refused(
-      "saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
+  refused("term is", [&](auto& in, auto&) { in.term = in.h0; }, scratch.space);
+  refused("c0 is not given", [](auto& in, auto&) { in.c0 = {}; }, scratch.space);
+  refused("epsilon is 0", [](auto& in, auto&) { in.epsilon = 0; }, scratch.space);
+  refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
+  refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
   refused(
       "saved needs an alignment of 64",
       [&](auto&, auto& out) { out.saved.data = static_cast<char*>(out.saved.data) + 4; }, scratch.space);
-  refused(
-      "workspace", [](auto&, auto&) {}, Workspace{scratch.space.data, 64});
+  refused("workspace", [](auto&, auto&) {}, Workspace{scratch.space.data, 64});
   net.lengths = {4, 1};
-  refused(
-      "lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
+  refused("lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
 }
 
 }  // namespace

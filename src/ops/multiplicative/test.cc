@@ -183,8 +183,7 @@ TEST(Multiplicative, Refuses) {
   refused("pre is [3, 2, 48], needs [3, 2, 4, 48]", [](auto& in, auto&) { in.pre = in.factor; });
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = Net::tensor(net.factor, {3, 2, 48}); });
   refused("saved has 64 bytes, needs", [](auto&, auto& out) { out.saved.bytes = 64; });
-  refused(
-      "workspace", [](auto&, auto&) {}, 64);
+  refused("workspace", [](auto&, auto&) {}, 64);
   net.lengths = {4, 1};
   refused("lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
 }
