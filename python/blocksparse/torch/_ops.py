@@ -157,6 +157,8 @@ def _tensor(x: Tensor, op: str = "linear") -> _lib.Tensor:
     dtype = _DTYPES.get(x.dtype)
     if dtype is None:
         raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
+    if x.dim() > _lib.MAX_RANK:
+        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {_lib.MAX_RANK} are possible")
     return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
 
 
