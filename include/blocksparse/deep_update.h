@@ -82,8 +82,9 @@ struct DeepUpdateGrads {
   Tensor h0, c0;                                    // [n, H]; either may be left out
 };
 
-// Backpropagation through all steps; `in` is what the forward pass was given. Each dW, and each gradient of a gain and
-// a shift, is one product or sum over all steps.
+// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps,
+// but that the first step of W_0, which reads h0, is added to it. Gradients of gains and shifts are sums over all steps
+// on a card, and are added step by step on the CPU.
 [[nodiscard]] BS_EXPORT Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved,
                                                     const DeepUpdateOutputGrads& of_outputs,
                                                     const DeepUpdateGrads& grads, Workspace workspace,

@@ -12,7 +12,8 @@
 //   - All tensors are contiguous. h, y, factor, pre, weights and their gradients are of one dtype (f32, f64, bf16,
 //   f16); c
 //     is f32 (f64 for f64), and so are all sums.
-//   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0.
+//   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0; factor and
+//     pre are finite there, too, or gradients are not.
 //   - steps, n or any length may be 0. Two runs give the same bits, whatever the number of threads.
 //   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
 //     written.
@@ -70,7 +71,8 @@ struct MultiplicativeGrads {
   Tensor h0, c0;  // [n, H]; either may be left out
 };
 
-// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps.
+// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps,
+// but that the first step of W_m, which reads h0, is added to it.
 [[nodiscard]] BS_EXPORT Status multiplicative_backward(const MultiplicativeInputs& in, const MultiplicativeSaved& saved,
                                                        const MultiplicativeOutputGrads& of_outputs,
                                                        const MultiplicativeGrads& grads, Workspace workspace,

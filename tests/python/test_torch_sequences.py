@@ -150,3 +150,25 @@ def test_replays_of_a_graph_follow_their_inputs(which):
     assert torch.equal(y, expected)
     assert torch.equal(h, h2)
     assert torch.equal(c, c2)
+
+
+@pytest.mark.parametrize("which", SPARSE)
+def test_parameters_and_inputs_of_any_strides(which):
+    module, (x, state) = make(which, "cpu"), inputs("cpu")
+    strange = {
+        name: p.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
+        for name, p in module.named_parameters()
+    }
+    y, _ = torch.func.functional_call(module, strange, (x.transpose(0, 1).contiguous().transpose(0, 1), state))
+    got = torch.autograd.grad(y.sin().sum(), list(strange.values()))
+    expected, _ = module(x, state)
+    assert error(y, expected) < 1e-13
+    grads = torch.autograd.grad(expected.sin().sum(), list(module.parameters()))
+    assert all(error(mine, want) < 1e-12 for mine, want in zip(got, grads, strict=True))
+
+
+@pytest.mark.parametrize("which", SPARSE)
+def test_tensors_without_numbers(which):
+    module, (x, state) = make(which, "meta"), inputs("meta")
+    y, (h, c) = module(x, state)
+    assert (y.device.type, y.shape, h.shape, c.shape) == ("meta", (STEPS, N, HIDDEN), (1, N, HIDDEN), (1, N, HIDDEN))

@@ -149,8 +149,8 @@ class DeepUpdateLSTM(Recurrent):
         if self._is_one_op(x):
             sparse = deep_update_op.DeepUpdate(self._block_sparse(), EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
-            given = (t.contiguous() for t in (*begin, m, a))
-            y, h, c = sequence_op.run(sparse, lengths, *given, *of_norms, *(layer.weight for layer in sparse.layers))
+            weights = (layer.weight for layer in sparse.layers)
+            y, h, c = sequence_op.run(sparse, lengths, *begin, m, a, *of_norms, *weights)
             return y, (h, c)
         if self._is_one_node(x, lengths):
             network = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
@@ -183,13 +183,13 @@ class DeepUpdateLSTM(Recurrent):
         sparse = len(self._block_sparse()) == self.inner + 1
         drops = self.dropout > 0 and self.training
         whole = self.hidden_size % UNITS == 0
-        return sparse and whole and x.numel() > 0 and not drops and not torch.compiler.is_compiling()
+        return sparse and whole and not drops and sequence_op.takes(x)
 
     def _is_one_node(self, x: Tensor, lengths: Tensor | None) -> bool:
         """Whether all steps can be run as one; else they are composed of ops, which PyTorch can also compile."""
         drops = self.dropout > 0 and self.training
         whole = self.hidden_size % UNITS == 0
-        return whole and x.numel() > 0 and lengths is None and not drops and not torch.compiler.is_compiling()
+        return whole and lengths is None and not drops and sequence_op.takes(x)
 
     def _cell(self, z: Tensor, c: Tensor) -> State:
         """As one op, that of a sequence of one step which begins without h."""

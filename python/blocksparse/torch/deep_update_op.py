@@ -58,5 +58,5 @@ class DeepUpdate(Network):
 
 def norms(of_matrices: Tensor, of_gates: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(gain, shift) of each matrix, as parts of these."""
-    gain, shift = of_gates.flatten(1).unbind()
+    gain, shift = of_gates.view(2, -1).unbind()
     return [*((pair[0], pair[1]) for pair in of_matrices), (gain, shift)]

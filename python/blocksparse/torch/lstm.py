@@ -262,7 +262,7 @@ class MultiplicativeLSTM(Recurrent):
         m = (W_mx x) * (W_mh h)
         z = W_x x + W_h m + bias, then as an LSTM
 
-    All steps are one op; under `torch.compile` they are composed of linear ops.
+    All steps are one op; under `torch.compile`, and where hidden_size is no multiple of 8, they are composed of ops.
 
     Args:
         input_size: features of x.
@@ -307,10 +307,9 @@ class MultiplicativeLSTM(Recurrent):
         of_m, of_x = self.input_m(x), self.input(x)
         if self._is_one_op(x):
             network = Multiplicative([self.recurrent_m, self.recurrent])
-            begin = (t.contiguous() for t in start_of(of_m, state))
             pre = of_x.unflatten(-1, (GATES, self.hidden_size))
             weights = (self.recurrent_m.weight, self.recurrent.weight)
-            y, h, c = sequence_op.run(network, lengths, *begin, of_m.contiguous(), pre.contiguous(), *weights)
+            y, h, c = sequence_op.run(network, lengths, *start_of(of_m, state), of_m, pre, *weights)
             return y, (h, c)
         factors, terms = of_m.unbind(), of_x.unbind()  # once: each index would make zeros for all steps in backward
         w_m, w_h = SharedWeight(self.recurrent_m), SharedWeight(self.recurrent)
@@ -323,7 +322,7 @@ class MultiplicativeLSTM(Recurrent):
         return run_steps(step, x.size(0), start_of(of_x[:, :, : self.hidden_size], state), lengths)
 
     def _is_one_op(self, x: Tensor) -> bool:
-        return self.hidden_size % UNITS == 0 and x.numel() > 0 and not torch.compiler.is_compiling()
+        return self.hidden_size % UNITS == 0 and sequence_op.takes(x)
 
 
 def cell(z: Tensor, c: Tensor, dtype: torch.dtype) -> State:

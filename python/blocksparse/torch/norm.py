@@ -147,6 +147,7 @@ def layer_norm(
     Raises:
         ValueError: a shape or dtype is wrong.
     """
+    gain, shift = gain.contiguous(), shift.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, gain, shift, factor, term)):
         y: Tensor = _LayerNorm.apply(x, gain, shift, factor, term, relu, epsilon)
         return y

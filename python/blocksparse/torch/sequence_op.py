@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from .. import _lib
@@ -33,6 +34,9 @@ class Network(ABC):
 
     def __init__(self, layers: Sequence[BlockSparseLinear]) -> None:
         self.layers = layers
+        self._layouts = [
+            (layer.tables(layer.weight.device), layer.layout) for layer in layers
+        ]  # both passes have these
 
     @abstractmethod
     def inputs(self, given: Given, lengths: Tensor | None) -> ctypes.Structure:
@@ -48,8 +52,7 @@ class Network(ABC):
 
     def view(self, i: int, weight: Tensor) -> Any:
         """A pointer to the layout of the i-th weight."""
-        layout = self.layers[i].layout
-        index = self.layers[i].tables(weight.device)
+        index, layout = self._layouts[i]
         return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes))
 
     def narrowed(self, given: Given) -> list[Tensor]:
@@ -58,16 +61,23 @@ class Network(ABC):
         return [*given[:first], *(weight.detach().to(given[2].dtype) for weight in given[first:])]
 
 
+def takes(x: Tensor) -> bool:
+    """Whether the core can be called on x: it holds numbers, and nothing is traced."""
+    real = not x.is_meta and not isinstance(x, FakeTensor)
+    return real and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
 def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y [steps, n, H], h and c [n, H].
 
     Args:
         network: says what is done.
         lengths: steps of each sequence, [n]; None: all.
-        given: contiguous tensors; the weights as they are, perhaps wider than the others.
+        given: tensors; the weights as they are, perhaps wider than the others.
     """
     if lengths is not None:
         lengths = lengths.to(given[0].device, torch.int64).contiguous()
+    given = tuple(t.contiguous() for t in given)  # outside of the node, for the core has pointers alone
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         made: tuple[Tensor, Tensor, Tensor] = _Run.apply(network, lengths, *given)
         return made

@@ -318,6 +318,7 @@ TEST(DeepUpdate, Refuses) {
   refused("c0 is not given", [](auto& in, auto&) { in.c0 = {}; }, scratch.space);
   refused("epsilon is 0", [](auto& in, auto&) { in.epsilon = 0; }, scratch.space);
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
+  refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
   refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
   refused(
       "saved needs an alignment of 64",

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (!p.early) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(&p.w);
+    if (p.has_w) ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
     for (int s = 0; s < K::kStages; ++s) {
       ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
@@ -206,6 +206,7 @@ inline Status make_rows_maps(const Product& p, RowsProduct& args) {
                                               .box_columns = kRowsBlock,
                                               .box_rows = kRowsBlock},
                                              args.w));
+    args.has_w = true;
   }
   return {};
 }

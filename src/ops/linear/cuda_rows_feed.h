@@ -29,6 +29,7 @@ struct RowsProduct {
   int32_t n;
   int64_t outputs;
   Finish finish;
+  bool has_w = false;  // there are blocks, so that w is a map
 };
 
 // Group 4: the rows r, r + groups, ... of W are walked together, as the gates of an LSTM lie. Where their lists are the
@@ -160,7 +161,8 @@ class RowsFeeder {
     }
     if (list.count() == 0) {
       take_stage();
-      if (lane() == 0) leave_note(kRowsLast, to), ptx::mbarrier_arrive(full());
+      const bool all = K::group > 1 && task_.shared;  // then zeros are stored in all rows of the group
+      if (lane() == 0) leave_note(kRowsLast | (all ? kRowsShared : 0), to), ptx::mbarrier_arrive(full());
       next_stage();
     }
     for (int i = sent; i < list.count(); ++i) {

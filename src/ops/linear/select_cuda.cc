@@ -72,19 +72,20 @@ bool rows_support(const CudaProblem& p) {
 }
 
 // us, bf16, b = 32, H200, 2026-11-22, few (rows), of 65, 128, 256 and 512 tokens
-//   4096, 10 %      7.2 (8.0), 7.7 (8.0), 12.6 (11.0), 19.4 (14.9)     8192, 10 %   16.6 (22.1), 18.4 (19.2), 28.3
-//   (26.8),
-//     54.6 (45.1)   8192, 50 %   60 (101), 62 (82), 96 (131), 186 (215): `few` packs x there
-//   5600, 4 %       6.5 (7.2), 6.9 (6.8), 11.1 (8.6), 20.4 (12.2)      8192, 2 %    8.6 (7.2), 9.6 (6.6), 14.6
-//   (8.9), 27.1
-//     (12.6)        18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
-//   5600, 4 %, four rows together   19.6 (11.2), 21.1 (11.5), 39.6 (17.1), 74.9 (26.4)
+//   4096, 10 %      7.2 (8.0), 7.7 (8.0), 12.6 (11.0), 19.4 (14.9)
+//   5600, 4 %       6.5 (7.2), 6.9 (6.8), 11.1 (8.6), 20.4 (12.2)
+//   the same, four rows together    19.6 (11.2), 21.1 (11.5), 39.6 (17.1), 74.9 (26.4)
+//   8192, 2 %       8.6 (7.2), 9.6 (6.6), 14.6 (8.9), 27.1 (12.6)
+//   8192, 10 %      16.6 (22.1), 18.4 (19.2), 28.3 (26.8), 54.6 (45.1)
+//   8192, 50 %      60 (101), 62 (82), 96 (131), 186 (215): `few` packs x there
+//   18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
 // Where rows are cut, the longest is walked by one thread block: it is no longer than there are blocks of inputs.
 bool rows_pay(const CudaProblem& p) {
   constexpr int64_t kMostOfHub = 256;
   if (p.n <= kFewTokens || (p.slots > 0 && p.input_blocks() > kMostOfHub)) return false;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  return rows_in_fours(p) || static_cast<double>(p.blocks) < (p.n > 128 ? 0.15 : 0.05) * grid;
+  const double most = p.n > 128 || rows_in_fours(p) ? 0.15 : 0.05;
+  return static_cast<double>(p.blocks) < most * grid;
 }
 
 }  // namespace

@@ -156,6 +156,8 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_TRUE(rows_in_fours(gates));
   gates.n = 65, gates.blocks = 9000;
   EXPECT_EQ(choose_cuda_kernel(gates, kH200), CudaKernel::rows) << "x is shared";
+  gates.blocks = 40000;
+  EXPECT_NE(choose_cuda_kernel(gates, kH200), CudaKernel::rows) << "a third of the blocks: not measured";
   gates.by_in = true;
   EXPECT_FALSE(rows_in_fours(gates)) << "W does not lie in the order of the lists";
 }

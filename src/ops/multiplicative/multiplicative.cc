@@ -73,6 +73,8 @@ Status check_inputs(const MultiplicativeInputs& in, Sequence& s, Tensors& c) {
 
 Status check_saved(const char* op, const Workspace& saved, const Sequence& s) {
   const auto needed = static_cast<size_t>(Made(s, s.steps).total);
+  if (saved.data == nullptr && saved.bytes > 0)
+    return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
   if (saved.bytes < needed) return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);
   if (reinterpret_cast<uintptr_t>(saved.data) % 64 != 0) return invalid("[", op, "] saved needs an alignment of 64");
   return {};
@@ -132,7 +134,7 @@ Status multiplicative_forward(const MultiplicativeInputs& in, const Multiplicati
   BS_RETURN_IF_ERROR(c.disjoint());
   f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
   f.saved = static_cast<char*>(out.saved.data);
-  if (f.saved != nullptr) BS_RETURN_IF_ERROR(check_saved(op, out.saved, f));
+  if (f.saved != nullptr || out.saved.bytes > 0) BS_RETURN_IF_ERROR(check_saved(op, out.saved, f));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in)));
   return run_forward(f, workspace, stream);

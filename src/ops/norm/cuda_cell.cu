@@ -15,14 +15,14 @@ namespace {
 
 using lstm::kGates;
 
-constexpr int kTokens = 2;  // of a thread
+[[maybe_unused]] constexpr int kTokens = 2;  // of a thread; code for cards before 9.0 has none of this
 constexpr int kPlainThreads = 256;
 
 constexpr int affine_bytes(const WidePlan& plan) { return 2 * kGates * plan.per * 8 * static_cast<int>(sizeof(float)); }
 
 // gain [kGates][per][8], then shift: this thread block's features.
-__device__ inline void load_affine(const CellForward& p, const WidePlan& plan, const WideSpot& spot, int64_t vectors,
-                                   float* to, uint64_t* loaded) {
+[[maybe_unused]] __device__ inline void load_affine(const CellForward& p, const WidePlan& plan, const WideSpot& spot,
+                                                    int64_t vectors, float* to, uint64_t* loaded) {
   const int64_t first = int64_t{spot.rank} * plan.per, count = min(int64_t{plan.per}, vectors - first);
   const uint32_t barrier = ptx::shared_address(loaded), bytes = count > 0 ? static_cast<uint32_t>(count * 32) : 0;
   ptx::mbarrier_arrive_expect(barrier, 2 * kGates * bytes);
@@ -67,7 +67,7 @@ __device__ inline void step_units(const CellForward& p, int64_t token, int64_t v
   for (int g = 0; g < kGates; ++g) gates[g].store(p.gates, at4 + g * p.features);
 }
 
-__device__ inline void store_cell(void* to, int64_t at, const float (&c)[8]) {
+[[maybe_unused]] __device__ inline void store_cell(void* to, int64_t at, const float (&c)[8]) {
   auto* quads = reinterpret_cast<float4*>(static_cast<float*>(to) + at);
   quads[0] = {c[0], c[1], c[2], c[3]};
   quads[1] = {c[4], c[5], c[6], c[7]};

@@ -91,8 +91,8 @@ Status prepare_type() {
 
 bool wide_takes(const Forward& f, const CudaPlace& place) {
   return place.overlap && size_of(f.dtype) == 2 && f.features % 8 == 0 &&
-         aligned(f.features, 8, {f.x, f.gain, f.shift, f.factor, f.term, f.y, f.stats}) &&
-         plan_of(f, place.card).fits();
+         aligned(f.features, 8, {f.x, f.gain, f.shift, f.factor, f.term, f.y}) &&
+         reinterpret_cast<uintptr_t>(f.stats) % sizeof(float2) == 0 && plan_of(f, place.card).fits();
 }
 
 Status launch_wide(const Forward& f, const CudaPlace& place) {
