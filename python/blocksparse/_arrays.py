@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _lib
+from . import _lib, _structs
 from .layout import Layout
 
 _CODES: dict[np.dtype[Any], int] = {}  # of dtypes seen so far
-Resources = tuple[Any, _lib.Workspace, _lib.Stream]
+Resources = tuple[Any, _structs.Workspace, _structs.Stream]
 
 
 class Arrays(ABC):
@@ -34,7 +34,7 @@ class Arrays(ABC):
         """
 
     @abstractmethod
-    def tensor(self, x: Any, written: bool) -> _lib.Tensor:
+    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
         """What the C library takes."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ def fprop(
     with arrays.call(layout, "fprop", x, tokens(x), threads) as (view, workspace, stream):
         stream.math = tf32
         y = arrays.like(x, layout.out_features) if out is None else out
-        epilogue = _lib.Epilogue(pointer(bias), pointer(residual), _lib.ACTIVATIONS[activation])
+        epilogue = _structs.Epilogue(pointer(bias), pointer(residual), _lib.ACTIVATIONS[activation])
         arguments = (pointer(x), pointer(values), pointer(gates), ctypes.byref(epilogue), pointer(y, written=True))
         _lib.call("bs_linear_fprop", view, *arguments, workspace, stream)
     return y
@@ -165,8 +165,8 @@ def wgrad(
     if out is None and (accumulate or not xs):
         raise ValueError("[linear_wgrad] out is None, needs an array to add to, or to tell the dtype")
     first = xs[0] if xs else arrays.take(out)
-    x_tensors = (_lib.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
-    dy_tensors = (_lib.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
+    x_tensors = (_structs.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
+    dy_tensors = (_structs.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
     with arrays.call(layout, "wgrad", first, sum(map(tokens, xs)), threads) as (view, workspace, stream):
         stream.math = tf32
         dw = arrays.empty(layout.values_shape, first.dtype) if out is None else out

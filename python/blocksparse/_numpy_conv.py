@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _arrays, _lib
+from . import _arrays, _lib, _structs
 from .layout import Layout
 
 Array = npt.NDArray[Any]
@@ -26,15 +26,15 @@ def conv_geometry(
     dilation: Sizes = 1,
     transposed: bool = False,
     output_padding: Sizes = 0,
-) -> _lib.ConvGeometry:
+) -> _structs.ConvGeometry:
     """What the C library takes: one number for all axes, or one for each; a padding may be (before, after).
 
     Raises:
         ValueError: there are more or fewer numbers than sizes of the kernel, or something is no integer.
     """
     sizes_of_kernel = _integers(kernel)
-    if sizes_of_kernel is None or not 1 <= len(sizes_of_kernel) <= _lib.MAX_SIZES:
-        raise ValueError(f"[conv] kernel is {kernel!r}, needs 1 to {_lib.MAX_SIZES} sizes, integers")
+    if sizes_of_kernel is None or not 1 <= len(sizes_of_kernel) <= _structs.MAX_SIZES:
+        raise ValueError(f"[conv] kernel is {kernel!r}, needs 1 to {_structs.MAX_SIZES} sizes, integers")
     rank = len(sizes_of_kernel)
 
     def each(name: str, value: Sizes) -> list[int]:
@@ -47,8 +47,8 @@ def conv_geometry(
     pairs = _paddings(padding, rank)
     before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     sizes = (sizes_of_kernel, each("stride", stride), each("dilation", dilation), before, after)
-    fields = [(ctypes.c_int64 * _lib.MAX_SIZES)(*values) for values in (*sizes, each("output_padding", output_padding))]
-    return _lib.ConvGeometry(rank, int(transposed), *fields)
+    fields = [_structs.Sizes(*values) for values in (*sizes, each("output_padding", output_padding))]
+    return _structs.ConvGeometry(rank, int(transposed), *fields)
 
 
 def _integer(value: Any) -> int | None:
@@ -80,7 +80,7 @@ def _paddings(padding: Any, rank: int) -> list[list[int]]:
     return [pair for pair in pairs if pair is not None]
 
 
-def conv_output_size(geometry: _lib.ConvGeometry, size: Sequence[int]) -> tuple[int, ...]:
+def conv_output_size(geometry: _structs.ConvGeometry, size: Sequence[int]) -> tuple[int, ...]:
     """The sizes of y for those of x.
 
     Raises:
@@ -91,8 +91,8 @@ def conv_output_size(geometry: _lib.ConvGeometry, size: Sequence[int]) -> tuple[
     sizes, rank = _integers(size), geometry.rank
     if sizes is None or len(sizes) != rank:
         raise ValueError(f"[conv_output_size] size is {size!r}, needs {rank} integers, as many as the geometry has")
-    output = (ctypes.c_int64 * _lib.MAX_SIZES)()
-    _lib.call("bs_conv_output_size", ctypes.byref(geometry), (ctypes.c_int64 * _lib.MAX_SIZES)(*sizes), output)
+    output = _structs.Sizes()
+    _lib.call("bs_conv_output_size", ctypes.byref(geometry), _structs.Sizes(*sizes), output)
     return tuple(output[:rank])
 
 
@@ -100,7 +100,7 @@ def conv_fprop(
     x: Array,
     values: Array,
     layout: Layout,
-    geometry: _lib.ConvGeometry,
+    geometry: _structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     bias: Array | None = None,
@@ -136,7 +136,7 @@ def conv_fprop(
         raise ValueError(f"[conv_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
     _check(layout, geometry, x=x, values=values)
     y = _like(x, layout.out_features, conv_output_size(geometry, _sizes(x, geometry))) if out is None else out
-    epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
+    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
     call = _Call("fprop", layout, geometry, x, channel_order, threads)
     call(_pointer(x), _pointer(values), _pointer(gates), call.order, ctypes.byref(epilogue), _pointer(y, written=True))
     return y
@@ -146,7 +146,7 @@ def conv_dgrad(
     dy: Array,
     values: Array,
     layout: Layout,
-    geometry: _lib.ConvGeometry,
+    geometry: _structs.ConvGeometry,
     size: Sequence[int],
     *,
     channel_order: Array | None = None,
@@ -186,7 +186,7 @@ def conv_wgrad(
     x: Array,
     dy: Array,
     layout: Layout,
-    geometry: _lib.ConvGeometry,
+    geometry: _structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     values: Array | None = None,
@@ -231,7 +231,7 @@ def conv_wgrad(
 
 
 def _check_geometry(geometry: Any) -> None:
-    if not isinstance(geometry, _lib.ConvGeometry):
+    if not isinstance(geometry, _structs.ConvGeometry):
         raise TypeError(f"[conv] geometry is a {type(geometry).__name__}, needs what conv_geometry makes")
 
 
@@ -246,7 +246,7 @@ def _check(layout: Any, geometry: Any, **arrays: Any) -> None:
             _sizes(array, geometry)
 
 
-def _sizes(x: Array, geometry: _lib.ConvGeometry) -> tuple[int, ...]:
+def _sizes(x: Array, geometry: _structs.ConvGeometry) -> tuple[int, ...]:
     if x.ndim != geometry.rank + 2:
         raise ValueError(f"[conv] an array of {x.shape}, needs [n, channels] and {geometry.rank} sizes")
     return x.shape[2:]
@@ -260,7 +260,7 @@ def _like(x: Array, channels: int, size: tuple[int, ...]) -> Array:
     return np.moveaxis(np.empty((x.shape[0], *size, channels), x.dtype), -1, 1)
 
 
-def _tensor(x: Array, written: bool) -> _lib.Tensor:
+def _tensor(x: Array, written: bool) -> _structs.Tensor:
     if not isinstance(x, np.ndarray):
         raise TypeError(f"[conv] needs a NumPy array, got {type(x).__name__}")
     if not x.dtype.isnative:
@@ -278,7 +278,7 @@ class _Call:
     """One call: its layout, geometry, order of channels, workspace and stream."""
 
     def __init__(
-        self, which: str, layout: Layout, geometry: _lib.ConvGeometry, x: Array, order: Array | None, threads: int
+        self, which: str, layout: Layout, geometry: _structs.ConvGeometry, x: Array, order: Array | None, threads: int
     ) -> None:
         if not 0 <= threads < 1 << 31:
             raise ValueError(f"[conv] threads is {threads}, needs 0 (all) or more")
@@ -297,5 +297,5 @@ class _Call:
         view = self._layout.view()
         sizes = (ctypes.byref(view), ctypes.byref(self._geometry))
         memory = np.empty(_lib.ask(f"bs_conv_{self._which}_workspace_size", *sizes, ctypes.byref(self._x)), np.uint8)
-        workspace = _lib.Workspace(memory.ctypes.data, memory.nbytes)
-        _lib.call(f"bs_conv_{self._which}", *sizes, *arguments, workspace, _lib.Stream(None, self._threads))
+        workspace = _structs.Workspace(memory.ctypes.data, memory.nbytes)
+        _lib.call(f"bs_conv_{self._which}", *sizes, *arguments, workspace, _structs.Stream(None, self._threads))

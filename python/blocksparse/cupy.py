@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from . import _arrays, _lib
+from . import _arrays, _lib, _structs
 from .layout import Layout
 
 Array = Any  # cupy.ndarray, or with __cuda_array_interface__
@@ -148,8 +148,8 @@ class _CuPy(_arrays.Arrays):
             raise TypeError(f"[linear] needs a CuPy array or one with __cuda_array_interface__, got {type(x).__name__}")
         return self.cupy.asarray(x)  # a view, in the order of streams that the interface asks for
 
-    def tensor(self, x: Any, written: bool) -> _lib.Tensor:
-        if x.ndim > _lib.MAX_RANK and x.flags.c_contiguous:
+    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
+        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
             x = x.reshape(-1, x.shape[-1])  # a view
         code, strides = _arrays.dtype_code(x.dtype), _arrays.strides_of(x)
         return _lib.tensor(x.data.ptr, code, x.shape, strides, (_lib.CUDA, x.device.id))
@@ -182,20 +182,20 @@ class _Call:
         self._view = _view(cupy, self._layout, self._device.id, stream)
         size = _lib.ask(f"bs_linear_{self._which}_workspace_size", ctypes.byref(self._view), self._code, self._n)
         self._memory = cupy.empty(size, "uint8")  # freed in the order of the stream
-        workspace = _lib.Workspace(self._memory.data.ptr, size)
-        return ctypes.byref(self._view), workspace, _lib.Stream(stream.ptr, 0)
+        workspace = _structs.Workspace(self._memory.data.ptr, size)
+        return ctypes.byref(self._view), workspace, _structs.Stream(stream.ptr, 0)
 
     def __exit__(self, *error: object) -> None:
         self._device.__exit__(*error)
 
 
-def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> _lib.LayoutView:
+def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> _structs.LayoutView:
     """The layout by its tables on the card."""
     index = layout._tables.get(("cupy", device))
     if index is None:
         index = layout._tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
     out, in_ = layout.sizes[::-1] if layout.transposed else layout.sizes
-    view = _lib.LayoutView(index.data.ptr, _lib.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
+    view = _structs.LayoutView(index.data.ptr, _lib.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
     _lib.call("bs_layout_view_on_device", index.size, ctypes.byref(view))
     view.transposed = int(layout.transposed)
     return view

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import _lib
+from . import _lib, _structs
 from .layout import Layout
 
 
@@ -171,7 +171,7 @@ class Report:
 
 def report(layout: Layout) -> Report:
     """Degrees, shortest paths, clustering and mix of a layout."""
-    r = _lib.Report()
+    r = _structs.Report()
     _lib.call("bs_layout_report", layout.pointer, ctypes.byref(r))
     return Report(
         blocks=r.blocks,

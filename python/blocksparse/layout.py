@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _lib
+from . import _lib, _structs
 
 _Int32 = npt.NDArray[np.int32]
 
@@ -41,14 +41,14 @@ class Layout:
     __slots__ = ("__weakref__", "_handle", "_info", "_tables", "sizes", "transposed")
 
     _handle: _Handle
-    _info: _lib.LayoutInfo
+    _info: _structs.LayoutInfo
     _tables: dict[Any, Any]  # what front ends derive from the layout, by device
     sizes: tuple[int, int]  # (out_features, in_features)
     transposed: bool  # whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes
 
     def __init__(self, pointer: ctypes.c_void_p) -> None:
         """Takes over a layout of the C library; use the from_* methods instead."""
-        info = _lib.LayoutInfo()
+        info = _structs.LayoutInfo()
         _lib.call("bs_layout_get_info", pointer, ctypes.byref(info))
         self._set("_handle", _Handle(pointer))
         self._set("_info", info)
@@ -71,7 +71,7 @@ class Layout:
 
     @staticmethod
     def _make(name: str, block_size: int, out_features: int | None, in_features: int | None, *arguments: Any) -> Layout:
-        blocking = _lib.Blocking(
+        blocking = _structs.Blocking(
             _to_int("block_size", block_size, bits=31),
             0 if out_features is None else _to_features("out_features", out_features),
             0 if in_features is None else _to_features("in_features", in_features),
@@ -353,9 +353,9 @@ class Layout:
         memory._owner = self._handle  # keeps the tables alive as long as the array
         return np.frombuffer(memory, np.int32)
 
-    def view(self) -> _lib.LayoutView:
+    def view(self) -> _structs.LayoutView:
         """What the C library's ops take."""
-        view = _lib.LayoutView()
+        view = _structs.LayoutView()
         _lib.call("bs_layout_get_view", self.pointer, ctypes.byref(view))
         return view
 

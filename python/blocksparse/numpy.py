@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _arrays, _lib
+from . import _arrays, _lib, _structs
 from ._numpy_conv import conv_dgrad, conv_fprop, conv_geometry, conv_output_size, conv_wgrad
 from .layout import Layout
 
@@ -135,10 +135,10 @@ class _NumPy(_arrays.Arrays):
             raise TypeError(f"[linear] needs a NumPy array, got {type(x).__name__}")
         return x
 
-    def tensor(self, x: Any, written: bool) -> _lib.Tensor:
+    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
         if not x.dtype.isnative:
             raise ValueError(f"[linear] an array of {x.dtype}, needs the byte order of this machine")
-        if x.ndim > _lib.MAX_RANK and x.flags.c_contiguous:
+        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
             x = x.reshape(-1, x.shape[-1])  # a view
         if written and not x.flags.writeable:
             raise ValueError("[linear] an output array is read-only")
@@ -165,8 +165,8 @@ class _Call:
         self._threads = threads
 
     def __enter__(self) -> _arrays.Resources:
-        workspace = _lib.Workspace(self._memory.ctypes.data, self._memory.nbytes)
-        return ctypes.byref(self._view), workspace, _lib.Stream(None, self._threads)
+        workspace = _structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
+        return ctypes.byref(self._view), workspace, _structs.Stream(None, self._threads)
 
     def __exit__(self, *_: object) -> None:
         pass

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import blocksparse
-from blocksparse import Layout, _lib
+from blocksparse import Layout, _lib, _structs
 from blocksparse import cupy as ops
 
 
@@ -169,7 +169,7 @@ def test_card_and_stream_are_those_of_the_arrays(fake, layout, rng, monkeypatch)
     ops.linear_dgrad(y, Fake(w, device=1), layout)
     view, dy, *_, stream = told[-1]
     assert (dy.contents.device_type, dy.contents.device_index, dy.contents.data) == (1, 1, y.data.ptr)
-    view = ctypes.cast(view, ctypes.POINTER(_lib.LayoutView)).contents
+    view = ctypes.cast(view, ctypes.POINTER(_structs.LayoutView)).contents
     assert (view.device_type, view.device_index, view.blocks) == (1, 1, layout.blocks)
     assert stream.handle == 1234
 

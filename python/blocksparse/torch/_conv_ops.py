@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib
+from .. import _lib, _structs
 from . import _ops
 
 _lib_def = _ops._ops
@@ -44,7 +44,7 @@ _FIELDS = ("kernel", "stride", "dilation", "padding_before", "padding_after", "o
 
 def _rank(geometry: Sequence[int]) -> int:
     rank, rest = divmod(len(geometry) - 1, len(_FIELDS))
-    if rest or not 1 <= rank <= _lib.MAX_SIZES:
+    if rest or not 1 <= rank <= _structs.MAX_SIZES:
         raise ValueError(f"[conv] geometry has {len(geometry)} numbers, needs 7, 13 or 19 (1 to 3 sizes)")
     return rank
 
@@ -170,18 +170,18 @@ def _wgrad_fake(
 
 
 @functools.lru_cache(maxsize=4096)  # with it, a call takes half as long
-def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_lib.ConvGeometry, tuple[int, ...]]:
+def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_structs.ConvGeometry, tuple[int, ...]]:
     """What the core takes, and the sizes of y. Raises what is wrong, before a result is shaped by it."""
     rank = _rank(geometry)
     if len(size) != rank:
         raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {rank}")
-    fields = [_lib._Sizes(*numbers) for numbers in _fields(geometry)]
-    made, out = _lib.ConvGeometry(rank, geometry[0], *fields), _lib._Sizes()
-    _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(_lib._Sizes(*size)), ctypes.byref(out))
+    fields = [_structs.Sizes(*numbers) for numbers in _fields(geometry)]
+    made, out = _structs.ConvGeometry(rank, geometry[0], *fields), _structs.Sizes()
+    _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(_structs.Sizes(*size)), ctypes.byref(out))
     return made, tuple(out[:rank])
 
 
-def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _lib.LayoutView:
+def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _structs.LayoutView:
     if x.dim() < 2 or y.dim() < 2:
         raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
     return _ops._view(index, transposed, *values, y.size(1), x.size(1), "conv")
@@ -206,11 +206,11 @@ def _order_pointer(order: Tensor | None, channels: int) -> int | None:
 
 
 def _workspace(
-    which: str, view: _lib.LayoutView, geometry: _lib.ConvGeometry, x: Tensor, described: Any
-) -> tuple[_lib.Workspace, Tensor]:
+    which: str, view: _structs.LayoutView, geometry: _structs.ConvGeometry, x: Tensor, described: Any
+) -> tuple[_structs.Workspace, Tensor]:
     size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described)
     memory = x.new_empty(size, dtype=torch.uint8)
-    return _lib.Workspace(memory.data_ptr(), size), memory
+    return _structs.Workspace(memory.data_ptr(), size), memory
 
 
 def _fprop(
@@ -234,7 +234,7 @@ def _fprop(
     view = _view(index, transposed, _blocks(values), y, x)
     x_pointer = _pointer(x)
     workspace, _memory = _workspace("fprop", view, made, x, x_pointer)
-    epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
+    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
     inputs = (x_pointer, _pointer(values), _pointer(gates), _order_pointer(order, x.size(1)))
     outputs = (ctypes.byref(epilogue), _pointer(y), workspace, _ops._stream(x, tf32))
     _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib
+from .. import _lib, _structs
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -153,12 +153,12 @@ def _wgrad_list_fake(
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-def _tensor(x: Tensor, op: str = "linear") -> _lib.Tensor:
+def _tensor(x: Tensor, op: str = "linear") -> _structs.Tensor:
     dtype = _DTYPES.get(x.dtype)
     if dtype is None:
         raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
-    if x.dim() > _lib.MAX_RANK:
-        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {_lib.MAX_RANK} are possible")
+    if x.dim() > _structs.MAX_RANK:
+        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {_structs.MAX_RANK} are possible")
     return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
 
 
@@ -172,7 +172,7 @@ def _pointer(x: Tensor | None, op: str = "linear") -> Any:
 
 def _view(
     index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int, op: str = "linear"
-) -> _lib.LayoutView:
+) -> _structs.LayoutView:
     """The layout as the core takes it. Its tables tell the sizes where they can be read; on a card the tensors do."""
     if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
         raise ValueError(
@@ -181,10 +181,10 @@ def _view(
     if index.is_cuda:
         if transposed:
             out, in_ = in_, out
-        view = _lib.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
+        view = _structs.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
         _lib.call("bs_layout_view_on_device", index.numel(), ctypes.byref(view))
     else:
-        view = _lib.LayoutView()
+        view = _structs.LayoutView()
         _lib.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
     view.transposed = int(transposed)
     return view
@@ -196,10 +196,10 @@ def _blocks(values: Tensor) -> tuple[int, int]:
     return values.size(0), values.size(1)
 
 
-def _workspace(which: str, view: _lib.LayoutView, x: Tensor, n: int) -> tuple[_lib.Workspace, Tensor]:
+def _workspace(which: str, view: _structs.LayoutView, x: Tensor, n: int) -> tuple[_structs.Workspace, Tensor]:
     size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), _DTYPES.get(x.dtype, -1), n)
     memory = x.new_empty(size, dtype=torch.uint8)
-    return _lib.Workspace(memory.data_ptr(), size), memory
+    return _structs.Workspace(memory.data_ptr(), size), memory
 
 
 def _tokens(x: Tensor) -> int:
@@ -210,10 +210,10 @@ def _width(x: Tensor) -> int:
     return x.size(-1) if x.dim() else 0
 
 
-def _stream(x: Tensor, tf32: bool = False) -> _lib.Stream:
+def _stream(x: Tensor, tf32: bool = False) -> _structs.Stream:
     if x.is_cuda:
-        return _lib.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
-    return _lib.Stream(None, torch.get_num_threads(), tf32)
+        return _structs.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
+    return _structs.Stream(None, torch.get_num_threads(), tf32)
 
 
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # 0.2 us, the property of torch.backends 2 us
@@ -243,7 +243,7 @@ def _fprop(
 ) -> Tensor:
     y, view = _empty_like(x, out_features), _view(index, transposed, *_blocks(values), out_features, _width(x))
     workspace, _memory = _workspace("fprop", view, x, _tokens(x))
-    epilogue = _lib.Epilogue(_pointer(bias), _pointer(residual), activation)
+    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
     arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
     _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x, tf32))
     return y
@@ -289,7 +289,7 @@ def _wgrad_list(
     dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
     view = _view(index, transposed, blocks, block_size, _width(dy[0]), _width(x[0]))
     workspace, _memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
-    pairs = ((_lib.Tensor * len(x))(*map(_tensor, x)), (_lib.Tensor * len(dy))(*map(_tensor, dy)))
+    pairs = ((_structs.Tensor * len(x))(*map(_tensor, x)), (_structs.Tensor * len(dy))(*map(_tensor, dy)))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
     _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0], tf32))

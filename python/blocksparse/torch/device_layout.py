@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib
+from .. import _lib, _structs
 from ..layout import Layout, _Handle
 
 
@@ -25,7 +25,7 @@ class DeviceLayout(Layout):
     _host: Layout | None
     _words: Tensor
 
-    def __init__(self, words: Tensor, info: _lib.LayoutInfo, tables: dict[Any, Any] | None = None) -> None:
+    def __init__(self, words: Tensor, info: _structs.LayoutInfo, tables: dict[Any, Any] | None = None) -> None:
         """Takes over tables; use `Layout.from_device_mask` instead."""
         self._set("_words", words)
         self._set("_host", None)
@@ -64,7 +64,7 @@ class DeviceLayout(Layout):
 
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
-        info = _lib.LayoutInfo()
+        info = _structs.LayoutInfo()
         ctypes.memmove(ctypes.byref(info), ctypes.byref(self._info), ctypes.sizeof(info))
         info.transposed = int(not self.transposed)
         info.out_features, info.in_features = self._info.in_features, self._info.out_features
@@ -112,7 +112,7 @@ def from_device_mask(
     if not capturing:
         _lib.call("bs_cuda_prepare", device.index)
     mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
-    view = _lib.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
+    view = _structs.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
     words = ctypes.c_int64()
     _lib.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
     size = _lib.ask("bs_layout_build_workspace_size", ctypes.byref(view))
@@ -125,8 +125,8 @@ def from_device_mask(
         ctypes.byref(view),
         index.data_ptr(),
         words.value,
-        _lib.Workspace(memory.data_ptr(), size),
-        _lib.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
+        _structs.Workspace(memory.data_ptr(), size),
+        _structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
     )
-    info = _lib.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
+    info = _structs.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
     return DeviceLayout(index, info)

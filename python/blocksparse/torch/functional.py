@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from .. import _lib
+from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops
 
@@ -151,7 +151,7 @@ def apply_linear(
 
     Every call pays for each line of this function (some 0.1 us), so what the core checks is not checked again.
     """
-    if x.dim() > _lib.MAX_RANK:
+    if x.dim() > _structs.MAX_RANK:
         residual = None if residual is None else residual.flatten(0, -2)
         y = apply_linear(x.flatten(0, -2), values, index, sizes, transposed, bias, gates, residual, activation)
         return y.unflatten(0, x.shape[:-1])

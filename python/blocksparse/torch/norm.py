@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import _lib
+from .. import _lib, _structs
 from . import _ops
 
 _lib_def = _ops._ops
@@ -59,7 +59,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     y, stats = _empty_forward(x, gain, shift, factor, term, relu, epsilon)
     given = (_ops._pointer(t) for t in (x, gain, shift, factor, term))
-    inputs = _lib.LayerNormInputs(*given, int(relu), epsilon)
+    inputs = _structs.LayerNormInputs(*given, int(relu), epsilon)
     _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _ops._pointer(y), _ops._pointer(stats), _ops._stream(x))
     return y, stats
 
@@ -76,9 +76,9 @@ def _backward(
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made = dx, dgain, dshift, dfactor, dterm = _empty_backward(dy, x, gain, shift, factor, y, stats, relu, has_term)
-    saved = _lib.LayerNormSaved(*(_ops._pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
+    saved = _structs.LayerNormSaved(*(_ops._pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
     wanted = (dx, dgain, dshift, None if factor is None else dfactor, dterm if has_term else None)
-    grads = _lib.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
+    grads = _structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
     _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _ops._pointer(dy), ctypes.byref(grads), _ops._stream(x))
     return made
 

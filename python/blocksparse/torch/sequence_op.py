@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from .. import _lib
+from .. import _lib, _structs
 from . import _ops
 from .modules import BlockSparseLinear
 
@@ -84,10 +84,10 @@ def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tenso
     return _forward(network, lengths, network.narrowed(given), False)[:3]
 
 
-def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[Tensor, _lib.Workspace]:
+def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[Tensor, _structs.Workspace]:
     size = _lib.ask(f"bs_{network.op}_{which}_size", ctypes.byref(inputs))
     memory = like.new_empty(size, dtype=torch.uint8)
-    return memory, _lib.Workspace(memory.data_ptr(), size)
+    return memory, _structs.Workspace(memory.data_ptr(), size)
 
 
 def _forward(
@@ -97,7 +97,7 @@ def _forward(
     h0, c0, factor = given[:3]
     inputs = network.inputs(given, lengths)
     y, h, c = torch.empty_like(factor), torch.empty_like(h0), torch.empty_like(c0)
-    saved, to_save = factor.new_empty(0), _lib.Workspace()
+    saved, to_save = factor.new_empty(0), _structs.Workspace()
     if save:
         saved, to_save = _memory(network, "saved", factor, inputs)
     _scratch, workspace = _memory(network, "forward_workspace", factor, inputs)
@@ -137,7 +137,7 @@ class _Run(torch.autograd.Function):
         _scratch, workspace = _memory(network, "backward_workspace", y, inputs)
         _lib.call(
             f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), _ops._pointer(y), _lib.Workspace(saved.data_ptr(), saved.numel())),
+            *(ctypes.byref(inputs), _ops._pointer(y), _structs.Workspace(saved.data_ptr(), saved.numel())),
             *(_ops._pointer(t) for t in contiguous),
             *(ctypes.byref(of_given), workspace, _ops._stream(y, _ops.allows_tf32(y))),
         )
