@@ -1,0 +1,146 @@
+// Which CUDA kernel does a weight gradient, and how.
+#include <gtest/gtest.h>
+
+#include "ops/linear/select_cuda.h"
+#include "ops/linear/select_many.h"
+#include "ops/linear/select_regions.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .sm90a = true};
+
+TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
+  const CudaProblem p{
+      .pass = Pass::wgrad, .dtype = DType::bf16, .block = 32, .n = 32, .inputs = 4096, .outputs = 4096, .blocks = 1600};
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, {.arch = 80, .multiprocessors = 108});
+  };
+  EXPECT_EQ(but([](CudaProblem&) {}), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1023; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.x_in_rows = false, o.pairs = 9; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::few) << "dW element by element";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
+  EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
+}
+
+TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
+  const auto choice = [](int32_t block, int64_t n, double density) {
+    const int64_t side = 4096 / block;
+    const CudaProblem p{.pass = Pass::wgrad,
+                        .dtype = DType::bf16,
+                        .block = block,
+                        .n = n,
+                        .inputs = 4096,
+                        .outputs = 4096,
+                        .blocks = static_cast<int64_t>(density * static_cast<double>(side * side))};
+    return choose_cuda_kernel(p, kH200);
+  };
+  EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::few);
+  EXPECT_NE(choice(8, 1024, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(16, 2000, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(32, 2000, 0.1), CudaKernel::few);
+  EXPECT_NE(choice(32, 1024, 0.5), CudaKernel::few);
+  EXPECT_NE(choice(32, 2048, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(64, 1023, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(64, 1024, 0.1), CudaKernel::many);
+}
+
+TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
+  CudaProblem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 128, .n = 33, .inputs = 500, .outputs = 1000};
+  p.blocks = 9;
+  const FewGradientPlan plan = plan_few_gradient(p);
+  EXPECT_EQ(plan.unit, 32);
+  EXPECT_EQ(plan.units, 9 * 16);
+  EXPECT_EQ(plan.input_units, 16);
+  EXPECT_EQ(plan.output_units, 32);
+  EXPECT_EQ(plan.packed_bytes, 48 * 32 * 64 * 2) << "two chunks of 32 tokens";
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(plan.packed_bytes + plan.units * 4));
+  for (int64_t n = 1; n <= most_few_gradient_tokens(128); ++n) {  // pairs of a token each: 64 are packed at a time
+    p.n = n;
+    EXPECT_GE(plan_few_gradient(p).packed_bytes, 48 * 32 * 2 * 32 * (n / 64 * 2 + (n % 64 + 31) / 32));
+  }
+  EXPECT_EQ(few_gradient_split(2000, 16, kH200), 1);
+  EXPECT_EQ(few_gradient_split(1000, 16, kH200), 2);
+  EXPECT_EQ(few_gradient_split(100, 16, kH200), 4);
+  EXPECT_EQ(few_gradient_split(100, 3, kH200), 2) << "no more than there are chunks";
+}
+
+TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
+  const CudaProblem p{.pass = Pass::wgrad,
+                      .dtype = DType::f16,
+                      .block = 16,
+                      .n = 4096,
+                      .inputs = 4093,
+                      .outputs = 4091,
+                      .blocks = 6000};
+  EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::regions);
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::regions) << "the gates' gradient";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true, o.blocks = 60000; }), CudaKernel::many) << "too large for sums";
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 400; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 500, o.blocks = 300; }), CudaKernel::many) << "a small dW";
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 65000; }), CudaKernel::many);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::few);
+  const ManyGradientPlan plan = plan_many_gradient(p);
+  EXPECT_EQ(plan.strips, 64);
+  EXPECT_EQ(plan.chunks, 128);
+  EXPECT_EQ(plan.cells, 6000) << "no more than blocks";
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * gradient_form_of(p.block).part_bytes));
+}
+
+TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
+  for (const int32_t block : {8, 16, 32, 64, 128}) {
+    for (const double density : {0.01, 0.1, 0.5, 1.0}) {
+      for (const int64_t features : {1000, 4096, 20000}) {
+        for (const cuda::Card& card : {cuda::Card{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024},
+                                       cuda::Card{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024},
+                                       cuda::Card{.arch = 86, .multiprocessors = 84}}) {
+          const int64_t side = (features + block - 1) / block;
+          const auto blocks = static_cast<int64_t>(density * static_cast<double>(side * side));
+          const CudaProblem p{.pass = Pass::wgrad,
+                              .dtype = DType::f16,
+                              .block = block,
+                              .n = 4096,
+                              .inputs = features,
+                              .outputs = features,
+                              .blocks = blocks};
+          const RegionPlan plan = plan_regions(p, card);
+          SCOPED_TRACE(testing::Message()
+                       << "b=" << block << " " << features << " density " << density << " sm_" << card.arch);
+          ASSERT_TRUE(regions_support(p));
+          EXPECT_GE(plan.strips * plan.strip_rows, side);
+          EXPECT_LT((plan.strips - 1) * plan.strip_rows, side) << "a strip without rows";
+          EXPECT_LE(plan.strip_rows, kMostStripRows);
+          EXPECT_LE(plan.units + (side + plan.most_columns - 1) / plan.most_columns, kMostStripUnits);
+          EXPECT_LE(region_boxes(plan.strip_rows * block) + region_boxes(plan.most_columns * block), plan.boxes);
+          EXPECT_LE(kRegionStages * plan.boxes * kRegionBoxBytes, card.shared_bytes - 2048);
+          EXPECT_LE(region_places(p).partial + plan.slices * blocks * block * block * 4 * (plan.slices > 1),
+                    region_places(p).end);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
