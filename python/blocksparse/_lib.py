@@ -108,43 +108,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_layout_mix": (_i32, [_ptr(_void_p), _i64, _void_p]),
     "bs_linear_fprop": (
         _i32,
-        [
-            _ptr(LayoutView),
-            _ptr(Tensor),
-            _ptr(Tensor),
-            _ptr(Tensor),
-            _ptr(Epilogue),
-            _ptr(Tensor),
-            Workspace,
-            Stream,
-        ],
+        [_ptr(LayoutView), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Epilogue), _ptr(Tensor), Workspace, Stream],
     ),
     "bs_linear_dgrad": (
         _i32,
-        [
-            _ptr(LayoutView),
-            _ptr(Tensor),
-            _ptr(Tensor),
-            _ptr(Tensor),
-            _ptr(Tensor),
-            Workspace,
-            Stream,
-        ],
+        [_ptr(LayoutView), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), Workspace, Stream],
     ),
     "bs_linear_wgrad": (
         _i32,
         [
-            *(
-                _ptr(LayoutView),
-                _i64,
-                _void_p,
-                _void_p,
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _i32,
-                _ptr(Tensor),
-                _ptr(Tensor),
-            ),
+            *(_ptr(LayoutView), _i64, _void_p, _void_p, _ptr(Tensor), _ptr(Tensor), _i32, _ptr(Tensor), _ptr(Tensor)),
             *(Workspace, Stream),
         ],
     ),
@@ -155,108 +128,45 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_conv_fprop": (
         _i32,
         [
-            *(
-                _ptr(LayoutView),
-                _ptr(ConvGeometry),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _void_p,
-            ),
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
             *(_ptr(Epilogue), _ptr(Tensor), Workspace, Stream),
         ],
     ),
     "bs_conv_dgrad": (
         _i32,
         [
-            *(
-                _ptr(LayoutView),
-                _ptr(ConvGeometry),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _void_p,
-            ),
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
             *(_ptr(Tensor), Workspace, Stream),
         ],
     ),
     "bs_conv_wgrad": (
         _i32,
         [
-            *(
-                _ptr(LayoutView),
-                _ptr(ConvGeometry),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _ptr(Tensor),
-                _void_p,
-            ),
+            *(_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _void_p),
             *(_i32, _ptr(Tensor), _ptr(Tensor), Workspace, Stream),
         ],
     ),
-    "bs_conv_fprop_workspace_size": (
-        _size_t,
-        [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)],
-    ),
-    "bs_conv_dgrad_workspace_size": (
-        _size_t,
-        [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)],
-    ),
-    "bs_conv_wgrad_workspace_size": (
-        _size_t,
-        [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)],
-    ),
+    "bs_conv_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
+    "bs_conv_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
+    "bs_conv_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
     "bs_lstm_forward": (
         _i32,
-        [
-            _ptr(LayoutView),
-            *(4 * (_ptr(Tensor),)),
-            _void_p,
-            _ptr(LstmOutputs),
-            Workspace,
-            Stream,
-        ],
+        [_ptr(LayoutView), *(4 * (_ptr(Tensor),)), _void_p, _ptr(LstmOutputs), Workspace, Stream],
     ),
     "bs_lstm_backward": (
         _i32,
-        [
-            _ptr(LayoutView),
-            _ptr(LstmSaved),
-            *(3 * (_ptr(Tensor),)),
-            _i32,
-            _ptr(LstmGrads),
-            Workspace,
-            Stream,
-        ],
+        [_ptr(LayoutView), _ptr(LstmSaved), *(3 * (_ptr(Tensor),)), _i32, _ptr(LstmGrads), Workspace, Stream],
     ),
-    "bs_layer_norm_forward": (
-        _i32,
-        [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream],
-    ),
-    "bs_layer_norm_backward": (
-        _i32,
-        [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream],
-    ),
+    "bs_layer_norm_forward": (_i32, [_ptr(LayerNormInputs), _ptr(Tensor), _ptr(Tensor), Stream]),
+    "bs_layer_norm_backward": (_i32, [_ptr(LayerNormSaved), _ptr(Tensor), _ptr(LayerNormGrads), Stream]),
     "bs_deep_update_forward": (
         _i32,
-        [
-            _ptr(DeepUpdateInputs),
-            *(3 * (_ptr(Tensor),)),
-            Workspace,
-            Workspace,
-            Stream,
-        ],
+        [_ptr(DeepUpdateInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
     ),
     "bs_deep_update_backward": (
         _i32,
         [
-            *(
-                _ptr(DeepUpdateInputs),
-                _ptr(Tensor),
-                Workspace,
-                *(3 * (_ptr(Tensor),)),
-            ),
+            *(_ptr(DeepUpdateInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
             *(_ptr(DeepUpdateGrads), Workspace, Stream),
         ],
     ),
@@ -265,23 +175,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_deep_update_backward_workspace_size": (_size_t, [_ptr(DeepUpdateInputs)]),
     "bs_multiplicative_forward": (
         _i32,
-        [
-            _ptr(MultiplicativeInputs),
-            *(3 * (_ptr(Tensor),)),
-            Workspace,
-            Workspace,
-            Stream,
-        ],
+        [_ptr(MultiplicativeInputs), *(3 * (_ptr(Tensor),)), Workspace, Workspace, Stream],
     ),
     "bs_multiplicative_backward": (
         _i32,
         [
-            *(
-                _ptr(MultiplicativeInputs),
-                _ptr(Tensor),
-                Workspace,
-                *(3 * (_ptr(Tensor),)),
-            ),
+            *(_ptr(MultiplicativeInputs), _ptr(Tensor), Workspace, *(3 * (_ptr(Tensor),))),
             *(_ptr(MultiplicativeGrads), Workspace, Stream),
         ],
     ),

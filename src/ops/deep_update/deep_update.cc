@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "blocksparse/blocksparse.h"
-#include "core/checked_tensors.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -13,8 +12,6 @@ namespace blocksparse {
 using namespace deep_update;  // NOLINT(google-build-using-namespace)
 
 namespace {
-
-constexpr int64_t kMostElements = int64_t{1} << 40;  // of [steps, n, H]: more do not fit into any memory
 
 using Tensors = CheckedTensors<3 * kMostMatrices + 8>;
 
@@ -25,21 +22,7 @@ struct OpOfMatrix {
 };
 
 Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
-  const ConstTensor& factor = in.factor;
-  if (factor.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
-  if (!factor.given()) return invalid("[", op, "] factor is not given");
-  BS_RETURN_IF_ERROR(check_tensor({op, "factor", factor}));
-  if (factor.rank != 3 || factor.shape[2] < 8 || factor.shape[2] % 8 != 0) {
-    return invalid("[", op, "] factor is ", shape_text(factor), ", needs [steps, n, H] with H a multiple of 8");
-  }
-  s.dtype = factor.dtype;
-  s.device = factor.device;
-  s.steps = factor.shape[0];
-  s.n = factor.shape[1];
-  s.hidden = factor.shape[2];
-  if (s.n > kMostElements / s.hidden || s.steps > kMostElements / std::max<int64_t>(s.n * s.hidden, 1)) {
-    return invalid("[", op, "] factor is ", shape_text(factor), ", too large");
-  }
+  BS_RETURN_IF_ERROR(lstm::check_steps(op, in.factor, s));
   const auto count = static_cast<int64_t>(in.matrices.size());
   if (count < kLeastMatrices || count > kMostMatrices) {
     return invalid("[", op, "] there are ", count, " matrices, needs ", kLeastMatrices, " to ", kMostMatrices);
@@ -48,28 +31,8 @@ Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
   for (int j = 0; j < s.count; ++j) {
     const LayoutView& layout = in.matrices[static_cast<size_t>(j)].layout;
     const OpOfMatrix named(op, j);
-    if (layout.index == nullptr) return invalid("[", named.text, "] layout is null");
-    if (layout.device != s.device) {
-      return invalid("[", named.text,
-                     "] the layout's tables are not on the device of factor; copy Layout::index() there");
-    }
-    const int64_t rows = layout.transposed ? layout.in_features : layout.out_features;
-    const int64_t columns = layout.transposed ? layout.out_features : layout.in_features;
-    if (columns != s.hidden || rows != s.groups(j) * s.hidden) {
-      return invalid("[", named.text, "] layout is ", rows, " x ", columns, ", needs ", s.groups(j) * s.hidden, " x ",
-                     s.hidden);
-    }
+    BS_RETURN_IF_ERROR(lstm::check_layout(named.text, "layout", layout, s.groups(j) * s.hidden, s));
     s.matrices[static_cast<size_t>(j)].layout = layout;
-  }
-  return {};
-}
-
-Status check_lengths(const char* op, const Sequence& s) {
-  if (s.device.type != DeviceType::cpu) return {};  // they cannot be looked at
-  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
-    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
-      return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
-    }
   }
   return {};
 }
@@ -87,7 +50,7 @@ Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Tensors& c) {
     BS_RETURN_IF_ERROR(c.needed_input({op.text, "w", m.w}, dtype, {m.layout.blocks, b, b}));
     BS_RETURN_IF_ERROR(c.needed_input({op.text, "gain", m.gain}, state, {features}));
     BS_RETURN_IF_ERROR(c.needed_input({op.text, "shift", m.shift}, state, {features}));
-    s.matrices[static_cast<size_t>(j)] = {m.layout, m.w.data, m.gain.data, m.shift.data};
+    s.matrices[static_cast<size_t>(j)] = {{m.layout, m.w.data}, m.gain.data, m.shift.data};
   }
   if (!(in.epsilon > 0) || !std::isfinite(in.epsilon)) {
     return invalid("[", c.op, "] epsilon is ", in.epsilon, ", needs a positive number");
@@ -95,16 +58,7 @@ Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Tensors& c) {
   s.factor = in.factor.data, s.term = in.term.data, s.h0 = in.h0.data, s.c0 = in.c0.data;
   s.lengths = in.lengths;
   s.epsilon = in.epsilon;
-  return check_lengths(c.op, s);
-}
-
-Status check_saved(const char* op, const Workspace& saved, const Sequence& s) {
-  const auto needed = static_cast<size_t>(Made(s, s.steps).total);
-  if (saved.data == nullptr && saved.bytes > 0)
-    return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
-  if (saved.bytes < needed) return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);
-  if (reinterpret_cast<uintptr_t>(saved.data) % 64 != 0) return invalid("[", op, "] saved needs an alignment of 64");
-  return {};
+  return lstm::check_lengths(c.op, s);
 }
 
 Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& grads, Backward& b, Tensors& c) {
@@ -118,10 +72,7 @@ Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& gra
     const OpOfMatrix op(c.op, j);
     const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
     const int64_t block = layout.block_size, features = b.groups(j) * b.hidden;
-    if (g.w.given() && g.w.dtype != b.dtype && g.w.dtype != state) {
-      return invalid("[", op.text, "] dw is ", name_of(g.w.dtype), ", needs ", name_of(state), " or ",
-                     name_of(b.dtype));
-    }
+    BS_RETURN_IF_ERROR(lstm::check_dw_dtype(op.text, "dw", g.w, b.dtype));
     BS_RETURN_IF_ERROR(c.output({op.text, "dw", g.w}, g.w.dtype, {layout.blocks, block, block}));
     BS_RETURN_IF_ERROR(c.needed_output({op.text, "dgain", g.gain}, state, {features}));
     BS_RETURN_IF_ERROR(c.needed_output({op.text, "dshift", g.shift}, state, {features}));
@@ -143,7 +94,7 @@ Status check_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved, 
   BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, dtype, {n, hidden}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {n, hidden}));
   BS_RETURN_IF_ERROR(check_matrix_grads(in, grads, b, c));
-  BS_RETURN_IF_ERROR(check_saved(c.op, saved.saved, b));
+  BS_RETURN_IF_ERROR(lstm::check_saved(c.op, saved.saved, Made(b, b.steps).total));
   b.y = saved.y.data;
   b.saved = static_cast<const char*>(saved.saved.data);
   b.dy = of.y.data, b.dh = of.h.data, b.dc = of.c.data;
@@ -173,7 +124,8 @@ Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& 
   BS_RETURN_IF_ERROR(c.disjoint());
   f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
   f.saved = static_cast<char*>(out.saved.data);
-  if (f.saved != nullptr || out.saved.bytes > 0) BS_RETURN_IF_ERROR(check_saved(op, out.saved, f));
+  if (f.saved != nullptr || out.saved.bytes > 0)
+    BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in)));
   return run_forward(f, workspace, stream);
@@ -201,8 +153,7 @@ size_t deep_update_forward_workspace_size(const DeepUpdateInputs& in) {
   return size_for(in, [](const Sequence& s) {
     size_t products = 0;
     for (int j = 0; j < s.count; ++j) {
-      const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
-      products = std::max(products, linear_fprop_workspace_size(layout, s.dtype, s.n, s.device));
+      products = std::max(products, lstm::forward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
     }
     return static_cast<size_t>(ForwardSpace(s).linear) + products;
   });
@@ -212,11 +163,7 @@ size_t deep_update_backward_workspace_size(const DeepUpdateInputs& in) {
   return size_for(in, [](const Sequence& s) {
     size_t products = 0;
     for (int j = 0; j < s.count; ++j) {
-      const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
-      products = std::max(products, linear_dgrad_workspace_size(layout, s.dtype, s.n, s.device));
-      for (const int64_t steps : {s.steps, s.steps - 1, std::min<int64_t>(s.steps, 1)}) {
-        products = std::max(products, linear_wgrad_workspace_size(layout, s.dtype, steps * s.n, s.device));
-      }
+      products = std::max(products, lstm::backward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
     }
     return static_cast<size_t>(BackwardSpace(s).linear) + products;
   });

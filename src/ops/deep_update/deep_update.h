@@ -6,26 +6,23 @@
 #include <cstdint>
 
 #include "blocksparse/deep_update.h"
-#include "blocksparse/dtype.h"
+#include "ops/lstm/steps.h"
 
 namespace blocksparse::deep_update {
 
 inline constexpr int kGates = 4, kLeastMatrices = 3, kMostMatrices = 64;
 
-struct Matrix {
-  LayoutView layout;
-  const void *w = nullptr, *gain = nullptr, *shift = nullptr;
+using lstm::round_up;
+
+struct Matrix : lstm::Weight {
+  const void *gain = nullptr, *shift = nullptr;
 };
 
 // What both passes share. Null where not given.
-struct Sequence {
-  DType dtype = DType::f32;
-  Device device;
-  int64_t steps = 0, n = 0, hidden = 0;
+struct Sequence : lstm::Steps {
   int count = 0;  // of matrices
   std::array<Matrix, kMostMatrices> matrices = {};
-  const void *factor = nullptr, *term = nullptr, *h0 = nullptr, *c0 = nullptr;
-  const int64_t* lengths = nullptr;  // where the tensors lie
+  const void* term = nullptr;
   double epsilon = 0;
 
   int last() const { return count - 1; }
@@ -51,8 +48,6 @@ struct Backward : Sequence {
 };
 
 // ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
-
-inline int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Tensors of `steps` steps: of each matrix one like its product, and of each but the last one like its input.
 struct Stack {

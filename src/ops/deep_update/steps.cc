@@ -3,7 +3,6 @@
 #include "core/text.h"
 #include "cpu/pages.h"
 #include "ops/deep_update/deep_update.h"
-#include "ops/lstm/machine.h"
 #include "ops/norm/norm.h"
 
 namespace blocksparse::deep_update {
@@ -12,6 +11,7 @@ namespace {
 
 using lstm::advance;
 using lstm::Machine;
+using lstm::Pass;
 
 Status run(const Machine& on, const norm::Forward& f) {
   return on.on_card() ? norm::cuda_forward(f, on.device, on.stream) : norm::cpu_forward(f, on.isa, on.threads);
@@ -19,40 +19,6 @@ Status run(const Machine& on, const norm::Forward& f) {
 Status run(const Machine& on, const norm::Backward& b) {
   return on.on_card() ? norm::cuda_backward(b, on.device, on.stream) : norm::cpu_backward(b, on.isa, on.threads);
 }
-
-// One pass, step by step.
-struct Pass {
-  const Sequence& s;
-  const Machine& on;
-  DType state = sum_dtype(s.dtype);
-  int64_t one = s.n * s.hidden;  // elements of [n, H]
-
-  // y = x W^T, or x W by_in, of one matrix. `behind`: the kernel in front made x, and no other tensor that is read.
-  Status product(int j, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
-    const int64_t rows = s.groups(j) * s.hidden, inputs = by_in ? rows : s.hidden, outputs = by_in ? s.hidden : rows;
-    const LayoutView& layout = s.matrices[static_cast<size_t>(j)].layout;
-    return on.product({.dtype = s.dtype,
-                       .layout = layout,
-                       .by_in = by_in != layout.transposed,
-                       .x = {x, s.n, inputs, inputs, 1},
-                       .y = {y, s.n, outputs, outputs, 1},
-                       .residual = {residual, s.n, outputs, outputs, 1},
-                       .w = s.matrices[static_cast<size_t>(j)].w,
-                       .x_is_last = behind});
-  }
-  void set_step(int64_t t, lstm::CellStep& step) const {
-    step.hidden = s.hidden;
-    step.t = t;
-    step.steps = s.steps;
-    step.lengths = s.lengths;
-  }
-  // The state of sequences that have no step at all.
-  Status copy_of_empty(const void* from, void* to, DType dtype) const {
-    if (to == nullptr || (s.lengths == nullptr && s.steps > 0)) return {};
-    const int64_t* lengths = s.steps > 0 ? s.lengths : nullptr;
-    return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
-  }
-};
 
 // Whether the gates' norm and the cell are one kernel.
 bool joins_cell(const Pass& pass, const Forward& f) { return pass.on.on_card() && f.lengths == nullptr; }
@@ -66,7 +32,7 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
     const Matrix& matrix = f.matrices[static_cast<size_t>(j)];
     const int64_t groups = f.groups(j);
     char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * pass.one, f.dtype);
-    BS_RETURN_IF_ERROR(pass.product(j, false, u, product, nullptr, t > 0 || j > 0));
+    BS_RETURN_IF_ERROR(pass.product(matrix, false, u, product, nullptr, t > 0 || j > 0));
     if (j == f.last() && joins_cell(pass, f)) return {};
     void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * pass.one, f.dtype) : z;
     norm::Forward n;
@@ -126,7 +92,7 @@ Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, 
     BS_RETURN_IF_ERROR(run(pass.on, n));
     void* out = j > 0 ? of_normed(j - 1) : dh;
     if (out != nullptr) {
-      BS_RETURN_IF_ERROR(pass.product(j, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
+      BS_RETURN_IF_ERROR(pass.product(matrix, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
     }
   }
   return {};
@@ -158,27 +124,13 @@ Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, cons
 Status weight_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
                        const char* memory, int j) {
   const MatrixGrads& grads = b.grads[static_cast<size_t>(j)];
-  const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
-  if (grads.w == nullptr || layout.blocks == 0) return {};
   const char* dz = memory + space.products.at(j);
-  const int64_t rows = b.groups(j) * b.hidden;
   const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
-    const GradPair pair{ConstTensor(x, b.dtype, {tokens, b.hidden}, b.device),
-                        ConstTensor(of, b.dtype, {tokens, rows}, b.device)};
-    linear::WeightGradient g{.dtype = b.dtype,
-                             .dw_dtype = grads.w_dtype,
-                             .layout = layout,
-                             .pairs = std::span<const GradPair>(&pair, 1),
-                             .w = b.matrices[static_cast<size_t>(j)].w,
-                             .dw = grads.w,
-                             .accumulate = accumulate,
-                             .exchanged = layout.transposed};
-    g.layout.transposed = false;
-    return pass.on.gradient(g);
+    return pass.gradient(b.matrices[static_cast<size_t>(j)], grads.w, grads.w_dtype, x, of, tokens, accumulate);
   };
   if (j > 0) return add(b.saved + made.normed_at(j - 1), dz, b.steps * b.n, false);
   const int64_t later = std::max<int64_t>(b.steps - 1, 0) * b.n;
-  BS_RETURN_IF_ERROR(add(b.y, advance(static_cast<const void*>(dz), b.n * rows, b.dtype), later, false));
+  BS_RETURN_IF_ERROR(add(b.y, advance(static_cast<const void*>(dz), pass.one, b.dtype), later, false));
   return b.steps == 0 ? Status() : add(b.h0, dz, b.n, true);
 }
 

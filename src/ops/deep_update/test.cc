@@ -2,14 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/test_memory.h"
 
 namespace blocksparse {
 namespace {
@@ -26,16 +25,6 @@ Tensor tensor(std::vector<S>& data, std::initializer_list<int64_t> shape) {
   data.resize(static_cast<size_t>(elements));
   return {data.data(), kDType<S>, shape};
 }
-
-struct Memory {
-  std::unique_ptr<char[]> data;
-  Workspace space;
-
-  explicit Memory(size_t bytes) : data(new char[bytes + 64]), space{data.get(), bytes} {
-    space.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data.get()) + 63) / 64 * 64);
-    std::memset(data.get(), 0xff, bytes + 64);  // NaN: nothing may be read before it was written
-  }
-};
 
 // A network with all its tensors and their gradients.
 template <class S>

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "blocksparse/blocksparse.h"
-#include "core/checked_tensors.h"
 
 namespace blocksparse {
 
@@ -12,79 +11,33 @@ using namespace multiplicative;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 40;  // of [steps, n, H]: more do not fit into any memory
-
 using Tensors = CheckedTensors<16>;
 
-Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Sequence& s) {
-  if (layout.index == nullptr) return invalid("[", op, "] ", name, " is null");
-  if (layout.device != s.device) {
-    return invalid("[", op, "] ", name, "'s tables are not on the device of factor; copy Layout::index() there");
-  }
-  const int64_t out = layout.transposed ? layout.in_features : layout.out_features;
-  const int64_t in = layout.transposed ? layout.out_features : layout.in_features;
-  if (out == rows && in == s.hidden) return {};
-  return invalid("[", op, "] ", name, " is ", out, " x ", in, ", needs ", rows, " x ", s.hidden);
-}
-
 Status check_sizes(const char* op, const MultiplicativeInputs& in, Sequence& s) {
-  const ConstTensor& factor = in.factor;
-  if (factor.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
-  if (!factor.given()) return invalid("[", op, "] factor is not given");
-  BS_RETURN_IF_ERROR(check_tensor({op, "factor", factor}));
-  if (factor.rank != 3 || factor.shape[2] < 8 || factor.shape[2] % 8 != 0) {
-    return invalid("[", op, "] factor is ", shape_text(factor), ", needs [steps, n, H] with H a multiple of 8");
-  }
-  s.dtype = factor.dtype;
-  s.device = factor.device;
-  s.steps = factor.shape[0];
-  s.n = factor.shape[1];
-  s.hidden = factor.shape[2];
-  if (s.n > kMostElements / s.hidden || s.steps > kMostElements / std::max<int64_t>(s.n * s.hidden, 1)) {
-    return invalid("[", op, "] factor is ", shape_text(factor), ", too large");
-  }
-  BS_RETURN_IF_ERROR(check_layout(op, "layout_m", in.layout_m, s.hidden, s));
-  BS_RETURN_IF_ERROR(check_layout(op, "layout", in.layout, kGates * s.hidden, s));
-  s.layout_m = in.layout_m;
-  s.layout = in.layout;
+  BS_RETURN_IF_ERROR(lstm::check_steps(op, in.factor, s));
+  BS_RETURN_IF_ERROR(lstm::check_layout(op, "layout_m", in.layout_m, s.hidden, s));
+  BS_RETURN_IF_ERROR(lstm::check_layout(op, "layout", in.layout, kGates * s.hidden, s));
+  s.m = {in.layout_m, in.w_m.data};
+  s.gates = {in.layout, in.w.data};
   return {};
 }
 
 Status check_inputs(const MultiplicativeInputs& in, Sequence& s, Tensors& c) {
   const DType dtype = s.dtype;
-  const int64_t b_m = s.layout_m.block_size, b = s.layout.block_size;
+  const int64_t b_m = in.layout_m.block_size, b = in.layout.block_size;
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "factor", in.factor}, dtype, {s.steps, s.n, s.hidden}));
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "pre", in.pre}, dtype, {s.steps, s.n, kGates, s.hidden}));
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "h0", in.h0}, dtype, {s.n, s.hidden}));
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "c0", in.c0}, sum_dtype(dtype), {s.n, s.hidden}));
-  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w_m", in.w_m}, dtype, {s.layout_m.blocks, b_m, b_m}));
-  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w", in.w}, dtype, {s.layout.blocks, b, b}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w_m", in.w_m}, dtype, {in.layout_m.blocks, b_m, b_m}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w", in.w}, dtype, {in.layout.blocks, b, b}));
   s.factor = in.factor.data, s.pre = in.pre.data, s.h0 = in.h0.data, s.c0 = in.c0.data;
-  s.w_m = in.w_m.data, s.w = in.w.data;
   s.lengths = in.lengths;
-  if (s.device.type != DeviceType::cpu) return {};  // lengths cannot be looked at
-  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
-    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
-      return invalid("[", c.op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
-    }
-  }
-  return {};
-}
-
-Status check_saved(const char* op, const Workspace& saved, const Sequence& s) {
-  const auto needed = static_cast<size_t>(Made(s, s.steps).total);
-  if (saved.data == nullptr && saved.bytes > 0)
-    return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
-  if (saved.bytes < needed) return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);
-  if (reinterpret_cast<uintptr_t>(saved.data) % 64 != 0) return invalid("[", op, "] saved needs an alignment of 64");
-  return {};
+  return lstm::check_lengths(c.op, s);
 }
 
 Status check_dw(const char* op, const char* name, const Tensor& dw, const LayoutView& layout, DType dtype, Tensors& c) {
-  const DType state = sum_dtype(dtype);
-  if (dw.given() && dw.dtype != dtype && dw.dtype != state) {
-    return invalid("[", op, "] ", name, " is ", name_of(dw.dtype), ", needs ", name_of(state), " or ", name_of(dtype));
-  }
+  BS_RETURN_IF_ERROR(lstm::check_dw_dtype(op, name, dw, dtype));
   return c.output({op, name, dw}, dw.dtype, {layout.blocks, layout.block_size, layout.block_size});
 }
 
@@ -100,9 +53,9 @@ Status check_backward(const MultiplicativeSaved& saved, const MultiplicativeOutp
   BS_RETURN_IF_ERROR(c.needed_output({c.op, "dpre", grads.pre}, dtype, {steps, n, kGates, hidden}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, dtype, {n, hidden}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {n, hidden}));
-  BS_RETURN_IF_ERROR(check_dw(c.op, "dw_m", grads.w_m, b.layout_m, dtype, c));
-  BS_RETURN_IF_ERROR(check_dw(c.op, "dw", grads.w, b.layout, dtype, c));
-  BS_RETURN_IF_ERROR(check_saved(c.op, saved.saved, b));
+  BS_RETURN_IF_ERROR(check_dw(c.op, "dw_m", grads.w_m, b.m.layout, dtype, c));
+  BS_RETURN_IF_ERROR(check_dw(c.op, "dw", grads.w, b.gates.layout, dtype, c));
+  BS_RETURN_IF_ERROR(lstm::check_saved(c.op, saved.saved, Made(b, b.steps).total));
   b.y = saved.y.data;
   b.saved = static_cast<const char*>(saved.saved.data);
   b.dy = of.y.data, b.dh = of.h.data, b.dc = of.c.data;
@@ -134,7 +87,8 @@ Status multiplicative_forward(const MultiplicativeInputs& in, const Multiplicati
   BS_RETURN_IF_ERROR(c.disjoint());
   f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
   f.saved = static_cast<char*>(out.saved.data);
-  if (f.saved != nullptr || out.saved.bytes > 0) BS_RETURN_IF_ERROR(check_saved(op, out.saved, f));
+  if (f.saved != nullptr || out.saved.bytes > 0)
+    BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in)));
   return run_forward(f, workspace, stream);
@@ -160,22 +114,15 @@ size_t multiplicative_saved_size(const MultiplicativeInputs& in) {
 
 size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in) {
   return size_for(in, [](const Sequence& s) {
-    const size_t products = std::max(linear_fprop_workspace_size(s.layout_m, s.dtype, s.n, s.device),
-                                     linear_fprop_workspace_size(s.layout, s.dtype, s.n, s.device));
-    return static_cast<size_t>(ForwardSpace(s).linear) + products;
+    return static_cast<size_t>(ForwardSpace(s).linear) +
+           std::max(lstm::forward_product_bytes(s.m.layout, s), lstm::forward_product_bytes(s.gates.layout, s));
   });
 }
 
 size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in) {
   return size_for(in, [](const Sequence& s) {
-    size_t products = 0;
-    for (const LayoutView& layout : {s.layout_m, s.layout}) {
-      products = std::max(products, linear_dgrad_workspace_size(layout, s.dtype, s.n, s.device));
-      for (const int64_t steps : {s.steps, s.steps - 1, std::min<int64_t>(s.steps, 1)}) {
-        products = std::max(products, linear_wgrad_workspace_size(layout, s.dtype, steps * s.n, s.device));
-      }
-    }
-    return static_cast<size_t>(BackwardSpace(s).linear) + products;
+    return static_cast<size_t>(BackwardSpace(s).linear) +
+           std::max(lstm::backward_product_bytes(s.m.layout, s), lstm::backward_product_bytes(s.gates.layout, s));
   });
 }
 

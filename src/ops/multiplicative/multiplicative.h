@@ -3,22 +3,19 @@
 
 #include <cstdint>
 
-#include "blocksparse/dtype.h"
 #include "blocksparse/multiplicative.h"
+#include "ops/lstm/steps.h"
 
 namespace blocksparse::multiplicative {
 
 inline constexpr int kGates = 4;
 
+using lstm::round_up;
+
 // What both passes share. Null where not given.
-struct Sequence {
-  DType dtype = DType::f32;
-  Device device;
-  int64_t steps = 0, n = 0, hidden = 0;
-  LayoutView layout_m, layout;
-  const void *w_m = nullptr, *w = nullptr;
-  const void *factor = nullptr, *pre = nullptr, *h0 = nullptr, *c0 = nullptr;
-  const int64_t* lengths = nullptr;  // where the tensors lie
+struct Sequence : lstm::Steps {
+  lstm::Weight m, gates;  // W_m and W
+  const void* pre = nullptr;
 };
 
 struct Forward : Sequence {
@@ -35,8 +32,6 @@ struct Backward : Sequence {
 };
 
 // ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
-
-inline int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // What the forward pass makes of `steps` steps.
 struct Made {

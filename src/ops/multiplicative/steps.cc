@@ -3,78 +3,13 @@
 
 #include "core/text.h"
 #include "cpu/pages.h"
-#include "ops/lstm/machine.h"
 #include "ops/multiplicative/multiplicative.h"
 
 namespace blocksparse::multiplicative {
 
-namespace {
-
 using lstm::advance;
 using lstm::Machine;
-
-struct Pass {
-  const Sequence& s;
-  const Machine& on;
-  DType state = sum_dtype(s.dtype);
-  int64_t one = s.n * s.hidden;  // elements of [n, H]
-
-  // y = x W^T + residual, or x W + residual by_in. `behind`: the kernel in front made x, and nothing else that is read.
-  Status product(const LayoutView& layout, const void* w, bool by_in, const void* x, void* y, const void* residual,
-                 bool behind) const {
-    const int64_t rows = layout.transposed ? layout.in_features : layout.out_features;
-    const int64_t inputs = by_in ? rows : s.hidden, outputs = by_in ? s.hidden : rows;
-    return on.product({.dtype = s.dtype,
-                       .layout = layout,
-                       .by_in = by_in != layout.transposed,
-                       .x = {x, s.n, inputs, inputs, 1},
-                       .y = {y, s.n, outputs, outputs, 1},
-                       .residual = {residual, s.n, outputs, outputs, 1},
-                       .w = w,
-                       .x_is_last = behind});
-  }
-  void set_step(int64_t t, lstm::CellStep& step) const {
-    step.hidden = s.hidden;
-    step.t = t;
-    step.steps = s.steps;
-    step.lengths = s.lengths;
-  }
-  // The state of sequences that have no step at all.
-  Status copy_of_empty(const void* from, void* to, DType dtype) const {
-    if (to == nullptr || (s.lengths == nullptr && s.steps > 0)) return {};
-    const int64_t* lengths = s.steps > 0 ? s.lengths : nullptr;
-    return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
-  }
-};
-
-struct Gradient {
-  LayoutView layout;
-  const void* w;
-  void* dw;
-  DType dtype;
-};
-
-// dW, or dW += sum over `tokens` of dy^T x.
-Status add_gradient(const Pass& pass, const Gradient& of, const void* x, const void* dy, int64_t tokens,
-                    bool accumulate) {
-  if (of.dw == nullptr || of.layout.blocks == 0) return {};
-  const Sequence& s = pass.s;
-  const int64_t rows = of.layout.transposed ? of.layout.in_features : of.layout.out_features;
-  const GradPair pair{ConstTensor(x, s.dtype, {tokens, s.hidden}, s.device),
-                      ConstTensor(dy, s.dtype, {tokens, rows}, s.device)};
-  linear::WeightGradient g{.dtype = s.dtype,
-                           .dw_dtype = of.dtype,
-                           .layout = of.layout,
-                           .pairs = std::span<const GradPair>(&pair, 1),
-                           .w = of.w,
-                           .dw = of.dw,
-                           .accumulate = accumulate,
-                           .exchanged = of.layout.transposed};
-  g.layout.transposed = false;
-  return pass.on.gradient(g);
-}
-
-}  // namespace
+using lstm::Pass;
 
 Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
   const ForwardSpace space(f);
@@ -92,10 +27,10 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
     const int64_t at = f.saved != nullptr ? t * pass.one : 0;
     void* product = advance(static_cast<void*>(memory + made.product), at, f.dtype);
     void* m = advance(static_cast<void*>(memory + made.m), at, f.dtype);
-    BS_RETURN_IF_ERROR(pass.product(f.layout_m, f.w_m, false, h, product, nullptr, t > 0));
+    BS_RETURN_IF_ERROR(pass.product(f.m, false, h, product, nullptr, t > 0));
     BS_RETURN_IF_ERROR(machine->multiply(
         {.count = pass.one, .x = product, .a = advance(f.factor, t * pass.one, f.dtype), .of_a = m}, f.dtype));
-    BS_RETURN_IF_ERROR(pass.product(f.layout, f.w, false, m, z, advance(f.pre, t * kGates * pass.one, f.dtype), true));
+    BS_RETURN_IF_ERROR(pass.product(f.gates, false, m, z, advance(f.pre, t * kGates * pass.one, f.dtype), true));
     lstm::ForwardCell step;
     pass.set_step(t, step);
     step.n = f.n;
@@ -140,7 +75,7 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     step.dpre = advance(b.dpre, kGates * at, b.dtype);
     BS_RETURN_IF_ERROR(machine->cell(step, b.dtype));
     void* of_product = advance(static_cast<void*>(memory + space.of_product), at, b.dtype);
-    BS_RETURN_IF_ERROR(pass.product(b.layout, b.w, true, step.dpre, memory + space.dm, nullptr, true));
+    BS_RETURN_IF_ERROR(pass.product(b.gates, true, step.dpre, memory + space.dm, nullptr, true));
     BS_RETURN_IF_ERROR(machine->multiply({.count = pass.one,
                                           .x = memory + space.dm,
                                           .a = advance(b.factor, at, b.dtype),
@@ -151,19 +86,21 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     void* before = t > 0 ? memory + space.dh : b.dh0;
     const void* dy_before = t > 0 ? advance(b.dy, at - pass.one, b.dtype) : nullptr;
     if (before != nullptr) {
-      BS_RETURN_IF_ERROR(pass.product(b.layout_m, b.w_m, true, of_product, before, dy_before, true));
+      BS_RETURN_IF_ERROR(pass.product(b.m, true, of_product, before, dy_before, true));
     }
     dh = before;
   }
   BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dh, b.dh0, b.dtype));
   BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dc, b.dc0, pass.state));
-  const Gradient of_w{b.layout, b.w, b.dw, b.dw_dtype}, of_w_m{b.layout_m, b.w_m, b.dw_m, b.dw_m_dtype};
-  BS_RETURN_IF_ERROR(add_gradient(pass, of_w, b.saved + made.m, b.dpre, b.steps * b.n, false));
+  BS_RETURN_IF_ERROR(pass.gradient(b.gates, b.dw, b.dw_dtype, b.saved + made.m, b.dpre, b.steps * b.n, false));
   // h before a step is y of the step before: the first step is a product of its own.
-  const int64_t later = std::max<int64_t>(b.steps - 1, 0) * b.n;
   const char* of_products = memory + space.of_product;
-  BS_RETURN_IF_ERROR(add_gradient(pass, of_w_m, b.y, of_products + pass.one * size_of(b.dtype), later, false));
-  return b.steps == 0 ? Status() : add_gradient(pass, of_w_m, b.h0, of_products, b.n, true);
+  const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
+    return pass.gradient(b.m, b.dw_m, b.dw_m_dtype, x, of, tokens, accumulate);
+  };
+  const int64_t later = std::max<int64_t>(b.steps - 1, 0) * b.n;
+  BS_RETURN_IF_ERROR(add(b.y, of_products + pass.one * size_of(b.dtype), later, false));
+  return b.steps == 0 ? Status() : add(b.h0, of_products, b.n, true);
 }
 
 }  // namespace blocksparse::multiplicative

@@ -2,27 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/test_memory.h"
 
 namespace blocksparse {
 namespace {
-
-struct Memory {
-  std::unique_ptr<char[]> data;
-  Workspace space;
-
-  explicit Memory(size_t bytes) : data(new char[bytes + 64]), space{data.get(), bytes} {
-    space.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data.get()) + 63) / 64 * 64);
-    std::memset(data.get(), 0xff, bytes + 64);  // NaN: nothing may be read before it was written
-  }
-};
 
 struct Net {
   int64_t steps, n, hidden;

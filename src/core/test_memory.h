@@ -1,0 +1,22 @@
+// Memory for the workspaces of tests.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "blocksparse/stream.h"
+
+namespace blocksparse {
+
+// Full of NaN: nothing may be read before it was written.
+struct Memory {
+  std::unique_ptr<char[]> data;
+  Workspace space;
+
+  explicit Memory(size_t bytes) : data(new char[bytes + 64]), space{data.get(), bytes} {
+    space.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data.get()) + 63) / 64 * 64);
+    std::memset(data.get(), 0xff, bytes + 64);
+  }
+};
+
+}  // namespace blocksparse
