@@ -7,6 +7,7 @@
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/movmatrix.h"
+#include "cuda/turn_quad.h"
 #include "ops/linear/cuda.h"
 
 namespace blocksparse::linear {
@@ -151,23 +152,6 @@ __device__ inline void narrow_row(const float (&row)[Count], uint32_t (&words)[C
   for (int i = 0; i < Count / 2; ++i) words[i] = narrow_pair(row[2 * i], row[2 * i + 1], T{});
 }
 
-// The words of a quad of lanes, unit by unit: lane t gets those of unit t.
-__device__ inline void turn_quad(uint32_t (&w)[4]) {
-  const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
-#pragma unroll
-  for (int r = 0; r < 4; r += 2) {
-    const uint32_t other = __shfl_xor_sync(~0u, odd ? w[r] : w[r + 1], 1);
-    w[r] = odd ? other : w[r];
-    w[r + 1] = odd ? w[r + 1] : other;
-  }
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const uint32_t other = __shfl_xor_sync(~0u, upper ? w[k] : w[k + 2], 2);
-    w[k] = upper ? other : w[k];
-    w[k + 2] = upper ? w[k + 2] : other;
-  }
-}
-
 // dW in f32.
 template <class Tile, int U>
 __device__ inline void store_wide(const FewGradient& g, uint32_t at, const typename Tile::Sums& sum, int unit) {
@@ -244,7 +228,7 @@ __device__ inline void store_narrow_blocks(const FewGradient& g, uint32_t at, bo
     const float(&of)[4] = sum[(unit + r) / 2];
     words[r] = ptx::movmatrix_trans(narrow_pair(of[r % 2 * 2], of[r % 2 * 2 + 1], T{}));
   }
-  turn_quad(words);
+  cuda::turn_quad(words);
   T* to = static_cast<T*>(g.dw) + int64_t{at} * 8 + threadIdx.x % 32 / 4 * 8;
   if (wanted) *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
 }

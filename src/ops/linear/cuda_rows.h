@@ -15,6 +15,7 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
+#include "cuda/turn_quad.h"
 #include "ops/linear/cuda_many_maps.h"
 #include "ops/linear/cuda_rows_feed.h"
 
@@ -45,21 +46,6 @@ __device__ inline void multiply_stage(uint32_t stage, int warpgroup, RowsSums<K,
   ptx::wgmma_commit();
 }
 
-// Words of four lanes beside each other change places: lane t gets word t of each, in the order of lanes.
-__device__ inline void turn_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
-    const bool upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int low = step == 2 ? i : 2 * i, high = low + step;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], step);
-      if (upper) words[low] = got;
-      else words[high] = got;
-    }
-  }
-}
-
 // Of `Count` rows of blocks, p.groups apart; a lane stores 8 outputs of a token.
 template <class K, int Count>
 __device__ inline void store_vectors(const RowsProduct& p, int to, int first_token, const RowsSums<K, Count>& sums) {
@@ -75,7 +61,7 @@ __device__ inline void store_vectors(const RowsProduct& p, int to, int first_tok
         const float* sum = sums[half] + g * K::kSums + 4 * j + 2 * row;
         words[j] = narrow_pair(sum[0], sum[1], typename K::Element{});
       }
-      turn_quad(words);
+      cuda::turn_quad(words);
       const int token = first_token + half * 64 + thread / 32 * 16 + row * 8 + lane / 4;
       const int64_t output = int64_t{to + g * p.groups} * kRowsBlock + lane % 4 * 8;
       if (token < p.n && output < p.outputs) {
