@@ -79,6 +79,8 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_region_units.cu
   src/ops/linear/cuda_regions_bf16.cu
   src/ops/linear/cuda_regions_f16.cu
+  src/ops/linear/cuda_resident_bf16.cu
+  src/ops/linear/cuda_resident_f16.cu
   src/ops/linear/cuda_rows_bf16.cu
   src/ops/linear/cuda_rows_f16.cu
   src/ops/linear/cuda_tiled_f32.cu

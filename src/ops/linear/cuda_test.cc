@@ -8,6 +8,7 @@
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
 #include "ops/linear/problem.h"
+#include "ops/linear/select_cuda.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -131,7 +132,8 @@ enum class Follow { waits, closely, chained };
 
 // y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
-  const Layout layout = *Layout::from_graph("ba(100,3)", {.block_size = block}, 7);
+  const char* graph = n > kMostFewTokens ? "ba(16,3)" : "ba(100,3)";  // many tokens of few features
+  const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 7);
   const int64_t features = layout.out_features();
   const auto place = [](const void* from, size_t bytes) {
     auto memory = *cuda::allocate(kCard, bytes);
@@ -173,7 +175,7 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
 // Kernels that begin before the one in front has ended must not read what it has yet to write.
 TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
-    for (const int64_t n : {1, 8, 32, 64, 256}) {
+    for (const int64_t n : {1, 8, 32, 64, 256, 2000}) {
       const auto expected = chain(block, n, Follow::waits);
       for (int run = 0; run < 10; ++run) {
         ASSERT_EQ(chain(block, n, Follow::closely), expected) << "b=" << block << " n=" << n;

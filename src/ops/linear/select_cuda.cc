@@ -6,6 +6,7 @@
 #include "core/index.h"
 #include "ops/linear/select_many.h"
 #include "ops/linear/select_regions.h"
+#include "ops/linear/select_resident.h"
 #include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
@@ -18,6 +19,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::many: return "many";
     case CudaKernel::tiled: return "tiled";
     case CudaKernel::rows: return "rows";
+    case CudaKernel::resident: return "resident";
   }
   return "unknown";
 }
@@ -91,7 +93,7 @@ bool rows_pay(const CudaProblem& p) {
 }  // namespace
 
 bool cuda_runs(CudaKernel kernel, const cuda::Card& card) {
-  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows;
+  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows || kernel == CudaKernel::resident;
   return card.arch >= cuda::kOldestArch && (!hopper || card.sm90a);
 }
 
@@ -104,6 +106,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::many: return many_supports(p);
     case CudaKernel::tiled: return tiled_supports(p);
     case CudaKernel::rows: return rows_support(p);
+    case CudaKernel::resident: return resident_supports(p);
   }
   return false;
 }
@@ -111,6 +114,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
     if (*kernel == CudaKernel::rows && !rows_pay(p)) continue;
+    if (*kernel == CudaKernel::resident && !resident_pays(p)) continue;
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
     if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;

@@ -7,6 +7,7 @@
 #include "core/index.h"
 #include "ops/linear/select_cuda.h"
 #include "ops/linear/select_many.h"
+#include "ops/linear/select_resident.h"
 #include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
@@ -187,6 +188,41 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens, o.block = 32; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens + 1, o.block = 32; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
+}
+
+TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
+  const CudaProblem p{.dtype = DType::bf16, .block = 16, .n = 50176, .inputs = 256, .outputs = 256, .blocks = 64};
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem&) {}), CudaKernel::resident);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 16, o.pass = Pass::dgrad; }), CudaKernel::resident);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 4; }), CudaKernel::many) << "boxes of W";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 16384, o.block = 8, o.blocks = 256; }), CudaKernel::resident);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 256; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.outputs -= 3; }), CudaKernel::resident)
+      << "cleared as it is copied";
+  EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 513; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 1025; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 400; }), CudaKernel::many) << "no room for two tiles of x";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::generic);
+  const auto plan = plan_resident(p);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->tokens, 64);
+  EXPECT_EQ(plan->units(), kResidentWarps) << "one each";
+  EXPECT_EQ(plan->tiles, 784);
+  EXPECT_EQ(plan->stages, 5);
+  EXPECT_LE(plan->shared_bytes(), kResidentBytes);
+  CudaProblem wide = p;
+  wide.outputs = 512;
+  EXPECT_EQ(plan_resident(wide)->tokens, 32);
+  EXPECT_EQ(plan_resident(wide)->units(), kResidentWarps);
 }
 
 TEST(SelectCuda, CardsWithoutThemDoNotLoadHoppersKernels) {

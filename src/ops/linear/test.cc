@@ -377,6 +377,10 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:fprop bf16 n=3500 b=8 ba(150,3) seed=5",
            "linear:dgrad bf16 n=1000 b=8 dense(80,80) seed=6",
            "linear:fprop bf16 n=512 b=32 dense(20,150) seed=7",
+           // More tiles of few features than a thread block has stages.
+           "linear:fprop bf16 n=34000 b=16 random(2,32,0.3) seed=8 bias",
+           "linear:dgrad f16 n=17000 b=32 random(2,16,0.4) seed=9",
+           "linear:fprop f16 n=20000 b=8 random(17,20,0.2) seed=10 residual act=gelu",
        }) {
     lines.push_back(with_types(line, one, other));
   }
