@@ -37,7 +37,9 @@ Result<EncodeImages> image_encoder() {
 }
 
 CUtensorMapSwizzle swizzle_of(uint32_t columns) {
-  return columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+         : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : CU_TENSOR_MAP_SWIZZLE_32B;
 }
 
 // The box of first pixels ends so far beyond the last pixel that it holds all positions.

@@ -12,7 +12,7 @@
 
 namespace blocksparse::ptx {
 
-enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2 };
+enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
 // Bytes between core matrices of 8 x 16 bytes along the contiguous side (`lead`) and along the other (`stride`).
 __device__ inline uint64_t wgmma_matrix(uint32_t address, uint32_t lead, uint32_t stride, Swizzle swizzle) {

@@ -1,5 +1,5 @@
-// y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel, b = 32, 64 and 128: rows of
-// images are in shared memory once for all taps.
+// y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel, b = 16 (3 x 3 taps), 32, 64
+// and 128: rows of images are in shared memory once for all taps.
 //   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
 //   grid      two thread blocks an SM, so that one multiplies while the other stores; each has a run of tiles of 64
@@ -29,6 +29,7 @@ Status with_halo_kernel(int32_t block, int32_t stage_taps, int32_t groups, bool 
     return groups == 2 ? with_groups.template operator()<B, Taps, 2>() : with_groups.template operator()<B, Taps, 4>();
   };
   if (block > 32) return with.template operator()<64, 1>();
+  if (block == 16) return with.template operator()<16, 9>();
   return stage_taps == 3 ? with.template operator()<32, 3>() : with.template operator()<32, 1>();
 }
 
@@ -99,7 +100,7 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status prepare_halo_product() {
-  for (int32_t block : {32, 64}) {
+  for (int32_t block : {16, 32, 64}) {
     for (int32_t taps : {1, 3}) {
       for (int32_t groups : {2, 4}) {
         for (bool by_in : {false, true}) {

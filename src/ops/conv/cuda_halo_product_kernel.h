@@ -6,6 +6,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/turn_quad.h"
 #include "ops/conv/cuda_halo_walk.h"
 #include "ops/linear/cuda_many_finish.h"
 
@@ -38,13 +39,16 @@ struct HaloKernel {
   struct Sums {
     float of[kHalves][kSlots][B / 2];  // [64 positions, kHaloOutputs], twice
   };
-  static_assert(kHalves == kHaloHalves && Taps <= 3);
+  static_assert(kHalves == kHaloHalves && (Taps <= 3 || Taps == 9));
+  static constexpr ptx::Swizzle kSwizzle = B == 64   ? ptx::Swizzle::bytes_128
+                                           : B == 32 ? ptx::Swizzle::bytes_64
+                                                     : ptx::Swizzle::bytes_32;
 
   // The taps of a stage, for the first `Halves` of a warpgroup's positions; w and shifts are in steps of 16 bytes.
   template <int Halves>
-  __device__ static void multiply(Sums& sums, int slot, uint32_t x, uint32_t w, const uint32_t (&shifts)[3]) {
+  __device__ static void multiply(Sums& sums, int slot, uint32_t x, uint32_t w, const uint32_t (&shifts)[Taps]) {
     const uint64_t of_x = ptx::wgmma_matrix(0, 0, 1024, ptx::Swizzle::bytes_128);
-    const uint64_t of_w = ptx::wgmma_matrix(0, 0, B * 16, B == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64);
+    const uint64_t of_w = ptx::wgmma_matrix(0, 0, B * 16, kSwizzle);
     constexpr uint32_t kHalf = kGroups * kHaloUnit * 128 / 16, kStep = ByIn ? 2 * B : 2;
     ptx::wgmma_fence();
 #pragma unroll
@@ -65,7 +69,7 @@ struct HaloKernel {
 
 struct HaloShared {
   uint64_t full[kMostHaloProductStages], empty[kMostHaloProductStages], x_empty[kHaloBuffers];
-  int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, that of the third, -}
+  int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, that of the third, -}; of 9 taps the first shift
   int4 tiles[kMostHaloProductStages];  // of a tile's last stage
 };
 
@@ -142,11 +146,12 @@ class HaloFeeder {
     for (int tap = 0; tap < h_.taps; tap += K::taps) {
       const bool brings_x = begins && tap == 0;
       const int flags = (brings_x ? kBegins : 0) | (ends && tap + K::taps == h_.taps ? kEndsTile : 0);
-      int shifts[3] = {};
+      int shifts[K::taps < 3 ? 3 : K::taps] = {};
 #pragma unroll
       for (int i = 0; i < K::taps; ++i) shifts[i] = next_shift();
       wait_for_stage();
-      note(block.slot | flags << 8 | tile.units << 16, shifts[0] | shifts[1] << 16, shifts[2], tile);
+      const int first = K::taps > 3 ? shifts[0] : shifts[0] | shifts[1] << 16;
+      note(block.slot | flags << 8 | tile.units << 16, first, shifts[2], tile);
       constexpr int kBytes = K::taps * K::kTapBytes;
       ptx::mbarrier_arrive_expect(full(), static_cast<uint32_t>(kBytes + (brings_x ? h_.x_bytes : 0)));
       ptx::load_box(w_ + static_cast<uint32_t>(stage_ * kBytes), &maps_.w, full(), block.column,
@@ -223,12 +228,22 @@ class HaloConsumer {
   __device__ void multiply(typename K::Sums& sums) {
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
     const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
-    const uint32_t shifts[3] = {static_cast<uint32_t>(shifts_ & 0xffff), static_cast<uint32_t>(shifts_) >> 16,
-                                static_cast<uint32_t>(third_)};
+    uint32_t shifts[K::taps];
+    shifts_of_taps(shifts);
 #pragma unroll
     for (int s = 0; s < K::kSlots; ++s) {
       if (product_ == 2 * s + 2) K::template multiply<2>(sums, s, x, w, shifts);
       if (product_ == 2 * s + 1) K::template multiply<1>(sums, s, x, w, shifts);
+    }
+  }
+  __device__ void shifts_of_taps(uint32_t (&shifts)[K::taps]) const {
+    const uint32_t noted[3] = {static_cast<uint32_t>(shifts_ & 0xffff), static_cast<uint32_t>(shifts_) >> 16,
+                               static_cast<uint32_t>(third_)};
+    const int step = h_.mirrored ? -8 : 8;
+#pragma unroll
+    for (int tap = 0; tap < K::taps; ++tap) {
+      const int further = step * (tap / 3 * h_.row_step + tap % 3 * h_.column_step);
+      shifts[tap] = K::taps > 3 ? noted[0] + static_cast<uint32_t>(further) : noted[tap % 3];
     }
   }
   __device__ static void release(uint32_t stage, uint32_t buffer) {
@@ -259,22 +274,6 @@ class HaloConsumer {
 };
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
-
-// word[i] of lane q of four becomes word[q] of lane i.
-__device__ inline void turn_quad(uint32_t (&word)[4]) {
-  const auto q = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) != 0) continue;
-      const bool upper = (q & step) != 0;
-      const uint32_t other = __shfl_xor_sync(~0u, upper ? word[i] : word[i + step], step);
-      if (upper) word[i] = other;
-      else word[i + step] = other;
-    }
-  }
-}
 
 // Bias and activation, by straight code: sums are of columns 8 v ... from `output` on.
 template <class T, class Sums>
@@ -314,7 +313,7 @@ __device__ inline void store_unit(const HaloProduct& h, int unit, int64_t output
       uint32_t word[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) word[i] = narrow_pair(sums(v + i)[2 * low], sums(v + i)[2 * low + 1], T{});
-      turn_quad(word);
+      cuda::turn_quad(word);
       const int64_t at = output + 8 * (v + lane % 4);
       if (!inside || at >= h.walk.outputs) continue;
       *reinterpret_cast<uint4*>(h.finish.y.at<T>(place, at)) = {word[0], word[1], word[2], word[3]};

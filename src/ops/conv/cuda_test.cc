@@ -54,6 +54,8 @@ constexpr std::string_view kLines[] = {
     "conv:fprop f16 n=1 hw=17 r=5 b=16 random(20,18,0.2) act=gelu",
     "conv:fprop bf16 n=1 hw=20x15 dil=2 b=64 random(3,5,0.5) gates bias",
     "conv:fprop bf16 n=9 hw=7 b=64 random(5,5,0.3)",
+    "conv:fprop bf16 n=4 hw=19 b=16 diagonal(9) bias",
+    "conv:dgrad bf16 n=1 hw=20x15 dil=3x2 pad=1x4 after=2x3 b=16 random(7,20,0.4)",
     "conv:fprop bf16 n=1 hw=300 dims=1 r=7 pad=9 after=2 b=8 random(20,20,0.05)",
     "conv:dgrad f16 n=1 hw=18 b=64 random(6,5,0.3) gates",
     "conv:dgrad bf16 n=1 hw=11x24 r=3x5 pad=1x0 after=0x3 b=32 random(6,9,0.4)",

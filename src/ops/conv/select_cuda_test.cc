@@ -212,6 +212,9 @@ TEST_F(ConvSelect, DensityDecides) {
   EXPECT_EQ(way("random(2,2,0.25)", 128), CudaWay::halo);
   EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::many);
   EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::many);
+  EXPECT_EQ(way("random(16,16,0.12)", 16), CudaWay::halo);
+  EXPECT_EQ(way("diagonal(16)", 16), CudaWay::halo);
+  EXPECT_EQ(way("diagonal(32)", 8), CudaWay::many);
 }
 
 TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
@@ -219,14 +222,14 @@ TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
     const Layout layout = *Layout::from_graph("random(4,4,0.5)", {.block_size = block}, 1);
     return plan_halo_product(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw));
   };
-  for (int32_t block : {32, 64, 128}) {
+  for (int32_t block : {16, 32, 64, 128}) {
     for (int64_t hw : {7, 14, 28, 56, 112}) {
       const auto p = plan(block, hw);
       ASSERT_TRUE(p) << block << " " << hw;
       EXPECT_GE(p->stages, p->resident == 2 ? 4 : 3);
       EXPECT_EQ(p->groups * p->resident, 4);
-      EXPECT_EQ(p->stage_taps, block == 32 ? 3 : 1);
-      EXPECT_EQ(p->resident, hw <= 28 ? 2 : 1) << block << " " << hw;
+      EXPECT_EQ(p->stage_taps, block == 16 ? 9 : block == 32 ? 3 : 1);
+      EXPECT_EQ(p->resident, hw <= (block == 16 ? 56 : 28) ? 2 : 1) << block << " " << hw;
       EXPECT_LE(p->shared_bytes(), p->resident == 2 ? kHaloHalfBytes : kHaloWholeBytes);
       EXPECT_GE(p->units * kHaloUnit, p->raster.positions);
     }

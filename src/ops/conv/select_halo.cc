@@ -39,7 +39,7 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   constexpr int64_t kMostRows = int64_t{1} << 31;
   const int32_t block = p.layout.block_size, side = std::min(block, kHaloOutputs);
   const int64_t taps = p.gather.taps();
-  if (phase_count(p.gather) != 1 || p.residual.data != nullptr || p.gates != nullptr || block < 32 ||
+  if (phase_count(p.gather) != 1 || p.residual.data != nullptr || p.gates != nullptr || block < 16 ||
       reinterpret_cast<uintptr_t>(p.w) % 16 != 0 || p.layout.blocks * taps * block >= kMostRows) {
     return std::nullopt;
   }
@@ -50,7 +50,8 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   plan.raster = *raster;
   plan.tiles = divide_up(p.y.channels, kHaloOutputs);
   plan.units = divide_up(raster->positions, kHaloUnit);
-  plan.stage_taps = block == 32 && taps % 3 == 0 ? 3 : 1;
+  if (block == 16 && (plan.phase.x.taps[0] != 3 || plan.phase.x.taps[1] != 3)) return std::nullopt;
+  plan.stage_taps = block == 16 ? 9 : block == 32 && taps % 3 == 0 ? 3 : 1;
   plan.stage_bytes = plan.stage_taps * side * side * 2;
   if (!fit(plan, 2, 2) && !fit(plan, 4, 1) && !fit(plan, 2, 1)) return std::nullopt;
   return plan;
@@ -59,11 +60,12 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
 // us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (many), 2026-11-22. 28 x 28    b = 128: density .5
 // 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
 // .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
+// b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
 bool halo_pays(const Product& p) {
   if (p.layout.block_size == linear::kChunk) return true;
   const auto problem = many_problem(p);
   const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
-  return static_cast<double>(problem.blocks) <= 0.4 * blocks;
+  return static_cast<double>(problem.blocks) <= (problem.block == 16 ? 0.13 : 0.4) * blocks;
 }
 
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {

@@ -40,7 +40,7 @@ bool halo_pays(const Product& p);
 // What a unit of positions and 64 outputs takes: its y, and for each block, of at most 64 x 64, x and the taps.
 inline constexpr int32_t kHaloUnitCost = 20;
 constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
-  return static_cast<int32_t>(10 + taps * (block == 32 ? 2 : 6));
+  return static_cast<int32_t>(10 + taps * (block == 16 ? 1 : block == 32 ? 2 : 6));
 }
 
 // wgrad of 3 x 3 taps: 128 positions a step, strips of 64 outputs as in the linear op's wgrad, cells of 32 or 64 inputs
