@@ -11,6 +11,8 @@ struct GradientTarget {
   void* dw;
   bool dw_is_wide, accumulate;
 
+  __device__ bool is_aligned() const { return reinterpret_cast<uintptr_t>(dw) % 16 == 0; }
+
   // Two sums beside each other of block `id`, from element `at` on, of which the first `inside` are in the matrix: what
   // lies outside of it counts as 0 and is not added.
   template <class T>
@@ -37,6 +39,44 @@ struct GradientTarget {
       *to = new_low | static_cast<uint32_t>(new_high) << 16;
     }
   }
+
+  // The same for eight, whose first is a multiple of eight elements from the beginning of an aligned dW.
+  template <class T>
+  __device__ void store_eight(int32_t id, int64_t at, int inside, float (&values)[8]) const {
+    const float gate = gates == nullptr ? 1 : gates[id];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = i < inside && gate != 0 ? gate * values[i] : 0;
+    if (dw_is_wide) store_wide(static_cast<float*>(dw) + at, values);
+    else store_narrow(static_cast<T*>(dw) + at, values);
+  }
+
+ private:
+  __device__ void store_wide(float* to, float (&values)[8]) const {
+    auto* vectors = reinterpret_cast<float4*>(to);
+    if (accumulate) {
+      const float4 low = vectors[0], high = vectors[1];
+      values[0] += low.x, values[1] += low.y, values[2] += low.z, values[3] += low.w;
+      values[4] += high.x, values[5] += high.y, values[6] += high.z, values[7] += high.w;
+    }
+    vectors[0] = {values[0], values[1], values[2], values[3]};
+    vectors[1] = {values[4], values[5], values[6], values[7]};
+  }
+
+  template <class T>
+  __device__ void store_narrow(T* to, float (&values)[8]) const {
+    auto* vector = reinterpret_cast<uint4*>(to);
+    if (accumulate) {
+      const uint4 before = *vector;
+      const uint32_t words[4] = {before.x, before.y, before.z, before.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[2 * i] += widen(T{static_cast<uint16_t>(words[i])});
+        values[2 * i + 1] += widen(T{static_cast<uint16_t>(words[i] >> 16)});
+      }
+    }
+    *vector = {narrow_pair(values[0], values[1], T{}), narrow_pair(values[2], values[3], T{}),
+               narrow_pair(values[4], values[5], T{}), narrow_pair(values[6], values[7], T{})};
+  }
 };
 
 inline GradientTarget target_of(const WeightGradient& g) {
@@ -49,6 +89,16 @@ __device__ inline float gate_product(const void* w, int64_t at, int inside, floa
   const T* of = static_cast<const T*>(w) + at;
   float product = inside > 0 ? sum.x * widen(of[0]) : 0;
   if (inside > 1) product += sum.y * widen(of[1]);
+  return product;
+}
+
+template <class T>
+__device__ inline float gate_product_of_eight(const void* w, int64_t at, int inside, const float (&sums)[8]) {
+  float product = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    product += gate_product<T>(w, at + i, min(max(inside - i, 0), 2), {sums[i], sums[i + 1]});
+  }
   return product;
 }
 

@@ -4,11 +4,11 @@
 //   tables    two small kernels in front list units: up to 256 inputs, twice, of cells whose dy is the same
 //   grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those beyond
 //             the last whole round are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
-//   load      a warp of feeders: boxes of [32 tokens, 64 outputs] of dy and [32 tokens, 32 or 64 inputs] of x;
-//             features-first of 64 tokens, so that lines have 128 bytes
+//   load      four warps share the boxes of each step: [64 tokens, 64 outputs] of dy and [64 tokens, 32 or 64 inputs]
+//             of x, for b = 64 of 32 tokens
 //   compute   two warpgroups: the halves of the cells, or for b = 128 of the outputs
-//   finish    registers to dW; parts of units that were cut go to the workspace and are added in the order of tokens;
-//             gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
+//   finish    registers to dW, eight elements a lane; parts of units that were cut go to the workspace and are added in
+//             the order of tokens; gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
 #pragma once
 
 #include "cuda/launch.h"
@@ -89,15 +89,11 @@ Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) 
                                      .stream = stream_of(call),
                                      .overlap = true},
                                     many_gradient<K>, maps, args));
-    const int64_t most_shared =
-        std::max<int64_t>(1, std::min<int64_t>(grid - 1, plan_many_gradient(call.problem).units));
-    const auto combine = [&]<class C>() {
-      return cuda::launch(
-          {.blocks = most_shared * C::kSlices, .threads = C::kThreads, .stream = stream_of(call), .overlap = true},
-          gradient_combine<K, C>, args, grid);
-    };
-    BS_RETURN_IF_ERROR(most_shared <= kFewSharedUnits ? combine.template operator()<CombineFew>()
-                                                      : combine.template operator()<CombineMany>());
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = CombineForm::kBlocksPerSm * grid,
+                                     .threads = CombineForm::kThreads,
+                                     .stream = stream_of(call),
+                                     .overlap = true},
+                                    gradient_combine<K>, args, grid));
     if (t.dgates == nullptr || t.gates == 0) return Status();
     return cuda::launch({.blocks = std::min<int64_t>((t.gates + 7) / 8, int64_t{16} * grid),
                          .threads = 256,
@@ -124,8 +120,7 @@ template <class T, XOrder Order>
 Status prepare_many_gradient_of() {
   for (int32_t block : {32, 64, 128}) {
     BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, [&]<class K>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K, CombineFew>, 0));
-      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K, CombineMany>, 0));
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
       return cuda::prepare(many_gradient<K>, K::kSharedBytes);
     })));
   }

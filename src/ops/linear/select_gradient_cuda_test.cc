@@ -93,9 +93,11 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 400; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 500, o.blocks = 300; }), CudaKernel::many) << "a small dW";
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 16000; }), CudaKernel::many) << "most cells hold a block";
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 1300; }), CudaKernel::many) << "few do";
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);
-  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 65000; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 40000; }), CudaKernel::many);
   EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);

@@ -95,12 +95,11 @@ bool regions_support(const CudaProblem& p) {
   return p.blocks < kMost / 4 && plan_regions(p, {.multiprocessors = 1}).strips > 0;
 }
 
-// us of bf16, H200, 2026-11-21, regions (many).
-//   4096 x 4096, 4096 tokens, density .25, .10, .02    b = 8: 645 (530), 235 (500), 93 (243)   b = 16: 348 (453), 168
-//   (287), 80 (118)   b = 32: 196 (228), 137 (121), 102 (59)
-//   the same of 1024 tokens, density .25, .10    b = 8: 198 (183), 95 (171)   b = 16: 109 (172), 72 (115)   b = 32: 69
-//   (90), 55 (52)
-//   14336 x 4096, 8192 tokens, .10    b = 8: 1564 (3112)   b = 16: 1088 (1776)   b = 32: 710 (804)
+// us of bf16, H200, 2026-11-22, regions (many).
+//   4096 x 4096, 4096 tokens, density .25, .10, .02    b = 8: 646 (350), 234 (338), 92 (185)   b = 16: 345 (323), 168
+//   (213), 79 (71)   b = 32: 197 (164), 138 (81), 101 (49)
+//   the same of 2048 tokens    b = 8: 347 (188), 136 (180), 57 (106)   b = 16: 189 (178), 96 (120), 50 (43)
+//   14336 x 4096, 8192 tokens, .10    b = 8: 1563 (2304)   b = 16: 1087 (1368), of .25 1940 (2094)   b = 32: 700 (531)
 // Without `many` (sm_80) there is only the generic kernel besides; not measured.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return false;
@@ -112,9 +111,8 @@ bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   constexpr int64_t kSmall = int64_t{512} * 512;
   if (p.inputs * p.outputs <= kSmall) return false;
   switch (p.block) {
-    case 8: return density < 0.2;
-    case 16: return true;
-    case 32: return density >= 0.18;
+    case 8: return density < 0.14;
+    case 16: return density >= 0.03 && density < 0.2;
     default: return false;
   }
 }
