@@ -1,19 +1,18 @@
 // Words of four lanes beside each other change places.
 #pragma once
 
-#include <cstdint>
-
 namespace blocksparse::cuda {
 
 // Lane t of each four gets word t of each, in the order of lanes.
-__device__ inline void turn_quad(uint32_t (&words)[4]) {
+template <class Word>
+__device__ inline void turn_quad(Word (&words)[4]) {
 #pragma unroll
   for (int step = 2; step > 0; step /= 2) {
     const bool upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int low = step == 2 ? i : 2 * i, high = low + step;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], step);
+      const Word got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], step);
       if (upper) words[low] = got;
       else words[high] = got;
     }

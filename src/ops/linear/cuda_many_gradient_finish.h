@@ -1,4 +1,5 @@
-// The last steps of wgrad for many tokens: sums of whole units to dW, those of cut ones added first, gradients of gates.
+// The last steps of wgrad for many tokens: sums of whole units to dW, those of cut ones added first, gradients of
+// gates.
 #pragma once
 
 #include "cuda/ptx/griddepcontrol.h"
@@ -17,8 +18,8 @@ struct EightOfGradient {
   int64_t at = 0;  // in dW
 };
 
-// Of a warpgroup's [64, 256], whose columns are eight fours of eights: which rows, and of a four which columns, are this
-// lane's. `thread` counts both warpgroups. Tables are read as constants, else every store would be waited for.
+// Of a warpgroup's [64, 256], whose columns are eight fours of eights: which rows, and of a four which columns, are
+// this lane's. `thread` counts both warpgroups. Tables are read as constants, else every store would be waited for.
 template <class K>
 struct PlaceOfSums {
   const ManyGradient& g;
@@ -76,7 +77,8 @@ __device__ inline void leave_gate_part(const ManyGradient& g, const EightOfGradi
 struct FourOfGradient {
   EightOfGradient eights[2];
   template <class K>
-  __device__ FourOfGradient(const PlaceOfSums<K>& place, int four) : eights{place.eight(four, 0), place.eight(four, 1)} {}
+  __device__ FourOfGradient(const PlaceOfSums<K>& place, int four)
+      : eights{place.eight(four, 0), place.eight(four, 1)} {}
 };
 
 template <class T, class Sums>
@@ -112,8 +114,8 @@ __device__ inline void leave_gates_of_four(const ManyGradient& g, const FourOfGr
   }
 }
 
-// All that a warpgroup has of a unit. A loop whose sums move up, since registers have no index: straight code for 128 of
-// them runs once and takes 18 us to be fetched.
+// All that a warpgroup has of a unit. A loop whose sums move up, since registers have no index: straight code for 128
+// of them runs once and takes 18 us to be fetched.
 template <class K>
 __device__ inline void store_unit(const ManyGradient& g, const GradientUnit& unit, GradientSums& sums) {
   using T = typename K::Element;
@@ -133,8 +135,8 @@ __device__ inline void store_unit(const ManyGradient& g, const GradientUnit& uni
 
 // ---- Units that were cut --------------------------------------------------------------------------------------------
 
-// Where a warpgroup leaves partial sums, four of an eight of columns by four: a thread block has two parts at most, of a
-// unit that it begins in the midst of, and of one that it begins with the first token.
+// Where a warpgroup leaves partial sums, four of an eight of columns by four: a thread block has two parts at most, of
+// a unit that it begins in the midst of, and of one that it begins with the first token.
 __device__ inline float4* part_of(const ManyGradient& g, int thread_block, bool from_start, int thread) {
   auto* parts = reinterpret_cast<float4*>(g.tables.parts);
   return parts + ((2 * int64_t{thread_block} + from_start) * 2 + thread / 128) * (32 * 128) + thread % 128;
@@ -176,8 +178,8 @@ __device__ inline void add_to(float4& sum, const float4& more) {
 }
 
 // Sums of `four` from the parts of thread blocks from `first` on to before `end`.
-__device__ inline void add_parts(const ManyGradient& g, const GradientShare* shares, int first, int end, bool from_start,
-                                 int thread, int four, float4 (&sums)[4]) {
+__device__ inline void add_parts(const ManyGradient& g, const GradientShare* shares, int first, int end,
+                                 bool from_start, int thread, int four, float4 (&sums)[4]) {
   for (int c = first; c < end; ++c, from_start = false) {
     if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // no step
     const float4* part = part_of(g, c, from_start, thread) + four * 4 * 128;

@@ -177,8 +177,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     if (work.is_whole()) {
       store_unit<K>(g, unit, sums);
     } else {
-      float4* part =
-          part_of(g, static_cast<int>(blockIdx.x), work.first == 0, static_cast<int>(threadIdx.x));
+      float4* part = part_of(g, static_cast<int>(blockIdx.x), work.first == 0, static_cast<int>(threadIdx.x));
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
         if (j < 8 * quarters) part[j * 128] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};

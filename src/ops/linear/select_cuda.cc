@@ -177,8 +177,8 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
 
 // us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-22, the best of `many` and `regions` in
 // brackets: b = 8 159, 81 (114, 95); b = 16 94, 51 (108, 71); b = 32 49, 28 (56, 32); b = 64 53, 31 (44, 31); b = 128
-// 53, 31 (36, 28). Of 512: b = 64 27, 17 (36, 27). Of 4096, 2026-11-21: b = 8 644, 345 (350, 234); b = 16 427, 248 (323,
-// 168); b = 32 238, 140 (164, 81).
+// 53, 31 (36, 28). Of 512: b = 64 27, 17 (36, 27). Of 4096, 2026-11-21: b = 8 644, 345 (350, 234); b = 16 427, 248
+// (323, 168); b = 32 238, 140 (164, 81).
 bool few_gradient_pays(const CudaProblem& p) {
   if (p.n < 1024) return true;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
