@@ -7,6 +7,9 @@ from test_torch import error
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch import sequence_op
+from blocksparse.torch.deep_update_op import DeepUpdate
+from blocksparse.torch.multiplicative_op import Multiplicative
 
 STEPS, N, INPUT, HIDDEN = 6, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
@@ -172,3 +175,25 @@ def test_tensors_without_numbers(which):
     module, (x, state) = make(which, "meta"), inputs("meta")
     y, (h, c) = module(x, state)
     assert (y.device.type, y.shape, h.shape, c.shape) == ("meta", (STEPS, N, HIDDEN), (1, N, HIDDEN), (1, N, HIDDEN))
+
+
+@pytest.mark.parametrize("which", SPARSE)
+def test_wrong_lengths_are_refused_by_the_op_itself(which):
+    module, (x, state) = make(which, "cpu"), inputs("cpu")
+    op = "deep_update" if which == "deep" else "multiplicative"
+    name = type(module).__name__
+    with pytest.raises(ValueError, match=rf"\[{op}_forward\] lengths\[1\] is 7, needs 0 to 6"):
+        module(x, state, torch.tensor([1, STEPS + 1, 2, 3, 4]))
+    with pytest.raises(ValueError, match=rf"\[{name}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
+        module(x, state, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match=rf"\[{name}\] lengths are torch.float32 \[5\], needs int64 \[5\]"):
+        module(x, state, torch.ones(N))
+    lengths, factor = torch.tensor([1, 2]), torch.zeros(STEPS, N, HIDDEN, dtype=x.dtype)
+    if which == "deep":
+        network = DeepUpdate([*module.matrices, module.gates], 1e-6)
+        given = [factor, module.matrix_norm, module.gate_norm, *(layer.weight for layer in network.layers)]
+    else:
+        network = Multiplicative([module.recurrent_m, module.recurrent])
+        given = [module.input(x).unflatten(-1, (4, HIDDEN)), *(layer.weight for layer in network.layers)]
+    with pytest.raises(ValueError, match=rf"\[{op}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
+        sequence_op.run(network, lengths, state[0][0], state[1][0], factor, *given)

@@ -37,9 +37,11 @@ class DeepUpdate(Network):
         of_layers = zip(given[WEIGHTS], norms(*given[NORMS]), strict=True)
         for i, (weight, (gain, shift)) in enumerate(of_layers):
             matrices[i].layout = self.view(i, weight)
-            matrices[i].w, matrices[i].gain, matrices[i].shift = (_ops._pointer(t) for t in (weight, gain, shift))
-        pointers = (_ops._pointer(t) for t in (factor, term, h0, c0))
-        of_lengths = _lengths_pointer(lengths, factor.size(1))
+            matrices[i].w, matrices[i].gain, matrices[i].shift = (
+                _ops._pointer(t, self.op) for t in (weight, gain, shift)
+            )
+        pointers = (_ops._pointer(t, self.op) for t in (factor, term, h0, c0))
+        of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
         return _structs.DeepUpdateInputs(matrices, len(self.layers), *pointers, of_lengths, self.epsilon)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
@@ -47,9 +49,9 @@ class DeepUpdate(Network):
         matrices = (_structs.DeepUpdateMatrixGrads * len(self.layers))()
         of_norms = norms(*(t for t in grads[NORMS] if t is not None))
         for matrix, dw, (dgain, dshift) in zip(matrices, grads[WEIGHTS], of_norms, strict=True):
-            matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t) for t in (dw, dgain, dshift))
+            matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t, self.op) for t in (dw, dgain, dshift))
         dh0, dc0, dfactor, dterm = grads[:4]
-        return _structs.DeepUpdateGrads(matrices, *(_ops._pointer(t) for t in (dfactor, dterm, dh0, dc0)))
+        return _structs.DeepUpdateGrads(matrices, *(_ops._pointer(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

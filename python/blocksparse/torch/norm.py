@@ -31,7 +31,7 @@ _lib_def.define(
 def _empty_forward(
     x: Tensor, gain: Tensor, shift: Tensor, factor: Tensor | None, term: Tensor | None, relu: bool, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    _ops._check_devices(x, gain, shift, factor, term)
+    _ops._check_devices(x, gain, shift, factor, term, op="layer_norm")
     return torch.empty_like(x), x.new_empty(*x.shape[:-1], 2, dtype=_ops.sum_dtype(x.dtype))
 
 
@@ -47,20 +47,24 @@ def _empty_backward(
     relu: bool,
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _ops._check_devices(x, dy, gain, shift, factor, y, stats)
+    _ops._check_devices(x, dy, gain, shift, factor, y, stats, op="layer_norm")
     nothing = x.new_empty(0)
     dfactor = nothing if factor is None else torch.empty_like(x)
     dterm = torch.empty_like(x) if has_term else x.new_empty(0)
     return torch.empty_like(x), torch.empty_like(gain), torch.empty_like(shift), dfactor, dterm
 
 
+def _pointer(x: Tensor | None) -> Any:
+    return _ops._pointer(x, "layer_norm")
+
+
 def _forward(
     x: Tensor, gain: Tensor, shift: Tensor, factor: Tensor | None, term: Tensor | None, relu: bool, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     y, stats = _empty_forward(x, gain, shift, factor, term, relu, epsilon)
-    given = (_ops._pointer(t) for t in (x, gain, shift, factor, term))
+    given = (_pointer(t) for t in (x, gain, shift, factor, term))
     inputs = _structs.LayerNormInputs(*given, int(relu), epsilon)
-    _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _ops._pointer(y), _ops._pointer(stats), _ops._stream(x))
+    _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _pointer(y), _pointer(stats), _ops._stream(x))
     return y, stats
 
 
@@ -76,10 +80,10 @@ def _backward(
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made = dx, dgain, dshift, dfactor, dterm = _empty_backward(dy, x, gain, shift, factor, y, stats, relu, has_term)
-    saved = _structs.LayerNormSaved(*(_ops._pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
+    saved = _structs.LayerNormSaved(*(_pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
     wanted = (dx, dgain, dshift, None if factor is None else dfactor, dterm if has_term else None)
-    grads = _structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
-    _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _ops._pointer(dy), ctypes.byref(grads), _ops._stream(x))
+    grads = _structs.LayerNormGrads(*(_pointer(t) for t in wanted))
+    _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _pointer(dy), ctypes.byref(grads), _ops._stream(x))
     return made
 
 

@@ -53,7 +53,7 @@ class Network(ABC):
     def view(self, i: int, weight: Tensor) -> Any:
         """A pointer to the layout of the i-th weight."""
         index, layout = self._layouts[i]
-        return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes))
+        return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes, self.op))
 
     def narrowed(self, given: Given) -> list[Tensor]:
         """Weights in the dtype of their products, that of factor."""
@@ -101,7 +101,7 @@ def _forward(
     if save:
         saved, to_save = _memory(network, "saved", factor, inputs)
     _scratch, workspace = _memory(network, "forward_workspace", factor, inputs)
-    made = (_ops._pointer(t) for t in (y, h, c))
+    made = (_ops._pointer(t, network.op) for t in (y, h, c))
     stream = _ops._stream(factor, _ops.allows_tf32(factor))
     _lib.call(f"bs_{network.op}_forward", ctypes.byref(inputs), *made, to_save, workspace, stream)
     return y, h, c, saved
@@ -137,8 +137,8 @@ class _Run(torch.autograd.Function):
         _scratch, workspace = _memory(network, "backward_workspace", y, inputs)
         _lib.call(
             f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), _ops._pointer(y), _structs.Workspace(saved.data_ptr(), saved.numel())),
-            *(_ops._pointer(t) for t in contiguous),
+            *(ctypes.byref(inputs), _ops._pointer(y, network.op), _structs.Workspace(saved.data_ptr(), saved.numel())),
+            *(_ops._pointer(t, network.op) for t in contiguous),
             *(ctypes.byref(of_given), workspace, _ops._stream(y, _ops.allows_tf32(y))),
         )
         return (None, None, *grads)
