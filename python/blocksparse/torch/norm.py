@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _lib, _structs
 from . import _ops
+from ._transforms import refuse_tangents
 
 _lib_def = _ops._ops
 _lib_def.define(
@@ -116,6 +117,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_tangents("layer_norm", dy)
         factor = ctx.saved_tensors[3]
         made = backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu, ctx.has_term)
         dx, dgain, dshift, dfactor, dterm = made
@@ -134,7 +136,7 @@ def layer_norm(
 ) -> Tensor:
     """y = f((x^ gain + shift) factor + term): x^ is x normalised over its last dimension, f is relu or nothing.
 
-    Differentiable once.
+    Differentiable once, and backward.
 
     Args:
         x: [n, groups, features], contiguous. Each group has a norm of its own.
@@ -150,7 +152,9 @@ def layer_norm(
 
     Raises:
         ValueError: a shape or dtype is wrong.
+        NotImplementedError: a tensor has a tangent (forward-mode differentiation).
     """
+    refuse_tangents("layer_norm", x, gain, shift, factor, term)
     gain, shift = gain.contiguous(), shift.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, gain, shift, factor, term)):
         y: Tensor = _LayerNorm.apply(x, gain, shift, factor, term, relu, epsilon)

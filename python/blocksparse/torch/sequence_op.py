@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _lib, _structs
 from . import _ops
+from ._transforms import refuse_tangents
 from .modules import BlockSparseLinear
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
@@ -75,6 +76,7 @@ def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tenso
         lengths: steps of each sequence, [n]; None: all.
         given: tensors; the weights as they are, perhaps wider than the others.
     """
+    refuse_tangents(network.op, *given)
     if lengths is not None:
         lengths = lengths.to(given[0].device, torch.int64).contiguous()
     given = tuple(t.contiguous() for t in given)  # outside of the node, for the core has pointers alone
@@ -123,6 +125,7 @@ class _Run(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         network: Network = ctx.network
+        refuse_tangents(network.op, *of_outputs)
         lengths, y, saved, *given = ctx.saved_tensors
         wanted = [needed or not network.optional(i) for i, needed in enumerate(ctx.needs_input_grad[2:])]
         dtypes = [
