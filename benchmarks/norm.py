@@ -6,13 +6,13 @@
 `norm` is F.layer_norm with gain and shift. `* m` is multiplied by a factor behind it, `+ a, relu` has a term added and
 goes through relu, `gates` are four norms side by side, each with its own gain and shift. Times are medians of
 interleaved runs in us: the forward pass, and the gradients of all inputs. On a card a run is a replay of a CUDA graph
-of 20 calls, divided by 20. Gains and shifts are float32; F.layer_norm wants them in the dtype of x, and gets them so.
+of 20 calls, divided by 20. Gains and shifts are float32 (float64 for float64); F.layer_norm wants them in the dtype of
+x, and gets them so.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import statistics
 from collections.abc import Callable
 
@@ -28,8 +28,7 @@ EPSILON = 1e-6
 CALLS = 20  # in a graph
 KINDS = ("norm", "* m", "+ a, relu", "gates")
 
-Run = Callable[[], object]
-Made = Callable[[], Tensor]
+Run = Callable[[], None]
 
 
 class Case:
@@ -37,9 +36,10 @@ class Case:
 
     def __init__(self, kind: str, n: int, features: int, dtype: torch.dtype) -> None:
         groups = 4 if kind == "gates" else 1
+        wide = torch.promote_types(dtype, torch.float32)
         self.kind = kind
         self.x, self.m, self.a = (torch.randn(n, groups, features, dtype=dtype, requires_grad=True) for _ in range(3))
-        self.gain, self.shift = (torch.randn(groups, features, requires_grad=True) for _ in range(2))
+        self.gain, self.shift = (torch.randn(groups, features, dtype=wide, requires_grad=True) for _ in range(2))
         self.narrow = [p.detach().to(dtype).requires_grad_() for p in (self.gain, self.shift)]
 
     def ours(self) -> Tensor:
@@ -66,7 +66,7 @@ class Case:
 
     def passes(self, ours: bool) -> dict[str, Run]:
         """The forward pass without gradients, and the backward pass of one that is kept."""
-        make: Made = self.ours if ours else self.torch
+        make = self.ours if ours else self.torch
         y, inputs = make(), self.inputs(ours)
         dy = torch.randn_like(y)
 
@@ -74,7 +74,10 @@ class Case:
             with torch.no_grad():
                 make()
 
-        return {"forward": forward, "backward": lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)}
+        def backward() -> None:
+            torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+        return {"forward": forward, "backward": backward}
 
 
 def in_a_graph(run: Run) -> Run:
@@ -95,14 +98,10 @@ def medians(runs: dict[str, Run], repeats: int, cuda: bool) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
-            taken = seconds(functools.partial(_discard, run), cuda)
+            taken = seconds(run, cuda)
             if repeat > 0:
                 times[name].append(taken)
     return {name: 1e6 * statistics.median(taken) / calls for name, taken in times.items()}
-
-
-def _discard(run: Run) -> None:
-    run()
 
 
 def check(case: Case) -> None:
