@@ -145,7 +145,7 @@ static void test_multiplicative(void) {
   bs_layout_view of_one, of_four;
   EXPECT(bs_layout_from_graph("diagonal(1)", 0, &blocking, &one) == BS_OK && bs_layout_stack(one, 4, &four) == BS_OK);
   EXPECT(bs_layout_get_view(one, &of_one) == BS_OK && bs_layout_get_view(four, &of_four) == BS_OK);
-  static float zeros[STEPS * N * 4 * H], c0_data[N * H], y_data[STEPS * N * H], h_data[N * H], c_data[N * H];
+  static float zeros[4 * H * H], c0_data[N * H], y_data[STEPS * N * H], h_data[N * H], c_data[N * H];
   static float made[4][STEPS * N * 4 * H], dw_m_data[H * H], dw_data[4 * H * H];
   const bs_tensor factor = {zeros, BS_F32, BS_CPU, 0, 3, {STEPS, N, H}, {N * H, H, 1}};
   const bs_tensor pre = {zeros, BS_F32, BS_CPU, 0, 4, {STEPS, N, 4, H}, {N * 4 * H, 4 * H, H, 1}};
