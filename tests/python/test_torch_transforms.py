@@ -85,24 +85,34 @@ def test_tangents_of_tensors_that_want_no_gradient(call):
         assert error(func.jvp(alone, (tensors[i],), (tangents[i],))[1], numeric) < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_transforms_of_transforms_agree_with_dense():
+def beside_dense(which):
+    """The same function with blocks and with a dense weight, and x and values."""
     layout = Layout.from_graph("random(2,2,0.8)", 8, seed=1)
-    x, values = torch.randn(3, 16).double(), torch.randn(layout.values_shape).double()
+    if which == "linear":
+        return (
+            lambda x, values: bst.linear(x, values, layout).sin().sum(),
+            lambda x, values: F.linear(x, bst.to_dense(values, layout)).sin().sum(),
+            (torch.randn(3, 16).double(), torch.randn(layout.values_shape).double()),
+        )
+    return (
+        lambda x, values: bst.conv1d(x, values, layout, kernel_size=2).sin().sum(),
+        lambda x, values: F.conv1d(x, bst.to_dense(values, layout, kernel_size=(2,))).sin().sum(),
+        (torch.randn(2, 16, 3).double(), torch.randn(layout.blocks, 2, 8, 8).double()),
+    )
 
-    def sparse(x, values):
-        return bst.linear(x, values, layout).sin().sum()
 
-    def dense(x, values):
-        return F.linear(x, bst.to_dense(values, layout)).sin().sum()
-
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("which", ["linear", "conv"])
+def test_transforms_of_transforms_agree_with_dense(which):
+    *functions, (x, values) = beside_dense(which)
     for argnums in (0, 1):
-        for transform in (func.grad, func.jacfwd, func.jacrev, func.hessian):
-            got, want = (transform(f, argnums=argnums)(x, values) for f in (sparse, dense))
+        transforms = [func.grad, func.jacfwd, func.jacrev]
+        if which == "linear" or argnums == 0:  # 768 weights would take a second
+            transforms += [func.hessian, lambda f, argnums: func.jacfwd(func.jacfwd(f, argnums), argnums)]
+        for transform in transforms:
+            got, want = (transform(f, argnums=argnums)(x, values) for f in functions)
             assert error(got, want) < 1e-12
-        got, want = (func.jacfwd(func.jacfwd(f, argnums=argnums), argnums=argnums)(x, values) for f in (sparse, dense))
-        assert error(got, want) < 1e-12
-    rows = [func.vmap(func.grad(f), in_dims=(0, None))(x, values) for f in (sparse, dense)]
+    rows = [func.vmap(func.grad(f), in_dims=(0, None))(x.unsqueeze(1), values) for f in functions]
     assert error(*rows) < 1e-12
 
 
