@@ -109,10 +109,10 @@ def test_two_runs_give_the_same_bits(device, which):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("which", SPARSE)
+@pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_what_needs_no_gradient_gets_none(device, which, monkeypatch):
     module, (x, _) = make(which, device), inputs(device)
-    left_out = (module.matrices[1] if which == "deep" else module.recurrent).weight
+    left_out = (module.recurrent if which == "multiplicative" else module.matrices[1]).weight
     left_out.requires_grad_(False)
     y, _ = module(x.detach())
     y.sum().backward()
@@ -125,7 +125,20 @@ def test_what_needs_no_gradient_gets_none(device, which, monkeypatch):
         assert error(got, want) < 1e-12
 
 
-@pytest.mark.parametrize("which", SPARSE)
+@pytest.mark.parametrize("which", ["deep", "deep, dense"])
+def test_steps_as_one_node(which, monkeypatch):
+    """What dense networks on a card are trained by."""
+    module, given = make(which, "cpu"), (*inputs("cpu"), None)
+    expected = composed(module, monkeypatch, *given)
+    monkeypatch.setattr(bst.DeepUpdateLSTM, "_is_one_op", lambda *_: False)
+    with torch.no_grad():
+        y, _ = module(*given)
+    assert error(y, expected[0]) < 1e-12
+    for got, want in zip(results(module, *given), expected, strict=True):
+        assert error(got, want) < 1e-12
+
+
+@pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
     original = blocksparse._lib.call

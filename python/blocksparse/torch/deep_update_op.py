@@ -1,4 +1,4 @@
-"""All steps of a deep-update LSTM whose matrices are all block-sparse: an op of the core."""
+"""All steps of a deep-update LSTM: an op of the core."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from .. import _structs
 from . import _ops
 from ._lstm_ops import _lengths_pointer
-from .modules import BlockSparseLinear
-from .sequence_op import Given, Network
+from .sequence_op import Blocks, Given, Network
 
 NORMS, WEIGHTS = slice(4, 6), slice(6, None)
 
@@ -26,7 +25,7 @@ class DeepUpdate(Network):
 
     op = "deep_update"
 
-    def __init__(self, layers: Sequence[BlockSparseLinear], epsilon: float) -> None:
+    def __init__(self, layers: Sequence[Blocks], epsilon: float) -> None:
         super().__init__(layers)
         self.epsilon = epsilon
 

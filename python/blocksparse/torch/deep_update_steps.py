@@ -1,4 +1,4 @@
-"""All steps of a deep-update LSTM as one autograd node.
+"""All steps of a deep-update LSTM as one autograd node, with PyTorch's products where matrices are dense.
 
 Every step writes into its part of tensors that hold all steps, so that the gradient of each weight, gain and shift is
 one call over the whole sequence, and nothing is recorded between.

@@ -6,22 +6,58 @@ A network says how the core takes its tensors; `run` calls the core forward, and
 from __future__ import annotations
 
 import ctypes
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from .. import _lib, _structs
-from . import _ops
+from ..layout import Layout
+from . import _ops, convert
 from ._transforms import refuse_tangents
-from .modules import BlockSparseLinear
+from .functional import index_of
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
 Given = Sequence[Tensor]
+
+
+class Blocks(Protocol):
+    """A weight in blocks, as a `BlockSparseLinear` has it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[blocks, b, b]."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which there are."""
+
+    def tables(self, device: torch.device) -> Tensor:
+        """`index_of` the layout."""
+
+
+class FullBlocks:
+    """A dense weight whose sizes are multiples of 8, in the largest blocks that divide it: all of them are there."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        out, in_ = layer.weight.shape
+        b = next(b for b in (128, 64, 32, 16, 8) if out % b == 0 and in_ % b == 0)
+        self.layout = _full(out // b, in_ // b, b)
+        self.weight = convert.grid_of(layer.weight, b).flatten(0, 1)
+
+    def tables(self, device: torch.device) -> Tensor:
+        """See `Blocks`."""
+        return index_of(self.layout, device)
+
+
+@functools.lru_cache
+def _full(out_blocks: int, in_blocks: int, b: int) -> Layout:
+    return Layout.from_graph(f"dense({out_blocks},{in_blocks})", b)
 
 
 class Network(ABC):
@@ -33,7 +69,7 @@ class Network(ABC):
 
     op: str  # "deep_update": of bs_deep_update_forward, say
 
-    def __init__(self, layers: Sequence[BlockSparseLinear]) -> None:
+    def __init__(self, layers: Sequence[Blocks]) -> None:
         self.layers = layers
         self._layouts = [
             (layer.tables(layer.weight.device), layer.layout) for layer in layers
