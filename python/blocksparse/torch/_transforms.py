@@ -48,7 +48,7 @@ class Pass(torch.autograd.Function):
     """
 
     tensors: int  # how many arguments are tensors, or None: the first
-    bias: int | None = None  # which of them is one
+    bias: int | None = None  # the place of a bias among them
     twin: type[torch.autograd.Function]
 
     def __init_subclass__(cls) -> None:

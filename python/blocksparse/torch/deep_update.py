@@ -147,9 +147,8 @@ class DeepUpdateLSTM(Recurrent):
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
         begin = start_of(m, state)
         if self._is_one_op(x):
-            layers = [
-                sequence_op.FullBlocks(m) if isinstance(m, nn.Linear) else m for m in (*self.matrices, self.gates)
-            ]
+            all_layers = (*self.matrices, self.gates)
+            layers = [sequence_op.FullBlocks(one) if isinstance(one, nn.Linear) else one for one in all_layers]
             network = deep_update_op.DeepUpdate(layers, EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
             weights = (layer.weight for layer in layers)
