@@ -326,7 +326,7 @@ def test_the_norm_beside_pytorch(norms, capsys, monkeypatch):
         norms.main()
     finally:
         torch.set_num_threads(threads)
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
     said = capsys.readouterr().out
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| 3 |")]
     assert [(int(row[1]), row[2]) for row in rows] == [(h, kind) for h in (8, 33) for kind in norms.KINDS]
