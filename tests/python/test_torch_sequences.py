@@ -11,11 +11,11 @@ from blocksparse.torch import sequence_op
 from blocksparse.torch.deep_update_op import DeepUpdate
 from blocksparse.torch.multiplicative_op import Multiplicative
 
-STEPS, N, INPUT, HIDDEN = 6, 5, 12, 48
+STEPS, N, INPUT, HIDDEN = 7, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT))]
 SPARSE = ["deep", "multiplicative"]
-LENGTHS = {"all": None, "several": [6, 3, 0, 1, 6]}
+LENGTHS = {"all": None, "several": [7, 3, 0, 1, 7]}
 
 
 def make(which, device, dtype=torch.float64):
@@ -138,6 +138,16 @@ def test_steps_as_one_node(which, monkeypatch):
         assert error(got, want) < 1e-12
 
 
+def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
+    module, (x, (h, c)) = make("deep, dense", "cpu"), inputs("cpu")
+    x, state = x[:1, :3], (h[:, :3].contiguous(), c[:, :3].contiguous())
+    monkeypatch.setattr(sequence_op, "FullBlocks", None)
+    with torch.no_grad():
+        y, _ = module(x, state)
+        monkeypatch.undo()
+        assert error(y, module(x.repeat(STEPS, 10, 1), [s.repeat(1, 10, 1) for s in state])[0][:1, :3]) < 1e-12
+
+
 @pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
@@ -195,7 +205,7 @@ def test_wrong_lengths_are_refused_by_the_op_itself(which):
     module, (x, state) = make(which, "cpu"), inputs("cpu")
     op = "deep_update" if which == "deep" else "multiplicative"
     name = type(module).__name__
-    with pytest.raises(ValueError, match=rf"\[{op}_forward\] lengths\[1\] is 7, needs 0 to 6"):
+    with pytest.raises(ValueError, match=rf"\[{op}_forward\] lengths\[1\] is 8, needs 0 to 7"):
         module(x, state, torch.tensor([1, STEPS + 1, 2, 3, 4]))
     with pytest.raises(ValueError, match=rf"\[{name}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
         module(x, state, torch.tensor([1, 2]))
