@@ -17,6 +17,9 @@ struct CheckedTensors {
   std::array<Region, Most> read = {}, written = {};
   size_t reads = 0, writes = 0;
 
+  static Status given(const Named& t) {
+    return t.tensor.given() ? Status() : invalid("[", t.op, "] ", t.name, " is not given");
+  }
   Status check(const Named& t, DType needed, std::initializer_list<int64_t> shape) const {
     BS_RETURN_IF_ERROR(check_contiguous(t, shape));
     BS_RETURN_IF_ERROR(check_dtype(t, needed));
@@ -28,7 +31,8 @@ struct CheckedTensors {
     return {};
   }
   Status needed_input(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    return t.tensor.given() ? input(t, needed, shape) : missing(t);
+    BS_RETURN_IF_ERROR(given(t));
+    return input(t, needed, shape);
   }
   Status output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
     if (t.tensor.given()) BS_RETURN_IF_ERROR(check(t, needed, shape));
@@ -36,7 +40,8 @@ struct CheckedTensors {
     return {};
   }
   Status needed_output(const Named& t, DType needed, std::initializer_list<int64_t> shape) {
-    return t.tensor.given() ? output(t, needed, shape) : missing(t);
+    BS_RETURN_IF_ERROR(given(t));
+    return output(t, needed, shape);
   }
   Status disjoint() const {
     for (size_t i = 0; i < writes; ++i) {
@@ -45,9 +50,6 @@ struct CheckedTensors {
     }
     return {};
   }
-
- private:
-  static Status missing(const Named& t) { return invalid("[", t.op, "] ", t.name, " is not given"); }
 };
 
 }  // namespace blocksparse

@@ -306,3 +306,45 @@ def test_launches(gpu):
     assert gpu.launches_of(1e3, 1) == 4
     assert gpu.launches_of(1e3, 400) == 20  # but not for very long
     assert gpu.launches_of(1e5, 400) == 4
+
+
+@pytest.fixture
+def norms():
+    pytest.importorskip("torch")
+    import norm
+
+    return norm
+
+
+def test_the_norm_beside_pytorch(norms, capsys, monkeypatch):
+    import torch
+
+    threads = torch.get_num_threads()
+    sizes = ["--features", "8", "33", "--batch", "3", "--dtype", "float64", "--repeats", "2", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["norm.py", *sizes])
+    try:
+        norms.main()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_device(None)
+    said = capsys.readouterr().out
+    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| 3 |")]
+    assert [(int(row[1]), row[2]) for row in rows] == [(h, kind) for h in (8, 33) for kind in norms.KINDS]
+    assert all(float(row[i]) > 0 for row in rows for i in (3, 4, 6, 7))
+
+
+@pytest.mark.parametrize("kind", ["norm", "* m", "+ a, relu", "gates"])
+def test_a_wrong_norm_is_found(norms, kind, monkeypatch):
+    import torch
+
+    case = norms.Case(kind, 5, 40, torch.float32)
+    norms.check(case)
+    forward, ours, torchs = case.torch(), case.inputs(True), case.inputs(False)
+    dy = torch.randn_like(forward)
+    for got, want in zip(
+        torch.autograd.grad(case.ours(), ours, dy), torch.autograd.grad(forward, torchs, dy), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(case, "ours", lambda: forward + 0.01)
+    with pytest.raises(ValueError, match="results differ"):
+        norms.check(case)

@@ -282,8 +282,10 @@ def test_layouts_without_a_diagonal_are_warned_of():
 
 @pytest.mark.parametrize("which", ["deep, ports", "deep, dense"])
 @pytest.mark.parametrize("name", ["gate_norm", "gates.weight"])
-def test_parameters_changed_between_forward_and_backward_are_refused(which, name):
+def test_parameters_changed_between_forward_and_backward_are_refused(which, name, monkeypatch):
     module = shaken(MODULES[which][0]())
+    if which == "deep, dense":  # whose op has a copy of its own
+        monkeypatch.setattr(type(module), "_is_one_op", lambda *_: False)
     y, _ = module(torch.randn(STEPS, N, INPUT, dtype=DOUBLE))
     with torch.no_grad():
         module.get_parameter(name).mul_(3)

@@ -7,12 +7,15 @@ from test_torch import error
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch import sequence_op
+from blocksparse.torch.deep_update_op import DeepUpdate
+from blocksparse.torch.multiplicative_op import Multiplicative
 
-STEPS, N, INPUT, HIDDEN = 6, 5, 12, 48
+STEPS, N, INPUT, HIDDEN = 7, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT))]
 SPARSE = ["deep", "multiplicative"]
-LENGTHS = {"all": None, "several": [6, 3, 0, 1, 6]}
+LENGTHS = {"all": None, "several": [7, 3, 0, 1, 7]}
 
 
 def make(which, device, dtype=torch.float64):
@@ -106,10 +109,10 @@ def test_two_runs_give_the_same_bits(device, which):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("which", SPARSE)
+@pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_what_needs_no_gradient_gets_none(device, which, monkeypatch):
     module, (x, _) = make(which, device), inputs(device)
-    left_out = (module.matrices[1] if which == "deep" else module.recurrent).weight
+    left_out = (module.recurrent if which == "multiplicative" else module.matrices[1]).weight
     left_out.requires_grad_(False)
     y, _ = module(x.detach())
     y.sum().backward()
@@ -122,7 +125,30 @@ def test_what_needs_no_gradient_gets_none(device, which, monkeypatch):
         assert error(got, want) < 1e-12
 
 
-@pytest.mark.parametrize("which", SPARSE)
+@pytest.mark.parametrize("which", ["deep", "deep, dense"])
+def test_steps_as_one_node(which, monkeypatch):
+    """What dense networks on a card are trained by."""
+    module, given = make(which, "cpu"), (*inputs("cpu"), None)
+    expected = composed(module, monkeypatch, *given)
+    monkeypatch.setattr(bst.DeepUpdateLSTM, "_is_one_op", lambda *_: False)
+    with torch.no_grad():
+        y, _ = module(*given)
+    assert error(y, expected[0]) < 1e-12
+    for got, want in zip(results(module, *given), expected, strict=True):
+        assert error(got, want) < 1e-12
+
+
+def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
+    module, (x, (h, c)) = make("deep, dense", "cpu"), inputs("cpu")
+    x, state = x[:1, :3], (h[:, :3].contiguous(), c[:, :3].contiguous())
+    monkeypatch.setattr(sequence_op, "FullBlocks", None)
+    with torch.no_grad():
+        y, _ = module(x, state)
+        monkeypatch.undo()
+        assert error(y, module(x.repeat(STEPS, 10, 1), [s.repeat(1, 10, 1) for s in state])[0][:1, :3]) < 1e-12
+
+
+@pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
     original = blocksparse._lib.call
@@ -172,3 +198,25 @@ def test_tensors_without_numbers(which):
     module, (x, state) = make(which, "meta"), inputs("meta")
     y, (h, c) = module(x, state)
     assert (y.device.type, y.shape, h.shape, c.shape) == ("meta", (STEPS, N, HIDDEN), (1, N, HIDDEN), (1, N, HIDDEN))
+
+
+@pytest.mark.parametrize("which", SPARSE)
+def test_wrong_lengths_are_refused_by_the_op_itself(which):
+    module, (x, state) = make(which, "cpu"), inputs("cpu")
+    op = "deep_update" if which == "deep" else "multiplicative"
+    name = type(module).__name__
+    with pytest.raises(ValueError, match=rf"\[{op}_forward\] lengths\[1\] is 8, needs 0 to 7"):
+        module(x, state, torch.tensor([1, STEPS + 1, 2, 3, 4]))
+    with pytest.raises(ValueError, match=rf"\[{name}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
+        module(x, state, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match=rf"\[{name}\] lengths are torch.float32 \[5\], needs int64 \[5\]"):
+        module(x, state, torch.ones(N))
+    lengths, factor = torch.tensor([1, 2]), torch.zeros(STEPS, N, HIDDEN, dtype=x.dtype)
+    if which == "deep":
+        network = DeepUpdate([*module.matrices, module.gates], 1e-6)
+        given = [factor, module.matrix_norm, module.gate_norm, *(layer.weight for layer in network.layers)]
+    else:
+        network = Multiplicative([module.recurrent_m, module.recurrent])
+        given = [module.input(x).unflatten(-1, (4, HIDDEN)), *(layer.weight for layer in network.layers)]
+    with pytest.raises(ValueError, match=rf"\[{op}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
+        sequence_op.run(network, lengths, state[0][0], state[1][0], factor, *given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from .. import _lib
 from . import _conv_ops
-from .functional import _ACTIVATE, _needs_gradient, _run
+from ._transforms import Pass, apply, has_tangent, run, tangent_of, tangents_of_gradient
+from .functional import _ACTIVATE, _needs_gradient
 
 
 def apply_conv(
@@ -51,8 +53,9 @@ def apply_conv(
         last, x = True, _conv_ops.to_order(x, True)
     tf32 = _conv_ops.allows_tf32(x)
     fixed = (geometry, sizes, transposed, last, tf32)
-    if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
-        y = _Product.apply(x, values, gates, bias, index, order, *fixed)
+    given = (x, values, bias, gates, residual)
+    if (torch.is_grad_enabled() and _needs_gradient(*given)) or has_tangent(*given):
+        y = apply(_Product, x, values, gates, bias, index, order, *fixed)
         if residual is not None:
             if residual.shape != y.shape or residual.dtype != y.dtype:
                 raise ValueError(
@@ -85,9 +88,22 @@ def _fprop(
     return _conv_ops.fprop(x, values, index, geometry, sizes[0], last, transposed, *more)
 
 
+def _again(function: type[Pass], images: int, last: bool, *fixed: Any) -> Callable[..., Any]:
+    """The pass as a function of its first tensors, so many of them images, which may lie anyhow."""
+
+    def again(*tensors: Tensor | None) -> Any:
+        given = [None if t is None else _conv_ops.to_order(t, last and i < images) for i, t in enumerate(tensors)]
+        return apply(function, *given, *fixed)
+
+    return again
+
+
 # Each pass is linear in each of its tensors, so the gradients of each are the other two.
-class _Product(torch.autograd.Function):
+class _Product(Pass):
     """y = conv(x, gates * W) + bias. Values may be wider than x (autocast): their gradient is as wide as they are."""
+
+    tensors = 6
+    bias = 3
 
     @staticmethod
     def forward(
@@ -106,6 +122,19 @@ class _Product(torch.autograd.Function):
         return _fprop(x, values, gates, bias, index, order, *fixed)
 
     @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Tensor | None:
+        *tensors, index, order = ctx.saved_tensors
+        geometry, sizes, _, last, _ = ctx.fixed
+        of_bias = tangents[3]
+        dy = tangent_of(_again(_Product, 1, last, None, index, order, *ctx.fixed), tensors, tangents[:3])
+        if of_bias is None:
+            return dy
+        of_bias = of_bias.view(-1, *(1,) * (tensors[0].dim() - 2))
+        if dy is None:
+            dy = of_bias.new_zeros(tensors[0].size(0), sizes[0], *_conv_ops.output_size(geometry, tensors[0].shape[2:]))
+        return dy + of_bias
+
+    @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, values, gates, index, order = ctx.saved_tensors
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
@@ -114,16 +143,18 @@ class _Product(torch.autograd.Function):
         dy = _conv_ops.to_order(dy, ctx.fixed[3])
         dx = dw = dgates = dbias = None
         if wants_x:
-            dx = _run(_Transposed, dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)
+            dx = run(_Transposed, dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)
         if wants_values or wants_gates:
-            dw, dgates = _run(_Gradient, x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
+            dw, dgates = run(_Gradient, x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
         if wants_bias:
             dbias = dy.sum((0, *range(2, dy.dim())))
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, *(None,) * 7
 
 
-class _Transposed(torch.autograd.Function):
+class _Transposed(Pass):
     """The gradient of x."""
+
+    tensors = 5
 
     @staticmethod
     def forward(
@@ -137,25 +168,33 @@ class _Transposed(torch.autograd.Function):
         *fixed: Any,
     ) -> Tensor:
         ctx.save_for_backward(dy, values, gates, index, order)
-        ctx.fixed = fixed
+        ctx.fixed = (size, *fixed)
         geometry, sizes, transposed, last, tf32 = fixed
         return _conv_ops.dgrad(dy, values, index, geometry, sizes[1], size, last, transposed, gates, order, tf32)
+
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Tensor | None:
+        *tensors, index, order = ctx.saved_tensors
+        return tangent_of(_again(_Transposed, 1, ctx.fixed[4], index, order, *ctx.fixed), tensors, tangents[:3])
 
     @staticmethod
     def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
         dy, values, gates, index, order = ctx.saved_tensors
         wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:3]
-        ddx = _conv_ops.to_order(ddx, ctx.fixed[3])
+        _, *fixed = ctx.fixed
+        ddx = _conv_ops.to_order(ddx, fixed[3])
         ddy = dw = dgates = None
         if wants_dy:
-            ddy = _Product.apply(ddx, values, gates, None, index, order, *ctx.fixed)
+            ddy = apply(_Product, ddx, values, gates, None, index, order, *fixed)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, order, False, wants_gates, *ctx.fixed)
+            dw, dgates = apply(_Gradient, ddx, dy, values, gates, index, order, False, wants_gates, *fixed)
         return ddy, dw if wants_values else None, dgates if wants_gates else None, *(None,) * 8
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Pass):
     """dW = gates * S and dgates = <S, W> for each block, with S the sums over images and pixels."""
+
+    tensors = 6
 
     @staticmethod
     def forward(
@@ -171,7 +210,7 @@ class _Gradient(torch.autograd.Function):
         *fixed: Any,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, dy, values, gates, index, order)
-        ctx.fixed, ctx.wants_gates = fixed, wants_gates
+        ctx.fixed = (wide, wants_gates, *fixed)
         geometry, _, transposed, _, tf32 = fixed
         blocks, _, b, _ = values.shape
         more = (values, gates, order, wants_gates, tf32)
@@ -179,23 +218,29 @@ class _Gradient(torch.autograd.Function):
         return dw, dgates
 
     @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> tuple[Tensor | None, Tensor | None]:
+        *tensors, index, order = ctx.saved_tensors
+        return tangents_of_gradient(_again(_Gradient, 2, ctx.fixed[5], index, order, *ctx.fixed), tensors, tangents[:4])
+
+    @staticmethod
     def backward(ctx: Any, ddw: Tensor, ddgates: Tensor) -> tuple[Tensor | None, ...]:
         x, dy, values, gates, index, order = ctx.saved_tensors
         wants_x, wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:4]
+        _wide, wanted_gates, *fixed = ctx.fixed
         # <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: V plays the part of a weight.
         per_block = (-1, 1, 1, 1)
         v = ddw if gates is None else ddw * gates.view(per_block)
-        if ctx.wants_gates:
+        if wanted_gates:
             v = v + ddgates.view(per_block) * values
         v = v.to(x.dtype).contiguous()
         ddx = dddy = dvalues = dgates = None
         if wants_x:
-            ddx = _run(_Transposed, dy, v, None, index, order, tuple(x.shape[2:]), *ctx.fixed)
+            ddx = run(_Transposed, dy, v, None, index, order, tuple(x.shape[2:]), *fixed)
         if wants_dy:
-            dddy = _Product.apply(x, v, None, None, index, order, *ctx.fixed)
-        if (wants_values and ctx.wants_gates) or wants_gates:
+            dddy = apply(_Product, x, v, None, None, index, order, *fixed)
+        if (wants_values and wanted_gates) or wants_gates:
             ddw = ddw.to(x.dtype).contiguous()
-            s, inner = _Gradient.apply(x, dy, ddw, None, index, order, False, True, *ctx.fixed)
-            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and ctx.wants_gates else None
+            s, inner = apply(_Gradient, x, dy, ddw, None, index, order, False, True, *fixed)
+            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and wanted_gates else None
             dgates = inner if wants_gates else None
         return ddx, dddy, dvalues, dgates, *(None,) * 9

@@ -112,11 +112,11 @@ def _workspace(which: str, view: _structs.LayoutView, x: Tensor, steps: int) -> 
     return _structs.Workspace(memory.data_ptr(), size), memory
 
 
-def _lengths_pointer(lengths: Tensor | None, n: int) -> int | None:
+def _lengths_pointer(lengths: Tensor | None, n: int, op: str = "lstm") -> int | None:
     if lengths is None:
         return None
     if lengths.dtype != torch.int64 or lengths.shape != (n,) or not lengths.is_contiguous():
-        raise ValueError(f"[lstm] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{n}]")
+        raise ValueError(f"[{op}] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{n}]")
     return lengths.data_ptr()
 
 

@@ -55,8 +55,9 @@ def conv2d(
 ) -> Tensor:
     """activation(conv(x, W) + bias + residual), where the filter W [out, in, height, width] has the blocks `values`.
 
-    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs. float32 on CUDA may take
-    tf32 if `torch.backends.cudnn` allowed it for convolutions at the time of this call.
+    Differentiable any number of times, forward, backward and by `torch.func`; knows autocast, `torch.compile` and CUDA
+    graphs. float32 on CUDA may take tf32 if `torch.backends.cudnn` allowed it for convolutions at the time of this
+    call.
 
     Args:
         x: [n, layout.in_features, height, width], or without n. Channels-last x is answered channels-last (the fast

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..layout import Layout
 
 
-def _grid(weight: Tensor, b: int) -> Tensor:
+def grid_of(weight: Tensor, b: int) -> Tensor:
     """[out, in] as blocks [out_blocks, in_blocks, b, b], ragged edges filled with zeros."""
     out, in_ = weight.shape
     out_blocks, in_blocks = -(-out // b), -(-in_ // b)
@@ -41,7 +41,7 @@ def select_blocks(weight: Tensor, density: float, block_size: int) -> Layout:
         raise ValueError(f"[select_blocks] weight is {list(weight.shape)}, needs [out, in]")
     if not 0 <= density <= 1:
         raise ValueError(f"[select_blocks] density is {density}, needs 0 to 1")
-    norms = _grid(weight.detach().float(), block_size).square().sum((2, 3))
+    norms = grid_of(weight.detach().float(), block_size).square().sum((2, 3))
     keep = math.floor(density * norms.numel() + 0.5)
     best = torch.sort(norms.flatten(), descending=True, stable=True).indices[:keep]
     mask = torch.zeros(norms.numel(), dtype=torch.bool, device=norms.device)
@@ -65,7 +65,7 @@ def from_dense(weight: Tensor, layout: Layout) -> Tensor:
         )
     if weight.dim() > 2:
         return torch.stack([from_dense(tap, layout) for tap in weight.flatten(2).unbind(2)], 1)
-    blocks = _grid(weight, layout.block_size)[_places(layout, weight.device)]
+    blocks = grid_of(weight, layout.block_size)[_places(layout, weight.device)]
     return blocks.transpose(1, 2).contiguous() if layout.transposed else blocks
 
 

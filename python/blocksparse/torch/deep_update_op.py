@@ -1,4 +1,4 @@
-"""All steps of a deep-update LSTM whose matrices are all block-sparse: an op of the core."""
+"""All steps of a deep-update LSTM: an op of the core."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from .. import _structs
 from . import _ops
 from ._lstm_ops import _lengths_pointer
-from .modules import BlockSparseLinear
-from .sequence_op import Given, Network
+from .sequence_op import Blocks, Given, Network
 
 NORMS, WEIGHTS = slice(4, 6), slice(6, None)
 
@@ -26,7 +25,7 @@ class DeepUpdate(Network):
 
     op = "deep_update"
 
-    def __init__(self, layers: Sequence[BlockSparseLinear], epsilon: float) -> None:
+    def __init__(self, layers: Sequence[Blocks], epsilon: float) -> None:
         super().__init__(layers)
         self.epsilon = epsilon
 
@@ -37,9 +36,11 @@ class DeepUpdate(Network):
         of_layers = zip(given[WEIGHTS], norms(*given[NORMS]), strict=True)
         for i, (weight, (gain, shift)) in enumerate(of_layers):
             matrices[i].layout = self.view(i, weight)
-            matrices[i].w, matrices[i].gain, matrices[i].shift = (_ops._pointer(t) for t in (weight, gain, shift))
-        pointers = (_ops._pointer(t) for t in (factor, term, h0, c0))
-        of_lengths = _lengths_pointer(lengths, factor.size(1))
+            matrices[i].w, matrices[i].gain, matrices[i].shift = (
+                _ops._pointer(t, self.op) for t in (weight, gain, shift)
+            )
+        pointers = (_ops._pointer(t, self.op) for t in (factor, term, h0, c0))
+        of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
         return _structs.DeepUpdateInputs(matrices, len(self.layers), *pointers, of_lengths, self.epsilon)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
@@ -47,9 +48,9 @@ class DeepUpdate(Network):
         matrices = (_structs.DeepUpdateMatrixGrads * len(self.layers))()
         of_norms = norms(*(t for t in grads[NORMS] if t is not None))
         for matrix, dw, (dgain, dshift) in zip(matrices, grads[WEIGHTS], of_norms, strict=True):
-            matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t) for t in (dw, dgain, dshift))
+            matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t, self.op) for t in (dw, dgain, dshift))
         dh0, dc0, dfactor, dterm = grads[:4]
-        return _structs.DeepUpdateGrads(matrices, *(_ops._pointer(t) for t in (dfactor, dterm, dh0, dc0)))
+        return _structs.DeepUpdateGrads(matrices, *(_ops._pointer(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

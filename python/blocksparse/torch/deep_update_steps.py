@@ -1,4 +1,4 @@
-"""All steps of a deep-update LSTM as one autograd node.
+"""All steps of a deep-update LSTM as one autograd node, with PyTorch's products where matrices are dense.
 
 Every step writes into its part of tensors that hold all steps, so that the gradient of each weight, gain and shift is
 one call over the whole sequence, and nothing is recorded between.
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops
+from ._transforms import refuse_tangents
 from .functional import index_of
 from .lstm import GATES, UNITS
 from .modules import BlockSparseLinear
@@ -175,6 +176,7 @@ def run(network: Network, h0: Tensor, c0: Tensor, factor: Tensor, term: Tensor, 
     """
     weights = [layer.weight for layer in network.layers]
     tensors = (h0, c0, factor, term, *of_norms, *weights)
+    refuse_tangents("deep_update", *tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return _Run.apply(network, *tensors)
     return _forward(network, False, h0, c0, factor, term, *of_norms)[:3]
@@ -243,6 +245,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_tangents("deep_update", dy, dh, dc)
         of_state = [None if t is None else t.contiguous() for t in (dy, dh, dc)]
         saved = ctx.saved_tensors[ctx.parameters :]
         return (None, *_backward(ctx.network, saved, of_state, ctx.needs_input_grad[1:]))

@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops
+from ._transforms import Pass, apply, has_tangent, refuse_tangents, run, tangent_of, tangents_of_gradient
 
 _pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 
@@ -69,8 +70,9 @@ def linear(
 ) -> Tensor:
     """activation(x W^T + bias + residual), where W has the blocks `values` at the places that `layout` names.
 
-    Differentiable any number of times; knows autocast, `torch.compile` and CUDA graphs. float32 on CUDA is computed in
-    tf32, and so are its gradients, if `torch.backends.cuda.matmul` allowed it at the time of this call.
+    Differentiable any number of times, forward, backward and by `torch.func`; knows autocast, `torch.compile` and CUDA
+    graphs. float32 on CUDA is computed in tf32, and so are its gradients, if `torch.backends.cuda.matmul` allowed it at
+    the time of this call.
 
     Args:
         x: [..., layout.in_features]. A transposed view of a contiguous [features, tokens] tensor is taken as it is and
@@ -118,6 +120,7 @@ def linear_wgrad(
     wide = False if dtype is None else possible.get(dtype)
     if wide is None:
         raise ValueError(f"[linear_wgrad] dtype is {dtype}, needs {' or '.join(map(str, possible))}")
+    refuse_tangents("linear_wgrad", *xs, *dys)
     with torch.no_grad():
         for x in xs:
             _check_width("x", x, layout.in_features)
@@ -170,8 +173,9 @@ def apply_linear(
     if not x.is_contiguous():
         x = usable(x)
     tf32 = on_card and _ops.allows_tf32(x)
-    if torch.is_grad_enabled() and _needs_gradient(x, values, bias, gates, residual):
-        y = _Product.apply(x, values, gates, bias, index, sizes, transposed, tf32)
+    given = (x, values, bias, gates, residual)
+    if (torch.is_grad_enabled() and _needs_gradient(*given)) or has_tangent(*given):
+        y = apply(_Product, x, values, gates, bias, index, sizes, transposed, tf32)
         if residual is not None:
             if residual.shape != y.shape or residual.dtype != y.dtype:
                 raise ValueError(
@@ -211,22 +215,16 @@ def _flat_sum(dy: Tensor) -> Tensor:
     return dy.reshape(-1, dy.size(-1)).sum(0)
 
 
-class _Unrecorded:
-    """Stands in for autograd's context where nothing is recorded."""
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keeps nothing."""
+def _again(function: type[Pass], *fixed: Any) -> Callable[..., Any]:
+    """The pass as a function of its first tensors, which may lie anyhow."""
+    return lambda *tensors: apply(function, *(None if t is None else usable(t) for t in tensors), *fixed)
 
 
-def _run(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """function.apply, or its work alone where the gradient is not to have gradients itself: that saves 5 us."""
-    if torch.is_grad_enabled():
-        return function.apply(*arguments)
-    return function.forward(_Unrecorded(), *arguments)
-
-
-class _Product(torch.autograd.Function):
+class _Product(Pass):
     """y = x (gates * W)^T + bias. Values may be wider than x (autocast): their gradient is as wide as they are."""
+
+    tensors = 5
+    bias = 3
 
     @staticmethod
     def forward(
@@ -241,30 +239,39 @@ class _Product(torch.autograd.Function):
         tf32: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, values, gates, index)
-        ctx.sizes, ctx.transposed, ctx.tf32 = sizes, transposed, tf32
+        ctx.fixed = (sizes, transposed, tf32)
         y: Tensor = _ops.fprop(x, values.to(x.dtype), index, sizes[0], transposed, bias, None, gates, 0, tf32)
         return y
 
     @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Tensor | None:
+        x, values, gates, index = ctx.saved_tensors
+        dy, dbias = tangent_of(_again(_Product, None, index, *ctx.fixed), (x, values, gates), tangents[:3]), tangents[3]
+        if dy is None or dbias is None:
+            return dy if dbias is None else dbias.expand(*x.shape[:-1], -1)
+        return dy + dbias
+
+    @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, values, gates, index = ctx.saved_tensors
-        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
         wide = values.dtype != x.dtype
         values = values.to(x.dtype) if wide else values  # here, so that the second gradient goes through it
         dy = usable(dy)
         dx = dw = dgates = dbias = None
         if wants_x:
-            dx = _run(_Transposed, dy, values, gates, index, sizes, transposed, tf32)
+            dx = run(_Transposed, dy, values, gates, index, *ctx.fixed)
         if wants_values or wants_gates:
-            dw, dgates = _run(_Gradient, x, dy, values, gates, index, sizes, transposed, tf32, wide, wants_gates)
+            dw, dgates = run(_Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
         if wants_bias:
             dbias = _flat_sum(dy)
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None, None
 
 
-class _Transposed(torch.autograd.Function):
+class _Transposed(Pass):
     """dx = dy (gates * W)."""
+
+    tensors = 4
 
     @staticmethod
     def forward(
@@ -278,26 +285,32 @@ class _Transposed(torch.autograd.Function):
         tf32: bool,
     ) -> Tensor:
         ctx.save_for_backward(dy, values, gates, index)
-        ctx.sizes, ctx.transposed, ctx.tf32 = sizes, transposed, tf32
+        ctx.fixed = (sizes, transposed, tf32)
         dx: Tensor = _ops.dgrad(dy, values, index, sizes[1], transposed, gates, tf32)
         return dx
 
     @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Tensor | None:
+        *tensors, index = ctx.saved_tensors
+        return tangent_of(_again(_Transposed, index, *ctx.fixed), tensors, tangents[:3])
+
+    @staticmethod
     def backward(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
         dy, values, gates, index = ctx.saved_tensors
-        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:3]
         ddx = usable(ddx)
         ddy = dw = dgates = None
         if wants_dy:
-            ddy = _Product.apply(ddx, values, gates, None, index, sizes, transposed, tf32)
+            ddy = apply(_Product, ddx, values, gates, None, index, *ctx.fixed)
         if wants_values or wants_gates:
-            dw, dgates = _Gradient.apply(ddx, dy, values, gates, index, sizes, transposed, tf32, False, wants_gates)
+            dw, dgates = apply(_Gradient, ddx, dy, values, gates, index, *ctx.fixed, False, wants_gates)
         return ddy, dw if wants_values else None, dgates if wants_gates else None, None, None, None, None
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(Pass):
     """dW = gates * S and dgates = <S, W> for each block, with S = dy_out^T x_in."""
+
+    tensors = 5
 
     @staticmethod
     def forward(
@@ -314,30 +327,35 @@ class _Gradient(torch.autograd.Function):
         wants_gates: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, dy, values, gates, index)
-        ctx.sizes, ctx.transposed, ctx.tf32, ctx.wants_gates = sizes, transposed, tf32, wants_gates
+        ctx.fixed = (sizes, transposed, tf32, wide, wants_gates)
         blocks, b, _ = values.shape
         dw, dgates = _ops.wgrad(x, dy, index, blocks, b, transposed, wide, values, gates, wants_gates, tf32)
         return dw, dgates
 
     @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> tuple[Tensor | None, Tensor | None]:
+        *tensors, index = ctx.saved_tensors
+        return tangents_of_gradient(_again(_Gradient, index, *ctx.fixed), tensors, tangents[:4])
+
+    @staticmethod
     def backward(ctx: Any, ddw: Tensor, ddgates: Tensor) -> tuple[Tensor | None, ...]:
         x, dy, values, gates, index = ctx.saved_tensors
-        sizes, transposed, tf32 = ctx.sizes, ctx.transposed, ctx.tf32
         wants_x, wants_dy, wants_values, wants_gates = ctx.needs_input_grad[:4]
+        *fixed, _wide, wanted_gates = ctx.fixed
         # <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: V plays the part of a weight.
         per_block = (-1, 1, 1)
         v = ddw if gates is None else ddw * gates.view(per_block)
-        if ctx.wants_gates:
+        if wanted_gates:
             v = v + ddgates.view(per_block) * values
         v = v.to(x.dtype)
         ddx = dddy = dvalues = dgates = None
         if wants_x:
-            ddx = _Transposed.apply(dy, v, None, index, sizes, transposed, tf32)
+            ddx = apply(_Transposed, dy, v, None, index, *fixed)
         if wants_dy:
-            dddy = _Product.apply(x, v, None, None, index, sizes, transposed, tf32)
-        if (wants_values and ctx.wants_gates) or wants_gates:
+            dddy = apply(_Product, x, v, None, None, index, *fixed)
+        if (wants_values and wanted_gates) or wants_gates:
             ddw = ddw.to(x.dtype).contiguous()
-            s, inner = _Gradient.apply(x, dy, ddw, None, index, sizes, transposed, tf32, False, True)
-            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and ctx.wants_gates else None
+            s, inner = apply(_Gradient, x, dy, ddw, None, index, *fixed, False, True)
+            dvalues = (ddgates.view(per_block) * s).to(values.dtype) if wants_values and wanted_gates else None
             dgates = inner if wants_gates else None
         return ddx, dddy, dvalues, dgates, None, None, None, None, None, None

@@ -118,6 +118,10 @@ class Recurrent(nn.Module, ABC):
         for name, given in zip("hc", state or (), strict=False):
             if tuple(given.shape) != needed:
                 raise ValueError(f"[{type(self).__name__}] {name} is {list(given.shape)}, needs {list(needed)}")
+        if lengths is not None and (lengths.shape != needed[1:2] or lengths.is_floating_point()):
+            raise ValueError(
+                f"[{type(self).__name__}] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{needed[1]}]"
+            )
         hs, cs = [], []
         for i in range(self.num_layers):
             if i > 0 and self.dropout > 0:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import _lib, _structs
 from . import _ops
+from ._transforms import refuse_tangents
 
 _lib_def = _ops._ops
 _lib_def.define(
@@ -31,7 +32,7 @@ _lib_def.define(
 def _empty_forward(
     x: Tensor, gain: Tensor, shift: Tensor, factor: Tensor | None, term: Tensor | None, relu: bool, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    _ops._check_devices(x, gain, shift, factor, term)
+    _ops._check_devices(x, gain, shift, factor, term, op="layer_norm")
     return torch.empty_like(x), x.new_empty(*x.shape[:-1], 2, dtype=_ops.sum_dtype(x.dtype))
 
 
@@ -47,20 +48,24 @@ def _empty_backward(
     relu: bool,
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _ops._check_devices(x, dy, gain, shift, factor, y, stats)
+    _ops._check_devices(x, dy, gain, shift, factor, y, stats, op="layer_norm")
     nothing = x.new_empty(0)
     dfactor = nothing if factor is None else torch.empty_like(x)
     dterm = torch.empty_like(x) if has_term else x.new_empty(0)
     return torch.empty_like(x), torch.empty_like(gain), torch.empty_like(shift), dfactor, dterm
 
 
+def _pointer(x: Tensor | None) -> Any:
+    return _ops._pointer(x, "layer_norm")
+
+
 def _forward(
     x: Tensor, gain: Tensor, shift: Tensor, factor: Tensor | None, term: Tensor | None, relu: bool, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     y, stats = _empty_forward(x, gain, shift, factor, term, relu, epsilon)
-    given = (_ops._pointer(t) for t in (x, gain, shift, factor, term))
+    given = (_pointer(t) for t in (x, gain, shift, factor, term))
     inputs = _structs.LayerNormInputs(*given, int(relu), epsilon)
-    _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _ops._pointer(y), _ops._pointer(stats), _ops._stream(x))
+    _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _pointer(y), _pointer(stats), _ops._stream(x))
     return y, stats
 
 
@@ -76,10 +81,10 @@ def _backward(
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made = dx, dgain, dshift, dfactor, dterm = _empty_backward(dy, x, gain, shift, factor, y, stats, relu, has_term)
-    saved = _structs.LayerNormSaved(*(_ops._pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
+    saved = _structs.LayerNormSaved(*(_pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
     wanted = (dx, dgain, dshift, None if factor is None else dfactor, dterm if has_term else None)
-    grads = _structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
-    _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _ops._pointer(dy), ctypes.byref(grads), _ops._stream(x))
+    grads = _structs.LayerNormGrads(*(_pointer(t) for t in wanted))
+    _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _pointer(dy), ctypes.byref(grads), _ops._stream(x))
     return made
 
 
@@ -112,6 +117,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_tangents("layer_norm", dy)
         factor = ctx.saved_tensors[3]
         made = backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu, ctx.has_term)
         dx, dgain, dshift, dfactor, dterm = made
@@ -130,7 +136,7 @@ def layer_norm(
 ) -> Tensor:
     """y = f((x^ gain + shift) factor + term): x^ is x normalised over its last dimension, f is relu or nothing.
 
-    Differentiable once.
+    Differentiable once, and backward.
 
     Args:
         x: [n, groups, features], contiguous. Each group has a norm of its own.
@@ -146,7 +152,9 @@ def layer_norm(
 
     Raises:
         ValueError: a shape or dtype is wrong.
+        NotImplementedError: a tensor has a tangent (forward-mode differentiation).
     """
+    refuse_tangents("layer_norm", x, gain, shift, factor, term)
     gain, shift = gain.contiguous(), shift.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, gain, shift, factor, term)):
         y: Tensor = _LayerNorm.apply(x, gain, shift, factor, term, relu, epsilon)

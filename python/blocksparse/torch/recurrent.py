@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ..layout import Layout
 from . import _lstm_ops, _ops
+from ._transforms import refuse_tangents
 from .functional import apply_linear, index_of
 from .modules import BlockSparseLinear
 
@@ -25,9 +26,9 @@ def lstm(
 ) -> tuple[Tensor, State]:
     """A sequence through an LSTM: z = pre[t] + W h, c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c).
 
-    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable once;
-    knows autocast and `torch.compile`. For truncated backpropagation through time pass the last chunk's state,
-    detached.
+    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable once, and
+    backward; knows autocast and `torch.compile`. For truncated backpropagation through time pass the last chunk's
+    state, detached.
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
@@ -44,6 +45,7 @@ def lstm(
 
     Raises:
         ValueError: a shape or dtype is wrong.
+        NotImplementedError: a tensor has a tangent (forward-mode differentiation).
     """
     if not isinstance(pre, Tensor):
         raise TypeError(f"[lstm] pre is a {type(pre).__name__}, needs a torch.Tensor")
@@ -80,6 +82,7 @@ def apply_lstm(
     if lengths is not None:
         lengths = lengths.to(pre.device, torch.int64).contiguous()
     pre = pre.contiguous()
+    refuse_tangents("lstm", pre, values, h0, c0)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (pre, values, h0, c0)):
         y, h, c = _Lstm.apply(pre, values, index, h0, c0, lengths)
     else:
@@ -90,6 +93,7 @@ def apply_lstm(
 def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
     """One step from z [n, 4, hidden] and c [n, hidden], without a product: -> h, c. values and index are not read."""
     pre = z.unsqueeze(0)
+    refuse_tangents("lstm", z, c)
     if torch.is_grad_enabled() and (z.requires_grad or c.requires_grad):
         _, h, c = _Lstm.apply(pre, values, index, None, c, None)
     else:
@@ -127,6 +131,7 @@ class _Lstm(torch.autograd.Function):
         h0, c0 = ctx.saved_tensors[5:7]
         wants_values = ctx.needs_input_grad[1]
         of_outputs = (_contiguous(dy), _contiguous(dh), _contiguous(dc))
+        refuse_tangents("lstm", *of_outputs)
         made = _lstm_ops.backward(*ctx.saved_tensors, *of_outputs, ctx.wide, wants_values)
         dpre, dw, dh0, dc0 = made
         of_state = (None if h0 is None else dh0, None if c0 is None else dc0)
@@ -147,6 +152,7 @@ class SharedWeight:
 
     def __init__(self, layer: nn.Linear | BlockSparseLinear) -> None:
         weight = layer.weight
+        refuse_tangents("SharedWeight", weight)
         self.layout = layer.layout if isinstance(layer, BlockSparseLinear) else None
         self.index = layer.tables(weight.device) if isinstance(layer, BlockSparseLinear) else None
         self.used: list[tuple[Tensor, Tensor]] = []  # (x [n, in], dy [n, out]) of each use, last first
@@ -160,6 +166,7 @@ class SharedWeight:
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> x W^T [n, out]."""
         x = x.to(self.dtype)
+        refuse_tangents("SharedWeight", x)
         if self.compiled:
             return self.product(x, False) if self.layout else nn.functional.linear(x, self.weight)
         y: Tensor = _Use.apply(x, self.source, self)
@@ -213,6 +220,7 @@ class _Use(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
         (x,) = ctx.saved_tensors
+        refuse_tangents("linear_wgrad", dy)
         dy = dy.contiguous()
         if ctx.needs_input_grad[1]:
             ctx.shared.used.append((x.contiguous(), dy))

@@ -6,21 +6,58 @@ A network says how the core takes its tensors; `run` calls the core forward, and
 from __future__ import annotations
 
 import ctypes
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from .. import _lib, _structs
-from . import _ops
-from .modules import BlockSparseLinear
+from ..layout import Layout
+from . import _ops, convert
+from ._transforms import refuse_tangents
+from .functional import index_of
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
 Given = Sequence[Tensor]
+
+
+class Blocks(Protocol):
+    """A weight in blocks, as a `BlockSparseLinear` has it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[blocks, b, b]."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which there are."""
+
+    def tables(self, device: torch.device) -> Tensor:
+        """`index_of` the layout."""
+
+
+class FullBlocks:
+    """A dense weight whose sizes are multiples of 8, in the largest blocks that divide it: all of them are there."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        out, in_ = layer.weight.shape
+        b = next(b for b in (128, 64, 32, 16, 8) if out % b == 0 and in_ % b == 0)
+        self.layout = _full(out // b, in_ // b, b)
+        self.weight = convert.grid_of(layer.weight, b).flatten(0, 1)
+
+    def tables(self, device: torch.device) -> Tensor:
+        """See `Blocks`."""
+        return index_of(self.layout, device)
+
+
+@functools.lru_cache
+def _full(out_blocks: int, in_blocks: int, b: int) -> Layout:
+    return Layout.from_graph(f"dense({out_blocks},{in_blocks})", b)
 
 
 class Network(ABC):
@@ -32,7 +69,7 @@ class Network(ABC):
 
     op: str  # "deep_update": of bs_deep_update_forward, say
 
-    def __init__(self, layers: Sequence[BlockSparseLinear]) -> None:
+    def __init__(self, layers: Sequence[Blocks]) -> None:
         self.layers = layers
         self._layouts = [
             (layer.tables(layer.weight.device), layer.layout) for layer in layers
@@ -53,7 +90,7 @@ class Network(ABC):
     def view(self, i: int, weight: Tensor) -> Any:
         """A pointer to the layout of the i-th weight."""
         index, layout = self._layouts[i]
-        return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes))
+        return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes, self.op))
 
     def narrowed(self, given: Given) -> list[Tensor]:
         """Weights in the dtype of their products, that of factor."""
@@ -75,6 +112,7 @@ def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tenso
         lengths: steps of each sequence, [n]; None: all.
         given: tensors; the weights as they are, perhaps wider than the others.
     """
+    refuse_tangents(network.op, *given)
     if lengths is not None:
         lengths = lengths.to(given[0].device, torch.int64).contiguous()
     given = tuple(t.contiguous() for t in given)  # outside of the node, for the core has pointers alone
@@ -101,7 +139,7 @@ def _forward(
     if save:
         saved, to_save = _memory(network, "saved", factor, inputs)
     _scratch, workspace = _memory(network, "forward_workspace", factor, inputs)
-    made = (_ops._pointer(t) for t in (y, h, c))
+    made = (_ops._pointer(t, network.op) for t in (y, h, c))
     stream = _ops._stream(factor, _ops.allows_tf32(factor))
     _lib.call(f"bs_{network.op}_forward", ctypes.byref(inputs), *made, to_save, workspace, stream)
     return y, h, c, saved
@@ -123,6 +161,7 @@ class _Run(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         network: Network = ctx.network
+        refuse_tangents(network.op, *of_outputs)
         lengths, y, saved, *given = ctx.saved_tensors
         wanted = [needed or not network.optional(i) for i, needed in enumerate(ctx.needs_input_grad[2:])]
         dtypes = [
@@ -137,8 +176,8 @@ class _Run(torch.autograd.Function):
         _scratch, workspace = _memory(network, "backward_workspace", y, inputs)
         _lib.call(
             f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), _ops._pointer(y), _structs.Workspace(saved.data_ptr(), saved.numel())),
-            *(_ops._pointer(t) for t in contiguous),
+            *(ctypes.byref(inputs), _ops._pointer(y, network.op), _structs.Workspace(saved.data_ptr(), saved.numel())),
+            *(_ops._pointer(t, network.op) for t in contiguous),
             *(ctypes.byref(of_given), workspace, _ops._stream(y, _ops.allows_tf32(y))),
         )
         return (None, None, *grads)

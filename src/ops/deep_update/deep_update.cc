@@ -58,7 +58,7 @@ Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Tensors& c) {
   s.factor = in.factor.data, s.term = in.term.data, s.h0 = in.h0.data, s.c0 = in.c0.data;
   s.lengths = in.lengths;
   s.epsilon = in.epsilon;
-  return lstm::check_lengths(c.op, s);
+  return lstm::check_lengths(c.op, s.device, s.lengths, s.n, s.steps);
 }
 
 Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& grads, Backward& b, Tensors& c) {

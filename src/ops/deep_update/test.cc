@@ -314,7 +314,7 @@ TEST(DeepUpdate, Refuses) {
       [&](auto&, auto& out) { out.saved.data = static_cast<char*>(out.saved.data) + 4; }, scratch.space);
   refused("workspace", [](auto&, auto&) {}, Workspace{scratch.space.data, 64});
   net.lengths = {4, 1};
-  refused("lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
+  refused("[deep_update_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
 }
 
 }  // namespace

@@ -1,17 +1,14 @@
-// What the linear op's edge refuses, what it promises about determinism and sharing, and the choice of `select`.
+// What the linear op's edge refuses, what it promises about determinism and sharing, and its one-line problems.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <thread>
 
 #include "blocksparse/blocksparse.h"
 #include "cpu/isa.h"
-#include "ops/linear/kernels.h"
 #include "ops/linear/problem.h"
-#include "ops/linear/select.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -312,114 +309,6 @@ TEST(Problem, LinesAreReadAndWritten) {
                           "linear:fprop ba(4,2) x=up", "linear:fprop ba(4,2) act=tanh", "linear:fprop ba(4,2) n=-1"}) {
     EXPECT_FALSE(parse_linear_case(bad).ok()) << bad;
   }
-}
-
-#if defined(__x86_64__)
-constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::avx2, Isa::avx512};
-constexpr Isa kBf16IsasOfThisBuild[] = {Isa::avx512_bf16, Isa::amx};
-#elif defined(__aarch64__)
-constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::neon};
-constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
-#else
-constexpr Isa kIsasOfThisBuild[] = {Isa::scalar};
-constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
-#endif
-
-TEST(Select, EveryKernelIsRegisteredOnce) {
-  for (Isa isa : kIsasOfThisBuild) {
-    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-      int products = 0, gradients = 0;
-      for (const ProductKernel& k : product_kernels()) products += k.isa == isa && k.dtype == dtype;
-      for (const GradientKernel& k : gradient_kernels()) gradients += k.isa == isa && k.dtype == dtype;
-      EXPECT_EQ(products, 1) << name_of(isa) << name_of(dtype);
-      EXPECT_EQ(gradients, 1) << name_of(isa) << name_of(dtype);
-    }
-  }
-}
-
-TEST(Select, TypesThatAnInstructionSetLacksAreDoneByTheNextBelow) {
-  for (Isa isa : kBf16IsasOfThisBuild) {
-    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-      const Isa expected = dtype == DType::bf16 ? isa : Isa::avx512;
-      ASSERT_NE(find_product_kernel(isa, dtype), nullptr);
-      EXPECT_EQ(find_product_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
-      EXPECT_EQ(find_gradient_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
-    }
-  }
-  EXPECT_EQ(find_product_kernel(Isa::reference, DType::f32), nullptr) << "which is no kernel";
-}
-
-TEST(Select, RoundsFitTheCacheAndHoldWholeGroups) {
-  Problem p{.dtype = DType::f32, .block = 32, .n = 100000, .inputs = 1024, .outputs = 1024};
-  EXPECT_EQ(plan_product(p).round, 1024);
-  p.inputs = 131072;
-  EXPECT_EQ(plan_product(p).round, 64) << "never less than a group";
-  p.n = 5;
-  EXPECT_EQ(plan_product(p).round, 16) << "one vector of the widest instruction set";
-  p.n = 0;
-  EXPECT_EQ(plan_product(p).round, 0);
-  p = {.dtype = DType::f64, .block = 8, .n = 70, .inputs = 64, .outputs = 64};
-  EXPECT_EQ(plan_product(p).group, 32);
-}
-
-TEST(Select, ThreadsTakeGroupsOfTokensWhereTheyComeOutEven) {
-  constexpr int64_t kSmall = 400 << 10, kLarge = 4 << 20;
-  const auto group = [](int64_t tokens, int64_t smallest, int64_t weight_bytes, int32_t threads) {
-    return group_of_thread({tokens, 64, smallest, weight_bytes, threads});
-  };
-  EXPECT_EQ(group(64, 32, kLarge, 1), 64);
-  EXPECT_EQ(group(512, 32, kLarge, 2), 64);
-  EXPECT_EQ(group(64, 32, kSmall, 2), 32);
-  EXPECT_EQ(group(64, 32, kLarge, 2), 0) << "weights are read by one thread each";
-  EXPECT_EQ(group(64, 64, kSmall, 2), 0);
-  EXPECT_EQ(group(192, 32, kSmall, 2), 32) << "3 groups are not shared evenly by 2, 6 are";
-  EXPECT_EQ(group(576, 32, kLarge, 2), 64) << "9 groups nearly are";
-  EXPECT_EQ(group(512, 32, kSmall, 64), 0);
-}
-
-TEST(Select, SumsOfNarrowBlocksWaitForTheirRows) {
-  Problem p{.dtype = DType::f32, .block = 32, .n = 512, .inputs = 1024, .outputs = 1000};
-  EXPECT_EQ(plan_product(p).staged_tokens, 512);
-  EXPECT_EQ(plan_product(p).staged_bytes, 512u * 1024 * 4) << "whole runs of outputs";
-  p.outputs = 131072;
-  EXPECT_EQ(plan_product(p).staged_tokens, 64) << "never less than a group";
-  p.block = 64;
-  EXPECT_EQ(plan_product(p).staged_bytes, 0u);
-  p = {.dtype = DType::bf16, .block = 32, .n = 512, .inputs = 1024, .outputs = 1024};
-  EXPECT_EQ(plan_product(p).staged_tokens, 0);
-  p.block = 8;
-  EXPECT_EQ(plan_product(p).staged_tokens, 512);
-}
-
-TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
-  Problem p{
-      .dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};
-  EXPECT_TRUE(plan_product(p).direct);
-  p.x_feature_stride = 512;
-  EXPECT_FALSE(plan_product(p).direct) << "2048 bytes apart: few sets of the cache";
-  p.x_feature_stride = 500;
-  EXPECT_TRUE(plan_product(p).direct);
-  p.dtype = DType::bf16;
-  EXPECT_FALSE(plan_product(p).direct) << "bf16 is widened when it is packed";
-  p.dtype = DType::f32;
-  p.x_features_first = false;
-  EXPECT_FALSE(plan_product(p).direct);
-}
-
-TEST(Select, SmallProblemsStayOnOneThread) {
-  EXPECT_EQ(worthwhile_threads(16, 0), 1);
-  EXPECT_EQ(worthwhile_threads(16, 9e5), 1);
-  EXPECT_EQ(worthwhile_threads(16, 2e6), 4);
-  EXPECT_EQ(worthwhile_threads(16, 1e12), 16);
-  EXPECT_EQ(worthwhile_threads(1, 1e12), 1);
-}
-
-TEST(Select, NarrowGradientsOfSeveralRoundsAreSummedWide) {
-  Problem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 32, .n = 100, .inputs = 256, .outputs = 256};
-  EXPECT_EQ(plan_gradient(p, DType::bf16, 10).sums_bytes, 0u);
-  p.n = 5000;
-  EXPECT_EQ(plan_gradient(p, DType::bf16, 10).sums_bytes, 10u * 32 * 32 * 4);
-  EXPECT_EQ(plan_gradient(p, DType::f32, 10).sums_bytes, 0u);
 }
 
 }  // namespace

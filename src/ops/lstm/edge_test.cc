@@ -118,8 +118,8 @@ TEST(LstmEdge, Dtypes) {
 TEST(LstmEdge, LengthsWorkspaceOverlapThreads) {
   Call c;
   c.lengths[3] = 4;
-  expect_error(c.forward(), "lengths[3] is 4, needs 0 to 3");
-  expect_error(c.backward(), "lengths[3] is 4, needs 0 to 3");
+  expect_error(c.forward(), "[lstm_forward] lengths[3] is 4, needs 0 to 3");
+  expect_error(c.backward(), "[lstm_backward] lengths[3] is 4, needs 0 to 3");
   c.lengths[3] = -1;
   expect_error(c.forward(), "lengths[3] is -1, needs 0 to 3");
   c = Call();

@@ -1,19 +1,17 @@
 // The edge of the LSTM op: checks once, then hands on to a device.
 #include "ops/lstm/lstm.h"
 
-#include <algorithm>
-#include <array>
-
 #include "blocksparse/blocksparse.h"
-#include "core/checks.h"
-#include "core/text.h"
 #include "cpu/threads.h"
+#include "ops/lstm/steps.h"
 
 namespace blocksparse {
 
 using namespace lstm;  // NOLINT(google-build-using-namespace)
 
 namespace {
+
+using Tensors = CheckedTensors<9>;
 
 constexpr int64_t kMostRows = int64_t{1} << 40;  // steps * n: more do not fit into any memory
 
@@ -33,45 +31,9 @@ Status check_layout(const char* op, const LayoutView& layout, const char* sized,
   return {};
 }
 
-// What is checked of a call besides its own sizes.
-struct Checker {
-  const char* op;
-  Device device;
-  std::array<Region, 16> read = {}, written = {};
-  size_t reads = 0, writes = 0;
-
-  Status check(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) const {
-    const Named named{op, name, t};
-    BS_RETURN_IF_ERROR(check_contiguous(named, shape));
-    BS_RETURN_IF_ERROR(check_dtype(named, needed));
-    return check_device(named, device);
-  }
-  Status input(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) {
-    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, needed, shape));
-    read[reads++] = region_of(name, t);
-    return {};
-  }
-  Status output(const char* name, const ConstTensor& t, DType needed, std::initializer_list<int64_t> shape) {
-    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, needed, shape));
-    written[writes++] = region_of(name, t);
-    return {};
-  }
-  Status disjoint() const {
-    for (size_t i = 0; i < writes; ++i) {
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
-    }
-    return {};
-  }
-};
-
-Status needs(const char* op, const char* name, const ConstTensor& t) {
-  return t.given() ? Status() : invalid("[", op, "] ", name, " is not given");
-}
-
 // steps and n of a tensor [steps, n, ..., H].
 Status sizes_of(const char* op, const char* name, const ConstTensor& t, int rank, Sequence& s) {
-  BS_RETURN_IF_ERROR(needs(op, name, t));
+  BS_RETURN_IF_ERROR(Tensors::given({op, name, t}));
   BS_RETURN_IF_ERROR(check_tensor({op, name, t}));
   if (t.rank != rank || t.shape[static_cast<size_t>(rank) - 1] != s.hidden) {
     return invalid("[", op, "] ", name, " is ", shape_text(t), ", needs [steps, n, ", rank == 4 ? "4, " : "", s.hidden,
@@ -84,40 +46,28 @@ Status sizes_of(const char* op, const char* name, const ConstTensor& t, int rank
   return {};
 }
 
-Status check_lengths(const char* op, const Sequence& s) {
-  if (s.layout.device.type != DeviceType::cpu) return {};  // they cannot be looked at
-  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
-    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
-      return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
-    }
-  }
-  return {};
-}
-
 Status check_forward(const LayoutView& layout, const LstmInputs& in, const LstmOutputs& out, Forward& f) {
   const char* op = "lstm_forward";
   BS_RETURN_IF_ERROR(check_layout(op, layout, "pre", in.pre.device));
   f.layout = layout;
   f.hidden = layout.in_features;
   BS_RETURN_IF_ERROR(sizes_of(op, "pre", in.pre, 4, f));
-  BS_RETURN_IF_ERROR(needs(op, "w", in.w));
-  BS_RETURN_IF_ERROR(needs(op, "y", out.y));
   const int64_t hidden = f.hidden, b = layout.block_size;
   const DType dtype = f.dtype, state = sum_dtype(dtype);
-  Checker c{op, layout.device};
-  BS_RETURN_IF_ERROR(c.input("pre", in.pre, dtype, {f.steps, f.n, kGates, hidden}));
-  BS_RETURN_IF_ERROR(c.input("w", in.w, dtype, {layout.blocks, b, b}));
-  BS_RETURN_IF_ERROR(c.input("h0", in.h0, dtype, {f.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("c0", in.c0, state, {f.n, hidden}));
-  BS_RETURN_IF_ERROR(c.output("y", out.y, dtype, {f.steps, f.n, hidden}));
-  BS_RETURN_IF_ERROR(c.output("h", out.h, dtype, {f.n, hidden}));
-  BS_RETURN_IF_ERROR(c.output("c", out.c, state, {f.n, hidden}));
-  BS_RETURN_IF_ERROR(c.output("gates", out.gates, dtype, {f.steps, f.n, kGates, hidden}));
-  BS_RETURN_IF_ERROR(c.output("cells", out.cells, state, {f.steps, f.n, hidden}));
+  Tensors c{op, layout.device};
+  BS_RETURN_IF_ERROR(c.input({c.op, "pre", in.pre}, dtype, {f.steps, f.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w", in.w}, dtype, {layout.blocks, b, b}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "h0", in.h0}, dtype, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "c0", in.c0}, state, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({c.op, "y", out.y}, dtype, {f.steps, f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "h", out.h}, dtype, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "c", out.c}, state, {f.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "gates", out.gates}, dtype, {f.steps, f.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "cells", out.cells}, state, {f.steps, f.n, hidden}));
   if (out.gates.given() != out.cells.given()) return invalid("[", op, "] gates and cells are given both or neither");
   BS_RETURN_IF_ERROR(c.disjoint());
   f.lengths = in.lengths;
-  BS_RETURN_IF_ERROR(check_lengths(op, f));
+  BS_RETURN_IF_ERROR(check_lengths(op, layout.device, f.lengths, f.n, f.steps));
   f.w = in.w.data;
   f.h0 = in.h0.data;
   f.c0 = in.c0.data;
@@ -130,21 +80,18 @@ Status check_forward(const LayoutView& layout, const LstmInputs& in, const LstmO
   return {};
 }
 
-Status check_backward_inputs(const LstmSaved& saved, const LstmOutputGrads& of, Backward& b, Checker& c) {
+Status check_backward_inputs(const LstmSaved& saved, const LstmOutputGrads& of, Backward& b, Tensors& c) {
   const int64_t hidden = b.hidden, block = b.layout.block_size;
   const DType state = sum_dtype(b.dtype);
-  BS_RETURN_IF_ERROR(needs(c.op, "w", saved.w));
-  BS_RETURN_IF_ERROR(needs(c.op, "gates", saved.gates));
-  BS_RETURN_IF_ERROR(needs(c.op, "cells", saved.cells));
-  BS_RETURN_IF_ERROR(c.input("w", saved.w, b.dtype, {b.layout.blocks, block, block}));
-  BS_RETURN_IF_ERROR(c.input("h0", saved.h0, b.dtype, {b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("c0", saved.c0, state, {b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("y", saved.y, b.dtype, {b.steps, b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("gates", saved.gates, b.dtype, {b.steps, b.n, kGates, hidden}));
-  BS_RETURN_IF_ERROR(c.input("cells", saved.cells, state, {b.steps, b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("dy", of.y, b.dtype, {b.steps, b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("dh", of.h, b.dtype, {b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.input("dc", of.c, state, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "w", saved.w}, b.dtype, {b.layout.blocks, block, block}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "h0", saved.h0}, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "c0", saved.c0}, state, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "y", saved.y}, b.dtype, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "gates", saved.gates}, b.dtype, {b.steps, b.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_input({c.op, "cells", saved.cells}, state, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dy", of.y}, b.dtype, {b.steps, b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dh", of.h}, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.input({c.op, "dc", of.c}, state, {b.n, hidden}));
   b.lengths = saved.lengths;
   b.w = saved.w.data;
   b.h0 = saved.h0.data;
@@ -155,21 +102,20 @@ Status check_backward_inputs(const LstmSaved& saved, const LstmOutputGrads& of, 
   b.dy = of.y.data;
   b.dh = of.h.data;
   b.dc = of.c.data;
-  return check_lengths(c.op, b);
+  return check_lengths(c.op, c.device, b.lengths, b.n, b.steps);
 }
 
-Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, Checker& c) {
+Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, Tensors& c) {
   const int64_t hidden = b.hidden, block = b.layout.block_size;
   const DType state = sum_dtype(b.dtype);
-  BS_RETURN_IF_ERROR(needs(c.op, "dpre", grads.pre));
   b.dw_dtype = grads.w.dtype;
   if (grads.w.given() && b.dw_dtype != b.dtype && b.dw_dtype != state) {
     return invalid("[", c.op, "] dw is ", name_of(b.dw_dtype), ", needs ", name_of(state), " or ", name_of(b.dtype));
   }
-  BS_RETURN_IF_ERROR(c.output("dpre", grads.pre, b.dtype, {b.steps, b.n, kGates, hidden}));
-  BS_RETURN_IF_ERROR(c.output("dw", grads.w, b.dw_dtype, {b.layout.blocks, block, block}));
-  BS_RETURN_IF_ERROR(c.output("dh0", grads.h0, b.dtype, {b.n, hidden}));
-  BS_RETURN_IF_ERROR(c.output("dc0", grads.c0, state, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.needed_output({c.op, "dpre", grads.pre}, b.dtype, {b.steps, b.n, kGates, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "dw", grads.w}, b.dw_dtype, {b.layout.blocks, block, block}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, b.dtype, {b.n, hidden}));
+  BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {b.n, hidden}));
   b.dpre = grads.pre.data;
   b.dw = b.layout.blocks > 0 ? grads.w.data : nullptr;
   b.dh0 = grads.h0.data;
@@ -206,7 +152,7 @@ Status lstm_backward(const LayoutView& layout, const LstmSaved& saved, const Lst
   b.layout = layout;
   b.hidden = layout.in_features;
   BS_RETURN_IF_ERROR(sizes_of(op, "y", saved.y, 3, b));
-  Checker c{op, layout.device};
+  Tensors c{op, layout.device};
   BS_RETURN_IF_ERROR(check_backward_inputs(saved, of_outputs, b, c));
   BS_RETURN_IF_ERROR(check_grads(grads, accumulate, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));

@@ -78,11 +78,11 @@ Status check_layout(const char* op, const char* name, const LayoutView& layout, 
   return invalid("[", op, "] ", name, " is ", out, " x ", in, ", needs ", rows, " x ", s.hidden);
 }
 
-Status check_lengths(const char* op, const Steps& s) {
-  if (s.device.type != DeviceType::cpu) return {};  // they cannot be looked at
-  for (int64_t i = 0; s.lengths != nullptr && i < s.n; ++i) {
-    if (s.lengths[i] < 0 || s.lengths[i] > s.steps) {
-      return invalid("[", op, "] lengths[", i, "] is ", s.lengths[i], ", needs 0 to ", s.steps);
+Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps) {
+  if (device.type != DeviceType::cpu || lengths == nullptr) return {};
+  for (int64_t i = 0; i < n; ++i) {
+    if (lengths[i] < 0 || lengths[i] > steps) {
+      return invalid("[", op, "] lengths[", i, "] is ", lengths[i], ", needs 0 to ", steps);
     }
   }
   return {};

@@ -50,7 +50,8 @@ struct Pass {
 // Sizes, dtype and device, which `factor` [steps, n, H] tells.
 Status check_steps(const char* op, const ConstTensor& factor, Steps& s);
 Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Steps& s);
-Status check_lengths(const char* op, const Steps& s);
+// Of n sequences; on a card they cannot be looked at.
+Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps);
 Status check_saved(const char* op, const Workspace& saved, int64_t needed);
 Status check_dw_dtype(const char* op, const char* name, const Tensor& dw, DType dtype);
 

@@ -33,7 +33,7 @@ Status check_inputs(const MultiplicativeInputs& in, Sequence& s, Tensors& c) {
   BS_RETURN_IF_ERROR(c.needed_input({c.op, "w", in.w}, dtype, {in.layout.blocks, b, b}));
   s.factor = in.factor.data, s.pre = in.pre.data, s.h0 = in.h0.data, s.c0 = in.c0.data;
   s.lengths = in.lengths;
-  return lstm::check_lengths(c.op, s);
+  return lstm::check_lengths(c.op, s.device, s.lengths, s.n, s.steps);
 }
 
 Status check_dw(const char* op, const char* name, const Tensor& dw, const LayoutView& layout, DType dtype, Tensors& c) {

@@ -175,7 +175,7 @@ TEST(Multiplicative, Refuses) {
   refused("saved has 64 bytes, needs", [](auto&, auto& out) { out.saved.bytes = 64; });
   refused("workspace", [](auto&, auto&) {}, 64);
   net.lengths = {4, 1};
-  refused("lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
+  refused("[multiplicative_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 // The edge of the layer norm: checks once, then hands on to a device.
 #include "ops/norm/norm.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "blocksparse/blocksparse.h"
-#include "core/checks.h"
-#include "core/text.h"
+#include "core/checked_tensors.h"
 #include "cpu/threads.h"
 
 namespace blocksparse {
@@ -16,50 +13,13 @@ using namespace norm;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
+using Tensors = CheckedTensors<8>;
+
 constexpr int64_t kMost = int64_t{1} << 40;  // elements: more do not fit into any memory
-
-// The tensors of a call, whose sizes x tells.
-struct Checker {
-  const char* op;
-  ConstTensor x;
-  std::array<Region, 8> read = {}, written = {};
-  size_t reads = 0, writes = 0;
-
-  enum class Shape { rows, features, stats };  // [n, groups, H], [groups, H], [n, groups, 2]
-
-  Status check(const char* name, const ConstTensor& t, Shape shape) const {
-    const Named named{op, name, t};
-    const int64_t n = x.shape[0], groups = x.shape[1], features = x.shape[2];
-    if (shape == Shape::rows) BS_RETURN_IF_ERROR(check_contiguous(named, {n, groups, features}));
-    else if (shape == Shape::features) BS_RETURN_IF_ERROR(check_contiguous(named, {groups, features}));
-    else BS_RETURN_IF_ERROR(check_contiguous(named, {n, groups, 2}));
-    BS_RETURN_IF_ERROR(check_dtype(named, shape == Shape::rows ? x.dtype : sum_dtype(x.dtype)));
-    return check_device(named, x.device);
-  }
-  Status input(const char* name, const ConstTensor& t, Shape shape, bool needed) {
-    if (needed && !t.given()) return invalid("[", op, "] ", name, " is not given");
-    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, shape));
-    read[reads++] = region_of(name, t);
-    return {};
-  }
-  Status output(const char* name, const ConstTensor& t, Shape shape, bool needed) {
-    if (needed && !t.given()) return invalid("[", op, "] ", name, " is not given");
-    if (t.given()) BS_RETURN_IF_ERROR(check(name, t, shape));
-    written[writes++] = region_of(name, t);
-    return {};
-  }
-  Status disjoint() const {
-    for (size_t i = 0; i < writes; ++i) {
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(read).first(reads)));
-      BS_RETURN_IF_ERROR(check_disjoint(op, written[i], std::span(written).subspan(i + 1, writes - i - 1)));
-    }
-    return {};
-  }
-};
 
 Status check_x(const char* op, const ConstTensor& x) {
   if (x.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
-  if (!x.given()) return invalid("[", op, "] x is not given");
+  BS_RETURN_IF_ERROR(Tensors::given({op, "x", x}));
   BS_RETURN_IF_ERROR(check_tensor({op, "x", x}));
   if (x.rank != 3 || x.shape[1] < 1 || x.shape[2] < 1) {
     return invalid("[", op, "] x is ", shape_text(x), ", needs [n, groups, H]");
@@ -83,16 +43,17 @@ void set_sizes(const ConstTensor& x, bool relu, Task& task) {
 
 Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out, Stream stream) {
   const char* op = "layer_norm_forward";
-  using Shape = Checker::Shape;
   BS_RETURN_IF_ERROR(check_x(op, in.x));
-  Checker c{op, in.x};
-  BS_RETURN_IF_ERROR(c.input("x", in.x, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.input("gain", in.gain, Shape::features, true));
-  BS_RETURN_IF_ERROR(c.input("shift", in.shift, Shape::features, true));
-  BS_RETURN_IF_ERROR(c.input("factor", in.factor, Shape::rows, false));
-  BS_RETURN_IF_ERROR(c.input("term", in.term, Shape::rows, false));
-  BS_RETURN_IF_ERROR(c.output("y", out.y, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.output("stats", out.stats, Shape::stats, true));
+  const int64_t n = in.x.shape[0], groups = in.x.shape[1], features = in.x.shape[2];
+  const DType dtype = in.x.dtype, sums = sum_dtype(dtype);
+  Tensors c{op, in.x.device};
+  BS_RETURN_IF_ERROR(c.needed_input({op, "x", in.x}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_input({op, "gain", in.gain}, sums, {groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_input({op, "shift", in.shift}, sums, {groups, features}));
+  BS_RETURN_IF_ERROR(c.input({op, "factor", in.factor}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.input({op, "term", in.term}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_output({op, "y", out.y}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_output({op, "stats", out.stats}, sums, {n, groups, 2}));
   BS_RETURN_IF_ERROR(c.disjoint());
   if (!(in.epsilon > 0) || !std::isfinite(in.epsilon)) {
     return invalid("[", op, "] epsilon is ", in.epsilon, ", needs a positive number");
@@ -112,21 +73,28 @@ Status layer_norm_forward(const LayerNormInputs& in, const LayerNormOutputs& out
 
 Status layer_norm_backward(const LayerNormSaved& saved, ConstTensor dy, const LayerNormGrads& grads, Stream stream) {
   const char* op = "layer_norm_backward";
-  using Shape = Checker::Shape;
   BS_RETURN_IF_ERROR(check_x(op, saved.x));
-  Checker c{op, saved.x};
-  BS_RETURN_IF_ERROR(c.input("x", saved.x, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.input("gain", saved.gain, Shape::features, true));
-  BS_RETURN_IF_ERROR(c.input("shift", saved.shift, Shape::features, grads.factor.given()));
-  BS_RETURN_IF_ERROR(c.input("factor", saved.factor, Shape::rows, grads.factor.given()));
-  BS_RETURN_IF_ERROR(c.input("y", saved.y, Shape::rows, saved.relu));
-  BS_RETURN_IF_ERROR(c.input("stats", saved.stats, Shape::stats, true));
-  BS_RETURN_IF_ERROR(c.input("dy", dy, Shape::rows, true));
-  BS_RETURN_IF_ERROR(c.output("dx", grads.x, Shape::rows, !grads.gain.given()));
-  BS_RETURN_IF_ERROR(c.output("dgain", grads.gain, Shape::features, grads.shift.given()));
-  BS_RETURN_IF_ERROR(c.output("dshift", grads.shift, Shape::features, grads.gain.given()));
-  BS_RETURN_IF_ERROR(c.output("dfactor", grads.factor, Shape::rows, false));
-  BS_RETURN_IF_ERROR(c.output("dterm", grads.term, Shape::rows, false));
+  const int64_t n = saved.x.shape[0], groups = saved.x.shape[1], features = saved.x.shape[2];
+  const DType dtype = saved.x.dtype, sums = sum_dtype(dtype);
+  Tensors c{op, saved.x.device};
+  BS_RETURN_IF_ERROR(c.needed_input({op, "x", saved.x}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_input({op, "gain", saved.gain}, sums, {groups, features}));
+  if (grads.factor.given()) BS_RETURN_IF_ERROR(Tensors::given({op, "shift", saved.shift}));
+  BS_RETURN_IF_ERROR(c.input({op, "shift", saved.shift}, sums, {groups, features}));
+  if (grads.factor.given()) BS_RETURN_IF_ERROR(Tensors::given({op, "factor", saved.factor}));
+  BS_RETURN_IF_ERROR(c.input({op, "factor", saved.factor}, dtype, {n, groups, features}));
+  if (saved.relu) BS_RETURN_IF_ERROR(Tensors::given({op, "y", saved.y}));
+  BS_RETURN_IF_ERROR(c.input({op, "y", saved.y}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.needed_input({op, "stats", saved.stats}, sums, {n, groups, 2}));
+  BS_RETURN_IF_ERROR(c.needed_input({op, "dy", dy}, dtype, {n, groups, features}));
+  if (!grads.gain.given()) BS_RETURN_IF_ERROR(Tensors::given({op, "dx", grads.x}));
+  BS_RETURN_IF_ERROR(c.output({op, "dx", grads.x}, dtype, {n, groups, features}));
+  if (grads.shift.given()) BS_RETURN_IF_ERROR(Tensors::given({op, "dgain", grads.gain}));
+  BS_RETURN_IF_ERROR(c.output({op, "dgain", grads.gain}, sums, {groups, features}));
+  if (grads.gain.given()) BS_RETURN_IF_ERROR(Tensors::given({op, "dshift", grads.shift}));
+  BS_RETURN_IF_ERROR(c.output({op, "dshift", grads.shift}, sums, {groups, features}));
+  BS_RETURN_IF_ERROR(c.output({op, "dfactor", grads.factor}, dtype, {n, groups, features}));
+  BS_RETURN_IF_ERROR(c.output({op, "dterm", grads.term}, dtype, {n, groups, features}));
   BS_RETURN_IF_ERROR(c.disjoint());
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   Backward b;
