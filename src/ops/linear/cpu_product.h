@@ -32,23 +32,30 @@ struct XView {
 
 // One block of W and the rows of x that it meets.
 struct Entry {
-  int64_t x;       // offset of the first row
-  int64_t weight;  // which block of W
-  int32_t depth;   // rows
-  int32_t gate;    // which gate
+  int64_t x;          // offset of the first row
+  int64_t weight;     // which block of W
+  int64_t depth;      // rows
+  const char* later;  // null, or what the strip asks for of a block that is used later
+};
+
+// Sums are at data + output * o + vector * v, lanes side by side.
+template <class S>
+struct SumsAt {
+  S* data = nullptr;
+  int64_t output = 0, vector = 0;
 };
 
 struct Entries {
   const Entry* data;
   int count;
-  const char* const* ahead = nullptr;  // null, or a part of W to be asked for at each kUnroll inputs
 };
 
-// The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
+// The inner loop: to [O, V vectors] = from + W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
-template <class S, class P, int L, int O, int V, class WView>
-__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries& entries, const WView& w,
-                                             const XView<P>& x, S* sums, bool first) {
+//   from  null data: 0      kAsk  for W that is used later, as the entries say: no burst holds up the products
+template <class S, class P, int L, int O, int V, bool kAsk, class WView>
+__attribute__((noinline)) void multiply_tile(const Entries& entries, const WView& w, const XView<P>& x,
+                                             const SumsAt<const S>& from, const SumsAt<S>& to) {
   int64_t at[V];
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) at[v] = x.at[v];
@@ -57,14 +64,14 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      sum[o][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L);
+      sum[o][v] = from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + o * from.output + v * from.vector);
     }
   }
   constexpr int kPart = kUnroll * O * static_cast<int>(sizeof(P)) / kTogether<P>;
-  const char* const* ahead = entries.ahead;
   for (int i = 0; i < entries.count; ++i) {
     const P* xb = x.data + entries.data[i].x;
     const P* wb = w.block(entries.data[i].weight, i);
+    const char* later = entries.data[i].later;
     auto step = [&]() __attribute__((always_inline)) {
       Vec<P, L> xv[V];
 #pragma GCC unroll 16
@@ -78,14 +85,14 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
       }
       wb = next_row(wb + w.input());
     };
-    const int depth = entries.data[i].depth;
+    const int64_t depth = entries.data[i].depth;
     constexpr int kSteps = kUnroll / kTogether<P>;
-    int k = 0;
+    int64_t k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
-      if (kAsksInLoop && ahead != nullptr) {
-        const char* part = *ahead++;
+      if constexpr (kAsk) {
 #pragma GCC unroll 8
-        for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(part + byte);
+        for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(later + byte);
+        later += kPart;
       }
 #pragma GCC unroll 8
       for (int u = 0; u < kSteps; ++u) step();
@@ -95,92 +102,93 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L, sum[o][v]);
+    for (int v = 0; v < V; ++v) store_as<S, L>(to.data + o * to.output + v * to.vector, sum[o][v]);
   }
+}
+
+// Some vectors of a group. Only their first tile asks for what is used later.
+template <class C, int O, int V, class WView>
+void multiply_some(const Entries& entries, const WView& w, const XView<typename C::P>& x, int v,
+                   const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
+  using S = typename C::S;
+  using P = typename C::P;
+  const XView<P> xv{x.data, x.feature, x.at + v};
+  const SumsAt<const S> fv{from.data == nullptr ? nullptr : from.data + v * from.vector, from.output, from.vector};
+  const SumsAt<S> tv{to.data + v * to.vector, to.output, to.vector};
+  if constexpr (kInLoop<C>) {
+    if (v == 0 && entries.count > 0 && entries.data[0].later != nullptr) {
+      return multiply_tile<S, P, C::lanes, O, V, true>(entries, w, xv, fv, tv);
+    }
+  }
+  multiply_tile<S, P, C::lanes, O, V, false>(entries, w, xv, fv, tv);
 }
 
 // All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
-void multiply_vectors(const ProductArgs& a, Entries entries, const WView& w, const XView<typename C::P>& x, int vectors,
-                      typename C::S* sums, bool first) {
-  using P = typename C::P;
-  constexpr int L = C::lanes;
+void multiply_vectors(const Entries& entries, const WView& w, const XView<typename C::P>& x, int vectors,
+                      const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;
-    const XView<P> xv{x.data, x.feature, x.at + v};
-    typename C::S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
-      multiply_tile<typename C::S, P, L, O, 3>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 3>(entries, w, x, v, from, to);
       v += 3;
     } else if (left >= 2) {
-      multiply_tile<typename C::S, P, L, O, 2>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 2>(entries, w, x, v, from, to);
       v += 2;
     } else {
-      multiply_tile<typename C::S, P, L, O, 1>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 1>(entries, w, x, v, from, to);
       v += 1;
     }
-    entries.ahead = nullptr;
   }
 }
 
-// One strip of some entries with W where it lies.
-template <class C>
-void multiply_in_place(const ProductArgs& a, const Entries& entries, int strip, const XView<typename C::P>& x,
-                       int vectors, typename C::S* sums, bool first) {
+// body(view of W where it lies) for one strip.
+template <class C, class Body>
+BS_INLINE void in_place(const ProductArgs& a, int strip, Body body) {
   using P = typename C::P;
-  constexpr int O = C::tile.outputs;
   const auto* w = static_cast<const P*>(a.w);
-  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, entries, view, x, vectors, sums, first); };
   if constexpr (kTogether<P> == 1) {
-    if (a.by_in) return multiply(ColumnsOfW<P>{w, strip, a.block});
+    if (a.by_in) return body(ColumnsOfW<P>{w, strip, a.block});
   }
   switch (a.block) {
-    case 8: return multiply(RowsOfW<P, 8>{w, strip});
-    case 16: return multiply(RowsOfW<P, 16>{w, strip});
-    case 32: return multiply(RowsOfW<P, 32>{w, strip});
-    case 64: return multiply(RowsOfW<P, 64>{w, strip});
-    default: return multiply(RowsOfW<P, 128>{w, strip});
+    case 8: return body(RowsOfW<P, 8>{w, strip});
+    case 16: return body(RowsOfW<P, 16>{w, strip});
+    case 32: return body(RowsOfW<P, 32>{w, strip});
+    case 64: return body(RowsOfW<P, 64>{w, strip});
+    default: return body(RowsOfW<P, 128>{w, strip});
   }
 }
 
-// All strips of some entries: sums [vectors][b][lanes] (+)= W x. before(strip) is called first; where W is copied,
-// copy(i, strip, to) copies entry i. The entries have kDepth inputs together at most.
-template <class C, int kDepth, class Before, class Copy>
-void multiply_entries(const ProductArgs& a, const Entries& list, const XView<typename C::P>& x, int vectors,
-                      typename C::S* sums, bool first, Before before, Copy copy) {
-  using P = typename C::P;
-  constexpr int O = C::tile.outputs, L = C::lanes;
-  const int depth = a.block / kTogether<P>;
-  for (int strip = 0; strip < a.block; strip += O) {
-    typename C::S* s = sums + strip * L;
-    const Entries entries{list.data, list.count, before(strip)};
-    if (copies<C>(a)) {
-      alignas(64) P strips[kDepth / kTogether<P> * O];
-      for (int i = 0; i < entries.count; ++i) copy(i, strip, strips + i * depth * O);
-      multiply_vectors<C, O>(a, entries, CopyOfW<P, O>{strips, depth}, x, vectors, s, first);
-    } else if constexpr (C::dtype == DType::f32 || kTogether<P> == 2) {
-      multiply_in_place<C>(a, entries, strip, x, vectors, s, first);
-    }
-  }
-}
-
+// All strips of a chunk: to [b, vectors] = from + W x.
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>& ahead, const XView<typename C::P>& x,
-                    int vectors, typename C::S* sums, bool first) {
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, const XView<typename C::P>& x, int vectors,
+                    SumsAt<const typename C::S> from, SumsAt<typename C::S> to) {
   using P = typename C::P;
-  constexpr int T = kTogether<P>;
-  Entry entries[C::chunk_inputs / kSmallestBlock];
+  constexpr int T = kTogether<P>, O = C::tile.outputs;
+  Entry list[kMostOfChunk];
+  const Entries entries{list, chunk.count};
   const int64_t block = a.block / T, inputs = (a.inputs + T - 1) / T;
+  const int64_t rows = O * a.block * static_cast<int64_t>(sizeof(typename C::T));
   for (int i = 0; i < chunk.count; ++i) {
     const int64_t begin = chunk.refs[i].from * block;
-    const auto depth = static_cast<int32_t>(least(block, inputs - begin));
-    entries[i] = {begin * x.feature, chunk.refs[i].weight, depth, chunk.refs[i].weight};
+    list[i] = {begin * x.feature, chunk.refs[i].weight, least(block, inputs - begin), chunk.later[i]};
   }
-  multiply_entries<C, kMaxBlock>(
-      a, {entries, chunk.count}, x, vectors, sums, first, [&](int strip) { return ahead.before(a, chunk, strip); },
-      [&](int i, int strip, P* to)
-          __attribute__((always_inline)) { copy_strip<C, C::tile.outputs>(a, chunk.refs[i], strip, to); });
+  for (int strip = 0; strip < a.block; strip += O) {
+    if (!kInLoop<C>) ask_for_strip<C>(a, chunk, strip);
+    if (copies<C>(a)) {
+      alignas(64) P strips[kMaxBlock / T * O];
+      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i], strip, strips + i * block * O);
+      multiply_vectors<C, O>(entries, CopyOfW<P, O>{strips, static_cast<int>(block)}, x, vectors, from, to);
+    } else if constexpr (C::dtype == DType::f32 || T == 2) {
+      in_place<C>(a, strip, [&](const auto& view) { multiply_vectors<C, O>(entries, view, x, vectors, from, to); });
+    }
+    if (from.data != nullptr) from.data += O * from.output;
+    to.data += O * to.output;
+    for (int i = 0; i < chunk.count; ++i) {
+      if (list[i].later != nullptr) list[i].later += rows;
+    }
+  }
 }
 
 template <class C>
@@ -198,19 +206,21 @@ void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
   }
 }
 
-// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first) does a chunk. Gates
-// scale W where it is copied in the type of sums; to scale pairs would round them, so their sums are scaled instead.
+// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first, last) does a chunk: after
+// the last one, nobody reads sums. Gates scale W where it is copied in the type of sums; to scale pairs would round
+// them, so their sums are scaled instead. ahead: null, if the piece's W has been asked for.
 template <class C, class Multiply>
-void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vectors, typename C::S* sums,
+void sum_chunks(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, int vectors, typename C::S* sums,
                 Multiply multiply) {
   using S = typename C::S;
-  BlockRef live[C::chunk_inputs / kSmallestBlock];
+  BlockRef live[kMostOfChunk];
   const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
   const int most = scaled ? 1 : most_of_chunk<C>(a);
-  const int64_t block = a.block * a.block * static_cast<int64_t>(sizeof(typename C::T));
   bool first = true;
-  for (int32_t next = piece.first; next < piece.last || first;) {
-    Chunk chunk{a.refs + next, 0, begin + (next - piece.first) * block};
+  for (int32_t next = piece.first; next < piece.last || first; first = false) {
+    Chunk chunk;
+    chunk.refs = a.refs + next;
+    chunk.count = 0;
     if (a.gates == nullptr) {
       chunk.count = least(most, piece.last - next);
       next += chunk.count;
@@ -220,15 +230,15 @@ void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vec
         if (static_cast<const S*>(a.gates)[a.refs[next].weight] != S{0}) live[chunk.count++] = a.refs[next];
       }
     }
+    for (int i = 0; i < chunk.count; ++i) chunk.later[i] = ahead != nullptr ? ahead->next() : nullptr;
     if (scaled) {
       alignas(64) S part[C::group * kMaxBlock * C::lanes];
       const S gate = chunk.count > 0 ? static_cast<const S*>(a.gates)[chunk.refs[0].weight] : S{0};
-      multiply(chunk, static_cast<S*>(part), true);
+      multiply(chunk, static_cast<S*>(part), true, false);
       add_scaled<S, C::lanes>(sums, part, static_cast<int64_t>(vectors) * a.block * C::lanes, gate, first);
     } else {
-      multiply(chunk, sums, first);
+      multiply(chunk, sums, first, next == piece.last);
     }
-    first = false;
   }
 }
 
@@ -270,19 +280,39 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
   }
 }
 
+// Where sums [b, vectors] may go from the registers, if nothing is left to be done with them.
 template <class C>
-void multiply_group(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead,
-                    const XView<typename C::P>& x, int64_t vector, int vectors) {
-  using S = typename C::S;
-  alignas(64) S sums[C::group * kMaxBlock * C::lanes];
-  sum_chunks<C>(a, piece, begin, vectors, sums, [&](const Chunk& chunk, S* to, bool first) {
-    multiply_chunk<C>(a, chunk, ahead, x, vectors, to, first);
-  });
-  deliver<C>(a, piece, vector, vectors, sums);
+SumsAt<typename C::S> destination(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors) {
+  constexpr int L = C::lanes;
+  const int64_t output = static_cast<int64_t>(piece.to) * a.block;
+  if (piece.slot >= 0) return {partial_of<C>(a, piece.slot, vector), L, static_cast<int64_t>(a.block) * L};
+  if (a.staged != nullptr) return {staged_of<C>(a, vector, output), L, a.staged_outputs * L};
+  if constexpr (!C::narrow) {
+    const bool whole = (vector + vectors) * L <= a.n && output + a.block <= a.outputs;
+    if (whole && a.y_token == 1 && is_plain(a)) {
+      return {static_cast<typename C::S*>(a.y) + output * a.y_feature + vector * L, a.y_feature, L};
+    }
+  }
+  return {};
 }
 
 template <class C>
-void multiply_piece(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead, Range vectors) {
+void multiply_group(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, const XView<typename C::P>& x,
+                    int64_t vector, int vectors) {
+  using S = typename C::S;
+  alignas(64) S sums[C::group * kMaxBlock * C::lanes];
+  const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
+  const SumsAt<S> end = scaled ? SumsAt<S>{} : destination<C>(a, piece, vector, vectors);
+  const int64_t stride = static_cast<int64_t>(a.block) * C::lanes;
+  sum_chunks<C>(a, piece, ahead, vectors, sums, [&](const Chunk& chunk, S* part, bool first, bool last) {
+    const SumsAt<S> to = last && end.data != nullptr ? end : SumsAt<S>{part, C::lanes, stride};
+    multiply_chunk<C>(a, chunk, x, vectors, {first ? nullptr : part, C::lanes, stride}, to);
+  });
+  if (end.data == nullptr) deliver<C>(a, piece, vector, vectors, sums);
+}
+
+template <class C>
+void multiply_piece(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range vectors) {
   using P = typename C::P;
   constexpr int L = C::lanes, T = kTogether<P>;
   const int64_t vector = (a.inputs + T - 1) / T * L;  // of packed x, from one to the next
@@ -295,16 +325,15 @@ void multiply_piece(const ProductArgs& a, const Piece& piece, int64_t begin, Ahe
     for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) * vector;
     const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
                               : XView<P>{static_cast<const P*>(a.panels), L, at};
-    multiply_group<C>(a, piece, begin, ahead, x, v, count);
+    multiply_group<C>(a, piece, v == vectors.first ? &ahead : nullptr, x, v, count);
     v += count;
   }
 }
 
 template <class C>
 void multiply(const ProductArgs& a, Range pieces, Range vectors) {
-  for_pieces<C>(a, pieces, [&](const Piece& piece, int64_t begin, Ahead<C>& ahead) {
-    multiply_piece<C>(a, piece, begin, ahead, vectors);
-  });
+  Ahead<C> ahead(a, pieces);
+  for (int64_t p = pieces.first; p < pieces.last; ++p) multiply_piece<C>(a, a.pieces[p], ahead, vectors);
 }
 
 template <class C>
