@@ -19,7 +19,6 @@ constexpr int kMostOfChunk = 32;  // blocks
 struct Chunk {
   const BlockRef* refs;
   int count;
-  const char* later[kMostOfChunk];  // what each block asks for: a block that is used some time after it. Null: nothing
 };
 
 // How many blocks of a list make a chunk.
@@ -39,23 +38,29 @@ class Ahead {
       : w_(static_cast<const char*>(a.w)),
         block_(a.block * a.block * static_cast<int64_t>(sizeof(typename C::T))),
         refs_(a.refs),
-        piece_(a.pieces + pieces.first),
-        end_(a.pieces + pieces.last),
-        ref_(pieces.first < pieces.last ? piece_->first : 0) {
+        piece_(a.pieces + pieces.first) {
+    int64_t last = pieces.last;  // empty ones come last
+    while (last > pieces.first && a.pieces[last - 1].first == a.pieces[last - 1].last) --last;
+    if (last == pieces.first) return;
+    last_ = a.pieces + last - 1;
+    ref_ = piece_->first;
     const int64_t chunk = block_ * most_of_chunk<C>(a), distance = chunk > kLeast ? chunk : kLeast;
-    for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), block_);
+    for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), {0, block_});
   }
 
-  // The block after those that it has told before; behind the last one, the first of W.
+  // The block after those that it has told before; behind the last one, the last piece again. Lists of pieces end
+  // anywhere, so that a branch would be guessed wrong once a piece: it has none.
   const char* next() {
-    while (piece_ != end_ && ref_ == piece_->last) {
-      if (++piece_ != end_) ref_ = piece_->first;
-    }
-    return piece_ == end_ ? w_ : w_ + refs_[ref_++].weight * block_;
+    if (last_ == nullptr) return w_;
+    const char* block = w_ + refs_[ref_].weight * block_;
+    const bool done = ++ref_ == piece_->last;
+    piece_ += done && piece_ != last_ ? 1 : 0;
+    ref_ = done ? piece_->first : ref_;
+    return block;
   }
 
-  static void ask(const char* from, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(from + byte);
+  static void ask(const char* block, Range bytes) {
+    for (int64_t byte = bytes.first; byte < bytes.last; byte += kLine) __builtin_prefetch(block + byte);
   }
 
  private:
@@ -64,18 +69,16 @@ class Ahead {
   const char* w_;
   int64_t block_;  // bytes
   const BlockRef* refs_;
-  const Piece *piece_, *end_;
-  int32_t ref_;
+  const Piece* piece_;
+  const Piece* last_ = nullptr;  // with blocks
+  int32_t ref_ = 0;
 };
 
-// A strip of the chunk comes next: asks for as much of the blocks that are used later.
+// The bytes of a block that belong to a strip: all strips together, the block.
 template <class C>
-void ask_for_strip(const ProductArgs& a, const Chunk& chunk, int strip) {
+Range bytes_of_strip(const ProductArgs& a, int strip) {
   const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T));
-  const int64_t rows = least<int64_t>(C::tile.outputs, a.block - strip);
-  for (int i = 0; i < chunk.count; ++i) {
-    if (chunk.later[i] != nullptr) Ahead<C>::ask(chunk.later[i] + strip * row, rows * row);
-  }
+  return {strip * row, least(strip + C::tile.outputs, a.block) * row};
 }
 
 }  // namespace

@@ -151,11 +151,14 @@ void multiply_strip(const ProductArgs& a, const Chunk& chunk, const TileStrip& s
 }
 
 template <class C>
-void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, const BFloat16* x, int64_t x_vector,
-                             int vectors, float* sums, bool first) {
+void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, const BFloat16* x,
+                             int64_t x_vector, int vectors, float* sums, bool first) {
   static_assert(C::group <= C::tile.vectors);
+  const char* later[kMostOfChunk];
+  const int asking = ahead != nullptr ? chunk.count : 0;
+  for (int i = 0; i < asking; ++i) later[i] = ahead->next();
   for (int strip = 0; strip < a.block; strip += kTileRows) {
-    ask_for_strip<C>(a, chunk, strip);
+    for (int i = 0; i < asking; ++i) Ahead<C>::ask(later[i], bytes_of_strip<C>(a, strip));
     const TileStrip s{x, x_vector, sums + strip, strip};
     if (a.block >= 32) multiply_strip<16, 32>(a, chunk, s, vectors, first);
     else if (a.block == 16) multiply_strip<16, 16>(a, chunk, s, vectors, first);
@@ -173,8 +176,8 @@ void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Ahead<C>&
     const int vectors = static_cast<int>(least<int64_t>(C::group, range.last - v));
     const auto* x = static_cast<const BFloat16*>(a.panels) + v * x_vector;
     Ahead<C>* asks = v == range.first ? &ahead : nullptr;
-    sum_chunks<C>(a, piece, asks, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
-      multiply_chunk_by_tiles<C>(a, chunk, x, x_vector, vectors, to, first);
+    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
+      multiply_chunk_by_tiles<C>(a, chunk, asks, x, x_vector, vectors, to, first);
     });
     deliver<C>(a, piece, v, vectors, sums);
   }
