@@ -209,6 +209,8 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                                            .threads = threads});
     ProductArgs a = args_of_round(p, whole, token, tokens);
     const bool fits = a.staged == nullptr || threads == 1 || tokens <= plan.staged_tokens;
+    // One thread packs each group where the last one was, in its cache: 512 tokens 2 to 4 % faster on Zen 5.
+    a.panel_vectors = (threads > 1 || plan.direct ? plan.round : plan.group) / kernel->lanes;
     a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
     const Round round(*kernel, a, walk, threads);
     if (alone > 0 && fits) round.by_group(alone);

@@ -11,7 +11,8 @@ constexpr int kLine = 64;
 
 // Whether the inner loop asks for W itself: not where it is widened, nor with 16 registers of each kind.
 template <class C>
-constexpr bool kInLoop = kVectorBytes == 64 && sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
+constexpr bool kInLoop = kVectorBytes == 64 &&
+                         sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
 
 constexpr int kMostOfChunk = 32;  // blocks
 
@@ -28,9 +29,10 @@ int most_of_chunk(const ProductArgs& a) {
 }
 
 // Asks for W some time before its use, in the order of the lists: each block asks for the one 16 KB behind it, strip by
-// strip (or the one a chunk behind it, where a chunk is more). Zen 5, 1024 x 1024, N = 64, W from memory, each against one strip of each block of the next chunk: dgrad b = 8,
-// 50 % 1.50 ms to 0.42; fprop b = 32, 10 % 163 us to 81. 4 KB and 8 KB ahead are slower by up to 15 %, into L2 only by a
-// tenth. Found once a chunk: once for each strip and 8 inputs cost 10 % of a product at b = 8.
+// strip (or the one a chunk behind it, where a chunk is more). Zen 5, 1024 x 1024, N = 64, W from memory, each against
+// one strip of each block of the next chunk: dgrad b = 8, 50 % 1.50 ms to 0.42; fprop b = 32, 10 % 163 us to 81. 4 KB
+// and 8 KB ahead are slower by up to 15 %, into L2 only by a tenth. Found once a chunk: once for each strip and 8
+// inputs cost 10 % of a product at b = 8.
 template <class C>
 class Ahead {
  public:

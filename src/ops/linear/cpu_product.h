@@ -75,7 +75,8 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
     const P* wb = w.block(entries.data[i].weight, i);
     const char* later = entries.data[i].later + entries.part;
     if constexpr (kAsk && WView::kScattered) {  // what was asked for has left L1 again: dgrad, b = 8 5 % faster
-      const auto* near = reinterpret_cast<const char*>(w.block(entries.data[i + 1 < entries.count ? i + 1 : i].weight, i));
+      const auto* near =
+          reinterpret_cast<const char*>(w.block(entries.data[i + 1 < entries.count ? i + 1 : i].weight, i));
 #pragma GCC unroll 8
       for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(near + byte);
     }
@@ -325,7 +326,7 @@ void multiply_piece(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, R
     const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
     const int count = static_cast<int>(least<int64_t>(C::group, end - v));
     int64_t at[C::group];
-    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) * vector;
+    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) % a.panel_vectors * vector;
     const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
                               : XView<P>{static_cast<const P*>(a.panels), L, at};
     multiply_group<C>(a, piece, v == vectors.first ? &ahead : nullptr, x, v, count);
@@ -368,7 +369,8 @@ void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int
   constexpr int L = C::lanes;
   const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
   const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  auto* panel = static_cast<BFloat16Pair*>(a.panels) + (vector * ((a.inputs + 1) / 2) + first_feature / 2) * L;
+  auto* panel =
+      static_cast<BFloat16Pair*>(a.panels) + (vector % a.panel_vectors * ((a.inputs + 1) / 2) + first_feature / 2) * L;
   int64_t f = 0;
   if (a.x_feature == 1) {
     for (; f + 2 * L <= features; f += 2 * L) {
@@ -399,7 +401,7 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
   const int64_t complete = a.direct ? a.n / L : 0;
   const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
   const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  S* panel = static_cast<S*>(a.panels) + ((vector - complete) * a.inputs + first_feature) * L;
+  S* panel = static_cast<S*>(a.panels) + ((vector - complete) % a.panel_vectors * a.inputs + first_feature) * L;
   if (a.x_feature == 1) {
     pack_transposed<S, L>(x, a.x_token, tokens, features, panel, L);
   } else {

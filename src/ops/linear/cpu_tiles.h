@@ -174,7 +174,7 @@ void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Ahead<C>&
   for (int64_t v = range.first; v < range.last; v += C::group) {
     alignas(64) float sums[C::group * kTileRows * kMaxBlock];
     const int vectors = static_cast<int>(least<int64_t>(C::group, range.last - v));
-    const auto* x = static_cast<const BFloat16*>(a.panels) + v * x_vector;
+    const auto* x = static_cast<const BFloat16*>(a.panels) + v % a.panel_vectors * x_vector;
     Ahead<C>* asks = v == range.first ? &ahead : nullptr;
     sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
       multiply_chunk_by_tiles<C>(a, chunk, asks, x, x_vector, vectors, to, first);
@@ -233,7 +233,7 @@ template <class C>
 void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
   const int64_t token = vector * kTileRows, tokens = least<int64_t>(kTileRows, a.n - token), b = a.block;
   const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token;
-  BFloat16* panel = static_cast<BFloat16*>(a.panels) + vector * kTileRows * panel_features(a);
+  BFloat16* panel = static_cast<BFloat16*>(a.panels) + vector % a.panel_vectors * kTileRows * panel_features(a);
   const int64_t whole = tokens < kTileRows ? first_feature : last_feature / b * b;
   if (a.x_feature == 1) {
     BFloat16* to = panel + first_feature * kTileRows;

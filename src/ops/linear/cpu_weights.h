@@ -7,8 +7,8 @@ namespace blocksparse::linear {
 namespace {
 
 // W(o, k) of a strip is block()[o * kOutput + k * input()]. kDepth: inputs of every block, 0 where that is not known; a
-// loop of known length makes b = 8 3 to 5 % faster. In place, rows of the block being outputs (fprop): the block size is
-// a constant, so that all rows are reached from one pointer ...
+// loop of known length makes b = 8 3 to 5 % faster. In place, rows of the block being outputs (fprop): the block size
+// is a constant, so that all rows are reached from one pointer ...
 template <class P, int B, bool kWhole = false>
 struct RowsOfW {
   const P* values;
@@ -79,11 +79,6 @@ BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, 
       copy[o] = {row[0].bits, k + 1 < depth ? row[1].bits : uint16_t{0}};
     }
   }
-}
-
-template <class C>
-BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
-  return a.gates != nullptr ? static_cast<const typename C::S*>(a.gates)[gate] : typename C::S{1};
 }
 
 // As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
