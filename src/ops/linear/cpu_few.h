@@ -61,9 +61,9 @@ struct FewBlock {
   bool skipped(const ProductArgs& a) const { return a.gates != nullptr && gate == typename C::S{0}; }
 };
 
-// Whether W is asked for ahead: Zen 5, 10 %, from memory: 1024 x 1024, one token, b
-// = 8, fprop 63 us to 38, dgrad 72 to 29 (hot 8 to 12); 4096 x 4096 897 to 571, 1077 to 614; 4 tokens, b = 32 66 to 27
-// (hot 12 to 16). With one token and b >= 32 the hardware follows by itself: 30 to 24, but 394 to 403.
+// Whether W is asked for ahead. Zen 5, 10 %, from memory: 1024 x 1024, one token, b = 8, fprop 63 us to 27, dgrad 72 to
+// 25; 4096 x 4096 897 to 571, 1077 to 614; 4 tokens, b = 32 66 to 24 (hot 12 to 16). With one token and b >= 32 the
+// hardware follows by itself: 30 to 24, but 394 to 403.
 inline bool asks_ahead(const ProductArgs& a) { return a.n > 1 || a.block <= 16; }
 
 // Each block of a list asks for a strip's share of the one at the same place of the list that comes next, which is as
@@ -122,11 +122,9 @@ __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece
     };
     int k = 0;
     for (; k + L <= block.depth; k += L)
-      step(
-          k, [](const auto* p) __attribute__((always_inline)) { return load_as<S, L>(p); });
+      step(k, [](const auto* p) __attribute__((always_inline)) { return load_as<S, L>(p); });
     if (k < block.depth)
-      step(
-          k, [&](const auto* p) __attribute__((always_inline)) { return load_first<S, L>(p, block.depth - k); });
+      step(k, [&](const auto* p) __attribute__((always_inline)) { return load_first<S, L>(p, block.depth - k); });
   }
   Vec<S, L> flat[kSumsInFlight];
 #pragma GCC unroll 8
@@ -185,9 +183,8 @@ BS_INLINE void add_rows(Vec<S, 2 * B> (&sum)[B / 2], const T* w, Vec<S, B> x8, s
   const Vec<S, 2 * B> twice = __builtin_shufflevector(x8, x8, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
   const auto of_rows = [&]<int R>() __attribute__((always_inline)) {
     if constexpr (!kByIn) return twice;
-    else
-      return __builtin_shufflevector(twice, twice, R, R, R, R, R, R, R, R, R + 1, R + 1, R + 1, R + 1, R + 1, R + 1,
-                                     R + 1, R + 1);
+    constexpr int N = R + 1;
+    return __builtin_shufflevector(twice, twice, R, R, R, R, R, R, R, R, N, N, N, N, N, N, N, N);
   };
   ((sum[Q] += load_as<S, 2 * B>(w + 2 * Q * B) * of_rows.template operator()<2 * Q>()), ...);
 }

@@ -75,8 +75,7 @@ BS_INLINE Vec<S, L> load_runs(const S* const* from, int64_t at) {
     const auto low = load_as<S, L / 2>(from[0] + at), high = load_as<S, L / 2>(from[1] + at);
     return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
       return __builtin_shufflevector(low, high, I...);
-    }
-    (std::make_integer_sequence<int, L>());
+    }(std::make_integer_sequence<int, L>());
   }
 }
 

@@ -33,7 +33,7 @@ auto with_strip(int block, Body body) {
 
 // Pixels of a tile: as many sums as the product's tile, but no more addresses than there are registers.
 template <class C, int V>
-constexpr int kTapTile = least(C::tile.outputs* C::tile.vectors / V, 8);
+constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, 8);
 
 // Some inputs of one block at one tap.
 template <class S>
