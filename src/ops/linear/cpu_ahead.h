@@ -38,6 +38,7 @@ class Ahead {
  public:
   Ahead(const ProductArgs& a, Range pieces)
       : w_(static_cast<const char*>(a.w)),
+        gates_(static_cast<const typename C::S*>(a.gates)),
         block_(a.block * a.block * static_cast<int64_t>(sizeof(typename C::T))),
         refs_(a.refs),
         piece_(a.pieces + pieces.first) {
@@ -50,15 +51,13 @@ class Ahead {
     for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), {0, block_});
   }
 
-  // The block after those that it has told before; behind the last one, the last piece again. Lists of pieces end
-  // anywhere, so that a branch would be guessed wrong once a piece: it has none.
+  // The block after those that it has told before, but for closed gates; behind the last one, the last piece again. Lists
+  // of pieces end anywhere, so that a branch would be guessed wrong once a piece: it has none.
   const char* next() {
     if (last_ == nullptr) return w_;
-    const char* block = w_ + refs_[ref_].weight * block_;
-    const bool done = ++ref_ == piece_->last;
-    piece_ += done && piece_ != last_ ? 1 : 0;
-    ref_ = done ? piece_->first : ref_;
-    return block;
+    int64_t weight = step();
+    while (gates_ != nullptr && gates_[weight] == typename C::S{0} && piece_ != last_) weight = step();
+    return w_ + weight * block_;
   }
 
   static void ask(const char* block, Range bytes) {
@@ -66,9 +65,18 @@ class Ahead {
   }
 
  private:
+  BS_INLINE int64_t step() {
+    const int64_t weight = refs_[ref_].weight;
+    const bool done = ++ref_ == piece_->last;
+    piece_ += done && piece_ != last_ ? 1 : 0;
+    ref_ = done ? piece_->first : ref_;
+    return weight;
+  }
+
   static constexpr int64_t kLeast = 16 << 10;
 
   const char* w_;
+  const typename C::S* gates_;
   int64_t block_;  // bytes
   const BlockRef* refs_;
   const Piece* piece_;

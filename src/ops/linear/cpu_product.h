@@ -183,6 +183,9 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, c
     list[i] = {begin * x.feature, chunk.refs[i].weight, least(block, inputs - begin),
                ahead != nullptr ? ahead->next() : nullptr};
   }
+  constexpr int kMostCopied = T == 2 ? 2 * kSmallestBlock : O;
+  alignas(64) P strips[kMaxBlock / T * kMostCopied];
+  const int width = copied_outputs<C>(a);
   for (int strip = 0; strip < a.block; strip += O) {
     const Range part = bytes_of_strip<C>(a, strip);
     const Entries entries{list, chunk.count, ahead != nullptr && kInLoop<C>, part.first};
@@ -190,9 +193,11 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, c
       for (int i = 0; i < chunk.count; ++i) Ahead<C>::ask(list[i].later, part);
     }
     if (copies<C>(a)) {
-      alignas(64) P strips[kMaxBlock / T * O];
-      for (int i = 0; i < chunk.count; ++i) copy_strip<C, O>(a, chunk.refs[i], strip, strips + i * block * O);
-      multiply_vectors<C, O>(entries, CopyOfW<P, O>{strips, static_cast<int>(block)}, x, vectors, from, to);
+      for (int i = 0; strip % width == 0 && i < chunk.count; ++i) {
+        copy_strips<C>(a, chunk.refs[i], strip, strips + i * block * width);
+      }
+      const CopyOfW<P> view{strips + strip % width, static_cast<int>(block), width};
+      multiply_vectors<C, O>(entries, view, x, vectors, from, to);
     } else if constexpr (C::dtype == DType::f32 || T == 2) {
       in_place<C>(a, strip, [&](const auto& view) { multiply_vectors<C, O>(entries, view, x, vectors, from, to); });
     }
