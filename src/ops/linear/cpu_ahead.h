@@ -51,8 +51,8 @@ class Ahead {
     for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), {0, block_});
   }
 
-  // The block after those that it has told before, but for closed gates; behind the last one, the last piece again. Lists
-  // of pieces end anywhere, so that a branch would be guessed wrong once a piece: it has none.
+  // The block after those that it has told before, but for closed gates; behind the last one, the last piece again.
+  // Pieces end anywhere, so that a branch would be guessed wrong once a piece: it has none.
   const char* next() {
     if (last_ == nullptr) return w_;
     int64_t weight = step();

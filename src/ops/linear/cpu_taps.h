@@ -38,8 +38,8 @@ template <class C, int V>
 constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTile);
 
 // Whether three taps side by side are done together: with AVX-512, where one vector of outputs for 8 pixels would need
-// 9 loads for 8 products. Zen 5, 3x3, 28x28: b = 16, 25 % 61 % of peak to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to 37.
-// Zeros between rows computed with, so that more tiles are of neighbours: 67 and 72 %, not kept.
+// 9 loads for 8 products. Zen 5, 28x28, of peak: b = 16, 3x3, 25 % 61 % to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to
+// 37. With the zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept.
 template <int V>
 constexpr bool kThreeTaps = kVectorBytes == 64 && V == 1;
 constexpr int kTapRow = 12;  // pixels of a tile of such, side by side: one address, and sums enough to be independent
