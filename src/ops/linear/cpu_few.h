@@ -61,15 +61,52 @@ struct FewBlock {
   bool skipped(const ProductArgs& a) const { return a.gates != nullptr && gate == typename C::S{0}; }
 };
 
+// Whether W is asked for ahead. Zen 5, 10 %, from memory: 1024 x 1024, one token, b = 8, fprop 63 us to 27, dgrad 72 to
+// 25; 4096 x 4096 897 to 571, 1077 to 614; 4 tokens, b = 32 66 to 24 (hot 12 to 16). With one token and b >= 32 the
+// hardware follows by itself: 30 to 24, but 394 to 403.
+inline bool asks_ahead(const ProductArgs& a) { return a.n > 1 || a.block <= 16; }
+
+// Each block of a list asks for a strip's share of the one at the same place of the list that comes next, which is as
+// long or shorter: they are sorted.
+class FewAhead {
+ public:
+  template <class C>
+  static FewAhead make(const ProductArgs& a, const Piece& piece, int64_t token, int strip, int width) {
+    const Piece* next = &piece + 1;
+    FewAhead ahead;
+    if (token > 0 || !asks_ahead(a) || next >= a.pieces + a.piece_count || next->first == next->last) return ahead;
+    const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T));
+    ahead.refs_ = a.refs + next->first;
+    ahead.last_ = next->last - next->first - 1;
+    ahead.part_ = static_cast<const char*>(a.w) + strip * row;
+    ahead.bytes_ = width * row;
+    ahead.block_ = a.block * row;
+    return ahead;
+  }
+  BS_INLINE void ask(int32_t i) const {
+    if (refs_ == nullptr) return;
+    const char* w = part_ + refs_[least(i, last_)].weight * block_;
+    for (int64_t byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(w + byte);
+  }
+
+ private:
+  const BlockRef* refs_ = nullptr;
+  int32_t last_ = 0;
+  const char* part_ = nullptr;
+  int64_t bytes_ = 0, block_ = 0;
+};
+
 // sums[t][strip + o] = sum over the list of W(strip + o, k) x(t, k).
 template <class C, int L, int Tokens>
 __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
                                         typename C::S* sums) {
   using S = typename C::S;
   constexpr int O = kSumsInFlight / Tokens;
+  const FewAhead ahead = FewAhead::make<C>(a, piece, token, strip, O);
   Vec<S, L> sum[O][Tokens] = {};
   for (int32_t i = piece.first; i < piece.last; ++i) {
     const FewBlock<C> block(a, a.refs[i], token);
+    ahead.ask(i - piece.first);
     if (block.skipped(a)) continue;
     const auto* w = block.w + strip * a.block;
     auto step = [&](int k, auto load) __attribute__((always_inline)) {
@@ -106,9 +143,11 @@ __attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& pi
                                            typename C::S* sums) {
   using S = typename C::S;
   constexpr int R = kSumsInFlight / (V * Tokens);
+  const FewAhead ahead = FewAhead::make<C>(a, piece, token, strip, V * L);
   Vec<S, L> sum[R][Tokens][V] = {};
   for (int32_t i = piece.first; i < piece.last; ++i) {
     const FewBlock<C> block(a, a.refs[i], token);
+    ahead.ask(i - piece.first);
     if (block.skipped(a)) continue;
     auto step = [&](int k, int r) __attribute__((always_inline)) {
       Vec<S, L> wv[V];
@@ -137,29 +176,46 @@ __attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& pi
   }
 }
 
-// Whether W is asked for ahead: it costs a third where W is in L2. Zen 5, 10 %, from memory: 1024 x 1024, one token, b
-// = 8, fprop 63 us to 38, dgrad 72 to 29 (hot 8 to 12); 4096 x 4096 897 to 571, 1077 to 614; 4 tokens, b = 32 66 to 27
-// (hot 12 to 16). With one token and b >= 32 the hardware follows by itself: 30 to 24, but 394 to 403.
-inline bool asks_ahead(const ProductArgs& a) { return a.n > 1 || a.block <= 16; }
+// sum[q] += rows 2 q and 2 q + 1 of a block times what they meet of x: all of it (rows are outputs), or x8[2 q] and
+// x8[2 q + 1].
+template <class S, int B, bool kByIn, class T, int... Q>
+BS_INLINE void add_rows(Vec<S, 2 * B> (&sum)[B / 2], const T* w, Vec<S, B> x8, std::integer_sequence<int, Q...>) {
+  const Vec<S, 2 * B> twice = __builtin_shufflevector(x8, x8, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+  const auto of_rows = [&]<int R>() __attribute__((always_inline)) {
+    if constexpr (!kByIn) return twice;
+    constexpr int N = R + 1;
+    return __builtin_shufflevector(twice, twice, R, R, R, R, R, R, R, R, N, N, N, N, N, N, N, N);
+  };
+  ((sum[Q] += load_as<S, 2 * B>(w + 2 * Q * B) * of_rows.template operator()<2 * Q>()), ...);
+}
 
-// Asks for a strip's share of the blocks of the piece that comes next, one after the other. Inlined, or GCC finds that
-// it does nothing.
-template <class C>
-BS_INLINE void ask_for_next(const ProductArgs& a, const Piece& piece, int strip, int width) {
-  const Piece* next = &piece + 1;
-  if (!asks_ahead(a) || next >= a.pieces + a.piece_count) return;
-  const int64_t block = a.block * a.block * static_cast<int64_t>(sizeof(typename C::T));
-  const int strips = a.block / width, count = next->last - next->first;
-  const int quarters = 4 * count;  // of blocks: no less than a line
-  const int first = quarters * (strip / width) / strips, last = quarters * (strip / width + 1) / strips;
-  const BlockRef* ref = a.refs + next->first + first / 4;
-  int64_t at = first % 4 * (block / 4);
-  for (int64_t left = (last - first) * (block / 4); left > 0; ++ref) {
-    const char* w = static_cast<const char*>(a.w) + ref->weight * block;
-    const int64_t end = least(block, at + left);
-    left -= end - at;
-    for (; at < end; at += 64) __builtin_prefetch(w + at);
-    at = 0;
+// One token and blocks of 8, all there, where a vector holds two rows of a block.
+//   fprop  vector q of sums: lanes of rows 2 q and 2 q + 1      dgrad  the same, each row scaled by its dy
+// Zen 5, 1024 x 1024, 10 %, against half a vector a row: fprop 11.4 us to 5.9, dgrad 12.9 to 6.0, W in L2.
+template <class C, bool kByIn>
+__attribute__((noinline)) void few_eights(const ProductArgs& a, const Piece& piece, int64_t token,
+                                          typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int B = kSmallestBlock, L = 2 * B;
+  const FewAhead ahead = FewAhead::make<C>(a, piece, token, 0, B);
+  Vec<S, L> sum[B / 2] = {};
+  for (int32_t i = piece.first; i < piece.last; ++i) {
+    ahead.ask(i - piece.first);
+    const BlockRef ref = a.refs[i];
+    const S gate = gate_of<C>(a, ref.weight);
+    if (gate == S{0}) continue;
+    const auto* w = static_cast<const typename C::T*>(a.w) + static_cast<int64_t>(ref.weight) * B * B;
+    const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + static_cast<int64_t>(ref.from) * B;
+    Vec<S, B> x8 = load_as<S, B>(x);
+    if (a.gates != nullptr) x8 *= gate;
+    add_rows<S, B, kByIn>(sum, w, x8, std::make_integer_sequence<int, B / 2>());
+  }
+  Vec<S, B> row[B];
+  __builtin_memcpy(row, sum, sizeof(row));
+  if constexpr (kByIn) {
+    store_as<S, B>(sums, ((row[0] + row[1]) + (row[2] + row[3])) + ((row[4] + row[5]) + (row[6] + row[7])));
+  } else {
+    sums_of<S, B>(row, sums);
   }
 }
 
@@ -167,14 +223,11 @@ template <class C, int L, int Tokens>
 void few_strips(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
   if (!a.by_in) {
     for (int strip = 0; strip < a.block; strip += kSumsInFlight / Tokens) {
-      if (token == 0) ask_for_next<C>(a, piece, strip, kSumsInFlight / Tokens);
       few_rows<C, L, Tokens>(a, piece, token, strip, sums);
     }
     return;
   }
   for (int strip = 0; strip < a.block;) {
-    const int width = strip + 2 * L <= a.block ? 2 * L : L;
-    if (token == 0) ask_for_next<C>(a, piece, strip, width);
     if (strip + 2 * L <= a.block) {
       few_columns<C, L, 2, Tokens>(a, piece, token, strip, sums);
       strip += 2 * L;
@@ -187,6 +240,11 @@ void few_strips(const ProductArgs& a, const Piece& piece, int64_t token, typenam
 
 template <class C, int Tokens>
 void few_tokens(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
+  if constexpr (Tokens == 1 && C::lanes == 2 * kSmallestBlock) {
+    if (a.block == kSmallestBlock && a.inputs % kSmallestBlock == 0) {
+      return a.by_in ? few_eights<C, true>(a, piece, token, sums) : few_eights<C, false>(a, piece, token, sums);
+    }
+  }
   if (C::lanes > kSmallestBlock && a.block < C::lanes) few_strips<C, kSmallestBlock, Tokens>(a, piece, token, sums);
   else few_strips<C, C::lanes, Tokens>(a, piece, token, sums);
 }

@@ -49,6 +49,11 @@ struct Place {
   }
 };
 
+template <class C>
+BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
+  return a.gates != nullptr ? static_cast<const typename C::S*>(a.gates)[gate] : typename C::S{1};
+}
+
 inline bool is_plain(const ProductArgs& a) {
   return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none;
 }

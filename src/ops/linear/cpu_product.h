@@ -8,7 +8,8 @@
 //               for each chunk of the list (its rows of x stay in L1 or L2)
 //                 for each strip of tile.outputs rows of W:      but for plain f32: the strip is copied, widened
 //                   for each tile of tile.vectors of tokens:     sums stay in registers over the chunk
-//             then finish: bias, residual, activation, store; a slice of a split row stores its sums instead
+//             then finish: bias, residual, activation, store. Where nothing of that is left to be done, and for sums of
+//             a slice of a split row, the last chunk's sums go from the registers to where they belong
 //   combine   adds the sums of slices in their fixed order, then finishes
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "ops/linear/cpu_ahead.h"
 #include "ops/linear/cpu_few.h"
 #include "ops/linear/cpu_finish.h"
+#include "ops/linear/cpu_product_pack.h"
 #include "ops/linear/cpu_weights.h"
 
 namespace blocksparse::linear {
@@ -32,23 +34,32 @@ struct XView {
 
 // One block of W and the rows of x that it meets.
 struct Entry {
-  int64_t x;       // offset of the first row
-  int64_t weight;  // which block of W
-  int32_t depth;   // rows
-  int32_t gate;    // which gate
+  int64_t x;          // offset of the first row
+  int64_t weight;     // which block of W
+  int64_t depth;      // rows
+  const char* later;  // a block of W that is used some time after this one
+};
+
+// Sums are at data + output * o + vector * v, lanes side by side.
+template <class S>
+struct SumsAt {
+  S* data = nullptr;
+  int64_t output = 0, vector = 0;
 };
 
 struct Entries {
   const Entry* data;
   int count;
-  const char* const* ahead = nullptr;  // null, or a part of W to be asked for at each kUnroll inputs
+  bool ask;      // for W that is used later ...
+  int64_t part;  // of which this is the strip's part, in bytes from the beginning of the block
 };
 
-// The inner loop: sums [V][b][lanes] (+)= W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
+// The inner loop: to [O, V vectors] = from + W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
-template <class S, class P, int L, int O, int V, class WView>
-__attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries& entries, const WView& w,
-                                             const XView<P>& x, S* sums, bool first) {
+//   from  null data: 0      kAsk  for W that is used later, some at a time: no burst holds up the products
+template <class S, class P, int L, int O, int V, bool kAsk, class WView>
+__attribute__((noinline)) void multiply_tile(const Entries& entries, const WView& w, const XView<P>& x,
+                                             const SumsAt<const S>& from, const SumsAt<S>& to) {
   int64_t at[V];
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) at[v] = x.at[v];
@@ -57,14 +68,20 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      sum[o][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L);
+      sum[o][v] = from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + o * from.output + v * from.vector);
     }
   }
   constexpr int kPart = kUnroll * O * static_cast<int>(sizeof(P)) / kTogether<P>;
-  const char* const* ahead = entries.ahead;
   for (int i = 0; i < entries.count; ++i) {
     const P* xb = x.data + entries.data[i].x;
     const P* wb = w.block(entries.data[i].weight, i);
+    const char* later = entries.data[i].later + entries.part;
+    if constexpr (kAsk && WView::kScattered) {  // what was asked for has left L1 again: dgrad, b = 8 5 % faster
+      const auto* near =
+          reinterpret_cast<const char*>(w.block(entries.data[i + 1 < entries.count ? i + 1 : i].weight, i));
+#pragma GCC unroll 8
+      for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(near + byte);
+    }
     auto step = [&]() __attribute__((always_inline)) {
       Vec<P, L> xv[V];
 #pragma GCC unroll 16
@@ -78,14 +95,14 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
       }
       wb = next_row(wb + w.input());
     };
-    const int depth = entries.data[i].depth;
+    const int64_t depth = WView::kDepth > 0 ? WView::kDepth : entries.data[i].depth;
     constexpr int kSteps = kUnroll / kTogether<P>;
-    int k = 0;
+    int64_t k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
-      if (kAsksInLoop && ahead != nullptr) {
-        const char* part = *ahead++;
+      if constexpr (kAsk) {
 #pragma GCC unroll 8
-        for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(part + byte);
+        for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(later + byte);
+        later += kPart;
       }
 #pragma GCC unroll 8
       for (int u = 0; u < kSteps; ++u) step();
@@ -95,92 +112,98 @@ __attribute__((noinline)) void multiply_tile(const ProductArgs& a, const Entries
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (static_cast<int64_t>(v) * a.block + o) * L, sum[o][v]);
+    for (int v = 0; v < V; ++v) store_as<S, L>(to.data + o * to.output + v * to.vector, sum[o][v]);
   }
+}
+
+// Some vectors of a group. Only their first tile asks for what is used later.
+template <class C, int O, int V, class WView>
+void multiply_some(const Entries& entries, const WView& w, const XView<typename C::P>& x, int v,
+                   const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
+  using S = typename C::S;
+  using P = typename C::P;
+  const XView<P> xv{x.data, x.feature, x.at + v};
+  const SumsAt<const S> fv{from.data == nullptr ? nullptr : from.data + v * from.vector, from.output, from.vector};
+  const SumsAt<S> tv{to.data + v * to.vector, to.output, to.vector};
+  if constexpr (kInLoop<C>) {
+    if (v == 0 && entries.ask) return multiply_tile<S, P, C::lanes, O, V, true>(entries, w, xv, fv, tv);
+  }
+  multiply_tile<S, P, C::lanes, O, V, false>(entries, w, xv, fv, tv);
 }
 
 // All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
 // leave the FMA units idle between dependent sums.
 template <class C, int O, class WView>
-void multiply_vectors(const ProductArgs& a, Entries entries, const WView& w, const XView<typename C::P>& x, int vectors,
-                      typename C::S* sums, bool first) {
-  using P = typename C::P;
-  constexpr int L = C::lanes;
+void multiply_vectors(const Entries& entries, const WView& w, const XView<typename C::P>& x, int vectors,
+                      const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;
-    const XView<P> xv{x.data, x.feature, x.at + v};
-    typename C::S* s = sums + static_cast<int64_t>(v) * a.block * L;
     if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
-      multiply_tile<typename C::S, P, L, O, 3>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 3>(entries, w, x, v, from, to);
       v += 3;
     } else if (left >= 2) {
-      multiply_tile<typename C::S, P, L, O, 2>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 2>(entries, w, x, v, from, to);
       v += 2;
     } else {
-      multiply_tile<typename C::S, P, L, O, 1>(a, entries, w, xv, s, first);
+      multiply_some<C, O, 1>(entries, w, x, v, from, to);
       v += 1;
     }
-    entries.ahead = nullptr;
   }
 }
 
-// One strip of some entries with W where it lies.
-template <class C>
-void multiply_in_place(const ProductArgs& a, const Entries& entries, int strip, const XView<typename C::P>& x,
-                       int vectors, typename C::S* sums, bool first) {
+// body(view of W where it lies) for one strip.
+template <class C, class Body>
+BS_INLINE void in_place(const ProductArgs& a, int strip, Body body) {
   using P = typename C::P;
-  constexpr int O = C::tile.outputs;
   const auto* w = static_cast<const P*>(a.w);
-  auto multiply = [&](const auto& view) { multiply_vectors<C, O>(a, entries, view, x, vectors, sums, first); };
+  const bool whole = a.inputs % kSmallestBlock == 0;
   if constexpr (kTogether<P> == 1) {
-    if (a.by_in) return multiply(ColumnsOfW<P>{w, strip, a.block});
+    if (a.by_in && a.block == kSmallestBlock && whole) return body(ColumnsOfW<P, kSmallestBlock>{w, strip, a.block});
+    if (a.by_in) return body(ColumnsOfW<P, 0>{w, strip, a.block});
   }
   switch (a.block) {
-    case 8: return multiply(RowsOfW<P, 8>{w, strip});
-    case 16: return multiply(RowsOfW<P, 16>{w, strip});
-    case 32: return multiply(RowsOfW<P, 32>{w, strip});
-    case 64: return multiply(RowsOfW<P, 64>{w, strip});
-    default: return multiply(RowsOfW<P, 128>{w, strip});
+    case 8: return whole ? body(RowsOfW<P, 8, true>{w, strip}) : body(RowsOfW<P, 8>{w, strip});
+    case 16: return body(RowsOfW<P, 16>{w, strip});
+    case 32: return body(RowsOfW<P, 32>{w, strip});
+    case 64: return body(RowsOfW<P, 64>{w, strip});
+    default: return body(RowsOfW<P, 128>{w, strip});
   }
 }
 
-// All strips of some entries: sums [vectors][b][lanes] (+)= W x. before(strip) is called first; where W is copied,
-// copy(i, strip, to) copies entry i. The entries have kDepth inputs together at most.
-template <class C, int kDepth, class Before, class Copy>
-void multiply_entries(const ProductArgs& a, const Entries& list, const XView<typename C::P>& x, int vectors,
-                      typename C::S* sums, bool first, Before before, Copy copy) {
-  using P = typename C::P;
-  constexpr int O = C::tile.outputs, L = C::lanes;
-  const int depth = a.block / kTogether<P>;
-  for (int strip = 0; strip < a.block; strip += O) {
-    typename C::S* s = sums + strip * L;
-    const Entries entries{list.data, list.count, before(strip)};
-    if (copies<C>(a)) {
-      alignas(64) P strips[kDepth / kTogether<P> * O];
-      for (int i = 0; i < entries.count; ++i) copy(i, strip, strips + i * depth * O);
-      multiply_vectors<C, O>(a, entries, CopyOfW<P, O>{strips, depth}, x, vectors, s, first);
-    } else if constexpr (C::dtype == DType::f32 || kTogether<P> == 2) {
-      multiply_in_place<C>(a, entries, strip, x, vectors, s, first);
-    }
-  }
-}
-
+// All strips of a chunk: to [b, vectors] = from + W x. ahead: null, if W has been asked for.
 template <class C>
-void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>& ahead, const XView<typename C::P>& x,
-                    int vectors, typename C::S* sums, bool first) {
+void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, const XView<typename C::P>& x,
+                    int vectors, SumsAt<const typename C::S> from, SumsAt<typename C::S> to) {
   using P = typename C::P;
-  constexpr int T = kTogether<P>;
-  Entry entries[C::chunk_inputs / kSmallestBlock];
+  constexpr int T = kTogether<P>, O = C::tile.outputs;
+  Entry list[kMostOfChunk];
   const int64_t block = a.block / T, inputs = (a.inputs + T - 1) / T;
   for (int i = 0; i < chunk.count; ++i) {
     const int64_t begin = chunk.refs[i].from * block;
-    const auto depth = static_cast<int32_t>(least(block, inputs - begin));
-    entries[i] = {begin * x.feature, chunk.refs[i].weight, depth, chunk.refs[i].weight};
+    list[i] = {begin * x.feature, chunk.refs[i].weight, least(block, inputs - begin),
+               ahead != nullptr ? ahead->next() : nullptr};
   }
-  multiply_entries<C, kMaxBlock>(
-      a, {entries, chunk.count}, x, vectors, sums, first, [&](int strip) { return ahead.before(a, chunk, strip); },
-      [&](int i, int strip, P* to)
-          __attribute__((always_inline)) { copy_strip<C, C::tile.outputs>(a, chunk.refs[i], strip, to); });
+  constexpr int kMostCopied = T == 2 ? 2 * kSmallestBlock : O;
+  alignas(64) P strips[kMaxBlock / T * kMostCopied];
+  const int width = copied_outputs<C>(a);
+  for (int strip = 0; strip < a.block; strip += O) {
+    const Range part = bytes_of_strip<C>(a, strip);
+    const Entries entries{list, chunk.count, ahead != nullptr && kInLoop<C>, part.first};
+    if (ahead != nullptr && !kInLoop<C>) {
+      for (int i = 0; i < chunk.count; ++i) Ahead<C>::ask(list[i].later, part);
+    }
+    if (copies<C>(a)) {
+      for (int i = 0; strip % width == 0 && i < chunk.count; ++i) {
+        copy_strips<C>(a, chunk.refs[i], strip, strips + i * block * width);
+      }
+      const CopyOfW<P> view{strips + strip % width, static_cast<int>(block), width};
+      multiply_vectors<C, O>(entries, view, x, vectors, from, to);
+    } else if constexpr (C::dtype == DType::f32 || T == 2) {
+      in_place<C>(a, strip, [&](const auto& view) { multiply_vectors<C, O>(entries, view, x, vectors, from, to); });
+    }
+    if (from.data != nullptr) from.data += O * from.output;
+    to.data += O * to.output;
+  }
 }
 
 template <class C>
@@ -198,19 +221,18 @@ void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
   }
 }
 
-// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first) does a chunk. Gates
-// scale W where it is copied in the type of sums; to scale pairs would round them, so their sums are scaled instead.
+// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first, last) does a chunk: after
+// the last one, nobody reads sums. Gates scale W where it is copied in the type of sums; to scale pairs would round
+// them, so their sums are scaled instead.
 template <class C, class Multiply>
-void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vectors, typename C::S* sums,
-                Multiply multiply) {
+void sum_chunks(const ProductArgs& a, const Piece& piece, int vectors, typename C::S* sums, Multiply multiply) {
   using S = typename C::S;
-  BlockRef live[C::chunk_inputs / kSmallestBlock];
+  BlockRef live[kMostOfChunk];
   const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
   const int most = scaled ? 1 : most_of_chunk<C>(a);
-  const int64_t block = a.block * a.block * static_cast<int64_t>(sizeof(typename C::T));
   bool first = true;
-  for (int32_t next = piece.first; next < piece.last || first;) {
-    Chunk chunk{a.refs + next, 0, begin + (next - piece.first) * block};
+  for (int32_t next = piece.first; next < piece.last || first; first = false) {
+    Chunk chunk{a.refs + next, 0};
     if (a.gates == nullptr) {
       chunk.count = least(most, piece.last - next);
       next += chunk.count;
@@ -223,12 +245,11 @@ void sum_chunks(const ProductArgs& a, const Piece& piece, int64_t begin, int vec
     if (scaled) {
       alignas(64) S part[C::group * kMaxBlock * C::lanes];
       const S gate = chunk.count > 0 ? static_cast<const S*>(a.gates)[chunk.refs[0].weight] : S{0};
-      multiply(chunk, static_cast<S*>(part), true);
+      multiply(chunk, static_cast<S*>(part), true, false);
       add_scaled<S, C::lanes>(sums, part, static_cast<int64_t>(vectors) * a.block * C::lanes, gate, first);
     } else {
-      multiply(chunk, sums, first);
+      multiply(chunk, sums, first, next == piece.last);
     }
-    first = false;
   }
 }
 
@@ -270,19 +291,39 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
   }
 }
 
+// Where sums [b, vectors] may go from the registers, if nothing is left to be done with them.
 template <class C>
-void multiply_group(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead,
-                    const XView<typename C::P>& x, int64_t vector, int vectors) {
-  using S = typename C::S;
-  alignas(64) S sums[C::group * kMaxBlock * C::lanes];
-  sum_chunks<C>(a, piece, begin, vectors, sums, [&](const Chunk& chunk, S* to, bool first) {
-    multiply_chunk<C>(a, chunk, ahead, x, vectors, to, first);
-  });
-  deliver<C>(a, piece, vector, vectors, sums);
+SumsAt<typename C::S> destination(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors) {
+  constexpr int L = C::lanes;
+  const int64_t output = static_cast<int64_t>(piece.to) * a.block;
+  if (piece.slot >= 0) return {partial_of<C>(a, piece.slot, vector), L, static_cast<int64_t>(a.block) * L};
+  if (a.staged != nullptr) return {staged_of<C>(a, vector, output), L, a.staged_outputs * L};
+  if constexpr (!C::narrow) {
+    const bool whole = (vector + vectors) * L <= a.n && output + a.block <= a.outputs;
+    if (whole && a.y_token == 1 && is_plain(a)) {
+      return {static_cast<typename C::S*>(a.y) + output * a.y_feature + vector * L, a.y_feature, L};
+    }
+  }
+  return {};
 }
 
 template <class C>
-void multiply_piece(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead, Range vectors) {
+void multiply_group(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, const XView<typename C::P>& x,
+                    int64_t vector, int vectors) {
+  using S = typename C::S;
+  alignas(64) S sums[C::group * kMaxBlock * C::lanes];
+  const bool scaled = C::narrow && !std::is_same_v<typename C::P, S> && a.gates != nullptr;
+  const SumsAt<S> end = scaled ? SumsAt<S>{} : destination<C>(a, piece, vector, vectors);
+  const int64_t stride = static_cast<int64_t>(a.block) * C::lanes;
+  sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, S* part, bool first, bool last) {
+    const SumsAt<S> to = last && end.data != nullptr ? end : SumsAt<S>{part, C::lanes, stride};
+    multiply_chunk<C>(a, chunk, ahead, x, vectors, {first ? nullptr : part, C::lanes, stride}, to);
+  });
+  if (end.data == nullptr) deliver<C>(a, piece, vector, vectors, sums);
+}
+
+template <class C>
+void multiply_piece(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range vectors) {
   using P = typename C::P;
   constexpr int L = C::lanes, T = kTogether<P>;
   const int64_t vector = (a.inputs + T - 1) / T * L;  // of packed x, from one to the next
@@ -292,19 +333,18 @@ void multiply_piece(const ProductArgs& a, const Piece& piece, int64_t begin, Ahe
     const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
     const int count = static_cast<int>(least<int64_t>(C::group, end - v));
     int64_t at[C::group];
-    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) * vector;
+    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) % a.panel_vectors * vector;
     const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
                               : XView<P>{static_cast<const P*>(a.panels), L, at};
-    multiply_group<C>(a, piece, begin, ahead, x, v, count);
+    multiply_group<C>(a, piece, v == vectors.first ? &ahead : nullptr, x, v, count);
     v += count;
   }
 }
 
 template <class C>
 void multiply(const ProductArgs& a, Range pieces, Range vectors) {
-  for_pieces<C>(a, pieces, [&](const Piece& piece, int64_t begin, Ahead<C>& ahead) {
-    multiply_piece<C>(a, piece, begin, ahead, vectors);
-  });
+  Ahead<C> ahead(a, pieces);
+  for (int64_t p = pieces.first; p < pieces.last; ++p) multiply_piece<C>(a, a.pieces[p], ahead, vectors);
 }
 
 template <class C>
@@ -328,51 +368,6 @@ void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
 template <class C>
 void combine(const ProductArgs& a, Range splits, Range vectors) {
   for (int64_t split = splits.first; split < splits.last; ++split) combine_split<C>(a, split, vectors);
-}
-
-// Pairs of features. What remains after whole squares is packed one by one.
-template <class C>
-void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
-  constexpr int L = C::lanes;
-  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
-  const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  auto* panel = static_cast<BFloat16Pair*>(a.panels) + (vector * ((a.inputs + 1) / 2) + first_feature / 2) * L;
-  int64_t f = 0;
-  if (a.x_feature == 1) {
-    for (; f + 2 * L <= features; f += 2 * L) {
-      auto row = [&](int r) __attribute__((always_inline)) {
-        return r < tokens ? load_pairs<L>(x + r * a.x_token + f) : Vec<uint32_t, L>{};
-      };
-      transpose_pairs<L>(row, panel + f / 2 * L, L);
-    }
-  } else if (tokens == L) {
-    for (; f + 2 <= features; f += 2) {
-      store_pairs<L>(panel + f / 2 * L, pair_rows<L>(x + f * a.x_feature, x + (f + 1) * a.x_feature));
-    }
-  }
-  for (; f < features; f += 2) {
-    for (int64_t t = 0; t < L; ++t) {
-      auto at = [&](int64_t feature) {
-        return t < tokens && feature < features ? x[t * a.x_token + feature * a.x_feature].bits : uint16_t{0};
-      };
-      panel[f / 2 * L + t] = {at(f), at(f + 1)};
-    }
-  }
-}
-
-template <class C>
-void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
-  using S = typename C::S;
-  constexpr int L = C::lanes;
-  const int64_t complete = a.direct ? a.n / L : 0;
-  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
-  const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  S* panel = static_cast<S*>(a.panels) + ((vector - complete) * a.inputs + first_feature) * L;
-  if (a.x_feature == 1) {
-    pack_transposed<S, L>(x, a.x_token, tokens, features, panel, L);
-  } else {
-    for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * L);
-  }
 }
 
 template <class C>

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int kTapDepth = 288;  // inputs of a chunk
 constexpr int kTapPixels = 96;  // of a group: whole tiles of any width
+constexpr int kMostTapTile = 8;
+constexpr int kTapPlaces = kTapPixels + kMostTapTile;  // the last tile may begin anywhere
 
 // Calls body.operator()<L, V>(): a strip is V vectors of L outputs, one where a block has no more.
 template <class C, class Body>
@@ -33,19 +35,61 @@ auto with_strip(int block, Body body) {
 
 // Pixels of a tile: as many sums as the product's tile, but no more addresses than there are registers.
 template <class C, int V>
-constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, 8);
+constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTile);
 
-// Some inputs of one block at one tap.
+// Whether three taps side by side are done together: with AVX-512, where one vector of outputs for 8 pixels would need
+// 9 loads for 8 products. Zen 5, 28x28, of peak: b = 16, 3x3, 25 % 61 % to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to
+// 37. With the zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept.
+template <int V>
+constexpr bool kThreeTaps = kVectorBytes == 64 && V == 1;
+constexpr int kTapRow = 12;  // pixels of a tile of such, side by side: one address, and sums enough to be independent
+
+// Some inputs of one block at one tap, or at three, each reading x one position further.
 template <class S>
 struct TapEntry {
   int64_t x;   // offset of the first one
   const S* w;  // [inputs][strip]
   int64_t depth;
   const int64_t* at;  // where it finds each pixel of the group
+  int64_t next_w;     // from one tap to the next; 0: there is only one
 };
 
-// The inner loop: sums [P][V vectors] (+)= x [P pixels from `pixel` on, inputs of the entries] W [inputs, strip].
+// sum[p] += x(p, k) W(k) for tap after tap of an entry, one input. Pixel p is at xb + from[p], and W at wb.
 template <class S, int L, int V, int P>
+BS_INLINE void add_taps(Vec<S, L> (&sum)[P][V], const S* xb, const int64_t* from, const S* wb, int taps, int64_t next_w,
+                        int64_t next_x) {
+  for (int tap = 0; tap < taps; ++tap, xb += next_x, wb += next_w) {
+    Vec<S, L> wv[V];
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<S, L>(wb + v * L));
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) {
+      const Vec<S, L> xv = in_register(broadcast<S, L>(xb[from[p]]));
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) sum[p][v] = multiply_add<S, L>(sum[p][v], xv, wv[v]);
+    }
+  }
+}
+
+// The same in the same order for three taps and pixels that are neighbours: each element of x is loaded once.
+template <class S, int L, int P>
+BS_INLINE void add_three_taps(Vec<S, L> (&sum)[P][1], const S* xb, const S* wb, int64_t next_w) {
+  Vec<S, L> wv[3];
+#pragma GCC unroll 3
+  for (int tap = 0; tap < 3; ++tap) wv[tap] = in_register(load_as<S, L>(wb + tap * next_w));
+#pragma GCC unroll 16
+  for (int q = 0; q < P + 2; ++q) {
+    const Vec<S, L> xv = in_register(broadcast<S, L>(xb[q * L]));
+#pragma GCC unroll 3
+    for (int tap = 0; tap < 3; ++tap) {
+      if (q >= tap && q - tap < P) sum[q - tap][0] = multiply_add<S, L>(sum[q - tap][0], xv, wv[tap]);
+    }
+  }
+}
+
+// The inner loop: sums [P][V vectors] (+)= x [P pixels from `pixel` on, inputs of the entries] W [inputs, strip].
+// kRow: the pixels are neighbours in the panel, whose rows are a strip wide.
+template <class S, int L, int V, int P, bool kRow>
 __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, const S* x, int64_t pixel, S* sums,
                                         bool first) {
   Vec<S, L> sum[P][V];
@@ -58,31 +102,54 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
     const S *xb = x + e->x, *wb = e->w;
     int64_t from[P];
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) from[p] = e->at[pixel + p];
-    auto step = [&]() __attribute__((always_inline)) {
-      Vec<S, L> wv[V];
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<S, L>(wb + v * L));
-      wb = next_row(wb + V * L);
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) {
-        const Vec<S, L> xv = in_register(broadcast<S, L>(xb[from[p]]));
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[p][v] = multiply_add<S, L>(sum[p][v], xv, wv[v]);
-      }
-      xb = next_row(xb + 1);
-    };
-    int64_t k = e->depth;
-    for (; k >= kUnroll; k -= kUnroll) {
+    for (int p = 0; p < P; ++p) from[p] = kRow ? p * L * V : e->at[pixel + p];
+    if constexpr (kRow) xb += e->at[pixel];
+    auto many = [&](auto step) __attribute__((always_inline)) {
+      auto both = [&]() __attribute__((always_inline)) {
+        step();
+        wb = next_row(wb + V * L);
+        xb = next_row(xb + 1);
+      };
+      int64_t k = e->depth;
+      for (; k >= kUnroll; k -= kUnroll) {
 #pragma GCC unroll 8
-      for (int u = 0; u < kUnroll; ++u) step();
+        for (int u = 0; u < kUnroll; ++u) both();
+      }
+      for (; k > 0; --k) both();
+    };
+    if constexpr (kThreeTaps<V>) {
+      if (e->next_w != 0) {
+        many([&]() __attribute__((always_inline)) {
+          if constexpr (kRow) add_three_taps<S, L, P>(sum, xb, wb, e->next_w);
+          else add_taps<S, L, V, P>(sum, xb, from, wb, 3, e->next_w, L);
+        });
+        continue;
+      }
     }
-    for (; k > 0; --k) step();
+    many([&]() __attribute__((always_inline)) { add_taps<S, L, V, P>(sum, xb, from, wb, 1, 0, 0); });
   }
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) store_as<S, L>(sums + (p * V + v) * L, sum[p][v]);
+  }
+}
+
+// All pixels of a group, whole tiles of them; in_grid: all entries find them at the same places, of which some are
+// neighbours.
+template <class S, int L, int V, int P>
+void tap_tiles(const TapEntry<S>* entries, int count, const S* x, int64_t pixels, bool in_grid, S* sums, bool first) {
+  for (int64_t p = 0; p < pixels;) {
+    if constexpr (kThreeTaps<V>) {
+      const int64_t* at = entries->at + p;
+      if (in_grid && count > 0 && p + kTapRow <= pixels && at[kTapRow - 1] - at[0] == (kTapRow - 1) * L) {
+        tap_tile<S, L, V, kTapRow, true>(entries, count, x, p, sums + p * V * L, first);
+        p += kTapRow;
+        continue;
+      }
+    }
+    tap_tile<S, L, V, P, false>(entries, count, x, p, sums + p * V * L, first);
+    p += P;
   }
 }
 
@@ -107,7 +174,7 @@ void pack_tap_weights(const TapArgs& t, int64_t first_block, int64_t last_block)
 // Some pixels, whose images and places have been looked up.
 struct TapGroup {
   int64_t count;
-  int64_t at[kTapPixels];  // offset in a panel, of whole tiles; with sources, position of the image
+  int64_t at[kTapPlaces];  // offset in a panel, of whole tiles; with sources, position of the image
   int64_t place[kTapPixels];
   int64_t pixel[kTapPixels];  // of y, in elements from the first image
 };
@@ -121,8 +188,17 @@ inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_
     at[i] = (from < 0 ? t.nothing : group.at[i] + from) * width;
     any = any || from >= 0;
   }
-  for (int64_t i = group.count; i < kTapPixels; ++i) at[i] = t.nothing * width;
+  for (int64_t i = group.count; i < kTapPlaces; ++i) at[i] = t.nothing * width;
   return any;
+}
+
+// 1 or -1 where this tap and the next two read places side by side and lie side by side in W, otherwise 0.
+inline int64_t step_of_three(const TapArgs& t, int64_t tap) {
+  if (t.sources != nullptr || tap + 3 > t.tap_count) return 0;
+  const Tap* at = t.tap + tap;
+  const int64_t step = at[1].shift - at[0].shift, index = at[1].index - at[0].index;
+  const bool even = at[2].shift - at[1].shift == step && at[2].index - at[1].index == index;
+  return even && (step == 1 || step == -1) ? step : 0;
 }
 
 // Sums of one strip of a group. Where W has not been copied, each chunk's is.
@@ -135,14 +211,12 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
   const auto* x = static_cast<const S*>(t.panels);
   TapEntry<S> entries[kMost];
   alignas(64) S copies[kTapDepth * O];
-  int64_t looked_up[kMost][kTapPixels];
+  int64_t looked_up[kMost][kTapPlaces];
   int count = 0;
   int64_t depth = 0;
   bool first = true;
   const auto multiply_them = [&] {
-    for (int64_t p = 0; p < group.count; p += P) {
-      tap_tile<S, L, V, P>(entries, count, x, p, sums + p * O, first);
-    }
+    tap_tiles<S, L, V, P>(entries, count, x, group.count, t.sources == nullptr, sums, first);
     count = 0;
     depth = 0;
     first = false;
@@ -156,23 +230,32 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
     for (int64_t k = 0; k < inputs; k += kTapInputs) {
       const int64_t some = least<int64_t>(kTapInputs, inputs - k);
       const int64_t rows = (some + kSmallestBlock - 1) / kSmallestBlock * kSmallestBlock;  // that are copied
-      for (int64_t tap = 0; tap < t.tap_count; ++tap) {
-        if (count == kMost || depth + rows > kTapDepth) multiply_them();
+      for (int64_t tap = 0, together = 1; tap < t.tap_count; tap += together) {
         const Tap& at = t.tap[tap];
+        const int64_t step = kThreeTaps<V> ? step_of_three(t, tap) : 0;
+        together = step == 0 ? 1 : 3;
+        if (count == kMost || depth + together * rows > kTapDepth) multiply_them();
         const int64_t* pixels = group.at;
         if (t.sources != nullptr) {
           pixels = looked_up[count];
           if (!look_up(t, at.index, group, width, looked_up[count])) continue;
         }
         const S* w = copies + depth * O;
+        int64_t next_w = rows * O;
         if (t.weights != nullptr) {
           w = static_cast<const S*>(t.weights) + weight * a.block * a.block +
               (strip * t.taps + at.index * O) * a.block + k * O;
+          next_w = (t.tap[tap + together - 1].index - at.index) / 2 * O * a.block;
         } else {
-          copy_gated<C, O>(a, weight + at.index, gate, strip, {k, k + rows}, copies + depth * O);
+          for (int64_t i = 0; i < together; ++i) {
+            copy_gated<C, O>(a, weight + t.tap[tap + i].index, gate, strip, {k, k + rows},
+                             copies + (depth + i * rows) * O);
+          }
         }
-        entries[count++] = {begin + k * t.round + at.shift * width, w, some, pixels};
-        depth += rows;
+        const int64_t lowest = step < 0 ? 2 : 0;  // where x is read first
+        entries[count++] = {begin + k * t.round + t.tap[tap + lowest].shift * width, w + lowest * next_w, some, pixels,
+                            step * next_w};
+        depth += together * rows;
       }
     }
   }
@@ -226,7 +309,7 @@ void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
   with_strip<C>(t.product.block, [&]<int L, int V>() {
     constexpr int O = L * V, P = kTapTile<C, V>;
     static_assert(kTapPixels % P == 0);
-    alignas(64) S sums[(kTapPixels + C::lanes) * O];
+    alignas(64) S sums[(kTapPlaces + C::lanes) * O];
     ProductArgs a = t.product;
     a.block = O;
     int64_t image = pixels.first / t.places, place = pixels.first % t.places;
@@ -243,7 +326,7 @@ void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
           ++image;
         }
       }
-      for (int64_t i = group.count; i % P != 0; ++i) group.at[i] = group.at[0];
+      for (int64_t i = group.count; i < kTapPlaces; ++i) group.at[i] = group.at[0];
       for (int strip = 0; strip < t.product.block; strip += O) {
         const int64_t to = row * (t.product.block / O) + strip / O;
         if (to * O >= a.outputs) break;

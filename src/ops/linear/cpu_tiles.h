@@ -151,11 +151,14 @@ void multiply_strip(const ProductArgs& a, const Chunk& chunk, const TileStrip& s
 }
 
 template <class C>
-void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, Ahead<C>& ahead, const BFloat16* x,
+void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, const BFloat16* x,
                              int64_t x_vector, int vectors, float* sums, bool first) {
   static_assert(C::group <= C::tile.vectors);
+  const char* later[kMostOfChunk];
+  const int asking = ahead != nullptr ? chunk.count : 0;
+  for (int i = 0; i < asking; ++i) later[i] = ahead->next();
   for (int strip = 0; strip < a.block; strip += kTileRows) {
-    ahead.ask(a, chunk, strip);
+    for (int i = 0; i < asking; ++i) Ahead<C>::ask(later[i], bytes_of_strip<C>(a, strip));
     const TileStrip s{x, x_vector, sums + strip, strip};
     if (a.block >= 32) multiply_strip<16, 32>(a, chunk, s, vectors, first);
     else if (a.block == 16) multiply_strip<16, 16>(a, chunk, s, vectors, first);
@@ -166,14 +169,15 @@ void multiply_chunk_by_tiles(const ProductArgs& a, const Chunk& chunk, Ahead<C>&
 inline int64_t panel_features(const ProductArgs& a) { return (a.inputs + a.block - 1) / a.block * a.block; }
 
 template <class C>
-void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, int64_t begin, Ahead<C>& ahead, Range range) {
+void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
   const int64_t x_vector = kTileRows * panel_features(a);
   for (int64_t v = range.first; v < range.last; v += C::group) {
     alignas(64) float sums[C::group * kTileRows * kMaxBlock];
     const int vectors = static_cast<int>(least<int64_t>(C::group, range.last - v));
-    const auto* x = static_cast<const BFloat16*>(a.panels) + v * x_vector;
-    sum_chunks<C>(a, piece, begin, vectors, sums, [&](const Chunk& chunk, float* to, bool first) {
-      multiply_chunk_by_tiles<C>(a, chunk, ahead, x, x_vector, vectors, to, first);
+    const auto* x = static_cast<const BFloat16*>(a.panels) + v % a.panel_vectors * x_vector;
+    Ahead<C>* asks = v == range.first ? &ahead : nullptr;
+    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
+      multiply_chunk_by_tiles<C>(a, chunk, asks, x, x_vector, vectors, to, first);
     });
     deliver<C>(a, piece, v, vectors, sums);
   }
@@ -182,9 +186,8 @@ void multiply_piece_by_tiles(const ProductArgs& a, const Piece& piece, int64_t b
 template <class C>
 void multiply_by_tiles(const ProductArgs& a, Range pieces, Range vectors) {
   tile_configure(product_shapes(a.block));  // with the release 74 ns, more than 8 products
-  for_pieces<C>(a, pieces, [&](const Piece& piece, int64_t begin, Ahead<C>& ahead) {
-    multiply_piece_by_tiles<C>(a, piece, begin, ahead, vectors);
-  });
+  Ahead<C> ahead(a, pieces);
+  for (int64_t p = pieces.first; p < pieces.last; ++p) multiply_piece_by_tiles<C>(a, a.pieces[p], ahead, vectors);
   tile_release();
 }
 
@@ -230,7 +233,7 @@ template <class C>
 void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
   const int64_t token = vector * kTileRows, tokens = least<int64_t>(kTileRows, a.n - token), b = a.block;
   const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token;
-  BFloat16* panel = static_cast<BFloat16*>(a.panels) + vector * kTileRows * panel_features(a);
+  BFloat16* panel = static_cast<BFloat16*>(a.panels) + vector % a.panel_vectors * kTileRows * panel_features(a);
   const int64_t whole = tokens < kTileRows ? first_feature : last_feature / b * b;
   if (a.x_feature == 1) {
     BFloat16* to = panel + first_feature * kTileRows;

@@ -33,8 +33,11 @@ struct ProductArgs {
 
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
-  bool direct = false;     // x is features-first, of the type of sums, and complete vectors are read in place
-  void* panels = nullptr;  // x, packed: Sum [vectors][inputs][lanes], or as the kernel likes it in no more bytes
+  bool direct = false;  // x is features-first, of the type of sums, and complete vectors are read in place
+  // x, packed: Sum [panel_vectors][inputs][lanes], or as the kernel likes it in no more bytes. Vector v, not counting
+  // those that are read in place, is the (v % panel_vectors)-th.
+  void* panels = nullptr;
+  int64_t panel_vectors = INT64_MAX;
 
   const void* w = nullptr;
   const void* gates = nullptr;

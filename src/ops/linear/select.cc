@@ -94,13 +94,18 @@ GradientPlan plan_gradient(const Problem& p, DType dw_dtype, int64_t blocks) {
 // Where there are few blocks, packing every feature is most of the work. Rows a power of two apart share few sets of
 // L1, so that blocks come from L2 then. 1024 x 1024, 64 tokens, Zen 3, b = 32: at 2 % 1.17x faster than packed (b = 64:
 // 1.11x), at 10 % 0.72x. AVX-512 on Zen 5, at 10 %: b = 8 114 us to 98, 16 87 to 72, 32 81 to 71, 64 76 to 71; at 50 %
-// even.
+// even. More tokens are read in turns of 64, each added to dW: 512 tokens, b = 8, 16, 32 at 10 % from memory 1379 us to
+// 815, 855 to 727, 790 to 602; b = 32 at 2 % 309 to 138; at 50 % even; 4096 x 4096, whose dW of 6.7 MB would come and
+// go each time, at 10 % 11.4 ms to 14.9, at 2 % 4.2 to 3.2.
 bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes) {
-  constexpr int64_t kMostTokens = 64;
   const int64_t b = g.layout.block_size;
   if (g.pairs.size() != 1 || size_of(g.dtype) != size_of(sum_dtype(g.dtype))) return false;
   const GradTerm term = g.term(0);
-  if (term.x.n > kMostTokens || term.x.feature_stride != 1 || term.dy.feature_stride != 1) return false;
+  constexpr int64_t kMostBytes = 2 << 20;  // of dW
+  if (term.x.n > kInPlaceTokens && (vector_bytes < 64 || g.layout.blocks * b * b * size_of(g.dtype) >= kMostBytes)) {
+    return false;
+  }
+  if (term.x.feature_stride != 1 || term.dy.feature_stride != 1) return false;
   if (g.layout.in_features % b != 0 || g.layout.out_features % b != 0) return false;
   const int64_t panels = (g.layout.in_features + g.layout.out_features) / b;
   return vector_bytes >= 64 ? g.layout.blocks <= 8 * panels : 2 * g.layout.blocks <= panels;

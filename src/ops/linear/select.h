@@ -55,6 +55,9 @@ struct Shares {
   int64_t weight_bytes = 0;
   int32_t threads = 1;
 };
+// Tokens that wgrad reads in place at a time.
+inline constexpr int64_t kInPlaceTokens = 64;
+
 // How many tokens a thread does by itself at a time; 0: threads share the pieces of a group.
 int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);

@@ -1,0 +1,58 @@
+// The first step of cpu_product.h: one vector of tokens of x as a panel.
+#pragma once
+
+#include "cpu/pack.h"
+#include "ops/linear/kernels.h"
+
+namespace blocksparse::linear {
+namespace {
+
+// Pairs of features. What remains after whole squares is packed one by one.
+template <class C>
+void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
+  constexpr int L = C::lanes;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
+  const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + first_feature * a.x_feature;
+  auto* panel =
+      static_cast<BFloat16Pair*>(a.panels) + (vector % a.panel_vectors * ((a.inputs + 1) / 2) + first_feature / 2) * L;
+  int64_t f = 0;
+  if (a.x_feature == 1) {
+    for (; f + 2 * L <= features; f += 2 * L) {
+      auto row = [&](int r) __attribute__((always_inline)) {
+        return r < tokens ? load_pairs<L>(x + r * a.x_token + f) : Vec<uint32_t, L>{};
+      };
+      transpose_pairs<L>(row, panel + f / 2 * L, L);
+    }
+  } else if (tokens == L) {
+    for (; f + 2 <= features; f += 2) {
+      store_pairs<L>(panel + f / 2 * L, pair_rows<L>(x + f * a.x_feature, x + (f + 1) * a.x_feature));
+    }
+  }
+  for (; f < features; f += 2) {
+    for (int64_t t = 0; t < L; ++t) {
+      auto at = [&](int64_t feature) {
+        return t < tokens && feature < features ? x[t * a.x_token + feature * a.x_feature].bits : uint16_t{0};
+      };
+      panel[f / 2 * L + t] = {at(f), at(f + 1)};
+    }
+  }
+}
+
+// Features, widened to the type of sums. Vectors that are read in place have no panel.
+template <class C>
+void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  const int64_t complete = a.direct ? a.n / L : 0;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
+  const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
+  S* panel = static_cast<S*>(a.panels) + ((vector - complete) % a.panel_vectors * a.inputs + first_feature) * L;
+  if (a.x_feature == 1) {
+    pack_transposed<S, L>(x, a.x_token, tokens, features, panel, L);
+  } else {
+    for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * L);
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
