@@ -60,9 +60,10 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
     s.bits = place(of * s.words);
     s.before = place(of * s.words);
     s.counts = place(of);
-    s.lengths = place(of + kMaxSlots);
+    s.keys = place(of + kMaxSlots);
     s.unsorted = place((of + kMaxSlots) * 4);
     s.cap = static_cast<int32_t>(split_cap(of, sizes.blocks));
+    s.most_slices = most_slices(of, across, sizes.blocks);
     return s;
   };
   plan.by_out = side(at.by_out, rows, columns, at.by_in.starts);

@@ -45,11 +45,14 @@ int64_t split_cap(int64_t rows, int64_t blocks) {
   return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
 }
 
+int32_t most_slices(int64_t rows, int64_t columns, int64_t blocks) {
+  return static_cast<int32_t>(columns <= kFewSlicesCaps * split_cap(rows, blocks) ? kFewSlices : kMaxSlots);
+}
+
 int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks) {
   const int64_t cap = split_cap(rows, blocks);
   if (columns <= cap) return 0;
-  // Of rows with l > cap blocks there are at most blocks / (cap + 1), and each has less than l / cap + 1 slices.
-  return std::min(kMaxSlots, blocks / cap + blocks / (cap + 1));
+  return std::min(kMaxSlots, 2 * blocks / cap);  // a row of l blocks has less than 2 * l / cap slices
 }
 
 const Header& header_of(const LayoutView& view) { return *reinterpret_cast<const Header*>(view.index); }

@@ -37,6 +37,9 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
 // Rows of more blocks than this are cut, in a matrix of `rows` rows.
 int64_t split_cap(int64_t rows, int64_t blocks);
 
+// Slices that a row may have at most, in a matrix of `rows` x `columns`.
+int32_t most_slices(int64_t rows, int64_t columns, int64_t blocks);
+
 // As many slots as a matrix of that size may have at most: what can be said without looking at its tables.
 int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks);
 
@@ -51,7 +54,7 @@ inline void split_words(int64_t value, int32_t (&words)[2]) {
 
 // What a kernel sees of a layout in one direction.
 struct RowWalk {
-  std::span<const Piece> pieces;  // longest first, so that the last wave is short
+  std::span<const Piece> pieces;  // rows of most slices first, then the longest, so that the last wave is short
   std::span<const BlockRef> refs;
   std::span<const Split> splits;
   int32_t slots = 0;  // slices over all split rows

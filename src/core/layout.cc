@@ -50,33 +50,37 @@ Status check_block_count(size_t blocks) {
   return {};
 }
 
-// Cuts the rows given by `starts` into pieces, longest first, and lists the rows that were cut.
+// Cuts the rows given by `starts` into pieces, in the order of piece_key(), and lists the rows that were cut.
 struct Cut {
   std::vector<Piece> pieces;
   std::vector<Split> splits;
   int32_t slots = 0;
 };
 
-Cut cut_rows(std::span<const int32_t> starts, int64_t blocks) {
+Cut cut_rows(std::span<const int32_t> starts, int64_t columns, int64_t blocks) {
   const int64_t rows = static_cast<int64_t>(starts.size()) - 1;
-  const int64_t cap = split_cap(rows, blocks);
+  const auto cap = static_cast<int32_t>(split_cap(rows, blocks));
+  const int32_t most = most_slices(rows, columns, blocks);
   Cut cut;
   cut.pieces.reserve(static_cast<size_t>(rows));
+  std::vector<int32_t> keys(static_cast<size_t>(rows));
   for (int32_t row = 0; row < rows; ++row) {
     const int64_t first = starts[row], length = starts[row + 1] - first;
-    const int64_t parts = length > cap ? (length + cap - 1) / cap : 1;
-    if (parts == 1) {
+    const int32_t slices = slices_of(static_cast<int32_t>(length), cap, most);
+    keys[static_cast<size_t>(row)] = piece_key(static_cast<int32_t>(length), slices);
+    if (slices == 1) {
       cut.pieces.push_back({row, starts[row], starts[row + 1], -1});
       continue;
     }
-    cut.splits.push_back({row, cut.slots, static_cast<int32_t>(parts), 0});
-    for (int64_t i = 0; i < parts; ++i) {
-      cut.pieces.push_back({row, static_cast<int32_t>(first + length * i / parts),
-                            static_cast<int32_t>(first + length * (i + 1) / parts), cut.slots++});
+    cut.splits.push_back({row, cut.slots, slices, 0});
+    for (int64_t i = 0; i < slices; ++i) {
+      cut.pieces.push_back({row, static_cast<int32_t>(first + length * i / slices),
+                            static_cast<int32_t>(first + length * (i + 1) / slices), cut.slots++});
     }
   }
-  std::stable_sort(cut.pieces.begin(), cut.pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.last - a.first > b.last - b.first; });
+  std::stable_sort(cut.pieces.begin(), cut.pieces.end(), [&](const Piece& a, const Piece& b) {
+    return keys[static_cast<size_t>(a.to)] > keys[static_cast<size_t>(b.to)];
+  });
   return cut;
 }
 
@@ -140,8 +144,8 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
     put(*index, section.splits, std::span<const Split>(cut.splits));
     count = {static_cast<int32_t>(cut.pieces.size()), static_cast<int32_t>(cut.splits.size()), cut.slots};
   };
-  place_cut(cut_rows(row_start, blocks), at.by_out, h.by_out);
-  place_cut(cut_rows(col_start, blocks), at.by_in, h.by_in);
+  place_cut(cut_rows(row_start, grid.in_blocks, blocks), at.by_out, h.by_out);
+  place_cut(cut_rows(col_start, grid.out_blocks, blocks), at.by_in, h.by_in);
   index->resize(static_cast<size_t>(at.words + (h.by_out.splits > 0 ? kCutByOutWords : 0) +
                                     (h.by_in.splits > 0 ? kCutByInWords : 0)));
   std::memcpy(index->data(), &h, sizeof(h));

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 
@@ -70,9 +71,11 @@ TEST(Layout, TablesOfBothDirectionsNameEveryBlockOnce) {
       std::vector<int> pieces_of(static_cast<size_t>(by_in ? layout.in_blocks() : layout.out_blocks()), 0);
       int32_t covered = 0, previous = std::numeric_limits<int32_t>::max(), slots = 0;
       for (const Piece& piece : walk.pieces) {
-        EXPECT_LE(piece.last - piece.first, previous) << "pieces are longest first";
-        previous = piece.last - piece.first;
-        covered += previous;
+        if (piece.slot < 0) {
+          EXPECT_LE(piece.last - piece.first, previous) << "whole rows are longest first";
+          previous = piece.last - piece.first;
+        }
+        covered += piece.last - piece.first;
         slots += piece.slot >= 0;
         ++pieces_of[static_cast<size_t>(piece.to)];
         for (const BlockRef& ref : walk.of(piece)) ++seen[static_cast<size_t>(ref.weight)];
@@ -90,6 +93,31 @@ TEST(Layout, TablesOfBothDirectionsNameEveryBlockOnce) {
       EXPECT_EQ(next_slot, walk.slots);
     }
   }
+}
+
+// What the clusters of a card count on.
+TEST(Layout, SlicesOfARowLieSideBySide) {
+  for (const char* name : {"ba(200,4)", "ba(384,8)", "ba(300,20)", "dense(2,300)", "dense(3,4096)", "dense(1,33)"}) {
+    const Layout layout = graph(name);
+    for (bool by_in : {false, true}) {
+      const RowWalk walk = walk_of(layout.view(), by_in);
+      const int64_t rows = by_in ? layout.in_blocks() : layout.out_blocks();
+      const int32_t most = most_slices(rows, by_in ? layout.out_blocks() : layout.in_blocks(), layout.blocks());
+      int32_t seen = 0;
+      for (size_t i = 0; i < walk.pieces.size(); ++i) {
+        const Piece& piece = walk.pieces[i];
+        if (piece.slot < 0) continue;
+        const auto split =
+            std::find_if(walk.splits.begin(), walk.splits.end(), [&](const Split& s) { return s.to == piece.to; });
+        ASSERT_NE(split, walk.splits.end());
+        EXPECT_TRUE(split->slots > 1 && (split->slots & (split->slots - 1)) == 0 && split->slots <= most) << name;
+        EXPECT_EQ(piece.slot - split->first_slot, static_cast<int32_t>(i) % split->slots) << name << " piece " << i;
+        EXPECT_EQ(static_cast<int32_t>(i), seen++) << name << ": slices come first";
+      }
+    }
+  }
+  EXPECT_EQ(most_slices(384, 384, 6456), 8) << "a row is never longer than 16 caps of 32";
+  EXPECT_EQ(most_slices(384, 513, 6456), 512);
 }
 
 TEST(Layout, CutsHubsAndLeavesUniformRowsWhole) {

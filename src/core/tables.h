@@ -25,11 +25,28 @@ struct Split {
   int32_t reserved;
 };
 
-// A row is cut when it holds more than max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into equal slices
-// of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most 256 split
-// rows.
+// A row is cut when it holds more than cap = max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into 2^k
+// equal slices of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most
+// 256 split rows. Where no row is longer than 16 caps there are 8 slices at most, which may then hold 2 caps: as many
+// thread blocks as a card can be relied on to have in a cluster.
 inline constexpr int64_t kMaxSlots = 512;
 inline constexpr int64_t kMaxSplits = 256;
+inline constexpr int32_t kFewSlices = 8;
+inline constexpr int32_t kFewSlicesCaps = 16;
+
+constexpr int32_t slices_of(int32_t length, int32_t cap, int32_t most) {
+  int32_t slices = 1;
+  while (slices < most && int64_t{slices} * cap < length) slices *= 2;
+  return slices;
+}
+
+// Pieces of larger keys come first: rows of most slices, then the longest. Slices of a row have the same key, so they
+// lie side by side, from a multiple of their number on. A slice has less than 2^27 blocks.
+constexpr int32_t piece_key(int32_t length, int32_t slices) {
+  int32_t key = (length + slices - 1) / slices;
+  for (int32_t s = slices; s > 1; s /= 2) key += 1 << 27;
+  return key;
+}
 
 struct Header {
   int32_t magic;
@@ -47,6 +64,6 @@ struct Header {
 static_assert(sizeof(Header) == 32 * sizeof(int32_t));
 
 inline constexpr int32_t kIndexMagic = 0x58495342;  // "BSIX"
-inline constexpr int32_t kIndexVersion = 2;
+inline constexpr int32_t kIndexVersion = 3;
 
 }  // namespace blocksparse

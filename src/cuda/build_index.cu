@@ -4,7 +4,7 @@
 //   pack_mask     a warp for 32 x 32 entries: bits of rows, and of columns
 //   count_rows    a warp for each row and column: its blocks, and how many lie before each word
 //   cut_rows      a thread block for each direction: where rows begin, what is cut, header, pieces in the order of rows
-//   write_tables  a thread for each word: its refs; a warp for each piece: its place, the longest first
+//   write_tables  a thread for each word: its refs; a warp for each piece: its place
 // A mask that does not hold as many blocks as the layout has leaves tables without any, and says so in the header.
 #include "cuda/build_index.h"
 
@@ -142,7 +142,7 @@ __device__ void write_row(const Build& b, const DeviceIndexSide& s, int row, int
   for (int i = 0; i < parts; ++i) {
     const auto cut = [&](int k) { return at.blocks + static_cast<int>(int64_t{count} * k / parts); };
     unsorted[at.pieces + i] = {row, cut(i), cut(i + 1), parts > 1 ? at.slots + i : -1};
-    b.scratch[s.lengths + at.pieces + i] = cut(i + 1) - cut(i);
+    b.scratch[s.keys + at.pieces + i] = piece_key(count, parts);
   }
 }
 
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kCutThreads) cut_rows(const __grid_constant__ 
   for (int first = 0; first < s.rows; first += kCutThreads) {
     const int row = first + static_cast<int>(threadIdx.x);
     const int count = row < s.rows && right ? b.scratch[s.counts + row] : 0;
-    const int parts = row >= s.rows ? 0 : count > s.cap ? (count + s.cap - 1) / s.cap : 1;
+    const int parts = row >= s.rows ? 0 : slices_of(count, s.cap, s.most_slices);
     Tally all;
     const Tally of_chunk = sum_before({count, parts, parts > 1 ? parts : 0, parts > 1 ? 1 : 0}, all);
     if (row < s.rows) write_row(b, s, row, count, parts, before + of_chunk);
@@ -200,14 +200,14 @@ __device__ void write_refs(const Build& b, int side, int64_t word) {
   }
 }
 
-// Piece `i` in the order of rows to its place: longest first, else in that order.
+// Piece `i` in the order of rows to its place: by its key, else in that order.
 __device__ void write_piece(const Build& b, const DeviceIndexSide& s, int i, int pieces) {
-  const int32_t* lengths = b.scratch + s.lengths;
-  const int mine = lengths[i];
+  const int32_t* keys = b.scratch + s.keys;
+  const int mine = keys[i];
   int rank = 0;
   for (int other = lane(); other < pieces; other += 32) {
-    const int length = lengths[other];
-    rank += length > mine || (length == mine && other < i);
+    const int key = keys[other];
+    rank += key > mine || (key == mine && other < i);
   }
   rank = __reduce_add_sync(~0u, rank);
   if (lane() == 0) {

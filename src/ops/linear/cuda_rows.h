@@ -3,13 +3,14 @@
 //   x [n, inputs]   w [blocks, 32, 32]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
 //   grid      as many thread blocks as fit the card at once, several on every SM. A task is a row of blocks (or four
-//             rows: see Group) and 128 tokens; each takes every so many, longest first
+//             rows: see Group) and 128 tokens; each takes every so many, there and back, longest first
 //   load      one warp fills a ring of stages, each a box of x and the block of W that meets it, with a note of what to
 //             do. Tables and W come before x is waited for, so they cost nothing behind a kernel that lets this one
 //             begin early
 //   compute   wgmma by one or two warpgroups: tokens are its rows, outputs its columns
 //   finish    from registers, while the ring fills for the next task
-// Rows are walked whole, also those that the tables cut: 128 tokens of a hub of 44 blocks take 440 KB to one SM.
+// Slices of a row that is cut are tasks of one cluster, whose thread blocks leave their sums in the workspace and then
+// add a part of them each (cuda_rows_slices.h). Where there are no clusters, rows are walked whole.
 #pragma once
 
 #include "cuda/launch.h"
@@ -18,6 +19,7 @@
 #include "cuda/turn_quad.h"
 #include "ops/linear/cuda_many_maps.h"
 #include "ops/linear/cuda_rows_feed.h"
+#include "ops/linear/cuda_rows_slices.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -125,6 +127,9 @@ class RowsConsumer {
       if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
     } while ((flags & kRowsLast) == 0);
     const int token = note_.z + warpgroup_ * K::kHalves * 64;
+    if constexpr (K::clusters) {
+      if (note_.w != 0) return slices_.share(p_, shared_, note_, sums);
+    }
     if constexpr (K::plain) store_vectors<K, Count>(p_, note_.y, token, sums);
     else store_elements<K>(p_, note_.y, token, sums);
   }
@@ -135,6 +140,7 @@ class RowsConsumer {
   int warpgroup_, stage_ = 0;
   uint32_t phase_ = 0;
   int4 note_{0, 0, 0, 0};
+  RowsSlices<K> slices_;
 };
 
 template <class K>
@@ -153,11 +159,20 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
       ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
       ptx::mbarrier_init(shared_address(&shared.empty[s]), K::kConsumers * 4);
     }
+    for (uint64_t& slices : shared.slices) {
+      if (K::clusters) ptx::mbarrier_init(shared_address(&slices), K::together);
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (warpgroup == K::kConsumers) return RowsFeeder<K>(p, shared, ring).run();
-  ptx::griddepcontrol_wait();  // y, and what the last step reads
+  if (K::clusters) ptx::cluster_arrive();
+  if (warpgroup == K::kConsumers) {
+    RowsFeeder<K>(p, shared, ring).run();
+    if (K::clusters) ptx::cluster_wait();
+    return;
+  }
+  ptx::griddepcontrol_wait();            // y, and what the last step reads
+  if (K::clusters) ptx::cluster_wait();  // the others' barriers are there
   RowsConsumer<K>(p, shared, ring, warpgroup).run();
 #endif
 }
@@ -166,14 +181,14 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_rows_kernel(bool by_in, bool fours, bool plain, Body body) {
-  if (fours) return body.template operator()<Rows<T, false, 4, true>>();
-  if (by_in) {
-    return plain ? body.template operator()<Rows<T, true, 1, true>>()
-                 : body.template operator()<Rows<T, true, 1, false>>();
-  }
-  return plain ? body.template operator()<Rows<T, false, 1, true>>()
-               : body.template operator()<Rows<T, false, 1, false>>();
+Status with_rows_kernel(bool by_in, bool fours, bool plain, bool clusters, Body body) {
+  if (fours) return body.template operator()<Rows<T, false, 4, true, false>>();
+  const auto with = [&]<bool ByIn, bool Plain>() {
+    return clusters ? body.template operator()<Rows<T, ByIn, 1, Plain, true>>()
+                    : body.template operator()<Rows<T, ByIn, 1, Plain, false>>();
+  };
+  if (by_in) return plain ? with.template operator()<true, true>() : with.template operator()<true, false>();
+  return plain ? with.template operator()<false, true>() : with.template operator()<false, false>();
 }
 
 inline Status make_rows_maps(const Product& p, RowsProduct& args) {
@@ -201,7 +216,12 @@ template <class T>
 Status launch_rows(const Product& p, const CudaCall& call) {
   const bool plain = is_plain(p), fours = plain && rows_in_fours(call.problem);
   const int64_t slices = (p.x.n + kRowsTokens - 1) / kRowsTokens, rows = call.problem.output_blocks();
-  const int64_t tasks = (fours ? rows / 4 : rows + call.problem.slots) * slices;
+  const bool clusters = !fours && call.problem.slots > 0 && slices_fit_clusters(call.problem);
+  const int64_t pieces = rows + call.problem.slots;
+  const int64_t items = fours      ? rows / 4
+                        : clusters ? (pieces + kClusterPieces - 1) / kClusterPieces * kClusterPieces
+                                   : pieces;
+  const int64_t tasks = items * slices;
   RowsProduct args{.x = {},
                    .w = {},
                    .walk = walk_on_device(p.layout, p.by_in),
@@ -209,17 +229,21 @@ Status launch_rows(const Product& p, const CudaCall& call) {
                    .slices = static_cast<int32_t>(slices),
                    .groups = static_cast<int32_t>(rows / 4),
                    .cut = call.problem.slots > 0,
+                   .partial = clusters ? static_cast<float*>(call.workspace.data) : nullptr,
                    .early = p.x_is_last,
                    .n = static_cast<int32_t>(p.x.n),
                    .outputs = p.y.features,
                    .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(make_rows_maps(p, args));
-  return with_rows_kernel<T>(p.by_in, fours, plain, [&]<class K>() {
-    return cuda::launch({.blocks = std::min<int64_t>(tasks, int64_t{call.card.multiprocessors} * K::kResident),
+  return with_rows_kernel<T>(p.by_in, fours, plain, clusters, [&]<class K>() {
+    // Clusters find places in one part of the card alone, so some places stay empty: more would run behind the others.
+    const int64_t places = int64_t{call.card.multiprocessors} * K::kResident;
+    return cuda::launch({.blocks = std::min(tasks, K::clusters ? places * 9 / 10 / K::together * K::together : places),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
                          .stream = stream_of(call),
-                         .overlap = true},
+                         .overlap = true,
+                         .cluster = K::together},
                         rows_product<K>, args);
   });
 }
@@ -229,8 +253,11 @@ Status prepare_rows() {
   for (bool by_in : {false, true}) {
     for (bool fours : {false, true}) {
       for (bool plain : {false, true}) {
-        BS_RETURN_IF_ERROR(with_rows_kernel<T>(
-            by_in, fours, plain, [&]<class K>() { return cuda::prepare_for_many(rows_product<K>, K::kSharedBytes); }));
+        for (bool clusters : {false, true}) {
+          BS_RETURN_IF_ERROR(with_rows_kernel<T>(by_in, fours, plain, clusters, [&]<class K>() {
+            return cuda::prepare_for_many(rows_product<K>, K::kSharedBytes);
+          }));
+        }
       }
     }
   }

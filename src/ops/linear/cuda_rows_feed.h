@@ -8,6 +8,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared.h"
 #include "ops/linear/cuda_finish.h"
+#include "ops/linear/cuda_slices.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -25,6 +26,7 @@ struct RowsProduct {
   int32_t slices;  // of tokens
   int32_t groups;  // where four rows are walked together: how many fours
   bool cut;        // some rows are several pieces
+  float* partial;  // [slots][n][32]: what clusters add. Else rows are walked whole
   bool early;      // what the kernel in front has not written may be read before it is complete
   int32_t n;
   int64_t outputs;
@@ -33,11 +35,12 @@ struct RowsProduct {
 };
 
 // Group 4: the rows r, r + groups, ... of W are walked together, as the gates of an LSTM lie. Where their lists are the
-// same, they share x.
-template <class T, bool ByIn, int Group, bool Plain>
+// same, they share x. Clusters: rows are cut, and the thread blocks of a cluster take tasks side by side.
+template <class T, bool ByIn, int Group, bool Plain, bool Clusters>
 struct Rows {
   using Element = T;
-  static constexpr bool by_in = ByIn, plain = Plain;
+  static constexpr bool by_in = ByIn, plain = Plain, clusters = Clusters;
+  static constexpr int together = Clusters ? kClusterPieces : 1;
   static constexpr int group = Group;
   static constexpr int kXBytes = kRowsTokens * kRowsBlock * 2, kWBytes = kRowsBlock * kRowsBlock * 2;
   static constexpr int kStageBytes = kXBytes + Group * kWBytes;
@@ -48,7 +51,7 @@ struct Rows {
   static constexpr int kHalves = 2 / kConsumers;         // of 64 tokens, of a warpgroup
   static constexpr int kSums = kRowsBlock / 2;           // of a lane, for each half and row of blocks
   static constexpr int kThreads = 128 * kConsumers + 32;
-  static_assert(Group == 1 || (Group == 4 && !ByIn && Plain));
+  static_assert(Group == 1 || (Group == 4 && !ByIn && Plain && !Clusters));
 };
 
 enum RowsFlag : int32_t { kRowsData = 1, kRowsShared = 2, kRowsLast = 4, kRowsExit = 8 };
@@ -56,7 +59,8 @@ enum RowsFlag : int32_t { kRowsData = 1, kRowsShared = 2, kRowsLast = 4, kRowsEx
 template <class K>
 struct RowsShared {
   uint64_t full[K::kStages], empty[K::kStages];
-  int4 notes[K::kStages];  // flags, row of blocks, first token, -
+  int4 notes[K::kStages];  // flags, row of blocks, first token, RowsTask::slice
+  uint64_t slices[2];      // of a row, in turn: all have left their sums
 };
 
 // The list of a row of blocks.
@@ -69,16 +73,25 @@ template <class K>
 struct RowsTask {
   int to, token;  // the first row of blocks, and the first token
   bool shared;    // one list serves the group
+  int slice;      // 16 * slot + slices of the row; 0: it is walked whole
   RowsList lists[K::group];
 };
 
-// A warp. False: a later slice of a row, which is done with the first one, or no piece at all.
+// A warp. False: a later slice of a row that is done with the first one, or nothing at all.
 template <class K>
 __device__ inline bool find_task(const RowsProduct& p, int index, RowsTask<K>& task) {
-  const int item = index / p.slices;
-  task.token = index % p.slices * kRowsTokens;
+  const int of_cluster = index / K::together;
+  const int item = of_cluster / p.slices * K::together + index % K::together;
+  if (index >= p.tasks) return false;
+  task.token = of_cluster % p.slices * kRowsTokens;
   task.shared = true;
-  if constexpr (K::group == 1) {
+  task.slice = 0;
+  if constexpr (K::clusters) {
+    ClusterPiece found;
+    if (!find_cluster_piece(p.walk, item, found)) return false;
+    task.to = found.piece.to, task.lists[0] = {found.piece.first, found.piece.last};
+    if (found.slices > 1) task.slice = 16 * found.piece.slot + found.slices;
+  } else if constexpr (K::group == 1) {
     if (p.cut && item >= p.walk.counts[0]) return false;
     const Piece piece = p.walk.pieces[item];
     task.to = piece.to, task.lists[0] = {piece.first, piece.last};
@@ -113,8 +126,8 @@ class RowsFeeder {
       : p_(p), shared_(shared), ring_(ring) {}
 
   __device__ void run() {
-    for (int index = static_cast<int>(blockIdx.x); index < p_.tasks; index += static_cast<int>(gridDim.x)) {
-      if (!find_task(p_, index, task_)) continue;
+    for (int round = 0; round * static_cast<int>(gridDim.x) < p_.tasks; ++round) {
+      if (!find_task(p_, task_of(round), task_)) continue;
 #pragma unroll
       for (int walk = 0; walk < K::group; ++walk) {
         if (walk == 0 || !task_.shared) send_list(task_.lists[walk], task_.to + walk * p_.groups);
@@ -126,6 +139,12 @@ class RowsFeeder {
   }
 
  private:
+  // There and back, so that who begins with a long list ends with a short one.
+  __device__ int task_of(int round) const {
+    const int count = static_cast<int>(gridDim.x) / K::together, place = static_cast<int>(blockIdx.x) / K::together;
+    const int cluster = round * count + (round % 2 == 0 ? place : count - 1 - place);
+    return cluster * K::together + static_cast<int>(blockIdx.x) % K::together;
+  }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
   __device__ uint32_t place() const { return ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes); }
@@ -146,7 +165,7 @@ class RowsFeeder {
     if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
   }
   __device__ void leave_note(int flags, int to) {
-    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, task_.token, 0});
+    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, task_.token, task_.slice});
   }
 
   __device__ void send_list(const RowsList& list, int to) {

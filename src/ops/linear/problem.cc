@@ -37,6 +37,8 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
                                                            {"in", &c.in_features},
                                                            {"empty_row", &c.empty_row},
                                                            {"empty_col", &c.empty_col},
+                                                           {"full_row", &c.full_row},
+                                                           {"full_col", &c.full_col},
                                                            {"pad", &c.pad},
                                                            {"offset", &c.offset},
                                                            {"pairs", &c.pairs}};
@@ -127,6 +129,8 @@ std::string to_string(const LinearCase& c) {
   number("in", c.in_features, 0);
   number("empty_row", c.empty_row, -1);
   number("empty_col", c.empty_col, -1);
+  number("full_row", c.full_row, -1);
+  number("full_col", c.full_col, -1);
   flag("t", c.transposed);
   order("x", c.x_order);
   order("y", c.y_order);

@@ -19,6 +19,7 @@ namespace blocksparse::linear {
 //   n=64 b=32 seed=0 threads=1          tokens (of each pair), block size, seed of graph and data, threads
 //   out=125 in=125                      ragged feature counts
 //   empty_row=2 empty_col=0             blocks of that row or column are taken out
+//   full_row=3 full_col=1               all blocks of that row or column are there
 //   t                                   the layout's transposed view
 //   x=first y=first r=first             features-first x, y (dx, dy), residual; the default is last
 //   pad=3 offset=1                      elements between rows (poisoned), and before the first
@@ -34,7 +35,7 @@ struct LinearCase {
   std::string graph;
   int64_t n = 64, block = 32, seed = 0, threads = 1;
   int64_t out_features = 0, in_features = 0;
-  int64_t empty_row = -1, empty_col = -1;
+  int64_t empty_row = -1, empty_col = -1, full_row = -1, full_col = -1;
   bool transposed = false;
   Order x_order = Order::features_last, y_order = Order::features_last, residual_order = Order::features_last;
   int64_t pad = 0, offset = 0;

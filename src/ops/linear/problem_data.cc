@@ -94,6 +94,24 @@ double epsilon(DType dtype) {
   return 0;
 }
 
+// Without the row and column that shall be empty, and with all of those that shall be full.
+BlockCoordinates with_rows_of(BlockCoordinates all, const LinearCase& c) {
+  BlockCoordinates kept{all.out_blocks, all.in_blocks, {}, {}};
+  const auto keep = [&kept](int64_t out, int64_t in) {
+    kept.out.push_back(out);
+    kept.in.push_back(in);
+  };
+  for (size_t i = 0; i < all.out.size(); ++i) {
+    const int64_t out = all.out[i], in = all.in[i];
+    if (out != c.empty_row && in != c.empty_col && out != c.full_row && in != c.full_col) keep(out, in);
+  }
+  for (int64_t in = 0; c.full_row >= 0 && in < all.in_blocks; ++in) keep(c.full_row, in);
+  for (int64_t out = 0; c.full_col >= 0 && out < all.out_blocks; ++out) {
+    if (out != c.full_row) keep(out, c.full_col);
+  }
+  return kept;
+}
+
 }  // namespace
 
 Buffer Buffer::wide() const {
@@ -112,14 +130,8 @@ Result<LinearData> LinearData::make(const LinearCase& c) {
   if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   auto coordinates = graphs::by_name(c.graph, c.seed);
   if (!coordinates.ok()) return coordinates.status();
-  BlockCoordinates kept{coordinates->out_blocks, coordinates->in_blocks, {}, {}};
-  for (size_t i = 0; i < coordinates->out.size(); ++i) {
-    if (coordinates->out[i] == c.empty_row || coordinates->in[i] == c.empty_col) continue;
-    kept.out.push_back(coordinates->out[i]);
-    kept.in.push_back(coordinates->in[i]);
-  }
   auto layout = Layout::from_coordinates(
-      kept,
+      with_rows_of(*std::move(coordinates), c),
       {.block_size = static_cast<int32_t>(c.block), .out_features = c.out_features, .in_features = c.in_features});
   if (!layout.ok()) return layout.status();
   LinearData data(c, c.transposed ? layout->t() : *layout);

@@ -47,6 +47,10 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
   return p;
 }
 
+bool slices_fit_clusters(const CudaProblem& p) {
+  return most_slices(p.output_blocks(), p.input_blocks(), p.blocks) <= kFewSlices;
+}
+
 bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0; }
 
 namespace {
@@ -81,10 +85,13 @@ bool rows_support(const CudaProblem& p) {
 //   8192, 10 %      16.6 (22.1), 18.4 (19.2), 28.3 (26.8), 54.6 (45.1)
 //   8192, 50 %      60 (101), 62 (82), 96 (131), 186 (215): `few` packs x there
 //   18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
-// Where rows are cut, the longest is walked by one thread block: it is no longer than there are blocks of inputs.
+//   ba(384,8)       128, 256 and 512 tokens: 22.1 (18.5), 40.0 (30.4), 71.0 (66.1): clusters share rows that are cut
+// Four rows together are walked whole, the longest by one thread block: it is no longer than there are blocks of
+// inputs.
 bool rows_pay(const CudaProblem& p) {
   constexpr int64_t kMostOfHub = 256;
-  if (p.n <= kFewTokens || (p.slots > 0 && p.input_blocks() > kMostOfHub)) return false;
+  if (p.n <= kFewTokens) return false;
+  if (p.slots > 0 && !(rows_in_fours(p) ? p.input_blocks() <= kMostOfHub : slices_fit_clusters(p))) return false;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
   const double most = p.n > 128 || rows_in_fours(p) ? 0.15 : 0.05;
   return static_cast<double>(p.blocks) < most * grid;

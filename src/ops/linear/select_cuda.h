@@ -75,6 +75,9 @@ struct FewWorkspace {
 };
 FewWorkspace few_workspace(const CudaProblem& p);
 
+// Whether no row has more slices than a cluster has thread blocks: then the kernel `rows` has them do one each.
+bool slices_fit_clusters(const CudaProblem& p);
+
 // Whether the kernel `rows` walks the rows r, r + rows / 4, ... together: those of four gates, say.
 bool rows_in_fours(const CudaProblem& p);
 

@@ -143,7 +143,11 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000, o.n = 128; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 5000; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20; }), CudaKernel::rows);
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4, o.blocks *= 4; }), CudaKernel::few) << "a long hub";
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4, o.blocks *= 4; }), CudaKernel::rows) << "8 slices";
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4; }), CudaKernel::few) << "a long hub";
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.outputs *= 4, o.blocks *= 4; }), CudaKernel::rows);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 2, o.outputs *= 8, o.blocks *= 8; }), CudaKernel::few)
+      << "fours of rows are walked whole";
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 5599; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 5599; }), CudaKernel::few) << "W may hold anything there";
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::few);
@@ -311,7 +315,7 @@ TEST(SelectCuda, NoLayoutHasMoreSlotsThanItsSizesAllow) {
     EXPECT_LE(h.by_out.slots, most_slots(h.out_blocks, h.in_blocks, h.blocks)) << graph;
     EXPECT_LE(h.by_in.slots, most_slots(h.in_blocks, h.out_blocks, h.blocks)) << graph;
   }
-  EXPECT_EQ(most_slots(128, 128, 4096), 64 + 63) << "rows of more than 64 blocks are cut";
+  EXPECT_EQ(most_slots(128, 128, 4096), 2 * 64) << "rows of more than 64 blocks are cut";
   EXPECT_EQ(most_slots(64, 64, 4096), 0) << "no row is long enough";
   EXPECT_EQ(most_slots(0, 0, 0), 0);
 }
