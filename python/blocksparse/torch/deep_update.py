@@ -150,6 +150,8 @@ class DeepUpdateLSTM(Recurrent):
         m, a = (self._port(x, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [steps, n, hidden]
         begin = start_of(m, state)
         if self._is_one_op(x):
+            if not self._is_sparse():  # a graph that is captured later is of the steps
+                deep_update_steps.prepare(x.device, self.hidden_size)
             all_layers = (*self.matrices, self.gates)
             layers = [sequence_op.FullBlocks(one) if isinstance(one, nn.Linear) else one for one in all_layers]
             network = deep_update_op.DeepUpdate(layers, EPSILON)

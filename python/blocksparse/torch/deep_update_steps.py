@@ -142,6 +142,11 @@ class Cell:
         _lib.call("bs_lstm_backward", ctypes.byref(self.view), *call)
 
 
+def prepare(device: torch.device, hidden: int) -> None:
+    """What the steps need on a device, which cannot go there while a graph is captured."""
+    index_of(_no_blocks(hidden), device)
+
+
 @functools.lru_cache
 def _no_blocks(hidden: int) -> Layout:
     return Layout.from_coordinates([], [], (GATES * hidden // UNITS, hidden // UNITS), UNITS)
