@@ -89,7 +89,7 @@ __device__ inline void store_four(const GradientTarget& target, const FourOfGrad
     float values[8];
     turn_eight(sums, half, values);
     if (to.id < 0) continue;
-    if (target.is_aligned()) {
+    if (target.is_aligned() && (to.inside == 8 || !target.accumulate)) {  // else edges of dW would not be left alone
       target.template store_eight<T>(to.id, to.at, to.inside, values);
       continue;
     }

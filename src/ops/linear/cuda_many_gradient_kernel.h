@@ -72,7 +72,8 @@ __device__ inline void load_gradient_box(uint32_t to, const CUtensorMap* map, ui
 }
 
 // Every lane of the feeding warps has a box of each step; copies of a warp start one after the other, so warps share
-// them. The first warp says how many bytes a stage awaits: those of others may come before.
+// them. The first warp says how many bytes a stage awaits: those of others may come before. All warps arrive, also
+// those without a box: one that is not waited for could be a whole ring late, and await a phase that is over.
 template <class K>
 __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& maps, GradientRing ring) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -89,6 +90,8 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
       if (thread == 0) {
         ptx::mbarrier_arrive_expect(ring.full_at(),
                                     static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + unit.cells * K::kXBox));
+      } else if (lane == 0) {
+        ptx::mbarrier_arrive(ring.full_at());
       }
       __syncwarp();
       const uint32_t data = ring.data<K>();
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   GradientRing ring{shared_address(stages), shared_address(full), shared_address(empty)};
   if (threadIdx.x == 0) {
     for (int s = 0; s < K::kStages; ++s) {
-      ptx::mbarrier_init(shared_address(full + s), 1);
+      ptx::mbarrier_init(shared_address(full + s), K::kFeeders);
       ptx::mbarrier_init(shared_address(empty + s), 2);
     }
     ptx::fence_mbarrier_init();

@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
   if (K::clusters) ptx::cluster_arrive();
   if (warpgroup == K::kConsumers) {
     RowsFeeder<K>(p, shared, ring).run();
+    __syncwarp();
     if (K::clusters) ptx::cluster_wait();
     return;
   }

@@ -216,7 +216,7 @@ class RowsFeeder {
 
   const RowsProduct& p_;
   RowsShared<K>& shared_;
-  RowsTask<K> task_;
+  RowsTask<K> task_{};
   uint32_t ring_;
   bool waited_ = false;
   int stage_ = 0;

@@ -211,7 +211,9 @@ TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
       << "cleared as it is copied";
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 513; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 1025; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 400; }), CudaKernel::many) << "no room for two tiles of x";
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 128; }), CudaKernel::many) << "bound by its products";
+  EXPECT_EQ(plan_resident({.block = 32, .n = 4096, .inputs = 512, .outputs = 512, .blocks = 140}), std::nullopt)
+      << "no room for two tiles of x";
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);

@@ -43,9 +43,13 @@ bool resident_supports(const CudaProblem& p) {
 //   256 x 256, n = 50176: b = 32 14.3 (20.1), .5 17.0 (21.3)   b = 16 16.4 (20.7)   b = 8 22.6 (22.2)
 //   n = 16384, b = 32: 5.4 (11.0)   n = 4096, b = 16: 4.1 (10.3)   n = 1024, b = 16: 3.9 (10.2)
 //   512 x 512, n = 16384, b = 32: 10.6 (16.3)   n = 50176, b = 16, .12: 32.9 (37.8)
+// With more blocks it is bound by its products, and `many` fills W up. What lies beyond these figures is `many`'s.
 bool resident_pays(const CudaProblem& p) {
   constexpr int64_t kMostOfSmallest = 32768;
-  return p.n > kMostFewTokens && (p.block > 8 || p.n <= kMostOfSmallest);
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  const double most = p.block == 8 ? 0.25 : p.block == 16 ? 0.36 : 0.56;
+  return p.n > kMostFewTokens && (p.block > 8 || p.n <= kMostOfSmallest) &&
+         static_cast<double>(p.blocks) <= most * grid;
 }
 
 }  // namespace blocksparse::linear
