@@ -101,6 +101,32 @@ def beside_dense(which):
     )
 
 
+@pytest.mark.parametrize("which", ["linear", "conv"])
+def test_forward_mode_within_forward_mode_is_refused(which):
+    function, _, (x, values) = beside_dense(which)
+    with pytest.raises(NotImplementedError, match="forward mode has no forward mode"):
+        func.jacfwd(func.jacfwd(function))(x, values)
+
+
+def test_tables_that_a_transform_asks_for_first_outlast_it():
+    layout = Layout.from_graph("random(2,2,0.8)", 8, seed=1)
+    x, values = torch.randn(3, 16).double(), torch.randn(layout.values_shape).double()
+    loss = lambda x: bst.linear(x, values, layout).sin().sum()  # noqa: E731
+    hessian = func.hessian(loss)(x)
+    assert hessian.shape == (3, 16, 3, 16)
+    assert error(func.grad(loss)(x), torch.autograd.functional.jacobian(loss, x)) < 1e-12
+
+
+@pytest.mark.parametrize("which", ["linear", "conv"])
+def test_compiled_transforms_are_left_to_eager_mode(which):
+    function, _, (x, values) = beside_dense(which)
+    function(x, values)
+    of_both = func.grad(function, argnums=(0, 1))
+    got = torch.compile(of_both, backend="aot_eager")(x, values)
+    for mine, exact in zip(got, of_both(x, values), strict=True):
+        assert error(mine, exact) < 1e-12
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("which", ["linear", "conv"])
 def test_transforms_of_transforms_agree_with_dense(which):
@@ -108,7 +134,7 @@ def test_transforms_of_transforms_agree_with_dense(which):
     for argnums in (0, 1):
         transforms = [func.grad, func.jacfwd, func.jacrev]
         if which == "linear" or argnums == 0:  # 768 weights would take a second
-            transforms += [func.hessian, lambda f, argnums: func.jacfwd(func.jacfwd(f, argnums), argnums)]
+            transforms += [func.hessian]
         for transform in transforms:
             got, want = (transform(f, argnums=argnums)(x, values) for f in functions)
             assert error(got, want) < 1e-12

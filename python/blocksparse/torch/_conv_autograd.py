@@ -10,7 +10,15 @@ from torch import Tensor
 
 from .. import _lib
 from . import _conv_ops
-from ._transforms import Pass, apply, has_tangent, run, tangent_of, tangents_of_gradient
+from ._transforms import (
+    Pass,
+    apply,
+    has_tangent,
+    refuse_compiled_transforms,
+    run,
+    tangent_of,
+    tangents_of_gradient,
+)
 from .functional import _ACTIVATE, _needs_gradient
 
 
@@ -54,6 +62,7 @@ def apply_conv(
     tf32 = _conv_ops.allows_tf32(x)
     fixed = (geometry, sizes, transposed, last, tf32)
     given = (x, values, bias, gates, residual)
+    refuse_compiled_transforms("conv")
     if (torch.is_grad_enabled() and _needs_gradient(*given)) or has_tangent(*given):
         y = apply(_Product, x, values, gates, bias, index, order, *fixed)
         if residual is not None:

@@ -39,6 +39,16 @@ def refuse_tangents(op: str, *tensors: Tensor | None) -> None:
         )
 
 
+def refuse_compiled_transforms(op: str) -> None:
+    """Inside of a compiled `torch.func` transform an op does not see that gradients are wanted, which would be zeros.
+
+    Raises:
+        NotImplementedError: so `torch.compile` leaves the transform uncompiled, or says so where it has to take all.
+    """
+    if torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"[{op}] torch.compile does not know torch.func's transforms of this: compile inside")
+
+
 class Pass(torch.autograd.Function):
     """One pass of a product, linear in each of its tensors. Its twin does the same where PyTorch transforms functions.
 
@@ -66,7 +76,16 @@ class Pass(torch.autograd.Function):
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             return (*cls.backward(ctx, *grads)[: cls.tensors], None)
 
-        methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": cls.tangent}
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            levels = torch._C._functorch.get_interpreter_stack() or []
+            if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+                # PyTorch switches forward mode off while it runs this, so outer tangents would be lost.
+                raise NotImplementedError(
+                    "[linear, conv] forward mode has no forward mode through it: take torch.func.hessian"
+                )
+            return cls.tangent(ctx, *tangents)
+
+        methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
         body = {name: staticmethod(method) for name, method in methods.items()}
         name = f"{cls.__name__}Twin"
         cls.twin = type(name, (torch.autograd.Function,), {**body, "generate_vmap_rule": True})

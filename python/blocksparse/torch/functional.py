@@ -12,7 +12,16 @@ from torch.utils import _pytree
 from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops
-from ._transforms import Pass, apply, has_tangent, refuse_tangents, run, tangent_of, tangents_of_gradient
+from ._transforms import (
+    Pass,
+    apply,
+    has_tangent,
+    refuse_compiled_transforms,
+    refuse_tangents,
+    run,
+    tangent_of,
+    tangents_of_gradient,
+)
 
 _pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 
@@ -43,7 +52,8 @@ def _make_index(layout: Layout, device: torch.device) -> Tensor:
 
 
 def _move_tables(layout: Layout, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
+    # Neither of inference mode, of no use for training later, nor of a level of torch.func, which ends.
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
         words = torch.from_numpy(layout.index_memory())
     if device.type == "meta":
         return torch.empty_like(words, device=device)
@@ -54,7 +64,7 @@ def _move_tables(layout: Layout, device: torch.device) -> Tensor:
                 "captured: call blocksparse.torch.index_of(layout, device), or the layer, once before"
             )
         _lib.call("bs_cuda_prepare", device.index)
-    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
         return words.to(device)
 
 
@@ -174,6 +184,7 @@ def apply_linear(
         x = usable(x)
     tf32 = on_card and _ops.allows_tf32(x)
     given = (x, values, bias, gates, residual)
+    refuse_compiled_transforms("linear")
     if (torch.is_grad_enabled() and _needs_gradient(*given)) or has_tangent(*given):
         y = apply(_Product, x, values, gates, bias, index, sizes, transposed, tf32)
         if residual is not None:
