@@ -126,7 +126,7 @@ def conv_fprop(
         threads: 0 is OpenMP's current maximum.
 
     Returns:
-        [n, layout.out_features, sizes...], of the dtype and order of x.
+        [n, layout.out_features, sizes...], of the dtype and order of x, or of the residual's where x fits both.
 
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
@@ -135,7 +135,7 @@ def conv_fprop(
     if activation not in _lib.ACTIVATIONS:
         raise ValueError(f"[conv_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
     _check(layout, geometry, x=x, values=values)
-    y = _like(x, layout.out_features, conv_output_size(geometry, _sizes(x, geometry))) if out is None else out
+    y = _like(x, layout.out_features, conv_output_size(geometry, _sizes(x, geometry)), residual) if out is None else out
     epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
     call = _Call("fprop", layout, geometry, x, channel_order, threads)
     call(_pointer(x), _pointer(values), _pointer(gates), call.order, ctypes.byref(epilogue), _pointer(y, written=True))
@@ -252,9 +252,10 @@ def _sizes(x: Array, geometry: _structs.ConvGeometry) -> tuple[int, ...]:
     return x.shape[2:]
 
 
-def _like(x: Array, channels: int, size: tuple[int, ...]) -> Array:
-    """A new array in the order of x."""
-    last = x.strides[1] == x.itemsize and not x.flags.c_contiguous
+def _like(x: Array, channels: int, size: tuple[int, ...], other: Array | None = None) -> Array:
+    """A new array in the order of x, or of another where x, of one channel or pixel, fits both."""
+    decides = other if other is not None and other.ndim == x.ndim and x.flags.c_contiguous else x
+    last = decides.strides[1] == decides.itemsize and not decides.flags.c_contiguous
     if not last:
         return np.empty((x.shape[0], channels, *size), x.dtype)
     return np.moveaxis(np.empty((x.shape[0], *size, channels), x.dtype), -1, 1)

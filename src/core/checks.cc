@@ -70,6 +70,13 @@ Status check_dtype(const Named& t, DType needed) {
   return invalid(label(t), " is ", name_of(t.tensor.dtype), ", needs ", name_of(needed));
 }
 
+Status check_gradient_dtype(const Named& t, DType dtype) {
+  const DType sums = sum_dtype(dtype);
+  if (!t.tensor.given() || t.tensor.dtype == dtype || t.tensor.dtype == sums) return {};
+  const std::string other = dtype == sums ? "" : concat(" or ", name_of(dtype));
+  return invalid(label(t), " is ", name_of(t.tensor.dtype), ", needs ", name_of(sums), other);
+}
+
 Status check_device(const Named& t, Device needed) {
   if (t.tensor.device == needed) return {};
   auto text = [](Device d) { return d.type == DeviceType::cpu ? std::string("the CPU") : concat("cuda:", d.index); };

@@ -24,6 +24,8 @@ struct Named {
 // Rank, pointer, alignment and signs that make sense. A null pointer is right only where there are no elements.
 Status check_tensor(const Named& t);
 Status check_dtype(const Named& t, DType needed);
+// Of a weight gradient, if it is given: the operands', or that of their sums.
+Status check_gradient_dtype(const Named& t, DType dtype);
 Status check_device(const Named& t, Device needed);
 // The exact shape, contiguous in row-major order.
 Status check_contiguous(const Named& t, std::initializer_list<int64_t> shape);

@@ -181,3 +181,15 @@ def test_geometries_take_numbers_of_numpy():
     one = np.int64(1)
     geometry = ops.conv_geometry(np.asarray([3, 3]), stride=one, padding=(one, (one, 1)), dilation=[one, one])
     assert ops.conv_output_size(geometry, np.asarray([5, 6])) == (5, 6)
+
+
+def test_a_residual_decides_the_order_where_x_fits_both():
+    rng = np.random.default_rng(3)
+    layout = Layout.from_mask(np.ones((1, 1), bool), 16, out_features=16, in_features=1)
+    geometry = ops.conv_geometry((3,), padding=1)
+    x, values = rng.standard_normal((2, 1, 5)), rng.standard_normal((1, 3, 16, 16))
+    residual = np.moveaxis(rng.standard_normal((2, 5, 16)), -1, 1)
+    y = ops.conv_fprop(x, values, layout, geometry, residual=residual)
+    assert y.strides == residual.strides
+    same = ops.conv_fprop(x, values, layout, geometry, residual=np.ascontiguousarray(residual))
+    np.testing.assert_allclose(y, same, rtol=1e-12)

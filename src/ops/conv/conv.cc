@@ -215,9 +215,7 @@ Status check_gradients(const Call& c, const WeightGradient& g, const Weights& w,
   const DType sums = sum_dtype(g.dtype);
   BS_RETURN_IF_ERROR(check_contiguous({c.op, "dw", dw}, {c.layout.blocks, taps, b, b}));
   BS_RETURN_IF_ERROR(check_device({c.op, "dw", dw}, device));
-  if (dw.dtype != g.dtype && dw.dtype != sums) {
-    return invalid("[", c.op, "] dw is ", name_of(dw.dtype), ", needs ", name_of(sums), " or ", name_of(g.dtype));
-  }
+  BS_RETURN_IF_ERROR(check_gradient_dtype({c.op, "dw", dw}, g.dtype));
   BS_RETURN_IF_ERROR(check_weights(c, w, g.dtype, device));
   if (dgates.given()) {
     const Named named{c.op, "dgates", dgates};

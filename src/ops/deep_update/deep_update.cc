@@ -72,7 +72,7 @@ Status check_matrix_grads(const DeepUpdateInputs& in, const DeepUpdateGrads& gra
     const OpOfMatrix op(c.op, j);
     const LayoutView& layout = b.matrices[static_cast<size_t>(j)].layout;
     const int64_t block = layout.block_size, features = b.groups(j) * b.hidden;
-    BS_RETURN_IF_ERROR(lstm::check_dw_dtype(op.text, "dw", g.w, b.dtype));
+    BS_RETURN_IF_ERROR(check_gradient_dtype({op.text, "dw", g.w}, b.dtype));
     BS_RETURN_IF_ERROR(c.output({op.text, "dw", g.w}, g.w.dtype, {layout.blocks, block, block}));
     BS_RETURN_IF_ERROR(c.needed_output({op.text, "dgain", g.gain}, state, {features}));
     BS_RETURN_IF_ERROR(c.needed_output({op.text, "dshift", g.shift}, state, {features}));

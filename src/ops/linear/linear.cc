@@ -220,10 +220,7 @@ Status check_gradients(const char* op, const LayoutView& layout, const Weights& 
   const int64_t b = layout.block_size;
   const ConstTensor dw = grads.values, dgates = grads.gates;
   BS_RETURN_IF_ERROR(check_contiguous({op, "dw", dw}, {layout.blocks, b, b}));
-  if (dw.dtype != dtype && dw.dtype != sum_dtype(dtype)) {
-    return invalid("[", op, "] dw is ", name_of(dw.dtype), ", needs ", name_of(sum_dtype(dtype)), " or ",
-                   name_of(dtype));
-  }
+  BS_RETURN_IF_ERROR(check_gradient_dtype({op, "dw", dw}, dtype));
   BS_RETURN_IF_ERROR(check_weights(op, layout, w, dtype, dw.device));
   if (dgates.given()) {
     const Named named{op, "dgates", dgates};

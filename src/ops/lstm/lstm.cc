@@ -109,9 +109,7 @@ Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, T
   const int64_t hidden = b.hidden, block = b.layout.block_size;
   const DType state = sum_dtype(b.dtype);
   b.dw_dtype = grads.w.dtype;
-  if (grads.w.given() && b.dw_dtype != b.dtype && b.dw_dtype != state) {
-    return invalid("[", c.op, "] dw is ", name_of(b.dw_dtype), ", needs ", name_of(state), " or ", name_of(b.dtype));
-  }
+  BS_RETURN_IF_ERROR(check_gradient_dtype({c.op, "dw", grads.w}, b.dtype));
   BS_RETURN_IF_ERROR(c.needed_output({c.op, "dpre", grads.pre}, b.dtype, {b.steps, b.n, kGates, hidden}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dw", grads.w}, b.dw_dtype, {b.layout.blocks, block, block}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, b.dtype, {b.n, hidden}));

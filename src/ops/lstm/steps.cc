@@ -99,12 +99,6 @@ Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
   return {};
 }
 
-Status check_dw_dtype(const char* op, const char* name, const Tensor& dw, DType dtype) {
-  const DType state = sum_dtype(dtype);
-  if (!dw.given() || dw.dtype == dtype || dw.dtype == state) return {};
-  return invalid("[", op, "] ", name, " is ", name_of(dw.dtype), ", needs ", name_of(state), " or ", name_of(dtype));
-}
-
 size_t forward_product_bytes(const LayoutView& layout, const Steps& s) {
   return linear_fprop_workspace_size(layout, s.dtype, s.n, s.device);
 }

@@ -53,7 +53,6 @@ Status check_layout(const char* op, const char* name, const LayoutView& layout, 
 // Of n sequences; on a card they cannot be looked at.
 Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps);
 Status check_saved(const char* op, const Workspace& saved, int64_t needed);
-Status check_dw_dtype(const char* op, const char* name, const Tensor& dw, DType dtype);
 
 // Bytes that the products of a forward and of a backward pass with such a layout need.
 size_t forward_product_bytes(const LayoutView& layout, const Steps& s);

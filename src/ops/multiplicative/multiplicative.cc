@@ -37,7 +37,7 @@ Status check_inputs(const MultiplicativeInputs& in, Sequence& s, Tensors& c) {
 }
 
 Status check_dw(const char* op, const char* name, const Tensor& dw, const LayoutView& layout, DType dtype, Tensors& c) {
-  BS_RETURN_IF_ERROR(lstm::check_dw_dtype(op, name, dw, dtype));
+  BS_RETURN_IF_ERROR(check_gradient_dtype({op, name, dw}, dtype));
   return c.output({op, name, dw}, dw.dtype, {layout.blocks, layout.block_size, layout.block_size});
 }
 
