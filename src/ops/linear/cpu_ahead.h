@@ -11,8 +11,8 @@ constexpr int kLine = 64;
 
 // Whether the inner loop asks for W itself: not where it is widened, nor with 16 registers of each kind.
 template <class C>
-constexpr bool kInLoop = kVectorBytes == 64 &&
-                         sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
+constexpr bool kInLoop =
+    kVectorBytes == 64 && sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
 
 constexpr int kMostOfChunk = 32;  // blocks
 
