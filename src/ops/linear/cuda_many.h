@@ -73,8 +73,8 @@ auto many_kernel([[maybe_unused]] bool plain) {
   return many_product<K, false>;
 }
 
-// Tiles of tokens that are walked together. 4096 x 4096, n = 4096, density .25 and .1, of 4 and 8: b = 128 59.8, 34.5 and
-// 55.9, 35.1 us, b = 64 equal, b = 32 107, 75.0 and 108, 76.7.
+// Tiles of tokens that are walked together. 4096 x 4096, n = 4096, density .25 and .1, of 4 and 8: b = 128 59.8, 34.5
+// and 55.9, 35.1 us, b = 64 equal, b = 32 107, 75.0 and 108, 76.7.
 constexpr int64_t many_group(ManyKind kind) { return kind == ManyKind::direct ? 8 : 4; }
 
 // What feeds the kernel, beside the product itself.

@@ -9,9 +9,7 @@ namespace blocksparse::linear {
 namespace {
 
 // A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
-constexpr int walk_threads(ManyKind kind) {
-  return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024;
-}
+constexpr int walk_threads(ManyKind kind) { return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024; }
 constexpr int kMostTileRows = 32;  // of blocks
 
 struct ManyWalk {
@@ -257,9 +255,11 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
                       .tiles = tiles,
                       .chunks = static_cast<int32_t>(plan.chunks)};
   return with_many_walk(plan.kind, [&](auto kernel) {
-    return cuda::launch(
-        {.blocks = tiles, .threads = walk_threads(plan.kind), .stream = static_cast<cudaStream_t>(call.stream), .overlap = true},
-        kernel, args);
+    return cuda::launch({.blocks = tiles,
+                         .threads = walk_threads(plan.kind),
+                         .stream = static_cast<cudaStream_t>(call.stream),
+                         .overlap = true},
+                        kernel, args);
   });
 }
 
