@@ -60,9 +60,8 @@ __device__ inline int4 tile_at(const ManyProduct& p, int index) {
   if (index >= p.out_tiles * p.token_tiles) return {-1, 0, 0, 0};
   const int size = p.group * p.out_tiles, group = index / size, in_group = index % size;
   const int tokens = min(p.group, p.token_tiles - group * p.group);
-  const int out = p.tables.order[in_group / tokens];
-  const int2 range = p.tables.ranges[out];
-  return {out, group * p.group + in_group % tokens, range.x, range.y};
+  const ManyTile tile = p.tables.tiles[in_group / tokens];
+  return {tile.outputs, group * p.group + in_group % tokens, tile.first, tile.last};
 }
 
 // One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
