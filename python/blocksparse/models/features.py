@@ -68,8 +68,8 @@ def cell_states(
             with torch.autocast(device.type, torch.bfloat16, bf16):
                 state = model.read(part, state, ends_here)[1]
             ends = np.flatnonzero(lengths[chosen[:still]] <= t + steps)
-            if ends.size:
-                made[chosen[ends]] = state[1][0].float().cpu().numpy()[ends]
+            if ends.size:  # the last ones, for the shortest are behind
+                made[chosen[ends]] = state[1][0, ends[0] :].float().cpu().numpy()
             done += int(left.sum())
             progress(done)
     return made
