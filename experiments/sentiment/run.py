@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -127,6 +128,15 @@ def pictures(
     colour_text(chosen, values, unit, title, stem.with_suffix(".html"))
 
 
+def read_lines(record: Path, limit: int | None) -> list[dict[str, Any]]:
+    """The lines of results that are of as many texts."""
+    lines = []
+    for text in record.read_text().splitlines() if record.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: it is made again
+            lines.append(json.loads(text))
+    return [line for line in lines if line["limit"] == limit]
+
+
 def table(lines: list[dict[str, Any]]) -> str:
     """Accuracies in percent, and in parentheses those of the best unit, as Markdown."""
     sets = [name for name in SETS if any(line["set"] == name for line in lines)]
@@ -141,13 +151,18 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def pairs(out: Path, models: list[str]) -> str:
+def right_rows(out: Path, features: str, name: str, limit: int | None) -> Path:
+    """The file that says which test rows of a set some features get right."""
+    return out / f"{'words' if features == BASELINE else features}-{name}{'' if limit is None else f'-{limit}'}.npy"
+
+
+def pairs(out: Path, features: list[str], limit: int | None) -> str:
     """Which of two models is right where the other is not, as Markdown; of sets of which `out` knows both."""
     rows = []
     for name in SETS:
-        known = [model for model in models if (out / f"{model}-{name}.npy").exists()]
-        for one, other in combinations(known, 2):
-            only, only_other, p = mcnemar(*(np.load(out / f"{model}-{name}.npy") for model in (one, other)))
+        known = [(f, right_rows(out, f, name, limit)) for f in features if right_rows(out, f, name, limit).exists()]
+        for (one, its), (other, others) in combinations(known, 2):
+            only, only_other, p = mcnemar(np.load(its), np.load(others))
             rows.append(f"| {name.upper()} | {one}, {other} | {only} | {only_other} | {p:.2g} |")
     if not rows:
         return ""
@@ -180,21 +195,22 @@ def main() -> int:
     }
     record = options.results.with_suffix(".jsonl")
     record.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    lines = read_lines(record, options.limit)
     for name in options.sets:
-        done = {line["features"] for line in lines if line["set"] == name and line["limit"] == options.limit}
+        done = {line["features"] for line in lines if line["set"] == name}
         wanted = [*([] if options.no_words else [BASELINE]), *models]
         if done >= set(wanted):
             continue
         examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
         for features in [f for f in wanted if f not in done]:
             line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
+            right = right_rows(options.out, features, name, options.limit)
             if features == BASELINE:
-                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, options.out / f"words-{name}.npy")
+                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, right)
             else:
                 stem = options.out / f"{features}-{name}"
                 x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
-                line |= judge(x, examples, splits, options.device, stem.with_suffix(".npy"))
+                line |= judge(x, examples, splits, options.device, right)
                 line["unit"] = unit_score(x, examples.y(), splits, options.device)
                 if name in ("sst", "imdb"):
                     title = f"{name.upper()}, best unit of {features}"
@@ -203,7 +219,7 @@ def main() -> int:
             with open(record, "a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
-    report = table(lines) + pairs(options.out, ["words", *models])
+    report = table(lines) + pairs(options.out, [BASELINE, *models], options.limit)
     options.results.with_suffix(".md").write_text(report)
     print(report)
     return 0

@@ -111,12 +111,16 @@ def test_sentiment(tmp_path):
     ]
     assert lines[2]["accuracy"] == 100
     assert "| ba |" in results.with_suffix(".md").read_text()
-    assert re.search(r"\| CR \| words, ba \| \d+ \| 0 \| ", results.with_suffix(".md").read_text())
+    assert re.search(r"\| CR \| 1- and 2-grams, ba \| \d+ \| 0 \| ", results.with_suffix(".md").read_text())
     assert (tmp_path / "out" / "ba-sst.png").stat().st_size > 1000
     assert "rgba(" in (tmp_path / "out" / "ba-sst.html").read_text()
     before = results.with_suffix(".jsonl").read_text()
     assert script("sentiment/run.py", *words).returncode == 0
     assert results.with_suffix(".jsonl").read_text() == before
+    results.with_suffix(".jsonl").write_text(before + '{"set": "sst", "feat')
+    some = script("sentiment/run.py", *words, "--sets", "cr", "--limit", 30, "--no-words")
+    assert some.returncode == 0, some.stderr
+    assert "1- and 2-grams" not in some.stdout  # those are of all texts
     (data / "data" / "mpqa.all").write_text("0 fine\nhmm\n")
     bad = script("sentiment/run.py", *words, "--sets", "mpqa")
     assert bad.returncode == 1
