@@ -71,8 +71,8 @@ def test_bad_checkpoints(tmp_path, text, trained, capsys):
     refused(capsys, ["sample", tmp_path / "other"], "is no checkpoint of a language model")
     data = read_text([text])
     for model, config, what in (
-        (ModelConfig(**{**TINY.__dict__, "seed": 5}), SHORT, "model"),
-        (TINY, TrainConfig(**{**SHORT.__dict__, "lr": 0.1}), "training"),
+        (ModelConfig(**{**TINY.__dict__, "seed": 5}), SHORT, "model: seed is 0, needs 5$"),
+        (TINY, TrainConfig(**{**SHORT.__dict__, "lr": 0.1}), "training: lr is 0.004, needs 0.1$"),
     ):
         with pytest.raises(ValueError, match=f"is of another {what}"):
             Trainer(model, config, data, "cpu").resume(trained)

@@ -227,7 +227,7 @@ class Trainer:
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), "text": self.text_hash}
         for what, value in mine.items():
             if header.get(what) != value:
-                raise ValueError(f"[lm] {path} is of another {what}: {header.get(what)}, needs {value}")
+                raise ValueError(f"[lm] {path} is of another {what}: {_difference(header.get(what), value)}")
         load_weights(self.model, tensors, "model.", path)
         try:
             self._restore(tensors, int(header["update"]))
@@ -256,6 +256,13 @@ class Trainer:
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.update = update
+
+
+def _difference(found: Any, needed: Any) -> str:
+    if not isinstance(found, dict) or not isinstance(needed, dict):
+        return f"{found}, needs {needed}"
+    keys = [key for key in {**needed, **found} if found.get(key, ...) != needed.get(key, ...)]
+    return "; ".join(f"{key} is {found.get(key)}, needs {needed.get(key)}" for key in keys)
 
 
 def _of_shape(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
