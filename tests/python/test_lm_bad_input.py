@@ -306,7 +306,7 @@ def test_stopped_by_hand(text, tmp_path):
     command = [sys.executable, "-m", "blocksparse", *map(str, words), "--device", "cpu"]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     last = tmp_path / "out" / "last.safetensors"
-    for _ in range(600):
+    for _ in range(1200):
         if last.exists():
             break
         time.sleep(0.1)
