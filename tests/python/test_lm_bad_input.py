@@ -50,7 +50,11 @@ def test_bad_text(tmp_path, text, capsys):
     refused(
         capsys, ["train", "--text", text, *out, "--valid", tmp_path / "one"], "to be evaluated has 1 bytes, needs 2"
     )
-    refused(capsys, ["train", "--text", text, *out, "--lr", 0], "lr and clip need to be above 0")
+    refused(
+        capsys,
+        ["train", "--text", text, *out, "--lr", 0],
+        "lr is 0.0, clip 1.0, ema 0.999, warmup 100; lr and clip need",
+    )
     refused(capsys, ["train", "--text", text, *out, "--hidden", 100], "needs a multiple of the block size")
     refused(capsys, ["train", "--text", text, *out, "--graph", "tree(3)"], "tree")
     assert not (tmp_path / "out").exists()
@@ -239,6 +243,40 @@ def test_half_a_line_of_the_log(trained, text, capsys):
     assert lines[0] == json.loads(whole)
 
 
+@pytest.mark.parametrize("content", ["my own notes\n", "my own notes", '{"a": 1}\n', "[1]\n", '{"update": 1, "b\n'])
+def test_other_logs_are_left_alone(text, tmp_path, capsys, content):
+    log = tmp_path / "log.jsonl"
+    log.write_text(content)
+    refused(capsys, ["train", "--text", text, "--out", tmp_path, *SIZE, *HOW], "log.jsonl is there and no log of a")
+    assert log.read_text() == content
+    assert [path.name for path in tmp_path.iterdir() if "last" in path.name] == []
+
+
+def test_what_is_read_is_not_overwritten(trained, tmp_path, capsys):
+    rows = tmp_path / "rows"
+    rows.write_text("1 good\n0 bad\n")
+    before = trained.read_bytes()
+    (tmp_path / "link").symlink_to(rows)
+    for out in (rows, trained, tmp_path / "link"):
+        for command in (["features", trained, "--labels", rows], ["compress", trained, rows]):
+            refused(capsys, [*command, "-o", out, "--force"], f"{out} is read, needs to be another file")
+    features = ["features", trained, "--labels", rows, "-o", tmp_path / "features"]
+    assert lm(*features) == 0
+    refused(capsys, features, "is there already: --force overwrites it")
+    assert lm(*features, "--force") == 0
+    assert trained.read_bytes() == before
+    assert rows.read_text() == "1 good\n0 bad\n"
+
+
+def test_numbers_beyond_what_there_is(text, trained, tmp_path, capsys):
+    new = ["train", "--text", text, "--out", tmp_path / "new", *SIZE, *HOW]
+    refused(capsys, [*new, "--block", 0], "block_size is 0, needs 8, 16")
+    refused(capsys, [*new, "--lr", "inf"], "lr is inf, clip")
+    refused(capsys, [*new, "--seed", 2**63], f"seed is {2**63}, needs 64 bits or less")
+    refused(capsys, ["sample", trained, "--seed", 2**70], f"seed is {2**70}, needs 64 bits or less")
+    assert not (tmp_path / "new").exists()
+
+
 def test_until_is_positive(text, tmp_path, capsys):
     refused(
         capsys, ["train", "--text", text, "--out", tmp_path, *SIZE, *HOW, "--until", 0], "until is 0, needs 1 or more"
@@ -259,7 +297,8 @@ def test_failed_training_keeps_the_last_checkpoint(trained, text):
 
 def test_samples_of_bad_models_and_temperatures():
     model = LanguageModel(TINY)
-    assert sample(model, b"ab", 9, 1e-45) == sample(model, b"ab", 9, 0.0)
+    for temperature in (1e-45, 1e-300):
+        assert sample(model, b"ab", 9, temperature) == sample(model, b"ab", 9, 0.0)
     for temperature in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="temperature"):
             sample(model, b"ab", 9, temperature)

@@ -75,6 +75,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument("checkpoint", type=Path)
     command.add_argument("--labels", type=Path, required=True, metavar="FILE")
     command.add_argument("-o", "--out", type=Path, required=True, help="safetensors file: features, labels")
+    command.add_argument("--force", action="store_true", help="overwrite OUT")
     command.add_argument("--bad-rows", choices=("stop", "skip"), default="stop")
     command.add_argument("--tokenised", action="store_true", help="texts are tokens with spaces between")
     command.add_argument("--batch", type=int, default=128, help="texts side by side")
@@ -126,7 +127,16 @@ def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:
     print(json.dumps({"bytes": text.numel(), "bits_per_byte": round(bits, 4)}))
 
 
+def _check_out(arguments: argparse.Namespace, out: Path, read: Path) -> None:
+    """Refuses to overwrite a file unasked, and ever what is read."""
+    if out.is_file() and any(path.exists() and out.samefile(path) for path in (read, arguments.checkpoint)):
+        raise ValueError(f"[lm] {out} is read, needs to be another file to be written")
+    if out.exists() and not arguments.force:
+        raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
+
+
 def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
+    _check_out(arguments, arguments.out, arguments.labels)
     skip = arguments.bad_rows == "skip"
     examples = read_labelled(arguments.labels, skip_bad_rows=skip, tokenised=arguments.tokenised)
     for line in examples.left_out:
@@ -146,8 +156,7 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
         if not forward and arguments.file.suffix != SUFFIX:
             raise ValueError(f"[lm] {arguments.file} does not end with {SUFFIX}: name the file to write with --out")
         out = arguments.file.with_name(arguments.file.name + SUFFIX) if forward else arguments.file.with_suffix("")
-    if out.exists() and not arguments.force:
-        raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
+    _check_out(arguments, out, arguments.file)
     data = arguments.file.read_bytes()
     with bytes_bar(len(data) if forward else Header.unpack(data)[0].length) as done:
         if forward:

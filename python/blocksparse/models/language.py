@@ -44,7 +44,7 @@ class ModelConfig:
         """Refuses what makes no model; the rest is refused by the layers."""
         if self.embedding < 1 or self.hidden < 1:
             raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
-        if self.graph and self.hidden % self.block != 0:
+        if self.graph and self.block > 0 and self.hidden % self.block != 0:
             raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
 
 
@@ -173,17 +173,25 @@ def bits_per_byte(
     return nats / count / math.log(2)
 
 
+def check_seed(seed: int) -> None:
+    """Raises ValueError where PyTorch cannot take it."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"[lm] seed is {seed}, needs 64 bits or less")
+
+
 @torch.no_grad()
 def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float = 1.0, seed: int = 0) -> bytes:
     """`length` bytes that follow the prompt; temperature 0 takes the likeliest each time.
 
     Raises:
-        ValueError: the prompt is empty, length or temperature is negative, or the model gives no probabilities.
+        ValueError: the prompt is empty, length or temperature is negative, the seed has more than 64 bits, or the
+            model gives no probabilities.
     """
     if not prompt or length < 0 or not 0 <= temperature < math.inf:
         raise ValueError(
             f"[lm] prompt of {len(prompt)} bytes, length {length}, temperature {temperature}: needs one byte, 0 and 0"
         )
+    check_seed(seed)
     device = model.output.device
     generator = torch.Generator().manual_seed(seed)
     model.eval()
@@ -197,7 +205,8 @@ def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float 
         if temperature == 0:
             byte = int(last.argmax())
         else:
-            byte = int(torch.multinomial(((last - last.max()) / temperature).softmax(0), 1, generator=generator))
+            scaled = (last - last.max()) / max(temperature, 1e-30)  # less may be 0 in float32
+            byte = int(torch.multinomial(scaled.softmax(0), 1, generator=generator))
         made.append(byte)
         logits, state = model(torch.tensor([[byte]], device=device), state)
     return bytes(made)

@@ -20,7 +20,7 @@ from . import checkpoint
 from .captured import CapturedStep
 from .distributed import ALONE, World, device_of
 from .files import write_whole
-from .language import LanguageModel, ModelConfig, bits_per_byte, loss_of
+from .language import LanguageModel, ModelConfig, bits_per_byte, check_seed, loss_of
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
 
@@ -56,8 +56,10 @@ class TrainConfig:
         for name in ("updates", "batch", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
-        if not (self.lr > 0 and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
-            raise ValueError("[lm] lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+        if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
+            given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
+            raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+        check_seed(self.seed)
 
 
 def read_text(paths: list[Path]) -> Tensor:
@@ -354,6 +356,9 @@ def train(
             report(line)
 
 
+LINE = '{"update": '  # how those of a log begin
+
+
 def _append(log: Path, line: dict[str, Any]) -> None:
     try:
         with open(log, "a") as file:
@@ -363,12 +368,21 @@ def _append(log: Path, line: dict[str, Any]) -> None:
 
 
 def _cut(log: Path, update: int) -> float:
-    """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then."""
+    """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then.
+
+    Raises:
+        ValueError: it is no log of ours, so it is left alone.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     kept = []
-    for line in log.read_text().splitlines() if log.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full
-            kept.append(json.loads(line))
+    for text in log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []:
+        line: Any = None
+        with suppress(json.JSONDecodeError):
+            line = json.loads(text)
+        if isinstance(line, dict) and {"update", "seconds"} <= line.keys():
+            kept.append(line)
+        elif text.endswith("\n") or not LINE.startswith(text[: len(LINE)]):  # else half a line: the disk was full
+            raise ValueError(f"[lm] {log} is there and no log of a training: {text[:40]!r}; another --out leaves it")
     kept = [entry for entry in kept if entry["update"] <= update]
     write_whole(log, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
     return float(kept[-1]["seconds"]) if kept else 0.0

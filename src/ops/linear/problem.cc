@@ -41,6 +41,7 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
                                                            {"full_col", &c.full_col},
                                                            {"pad", &c.pad},
                                                            {"offset", &c.offset},
+                                                           {"w_offset", &c.w_offset},
                                                            {"pairs", &c.pairs}};
   for (const auto& [name, target] : numbers) {
     if (key != name) continue;
@@ -105,8 +106,8 @@ Result<LinearCase> parse_linear_case(std::string_view line) {
   c.graph = words->graph;
   if (!words->dtype.empty()) c.dtype = *parse_dtype(words->dtype);
   for (const ProblemLine::Option& option : words->options) BS_RETURN_IF_ERROR(set_option(c, option));
-  if (c.n < 0 || c.pairs < 0 || c.threads < 0 || c.pad < 0 || c.offset < 0) {
-    return invalid("[problem] \"", line, "\": n, pairs, threads, pad and offset need to be 0 or more");
+  if (c.n < 0 || c.pairs < 0 || c.threads < 0 || c.pad < 0 || c.offset < 0 || c.w_offset < 0) {
+    return invalid("[problem] \"", line, "\": n, pairs, threads, pad and offsets need to be 0 or more");
   }
   return c;
 }
@@ -137,6 +138,7 @@ std::string to_string(const LinearCase& c) {
   order("r", c.residual_order);
   number("pad", c.pad, 0);
   number("offset", c.offset, 0);
+  number("w_offset", c.w_offset, 0);
   flag("bias", c.bias);
   flag("residual", c.residual);
   if (c.activation != Activation::none) line += concat(" act=", name_of(c.activation));

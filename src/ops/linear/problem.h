@@ -23,6 +23,7 @@ namespace blocksparse::linear {
 //   t                                   the layout's transposed view
 //   x=first y=first r=first             features-first x, y (dx, dy), residual; the default is last
 //   pad=3 offset=1                      elements between rows (poisoned), and before the first
+//   w_offset=1                          elements before W
 //   bias residual act=gelu              epilogue (fprop)
 //   gates                               a factor for each block, some of them 0
 //   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
@@ -38,7 +39,7 @@ struct LinearCase {
   int64_t empty_row = -1, empty_col = -1, full_row = -1, full_col = -1;
   bool transposed = false;
   Order x_order = Order::features_last, y_order = Order::features_last, residual_order = Order::features_last;
-  int64_t pad = 0, offset = 0;
+  int64_t pad = 0, offset = 0, w_offset = 0;
   bool bias = false, residual = false, gates = false;
   Activation activation = Activation::none;
   int64_t pairs = 1;

@@ -30,13 +30,13 @@ Buffer make_matrix(DType dtype, int64_t n, int64_t features, Order order, int64_
   return buffer;
 }
 
-Buffer make_array(DType dtype, std::initializer_list<int64_t> shape) {
+Buffer make_array(DType dtype, std::initializer_list<int64_t> shape, int64_t offset = 0) {
   Buffer buffer;
   buffer.tensor = Tensor(nullptr, dtype, shape);
   int64_t elements = 1;
   for (int64_t dim : shape) elements *= dim;
-  buffer.bytes.assign(static_cast<size_t>(elements * size_of(dtype) + 2 * kGuard), kPoison);
-  buffer.tensor.data = buffer.bytes.data() + kGuard;
+  buffer.bytes.assign(static_cast<size_t>((elements + offset) * size_of(dtype) + 2 * kGuard), kPoison);
+  buffer.tensor.data = buffer.bytes.data() + kGuard + offset * size_of(dtype);
   return buffer;
 }
 
@@ -148,7 +148,7 @@ void LinearData::make_data() {
   Random rng(static_cast<uint64_t>(c.seed) + 1);
   const int64_t b = layout_.block_size(), in = layout_.in_features(), out = layout_.out_features();
   const DType sums = sum_dtype(c.dtype);
-  w_ = make_array(c.dtype, {layout_.blocks(), b, b});
+  w_ = make_array(c.dtype, {layout_.blocks(), b, b}, c.w_offset);
   max_w_ = fill(w_, rng, c.integers);
   poison_beyond(w_, layout_);
   if (c.gates) {

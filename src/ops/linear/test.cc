@@ -207,6 +207,20 @@ std::vector<std::string> many_tokens(std::string_view one, std::string_view othe
            "linear:fprop bf16 n=256 b=64 random(4,4,0) seed=23 bias",
            "linear:dgrad f16 n=300 b=16 random(4,4,0) seed=24",
            "linear:wgrad bf16 n=1024 b=64 random(4,4,0) seed=25",
+           // W at 2, 4 and 8 bytes, cells of each kind, either way.
+           "linear:fprop bf16 n=300 b=8 random(41,37,0.04) seed=26 w_offset=1 gates out=321 in=291",
+           "linear:dgrad f16 n=300 b=8 random(41,37,0.04) seed=27 w_offset=2 out=321 in=291",
+           "linear:fprop f16 n=300 b=8 random(41,37,0.3) seed=28 w_offset=4 in=291",
+           "linear:dgrad bf16 n=300 b=8 random(41,37,0.3) seed=29 w_offset=1 gates out=321",
+           "linear:fprop bf16 n=300 b=16 random(21,23,0.2) seed=30 w_offset=2 gates",
+           "linear:dgrad f16 n=300 b=16 random(21,23,0.2) seed=31 w_offset=4 out=331",
+           "linear:fprop f16 n=300 b=16 random(21,23,0.5) seed=32 w_offset=1 in=357 values=int",
+           "linear:dgrad bf16 n=300 b=16 random(21,23,0.5) seed=33 w_offset=2 out=331 gates",
+           "linear:fprop bf16 n=300 b=32 random(11,13,0.3) seed=34 w_offset=4 in=406",
+           "linear:dgrad f16 n=300 b=32 random(11,13,0.3) seed=35 w_offset=1 gates out=342",
+           "linear:dgrad bf16 n=300 b=32 random(11,13,0.7) seed=36 w_offset=2 out=342",
+           "linear:fprop f16 n=300 b=64 random(5,6,0.5) seed=37 w_offset=4",
+           "linear:dgrad bf16 n=300 b=128 random(3,4,0.5) seed=38 w_offset=1 gates",
        }) {
     lines.push_back(with_types(line, one, other));
   }
@@ -234,6 +248,10 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            // More cells in a chunk than a record takes, a residual beside them.
            "linear:fprop bf16 n=400 b=16 diagonal(64,16) seed=23 bias residual",
            "linear:dgrad f16 n=300 b=32 diagonal(32,8) seed=24 values=int",
+           // More than 256 tiles, or strips, most of which are empty, as are the last ones.
+           "linear:fprop bf16 n=128 b=64 random(530,2,0.1) seed=39 empty_row=529 values=int",
+           "linear:wgrad bf16 n=1024 b=64 random(300,2,0.1) seed=40 empty_row=299 values=int",
+           "linear:wgrad f16 n=1024 b=128 random(270,2,0.05) seed=41 empty_row=269 dw=f32",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=9000 b=16 random(20,6,0.3) seed=1",
            "linear:dgrad f16 n=2500 b=32 ba(60,3) seed=2 values=int",
