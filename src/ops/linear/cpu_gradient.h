@@ -10,6 +10,8 @@
 //                   merge: gate, gradient of the gate, accumulate, narrow, store
 #pragma once
 
+#include <type_traits>
+
 #include "ops/linear/cpu_gradient_pack.h"
 
 namespace blocksparse::linear {
@@ -91,7 +93,8 @@ BS_INLINE void store_runs(S* const* to, int64_t at, Vec<S, L> sum) {
 
 // The inner loop: out[i][o * row] (+)= sum over tokens of dy [tokens, O rows]^T x [tokens, V * J runs of columns].
 // Not inlined: bf16, f16 and f32 share one copy.
-template <class S, class P, int L, int O, int V, int J>
+//   kFirst  dy is features-first and read where it lies: [features][tokens]
+template <class S, class P, int L, int O, int V, int J, bool kFirst>
 __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy, const P* const* x, S* const* out,
                                              int64_t row, bool add) {
   Vec<S, L> sum[O][V] = {};
@@ -102,12 +105,16 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy,
       for (int o = 0; o < O; ++o) sum[o][v] = load_runs<S, L, J>(out + v * J, o * row);
     }
   }
-  const int64_t x_token = a.direct ? a.x_token : a.block, dy_token = a.direct ? a.dy_token : a.block;
+  const int64_t x_token = a.direct ? a.x_token : a.block, dy_token = a.dy_direct ? a.dy_token : a.block;
   const TokenRun all{0, 0, (a.n + kTogether<P> - 1) / kTogether<P>};
   const TokenRun* run = a.taps.runs == nullptr ? &all : a.taps.runs;
   const TokenRun* end = run + (a.taps.runs == nullptr ? 1 : a.taps.run_count);
   for (; run != end; ++run) {
     const P *xr[V * J], *dyr = dy + run->dy * dy_token;
+    constexpr int kBases = (O + 3) / 4;  // features are reached from every fourth
+    const P* rows[kBases];
+#pragma GCC unroll 4
+    for (int r = 0; kFirst && r < kBases; ++r) rows[r] = dy + run->dy + 4 * r * a.dy_feature;
 #pragma GCC unroll 16
     for (int i = 0; i < V * J; ++i) xr[i] = x[i] + run->x * x_token;
     for (int64_t t = 0; t < run->tokens; ++t) {
@@ -116,10 +123,13 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy,
       for (int v = 0; v < V; ++v) xv[v] = load_runs<P, L, J>(xr + v * J, t * x_token);
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
-        const Vec<P, L> d = broadcast<P, L>(dyr[t * dy_token + o]);
+        const P* at = kFirst ? rows[o / 4] + o % 4 * a.dy_feature : dyr + t * dy_token + o;
+        const Vec<P, L> d = broadcast<P, L>(*at);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], d, xv[v]);
       }
+#pragma GCC unroll 4
+      for (int r = 0; kFirst && r < kBases; ++r) rows[r] = next_row(rows[r] + 1);
     }
   }
 #pragma GCC unroll 16
@@ -159,13 +169,25 @@ void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int 
   }
 }
 
+template <class C, int L, int O, int V, int J>
+BS_INLINE void gradient_strip(const GradientArgs& a, const typename C::P* dy, int row, const typename C::P* const* x,
+                              typename C::S* const* out, int64_t out_row, bool add) {
+  using S = typename C::S;
+  using P = typename C::P;
+  if constexpr (std::is_same_v<P, typename C::T>) {
+    if (a.dy_feature != 1)
+      return gradient_tile<S, P, L, O, V, J, true>(a, dy + row * a.dy_feature, x, out, out_row, add);
+  }
+  gradient_tile<S, P, L, O, V, J, false>(a, dy + row, x, out, out_row, add);
+}
+
 // All rows of V * J runs of columns of one output block.
 template <class C, int L, int O, int V, int J>
 void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns) {
   using S = typename C::S;
   using P = typename C::P;
   constexpr int kRuns = V * J, W = L / J;
-  const int64_t out_block = a.direct ? a.block : a.dy_round * a.block,
+  const int64_t out_block = a.dy_direct ? a.block * a.dy_feature : a.dy_round * a.block,
                 in_block = a.direct ? a.block : a.round * a.block;
   const P* dy = static_cast<const P*>(a.dy_panels) + out * out_block + a.taps.dy_shift * a.block;
   const P* x[kRuns];
@@ -178,7 +200,7 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   const bool plain = is_plain<C, W>(a, out, columns, kRuns);
   if (plain && (!C::narrow || a.dw_is_wide)) {
     for (int row = 0; row < a.block; row += O) {
-      gradient_tile<S, P, L, O, V, J>(a, dy + row, x, to, a.block, a.accumulate);
+      gradient_strip<C, L, O, V, J>(a, dy, row, x, to, a.block, a.accumulate);
       for (int i = 0; i < kRuns; ++i) to[i] += O * a.block;
     }
     return;
@@ -187,7 +209,7 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   for (int i = 0; i < kRuns; ++i) to[i] = sums + i * O * W;
   S gate_sums[kRuns] = {};
   for (int row = 0; row < a.block; row += O) {
-    gradient_tile<S, P, L, O, V, J>(a, dy + row, x, to, W, false);
+    gradient_strip<C, L, O, V, J>(a, dy, row, x, to, W, false);
     store_sums<C, W, O>(a, out, columns, kRuns, row, plain, sums, gate_sums);
   }
   if (a.dgates == nullptr) return;

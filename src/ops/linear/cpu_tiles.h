@@ -256,8 +256,21 @@ void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature,
 
 template <class C>
 ProductKernel make_tile_product(Isa isa) {
-  return {isa,        C::dtype, C::tile, C::lanes,       C::by_token, pack_for_tiles<C>, multiply_by_tiles<C>,
-          combine<C>, nullptr,  few<C>,  combine_few<C>, 0,           nullptr,           nullptr};
+  return {isa,
+          C::dtype,
+          C::tile,
+          C::lanes,
+          C::by_token,
+          pack_for_tiles<C>,
+          multiply_by_tiles<C>,
+          combine<C>,
+          nullptr,
+          few<C>,
+          combine_few<C>,
+          0,
+          0,
+          nullptr,
+          nullptr};
 }
 
 }  // namespace
