@@ -148,13 +148,13 @@ bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int co
   return whole;
 }
 
-// O rows of sums of `count` runs of columns, [run][row][L], into their blocks.
+// O rows of sums of `count` runs of columns, [row][L] each and `apart` from one to the next, into their blocks.
 template <class C, int L, int O>
 void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int count, int64_t row, bool plain,
-                const typename C::S* sums, typename C::S* gate_sums) {
+                const typename C::S* sums, int64_t apart, typename C::S* gate_sums) {
   using S = typename C::S;
   const int64_t rows = least<int64_t>(O, a.out_features - out * a.block - row);
-  for (int v = 0; v < count; ++v, sums += O * L) {
+  for (int v = 0; v < count; ++v, sums += apart) {
     if (plain && C::narrow && !a.dw_is_wide && !a.accumulate) {
       const int64_t offset = weights_at(a, columns[v]) + row * a.block + columns[v].column;
       auto* dw = static_cast<typename C::T*>(a.dw) + offset;
@@ -198,19 +198,30 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
     to[i] = static_cast<S*>(a.dw) + weights_at(a, columns[i]) + columns[i].column;
   }
   const bool plain = is_plain<C, W>(a, out, columns, kRuns);
-  if (plain && (!C::narrow || a.dw_is_wide)) {
-    for (int row = 0; row < a.block; row += O) {
-      gradient_strip<C, L, O, V, J>(a, dy, row, x, to, a.block, a.accumulate);
-      for (int i = 0; i < kRuns; ++i) to[i] += O * a.block;
-    }
-    return;
-  }
-  alignas(64) S sums[V * O * L];
-  for (int i = 0; i < kRuns; ++i) to[i] = sums + i * O * W;
+  const bool stored = plain && (!C::narrow || a.dw_is_wide);
+  // With two vectors there are registers for 12 rows: fewer tiles, and x that is not in L1 is read fewer times.
+  constexpr int kTall = kVectorBytes == 64 && V == 2 && O == 8 ? 12 : O;
+  alignas(64) S sums[V * kTall * L];
   S gate_sums[kRuns] = {};
-  for (int row = 0; row < a.block; row += O) {
-    gradient_strip<C, L, O, V, J>(a, dy, row, x, to, W, false);
-    store_sums<C, W, O>(a, out, columns, kRuns, row, plain, sums, gate_sums);
+  for (int i = 0; i < kRuns && !stored; ++i) to[i] = sums + i * kTall * W;
+  const auto strip = [&]<int R>(int row) __attribute__((always_inline)) {
+    if (!stored) {
+      gradient_strip<C, L, R, V, J>(a, dy, row, x, to, W, false);
+      store_sums<C, W, R>(a, out, columns, kRuns, row, plain, sums, kTall * W, gate_sums);
+      return;
+    }
+    gradient_strip<C, L, R, V, J>(a, dy, row, x, to, a.block, a.accumulate);
+    for (int i = 0; i < kRuns; ++i) to[i] += R * a.block;
+  };
+  for (int row = 0; row < a.block;) {
+    const int left = a.block - row;
+    if (kTall > O && left >= kTall && left != 2 * O) {
+      strip.template operator()<kTall>(row);
+      row += kTall;
+    } else {
+      strip.template operator()<O>(row);
+      row += O;
+    }
   }
   if (a.dgates == nullptr) return;
   for (int i = 0; i < kRuns; ++i) static_cast<S*>(a.dgates)[columns[i].block] += gate_sums[i];

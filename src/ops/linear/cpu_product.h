@@ -375,9 +375,21 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa,         C::dtype,   C::tile,          C::lanes, C::by_token,    pack_x,
-          multiply<C>, combine<C>, finish_staged<C>, few<C>,   combine_few<C>, kAlongOutputs<C> ? 2 * C::lanes : 0,
-          0,           nullptr,    nullptr};
+  return {.isa = isa,
+          .dtype = C::dtype,
+          .tile = C::tile,
+          .lanes = C::lanes,
+          .by_token = C::by_token,
+          .pack = pack_x,
+          .multiply = multiply<C>,
+          .combine = combine<C>,
+          .finish_staged = finish_staged<C>,
+          .few = few<C>,
+          .combine_few = combine_few<C>,
+          .along_outputs = kAlongOutputs<C> ? 2 * C::lanes : 0,
+          .tap_group = 0,
+          .pack_tap_weights = nullptr,
+          .multiply_taps = nullptr};
 }
 
 }  // namespace
