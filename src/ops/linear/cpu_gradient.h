@@ -25,6 +25,14 @@ struct Columns {
   int64_t tap = 0;  // of a convolution
 };
 
+// Its members loaded one by one: GCC loads two as a vector, which waits until both have been stored, some 100 cycles.
+// Zen 5, 4096 x 4096, b = 16, 10 %: wgrad 1.02 ms with, 1.5 without.
+BS_INLINE Columns alone(const Columns& columns) {
+  Columns at = columns;
+  asm("" : "+r"(at.block), "+r"(at.in), "+r"(at.column), "+r"(at.tap));
+  return at;
+}
+
 // Where [b, b] of a block, or of its tap, begins in dW and W.
 inline int64_t weights_at(const GradientArgs& a, const Columns& at) {
   return (at.block * a.taps.taps + at.tap) * a.block * a.block;
@@ -194,8 +202,9 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   S* to[kRuns];
   for (int i = 0; i < kRuns; ++i) {
     const int64_t shift = a.taps.x_shift == nullptr ? 0 : a.taps.x_shift[columns[i].tap];
-    x[i] = static_cast<const P*>(a.x_panels) + columns[i].in * in_block + shift * a.block + columns[i].column;
-    to[i] = static_cast<S*>(a.dw) + weights_at(a, columns[i]) + columns[i].column;
+    const Columns at = alone(columns[i]);
+    x[i] = static_cast<const P*>(a.x_panels) + at.in * in_block + shift * a.block + at.column;
+    to[i] = static_cast<S*>(a.dw) + weights_at(a, at) + at.column;
   }
   const bool plain = is_plain<C, W>(a, out, columns, kRuns);
   const bool stored = plain && (!C::narrow || a.dw_is_wide);
