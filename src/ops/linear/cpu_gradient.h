@@ -152,7 +152,10 @@ template <class C, int L>
 bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int count) {
   if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr) return false;
   bool whole = (out + 1) * a.block <= a.out_features;
-  for (int v = 0; v < count; ++v) whole = whole && columns[v].in * a.block + columns[v].column + L <= a.in_features;
+  for (int v = 0; v < count; ++v) {
+    const Columns at = alone(columns[v]);
+    whole = whole && at.in * a.block + at.column + L <= a.in_features;
+  }
   return whole;
 }
 

@@ -84,7 +84,10 @@ bool runs_along_outputs(const Product& p, int32_t smallest) {
   if (smallest == 0 || b < smallest || p.x.n < kFewest || p.gates != nullptr) return false;
   if (p.x.feature_stride != 1 || p.y.feature_stride != 1) return false;
   if (p.dtype == DType::bf16 && p.x.features % 2 != 0) return false;  // pairs
-  if (p.by_in) return true;  // rows of W are read as they are, pairs of them are copied either way
+  // Rows of W are read as they are, pairs of them are copied either way. Rows of x of 16 KB are better packed: 4096 x
+  // 4096, b = 32, 10 %, 512 tokens 9.0 ms to 10.7, 50 %, 32 tokens 3.33 to 3.55.
+  constexpr int64_t kMostBytes = 8 << 10;
+  if (p.by_in) return p.x.features * size_of(p.dtype) <= kMostBytes;
   const int64_t group = group_along_outputs(p.x.features * size_of(p.dtype));
   const int64_t copied = p.layout.blocks * b * b * ((p.x.n + group - 1) / group);
   return 2 * copied <= 5 * p.x.n * (p.x.features + p.y.features);
