@@ -132,7 +132,7 @@ def taco(data: Data, rotate: int) -> Contender:
     def weight(values: torch.Tensor) -> Operand:
         return Operand((out, in_, b, b), values.contiguous().numpy(), index)
 
-    ways = []
+    ways: list[tuple[float, int, Kernel, torch.Tensor]] = []
     for expression, order, turned in WAYS[p.x_first]:
         kernel = generate(program, expression, order, b, c_type)
         stored = blocks.mT.contiguous() if turned else blocks
