@@ -13,7 +13,9 @@ import argparse
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 from blocksparse.models.bars import bytes_bar
 from blocksparse.models.compression import digest_of
 from blocksparse.models.features import cell_states, load_features, save_features, unit_at_each_byte
+from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.sentiment import (
     Split,
@@ -32,6 +35,7 @@ from blocksparse.models.sentiment import (
     colour_text,
     cross_validation,
     fixed_split,
+    mcnemar,
     plot_unit,
     unit_score,
 )
@@ -41,6 +45,7 @@ from blocksparse.models.training import load_model
 LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
 SETS = ("imdb", "sst", *LINES)
 BASELINE = "1- and 2-grams"
+ON_A_PAGE, LONGEST_ON_A_PAGE = 8, 600  # texts in colours, and bytes of one
 
 
 def read_set(name: str, data: Path, limit: int | None, skip: bool) -> tuple[Examples, list[Split]]:
@@ -99,12 +104,14 @@ def features_of(model: LanguageModel, name: str, examples: Examples, path: Path,
     return features
 
 
-def judge(x: Any, examples: Examples, splits: list[Split], device: str | None) -> dict[str, Any]:
-    """A line of results: L1 on a device, or for bags of words L2 by scikit-learn."""
+def judge(x: Any, examples: Examples, splits: list[Split], device: str | None, right: Path) -> dict[str, Any]:
+    """A line of results: L1 on a device, or for bags of words L2 by scikit-learn. Which rows are right is a file."""
     start = time.perf_counter()
     y = examples.y()
-    score = classify_at_once(x, y, splits, device) if device else classify(x, y, splits, l1=False)
-    return {**asdict(score), "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
+    score = asdict(classify_at_once(x, y, splits, device) if device else classify(x, y, splits, l1=False))
+    rows = score.pop("right")
+    write_whole(right, lambda file: np.save(file, rows))
+    return {**score, "texts": len(examples), "classifier_seconds": round(time.perf_counter() - start, 1)}
 
 
 def pictures(
@@ -115,9 +122,19 @@ def pictures(
     rows = np.concatenate([split.train, split.dev])
     unit = best_unit(x[rows], examples.y()[rows], device)
     plot_unit(x[split.test, unit.index], examples.y()[split.test], unit, title, stem.with_suffix(".png"))
-    chosen = [examples.texts[i] for i in split.test[:: max(1, split.test.size // 8)][:8]]
-    values = [unit_at_each_byte(model, text, unit.index) for text in chosen]
+    short = [examples.texts[i] for i in split.test if len(examples.texts[i]) <= LONGEST_ON_A_PAGE]
+    chosen = short[:: max(1, len(short) // ON_A_PAGE)][:ON_A_PAGE]
+    values = unit_at_each_byte(model, chosen, unit.index)
     colour_text(chosen, values, unit, title, stem.with_suffix(".html"))
+
+
+def read_lines(record: Path, limit: int | None) -> list[dict[str, Any]]:
+    """The lines of results that are of as many texts."""
+    lines = []
+    for text in record.read_text().splitlines() if record.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: it is made again
+            lines.append(json.loads(text))
+    return [line for line in lines if line["limit"] == limit]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -132,6 +149,25 @@ def table(lines: list[dict[str, Any]]) -> str:
             cells.append(f"{found['accuracy']:.1f}{unit}" if found else "")
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+def right_rows(out: Path, features: str, name: str, limit: int | None) -> Path:
+    """The file that says which test rows of a set some features get right."""
+    return out / f"{'words' if features == BASELINE else features}-{name}{'' if limit is None else f'-{limit}'}.npy"
+
+
+def pairs(out: Path, features: list[str], limit: int | None) -> str:
+    """Which of two models is right where the other is not, as Markdown; of sets of which `out` knows both."""
+    rows = []
+    for name in SETS:
+        known = [(f, right_rows(out, f, name, limit)) for f in features if right_rows(out, f, name, limit).exists()]
+        for (one, its), (other, others) in combinations(known, 2):
+            only, only_other, p = mcnemar(np.load(its), np.load(others))
+            rows.append(f"| {name.upper()} | {one}, {other} | {only} | {only_other} | {p:.2g} |")
+    if not rows:
+        return ""
+    head = "| set | models | right by the first alone | by the second alone | p of McNemar's test |"
+    return "\n".join(["", head, "| --- | --- | --- | --- | --- |", *rows]) + "\n"
 
 
 def parse() -> argparse.Namespace:
@@ -159,21 +195,22 @@ def main() -> int:
     }
     record = options.results.with_suffix(".jsonl")
     record.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    lines = read_lines(record, options.limit)
     for name in options.sets:
-        done = {line["features"] for line in lines if line["set"] == name and line["limit"] == options.limit}
+        done = {line["features"] for line in lines if line["set"] == name}
         wanted = [*([] if options.no_words else [BASELINE]), *models]
         if done >= set(wanted):
             continue
         examples, splits = read_set(name, options.data, options.limit, options.bad_rows == "skip")
         for features in [f for f in wanted if f not in done]:
             line: dict[str, Any] = {"set": name, "features": features, "limit": options.limit}
+            right = right_rows(options.out, features, name, options.limit)
             if features == BASELINE:
-                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None)
+                line |= judge(bag_of_ngrams(examples.texts), examples, splits, None, right)
             else:
                 stem = options.out / f"{features}-{name}"
                 x = features_of(models[features], name, examples, stem.with_suffix(".safetensors"), options)
-                line |= judge(x, examples, splits, options.device)
+                line |= judge(x, examples, splits, options.device, right)
                 line["unit"] = unit_score(x, examples.y(), splits, options.device)
                 if name in ("sst", "imdb"):
                     title = f"{name.upper()}, best unit of {features}"
@@ -182,8 +219,9 @@ def main() -> int:
             with open(record, "a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
-    options.results.with_suffix(".md").write_text(table(lines))
-    print(table(lines))
+    report = table(lines) + pairs(options.out, [BASELINE, *models], options.limit)
+    options.results.with_suffix(".md").write_text(report)
+    print(report)
     return 0
 
 

@@ -15,6 +15,7 @@ import json
 import platform
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,11 @@ class Results:
 
     def lines(self) -> list[dict[str, Any]]:
         """All complete ones."""
-        text = self.path.read_text() if self.path.exists() else ""
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        lines = []
+        for text in self.path.read_text().splitlines() if self.path.exists() else []:
+            with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: the run is done again
+                lines.append(json.loads(text))
+        return lines
 
     def find(self, name: str) -> dict[str, Any] | None:
         """The line of a run, if it has ended."""

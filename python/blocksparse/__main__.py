@@ -139,6 +139,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ModuleNotFoundError, _lib.UnavailableError) as error:
         print(f"blocksparse: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nblocksparse: stopped", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -1,6 +1,7 @@
 """The scripts of experiments/, on little data: every arm, a sweep, a second call that finds all done."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,15 +98,8 @@ def test_sentiment(tmp_path):
         text = "label,sentence\n" + "".join(f'{row[0]},"{row[2:]}"\n' for row in rows[:20])
         (data / "openai-sst" / f"{part}_binary_sent.csv").write_text(text)
     results = tmp_path / "results" / "tiny"
-    words = [
-        "--data",
-        tmp_path / "data",
-        "--model",
-        f"ba={tmp_path / 'run' / 'last.safetensors'}",
-        "--results",
-        results,
-    ]
-    words += ["--sets", "sst", "cr", "--out", tmp_path / "out"]
+    words = ["--data", tmp_path / "data", "--results", results, "--out", tmp_path / "out", "--sets", "sst", "cr"]
+    words += ["--model", f"ba={tmp_path / 'run' / 'last.safetensors'}"]
     done = script("sentiment/run.py", *words)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in results.with_suffix(".jsonl").read_text().splitlines()]
@@ -117,11 +111,16 @@ def test_sentiment(tmp_path):
     ]
     assert lines[2]["accuracy"] == 100
     assert "| ba |" in results.with_suffix(".md").read_text()
+    assert re.search(r"\| CR \| 1- and 2-grams, ba \| \d+ \| 0 \| ", results.with_suffix(".md").read_text())
     assert (tmp_path / "out" / "ba-sst.png").stat().st_size > 1000
     assert "rgba(" in (tmp_path / "out" / "ba-sst.html").read_text()
     before = results.with_suffix(".jsonl").read_text()
     assert script("sentiment/run.py", *words).returncode == 0
     assert results.with_suffix(".jsonl").read_text() == before
+    results.with_suffix(".jsonl").write_text(before + '{"set": "sst", "feat')
+    some = script("sentiment/run.py", *words, "--sets", "cr", "--limit", 30, "--no-words")
+    assert some.returncode == 0, some.stderr
+    assert "1- and 2-grams" not in some.stdout  # those are of all texts
     (data / "data" / "mpqa.all").write_text("0 fine\nhmm\n")
     bad = script("sentiment/run.py", *words, "--sets", "mpqa")
     assert bad.returncode == 1

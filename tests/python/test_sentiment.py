@@ -20,6 +20,7 @@ from blocksparse.models.sentiment import (
     colour_text,
     cross_validation,
     fixed_split,
+    mcnemar,
     plot_unit,
     unit_score,
 )
@@ -56,8 +57,10 @@ def test_read_labelled(tmp_path):
     examples = read_labelled(lines, tokenised=True)
     assert examples.texts == [b"\n good, very good ", b"\n bad ", b"\n caf\xe9 "]
     assert examples.y().tolist() == [1, 0, 1]
+    lines.write_bytes(b"\xef\xbb\xbf1 good\n")  # with a byte order mark
+    assert read_labelled(lines).texts == [b"\n good "]
     table = tmp_path / "table.csv"
-    table.write_text('label,sentence\n1,"good, and\nof two lines"\n0,bad\n')
+    table.write_text('\ufefflabel,sentence\n1,"good, and\nof two lines"\n0,bad\n')
     assert read_labelled(table).texts == [b"\n good, and of two lines ", b"\n bad "]
 
 
@@ -127,8 +130,10 @@ def test_features_do_not_depend_on_neighbours(model):
             alone = model.read(torch.tensor(list(text)).unsqueeze(1))[1][1][0, 0].numpy()
         np.testing.assert_allclose(feature, alone, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(features, cell_states(model, texts), rtol=1e-4, atol=1e-5)
-    values = unit_at_each_byte(model, texts[4], 7)
-    assert values[-1] == pytest.approx(features[4, 7], rel=1e-4)
+    values = unit_at_each_byte(model, texts[4:7], 7)
+    assert list(map(len, values)) == list(map(len, texts[4:7]))
+    assert [v[-1] for v in values] == pytest.approx(features[4:7, 7].tolist(), rel=1e-4)
+    assert unit_at_each_byte(model, [], 7) == []
     assert cell_states(model, []).shape == (0, 64)
     with pytest.raises(ValueError, match="text 1 is empty"):
         cell_states(model, [b"a", b""])
@@ -223,6 +228,23 @@ def test_classify():
         classify(x, np.ones_like(y), fixed_split(200, 40, 60))
 
 
+@pytest.mark.parametrize(("only", "other", "p"), [(0, 0, 1.0), (3, 3, 1.0), (9, 1, 22 / 1024), (0, 6, 2 / 64)])
+def test_mcnemar(only, other, p):
+    """By hand: twice the share of the divisions that are at least as uneven."""
+    one = np.array([True] * only + [False] * other + [True, False])
+    two = np.array([False] * only + [True] * other + [True, False])
+    assert mcnemar(one, two) == (only, other, pytest.approx(p))
+    with pytest.raises(ValueError, match="needs the same rows"):
+        mcnemar(one, two[1:])
+
+
+def test_mcnemar_of_many_rows():
+    stats = pytest.importorskip("scipy.stats")
+    one, two = np.arange(25_000) % 5 > 1, np.arange(25_000) % 7 > 2
+    only, other, p = mcnemar(one, two)
+    assert p == pytest.approx(stats.binomtest(min(only, other), only + other).pvalue, rel=1e-6)
+
+
 def test_bag_of_ngrams():
     pytest.importorskip("sklearn")
     texts = [b"\n not good, bad! ", b"\n good, not bad ", b"\n good good "]
@@ -285,5 +307,8 @@ def test_classify_at_once_is_classify():
     one, other = classify(x, y, splits), classify_at_once(x, y, splits, "cpu")
     assert other.accuracy == pytest.approx(one.accuracy, abs=1.5)
     assert other.folds == 4
+    assert other.right.size == 200
+    assert other.accuracy == pytest.approx(100 * other.right.mean())
+    assert (one.right == other.right).mean() > 0.97  # the rows lie in the same order
     with pytest.raises(ValueError, match="have one label"):
         classify_at_once(x, np.zeros_like(y), splits, "cpu")

@@ -43,4 +43,10 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
     if header is None:
         raise ValueError(f"[lm] {path} is no checkpoint of a language model")
-    return tensors, json.loads(header)
+    try:
+        described = json.loads(header)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"[lm] {path} is damaged: its header says {header[:40]!r}") from error
+    if not isinstance(described, dict):
+        raise ValueError(f"[lm] {path} is damaged: its header says {header[:40]!r}")
+    return tensors, described

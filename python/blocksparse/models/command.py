@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.lm_command == "eval":
         _evaluate(arguments, model)
     elif arguments.lm_command == "sample":
-        prompt = arguments.prompt.encode()
+        prompt = os.fsencode(arguments.prompt)  # bytes that are no UTF-8 come out as they were typed
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
     elif arguments.lm_command == "features":
@@ -167,6 +168,8 @@ def _train(arguments: argparse.Namespace, world: World, device: torch.device) ->
     text = read_text(arguments.text)
     if arguments.valid:
         valid = read_text(arguments.valid)
+        if valid.numel() < 2:
+            raise ValueError(f"[lm] the text to be evaluated has {valid.numel()} bytes, needs 2 or more")
     else:
         cut = min(VALID_BYTES, text.numel() // 20)
         text, valid = text[: text.numel() - cut], text[text.numel() - cut :]

@@ -68,22 +68,24 @@ def cell_states(
             with torch.autocast(device.type, torch.bfloat16, bf16):
                 state = model.read(part, state, ends_here)[1]
             ends = np.flatnonzero(lengths[chosen[:still]] <= t + steps)
-            if ends.size:
-                made[chosen[ends]] = state[1][0].float().cpu().numpy()[ends]
+            if ends.size:  # the last ones, for the shortest are behind
+                made[chosen[ends]] = state[1][0, ends[0] :].float().cpu().numpy()
             done += int(left.sum())
             progress(done)
     return made
 
 
 @torch.inference_mode()
-def unit_at_each_byte(model: LanguageModel, text: bytes, unit: int) -> Array:
-    """The cell of one unit behind each byte of a text, float32 [bytes]."""
-    values = np.zeros(len(text), np.float32)
+def unit_at_each_byte(model: LanguageModel, texts: Sequence[bytes], unit: int) -> list[Array]:
+    """The cell of one unit behind each byte of some texts, float32 [bytes] of each. They are read side by side."""
+    longest = max(map(len, texts), default=0)
+    padded = torch.tensor([[*text, *bytes(longest - len(text))] for text in texts], device=model.output.device)
+    values = np.zeros((longest, len(texts)), np.float32)
     state = None
-    for t, byte in enumerate(text):
-        state = model.read(torch.tensor([[byte]], device=model.output.device), state)[1]
-        values[t] = float(state[1][0, 0, unit])
-    return values
+    for t in range(longest):
+        state = model.read(padded[:, t].unsqueeze(0), state)[1]
+        values[t] = state[1][0, :, unit].float().cpu().numpy()
+    return [values[: len(text), i] for i, text in enumerate(texts)]
 
 
 def save_features(path: Path, features: Array, labels: Array | None, about: dict[str, Any]) -> None:

@@ -12,17 +12,22 @@ from typing import IO, Any
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
     """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
 
+    What is there and no file, such as /dev/null, is written to.
+
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
+    in_place = path.exists() and not path.is_file() and not path.is_dir()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
+        with open(path if in_place else beside, "wb") as file:
             if callable(content):
                 content(file)
             else:
                 file.write(content)
+            if in_place:
+                return
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

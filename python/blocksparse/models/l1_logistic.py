@@ -24,6 +24,8 @@ def fit(x: Tensor, y: Tensor, chosen: Tensor, strengths: Tensor, iterations: int
         strengths: C [problems].
         iterations: at most.
     """
+    read = chosen.any(0)  # half of the texts, where there is one split
+    x, y, chosen = x[read], y[read], chosen[:, read]
     x = torch.cat([x, x.new_ones(x.size(0), 1)], 1)
     sign = (2 * y.to(x.dtype) - 1).unsqueeze(1)
     counted = chosen.t().to(x.dtype) * strengths.to(x.dtype)  # [texts, problems]

@@ -178,9 +178,9 @@ def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float 
     """`length` bytes that follow the prompt; temperature 0 takes the likeliest each time.
 
     Raises:
-        ValueError: the prompt is empty, or length or temperature is negative.
+        ValueError: the prompt is empty, length or temperature is negative, or the model gives no probabilities.
     """
-    if not prompt or length < 0 or temperature < 0:
+    if not prompt or length < 0 or not 0 <= temperature < math.inf:
         raise ValueError(
             f"[lm] prompt of {len(prompt)} bytes, length {length}, temperature {temperature}: needs one byte, 0 and 0"
         )
@@ -192,10 +192,12 @@ def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float 
     made = bytearray()
     for _ in range(length):
         last = logits[-1, 0].float().cpu()
+        if not bool(last.isfinite().all()):
+            raise ValueError("[lm] the model gives no probabilities, but NaN: its training has failed")
         if temperature == 0:
             byte = int(last.argmax())
         else:
-            byte = int(torch.multinomial((last / temperature).softmax(0), 1, generator=generator))
+            byte = int(torch.multinomial(((last - last.max()) / temperature).softmax(0), 1, generator=generator))
         made.append(byte)
         logits, state = model(torch.tensor([[byte]], device=device), state)
     return bytes(made)

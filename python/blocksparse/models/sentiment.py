@@ -52,12 +52,39 @@ def cross_validation(labels: Array, folds: int = 10, *, seed: int = 0) -> list[S
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy in percent over all test rows, C and weights that are not zero as means over the folds."""
+    """Accuracy in percent over all test rows, C and weights that are not zero as means over the folds.
+
+    `right` says it of each test row, one fold behind the other.
+    """
 
     accuracy: float
     strength: float
     weights: float
     folds: int
+    right: Array
+
+
+def _score(right: Sequence[Array], strengths: Sequence[float], weights: Sequence[int]) -> Score:
+    """Of what each fold got right, and with what."""
+    rows = np.concatenate(right)
+    return Score(100 * float(rows.mean()), float(np.mean(strengths)), float(np.mean(weights)), len(right), rows)
+
+
+def mcnemar(one: Array, other: Array) -> tuple[int, int, float]:
+    """(rows that only the one gets right, those that only the other does, how likely so uneven a division is).
+
+    The exact two-sided test: either is as likely where two classifiers are equally good.
+
+    Source: McNemar, Psychometrika 12:153 (1947), doi:10.1007/BF02295996.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"[lm] {one.size} rows beside {other.size}, needs the same rows")
+    only, only_other = int((one & ~other).sum()), int((other & ~one).sum())
+    count, ways, less = only + only_other, 1, 0
+    for k in range(min(only, only_other) + 1):
+        less += ways
+        ways = ways * (count - k) // (k + 1)
+    return only, only_other, min(1.0, 2 * less / 2**count)
 
 
 def classify(
@@ -76,8 +103,7 @@ def classify(
         ModuleNotFoundError: scikit-learn is not installed.
         ValueError: a training part has one label only.
     """
-    right = total = 0
-    strengths, weights = [], []
+    right, strengths, weights = [], [], []
     for split in splits:
         if np.unique(y[split.train]).size < 2:
             raise ValueError(f"[lm] {split.train.size} training rows have one label, needs both")
@@ -85,12 +111,11 @@ def classify(
         scores = {c: model.score(x[split.dev], y[split.dev]) for c, model in models.items()}
         best = max(STRENGTHS, key=lambda c: (scores[c], -c))  # of equals the sparsest
         model = models[best]
-        right += int((model.predict(x[split.test]) == y[split.test]).sum())
-        total += split.test.size
+        right.append(model.predict(x[split.test]) == y[split.test])
         strengths.append(best)
         weights.append(int(np.count_nonzero(model.coef_)))
         note()
-    return Score(100 * right / total, float(np.mean(strengths)), float(np.mean(weights)), len(splits))
+    return _score(right, strengths, weights)
 
 
 def classify_at_once(x: Array, y: Array, splits: Sequence[Split], device: str) -> Score:
@@ -110,15 +135,13 @@ def classify_at_once(x: Array, y: Array, splits: Sequence[Split], device: str) -
     ones = features.new_ones(features.size(0), 1)
     answers = (torch.cat([features, ones], 1) @ weights.t() > 0).cpu().numpy().reshape(y.size, len(splits), -1)
     used = weights[:, :-1].ne(0).sum(1).cpu().numpy().reshape(len(splits), -1)
-    right, best = 0, []  # the strength that each fold prefers
+    right, strength_of, weight_counts = [], [], []
     for k, split in enumerate(splits):
-        scores = (answers[split.dev, k] == y[split.dev, None]).mean(0)
-        best.append(int(scores.argmax()))  # of equals the sparsest
-        right += int((answers[split.test, k, best[-1]] == y[split.test]).sum())
-    total = sum(split.test.size for split in splits)
-    weight_counts = [used[k, i] for k, i in enumerate(best)]
-    strength = float(np.mean(np.array(STRENGTHS)[best]))
-    return Score(100 * right / total, strength, float(np.mean(weight_counts)), len(splits))
+        best = int((answers[split.dev, k] == y[split.dev, None]).mean(0).argmax())  # of equals the sparsest
+        right.append(answers[split.test, k, best] == y[split.test])
+        strength_of.append(STRENGTHS[best])
+        weight_counts.append(int(used[k, best]))
+    return _score(right, strength_of, weight_counts)
 
 
 def _fit(x: Any, y: Array, c: float, l1: bool) -> Any:

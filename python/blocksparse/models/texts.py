@@ -71,7 +71,7 @@ def read_labelled(path: Path, *, skip_bad_rows: bool = False, tokenised: bool = 
         OSError: the file cannot be read.
         ValueError: a row is bad, with its line; or no rows are left.
     """
-    content = path.read_bytes().decode("utf-8", ESCAPE)
+    content = path.read_bytes().decode("utf-8", ESCAPE).removeprefix("\ufeff")  # spreadsheets write one in front
     rows = _csv_rows(path, content) if path.suffix == ".csv" else _line_rows(content)
     examples = Examples()
     for line, label, text in rows:

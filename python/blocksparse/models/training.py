@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..torch.recurrent import State
 from . import checkpoint
 from .captured import CapturedStep
-from .distributed import ALONE, World
+from .distributed import ALONE, World, device_of
 from .files import write_whole
 from .language import LanguageModel, ModelConfig, bits_per_byte, loss_of
 
@@ -86,7 +87,7 @@ class Trainer:
         device: torch.device | str,
         world: World = ALONE,
     ) -> None:
-        self.model_config, self.config, self.device, self.world = model, config, torch.device(device), world
+        self.model_config, self.config, self.device, self.world = model, config, device_of(device), world
         self.mine = world.part(config.batch, "batch")  # of the streams
         self.length = (text.numel() - 1) // config.batch  # of a stream
         if self.length < config.steps:
@@ -108,6 +109,10 @@ class Trainer:
     def bytes_seen(self) -> int:
         """By all updates until now."""
         return self.update * self.config.batch * self.config.steps
+
+    def is_finite(self) -> bool:
+        """Whether no weight has ever become NaN or infinite."""
+        return all(bool(t.isfinite().all()) for t in self.ema.values())
 
     def rate(self) -> float:
         """The learning rate of the next update."""
@@ -216,30 +221,54 @@ class Trainer:
         """Goes on from a checkpoint.
 
         Raises:
-            ValueError: it is damaged, or of another model, training or text.
+            ValueError: it is damaged, not whole, or of another model, training or text.
         """
         tensors, header = checkpoint.load(path)
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), "text": self.text_hash}
         for what, value in mine.items():
             if header.get(what) != value:
-                raise ValueError(f"[lm] {path} is of another {what}: {header.get(what)}, needs {value}")
+                raise ValueError(f"[lm] {path} is of another {what}: {_difference(header.get(what), value)}")
         load_weights(self.model, tensors, "model.", path)
+        try:
+            self._restore(tensors, int(header["update"]))
+        except (KeyError, RuntimeError, TypeError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else f"does not fit the training: {error}"
+            raise ValueError(f"[lm] {path} {what}") from error
+
+    def _restore(self, tensors: dict[str, Tensor], update: int) -> None:
+        """All but the weights."""
         fused = bool(self.adam.defaults["fused"])  # then Adam's counts of updates are on the card, too
         for name, p in self.model.named_parameters():
-            self.ema[name].copy_(tensors[f"ema.{name}"])
+            self.ema[name].copy_(_of_shape(tensors[f"ema.{name}"], p.shape, f"ema.{name}"))
             prefix = f"adam.{name}."
             entry = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            for k, v in entry.items():
+                _of_shape(v, v.shape if k == "step" else p.shape, f"{prefix}{k}")
             moved = {k: v if k == "step" and not fused else v.to(self.device) for k, v in entry.items()}
             if moved:
                 self.adam.state[p] = moved
         if "state.h" in tensors:
-            h, c = (tensors[f"state.{x}"][:, self.mine].to(self.device) for x in "hc")
-            self.state = (h, c)
+            shape = (1, self.config.batch, self.model_config.hidden)
+            h, c = (_of_shape(tensors[f"state.{x}"], shape, f"state.{x}")[:, self.mine] for x in "hc")
+            self.state = (h.to(self.device), c.to(self.device))
         self.recent = tensors["recent"].tolist()
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        self.update = int(header["update"])
+        self.update = update
+
+
+def _difference(found: Any, needed: Any) -> str:
+    if not isinstance(found, dict) or not isinstance(needed, dict):
+        return f"{found}, needs {needed}"
+    keys = [key for key in {**needed, **found} if found.get(key, ...) != needed.get(key, ...)]
+    return "; ".join(f"{key} is {found.get(key)}, needs {needed.get(key)}" for key in keys)
+
+
+def _of_shape(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
+    if tensor.shape != torch.Size(shape):
+        raise RuntimeError(f"{name} is {list(tensor.shape)}, needs {list(shape)}")
+    return tensor
 
 
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
@@ -260,8 +289,9 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
 
     Raises:
         OSError: there is none.
-        ValueError: it is damaged.
+        ValueError: it is damaged, or there is no such device.
     """
+    place = device_of(device)
     tensors, header = checkpoint.load(path)
     try:
         model = LanguageModel(ModelConfig(**header["model"]))
@@ -270,7 +300,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
     buffers = {f"ema.{name}": tensors.get(f"model.{name}") for name, _ in model.named_buffers()}
     averaged = {**{k: v for k, v in buffers.items() if v is not None}, **tensors}
     load_weights(model, averaged, "ema.", path)
-    return model.to(device).eval()
+    return model.to(place).eval()
 
 
 def train(
@@ -286,16 +316,22 @@ def train(
 ) -> None:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
 
+    Raises:
+        OSError: one of them cannot be written.
+        ValueError: `until` is not positive, or loss or weights are no numbers any more; the last checkpoint is kept.
+
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
     `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
     """
+    if until is not None and until < 1:
+        raise ValueError(f"[lm] until is {until}, needs 1 or more")
     first = trainer.world.first
     log = folder / "log.jsonl"
     spent = _cut(log, trainer.update) if first else 0.0
     last = min(trainer.config.updates, until or trainer.config.updates)
     while trainer.update < last:
         rate, begin = trainer.rate(), time.perf_counter()
-        trainer.step()
+        bits = trainer.step()
         spent += time.perf_counter() - begin
         line: dict[str, Any] = {
             "update": trainer.update,
@@ -305,22 +341,34 @@ def train(
             "lr": rate,
         }
         saves = trainer.update % save_every == 0 or trainer.update == last
+        if not math.isfinite(bits) or (saves and not trainer.is_finite()):
+            raise ValueError(f"[lm] training has failed by update {trainer.update}: lr {rate:g} may be too high")
         if saves or trainer.update % (evaluate_every or save_every) == 0:
             if valid is not None:
                 line["valid"] = round(trainer.evaluate(valid, streams), 4)
             if saves:
                 trainer.save(folder / "last.safetensors")
             if first:
-                with open(log, "a") as file:
-                    file.write(json.dumps(line) + "\n")
+                _append(log, line)
         if first:
             report(line)
+
+
+def _append(log: Path, line: dict[str, Any]) -> None:
+    try:
+        with open(log, "a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise OSError(f"[lm] {log} could not be written: {error}") from error
 
 
 def _cut(log: Path, update: int) -> float:
     """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    lines = log.read_text().splitlines() if log.exists() else []
-    kept = [line for line in lines if json.loads(line)["update"] <= update]
-    write_whole(log, "".join(f"{line}\n" for line in kept).encode())
-    return float(json.loads(kept[-1])["seconds"]) if kept else 0.0
+    kept = []
+    for line in log.read_text().splitlines() if log.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full
+            kept.append(json.loads(line))
+    kept = [entry for entry in kept if entry["update"] <= update]
+    write_whole(log, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
+    return float(kept[-1]["seconds"]) if kept else 0.0

@@ -60,9 +60,8 @@ __device__ inline int4 tile_at(const ManyProduct& p, int index) {
   if (index >= p.out_tiles * p.token_tiles) return {-1, 0, 0, 0};
   const int size = p.group * p.out_tiles, group = index / size, in_group = index % size;
   const int tokens = min(p.group, p.token_tiles - group * p.group);
-  const int out = p.tables.order[in_group / tokens];
-  const int2 range = p.tables.ranges[out];
-  return {out, group * p.group + in_group % tokens, range.x, range.y};
+  const ManyTile tile = p.tables.tiles[in_group / tokens];
+  return {tile.outputs, group * p.group + in_group % tokens, tile.first, tile.last};
 }
 
 // One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
@@ -79,7 +78,7 @@ __device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) 
   }
 }
 
-// A feeding warp. K::load(...) arrives at a stage's barrier with the bytes it expects and starts the copies.
+// A feeding warp. K::load(...) starts the copies of a stage and returns their bytes.
 template <class K>
 class ManyFeeder {
   // So that its own last record shows that the stage's data before the last came: then parity tells the last.
@@ -146,10 +145,12 @@ class ManyFeeder {
       note.w = flag;
       ptx::mbarrier_wait(full, phase_ ^ 1);
       ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
+      // Copies are started first, and announced behind the note.
+      uint32_t bytes = 0;
+      if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tile_, ring_ + stage_ * K::kStageBytes, full);
       ptx::st_shared_16(shared_address(&shared_.notes[stage_]), note);
       shared_.tiles[stage_] = held_tile_;
-      if (held_.chunk < 0) ptx::mbarrier_arrive(full);
-      else K::load(p_, maps_, held_, held_tile_, ring_ + stage_ * K::kStageBytes, full);
+      ptx::mbarrier_arrive_expect(full, bytes);
     }
     __syncwarp();
     if (++turn_ == kFeeders) turn_ = 0;

@@ -1,7 +1,7 @@
 // dW[i] = gate_i dy_out^T x_in for many tokens: outputs are wgmma's rows, inputs its columns, tokens the depth.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
-//   tables    two small kernels in front list units: up to 256 inputs, twice, of cells whose dy is the same
+//   tables    one or two small kernels in front list units: up to 256 inputs, twice, of cells whose dy is the same
 //   grid      one thread block an SM. Units in turn, so that all are at the same tokens at the same time; those beyond
 //             the last whole round are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
 //   load      four warps share the boxes of each step: [64 tokens, 64 outputs] of dy and [64 tokens, 32 or 64 inputs]

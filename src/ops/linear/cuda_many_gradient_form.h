@@ -36,7 +36,7 @@ struct GradientKernel {
   static constexpr bool first = Order == XOrder::features;
   static constexpr ManyGradientForm form = gradient_form_of(B);
   // Of a step: a box costs as much as its bytes do. b = 128, .25, 14336 x 4096, n = 8192: 64 tokens 408 us, 32 435 (one
-  // feeding warp: 408, 524); b = 64, whose stages would be three of 72 KB: 542, 509.
+  // feeding warp: 408, 524); b = 64, whose stages would be three of 72 KB: 559, 517.
   static constexpr int kTokens = first || B != 64 ? 64 : 32;
   static constexpr int kFeeders = 4;  // warps
   static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kDyBoxes = form.strip_outputs / 64;

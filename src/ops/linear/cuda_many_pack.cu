@@ -4,13 +4,14 @@
 #include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/movmatrix.h"
+#include "cuda/turn_quad.h"
 #include "ops/linear/cuda_many_walk.h"
 
 namespace blocksparse::linear {
 namespace {
 
 constexpr int kPackThreads = 256;
-constexpr int kAtOnce = 8;  // matrices that a warp has under way
+constexpr int kAtOnce = 2;  // times four matrices that a warp has under way
 
 struct ManyPack {
   const ManySource* sources;
@@ -40,44 +41,65 @@ __device__ uint32_t load_pair(const uint16_t* from, bool aligned) {
   return from[0] | static_cast<uint32_t>(from[1]) << 16;
 }
 
-// Cells are core matrices of 8 outputs x 8 inputs, one behind the other. A lane has row lane / 4, elements 2 (lane % 4)
-// and the next, which movmatrix turns.
+// 16 bytes of W.
+__device__ void load_vector(const uint16_t* from, bool aligned, uint32_t (&words)[4]) {
+  if (aligned) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = load_pair(from + 2 * i, false);
+}
+
+// Cells are core matrices of 8 outputs x 8 inputs, one behind the other. Four lanes have the same row of four matrices
+// that lie side by side in W: 512 bytes of it a warp, and rows of 16 bytes go to their matrices.
 template <ManyKind Kind, int B>
 __global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant__ ManyPack p) {
   constexpr ManyForm form = form_of(Kind);
   constexpr int kRows = form.slot_outputs / 8, kMatrices = kRows * form.cell_inputs / 8;
-  constexpr int kColumns = form.cell_inputs / B, kIds = form.slot_outputs / B * kColumns;
+  constexpr int kColumns = form.cell_inputs / B, kSide = B / 8, kOfBlock = kSide * kSide;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4, pair = lane % 4 * 2;
-  const int64_t first = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) / 32 * kAtOnce;
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4;
+  const int64_t first = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) / 32 * (4 * kAtOnce) + lane % 4;
   ManySource sources[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int64_t cell = (first + i) / kMatrices;
-    const int matrix = static_cast<int>((first + i) % kMatrices), out = matrix % kRows * 8, in = matrix / kRows * 8;
+    const int64_t matrix = first + 4 * i;  // in the order of the cell's blocks, and of W in each
     sources[i] = {kNoCell, 0};
-    if (cell < p.cells) sources[i] = p.sources[cell * kIds + out / B * kColumns + in / B];
+    if (matrix < p.cells * kMatrices) sources[i] = p.sources[matrix / kOfBlock];
   }
-  uint32_t words[kAtOnce];
+  uint32_t words[kAtOnce][4] = {};
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int matrix = static_cast<int>((first + i) % kMatrices), out = matrix % kRows * 8 % B,
-              in = matrix / kRows * 8 % B;
-    const int at = p.by_in ? (in + row) * B + out + pair : (out + row) * B + in + pair;
-    words[i] = 0;
     if (sources[i].weight < 0) continue;
-    words[i] = load_pair(p.w + int64_t{sources[i].weight} * (B * B) + at, p.w_aligned);
+    const int of_block = static_cast<int>((first + 4 * i) % kOfBlock);
+    const int at = (of_block / kSide * 8 + row) * B + of_block % kSide * 8;
+    load_vector(p.w + int64_t{sources[i].weight} * (B * B) + at, p.w_aligned, words[i]);
   }
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int in = static_cast<int>((first + i) % kMatrices) / kRows * 8 % B;
-    uint32_t word = p.by_in ? ptx::movmatrix_trans(words[i]) : words[i];
-    if (sources[i].weight >= 0) word = gated(word, p.gates, sources[i].weight, p.bf16);
-    const int64_t inside = p.inputs - int64_t{sources[i].from} * B - in - pair;
-    if (inside < 2) word = inside < 1 ? 0 : word & 0xffff;  // W may hold anything beyond the edge
+    if (p.by_in) {
+      cuda::turn_quad(words[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) words[i][k] = ptx::movmatrix_trans(words[i][k]);
+      cuda::turn_quad(words[i]);
+    }
     if (sources[i].weight == kNoCell) continue;
-    *reinterpret_cast<uint32_t*>(p.to + (first + i) * 128 + lane * 4) = word;
+    const auto in_cell = static_cast<int>((first + 4 * i) % kMatrices);
+    const int block = in_cell / kOfBlock, up = in_cell % kOfBlock / kSide, along = in_cell % kSide;
+    const int in = p.by_in ? up : along, out = p.by_in ? along : up;
+    const int64_t inside = p.inputs - int64_t{sources[i].from} * B - 8 * in;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint32_t& word = words[i][k];
+      if (sources[i].weight >= 0) word = gated(word, p.gates, sources[i].weight, p.bf16);
+      if (inside < 2 * k + 2) word = inside < 2 * k + 1 ? 0 : word & 0xffff;  // W may hold anything beyond the edge
+    }
+    const int place = (block % kColumns * kSide + in) * kRows + block / kColumns * kSide + out;
+    *reinterpret_cast<uint4*>(p.to + ((first + 4 * i) / kMatrices * kMatrices + place) * 128 + row * 16) = {
+        words[i][0], words[i][1], words[i][2], words[i][3]};
   }
 }
 
@@ -159,13 +181,13 @@ Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const Devic
                       .w = static_cast<const uint16_t*>(w.w),
                       .gates = w.gates,
                       .bf16 = w.dtype == DType::bf16,
-                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 4 == 0,
+                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 16 == 0,
                       .to = to.cells,
                       .cells = plan.cells,
                       .inputs = p.inputs,
                       .by_in = p.by_in};
   return with_pack_kernel(plan.kind, p.block, [&](auto kernel) {
-    constexpr int64_t kBytes = int64_t{128} * kAtOnce * kPackThreads / 32;  // of a thread block
+    constexpr int64_t kBytes = int64_t{128} * 4 * kAtOnce * kPackThreads / 32;  // of a thread block
     return cuda::launch(
         {.blocks = std::max<int64_t>(1, (plan.cells * form_of(plan.kind).cell_bytes() + kBytes - 1) / kBytes),
          .threads = kPackThreads,

@@ -32,12 +32,12 @@ struct ManyTokens {
   static constexpr uint32_t kPartMask = (1u << form.part_bits()) - 1;
   static_assert(kStages <= kMostStages && form.part_bits() <= 16 && kSlots * kOutputs == kBox && kHalves == 2);
 
-  __device__ static void load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile, uint32_t stage,
-                              uint32_t full) {
+  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile,
+                                  uint32_t stage, uint32_t full) {
     const auto bytes = static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
-    ptx::mbarrier_arrive_expect(full, kXBytes + bytes);
     load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     ptx::load_bulk(stage + kXBytes, p.tables.cells + int64_t{r.c} * form.cell_bytes(), bytes, full);
+    return kXBytes + bytes;
   }
   // {bits, bits, cells in front of each part's in a byte each, -}
   __device__ static int4 note(const ManyRecord& r) {

@@ -8,8 +8,8 @@
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kWalkThreads = 256;
-constexpr int kWarps = kWalkThreads / 32;
+// A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
+constexpr int walk_threads(ManyKind kind) { return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024; }
 constexpr int kMostTileRows = 32;  // of blocks
 
 struct ManyWalk {
@@ -30,10 +30,11 @@ template <ManyKind Kind>
 struct TileMap {
   static constexpr ManyForm form = form_of(Kind);
   static constexpr bool direct = Kind == ManyKind::direct;
+  static constexpr int threads = walk_threads(Kind);
   int32_t row_start[kMostTileRows + 1];
   uint32_t low[kMostChunks], high[kMostChunks];  // bits of the cells; direct: the blocks of both strips
   int32_t cells_before[kMostChunks];
-  int2 of_warp[kWarps];  // cells and records
+  int2 of_warp[threads / 32];  // cells and records
 
   __device__ uint64_t mask(int chunk) const { return static_cast<uint64_t>(high[chunk]) << 32 | low[chunk]; }
   __device__ int cells(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
@@ -72,10 +73,10 @@ __device__ int row_of(const ManyWalk& p, const TileMap<Kind>& map, int ref) {
 template <ManyKind Kind>
 __device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
   const auto thread = static_cast<int>(threadIdx.x);
-  for (int c = thread; c < p.chunks; c += kWalkThreads) map.low[c] = map.high[c] = map.direct ? ~0u : 0;
+  for (int c = thread; c < p.chunks; c += map.threads) map.low[c] = map.high[c] = map.direct ? ~0u : 0;
   __syncthreads();
   const int end = map.row_start[p.tile_rows];
-  for (int i = map.row_start[0] + thread; i < end; i += kWalkThreads) {
+  for (int i = map.row_start[0] + thread; i < end; i += map.threads) {
     const BlockRef ref = p.walk.refs[i];
     if (!p.counts(ref)) continue;
     const int row = row_of(p, map, i);
@@ -109,7 +110,7 @@ __device__ int2 count_before(const ManyWalk& p, TileMap<Kind>& map, int first, i
   __syncthreads();
   int2 before{sum.x - mine.x, sum.y - mine.y};
   int all = 0;
-  for (int warp = 0; warp < kWarps; ++warp) {
+  for (int warp = 0; warp < map.threads / 32; ++warp) {
     const int2 of = map.of_warp[warp];
     if (warp < thread / 32) before.x += of.x, before.y += of.y;
     all += of.x;
@@ -148,17 +149,28 @@ __device__ int write_records(const ManyWalk& p, const TileMap<Kind>& map, int fi
   return at;
 }
 
+// Blocks of a tile, and of the one whose number is the thread's: asked for long before rank_of() needs them.
+struct TileLengths {
+  int mine, other;
+
+  __device__ static int of(const ManyWalk& p, int tile) {
+    return p.walk.starts[min((tile + 1) * p.tile_rows, p.rows)] - p.walk.starts[tile * p.tile_rows];
+  }
+  __device__ TileLengths(const ManyWalk& p, int tile) : mine(of(p, tile)), other(of_thread(p, 0)) {}
+  __device__ static int of_thread(const ManyWalk& p, int first) {
+    const int tile = first + static_cast<int>(threadIdx.x);
+    return tile < p.tiles ? of(p, tile) : -1;
+  }
+};
+
 // Place of a tile in the order: how many are longer. All threads.
-__device__ int rank_of(const ManyWalk& p, int tile) {
-  const auto length = [&](int t) {
-    return p.walk.starts[min((t + 1) * p.tile_rows, p.rows)] - p.walk.starts[t * p.tile_rows];
-  };
-  const int mine = length(tile);
+template <int Threads>
+__device__ int rank_of(const ManyWalk& p, const TileLengths& lengths, int tile) {
   int rank = 0;
-  for (int first = 0; first < p.tiles; first += kWalkThreads) {
+  for (int first = 0; first < p.tiles; first += Threads) {
     const int t = first + static_cast<int>(threadIdx.x);
-    const int other = t < p.tiles ? length(t) : -1;
-    rank += __syncthreads_count(other > mine || (other == mine && t < tile));
+    const int other = first == 0 ? lengths.other : TileLengths::of_thread(p, first);
+    rank += __syncthreads_count(other > lengths.mine || (other == lengths.mine && t < tile));
   }
   return rank;
 }
@@ -171,11 +183,11 @@ __device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int c
   const int columns = form.cell_inputs >> p.block_shift, ids = (form.slot_outputs >> p.block_shift) * columns;
   ManySource* sources = p.to.sources + int64_t{first_cell} * ids;
   if (ids > 1 || p.gates != nullptr) {
-    for (int i = thread; i < room * ids; i += kWalkThreads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
+    for (int i = thread; i < room * ids; i += map.threads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
     __syncthreads();
   }
   const int last = map.row_start[p.tile_rows];
-  for (int i = map.row_start[0] + thread; i < last; i += kWalkThreads) {
+  for (int i = map.row_start[0] + thread; i < last; i += map.threads) {
     const BlockRef ref = p.walk.refs[i];
     if (!p.counts(ref)) continue;
     const CellPlace<Kind> at(p, row_of(p, map, i), ref.from);
@@ -185,7 +197,7 @@ __device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int c
 }
 
 template <ManyKind Kind>
-__global__ void __launch_bounds__(kWalkThreads) many_walk(const __grid_constant__ ManyWalk p) {
+__global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_constant__ ManyWalk p) {
   __shared__ TileMap<Kind> map;
   // All in front is complete before anything behind begins: see cuda_few_pack.cu.
   ptx::griddepcontrol_wait();
@@ -193,9 +205,10 @@ __global__ void __launch_bounds__(kWalkThreads) many_walk(const __grid_constant_
   const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
   const int first_row = tile * p.tile_rows;
   if (thread <= p.tile_rows) map.row_start[thread] = p.walk.starts[min(first_row + thread, p.rows)];
+  const TileLengths lengths(p, tile);
   __syncthreads();
   map_blocks<Kind>(p, map);
-  const int each = (p.chunks + kWalkThreads - 1) / kWalkThreads;
+  const int each = (p.chunks + map.threads - 1) / map.threads;
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
   const int2 counts = count_before<Kind>(p, map, first, last);
   // As many as the tile has blocks, or, where W is filled up, chunks.
@@ -205,9 +218,8 @@ __global__ void __launch_bounds__(kWalkThreads) many_walk(const __grid_constant_
   const int first_record = kFilled ? tile * p.chunks : blocks_before;
   const int first_cell = kFilled ? tile * p.chunks * form.slots : blocks_before;
   const int end = write_records<Kind>(p, map, first, last, first_record + counts.x, first_cell);
-  if (thread == kWalkThreads - 1) p.to.ranges[tile] = {first_record, end};
-  const int rank = rank_of(p, tile);
-  if (thread == 0) p.to.order[rank] = tile;
+  const int rank = rank_of<walk_threads(Kind)>(p, lengths, tile);
+  if (thread == map.threads - 1) p.to.tiles[rank] = {tile, first_record, end, 0};
   if (tile == 0 && thread == 0) *p.to.counter = 0;
   if constexpr (Kind != ManyKind::direct) {
     const int room = kFilled ? p.chunks * form.slots : map.row_start[p.tile_rows] - map.row_start[0];
@@ -243,9 +255,11 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
                       .tiles = tiles,
                       .chunks = static_cast<int32_t>(plan.chunks)};
   return with_many_walk(plan.kind, [&](auto kernel) {
-    return cuda::launch(
-        {.blocks = tiles, .threads = kWalkThreads, .stream = static_cast<cudaStream_t>(call.stream), .overlap = true},
-        kernel, args);
+    return cuda::launch({.blocks = tiles,
+                         .threads = walk_threads(plan.kind),
+                         .stream = static_cast<cudaStream_t>(call.stream),
+                         .overlap = true},
+                        kernel, args);
   });
 }
 

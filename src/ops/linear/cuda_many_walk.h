@@ -22,6 +22,13 @@ struct alignas(16) ManyRecord {
   int32_t a, b, c;
 };
 
+// A tile of outputs and its records.
+struct alignas(16) ManyTile {
+  int32_t outputs;  // the tile
+  int32_t first, last;
+  int32_t reserved;
+};
+
 // The block that a cell, or a part of one of b x b, is a copy of.
 struct ManySource {
   int32_t weight;
@@ -32,8 +39,7 @@ inline constexpr int32_t kNoCell = -2;  // nothing walks it
 
 struct ManyTables {
   ManyRecord* records;
-  int2* ranges;         // [tiles] of records: first, last
-  int32_t* order;       // [tiles] longest first
+  ManyTile* tiles;      // longest first
   int32_t* counter;     // tiles that were handed out beyond the first of each thread block
   ManySource* sources;  // [cells][outputs / b][inputs / b]
   char* cells;          // [cells][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
@@ -44,8 +50,7 @@ inline ManyTables many_tables(const ManyPlan& plan, int32_t block, void* workspa
   auto* base = static_cast<char*>(workspace);
   const ManyPlaces at = many_places(plan, block);
   return {.records = reinterpret_cast<ManyRecord*>(base + at.records),
-          .ranges = reinterpret_cast<int2*>(base + at.ranges),
-          .order = reinterpret_cast<int32_t*>(base + at.order),
+          .tiles = reinterpret_cast<ManyTile*>(base + at.tiles),
           .counter = reinterpret_cast<int32_t*>(base + at.counter),
           .sources = reinterpret_cast<ManySource*>(base + at.sources),
           .cells = base + at.cells,

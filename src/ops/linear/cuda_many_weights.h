@@ -36,11 +36,11 @@ struct ManyWeights {
 
   __device__ static ManyRecord no_record() { return {-1, direct ? -1 : 0, direct ? -1 : 0, 0}; }
 
-  __device__ static void load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile, uint32_t stage,
-                              uint32_t full) {
-    ptx::mbarrier_arrive_expect(full, kXBytes + weight_bytes(r));
+  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile,
+                                  uint32_t stage, uint32_t full) {
     load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
     load_weights(p, maps, r, stage + kXBytes, full);
+    return kXBytes + weight_bytes(r);
   }
   __device__ static uint32_t weight_bytes(const ManyRecord& r) {
     const int cells = direct ? (r.a >= 0) + (r.b >= 0) : __popc(r.a);

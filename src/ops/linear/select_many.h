@@ -64,7 +64,7 @@ bool many_pays(const CudaProblem& p);
 
 // Where the tables and the copy of W lie in the workspace, in bytes.
 struct ManyPlaces {
-  int64_t records, ranges, order, counter, sources, cells, copy, end;
+  int64_t records, tiles, counter, sources, cells, copy, end;
 };
 ManyPlaces many_places(const ManyPlan& plan, int32_t block);
 
