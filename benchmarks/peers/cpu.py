@@ -1,4 +1,4 @@
-"""Adds the libraries that are called from Python to a file of results: PyTorch's dense and BSR products, SciPy's BSR.
+"""Adds what is called from Python to a file of results: PyTorch's dense and BSR products, SciPy's BSR, TACO's kernels.
 
 python benchmarks/peers/cpu.py benchmarks/results/2026-11-21-amd-epyc-avx2.jsonl [--filter "n=64"]
 
@@ -33,6 +33,7 @@ from common import (
     torch_dense,
 )
 from scipy.sparse import bsr_array
+from taco import taco
 
 import blocksparse
 from blocksparse import numpy as bsn
@@ -73,7 +74,7 @@ def scipy_bsr(data: Data, rotate: int) -> Contender:
     return Contender(lambda i: np.ascontiguousarray((weights[i] @ given).T), len(weights))
 
 
-CONTENDERS = (blocksparse_numpy, blocksparse_torch, torch_dense, torch_bsr, scipy_bsr)
+CONTENDERS = (blocksparse_numpy, blocksparse_torch, torch_dense, torch_bsr, scipy_bsr, taco)
 
 
 def sample(contender: Contender, calls: int, rotate: bool) -> float:

@@ -63,7 +63,8 @@ RowWalk walk_of(const LayoutView& view, bool by_in) {
   const auto& at = by_in ? s.by_in : s.by_out;
   const auto& count = by_in ? h.by_in : h.by_out;
   return {section<Piece>(view, at.pieces, count.pieces), section<BlockRef>(view, at.refs, h.blocks),
-          section<Split>(view, at.splits, count.splits), count.slots};
+          section<Split>(view, at.splits, count.splits), count.slots,
+          section<int32_t>(view, at.starts, (by_in ? h.in_blocks : h.out_blocks) + 1)};
 }
 
 std::span<const int32_t> out_of(const LayoutView& view) {

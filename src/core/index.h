@@ -57,7 +57,8 @@ struct RowWalk {
   std::span<const Piece> pieces;  // rows of most slices first, then the longest, so that the last wave is short
   std::span<const BlockRef> refs;
   std::span<const Split> splits;
-  int32_t slots = 0;  // slices over all split rows
+  int32_t slots = 0;                // slices over all split rows
+  std::span<const int32_t> starts;  // row r has refs[starts[r]] to refs[starts[r + 1] - 1]
   std::span<const BlockRef> of(const Piece& p) const {
     return refs.subspan(static_cast<size_t>(p.first), static_cast<size_t>(p.last - p.first));
   }

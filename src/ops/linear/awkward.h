@@ -79,6 +79,23 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f64 n=5 b=16 random(9,16,0.06) seed=57 t dgates threads=2",
     "linear:wgrad f32 n=65 b=64 random(8,8,0.06) seed=58 gates",
     "linear:wgrad f32 n=200 b=16 random(9,8,0.4) seed=67 gates dgates accumulate",
+    // Features-last with blocks of some vectors, no gates: vectors along outputs on the CPU.
+    "linear:fprop f32 n=16 b=32 random(5,6,0.5) seed=71 out=150 in=181 pad=3 offset=1",
+    "linear:fprop f32 n=75 b=64 random(6,5,0.5) seed=72 bias residual act=gelu empty_row=2",
+    "linear:fprop f32 n=150 b=128 random(4,4,0.6) seed=73 in=500 out=511",
+    "linear:dgrad f32 n=131 b=128 random(3,4,0.6) seed=74 in=400 out=300 pad=1 empty_col=1",
+    "linear:dgrad f32 n=29 b=64 random(7,6,0.4) seed=75 t",
+    "linear:dgrad f32 n=300 b=32 ba(60,4) seed=76 threads=2",
+    "linear:fprop f32 n=140 b=16 dense(2,80) seed=77 bias act=relu threads=2",
+    "linear:fprop bf16 n=75 b=32 random(6,6,0.5) seed=78 out=170 in=190 bias act=silu",
+    "linear:dgrad bf16 n=131 b=64 random(5,6,0.5) seed=79 pad=2 offset=1",
+    "linear:dgrad bf16 n=40 b=128 ba(40,2) seed=80 threads=2",
+    "linear:fprop bf16 n=33 b=32 random(5,5,0.5) seed=81 in=159",
+    // wgrad whose features-first dy lies where it is, with blocks of x that nobody reads.
+    "linear:wgrad f32 n=100 b=64 random(6,9,0.08) seed=82 x=first y=first dgates gates",
+    "linear:wgrad f32 n=1100 b=32 random(5,7,0.2) seed=83 x=first y=first in=213 accumulate",
+    "linear:wgrad f64 n=37 b=16 random(9,9,0.1) seed=84 y=first pad=3 offset=1",
+    "linear:wgrad f32 n=70 b=32 random(5,7,0.2) seed=85 x=first y=first out=150",
     // Small whole numbers: sums are exact, so every bit must agree.
     "linear:fprop f32 n=40 b=8 random(12,12,0.4) seed=60 values=int bias gates",
     "linear:fprop bf16 n=40 b=8 random(4,4,0.4) seed=61 values=int residual act=relu",

@@ -1,6 +1,7 @@
 // Drives the CPU kernels: divides a call into rounds of tokens, spreads packing and multiplying over threads.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/text.h"
@@ -84,7 +85,7 @@ class Round {
   }
 
  private:
-  int64_t first_packed() const { return a_.direct ? a_.n / kernel_.lanes : 0; }
+  int64_t first_packed() const { return a_.along_outputs ? vectors_ : a_.direct ? a_.n / kernel_.lanes : 0; }
 
   // Token groups outermost: their panels stay in the cache.
   void for_each(Range vectors, int64_t group_vectors, int64_t items,
@@ -113,9 +114,49 @@ class Round {
   int64_t vectors_;
 };
 
-void run_few(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads) {
-  parallel_for(threads, static_cast<int64_t>(walk.pieces.size()), [&](int64_t piece) { kernel.few(a, piece); });
-  parallel_for(threads, static_cast<int64_t>(walk.splits.size()), [&](int64_t split) { kernel.combine_few(a, split); });
+// How many rows come before `task` of `tasks`, each of which has about as many blocks and rows.
+int64_t rows_before(const RowWalk& walk, int64_t rows, int64_t task, int64_t tasks) {
+  const auto work = [&](int64_t row) { return walk.starts[static_cast<size_t>(row)] + row; };
+  int64_t low = 0, high = rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (work(middle) * tasks < work(rows) * task) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// One token: rows of W as they follow one another, but for those of several slices, so that a row is fetched while the
+// one before it is used.
+void run_rows_in_order(const ProductKernel& kernel, ProductArgs a, const RowWalk& walk, Range rows) {
+  int32_t cut = INT32_MAX;  // all rows of so many blocks have slices
+  for (const Split& split : walk.splits) {
+    const auto row = static_cast<size_t>(split.to);
+    cut = std::min(cut, walk.starts[row + 1] - walk.starts[row]);
+  }
+  for (auto row = static_cast<int32_t>(rows.first); row < rows.last; ++row) {
+    const auto at = static_cast<size_t>(row);
+    const Piece piece{.to = row, .first = walk.starts[at], .last = walk.starts[at + 1], .slot = -1};
+    if (piece.last - piece.first >= cut) continue;
+    a.pieces = &piece;
+    kernel.few(a, 0);
+  }
+}
+
+void run_few(const ProductKernel& kernel, ProductArgs a, const RowWalk& walk, int32_t threads) {
+  const auto splits = static_cast<int64_t>(walk.splits.size()), pieces = static_cast<int64_t>(walk.pieces.size());
+  if (a.n > 1) {
+    parallel_for(threads, pieces, [&](int64_t piece) { kernel.few(a, piece); });
+  } else {
+    a.refs_in_order = static_cast<int64_t>(walk.refs.size());
+    parallel_for(threads, walk.slots, [&](int64_t piece) { kernel.few(a, piece); });  // slices come first
+    const int64_t tasks = threads == 1 ? 1 : 4 * threads, rows = static_cast<int64_t>(walk.starts.size()) - 1;
+    parallel_for(threads, tasks, [&](int64_t task) {
+      run_rows_in_order(kernel, a, walk,
+                        {rows_before(walk, rows, task, tasks), rows_before(walk, rows, task + 1, tasks)});
+    });
+  }
+  parallel_for(threads, splits, [&](int64_t split) { kernel.combine_few(a, split); });
 }
 
 // A position in the sequence of all tokens of all pairs.
@@ -173,6 +214,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .outputs = p.y.features,
                     .x_token = p.x.token_stride,
                     .x_feature = p.x.feature_stride,
+                    .along_outputs = runs_along_outputs(p, kernel->along_outputs),
                     .direct = plan.direct,
                     .panels = carver.take(plan.panel_bytes),
                     .w = p.w,
@@ -188,7 +230,8 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .refs = walk.refs.data(),
                     .splits = walk.splits.data(),
                     .partial = carver.take(plan.partial_bytes)};
-  if (plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 && p.y.token_stride != 1) {
+  if (!whole.along_outputs && plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 &&
+      p.y.token_stride != 1) {
     whole.staged = carver.take(plan.staged_bytes);
     whole.staged_outputs = ceil_div(p.y.features, kStagedOutputs) * kStagedOutputs;
   }
@@ -200,11 +243,13 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
     run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
     return {};
   }
+  const int64_t group = whole.along_outputs ? group_along_outputs(p.x.features * size_of(p.dtype)) : plan.group;
+  const bool packs = !whole.along_outputs && !plan.direct;
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
     const int64_t alone = group_of_thread({.tokens = tokens,
-                                           .group = plan.group,
-                                           .smallest = kernel->by_token || plan.direct ? plan.group : plan.group / 2,
+                                           .group = group,
+                                           .smallest = kernel->by_token || !packs ? group : group / 2,
                                            .weight_bytes = weight_bytes,
                                            .threads = threads});
     ProductArgs a = args_of_round(p, whole, token, tokens);
@@ -214,7 +259,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
     a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
     const Round round(*kernel, a, walk, threads);
     if (alone > 0 && fits) round.by_group(alone);
-    else round.by_piece(plan.group);
+    else round.by_piece(group);
   }
   return {};
 }
@@ -264,7 +309,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   };
   if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
     const GradTerm term = g.term(0);
-    a.direct = true;
+    a.direct = a.dy_direct = true;
     a.x_token = term.x.token_stride;
     a.dy_token = term.dy.token_stride;
     a.sums = nullptr;
@@ -277,6 +322,12 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     }
     return {};
   }
+  const bool dy_in_place = reads_dy_in_place(g);
+  if (dy_in_place) {
+    a.dy_direct = true;
+    a.dy_token = g.term(0).dy.token_stride;
+    a.dy_feature = g.term(0).dy.feature_stride;
+  }
   Position at = advance(g, {}, 0);
   for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
     a.n = std::min(plan.round, n - token);
@@ -284,10 +335,13 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     a.accumulate_gates = g.accumulate || token > 0;
     a.add_sums = token > 0;
     a.keep_sums = a.sums != nullptr && token + plan.round < n;
-    parallel_for(threads, a.n > 0 ? in_slices + out_slices : 0, [&](int64_t task) {
+    if (dy_in_place) a.dy_panels = advance(g.term(0).dy.data, token * a.dy_token, g.dtype);
+    const int64_t slices = in_slices + (dy_in_place ? 0 : out_slices);
+    parallel_for(threads, a.n > 0 ? slices : 0, [&](int64_t task) {
       const bool of_x = task < in_slices;
       const RowsToPack rows{.features = of_x ? in_features : out_features,
                             .block = block,
+                            .starts = walk_of(g.layout, of_x).starts.data(),
                             .panels = of_x ? x_panels : dy_panels,
                             .round = plan.round};
       if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });

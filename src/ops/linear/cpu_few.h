@@ -61,20 +61,16 @@ struct FewBlock {
   bool skipped(const ProductArgs& a) const { return a.gates != nullptr && gate == typename C::S{0}; }
 };
 
-// Whether W is asked for ahead. Zen 5, 10 %, from memory: 1024 x 1024, one token, b = 8, fprop 63 us to 27, dgrad 72 to
-// 25; 4096 x 4096 897 to 571, 1077 to 614; 4 tokens, b = 32 66 to 24 (hot 12 to 16). With one token and b >= 32 the
-// hardware follows by itself: 30 to 24, but 394 to 403.
-inline bool asks_ahead(const ProductArgs& a) { return a.n > 1 || a.block <= 16; }
-
-// Each block of a list asks for a strip's share of the one at the same place of the list that comes next, which is as
-// long or shorter: they are sorted.
+// Several tokens, or rows with slices: each block of a list asks for a strip's share of the one at the same place of
+// the list that comes next, which is as long or shorter: they are sorted. Zen 5, 10 % of 1024 x 1024, from memory: 4
+// tokens, b = 32 66 us to 24 (hot 12 to 16).
 class FewAhead {
  public:
   template <class C>
   static FewAhead make(const ProductArgs& a, const Piece& piece, int64_t token, int strip, int width) {
     const Piece* next = &piece + 1;
     FewAhead ahead;
-    if (token > 0 || !asks_ahead(a) || next >= a.pieces + a.piece_count || next->first == next->last) return ahead;
+    if (token > 0 || next >= a.pieces + a.piece_count || next->first == next->last) return ahead;
     const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T));
     ahead.refs_ = a.refs + next->first;
     ahead.last_ = next->last - next->first - 1;
@@ -96,17 +92,40 @@ class FewAhead {
   int64_t bytes_ = 0, block_ = 0;
 };
 
+// One token, rows in the order of refs: the first strip of a block asks for all of what comes 4 KB later. In fprop that
+// is one stream, which the hardware then follows; strips of 8 rows that ask for their own share are not, nor is every
+// other line. In dgrad blocks lie anywhere; of large ones a fourth of the lines starts the hardware. Zen 5, 10 % of
+// 1024 x 1024, from memory, against the longest rows first, whose blocks of up to 16 asked for the next row's: fprop b
+// = 8, 16, 32, 64 24 us to 15, 19 to 15, 27 to 14, 24 to 17, dgrad 23 to 21, 18 to 20, 23 to 20, 18 to 18; 4096 x 4096,
+// b = 32 336 to 256, 339 to 270. In cache b = 8 5.6 to 4.7, b = 32 and 64 4.3 to 5.2.
+template <class C>
+BS_INLINE void ask_in_order(const ProductArgs& a, int32_t i, int64_t b) {
+  constexpr int64_t kLater = 4 << 10;
+  if (a.refs_in_order == 0) return;
+  const int64_t block = b * b * static_cast<int64_t>(sizeof(typename C::T));
+  const auto* w = static_cast<const char*>(a.w);
+  if (!a.by_in) {
+    w += a.refs[i].weight * block + kLater;
+    for (int64_t byte = 0; byte < block; byte += 64) __builtin_prefetch(w + byte);
+    return;
+  }
+  const int64_t later = block < kLater ? kLater / block : 1;
+  w += a.refs[least<int64_t>(i + later, a.refs_in_order - 1)].weight * block;
+  for (int64_t byte = 0, step = block < kLater ? 64 : 256; byte < block; byte += step) __builtin_prefetch(w + byte);
+}
+
 // sums[t][strip + o] = sum over the list of W(strip + o, k) x(t, k).
 template <class C, int L, int Tokens>
 __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
                                         typename C::S* sums) {
   using S = typename C::S;
   constexpr int O = kSumsInFlight / Tokens;
-  const FewAhead ahead = FewAhead::make<C>(a, piece, token, strip, O);
+  const auto ahead = Tokens > 1 ? FewAhead::make<C>(a, piece, token, strip, O) : FewAhead();
   Vec<S, L> sum[O][Tokens] = {};
   for (int32_t i = piece.first; i < piece.last; ++i) {
     const FewBlock<C> block(a, a.refs[i], token);
-    ahead.ask(i - piece.first);
+    if constexpr (Tokens > 1) ahead.ask(i - piece.first);
+    else if (strip == 0) ask_in_order<C>(a, i, a.block);
     if (block.skipped(a)) continue;
     const auto* w = block.w + strip * a.block;
     auto step = [&](int k, auto load) __attribute__((always_inline)) {
@@ -143,11 +162,12 @@ __attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& pi
                                            typename C::S* sums) {
   using S = typename C::S;
   constexpr int R = kSumsInFlight / (V * Tokens);
-  const FewAhead ahead = FewAhead::make<C>(a, piece, token, strip, V * L);
+  const auto ahead = Tokens > 1 ? FewAhead::make<C>(a, piece, token, strip, V * L) : FewAhead();
   Vec<S, L> sum[R][Tokens][V] = {};
   for (int32_t i = piece.first; i < piece.last; ++i) {
     const FewBlock<C> block(a, a.refs[i], token);
-    ahead.ask(i - piece.first);
+    if constexpr (Tokens > 1) ahead.ask(i - piece.first);
+    else if (strip == 0) ask_in_order<C>(a, i, a.block);
     if (block.skipped(a)) continue;
     auto step = [&](int k, int r) __attribute__((always_inline)) {
       Vec<S, L> wv[V];
@@ -197,10 +217,9 @@ __attribute__((noinline)) void few_eights(const ProductArgs& a, const Piece& pie
                                           typename C::S* sums) {
   using S = typename C::S;
   constexpr int B = kSmallestBlock, L = 2 * B;
-  const FewAhead ahead = FewAhead::make<C>(a, piece, token, 0, B);
   Vec<S, L> sum[B / 2] = {};
   for (int32_t i = piece.first; i < piece.last; ++i) {
-    ahead.ask(i - piece.first);
+    ask_in_order<C>(a, i, B);
     const BlockRef ref = a.refs[i];
     const S gate = gate_of<C>(a, ref.weight);
     if (gate == S{0}) continue;

@@ -30,6 +30,13 @@ struct ProductConfig {
   static constexpr bool narrow = sizeof(T) < sizeof(S);
 };
 
+// The sums of a slice.
+template <class C>
+typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
+  const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
+  return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
+}
+
 // The place of a block of outputs of one token in y, residual and bias.
 template <class C>
 struct Place {

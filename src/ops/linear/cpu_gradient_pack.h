@@ -19,6 +19,10 @@ struct GradientConfig {
   static constexpr bool narrow = sizeof(T) < sizeof(S);
 };
 
+inline bool is_read(const RowsToPack& p, int64_t block) {
+  return p.starts == nullptr || p.starts[block] != p.starts[block + 1];
+}
+
 // Features-last: a few tokens of every block in turn. Rows of x are often a power of two apart, so whole columns of it
 // fight for one set of L1 (64 tokens of width 1024, a block at a time: twice as slow).
 template <class C>
@@ -29,6 +33,7 @@ void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   for (int64_t first = 0; first < p.tokens; first += kTokens) {
     const int64_t last = least(first + kTokens, p.tokens);
     for (int64_t block = first_block; block < last_block; ++block) {
+      if (!is_read(p, block)) continue;
       const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
       const auto* from = static_cast<const typename C::T*>(p.source) + block * p.block;
       S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
@@ -40,10 +45,9 @@ void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
 }
 
 // Features-first.
-template <class C>
-void pack_columns(const RowsToPack& p, int64_t block) {
+template <class C, int kSquare>
+void pack_columns_by(const RowsToPack& p, int64_t block) {
   using S = typename C::S;
-  constexpr int kSquare = C::lanes < 8 ? C::lanes : 8;
   const int64_t feature = block * p.block, features = least<int64_t>(p.block, p.features - feature);
   const auto* from = static_cast<const typename C::T*>(p.source) + feature * p.feature_stride;
   S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
@@ -51,6 +55,13 @@ void pack_columns(const RowsToPack& p, int64_t block) {
     const int64_t rows = least<int64_t>(kSquare, features - f);
     pack_transposed<S, kSquare>(from + f * p.feature_stride, p.feature_stride, rows, p.tokens, panel + f, p.block);
   }
+}
+
+template <class C>
+void pack_columns(const RowsToPack& p, int64_t block) {
+  constexpr int kSquare = C::lanes < 8 ? C::lanes : 8;
+  if (p.block >= C::lanes) pack_columns_by<C, C::lanes>(p, block);
+  else pack_columns_by<C, kSquare>(p, block);
 }
 
 // A row of a panel of pairs: both tokens, or the first and zeros, or (first null) the second beside what is there.
@@ -91,6 +102,7 @@ inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t las
   for (int64_t first = p.first_token; first < end;) {
     const int64_t last = least(first / kTokens * kTokens + kTokens, end);
     for (int64_t block = first_block; block < last_block; ++block) {
+      if (!is_read(p, block)) continue;
       const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
       const auto* from = static_cast<const BFloat16*>(p.source) + block * p.block;
       auto* panel = static_cast<BFloat16Pair*>(p.panels) + block * p.round * p.block;
@@ -136,7 +148,7 @@ constexpr int64_t kPairsAtOnce = 16;  // that a tile holds
 inline void pack_pairs_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   if (p.feature_stride == 1) pack_pair_rows(p, first_block, last_block);
   for (int64_t block = first_block; block < last_block; ++block) {
-    if (p.feature_stride != 1) pack_pair_columns(p, block);
+    if (p.feature_stride != 1 && is_read(p, block)) pack_pair_columns(p, block);
     if (!p.last) continue;
     const int64_t pairs = (p.first_token + p.tokens + 1) / 2, extra = -pairs & (kPairsAtOnce - 1);
     auto* rest = static_cast<BFloat16Pair*>(p.panels) + (block * p.round + pairs) * p.block;
@@ -153,7 +165,9 @@ void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_bl
   } else if (p.feature_stride == 1) {
     pack_rows<C>(p, first_block, last_block);
   } else {
-    for (int64_t block = first_block; block < last_block; ++block) pack_columns<C>(p, block);
+    for (int64_t block = first_block; block < last_block; ++block) {
+      if (is_read(p, block)) pack_columns<C>(p, block);
+    }
   }
 }
 

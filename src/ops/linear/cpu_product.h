@@ -18,6 +18,7 @@
 #include "ops/linear/cpu_ahead.h"
 #include "ops/linear/cpu_few.h"
 #include "ops/linear/cpu_finish.h"
+#include "ops/linear/cpu_outputs.h"
 #include "ops/linear/cpu_product_pack.h"
 #include "ops/linear/cpu_weights.h"
 
@@ -206,12 +207,6 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, c
   }
 }
 
-template <class C>
-typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
-  const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
-  return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
-}
-
 // sums (+)= scale * part
 template <class S, int L>
 void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
@@ -343,6 +338,9 @@ void multiply_piece(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, R
 
 template <class C>
 void multiply(const ProductArgs& a, Range pieces, Range vectors) {
+  if constexpr (kAlongOutputs<C>) {
+    if (a.along_outputs) return multiply_along_outputs<C>(a, pieces, vectors);
+  }
   Ahead<C> ahead(a, pieces);
   for (int64_t p = pieces.first; p < pieces.last; ++p) multiply_piece<C>(a, a.pieces[p], ahead, vectors);
 }
@@ -361,7 +359,8 @@ void combine_split(const ProductArgs& a, int64_t split, Range vectors) {
       }
       store_as<S, L>(sums + i, sum);
     }
-    put_sums<C>(a, s.to, vector, sums);
+    if (a.along_outputs) finish_tokens<C>(a, s.to, vector * L, least<int64_t>(L, a.n - vector * L), sums);
+    else put_sums<C>(a, s.to, vector, sums);
   }
 }
 
@@ -376,8 +375,21 @@ ProductKernel make_product(Isa isa) {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
     else return pack<C>;
   }();
-  return {isa,        C::dtype,         C::tile, C::lanes,       C::by_token, pack_x,  multiply<C>,
-          combine<C>, finish_staged<C>, few<C>,  combine_few<C>, 0,           nullptr, nullptr};
+  return {.isa = isa,
+          .dtype = C::dtype,
+          .tile = C::tile,
+          .lanes = C::lanes,
+          .by_token = C::by_token,
+          .pack = pack_x,
+          .multiply = multiply<C>,
+          .combine = combine<C>,
+          .finish_staged = finish_staged<C>,
+          .few = few<C>,
+          .combine_few = combine_few<C>,
+          .along_outputs = kAlongOutputs<C> ? 2 * C::lanes : 0,
+          .tap_group = 0,
+          .pack_tap_weights = nullptr,
+          .multiply_taps = nullptr};
 }
 
 }  // namespace

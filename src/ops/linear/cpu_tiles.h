@@ -256,8 +256,21 @@ void pack_for_tiles(const ProductArgs& a, int64_t vector, int64_t first_feature,
 
 template <class C>
 ProductKernel make_tile_product(Isa isa) {
-  return {isa,        C::dtype, C::tile, C::lanes,       C::by_token, pack_for_tiles<C>, multiply_by_tiles<C>,
-          combine<C>, nullptr,  few<C>,  combine_few<C>, 0,           nullptr,           nullptr};
+  return {.isa = isa,
+          .dtype = C::dtype,
+          .tile = C::tile,
+          .lanes = C::lanes,
+          .by_token = C::by_token,
+          .pack = pack_for_tiles<C>,
+          .multiply = multiply_by_tiles<C>,
+          .combine = combine<C>,
+          .finish_staged = nullptr,
+          .few = few<C>,
+          .combine_few = combine_few<C>,
+          .along_outputs = 0,
+          .tap_group = 0,
+          .pack_tap_weights = nullptr,
+          .multiply_taps = nullptr};
 }
 
 }  // namespace

@@ -95,7 +95,8 @@ void gradient_strip(const GradientArgs& a, int64_t out, int64_t first_block, int
     if (take > V / 2) gradient_tiles<O, V>(a, dy, x, sums);
     else gradient_tiles<O, V / 2>(a, dy, x, sums);
     float gate_sums[V] = {};
-    store_sums<C, L, kRows>(a, out, columns, take, row, is_plain<C, L>(a, out, columns, take), sums, gate_sums);
+    const bool plain = is_plain<C, L>(a, out, columns, take);
+    store_sums<C, L, kRows>(a, out, columns, take, row, plain, sums, kRows * L, gate_sums);
     for (int v = 0; v < take && a.dgates != nullptr; ++v) {
       static_cast<float*>(a.dgates)[columns[v].block] += gate_sums[v];
     }

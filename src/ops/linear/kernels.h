@@ -12,6 +12,7 @@
 namespace blocksparse::linear {
 
 inline constexpr int64_t kFewTokens = 4;
+inline constexpr int64_t kGroupAlongOutputs = 128;  // tokens, at most
 
 struct Range {
   int64_t first, last;
@@ -33,6 +34,8 @@ struct ProductArgs {
 
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
+  bool along_outputs =
+      false;            // vectors are of outputs, sums of slices [slots][vectors][lanes][block]: nothing is packed
   bool direct = false;  // x is features-first, of the type of sums, and complete vectors are read in place
   // x, packed: Sum [panel_vectors][inputs][lanes], or as the kernel likes it in no more bytes. Vector v, not counting
   // those that are read in place, is the (v % panel_vectors)-th.
@@ -52,6 +55,7 @@ struct ProductArgs {
   const Piece* pieces = nullptr;
   int64_t piece_count = 0;
   const BlockRef* refs = nullptr;
+  int64_t refs_in_order = 0;  // how many there are, where pieces of one token follow one another in them
   const Split* splits = nullptr;
   void* partial = nullptr;  // Sum [slots][vectors][block][lanes]: sums of slices
   // Null, or Sum [staged_vectors][staged_outputs][lanes]: sums of vector v wait at v % staged_vectors for those of all
@@ -109,6 +113,7 @@ struct ProductKernel {
   // The same for up to kFewTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
+  int along_outputs;  // the smallest block whose outputs may be the vectors of features-last x and y; 0: none
   // Convolutions, in groups of so many pixels; null where vectors are of pairs. Their x is packed as for wgrad.
   int tap_group;
   void (*pack_tap_weights)(const TapArgs&, int64_t first_block, int64_t last_block);
@@ -121,7 +126,8 @@ struct RowsToPack {
   int64_t token_stride = 0, feature_stride = 0;
   int64_t tokens = 0, features = 0;
   int32_t block = 0;
-  const int32_t* order = nullptr;  // null, or where the features are; not for pairs
+  const int32_t* order = nullptr;   // null, or where the features are; not for pairs
+  const int32_t* starts = nullptr;  // null, or blocks of features that nobody reads have starts[i] == starts[i + 1]
   void* panels = nullptr;   // Sum [blocks of features][round][block], or pairs of bf16 [..][round, half used][block]
   int64_t round = 0;        // tokens of a panel
   int64_t first_token = 0;  // where in the panel these tokens go
@@ -153,8 +159,9 @@ struct GradientArgs {
   int64_t dy_round = 0;  // and of dy
   const void* x_panels = nullptr;
   const void* dy_panels = nullptr;
-  bool direct = false;  // they are x and dy where they lie: blocks side by side, tokens at these strides
-  int64_t x_token = 0, dy_token = 0;
+  bool direct = false;     // x lies where it is: blocks side by side, tokens at this stride
+  bool dy_direct = false;  // so does dy, or with tokens side by side and features at this stride
+  int64_t x_token = 0, dy_token = 0, dy_feature = 1;
 
   const int32_t* out_of = nullptr;
   const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i

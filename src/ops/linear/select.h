@@ -43,6 +43,11 @@ struct GradientPlan {
   size_t workspace_bytes() const;
 };
 
+// Whether vectors run along outputs of features-last x and y, for blocks of `smallest` (0: none) and more.
+bool runs_along_outputs(const Product& p, int32_t smallest);
+// Tokens that they do at a time, of so many bytes each.
+int64_t group_along_outputs(int64_t token_bytes);
+
 // Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
 int32_t worthwhile_threads(int32_t threads, double flops);
 
@@ -63,5 +68,7 @@ int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
 // Whether wgrad reads x and dy where they lie, with vectors of so many bytes.
 bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
+// Whether it reads features-first dy where it lies, and packs x alone.
+bool reads_dy_in_place(const WeightGradient& g);
 
 }  // namespace blocksparse::linear

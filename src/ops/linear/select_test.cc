@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "blocksparse/blocksparse.h"
 #include "cpu/isa.h"
 #include "ops/linear/kernels.h"
 #include "ops/linear/select.h"
@@ -100,6 +101,44 @@ TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
   p.dtype = DType::f32;
   p.x_features_first = false;
   EXPECT_FALSE(plan_product(p).direct);
+}
+
+Product product_of(const Layout& layout, bool by_in, int64_t n) {
+  const int64_t out = layout.out_features(), in = layout.in_features();
+  const Activations wide{.n = n, .features = in, .token_stride = in, .feature_stride = 1};
+  const Activations made{.n = n, .features = out, .token_stride = out, .feature_stride = 1};
+  Product p;
+  p.layout = layout.view();
+  p.by_in = by_in;
+  p.x = by_in ? made : wide;
+  p.y = by_in ? wide : made;
+  return p;
+}
+
+TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
+  const auto layout = Layout::from_graph("random(32,0.1)", {.block_size = 32}, 0);
+  const auto dense = Layout::from_graph("dense(32)", {.block_size = 32}, 0);
+  ASSERT_TRUE(layout.ok() && dense.ok());
+  const Product fprop = product_of(*layout, false, 64);
+  EXPECT_TRUE(runs_along_outputs(fprop, 32));
+  EXPECT_FALSE(runs_along_outputs(fprop, 64)) << "blocks of one vector";
+  EXPECT_FALSE(runs_along_outputs(fprop, 0)) << "no such kernel";
+  EXPECT_FALSE(runs_along_outputs(product_of(*layout, false, 15), 32));
+  EXPECT_FALSE(runs_along_outputs(product_of(*dense, false, 64), 32)) << "W would be copied for too few tokens";
+  EXPECT_TRUE(runs_along_outputs(product_of(*dense, true, 64), 32)) << "dgrad reads W where it lies";
+  Product other = fprop;
+  other.gates = &other;
+  EXPECT_FALSE(runs_along_outputs(other, 32));
+  other = fprop;
+  other.y.feature_stride = 64;
+  EXPECT_FALSE(runs_along_outputs(other, 32));
+  other = fprop;
+  other.dtype = DType::bf16;
+  EXPECT_TRUE(runs_along_outputs(other, 32));
+  other.x.features = 1023;
+  EXPECT_FALSE(runs_along_outputs(other, 32)) << "half a pair";
+  EXPECT_EQ(group_along_outputs(4096), 128);
+  EXPECT_EQ(group_along_outputs(16384), 64);
 }
 
 TEST(Select, SmallProblemsStayOnOneThread) {

@@ -1,0 +1,274 @@
+// fprop and dgrad of features-last x and y with vectors along outputs, for blocks of at least two vectors: x is read
+// and y is written where they lie. Nothing is packed or transposed but W, in fprop and of pairs.
+//   x [n][inputs]     w of a chunk [blocks][inputs][b outputs]     sums [tokens][b], in registers and L1     y
+//   [n][outputs] Pairs hold two inputs, and inputs below are then pairs of them.
+// Who does what
+//   copy_block        W of one block, transposed (fprop) or as pairs of rows (dgrad of pairs)
+//   multiply_outputs  one piece (an output block and its list of blocks) for a group of tokens
+//                       for each chunk of the list:                       W of a chunk stays in L1
+//                         for each strip of 2 or 4 vectors of outputs:
+//                           for each tile of 12 or 6 tokens:              sums stay in registers over the chunk
+//                     The last chunk's sums go from the registers to y, where nothing is left to be done.
+// Zen 5, 1024 x 1024, N = 64, one core, b = 32 at 2, 10, 50 %, from memory, against vectors of tokens: dgrad 31 us to
+// 22, 79 to 66, 333 to 325 (in cache 29 to 20, 74 to 58, 318 to 288), fprop 32 to 22, 79 to 68, 322 to 323 (29 to 20,
+// 76 to 62, 311 to 302); N = 512, 10 %, dgrad 614 to 515, fprop 619 to 525. Blocks of one vector have a load for each
+// product: b = 16 79 us to 138.
+#pragma once
+
+#include <type_traits>
+
+#include "ops/linear/cpu_ahead.h"
+#include "ops/linear/cpu_finish.h"
+
+namespace blocksparse::linear {
+namespace {
+
+// Whether the kernel is compiled: where W is not widened, and there are registers enough for its tiles.
+template <class C>
+constexpr bool kAlongOutputs = kVectorBytes >= 32 && std::is_same_v<typename C::S, float> &&
+                               sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
+
+// One block of W and the inputs that it meets.
+template <class P>
+struct OutputsEntry {
+  const P* w;         // [depth][b]
+  int64_t x;          // bytes from the first input of the matrix
+  int64_t depth;      // rows of W
+  const char* later;  // a block of W that is used some time after this one
+};
+
+// All of a strip but where its tokens are.
+template <class P>
+struct OutputsStrip {
+  const OutputsEntry<P>* entries;
+  int count;
+  int64_t row;      // of W, from one input to the next
+  int64_t asked;    // bytes of each later block that have been asked for
+  int64_t x_token;  // bytes
+};
+
+// Sums of a tile: those of a token side by side, tokens apart.
+template <class S>
+struct TokenSums {
+  S* data = nullptr;
+  int64_t token = 0;
+};
+
+// The inner loop: to [T tokens][V vectors] = from + x W; from null data: 0.
+//   kAsk  for a line of W that is used later, with each input: all tiles of a strip could ask for more than they use
+template <class S, class P, int L, int V, int T, bool kAsk>
+__attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, const char* x,
+                                               const TokenSums<const S>& from, const TokenSums<S>& to) {
+  constexpr int kBases = (T + 3) / 4;  // addresses of tokens are reached from every fourth
+  const int64_t x_token = strip.x_token;
+  Vec<S, L> sum[T][V];
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      sum[t][v] = from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + t * from.token + v * L);
+    }
+  }
+  for (int i = 0; i < strip.count; ++i) {
+    const OutputsEntry<P>& entry = strip.entries[i];
+    const P* w = entry.w;
+    const char* later = entry.later + strip.asked;
+    const char* rows[kBases];
+#pragma GCC unroll 16
+    for (int r = 0; r < kBases; ++r) rows[r] = x + entry.x + 4 * r * x_token;
+    for (int64_t k = 0; k < entry.depth; ++k) {
+      if constexpr (kAsk) {
+        __builtin_prefetch(later);
+        later += kLine;
+      }
+      Vec<P, L> wv[V];
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<P, L>(w + v * L));
+      w = next_row(w + strip.row);
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) {
+        P element;
+        __builtin_memcpy(&element, rows[t / 4] + t % 4 * x_token, sizeof(P));
+        const Vec<P, L> xv = in_register(broadcast<P, L>(element));
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sum[t][v] = multiply_add<S, L>(sum[t][v], xv, wv[v]);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + sizeof(P));
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) store_as<S, L>(to.data + t * to.token + v * L, sum[t][v]);
+  }
+}
+
+// A strip of V vectors for a group of tokens. Its first tiles ask for what is used later, a share each: one tile for
+// all would wait for memory.
+template <class C, int V>
+struct StripOfGroup {
+  OutputsStrip<typename C::P> strip;
+  const char* x;
+  int64_t tokens, share;  // share: bytes of a block
+  int tiles_to_ask;
+  TokenSums<const typename C::S> from;
+  TokenSums<typename C::S> to;
+
+  void multiply() {
+    constexpr int kSums = kVectorBytes == 64 ? 24 : 12, T = kSums / V;
+    for (int64_t token = 0; token < tokens;) {
+      const int64_t left = tokens - token;
+      if (left >= T && !(T == 12 && left == 16)) token += tile<T>(token);
+      else if (T > 8 && left >= 8) token += tile<8>(token);
+      else if (T > 4 && left >= 4) token += tile<4>(token);
+      else token += tile<1>(token);
+    }
+  }
+
+ private:
+  template <int T>
+  BS_INLINE int tile(int64_t token) {
+    using S = typename C::S;
+    using P = typename C::P;
+    constexpr int L = C::lanes;
+    const char* at = x + token * strip.x_token;
+    const TokenSums<const S> first{from.data == nullptr ? nullptr : from.data + token * from.token, from.token};
+    const TokenSums<S> last{to.data + token * to.token, to.token};
+    if (tiles_to_ask-- > 0) multiply_tokens<S, P, L, V, T, true>(strip, at, first, last);
+    else multiply_tokens<S, P, L, V, T, false>(strip, at, first, last);
+    strip.asked += share;
+    return T;
+  }
+};
+
+// [inputs][B outputs] of a block; of pairs [inputs / 2][B].
+template <class C, int B>
+void copy_block_of(const ProductArgs& a, int64_t weight, typename C::P* to) {
+  constexpr int L = C::lanes;
+  const auto* w = static_cast<const typename C::T*>(a.w) + weight * B * B;
+  if constexpr (kTogether<typename C::P> == 2) {
+    for (int64_t k = 0; k < B && a.by_in; k += 2) {
+      for (int64_t o = 0; o < B; o += L) {
+        store_pairs<L>(to + k / 2 * B + o, pair_rows<L>(w + k * B + o, w + (k + 1) * B + o));
+      }
+    }
+    for (int64_t o = 0; o < B && !a.by_in; o += L) {
+      for (int64_t k = 0; k < B; k += 2 * L) {
+        const auto row = [&](int r) __attribute__((always_inline)) { return load_pairs<L>(w + (o + r) * B + k); };
+        transpose_pairs<L>(row, to + k / 2 * B + o, B);
+      }
+    }
+  } else {
+    using S = typename C::S;
+    for (int64_t k = 0; k < B; k += L) {
+      for (int64_t o = 0; o < B; o += L) {
+        Vec<S, L> square[L];
+#pragma GCC unroll 16
+        for (int r = 0; r < L; ++r) square[r] = load_as<S, L>(w + (o + r) * B + k);
+        transpose<S, L>(square);
+#pragma GCC unroll 16
+        for (int r = 0; r < L; ++r) store_as<S, L>(to + (k + r) * B + o, square[r]);
+      }
+    }
+  }
+}
+
+template <class C>
+void copy_block(const ProductArgs& a, int64_t weight, typename C::P* to) {
+  if constexpr (C::lanes <= 8) {
+    if (a.block == 16) return copy_block_of<C, 16>(a, weight, to);
+  }
+  switch (a.block) {
+    case 32: return copy_block_of<C, 32>(a, weight, to);
+    case 64: return copy_block_of<C, 64>(a, weight, to);
+    default: return copy_block_of<C, 128>(a, weight, to);
+  }
+}
+
+// A chunk's blocks of W, each [inputs][b], copied if need be.
+template <class C>
+void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, typename C::P* copies,
+                OutputsEntry<typename C::P>* list) {
+  using P = typename C::P;
+  constexpr int T = kTogether<P>;
+  const int64_t block = static_cast<int64_t>(a.block) * a.block / T;
+  for (int i = 0; i < chunk.count; ++i) {
+    const BlockRef& ref = chunk.refs[i];
+    const int64_t begin = static_cast<int64_t>(ref.from) * a.block;
+    list[i] = {static_cast<const P*>(a.w) + ref.weight * block, begin * static_cast<int64_t>(sizeof(typename C::T)),
+               least<int64_t>(a.block, a.inputs - begin) / T,
+               ahead != nullptr ? ahead->next() : static_cast<const char*>(a.w)};
+    if (copies == nullptr) continue;
+    copy_block<C>(a, ref.weight, copies + i * block);
+    list[i].w = copies + i * block;
+  }
+}
+
+// All strips of a chunk: to [tokens][b] = from + x W.
+template <class C, int V>
+void multiply_strips(const ProductArgs& a, int count, OutputsEntry<typename C::P>* list, bool ask, int64_t token,
+                     int64_t tokens, TokenSums<const typename C::S> from, TokenSums<typename C::S> to) {
+  constexpr int64_t kWidth = V * C::lanes, kSize = sizeof(typename C::T);
+  const int64_t x_token = a.x_token * kSize, share = a.block / kTogether<typename C::P> * kLine;
+  const char* x = static_cast<const char*>(a.x) + token * x_token;
+  for (int64_t o = 0; o < a.block; o += kWidth) {
+    StripOfGroup<C, V>{{list, count, a.block, o * a.block * kSize, x_token}, x, tokens, share, ask ? V : 0, from, to}
+        .multiply();
+    for (int i = 0; i < count; ++i) list[i].w += kWidth;
+    if (from.data != nullptr) from.data += kWidth;
+    to.data += kWidth;
+  }
+}
+
+// One piece for a group of tokens. Copies in chunks of 16 KB: 32 KB are 15 % slower from memory at 50 %.
+template <class C>
+void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, int64_t token, int64_t tokens) {
+  using S = typename C::S;
+  using P = typename C::P;
+  constexpr int L = C::lanes;
+  const bool copied = kTogether<P> == 2 || !a.by_in;
+  const int64_t block_bytes = static_cast<int64_t>(a.block) * a.block * static_cast<int64_t>(sizeof(typename C::T));
+  const int64_t fitting = least<int64_t>(kMostOfChunk, (copied ? 16 << 10 : 32 << 10) / block_bytes);
+  const int most = fitting < 1 ? 1 : static_cast<int>(fitting);
+  alignas(64) S sums[kGroupAlongOutputs * kMaxBlock];
+  alignas(64) P copies[kMaxBlock * kMaxBlock / kTogether<P>];
+  OutputsEntry<P> list[kMostOfChunk];
+  const int64_t output = static_cast<int64_t>(piece.to) * a.block;
+  TokenSums<S> end{};  // where sums may go from the registers
+  if (piece.slot >= 0) {
+    end = {partial_of<C>(a, piece.slot, token / L), a.block};
+  } else if constexpr (!C::narrow) {
+    if (is_plain(a) && output + a.block <= a.outputs) {
+      end = {static_cast<S*>(a.y) + token * a.y_token + output, a.y_token};
+    }
+  }
+  for (int32_t next = piece.first; next == piece.first || next < piece.last;) {
+    const Chunk chunk{a.refs + next, least(most, piece.last - next)};
+    list_chunk<C>(a, chunk, ahead, copied ? copies : nullptr, list);
+    const TokenSums<const S> from{next == piece.first ? nullptr : sums, a.block};
+    next += chunk.count;
+    const TokenSums<S> to = next >= piece.last && end.data != nullptr ? end : TokenSums<S>{sums, a.block};
+    const bool ask = ahead != nullptr;
+    constexpr int kMost = kVectorBytes == 64 ? 4 : 2;  // vectors, for which there are registers
+    if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, token, tokens, from, to);
+    else multiply_strips<C, 2>(a, chunk.count, list, ask, token, tokens, from, to);
+    if (chunk.count == 0) break;
+  }
+  if (end.data == nullptr) finish_tokens<C>(a, piece.to, token, tokens, sums);
+}
+
+template <class C>
+void multiply_along_outputs(const ProductArgs& a, Range pieces, Range vectors) {
+  Ahead<C> ahead(a, pieces);
+  const int64_t first = vectors.first * C::lanes, last = least<int64_t>(vectors.last * C::lanes, a.n);
+  for (int64_t p = pieces.first; p < pieces.last; ++p) {
+    for (int64_t token = first; token < last; token += kGroupAlongOutputs) {
+      multiply_outputs<C>(a, a.pieces[p], token == first ? &ahead : nullptr, token,
+                          least(kGroupAlongOutputs, last - token));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear
