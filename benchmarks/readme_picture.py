@@ -1,6 +1,6 @@
 """Draws the README's picture, speed-up against density, from files of results.
 
-python benchmarks/readme_picture.py CARD.jsonl CPU.jsonl [--output docs/pictures/speed.png]
+python benchmarks/readme_picture.py --card CARD.jsonl ... --cpu CPU.jsonl [--output docs/pictures/speed.png]
 """
 
 from __future__ import annotations
@@ -45,18 +45,22 @@ PANELS = (
 def main() -> None:
     """Writes the file, and says where."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("card", type=Path, help="JSON lines of blocksparse-bench --device cuda")
-    parser.add_argument("cpu", type=Path, help="of a CPU")
+    parser.add_argument(
+        "--card", type=Path, nargs="+", required=True, help="JSON lines of blocksparse-bench --device cuda"
+    )
+    parser.add_argument("--cpu", type=Path, required=True, help="of a CPU")
     parser.add_argument("--output", type=Path, default=Path("docs/pictures/speed.png"))
     options = parser.parse_args()
-    rows = {True: rows_of(Results.read(options.card)), False: rows_of(Results.read(options.cpu))}
+    of_cards = [row for card in options.card for row in rows_of(Results.read(card))]
+    rows = {True: of_cards, False: rows_of(Results.read(options.cpu))}
     plt = pyplot()
     colour = colours((8, 16, 32, 64, 128))
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained", sharex=True, sharey=True)
     for axis, panel in zip(axes.flat, PANELS, strict=True):
         some = [row for row in rows[panel.on_card] if panel.takes(row)]
         if not some:
-            parser.error(f"{options.card if panel.on_card else options.cpu} has no line of {panel.title!r}")
+            given = ", ".join(map(str, options.card)) if panel.on_card else options.cpu
+            parser.error(f"{given}: no line of {panel.title!r}")
         draw_speed_up(axis, some, colour, [0.2, 0.5, 1, 2, 5, 10, 20, 50])
         axis.set_title(panel.title, fontsize=10)
     axes[0, 0].legend(frameon=False, fontsize=9)

@@ -250,7 +250,7 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:dgrad f16 n=300 b=32 diagonal(32,8) seed=24 values=int",
            // More than 256 tiles, or strips, most of which are empty, as are the last ones.
            "linear:fprop bf16 n=128 b=64 random(530,2,0.1) seed=39 empty_row=529 values=int",
-           "linear:wgrad bf16 n=1024 b=64 random(300,2,0.1) seed=40 empty_row=299 values=int",
+           "linear:wgrad bf16 n=1024 b=64 random(300,2,0.1) seed=40 empty_row=299 dw=f32 values=int",
            "linear:wgrad f16 n=1024 b=128 random(270,2,0.05) seed=41 empty_row=269 dw=f32",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=9000 b=16 random(20,6,0.3) seed=1",
