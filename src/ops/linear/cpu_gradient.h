@@ -26,7 +26,8 @@ struct Columns {
 };
 
 // Its members loaded one by one: GCC loads two as a vector, which waits until both have been stored, some 100 cycles.
-// Zen 5, 4096 x 4096, b = 16, 10 %: wgrad 1.02 ms with, 1.5 without.
+// Zen 5, 4096 x 4096, b = 16, 10 %: wgrad 1.02 ms with, 1.5 without. Not where blocks are narrower than a vector: there
+// the six runs of a strip are 24 loads, b = 8, 50 % 10.1 ms with and 7.5 without.
 BS_INLINE Columns alone(const Columns& columns) {
   Columns at = columns;
   asm("" : "+r"(at.block), "+r"(at.in), "+r"(at.column), "+r"(at.tap));
@@ -153,7 +154,7 @@ bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int co
   if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr) return false;
   bool whole = (out + 1) * a.block <= a.out_features;
   for (int v = 0; v < count; ++v) {
-    const Columns at = alone(columns[v]);
+    const Columns at = L == C::lanes ? alone(columns[v]) : columns[v];
     whole = whole && at.in * a.block + at.column + L <= a.in_features;
   }
   return whole;
@@ -205,7 +206,7 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   S* to[kRuns];
   for (int i = 0; i < kRuns; ++i) {
     const int64_t shift = a.taps.x_shift == nullptr ? 0 : a.taps.x_shift[columns[i].tap];
-    const Columns at = alone(columns[i]);
+    const Columns at = J == 1 ? alone(columns[i]) : columns[i];
     x[i] = static_cast<const P*>(a.x_panels) + at.in * in_block + shift * a.block + at.column;
     to[i] = static_cast<S*>(a.dw) + weights_at(a, at) + at.column;
   }
