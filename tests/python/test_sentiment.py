@@ -238,13 +238,6 @@ def test_mcnemar(only, other, p):
         mcnemar(one, two[1:])
 
 
-def test_mcnemar_of_many_rows():
-    stats = pytest.importorskip("scipy.stats")
-    one, two = np.arange(25_000) % 5 > 1, np.arange(25_000) % 7 > 2
-    only, other, p = mcnemar(one, two)
-    assert p == pytest.approx(stats.binomtest(min(only, other), only + other).pvalue, rel=1e-6)
-
-
 def test_bag_of_ngrams():
     pytest.importorskip("sklearn")
     texts = [b"\n not good, bad! ", b"\n good, not bad ", b"\n good good "]

@@ -79,12 +79,12 @@ def mcnemar(one: Array, other: Array) -> tuple[int, int, float]:
     """
     if one.shape != other.shape:
         raise ValueError(f"[lm] {one.size} rows beside {other.size}, needs the same rows")
+    from scipy.stats import binomtest
+
     only, only_other = int((one & ~other).sum()), int((other & ~one).sum())
-    count, ways, less = only + only_other, 1, 0
-    for k in range(min(only, only_other) + 1):
-        less += ways
-        ways = ways * (count - k) // (k + 1)
-    return only, only_other, min(1.0, 2 * less / 2**count)
+    if only + only_other == 0:
+        return 0, 0, 1.0
+    return only, only_other, float(binomtest(only, only + only_other).pvalue)
 
 
 def classify(

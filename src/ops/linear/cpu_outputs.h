@@ -1,7 +1,7 @@
 // fprop and dgrad of features-last x and y with vectors along outputs, for blocks of at least two vectors: x is read
 // and y is written where they lie. Nothing is packed or transposed but W, in fprop and of pairs.
-//   x [n][inputs]     w of a chunk [blocks][inputs][b outputs]     sums [tokens][b], in registers and L1     y
-//   [n][outputs] Pairs hold two inputs, and inputs below are then pairs of them.
+//   x [n][inputs]   w of a chunk [blocks][inputs][b outputs]   sums [tokens][b], in registers and L1   y [n][outputs]
+// Pairs hold two inputs, and inputs below are then pairs of them.
 // Who does what
 //   copy_block        W of one block, transposed (fprop) or as pairs of rows (dgrad of pairs)
 //   multiply_outputs  one piece (an output block and its list of blocks) for a group of tokens

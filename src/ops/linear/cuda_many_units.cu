@@ -143,7 +143,7 @@ __device__ void make_units(const GradientUnits& p, int32_t* of_warp, CellsOf cel
 }
 
 // A thread block a strip. Beside: one more, which makes the units. Where a strip is a row of blocks, it need not wait
-// for the cells to be counted: 5 us less, of 73 to 91.
+// for the cells to be counted: 4 us less, of 73 and 111 (b = 128, 64; .25, 4096 x 4096, n 4096).
 template <bool Beside>
 __global__ void __launch_bounds__(kThreads)
     gradient_cells(const __grid_constant__ GradientCells p, const __grid_constant__ GradientUnits units) {
