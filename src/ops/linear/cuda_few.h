@@ -1,6 +1,7 @@
 // y = f(x W^T + bias + residual) for few tokens, and dgrad likewise: W is streamed straight into registers, once for up
 // to 64 tokens.
-//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, or f32 that may be rounded to tf32; sums in
+//   f32
 // Who does what
 //   grid      a thread block for each piece, strip of up to 32 outputs and slice of up to 64 tokens, as many as
 //   possible
@@ -15,9 +16,12 @@
 // (1.2x), all of x through every SM in bulk (1.5x).
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "ops/linear/cuda_few_pack.h"
+#include "ops/linear/cuda_few_tile_tf32.h"
 #include "ops/linear/cuda_few_units.h"
 
 namespace blocksparse::linear {
@@ -43,11 +47,23 @@ constexpr FewConfig few_config(int block, int tokens, bool gated) {
   return tokens <= 8 ? FewConfig{4, 4, 16} : tokens <= 32 ? FewConfig{2, 2, 16} : FewConfig{1, 1, 12};
 }
 
+// Units of tf32 have twice as many words where b <= 16.
+constexpr FewConfig few_config_tf32(int block, int tokens, bool gated) {
+  if (block >= 32) return few_config(block, tokens, gated);
+  if (gated) {
+    if (block == 8) return tokens <= 32 ? FewConfig{2, 2, 20} : FewConfig{2, 2, 16};
+    return tokens <= 32 ? FewConfig{2, 1, 16} : FewConfig{1, 1, 12};
+  }
+  if (block == 8) return tokens <= 16 ? FewConfig{8, 8, 20} : tokens <= 32 ? FewConfig{4, 4, 20} : FewConfig{4, 2, 20};
+  return tokens <= 16 ? FewConfig{4, 4, 16} : tokens <= 32 ? FewConfig{2, 2, 20} : FewConfig{2, 1, 16};
+}
+
 template <class T, int Block, int Tokens, bool ByIn, bool Gated>
 struct Few {
   using Element = T;
   using Tile = FewTile<T, Block, Tokens, ByIn>;
-  static constexpr FewConfig config = few_config(Block, Tokens, Gated);
+  static constexpr FewConfig config =
+      sizeof(T) == 4 ? few_config_tf32(Block, Tokens, Gated) : few_config(Block, Tokens, Gated);
   static constexpr int block = Block, tokens = Tokens;
   static constexpr bool by_in = ByIn, gated = Gated;
   static constexpr int most_threads = 32 * config.resident_warps;
@@ -120,8 +136,17 @@ __device__ inline void add_ragged_block(const FewProduct& p, const typename K::T
     uint32_t w[Tile::kWordsW], x[Tile::kWordsX];
     tile.load_w(w, Tile::w_offset(ref.weight, strip, unit));
     tile.load_x(x, Tile::x_offset(p, ref.from, unit));
-    Tile::clear_w_beyond(w, p.ragged - unit * 32);
+    Tile::clear_w_beyond(w, p.ragged - unit * Tile::kDepth);
     add_unit<K>(w, x, sum, gate);
+  }
+}
+
+template <class T>
+__device__ inline void store_pair(T* at, T low, T high) {
+  if constexpr (sizeof(T) == 2) {
+    *reinterpret_cast<uint32_t*>(at) = low.bits | static_cast<uint32_t>(high.bits) << 16;
+  } else {
+    *reinterpret_cast<float2*>(at) = {low, high};
   }
 }
 
@@ -132,8 +157,7 @@ __device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int3
   const int64_t output = int64_t{to} * block_size + in_block;
   if (output >= p.outputs) return;
   if (p.plain) {
-    *reinterpret_cast<uint32_t*>(p.finish.at<T>(token, output)) =
-        narrow<T>(sum.x).bits | static_cast<uint32_t>(narrow<T>(sum.y).bits) << 16;
+    store_pair(p.finish.at<T>(token, output), narrow<T>(sum.x), narrow<T>(sum.y));
     return;
   }
   const bool both = output + 1 < p.outputs;
@@ -141,7 +165,7 @@ __device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int3
   const T high = both ? p.finish.value<T>(token, output + 1, sum.y) : T{};
   T* at = p.finish.at<T>(token, output);
   if (p.y_pairs) {
-    *reinterpret_cast<uint32_t*>(at) = low.bits | static_cast<uint32_t>(high.bits) << 16;
+    store_pair(at, low, high);
   } else {
     *at = low;
     if (both) at[p.finish.y.feature_stride] = high;
@@ -277,24 +301,29 @@ Status with_few_kernel(int32_t block, int32_t tokens, bool by_in, bool gated, Bo
 }
 
 // Whether rows of x can be read 16 bytes at a time.
+template <class T>
 inline bool few_vectors(const Activations& x) {
   return !x.features_first() && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
-         (x.n == 1 || x.token_stride * 2 % 16 == 0);
+         (x.n == 1 || x.token_stride * static_cast<int64_t>(sizeof(T)) % 16 == 0);
 }
 
 // Sets where x is read, which may be a copy made in the workspace.
-inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan& plan, bool overlap, FewProduct& args) {
+template <class T>
+Status place_few_x(const Product& p, const CudaCall& call, const FewPlan& plan, bool overlap, FewProduct& args) {
   const int32_t block = p.layout.block_size;
-  const int64_t token_bytes = p.x.n == 1 ? 0 : 2 * p.x.token_stride;
-  const bool vectors = few_vectors(p.x);
+  constexpr int64_t kSize = sizeof(T);
+  const int64_t token_bytes = p.x.n == 1 ? 0 : kSize * p.x.token_stride;
+  const int64_t unit_vectors = std::min<int64_t>(kSize * block, 64) / 16;
+  const bool vectors = few_vectors<T>(p.x);
   if (p.x.features == 0 || (!plan.pack && vectors && args.ragged == 0 && p.x.n * token_bytes <= UINT32_MAX)) {
     args.x = p.x.data;
     args.x_token_bytes = static_cast<uint32_t>(token_bytes);
-    args.x_unit_vectors = 4;
+    args.x_unit_vectors = static_cast<uint32_t>(unit_vectors);
     args.early = overlap && p.x_is_last;
     return {};
   }
-  const FewPack pack{.x = p.x.data,
+  const FewPack pack{.size = kSize,
+                     .x = p.x.data,
                      .token_stride = p.x.token_stride,
                      .feature_stride = p.x.feature_stride,
                      .vectors = vectors,
@@ -306,9 +335,9 @@ inline Status place_few_x(const Product& p, const CudaCall& call, const FewPlan&
                      .slices = plan.slices,
                      .to = static_cast<char*>(call.workspace.data) + few_workspace(call.problem).partial_bytes};
   args.x = pack.to;
-  args.x_token_bytes = 64;
-  args.x_unit_vectors = static_cast<uint32_t>(4 * plan.tokens);
-  args.slice_vectors = static_cast<uint32_t>(call.problem.input_blocks() * block * plan.tokens / 8);
+  args.x_token_bytes = static_cast<uint32_t>(16 * unit_vectors);
+  args.x_unit_vectors = static_cast<uint32_t>(unit_vectors * plan.tokens);
+  args.slice_vectors = static_cast<uint32_t>(call.problem.input_blocks() * block * plan.tokens * kSize / 16);
   args.early = overlap;
   return few_pack(pack, overlap, stream_of(call));
 }
@@ -318,7 +347,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
   const bool gated = p.gates != nullptr, overlap = few_overlaps(p.layout.device.index);
   const FewPlan plan = plan_few(call.problem, gated, call.card);
-  const bool y_pairs = in_pairs(p.y);
+  const bool y_pairs = in_pairs<T>(p.y);
   FewProduct args{
       .walk = walk_on_device(p.layout, p.by_in),
       .x = nullptr,
@@ -338,7 +367,7 @@ Status launch_few(const Product& p, const CudaCall& call) {
       .outputs = p.y.features,
       .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
       .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
-  BS_RETURN_IF_ERROR(place_few_x(p, call, plan, overlap, args));
+  BS_RETURN_IF_ERROR(place_few_x<T>(p, call, plan, overlap, args));
   BS_RETURN_IF_ERROR(with_few_kernel<T>(block, plan.tokens, p.by_in, gated, [&]<class K>() {
     return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * K::Tile::kStrips * plan.slices,
                          .threads = 32 * plan.warps,

@@ -1,5 +1,5 @@
-// y = f(x W^T + bias + residual) for up to 64 tokens in f32, and dgrad likewise: by fused multiply-add, or, where the
-// caller allows it, by tensor cores in tf32. W is streamed once.
+// y = f(x W^T + bias + residual) for up to 64 tokens in f32, and dgrad likewise, by fused multiply-add: where the
+// caller does not allow tf32, which is done by cuda_few.h. W is streamed once.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   f32
 // Who does what
 //   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once
@@ -18,7 +18,7 @@
 
 namespace blocksparse::linear {
 
-// The same kernels with tensor cores, compiled by themselves.
+// Those of tf32, compiled by themselves.
 Status prepare_few_tf32();
 Status launch_few_tf32(const Product& p, const CudaCall& call);
 
@@ -26,11 +26,11 @@ namespace {
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
 
-template <int Outputs, int Tokens, bool ByIn, bool Tf32>
+template <int Outputs, int Tokens, bool ByIn>
 struct FewF32 {
   using Tile = FewF32Tile<Outputs, Tokens, ByIn>;
   using Copy = FewF32Copy<Tile, ByIn>;
-  using Sums = std::conditional_t<Tf32, FewTf32Sums<Tile, ByIn>, FewF32Sums<Tile, ByIn>>;
+  using Sums = FewF32Sums<Tile, ByIn>;
   static constexpr int outputs = Outputs, tokens = Tokens;
   static constexpr int stages = Tile::kBytes <= 4200 ? 4 : 3;  // 12 to 16 warps fill the shared memory of an SM
   static constexpr int ring_bytes = stages * Tile::kBytes;
@@ -205,12 +205,12 @@ __global__ void __launch_bounds__(kFewF32Threads) few_f32_pack(const __grid_cons
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 // body.template operator()<K>() with the kernel type K for that.
-template <bool Tf32, class Body>
+template <class Body>
 Status with_few_f32_kernel(int32_t block, int32_t tokens, bool by_in, Body body) {
   const auto with_tokens = [&]<int Outputs, bool ByIn>() {
-    if (tokens <= 8) return body.template operator()<FewF32<Outputs, 8, ByIn, Tf32>>();
-    return tokens <= 32 ? body.template operator()<FewF32<Outputs, 32, ByIn, Tf32>>()
-                        : body.template operator()<FewF32<Outputs, 64, ByIn, Tf32>>();
+    if (tokens <= 8) return body.template operator()<FewF32<Outputs, 8, ByIn>>();
+    return tokens <= 32 ? body.template operator()<FewF32<Outputs, 32, ByIn>>()
+                        : body.template operator()<FewF32<Outputs, 64, ByIn>>();
   };
   const auto with_outputs = [&]<int Outputs>() {
     return by_in ? with_tokens.template operator()<Outputs, true>() : with_tokens.template operator()<Outputs, false>();
@@ -251,8 +251,7 @@ inline Status place_few_f32_x(const Product& p, const CudaCall& call, bool overl
                       few_f32_pack, pack);
 }
 
-template <bool Tf32>
-Status launch_few_f32(const Product& p, const CudaCall& call) {
+inline Status launch_few_f32(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
   const bool overlap = few_overlaps(p.layout.device.index);
   const FewPlan plan = plan_few(call.problem, p.gates != nullptr, call.card);
@@ -270,7 +269,7 @@ Status launch_few_f32(const Product& p, const CudaCall& call) {
                      .finish = {matrix_of<float>(p.y), matrix_of<float>(p.residual), p.bias, p.activation},
                      .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_few_f32_x(p, call, overlap, args));
-  BS_RETURN_IF_ERROR(with_few_f32_kernel<Tf32>(block, plan.tokens, p.by_in, [&]<class K>() {
+  BS_RETURN_IF_ERROR(with_few_f32_kernel(block, plan.tokens, p.by_in, [&]<class K>() {
     return cuda::launch({.blocks = (call.problem.output_blocks() + call.problem.slots) * (block / K::outputs),
                          .threads = 32 * plan.warps,
                          .shared_bytes = plan.warps * K::ring_bytes,
@@ -285,8 +284,7 @@ Status launch_few_f32(const Product& p, const CudaCall& call) {
                       few_f32_combine, args);
 }
 
-template <bool Tf32>
-Status prepare_few_f32() {
+inline Status prepare_few_f32() {
   int device = 0, most = 0;  // bytes of a thread block: plan_few() asks for no more than there are
   BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device), "cudaGetDevice"));
   BS_RETURN_IF_ERROR(cuda::status_of(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
@@ -294,7 +292,7 @@ Status prepare_few_f32() {
   for (int32_t block : {8, 16, 32}) {
     for (int32_t tokens : {8, 32, 64}) {
       for (bool by_in : {false, true}) {
-        BS_RETURN_IF_ERROR(with_few_f32_kernel<Tf32>(block, tokens, by_in, [&]<class K>() {
+        BS_RETURN_IF_ERROR(with_few_f32_kernel(block, tokens, by_in, [&]<class K>() {
           return cuda::prepare_for_many(few_f32_product<K>, std::min(most, K::most_warps * K::ring_bytes));
         }));
       }

@@ -4,13 +4,10 @@
 // Vectors of 16 bytes have places of their own, so that neither copies nor reads meet in a bank:
 //   x, and W as fprop reads it   rows of 16 inputs, vector v of row r at v ^ (r / 2 % 4)
 //   W as dgrad reads it          rows of outputs, that of input k at 4 (k % 4) + k / 4, its vectors exchanged by k / 4
-// For mma, inputs may be permuted within a unit as long as W and x agree, so a lane takes inputs 4 t to 4 t + 3, and
-// outputs until they are stored.
 #pragma once
 
 #include "cuda/number.h"
 #include "cuda/ptx/copy.h"
-#include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared.h"
 #include "ops/linear/cuda_finish.h"
 
@@ -117,124 +114,6 @@ __device__ inline void few_vector(float (&to)[4], uint32_t from) {
   const float4 v = few_vector(from);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
-
-// Tensor cores. W is the left operand and the tokens its columns; for 8 outputs the other way round.
-template <class Tile, bool ByIn>
-class FewTf32Sums {
- public:
-  static constexpr int kTokens = Tile::kTokens, kOutputs = Tile::kOutputs;
-
-  __device__ void add(uint32_t stage, bool gated) {
-    const int lane = few_lane(), t = lane % 4;
-    const float gate = gated ? ptx::ld_shared_4(stage + Tile::kGates + (Tile::kBlocks == 2 ? t / 2 * 4 : 0)) : 1;
-    if constexpr (kOutputs == 8) {
-      add_small(stage, gate);
-    } else {
-      if (gate == 0) return;
-      uint32_t w[kOutputs / 16][2][4], x[kTokens / 8][4];
-      load_w(w, stage + Tile::kW, gate);
-#pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) load_rounded(x[j], stage + Tile::rows_place(lane / 4, t) + j * 512, 1);
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-#pragma unroll
-        for (int m = 0; m < kOutputs / 16; ++m) {
-#pragma unroll
-          for (int j = 0; j < kTokens / 8; ++j) {
-            ptx::mma_m16n8k8_tf32(sum_[m * (kTokens / 8) + j], w[m][s], x[j][2 * s], x[j][2 * s + 1]);
-          }
-        }
-      }
-    }
-  }
-
-  // Calls body(token, output, sum) for the sums of this lane.
-  template <class Body>
-  __device__ void for_each(Body body) const {
-    const int g = few_lane() / 4, t = few_lane() % 4;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if constexpr (kOutputs == 8) {
-          const int token = 16 * i + 8 * (c / 2) + g;
-          if (token < kTokens) body(token, 2 * t + c % 2, sum_[i][c]);
-        } else {
-          const int m = i / (kTokens / 8), j = i % (kTokens / 8);
-          const int output = ByIn ? kOutputs / 8 * g + 2 * m + c / 2 : 16 * m + 8 * (c / 2) + g;
-          body(8 * j + 2 * t + c % 2, output, sum_[i][c]);
-        }
-      }
-    }
-  }
-
- private:
-  static constexpr int kSums = kOutputs == 8 ? (kTokens + 15) / 16 : kOutputs / 16 * (kTokens / 8);
-
-  __device__ static void load_rounded(uint32_t (&to)[4], uint32_t from, float gate) {
-    float v[4];
-    few_vector(v, from);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = rounded_to_tf32(gate * v[i]);
-  }
-
-  __device__ static void load_w(uint32_t (&w)[kOutputs / 16 + (kOutputs == 8)][2][4], uint32_t from, float gate) {
-    const int lane = few_lane(), g = lane / 4, t = lane % 4;
-    if constexpr (!ByIn) {
-#pragma unroll
-      for (int r = 0; r < kOutputs / 8; ++r) {
-        uint32_t f[4];
-        load_rounded(f, from + Tile::rows_place(g, t) + r * 512, gate);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) w[r / 2][i / 2][r % 2 + i % 2 * 2] = f[i];
-      }
-    } else {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {  // input 4 t + c
-        float f[4] = {};
-        if constexpr (kOutputs == 32) {
-          few_vector(f, from + (4 * c + t) * 128 + (g ^ (2 * t)) * 16);
-        } else {
-          const float2 both = ptx::ld_shared_8(from + (4 * c + t) * 64 + ((g / 2) ^ (t / 2 * 2)) * 16 + g % 2 * 8);
-          f[0] = both.x, f[1] = both.y;
-        }
-#pragma unroll
-        for (int i = 0; i < kOutputs / 8; ++i) w[i / 2][c / 2][i % 2 + c % 2 * 2] = rounded_to_tf32(gate * f[i]);
-      }
-    }
-  }
-
-  __device__ void add_small(uint32_t stage, float gate) {
-    const int lane = few_lane(), g = lane / 4, t = lane % 4;
-    uint32_t w[4];
-    if constexpr (!ByIn) {
-      load_rounded(w, stage + Tile::kW + Tile::rows_place(g, t), gate);
-    } else {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        w[c] = rounded_to_tf32(gate * ptx::ld_shared_4(stage + Tile::kW + (4 * c + t) * 32 + g * 4));
-      }
-    }
-    if (gate == 0) w[0] = w[1] = w[2] = w[3] = 0;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      uint32_t x[2][4] = {};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (16 * i + 8 * half >= kTokens) continue;
-        load_rounded(x[half], stage + Tile::rows_place(g, t) + (2 * i + half) * 512, 1);
-        if (gate == 0) x[half][0] = x[half][1] = x[half][2] = x[half][3] = 0;
-      }
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const uint32_t a[4] = {x[0][2 * s], x[1][2 * s], x[0][2 * s + 1], x[1][2 * s + 1]};
-        ptx::mma_m16n8k8_tf32(sum_[i], a, w[2 * s], w[2 * s + 1]);
-      }
-    }
-  }
-
-  float sum_[kSums][4] = {};
-};
 
 // Fused multiply-add. A lane has 8 outputs (4, of 8) and 8 tokens (2, of 8) of some inputs. Which bits of the lane say
 // what is such that half-warps read pairs of equal addresses, which shared memory serves at once.

@@ -12,19 +12,22 @@ namespace {
 
 constexpr int kPackThreads = 128;
 
-// 8 features of a token as 4 words.
-__device__ void read_features(const FewPack& p, int32_t token, int64_t feature, uint32_t* to) {
-  const auto* from = static_cast<const uint16_t*>(p.x) + token * p.token_stride + feature * p.feature_stride;
-  if (token < p.n && p.vectors && feature + 8 <= p.features) {
+// 16 bytes of a token's features as 4 words.
+template <class Bits>
+__device__ void read_vector(const FewPack& p, int32_t token, int64_t feature, uint32_t* to) {
+  constexpr int kElements = 16 / sizeof(Bits);
+  const auto* from = static_cast<const Bits*>(p.x) + token * p.token_stride + feature * p.feature_stride;
+  if (token < p.n && p.vectors && feature + kElements <= p.features) {
     ptx::ld_16(to, from);
     return;
   }
+  const auto element = [&](int k) -> uint32_t {
+    return token < p.n && feature + k < p.features ? from[k * p.feature_stride] : 0;
+  };
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const auto element = [&](int k) -> uint32_t {
-      return token < p.n && feature + k < p.features ? from[k * p.feature_stride] : 0;
-    };
-    to[i] = element(2 * i) | element(2 * i + 1) << 16;
+    if constexpr (sizeof(Bits) == 2) to[i] = element(2 * i) | element(2 * i + 1) << 16;
+    else to[i] = element(i);
   }
 }
 
@@ -38,7 +41,7 @@ struct SliceItem {
     slice = static_cast<int32_t>(i / items);
     index = i - slice * items;
     first_token = slice * p.tokens;
-    first_vector = slice * (p.blocks * p.block * p.tokens / 8);
+    first_vector = slice * (p.blocks * p.block * p.tokens * p.size / 16);
   }
 };
 
@@ -59,7 +62,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
   for (int k = 0; k < Tokens; ++k) {
 #pragma unroll
     for (int q = 0; q < Block / 8; ++q)
-      read_features(p, item.first_token + 8 * (Tokens * group + k) + row, block * Block + 8 * q, in[k] + 4 * q);
+      read_vector<uint16_t>(p, item.first_token + 8 * (Tokens * group + k) + row, block * Block + 8 * q, in[k] + 4 * q);
   }
   uint32_t out[4 * kLaneWords];
 #pragma unroll
@@ -75,25 +78,31 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
   for (int q = 0; q < kLaneWords; ++q) to[q] = {out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3]};
 }
 
-// Blocks of 32 and more. A thread has 8 inputs of a token; threads side by side go along x's contiguous side.
+// Blocks of 32 and more, and any of f32. A thread has 16 bytes of a token; threads side by side go along x's contiguous
+// side.
+template <class Bits>
 __global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ FewPack p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const SliceItem item(p, p.blocks * p.block / 8 * p.tokens);
-  const int64_t i = item.index, chunk = i / (4 * p.tokens);
-  const auto rest = static_cast<int32_t>(i % (4 * p.tokens));
-  const int32_t token = p.feature_stride == 1 ? rest / 4 : rest % p.tokens;
-  const int32_t quarter = p.feature_stride == 1 ? rest % 4 : rest / p.tokens;
+  constexpr int kElements = 16 / sizeof(Bits);
+  const int vectors = min(p.block / kElements, 4);  // of a chunk
+  const SliceItem item(p, p.blocks * p.block / kElements * p.tokens);
+  const int64_t i = item.index, chunk = i / (vectors * p.tokens);
+  const auto rest = static_cast<int32_t>(i % (vectors * p.tokens));
+  const int32_t token = p.feature_stride == 1 ? rest / vectors : rest % p.tokens;
+  const int32_t vector = p.feature_stride == 1 ? rest % vectors : rest / p.tokens;
   if (item.slice >= p.slices) return;
   uint32_t v[4];
-  read_features(p, item.first_token + token, chunk * 32 + quarter * 8, v);
-  static_cast<uint4*>(p.to)[item.first_vector + (chunk * p.tokens + token) * 4 + quarter] = {v[0], v[1], v[2], v[3]};
+  read_vector<Bits>(p, item.first_token + token, (chunk * vectors + vector) * kElements, v);
+  static_cast<uint4*>(p.to)[item.first_vector + (chunk * p.tokens + token) * vectors + vector] = {v[0], v[1], v[2],
+                                                                                                  v[3]};
 }
 
-// body(kernel, elements of a thread) with the kernel for that block size and number of tokens.
+// body(kernel, elements of a thread) with the kernel for that size of elements, of blocks, and number of tokens.
 template <class Body>
-Status with_pack_kernel(int32_t block, int32_t tokens, Body body) {
-  if (block >= 32) return body(pack_chunks, 8);
+Status with_pack_kernel(int64_t size, int32_t block, int32_t tokens, Body body) {
+  if (size == 4) return body(pack_chunks<uint32_t>, 4);
+  if (block >= 32) return body(pack_chunks<uint16_t>, 8);
   if (block == 16) return tokens == 8 ? body(pack_small<16, 1>, 16) : body(pack_small<16, 2>, 32);
   switch (tokens) {
     case 8: return body(pack_small<8, 1>, 8);
@@ -108,7 +117,7 @@ std::array<std::atomic<bool>, kMostDevices> overlaps{};
 }  // namespace
 
 Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
-  return with_pack_kernel(p.block, p.tokens, [&](auto kernel, int elements) {
+  return with_pack_kernel(p.size, p.block, p.tokens, [&](auto kernel, int elements) {
     const int64_t threads = p.blocks * p.block * p.tokens / elements * p.slices;
     return cuda::launch({.blocks = (threads + kPackThreads - 1) / kPackThreads,
                          .threads = kPackThreads,
@@ -121,12 +130,13 @@ Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
 Status prepare_few_pack() {
   for (int32_t block : {8, 16, 32}) {
     for (int32_t tokens : {8, 16, 32}) {
-      BS_RETURN_IF_ERROR(with_pack_kernel(block, tokens, [](auto kernel, int) { return cuda::prepare(kernel, 0); }));
+      BS_RETURN_IF_ERROR(with_pack_kernel(2, block, tokens, [](auto kernel, int) { return cuda::prepare(kernel, 0); }));
     }
   }
+  BS_RETURN_IF_ERROR(cuda::prepare(pack_chunks<uint32_t>, 0));
   int device = 0;
   BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device), "cudaGetDevice"));
-  if (static_cast<size_t>(device) < kMostDevices) overlaps[device] = cuda::has_griddepcontrol(pack_chunks);
+  if (static_cast<size_t>(device) < kMostDevices) overlaps[device] = cuda::has_griddepcontrol(pack_chunks<uint16_t>);
   return {};
 }
 

@@ -1,5 +1,4 @@
-// Few tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0. For
-// 16-bit elements of any type.
+// Few tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,9 +10,10 @@
 namespace blocksparse::linear {
 
 struct FewPack {
+  int64_t size;  // of an element, bytes: 2 or 4
   const void* x;
   int64_t token_stride, feature_stride;
-  bool vectors;  // 8 features at a time may be read where they lie: features-last, rows at multiples of 16 bytes
+  bool vectors;  // 16 bytes at a time may be read where they lie: features-last, rows at multiples of 16 bytes
   int32_t n;
   int64_t features;
   int32_t block;
@@ -22,7 +22,8 @@ struct FewPack {
   int32_t slices;
   // A lane's fragment of x in mma's order, b = 8: [in block][tokens / 32][lane][4 tokens][2 inputs],
   // b = 16: [in block][tokens / 16][lane][2 tokens][4 inputs]; with less tokens than that, less lie side by side.
-  // b >= 32: [inputs / 32][tokens][32 inputs]. Slice after slice.
+  // b >= 32: [inputs / 32][tokens][32 inputs]. f32: [inputs / 16][tokens][16 inputs], of b = 8 with 8 for 16. Slice
+  // after slice.
   void* to;
 };
 

@@ -17,7 +17,7 @@ struct FewProduct {
   DeviceWalk walk;
   const void *x, *w;
   const float* gates;
-  // x: bytes from token to token, and from unit to unit of 32 inputs, for b >= 32. Smaller blocks are packed: see
+  // x: bytes from token to token, and from unit to unit, for b >= 32 and f32. Smaller blocks of 16 bits are packed: see
   // cuda_few_pack.h.
   uint32_t x_token_bytes, x_unit_vectors;
   int32_t n;
@@ -46,6 +46,9 @@ struct FewSlice {
     first = static_cast<int32_t>(slice) * N;
     packed_bytes = uint64_t{slice} * p.slice_vectors * 16;
   }
+  // Tokens as rows of x: of a packed one those of the slice, all of them there.
+  __device__ int first_in_x(const FewProduct& p) const { return p.slice_vectors == 0 ? first : 0; }
+  __device__ static int last_in_x(const FewProduct& p) { return p.slice_vectors == 0 ? p.n - 1 : N - 1; }
 };
 
 __device__ inline int lane_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
@@ -78,9 +81,10 @@ __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], cons
 // b >= 32. A lane has of each row (of W: g, g + 8, ...; of x: token g, g + 8, ...) 8 inputs beside each other: 4 words.
 template <class T, int B, int N, bool ByIn>
 struct FewTile {
-  static constexpr int kOutputs = 32, kStrips = B / 32, kUnits = B / 32;  // of a unit; units of a block, either way
-  static constexpr int kWordsW = 16, kWordsX = N / 2, kSums = N / 4;      // of a lane; sums in fours
-  static constexpr int kPad = ByIn ? 1 : 4;                               // keeps the banks apart when staged
+  static constexpr int kOutputs = 32, kDepth = 32;                    // of a unit
+  static constexpr int kStrips = B / 32, kUnits = B / 32;             // of a block
+  static constexpr int kWordsW = 16, kWordsX = N / 2, kSums = N / 4;  // of a lane; sums in fours
+  static constexpr int kPad = ByIn ? 1 : 4;                           // keeps the banks apart when staged
   static constexpr bool kReadyOffsets = false;  // made when used: ready-made ones take two registers more
   const char *w, *x;                            // of this lane
   uint32_t row[N / 8];
@@ -90,7 +94,7 @@ struct FewTile {
     w = static_cast<const char*>(p.w) + ((ByIn ? 8 * (g / 2) + g % 2 : g) * B + 8 * t) * 2;
     const FewSlice<N> slice(p);
     x = static_cast<const char*>(p.x) + slice.packed_bytes + 16 * t;
-    const int first = p.slice_vectors == 0 ? slice.first : 0, last = p.slice_vectors == 0 ? p.n - 1 : N - 1;
+    const int first = slice.first_in_x(p), last = slice.last_in_x(p);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) row[j] = static_cast<uint32_t>(min(first + 8 * j + g, last)) * p.x_token_bytes;
   }
@@ -158,8 +162,9 @@ struct FewTile {
 
 // b = 16: 4 inputs beside each other, 2 words.
 template <class T, int N, bool ByIn>
+  requires(sizeof(T) == 2)
 struct FewTile<T, 16, N, ByIn> {
-  static constexpr int kOutputs = 16, kStrips = 1, kUnits = 1;
+  static constexpr int kOutputs = 16, kDepth = 16, kStrips = 1, kUnits = 1;
   static constexpr int kWordsW = 4, kWordsX = N / 4, kSums = N / 8;
   static constexpr int kPad = 4;
   static constexpr bool kReadyOffsets = true;
@@ -214,8 +219,9 @@ struct FewTile<T, 16, N, ByIn> {
 
 // b = 8: 2 inputs, 1 word; tokens are mma's rows.
 template <class T, int N, bool ByIn>
+  requires(sizeof(T) == 2)
 struct FewTile<T, 8, N, ByIn> {
-  static constexpr int kOutputs = 8, kStrips = 1, kUnits = 1;
+  static constexpr int kOutputs = 8, kDepth = 8, kStrips = 1, kUnits = 1;
   static constexpr int kWordsW = 1, kWordsX = N / 8, kSums = N / 16;
   static constexpr int kPad = 0;
   static constexpr bool kReadyOffsets = true;  // made by the lanes for 32 units: 1.1x to 1.2x

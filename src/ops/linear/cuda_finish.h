@@ -28,8 +28,9 @@ DeviceMatrix matrix_of(const Activations& a) {
 }
 
 // Whether outputs of 16 bits can be stored two at a time.
+template <class T>
 inline bool in_pairs(const Activations& y) {
-  return !y.features_first() && y.features % 2 == 0 && reinterpret_cast<uintptr_t>(y.data) % 4 == 0 &&
+  return !y.features_first() && y.features % 2 == 0 && reinterpret_cast<uintptr_t>(y.data) % (2 * sizeof(T)) == 0 &&
          (y.n == 1 || y.token_stride % 2 == 0);
 }
 

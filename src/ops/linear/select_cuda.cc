@@ -55,7 +55,7 @@ bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p
 
 namespace {
 
-int64_t most_few_tokens(DType dtype) { return dtype == DType::f32 ? kFewTokens : kMostFewTokens; }
+int64_t most_few_tokens(const CudaProblem& p) { return p.dtype == DType::f32 && !p.tf32 ? kFewTokens : kMostFewTokens; }
 
 // Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
 // bits.
@@ -65,7 +65,7 @@ bool few_supports(const CudaProblem& p) {
     return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
-  return p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p.dtype) && p.w_aligned &&
+  return p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p) && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -139,7 +139,7 @@ bool generic_splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
 // Figures: H200, 12288 x 12288, bf16, cold, us, of densities .5, .1 and .02; 2026-11-21.
 FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   FewPlan plan;
-  const bool f32 = p.dtype == DType::f32;
+  const bool f32 = p.dtype == DType::f32 && !p.tf32;
   // Kernels for 8, 32 and 64 tokens; b <= 16 has 16 in place of 8: n = 8, b = 8 takes 51.1, 15.4, 8.0 with either, for
   // mma has 16 rows. b = 32, n = 16 has none: 41.0, 11.4, 4.6 with 32 and 41.7, 11.6, 4.8 with one of its own. With
   // gates there is none below 32, which halves what there is to compile.
@@ -161,11 +161,9 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
-  if (p.dtype == DType::f32) {
-    return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.n * ((p.inputs + 3) / 4 * 4) * 4};
-  }
   const int64_t tokens = p.n <= 32 ? 32 : (p.n + kFewTokens - 1) / kFewTokens * kFewTokens;
-  return {.partial_bytes = p.slots * p.n * p.block * 4, .packed_bytes = p.input_blocks() * p.block * tokens * 2};
+  return {.partial_bytes = p.slots * p.n * p.block * 4,
+          .packed_bytes = p.input_blocks() * p.block * tokens * size_of(p.dtype)};
 }
 
 FewGradientPlan plan_few_gradient(const CudaProblem& p) {
@@ -209,7 +207,8 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
-  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p.block) : most_few_tokens(p.dtype));
+  p.tf32 = p.dtype == DType::f32;
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p.block) : most_few_tokens(p));
   if (!few_supports(p)) return 0;
   if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);
