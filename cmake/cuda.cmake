@@ -65,6 +65,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_few_tf32.cu
   src/ops/linear/cuda_few_gradient_bf16.cu
   src/ops/linear/cuda_few_gradient_f16.cu
+  src/ops/linear/cuda_few_gradient_f32.cu
   src/ops/linear/cuda_few_gradient_pack.cu
   src/ops/linear/cuda_few_pack.cu
   src/ops/linear/cuda_generic_bf16.cu

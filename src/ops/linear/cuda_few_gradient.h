@@ -1,7 +1,8 @@
 // dW[i] = gate_i dy_out^T x_in for few tokens: bound by writing dW, so nothing but registers lies between.
-//   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
+//   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, or f32 rounded to tf32; sums in f32
 // Who does what
-//   pack      a small kernel in front puts x and dy in mma's order, chunks of 32 tokens: any order of memory, any edge
+//   pack      a small kernel in front puts x and dy in mma's order, chunks of 32 tokens (f32: 16): any order of memory,
+//             any edge
 //   units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each other
 //   held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the same
 //   deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens
@@ -266,6 +267,7 @@ Status with_few_gradient(int32_t unit, bool wide, int64_t chunks, Body body) {
 template <class T>
 Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const FewGradientPlan& plan, bool overlap,
                             FewGradient& args) {
+  constexpr int kChunkTokens = gradient_chunk_tokens(sizeof(T));
   const auto stride = [](const Activations& a) { return a.features_first() ? a.feature_stride : a.token_stride; };
   std::vector<GradientPack> launches;
   int32_t chunks = 0;
@@ -284,12 +286,12 @@ Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const
     GradientTerm& to = pack.term[pack.terms++];
     to.first = first, to.n = static_cast<int32_t>(term.x.n);
     for (int s = 0; s < 2; ++s) {
-      to.data[s] = static_cast<const uint16_t*>(sides[s]->data);
+      to.data[s] = sides[s]->data;
       to.stride[s] = stride(*sides[s]);
       to.features_first[s] = sides[s]->features_first();
       to.vectors[s] = matrix_of<T>(*sides[s]).aligned;
     }
-    pack.chunks = (to.first + to.n + 31) / 32;
+    pack.chunks = (to.first + to.n + kChunkTokens - 1) / kChunkTokens;
   }
   chunks += launches.back().chunks;
   args.x = static_cast<const uint4*>(call.workspace.data);
@@ -298,7 +300,7 @@ Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const
     pack.all_chunks = chunks;
     pack.units[0] = static_cast<int32_t>(plan.input_units), pack.units[1] = static_cast<int32_t>(plan.output_units);
     pack.to[0] = const_cast<uint4*>(args.x), pack.to[1] = const_cast<uint4*>(args.dy);
-    BS_RETURN_IF_ERROR(pack_gradient(pack, plan.unit, overlap, stream_of(call)));
+    BS_RETURN_IF_ERROR(pack_gradient(pack, sizeof(T), plan.unit, overlap, stream_of(call)));
   }
   return chunks;
 }
@@ -357,9 +359,9 @@ Status launch_few_gradient(const WeightGradient& g, const CudaCall& call) {
   const auto with = [&]<GradientStore S>() {
     return with_few_gradient<T, S>(plan.unit, args.side > 0, args.chunks, launch);
   };
-  BS_RETURN_IF_ERROR(!plain      ? with.template operator()<GradientStore::any>()
-                     : args.wide ? with.template operator()<GradientStore::wide>()
-                                 : with.template operator()<GradientStore::narrow>());
+  if (!plain) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::any>());
+  else if (args.wide) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::wide>());
+  else if constexpr (sizeof(T) == 2) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::narrow>());
   if (!parts) return {};
   const auto blocks = static_cast<int32_t>(g.layout.blocks);
   return cuda::launch({.blocks = (blocks + kGradientThreads - 1) / kGradientThreads,
@@ -375,7 +377,9 @@ Status prepare_few_gradient() {
   for (int32_t unit : {8, 16, 32}) {
     for (int32_t chunks : {1, 2, 3}) {
       for (bool wide : {false, true}) {
-        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::narrow>(unit, wide, chunks, prepare)));
+        if constexpr (sizeof(T) == 2) {
+          BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::narrow>(unit, wide, chunks, prepare)));
+        }
         BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::wide>(unit, wide, chunks, prepare)));
         BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::any>(unit, wide, chunks, prepare)));
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/movmatrix.h"
@@ -11,7 +12,25 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int kPackThreads = 128;
-constexpr int kChunkTokens = 32;
+constexpr int kChunkTokens = gradient_chunk_tokens(2), kWideChunkTokens = gradient_chunk_tokens(4);
+
+__device__ int term_of(const GradientPack& p, int token) {
+  int low = 0;
+  for (int high = p.terms; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    if (p.term[middle].first <= token) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+// What is outside is 0.
+template <class Bits>
+__device__ Bits element(const GradientPack& p, const GradientTerm& of, int side, int64_t token, int64_t feature) {
+  if (token < 0 || token >= of.n || feature >= p.features[side]) return 0;
+  const auto* data = static_cast<const Bits*>(of.data[side]);
+  return data[of.features_first[side] ? feature * of.stride[side] + token : token * of.stride[side] + feature];
+}
 
 template <int Words>
 __device__ void load_words(uint32_t (&to)[Words], const uint16_t* from) {
@@ -23,27 +42,18 @@ __device__ void load_words(uint32_t (&to)[Words], const uint16_t* from) {
 // What one warp packs: a unit of x or dy, a chunk of tokens.
 template <int U>
 struct PackWork {
-  static constexpr int kGroups = U / 8;
+  static constexpr int kGroups = U / 8, kTokens = kChunkTokens;
   const GradientPack& p;
   int side;
   int64_t first_feature;
   int first_token, term;
   int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
 
-  __device__ int term_of(int token) const {
-    int low = 0;
-    for (int high = p.terms; high - low > 1;) {
-      const int middle = (low + high) / 2;
-      if (p.term[middle].first <= token) low = middle;
-      else high = middle;
-    }
-    return low;
-  }
   __device__ int64_t feature(int group) const { return first_feature + U / 4 * (g / 2) + 2 * group + g % 2; }
-  __device__ uint32_t element(const GradientTerm& of, int64_t token, int64_t feature) const {
-    if (token < 0 || token >= of.n || feature >= p.features[side]) return 0;
-    return of
-        .data[side][of.features_first[side] ? feature * of.stride[side] + token : token * of.stride[side] + feature];
+  __device__ const uint16_t* data(const GradientTerm& of) const { return static_cast<const uint16_t*>(of.data[side]); }
+  __device__ uint32_t pair(const GradientTerm& low, const GradientTerm& high, int token, int64_t feature) const {
+    return element<uint16_t>(p, low, side, token - low.first, feature) |
+           static_cast<uint32_t>(element<uint16_t>(p, high, side, token + 1 - high.first, feature)) << 16;
   }
 
   // Rows of features, whole and aligned.
@@ -53,7 +63,7 @@ struct PackWork {
     for (int i = 0; i < 4; ++i) {
       const int token = first_token - of.first + 8 * (g / 2) + 2 * i + g % 2;
       if (token < of.n) {
-        load_words(row[i], of.data[side] + token * of.stride[side] + first_feature + U / 4 * t);
+        load_words(row[i], data(of) + token * of.stride[side] + first_feature + U / 4 * t);
       }
     }
 #pragma unroll
@@ -68,12 +78,12 @@ struct PackWork {
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
       if (token + 8 <= of.n && feature(j) < p.features[side]) {
-        ptx::ld_16(words[j], of.data[side] + feature(j) * of.stride[side] + token);
+        ptx::ld_16(words[j], data(of) + feature(j) * of.stride[side] + token);
         continue;
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        words[j][i] = element(of, token + 2 * i, feature(j)) | element(of, token + 2 * i + 1, feature(j)) << 16;
+        words[j][i] = pair(of, of, of.first + static_cast<int>(token) + 2 * i, feature(j));
       }
     }
   }
@@ -82,12 +92,9 @@ struct PackWork {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first_token + 8 * t + 2 * i;
-      const GradientTerm &low = p.term[term_of(token)], &high = p.term[term_of(token + 1)];
+      const GradientTerm &low = p.term[term_of(p, token)], &high = p.term[term_of(p, token + 1)];
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        words[j][i] = element(low, token - low.first, feature(j)) | element(high, token + 1 - high.first, feature(j))
-                                                                        << 16;
-      }
+      for (int j = 0; j < kGroups; ++j) words[j][i] = pair(low, high, token, feature(j));
     }
   }
 
@@ -101,18 +108,43 @@ struct PackWork {
   }
 };
 
+// The same of f32. Elements are read one by one: a unit's are 16 lines, which stay in L1.
 template <int U>
+struct WidePackWork {
+  static constexpr int kGroups = U / 8, kTokens = kWideChunkTokens;
+  const GradientPack& p;
+  int side;
+  int64_t first_feature;
+  int first_token, term;
+
+  __device__ void read(uint32_t (&words)[kGroups][4]) const {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+    const bool alone = term + 1 == p.terms || p.term[term + 1].first >= first_token + kWideChunkTokens;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = first_token + 4 * t + i;
+      const GradientTerm& of = p.term[alone ? term : term_of(p, token)];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        const int64_t feature = first_feature + U / 4 * (g / 2) + 2 * j + g % 2;
+        words[j][i] = rounded_to_tf32(__uint_as_float(element<uint32_t>(p, of, side, token - of.first, feature)));
+      }
+    }
+  }
+};
+
+template <class Work>
 __global__ void __launch_bounds__(kPackThreads) gradient_pack(const __grid_constant__ GradientPack p) {
   // All in front is complete before anything behind begins: see cuda_few_pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  constexpr int kGroups = U / 8;
+  constexpr int kGroups = Work::kGroups, kUnit = 8 * kGroups;
   const int64_t warp = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) / 32;
   const auto both = static_cast<int>(warp / p.chunks), chunk = static_cast<int>(warp % p.chunks);
   if (both >= p.units[0] + p.units[1]) return;
   const int side = both >= p.units[0] ? 1 : 0, unit = both - (side == 1 ? p.units[0] : 0);
-  PackWork<U> work{p, side, int64_t{unit} * U, chunk * kChunkTokens, 0};
-  work.term = work.term_of(work.first_token);
+  const int first_token = chunk * Work::kTokens;
+  const Work work{p, side, int64_t{unit} * kUnit, first_token, term_of(p, first_token)};
   uint32_t words[kGroups][4];
   work.read(words);
   auto* to = static_cast<uint4*>(p.to[side]) + (int64_t{unit} * p.all_chunks + p.first_chunk + chunk) * kGroups * 32 +
@@ -122,15 +154,20 @@ __global__ void __launch_bounds__(kPackThreads) gradient_pack(const __grid_const
 }
 
 template <class Body>
-Status with_unit(int32_t unit, Body body) {
-  return unit == 8 ? body(gradient_pack<8>) : unit == 16 ? body(gradient_pack<16>) : body(gradient_pack<32>);
+Status with_pack(int64_t element_size, int32_t unit, Body body) {
+  const auto with = [&]<int U>() {
+    return element_size == 4 ? body(gradient_pack<WidePackWork<U>>) : body(gradient_pack<PackWork<U>>);
+  };
+  return unit == 8    ? with.template operator()<8>()
+         : unit == 16 ? with.template operator()<16>()
+                      : with.template operator()<32>();
 }
 
 }  // namespace
 
-Status pack_gradient(const GradientPack& p, int32_t unit, bool overlap, cudaStream_t stream) {
+Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, bool overlap, cudaStream_t stream) {
   const int64_t warps = (int64_t{p.units[0]} + p.units[1]) * p.chunks;
-  return with_unit(unit, [&](auto kernel) {
+  return with_pack(element_size, unit, [&](auto kernel) {
     return cuda::launch({.blocks = (warps * 32 + kPackThreads - 1) / kPackThreads,
                          .threads = kPackThreads,
                          .stream = stream,
@@ -141,7 +178,9 @@ Status pack_gradient(const GradientPack& p, int32_t unit, bool overlap, cudaStre
 
 Status prepare_gradient_pack() {
   for (int32_t unit : {8, 16, 32}) {
-    BS_RETURN_IF_ERROR(with_unit(unit, [](auto kernel) { return cuda::prepare(kernel, 0); }));
+    for (int64_t element_size : {2, 4}) {
+      BS_RETURN_IF_ERROR(with_pack(element_size, unit, [](auto kernel) { return cuda::prepare(kernel, 0); }));
+    }
   }
   return {};
 }

@@ -1,5 +1,5 @@
-// x and dy, copied into the order in which mma wants them of the gradient `few`; what is outside of them becomes 0. For
-// 16-bit elements of any type.
+// x and dy, copied into the order in which mma wants them of the gradient `few`; what is outside of them becomes 0. f32
+// is rounded to tf32 on the way.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace blocksparse::linear {
 
 // One (x, dy). Strides of tokens, or features-first of features; the other is 1.
 struct GradientTerm {
-  const uint16_t* data[2];  // x, dy
+  const void* data[2];  // x, dy
   int64_t stride[2];
   int32_t first, n;  // its tokens among those of a launch
   bool features_first[2];
@@ -24,7 +24,8 @@ struct GradientTerm {
 // The terms one behind the other, in chunks of 32 tokens; features in units of U = min(b, 32), which have U / 8 groups
 // of 8. Lane (g, t) = (lane / 4, lane % 4) has of group j the feature U / 4 * (g / 2) + 2 j + g % 2, whose tokens 8 t
 // ... 8 t + 7 are four words: to[unit][chunk][group][lane][4]. So a lane of mma's result has 2 U / 8 features beside
-// each other, and words are pairs of tokens however they lay before.
+// each other, and words are pairs of tokens however they lay before. f32: chunks of 16 tokens, words are tokens 4 t to
+// 4 t + 3.
 struct GradientPack {
   GradientTerm term[GradientTerm::kMost] = {};
   int32_t terms = 0;
@@ -34,7 +35,9 @@ struct GradientPack {
   int32_t first_chunk = 0, chunks = 0, all_chunks = 0;  // of this launch, and of all
 };
 
-Status pack_gradient(const GradientPack& p, int32_t unit, bool overlap, cudaStream_t stream);
+constexpr int gradient_chunk_tokens(int64_t element_size) { return static_cast<int>(64 / element_size); }
+
+Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, bool overlap, cudaStream_t stream);
 Status prepare_gradient_pack();
 
 }  // namespace blocksparse::linear

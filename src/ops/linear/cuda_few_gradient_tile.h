@@ -17,7 +17,7 @@ struct FewGradient {
   const BlockRef* refs;
   const int32_t *out_of, *starts;
   const uint4 *x, *dy;  // packed
-  int32_t chunks;       // of 32 tokens
+  int32_t chunks;       // of 32 tokens, f32: 16
   int32_t units, tiles;
   int32_t warps;        // that share the tiles, or a tile
   int32_t shift, side;  // log2 of b, and of the units of a block's side
@@ -52,6 +52,13 @@ __device__ inline GradientUnit gradient_unit(const FewGradient& g, int u) {
               static_cast<uint32_t>(in)};
 }
 
+// Of a fragment's words k and k + 1: 16 tokens, f32: 8, in tf32.
+template <class T>
+__device__ inline void add_gradient(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (sizeof(T) == 4) ptx::mma_m16n8k8_tf32(sum, a, b[0], b[1]);
+  else ptx::mma_m16n8k16(sum, a, b, T{});
+}
+
 template <class T, int U, int Groups>
 struct GradientTile {
   static constexpr int kGroups = Groups;  // of 8 inputs, of all units
@@ -69,7 +76,7 @@ struct GradientTile {
     for (int j = 0; j < kOfUnit; ++j) ptx::ld_16(to[j], from + 32 * j);
   }
 
-  // 32 tokens.
+  // A chunk.
   __device__ static void multiply(const Inputs& x, const Outputs& dy, Sums& sum) {
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
@@ -78,7 +85,7 @@ struct GradientTile {
 #pragma unroll
         for (int q = 0; q < kSums; ++q) {
           const uint32_t a[4] = {x[2 * q][k], x[2 * q + 1][k], x[2 * q][k + 1], x[2 * q + 1][k + 1]};
-          ptx::mma_m16n8k16(sum[q], a, b, T{});
+          add_gradient<T>(sum[q], a, b);
         }
       } else {
 #pragma unroll
@@ -87,7 +94,7 @@ struct GradientTile {
 #pragma unroll
           for (int j = 0; j < Groups; ++j) {
             const uint32_t b[2] = {x[j][k], x[j][k + 1]};
-            ptx::mma_m16n8k16(sum[m * Groups + j], a, b, T{});
+            add_gradient<T>(sum[m * Groups + j], a, b);
           }
         }
       }

@@ -62,7 +62,7 @@ int64_t most_few_tokens(const CudaProblem& p) { return p.dtype == DType::f32 && 
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   if (p.pass == Pass::wgrad) {
-    return size_of(p.dtype) == 2 && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
+    return (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
   return p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p) && p.w_aligned &&
@@ -173,9 +173,10 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   plan.units = p.blocks * side * side;
   plan.input_units = p.input_blocks() * side;
   plan.output_units = p.output_blocks() * side;
-  // Pairs are packed 64 at a time, in whole chunks.
-  const int64_t chunks = (p.n + 31) / 32 + (std::max<int64_t>(p.n, 1) - 1) / 64;
-  plan.packed_bytes = (plan.input_units + plan.output_units) * chunks * plan.unit * 32 * 2;
+  // Pairs are packed 64 at a time, in whole chunks of 64 bytes a feature.
+  const int64_t tokens = 64 / size_of(p.dtype);
+  const int64_t chunks = (p.n + tokens - 1) / tokens + (std::max<int64_t>(p.n, 1) - 1) / 64;
+  plan.packed_bytes = (plan.input_units + plan.output_units) * chunks * plan.unit * 64;
   plan.workspace_bytes = plan.packed_bytes + plan.units * 4;
   return plan;
 }
