@@ -238,10 +238,12 @@ bool halo_is_forced() {
   return choice.ok() && *choice == kHalo;
 }
 
-Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
+Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Math math) {
   const auto card = cuda::card_of(layout.device);
   if (!card.ok()) return card.status();
-  const auto kernel = kernel_for(cuda_problem(pass, layout, dtype, n), *card);
+  CudaProblem problem = cuda_problem(pass, layout, dtype, n);
+  problem.tf32 = dtype == DType::f32 && math == Math::tf32;
+  const auto kernel = kernel_for(problem, *card);
   if (!kernel.ok()) return kernel.status();
   return std::string(name_of(*kernel));
 }

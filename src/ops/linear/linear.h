@@ -79,6 +79,6 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
 Status prepare_cuda(Device device);
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
 // The name of the kernel that would do a call.
-Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Math math);
 
 }  // namespace blocksparse::linear

@@ -104,9 +104,15 @@ Status LinearData::run() {
   return download_outputs();
 }
 
+namespace {
+
+Math math_of(const LinearCase& c) { return c.tf32 ? Math::tf32 : Math::ieee; }
+
+}  // namespace
+
 Result<std::string> LinearData::kernel() const {
   const int64_t n = case_.n * (case_.pass == Pass::wgrad ? case_.pairs : 1);
-  if (case_.device.type == DeviceType::cuda) return cuda_choice(case_.pass, view_, case_.dtype, n);
+  if (case_.device.type == DeviceType::cuda) return cuda_choice(case_.pass, view_, case_.dtype, n, math_of(case_));
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return std::string(name_of(*isa));
@@ -115,8 +121,7 @@ Result<std::string> LinearData::kernel() const {
 Status LinearData::run_again(const void* w) {
   void* scratch = device_workspace_ == nullptr ? workspace_.data() : device_workspace_.get();
   const Workspace workspace{scratch, workspace_.size() - static_cast<size_t>(kGuard)};
-  const Stream stream{
-      .handle = stream_, .threads = static_cast<int32_t>(case_.threads), .math = case_.tf32 ? Math::tf32 : Math::ieee};
+  const Stream stream{.handle = stream_, .threads = static_cast<int32_t>(case_.threads), .math = math_of(case_)};
   ConstTensor values = placed(w_);
   values.data = w;
   const Weights weights(values, placed(gates_));

@@ -69,6 +69,13 @@ bool few_supports(const CudaProblem& p) {
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
+// us of tf32, `few` (tiled), H200, 2026-11-22. 4096 x 4096, fprop: b = 32, .25, n = 128, 256, 512 19 (115), 32 (115),
+// 63 (115); b = 8, .1, n = 128, 512 15 (218), 62 (207); b = 128, .25, n = 512 59 (96). 12288 x 12288, density .1,
+// wgrad: b = 32, n = 32, 64, 128, 512 24 (52), 38 (60), 60 (77), 201 (182); b = 8, n = 32, 512 50 (114), 561 (794).
+bool few_pays_in_tf32(const CudaProblem& p) {
+  return p.tf32 && few_supports(p) && (p.pass != Pass::wgrad || p.block == 8 || p.n <= 256);
+}
+
 // The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
 bool rows_support(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
@@ -123,7 +130,7 @@ CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
     if (*kernel == CudaKernel::rows && !rows_pay(p)) continue;
     if (*kernel == CudaKernel::resident && !resident_pays(p)) continue;
     if (*kernel == CudaKernel::many && !many_pays(p)) continue;
-    if (*kernel == CudaKernel::tiled && !tiled_pays(p, card)) continue;
+    if (*kernel == CudaKernel::tiled && (!tiled_pays(p, card) || few_pays_in_tf32(p))) continue;
     if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
     const bool alike = *kernel == CudaKernel::many || *kernel == CudaKernel::regions;
     if (alike && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;

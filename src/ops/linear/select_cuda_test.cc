@@ -67,6 +67,12 @@ TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::wgrad; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 128; }), CudaKernel::generic) << "32 tiles for 108 multiprocessors";
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 513; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 256, o.pass = Pass::wgrad; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad, o.block = 8; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 32, o.pass = Pass::wgrad; }), CudaKernel::tiled) << "needs every bit";
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::bf16; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
@@ -85,11 +91,12 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     size_t before = 0;
     for (int64_t n = 1; n <= 1000; ++n) {
-      const CudaProblem p = cuda_problem(Pass::fprop, view, dtype, n);
+      CudaProblem p = cuda_problem(Pass::fprop, view, dtype, n);
       const size_t bytes = cuda_workspace_bytes(p);
       EXPECT_GE(bytes, before) << n;
       before = bytes;
-      if (n > (dtype == DType::f32 ? kFewTokens : kMostFewTokens)) continue;
+      if (n > kMostFewTokens) continue;
+      p.tf32 = dtype == DType::f32;
       const FewWorkspace w = few_workspace(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
@@ -97,7 +104,7 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
         const int64_t tokens = int64_t{plan.tokens} * plan.slices;
         EXPECT_GE(tokens, n);
         EXPECT_LT(tokens - plan.tokens, n) << "an empty slice";
-        EXPECT_GE(w.packed_bytes, dtype == DType::f32 ? 1600 * n * 4 : 1600 * tokens * 2);
+        EXPECT_GE(w.packed_bytes, 1600 * tokens * size_of(dtype));
       }
     }
   }
