@@ -293,10 +293,13 @@ def test_numbers_beyond_what_there_is(text, trained, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_until_is_positive(text, tmp_path, capsys):
-    refused(
-        capsys, ["train", "--text", text, "--out", tmp_path, *SIZE, *HOW, "--until", 0], "until is 0, needs 1 or more"
-    )
+def test_numbers_of_updates_are_positive(text, tmp_path, capsys):
+    new = ["train", "--text", text, "--out", tmp_path / "new", *SIZE, *HOW]
+    for option, name in (("--until", "until"), ("--save-every", "save_every")):
+        refused(capsys, [*new, option, 0], f"{name} is 0, needs 1 or more")
+    with pytest.raises(ValueError, match="evaluate_every is 0, needs 1 or more"):
+        train(Trainer(TINY, SHORT, read_text([text]), "cpu"), tmp_path / "new", None, evaluate_every=0)
+    assert not (tmp_path / "new").exists()
 
 
 def test_failed_training_keeps_the_last_checkpoint(trained, text):

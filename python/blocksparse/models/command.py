@@ -174,8 +174,6 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
 def _train(arguments: argparse.Namespace, world: World, device: torch.device) -> None:
     model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
     config = TrainConfig(**_given(arguments, TrainConfig))
-    if arguments.save_every < 1:
-        raise ValueError(f"[lm] save-every is {arguments.save_every}, needs 1 or more")
     text = read_text(arguments.text)
     if arguments.valid:
         valid = read_text(arguments.valid)
