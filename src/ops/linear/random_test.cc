@@ -36,7 +36,7 @@ LinearCase random_case(Random& rng, int64_t seed) {
   const bool hub = b <= 16 && rng.below(4) == 0;
   const int64_t most = hub ? 90 : std::max<int64_t>(2, 160 / b), least = hub ? 50 : 1;
   const int64_t rows = least + rng.below(most - least + 1), columns = least + rng.below(most - least + 1);
-  const int64_t n = hub ? rng.below(80) : random_tokens(rng);
+  const int64_t n = !hub ? random_tokens(rng) : rng.below(rng.below(3) == 0 ? 8 : 80);
   std::string line = "linear:" + pass + " " + dtype + " n=" + std::to_string(n) + " b=" + std::to_string(b) +
                      " random(" + std::to_string(rows) + "," + std::to_string(columns) + "," +
                      (hub ? one_of("0", "0.02", "0.1") : one_of("0.1", "0.3", "0.7", "1")) +
