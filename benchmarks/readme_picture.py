@@ -37,8 +37,8 @@ class Panel:
 PANELS = (
     Panel("H200, bf16, 12288 x 12288, 32 tokens: fprop", True, "fprop", "bf16", (12288, 12288), 32),
     Panel("H200, bf16, 4096 x 4096, 4096 tokens: fprop", True, "fprop", "bf16", (4096, 4096), 4096),
-    Panel("the same: wgrad", True, "wgrad", "bf16", (4096, 4096), 4096),
-    Panel("one core, f32, 1024 x 1024, 64 tokens: fprop", False, "fprop", "f32", (1024, 1024), 64),
+    Panel("H200, bf16, 4096 x 4096, 4096 tokens: wgrad", True, "wgrad", "bf16", (4096, 4096), 4096),
+    Panel("one Zen 5 core, f32, 1024 x 1024, 64 tokens: fprop", False, "fprop", "f32", (1024, 1024), 64),
 )
 
 

@@ -58,13 +58,13 @@ def what_is_sparse() -> None:
         for x, y in np.ndindex(width, width):
             inside = read and 2 <= x < 5 and 2 <= y < 5
             colour = COLOURS[0] if inside else "#f4e3df" if read else GREY
-            right.add_patch(Rectangle((first[0] + x, first[1] + y), 0.86, 0.86, facecolor=colour))
+            right.add_patch(Rectangle((first[0] + x, first[1] + y), 0.8, 0.8, facecolor=colour))
         name = f"inputs {channel}"
         place = (first[0] + width / 2, first[1] - 1.2)
         right.text(*place, name, ha="center", fontsize=8, color=COLOURS[0] if read else "#888888")
     right.set(xlim=(-0.5, 3 * width + 4.5), ylim=(-1.8, 2 * width + 3), title="what a pixel of output row 1 reads")
     bare(right)
-    figure.savefig(HERE / "convolution_sparse.png", dpi=110)
+    figure.savefig(HERE / "convolution_sparse.png", dpi=140)
 
 
 def shuffle(groups: int, channels: int) -> np.ndarray[Any, Any]:

@@ -77,7 +77,7 @@ def plot(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("bits per byte, held-out text")
-    figure.axes[1].legend(frameon=False, title="last, mean")
+    figure.axes[1].legend(frameon=False, title="at the end, mean of seeds")
     figure.savefig(path, dpi=140)
 
 

@@ -9,6 +9,7 @@ them.
 import ctypes as _ctypes
 
 from . import _lib, graphs
+from ._given import need as _need
 from ._lib import UnavailableError, UnsupportedError
 from .layout import Layout
 
@@ -50,6 +51,7 @@ def set_cpu_isa(name: str) -> None:
         ValueError: there is no such instruction set.
         UnavailableError: this CPU does not run it.
     """
+    _need("isa", "name", name, str, f"one of {', '.join(cpu_isas())}, or an empty str")
     _lib.call("bs_set_cpu_isa", name.encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import re
 import sys
@@ -106,7 +107,8 @@ def _parser(with_models: bool) -> argparse.ArgumentParser:
 
         lm.add_parser(commands)
     else:
-        commands.add_parser("lm", help="train and use byte-level language models: needs blocksparse[lm]")
+        bare = commands.add_parser("lm", help="train and use byte-level language models: needs blocksparse[lm]")
+        bare.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # main says what is missing
     return parser
 
 
@@ -136,6 +138,9 @@ def main(argv: list[str] | None = None) -> int:
             _language_model(arguments)
         else:
             _info()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (ValueError, OSError, ModuleNotFoundError, _lib.UnavailableError) as error:
         print(f"blocksparse: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import _lib, _structs
-from .layout import Layout
+from ._given import shown, to_flag, to_list
+from .layout import Layout, need_layout
 
 _CODES: dict[np.dtype[Any], int] = {}  # of dtypes seen so far
 Resources = tuple[Any, _structs.Workspace, _structs.Stream]
@@ -88,9 +89,16 @@ def tokens(x: Any) -> int:
     return math.prod(x.shape[:-1])
 
 
-def _check_layout(layout: object) -> None:
-    if not isinstance(layout, Layout):
-        raise TypeError(f"[linear] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+def activation_code(op: str, activation: Any) -> int:
+    """bs_activation.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    code = _lib.ACTIVATIONS.get(activation) if isinstance(activation, str) else None
+    if code is None:
+        raise ValueError(f"[{op}] activation is {shown(activation)}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    return code
 
 
 def fprop(
@@ -108,14 +116,13 @@ def fprop(
     tf32: bool = False,
 ) -> Any:
     """y = activation(x W^T + bias + residual)."""
-    if activation not in _lib.ACTIVATIONS:
-        raise ValueError(f"[linear_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
-    _check_layout(layout)
+    code = activation_code("linear_fprop", activation)
+    need_layout("linear_fprop", layout)
     x, pointer = arrays.take(x), arrays.pointer
     with arrays.call(layout, "fprop", x, tokens(x), threads) as (view, workspace, stream):
         stream.math = tf32
         y = arrays.like(x, layout.out_features) if out is None else out
-        epilogue = _structs.Epilogue(pointer(bias), pointer(residual), _lib.ACTIVATIONS[activation])
+        epilogue = _structs.Epilogue(pointer(bias), pointer(residual), code)
         arguments = (pointer(x), pointer(values), pointer(gates), ctypes.byref(epilogue), pointer(y, written=True))
         _lib.call("bs_linear_fprop", view, *arguments, workspace, stream)
     return y
@@ -133,7 +140,7 @@ def dgrad(
     tf32: bool = False,
 ) -> Any:
     """dx = dy W."""
-    _check_layout(layout)
+    need_layout("linear_dgrad", layout)
     dy, pointer = arrays.take(dy), arrays.pointer
     with arrays.call(layout, "dgrad", dy, tokens(dy), threads) as (view, workspace, stream):
         stream.math = tf32
@@ -158,11 +165,19 @@ def wgrad(
     tf32: bool = False,
 ) -> Any:
     """dW of the blocks of the layout, summed over all (x, dy) given."""
-    _check_layout(layout)
-    xs, dys = ([arrays.take(a) for a in ([given] if arrays.is_array(given) else given)] for given in (x, dy))
+    need_layout("linear_wgrad", layout)
+    adds = to_flag("linear_wgrad", "accumulate", accumulate)
+
+    def taken(name: str, given: Any) -> list[Any]:
+        listed = (
+            [given] if arrays.is_array(given) else to_list("linear_wgrad", name, given, "an array or a list of them")
+        )
+        return [arrays.take(a) for a in listed]
+
+    xs, dys = taken("x", x), taken("dy", dy)
     if len(xs) != len(dys):
         raise ValueError(f"[linear_wgrad] {len(xs)} arrays x and {len(dys)} dy, needs as many of each")
-    if out is None and (accumulate or not xs):
+    if out is None and (adds or not xs):
         raise ValueError("[linear_wgrad] out is None, needs an array to add to, or to tell the dtype")
     first = xs[0] if xs else arrays.take(out)
     x_tensors = (_structs.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
@@ -172,6 +187,6 @@ def wgrad(
         dw = arrays.empty(layout.values_shape, first.dtype) if out is None else out
         gradients = (arrays.pointer(dw, written=True), arrays.pointer(gates_out, written=True))
         given = (arrays.pointer(values), arrays.pointer(gates))
-        arguments = (len(xs), x_tensors, dy_tensors, *given, int(accumulate), *gradients)
+        arguments = (len(xs), x_tensors, dy_tensors, *given, adds, *gradients)
         _lib.call("bs_linear_wgrad", view, *arguments, workspace, stream)
     return dw

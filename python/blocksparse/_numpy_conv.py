@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arrays, _lib, _structs
-from .layout import Layout
+from ._given import to_flag, to_threads
+from .layout import Layout, need_layout
 
 Array = npt.NDArray[Any]
 Sizes = int | Sequence[int]
@@ -48,7 +49,7 @@ def conv_geometry(
     before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     sizes = (sizes_of_kernel, each("stride", stride), each("dilation", dilation), before, after)
     fields = [_structs.Sizes(*values) for values in (*sizes, each("output_padding", output_padding))]
-    return _structs.ConvGeometry(rank, int(transposed), *fields)
+    return _structs.ConvGeometry(rank, to_flag("conv", "transposed", transposed), *fields)
 
 
 def _integer(value: Any) -> int | None:
@@ -132,11 +133,10 @@ def conv_fprop(
         ValueError: a shape, dtype, memory format or the geometry is wrong.
         TypeError: an argument is of another kind.
     """
-    if activation not in _lib.ACTIVATIONS:
-        raise ValueError(f"[conv_fprop] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    code = _arrays.activation_code("conv_fprop", activation)
     _check(layout, geometry, x=x, values=values)
     y = _like(x, layout.out_features, conv_output_size(geometry, _sizes(x, geometry)), residual) if out is None else out
-    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), _lib.ACTIVATIONS[activation])
+    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), code)
     call = _Call("fprop", layout, geometry, x, channel_order, threads)
     call(_pointer(x), _pointer(values), _pointer(gates), call.order, ctypes.byref(epilogue), _pointer(y, written=True))
     return y
@@ -219,13 +219,14 @@ def conv_wgrad(
         TypeError: an argument is of another kind.
     """
     _check(layout, geometry, x=x, dy=dy)
-    if out is None and accumulate:
+    adds = to_flag("conv_wgrad", "accumulate", accumulate)
+    if out is None and adds:
         raise ValueError("[conv_wgrad] out is None, needs an array to add to")
     blocks, b, _ = layout.values_shape
     taps = int(np.prod(geometry.kernel[: geometry.rank], dtype=np.int64))
     dw = np.empty((blocks, taps, b, b), x.dtype) if out is None else out
     call = _Call("wgrad", layout, geometry, x, channel_order, threads)
-    given = (_pointer(x), _pointer(dy), _pointer(values), _pointer(gates), call.order, int(accumulate))
+    given = (_pointer(x), _pointer(dy), _pointer(values), _pointer(gates), call.order, adds)
     call(*given, _pointer(dw, written=True), _pointer(gates_out, written=True))
     return dw
 
@@ -236,8 +237,7 @@ def _check_geometry(geometry: Any) -> None:
 
 
 def _check(layout: Any, geometry: Any, **arrays: Any) -> None:
-    if not isinstance(layout, Layout):
-        raise TypeError(f"[conv] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+    need_layout("conv", layout)
     _check_geometry(geometry)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -281,8 +281,7 @@ class _Call:
     def __init__(
         self, which: str, layout: Layout, geometry: _structs.ConvGeometry, x: Array, order: Array | None, threads: int
     ) -> None:
-        if not 0 <= threads < 1 << 31:
-            raise ValueError(f"[conv] threads is {threads}, needs 0 (all) or more")
+        self._threads = to_threads("conv", threads)
         if order is not None and not isinstance(order, np.ndarray):
             raise TypeError(f"[conv] channel_order is a {type(order).__name__}, needs a NumPy array of int32")
         if order is not None and (order.dtype != np.int32 or order.shape != (layout.in_features,)):
@@ -291,7 +290,7 @@ class _Call:
             )
         self._order = None if order is None else np.ascontiguousarray(order)
         self.order = None if self._order is None else self._order.ctypes.data
-        self._which, self._layout, self._geometry, self._threads = which, layout, geometry, threads
+        self._which, self._layout, self._geometry = which, layout, geometry
         self._x = _tensor(x, False)
 
     def __call__(self, *arguments: Any) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from . import _lib, _structs
-from .layout import Layout
+from ._given import to_list, to_number_text
+from .layout import Layout, need_layout
 
 
 def dense(out_blocks: int, in_blocks: int | None = None, *, block_size: int) -> Layout:
@@ -171,6 +171,7 @@ class Report:
 
 def report(layout: Layout) -> Report:
     """Degrees, shortest paths, clustering and mix of a layout."""
+    need_layout("report", layout)
     r = _structs.Report()
     _lib.call("bs_layout_report", layout.pointer, ctypes.byref(r))
     return Report(
@@ -194,9 +195,12 @@ def mix(layouts: Sequence[Layout]) -> list[float]:
     Raises:
         ValueError: the layouts are not square and of one size.
     """
-    pointers = (ctypes.c_void_p * len(layouts))(*[layout.pointer.value for layout in layouts])
-    shares = np.empty(len(layouts))
-    _lib.call("bs_layout_mix", pointers, len(layouts), shares.ctypes.data)
+    steps = to_list("mix", "layouts", layouts, "a list of layouts")
+    for layout in steps:
+        need_layout("mix", layout)
+    pointers = (ctypes.c_void_p * len(steps))(*[layout.pointer.value for layout in steps])
+    shares = np.empty(len(steps))
+    _lib.call("bs_layout_mix", pointers, len(steps), shares.ctypes.data)
     return [float(share) for share in shares]
 
 
@@ -214,5 +218,4 @@ def _graph(name: str, block_size: int, seed: int, *arguments: float) -> Layout:
 
 
 def _text(number: float) -> str:
-    """A whole number as one, whatever type it has; else all digits of a float."""
-    return str(operator.index(number)) if hasattr(number, "__index__") else repr(float(number))
+    return to_number_text("graph", number)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _lib, _structs
+from ._given import need, to_features, to_indices, to_int, to_list
 
 _Int32 = npt.NDArray[np.int32]
 
@@ -72,9 +73,9 @@ class Layout:
     @staticmethod
     def _make(name: str, block_size: int, out_features: int | None, in_features: int | None, *arguments: Any) -> Layout:
         blocking = _structs.Blocking(
-            _to_int("block_size", block_size, bits=31),
-            0 if out_features is None else _to_features("out_features", out_features),
-            0 if in_features is None else _to_features("in_features", in_features),
+            to_int("block_size", block_size, bits=31),
+            0 if out_features is None else to_features("out_features", out_features),
+            0 if in_features is None else to_features("in_features", in_features),
         )
         handle = ctypes.c_void_p()
         _lib.call(name, *arguments, ctypes.byref(blocking), ctypes.byref(handle))
@@ -143,10 +144,13 @@ class Layout:
         Raises:
             ValueError: a coordinate is outside of the grid or there twice, or the sizes do not fit.
         """
-        rows, columns = _indices("out", out, np.int32), _indices("in_", in_, np.int32)
+        rows, columns = to_indices("out", out, np.int32), to_indices("in_", in_, np.int32)
         if rows.shape != columns.shape:
             raise ValueError(f"[layout] {rows.size} out and {columns.size} in coordinates, needs as many of each")
-        out_blocks, in_blocks = (_to_int("grid", side) for side in grid)
+        sides = to_list("layout", "grid", grid, "(out_blocks, in_blocks)")
+        if len(sides) != 2:
+            raise ValueError(f"[layout] grid has {len(sides)} sides, needs (out_blocks, in_blocks)")
+        out_blocks, in_blocks = (to_int("grid", side) for side in sides)
         arguments = (rows.ctypes.data, columns.ctypes.data, rows.size, out_blocks, in_blocks)
         return cls._make("bs_layout_from_coordinates", block_size, out_features, in_features, *arguments)
 
@@ -166,11 +170,11 @@ class Layout:
         Raises:
             ValueError: the arrays are no such index, or the sizes do not fit.
         """
-        starts, columns = _indices("crow", crow, np.int64), _indices("col", col, np.int64)
+        starts, columns = to_indices("crow", crow, np.int64), to_indices("col", col, np.int64)
         if starts.size == 0 or starts[-1] != columns.size:
             end = "nothing" if starts.size == 0 else int(starts[-1])
             raise ValueError(f"[layout] crow ends with {end}, needs {columns.size}, the number of columns")
-        arguments = (starts.ctypes.data, columns.ctypes.data, starts.size - 1, _to_int("in_blocks", in_blocks))
+        arguments = (starts.ctypes.data, columns.ctypes.data, starts.size - 1, to_int("in_blocks", in_blocks))
         return cls._make("bs_layout_from_csr", block_size, out_features, in_features, *arguments)
 
     @classmethod
@@ -179,7 +183,10 @@ class Layout:
 
         Raises:
             ValueError: the blocks are not square, or the indices are not sorted (call `sort_indices()` first).
+            TypeError: it is no BSR array or matrix.
         """
+        if not hasattr(matrix, "blocksize"):
+            raise TypeError(f"[layout] a {type(matrix).__name__}, needs a SciPy BSR array or matrix")
         rows, columns = matrix.blocksize
         if rows != columns:
             raise ValueError(f"[layout] blocks are {rows} x {columns}, needs square ones")
@@ -187,7 +194,14 @@ class Layout:
 
     @classmethod
     def from_torch(cls, tensor: Any) -> Layout:
-        """From a 2-D `torch.sparse_bsr` tensor with square blocks. `tensor.values()` is then `values`."""
+        """From a 2-D `torch.sparse_bsr` tensor with square blocks. `tensor.values()` is then `values`.
+
+        Raises:
+            ValueError: it has more dimensions, or its blocks are not square.
+            TypeError: it is no such tensor.
+        """
+        if (of := str(getattr(tensor, "layout", type(tensor).__name__))) != "torch.sparse_bsr":
+            raise TypeError(f"[layout] a tensor is {of}, needs torch.sparse_bsr")
         rows, columns = tensor.values().shape[-2:]
         if tensor.dim() != 2 or rows != columns:
             raise ValueError(
@@ -212,9 +226,10 @@ class Layout:
         Raises:
             ValueError: there is no such graph, or its arguments are impossible.
         """
+        need("graph", "name", name, str, 'a str such as "ba(384,8)"')
         if "\0" in name:
             raise ValueError(f"[graph] {name!r} is no name")
-        arguments = (name.encode(), _to_int("seed", seed))
+        arguments = (name.encode(), to_int("seed", seed))
         return cls._make("bs_layout_from_graph", block_size, out_features, in_features, *arguments)
 
     @classmethod
@@ -224,7 +239,7 @@ class Layout:
         Raises:
             ValueError: the data is no pattern, or was altered.
         """
-        words = _indices("pattern", pattern, np.int32)
+        words = to_indices("pattern", pattern, np.int32)
         handle = ctypes.c_void_p()
         _lib.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
         return cls(handle)
@@ -313,7 +328,7 @@ class Layout:
             ValueError: times is less than 1, the layout is a transposed view, or its last block of outputs sticks out.
         """
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_stack", self.pointer, times, ctypes.byref(handle))
+        _lib.call("bs_layout_stack", self.pointer, to_int("times", times), ctypes.byref(handle))
         return Layout(handle)
 
     def csr(self) -> tuple[_Int32, _Int32]:
@@ -396,32 +411,8 @@ class Layout:
         return f"Layout({size}: {count}{', transposed' if self.transposed else ''})"
 
 
-def _to_int(name: str, value: int, bits: int = 63) -> int:
-    try:
-        number = int(value.__index__())
-    except AttributeError:
-        raise TypeError(f"[layout] {name} is {value!r}, needs an integer") from None
-    if not -(1 << bits) <= number < 1 << bits:
-        raise ValueError(f"[layout] {name} is {number}, which does not fit into {bits + 1} bits")
-    return number
-
-
-def _to_features(name: str, value: int) -> int:
-    number = _to_int(name, value)
-    if number < 1:
-        raise ValueError(f"[layout] {name} is {number}, needs 1 or more")
-    return number
-
-
-def _indices(name: str, values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[Any]:
-    array = np.asarray(values)
-    if array.size == 0:
-        array = array.astype(dtype)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"[layout] {name} has shape {array.shape} and dtype {array.dtype}, needs a row of integers")
-    narrow = np.ascontiguousarray(array, dtype)
-    if array.size and (array != narrow).any():
-        raise ValueError(
-            f"[layout] {name} holds {array[array != narrow][0]}, which does not fit into {np.dtype(dtype)}"
-        )
-    return narrow
+def need_layout(op: str, layout: object) -> Layout:
+    """The layout; raises TypeError if it is none."""
+    if not isinstance(layout, Layout):
+        raise TypeError(f"[{op}] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+    return layout

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _arrays, _lib, _structs
+from ._given import to_threads
 from ._numpy_conv import conv_dgrad, conv_fprop, conv_geometry, conv_output_size, conv_wgrad
 from .layout import Layout
 
@@ -155,14 +156,12 @@ class _Call:
     """The layout's view, workspace and stream of one call."""
 
     def __init__(self, layout: Layout, which: str, x: Array, n: int, threads: int) -> None:
-        if not 0 <= threads < 1 << 31:
-            raise ValueError(f"[linear] threads is {threads}, needs 0 (all) or more")
+        self._threads = to_threads("linear", threads)
         self._layout = layout  # its tables stay as long as the call
         self._view = layout.view()
         code = _arrays.dtype_code(x.dtype)
         size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(self._view), code, n)
         self._memory = np.empty(size, np.uint8)
-        self._threads = threads
 
     def __enter__(self) -> _arrays.Resources:
         workspace = _structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import subprocess
 import sys
@@ -52,6 +53,20 @@ def test_errors_are_one_line(capsys, arguments, text):
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["train", "--text", "corpus.txt", "--out", "run"], ["eval", "--help"]])
+def test_what_language_models_need_is_said(capsys, monkeypatch, words):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "safetensors" else found(name))
+    assert main(["lm", *words]) == 2
+    assert capsys.readouterr().err == "blocksparse: lm needs PyTorch and safetensors: pip install blocksparse[lm]\n"
+
+
+def test_whoever_has_seen_enough():
+    command = f"{sys.executable} -m blocksparse report 'ws(40,4,0.2)' | head -c 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "L", "")
 
 
 def run(code, **environment):

@@ -149,7 +149,7 @@ def test_sample(tmp_path):
     assert sample(model, b"ab", 20, seed=3) == sample(model, b"ab", 20, seed=3)
     assert sample(model, b"ab", 20, seed=3) != sample(model, b"ab", 20, seed=4)
     assert sample(model, b"ab", 9, 0.0, seed=3) == sample(model, b"ab", 9, 0.0, seed=4)
-    with pytest.raises(ValueError, match="prompt of 0 bytes"):
+    with pytest.raises(ValueError, match="prompt is empty, needs a byte or more"):
         sample(model, b"", 3)
 
 

@@ -268,6 +268,22 @@ def test_what_is_read_is_not_overwritten(trained, tmp_path, capsys):
     assert rows.read_text() == "1 good\n0 bad\n"
 
 
+def test_out_is_tried_before_the_work(trained, tmp_path, capsys, monkeypatch):
+    rows = tmp_path / "rows"
+    rows.write_text("1 good\n0 bad\n")
+    done = []
+    for work in ("cell_states", "compress"):
+        monkeypatch.setattr(f"blocksparse.models.command.{work}", lambda *_, **__: done.append(1))
+    before = set(tmp_path.iterdir())
+    for command in (["features", trained, "--labels", rows], ["compress", trained, rows]):
+        for force in ([], ["--force"]):
+            refused(capsys, [*command, "-o", tmp_path, *force], "is a folder, needs to be a file")
+            refused(capsys, [*command, "-o", rows / "below", *force], "below cannot be written")
+    refused(capsys, ["compress", trained, tmp_path / "none", "-o", tmp_path / "new" / "out"], "No such file")
+    assert done == []
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_numbers_beyond_what_there_is(text, trained, tmp_path, capsys):
     new = ["train", "--text", text, "--out", tmp_path / "new", *SIZE, *HOW]
     refused(capsys, [*new, "--block", 0], "block_size is 0, needs 8, 16")
@@ -277,10 +293,13 @@ def test_numbers_beyond_what_there_is(text, trained, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_until_is_positive(text, tmp_path, capsys):
-    refused(
-        capsys, ["train", "--text", text, "--out", tmp_path, *SIZE, *HOW, "--until", 0], "until is 0, needs 1 or more"
-    )
+def test_numbers_of_updates_are_positive(text, tmp_path, capsys):
+    new = ["train", "--text", text, "--out", tmp_path / "new", *SIZE, *HOW]
+    for option, name in (("--until", "until"), ("--save-every", "save_every")):
+        refused(capsys, [*new, option, 0], f"{name} is 0, needs 1 or more")
+    with pytest.raises(ValueError, match="evaluate_every is 0, needs 1 or more"):
+        train(Trainer(TINY, SHORT, read_text([text]), "cpu"), tmp_path / "new", None, evaluate_every=0)
+    assert not (tmp_path / "new").exists()
 
 
 def test_failed_training_keeps_the_last_checkpoint(trained, text):
@@ -300,8 +319,10 @@ def test_samples_of_bad_models_and_temperatures():
     for temperature in (1e-45, 1e-300):
         assert sample(model, b"ab", 9, temperature) == sample(model, b"ab", 9, 0.0)
     for temperature in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature"):
+        with pytest.raises(ValueError, match=rf"temperature is {temperature}, needs a number, 0 or more"):
             sample(model, b"ab", 9, temperature)
+    with pytest.raises(ValueError, match="length is -1, needs 0 or more"):
+        sample(model, b"ab", -1)
     with torch.no_grad():
         model.output_bias.fill_(torch.nan)
     with pytest.raises(ValueError, match="gives no probabilities, but NaN"):

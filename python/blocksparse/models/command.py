@@ -18,7 +18,7 @@ from .bars import bytes_bar
 from .compression import Header, compress, decompress, digest_of
 from .distributed import World, joined
 from .features import cell_states, save_features
-from .files import write_whole
+from .files import check_writable, write_whole
 from .language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, sample
 from .texts import read_labelled
 from .training import TrainConfig, Trainer, load_model, read_text, train
@@ -131,7 +131,7 @@ def _check_out(arguments: argparse.Namespace, out: Path, read: Path) -> None:
     """Refuses to overwrite a file unasked, and ever what is read."""
     if out.is_file() and any(path.exists() and out.samefile(path) for path in (read, arguments.checkpoint)):
         raise ValueError(f"[lm] {out} is read, needs to be another file to be written")
-    if out.exists() and not arguments.force:
+    if out.exists() and not out.is_dir() and not arguments.force:
         raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
 
 
@@ -141,6 +141,7 @@ def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
     examples = read_labelled(arguments.labels, skip_bad_rows=skip, tokenised=arguments.tokenised)
     for line in examples.left_out:
         print(f"left out: {line}", file=sys.stderr)
+    check_writable(arguments.out)
     with bytes_bar(sum(map(len, examples.texts))) as done:
         features = cell_states(model, examples.texts, batch=arguments.batch, bf16=arguments.bf16, progress=done)
     about = {"model": digest_of(model).hex(), "texts": arguments.labels.name}
@@ -158,6 +159,7 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
         out = arguments.file.with_name(arguments.file.name + SUFFIX) if forward else arguments.file.with_suffix("")
     _check_out(arguments, out, arguments.file)
     data = arguments.file.read_bytes()
+    check_writable(out)
     with bytes_bar(len(data) if forward else Header.unpack(data)[0].length) as done:
         if forward:
             made = compress(model, data, streams=arguments.streams, bf16=arguments.bf16, progress=done)
@@ -172,8 +174,6 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
 def _train(arguments: argparse.Namespace, world: World, device: torch.device) -> None:
     model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
     config = TrainConfig(**_given(arguments, TrainConfig))
-    if arguments.save_every < 1:
-        raise ValueError(f"[lm] save-every is {arguments.save_every}, needs 1 or more")
     text = read_text(arguments.text)
     if arguments.valid:
         valid = read_text(arguments.valid)

@@ -9,6 +9,35 @@ from pathlib import Path
 from typing import IO, Any
 
 
+def check_writable(path: Path) -> None:
+    """Whether `write_whole` can write there: asked before hours of computing, not behind them. Makes the folder.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"[lm] {path} is a folder, needs to be a file to be written")
+    if _is_device(path):
+        return
+    beside = _beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+    except OSError as error:
+        raise OSError(f"[lm] {path} cannot be written: {error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
     """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
 
@@ -17,8 +46,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
-    in_place = path.exists() and not path.is_file() and not path.is_dir()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    in_place, beside = _is_device(path), _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path if in_place else beside, "wb") as file:

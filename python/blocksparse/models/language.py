@@ -187,10 +187,12 @@ def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float 
         ValueError: the prompt is empty, length or temperature is negative, the seed has more than 64 bits, or the
             model gives no probabilities.
     """
-    if not prompt or length < 0 or not 0 <= temperature < math.inf:
-        raise ValueError(
-            f"[lm] prompt of {len(prompt)} bytes, length {length}, temperature {temperature}: needs one byte, 0 and 0"
-        )
+    if not prompt:
+        raise ValueError("[lm] prompt is empty, needs a byte or more")
+    if length < 0:
+        raise ValueError(f"[lm] length is {length}, needs 0 or more")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"[lm] temperature is {temperature}, needs a number, 0 or more")
     check_seed(seed)
     device = model.output.device
     generator = torch.Generator().manual_seed(seed)

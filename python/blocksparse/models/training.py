@@ -320,13 +320,15 @@ def train(
 
     Raises:
         OSError: one of them cannot be written.
-        ValueError: `until` is not positive, or loss or weights are no numbers any more; the last checkpoint is kept.
+        ValueError: a number of updates is not positive, or loss or weights are no numbers any more; the last
+            checkpoint is kept.
 
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
     `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
     """
-    if until is not None and until < 1:
-        raise ValueError(f"[lm] until is {until}, needs 1 or more")
+    for name, updates in (("save_every", save_every), ("evaluate_every", evaluate_every), ("until", until)):
+        if updates is not None and updates < 1:
+            raise ValueError(f"[lm] {name} is {updates}, needs 1 or more")
     first = trainer.world.first
     log = folder / "log.jsonl"
     spent = _cut(log, trainer.update) if first else 0.0

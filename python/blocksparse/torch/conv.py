@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import Layout, need_layout
 from . import _conv_ops
 from ._conv_autograd import apply_conv
+from ._given import need_activation, need_tensor, need_tensors
 from .functional import index_of
 
 Sizes = int | Sequence[int]
@@ -205,9 +206,10 @@ def per_size(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
 
 
 def _integers(given: Any) -> tuple[int, ...] | None:
-    """None if something is no integer; those of NumPy are."""
+    """None if something is no integer of 64 bits; those of NumPy are."""
     try:
-        return tuple(number if isinstance(number, int) else operator.index(number) for number in given)
+        numbers = tuple(number if isinstance(number, int) else operator.index(number) for number in given)
+        return numbers if all(-(1 << 63) <= number < 1 << 63 for number in numbers) else None
     except TypeError:
         return None
 
@@ -216,9 +218,9 @@ def _pads(given: Any, extent: int, stride: int, transposed: bool) -> tuple[int, 
     """(before, after) along one size; `extent` is that of the kernel less 1."""
     if (one := _integers((given,))) is not None:
         return one * 2  # type: ignore[return-value]
-    if given == "valid":
+    if isinstance(given, str) and given == "valid":
         return 0, 0
-    if given in ("same", "causal"):
+    if isinstance(given, str) and given in ("same", "causal"):
         if transposed or stride != 1:
             kind = "a transposed convolution" if transposed else f"stride {stride}"
             raise ValueError(f"[conv] padding is {given!r}, which {kind} does not have: needs numbers")
@@ -301,10 +303,11 @@ def _conv(
     residual: Tensor | None,
     activation: str,
 ) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"[conv] x is a {type(x).__name__}, needs a torch.Tensor")
-    if not isinstance(layout, Layout):
-        raise TypeError(f"[conv] layout is a {type(layout).__name__}, needs a blocksparse.Layout")
+    need_tensor("conv", "x", x)
+    need_tensor("conv", "values", values)
+    need_tensors("conv", bias=bias, gates=gates, residual=residual)
+    need_activation("conv", activation)
+    need_layout("conv", layout)
     index = index_of(layout, x.device)
     order = None if channel_order is None else as_order(channel_order)
     if order is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..layout import Layout
 from . import convert
 from ._conv_autograd import apply_conv
+from ._given import need_sizes, need_tensor
 from .conv import Padding, Sizes, as_order, check_geometry, make_geometry, per_size
 from .layer import BlockSparseLayer
 
@@ -49,11 +50,7 @@ class BlockSparseConv(BlockSparseLayer):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        if (layout.out_features, layout.in_features) != (out_channels, in_channels):
-            raise ValueError(
-                f"[{name}] layout is {layout.out_features} x {layout.in_features} (out x in), "
-                f"needs {out_channels} x {in_channels}"
-            )
+        need_sizes(name, layout, out_channels, in_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride = per_size("kernel_size", kernel_size, self.rank), stride
         self.padding, self.output_padding, self.dilation = padding, output_padding, dilation
@@ -85,6 +82,7 @@ class BlockSparseConv(BlockSparseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv2d`."""
+        need_tensor(type(self).__name__, "x", x)
         gates = self.gates if self._gated else None
         sizes = (self.out_channels, self.in_channels)
         more = (self.bias, self.channel_order, gates, None, self.activation)

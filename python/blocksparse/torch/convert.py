@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from ..layout import Layout
+from .._given import need, to_int
+from ..layout import Layout, need_layout
+from ._given import need_tensor
 
 
 def grid_of(weight: Tensor, b: int) -> Tensor:
@@ -35,6 +38,11 @@ def select_blocks(weight: Tensor, density: float, block_size: int) -> Layout:
     Raises:
         ValueError: weight has less than 2 dimensions, or density is outside of [0, 1].
     """
+    need_tensor("select_blocks", "weight", weight)
+    need("select_blocks", "density", density, Real, "a number")
+    block_size = to_int("block_size", block_size, op="select_blocks")
+    if block_size < 1:
+        raise ValueError(f"[select_blocks] block_size is {block_size}, needs 8, 16, 32, 64 or 128")
     if weight.dim() > 2:
         weight = weight.detach().float().flatten(2).norm(dim=2)
     if weight.dim() != 2:
@@ -59,6 +67,8 @@ def from_dense(weight: Tensor, layout: Layout) -> Tensor:
     Raises:
         ValueError: the weight does not have the layout's size.
     """
+    need_tensor("from_dense", "weight", weight)
+    need_layout("from_dense", layout)
     if tuple(weight.shape[:2]) != (layout.out_features, layout.in_features):
         raise ValueError(
             f"[from_dense] weight is {list(weight.shape)}, needs {[layout.out_features, layout.in_features]}"
@@ -77,6 +87,8 @@ def to_dense(values: Tensor, layout: Layout, kernel_size: tuple[int, ...] | None
     Raises:
         ValueError: values do not have the layout's shape.
     """
+    need_tensor("to_dense", "values", values)
+    need_layout("to_dense", layout)
     if kernel_size is not None:
         count, edge, _ = layout.values_shape
         if tuple(values.shape) != (needed := (count, math.prod(kernel_size), edge, edge)):
@@ -96,7 +108,8 @@ def from_bsr(tensor: Tensor) -> tuple[Tensor, Layout]:
     Raises:
         ValueError: the tensor is not 2-D, or its blocks are not square.
     """
-    return tensor.values(), Layout.from_torch(tensor)
+    layout = Layout.from_torch(tensor)
+    return tensor.values(), layout
 
 
 def to_bsr(values: Tensor, layout: Layout) -> Tensor:
@@ -106,6 +119,8 @@ def to_bsr(values: Tensor, layout: Layout) -> Tensor:
         ValueError: values do not have the layout's shape, the layout is a transposed view, or its features are not
             multiples of the block size, which BSR cannot say.
     """
+    need_tensor("to_bsr", "values", values)
+    need_layout("to_bsr", layout)
     if tuple(values.shape) != layout.values_shape:
         raise ValueError(f"[to_bsr] values are {list(values.shape)}, needs {list(layout.values_shape)}")
     size, b = (layout.out_features, layout.in_features), layout.block_size

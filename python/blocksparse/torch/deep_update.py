@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..layout import Layout
+from .._given import to_int, to_list
+from ..layout import Layout, need_layout
 from . import deep_update_op, deep_update_steps, sequence_op
 from .lstm import GATES, UNITS, Recurrent, cell, run_steps, stack_gates, start_of
 from .modules import BlockSparseLinear
@@ -68,10 +69,14 @@ class DeepUpdateLSTM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden_size, 1, batch_first, dropout)
+        inner = None if inner is None else to_int("inner", inner, 31, "DeepUpdateLSTM")
         if layouts is None or isinstance(layouts, Layout):
             all_layouts: list[Layout | None] = [layouts] * ((inner or 0) + 1)
         else:
-            all_layouts = list(layouts)
+            all_layouts = to_list("DeepUpdateLSTM", "layouts", layouts, "a layout, or one for each matrix")
+        for layout in all_layouts:
+            if layout is not None:
+                need_layout("DeepUpdateLSTM", layout)
         self.input_size, self.inner = input_size, len(all_layouts) - 1
         if self.inner < 2 or (inner is not None and inner != self.inner):
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _lib, _structs
+from .._given import need
 from ..layout import Layout, _Handle
 
 
@@ -91,9 +92,11 @@ def from_device_mask(
     mask: Tensor, block_size: int, blocks: int | None, out_features: int | None, in_features: int | None
 ) -> DeviceLayout:
     """See `Layout.from_device_mask`."""
-    if not isinstance(mask, Tensor) or not mask.is_cuda:
-        where = mask.device if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"[layout] mask is on {where}, needs a tensor on a CUDA device; Layout.from_mask takes others")
+    need("layout", "mask", mask, Tensor, "a tensor on a CUDA device; Layout.from_mask takes others")
+    if not mask.is_cuda:
+        raise ValueError(
+            f"[layout] mask is on {mask.device}, needs a tensor on a CUDA device; Layout.from_mask takes others"
+        )
     if mask.dim() != 2:
         raise ValueError(f"[layout] mask has shape {tuple(mask.shape)}, needs [out_blocks, in_blocks]")
     if block_size not in (8, 16, 32, 64, 128):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._given import to_int
 from . import _conv_ops
 from .conv import Padding, Sizes, check_geometry, make_geometry
 from .conv_modules import _CONV, _TRANSPOSED, BlockSparseConv
@@ -58,7 +59,7 @@ class EdgeBias(nn.Module):
         super().__init__()
         if not isinstance(kernel_size, Sequence) or not 1 <= len(kernel_size) <= len(_CONV):
             raise ValueError(f"[EdgeBias] kernel_size is {kernel_size!r}, needs a number for each of 1 to 3 sizes")
-        rank = len(kernel_size)
+        channels, rank = to_int("channels", channels, op="EdgeBias"), len(kernel_size)
         self.geometry = make_geometry(rank, kernel_size, stride, padding, dilation, output_padding, transposed)
         check_geometry(self.geometry)
         weight = torch.zeros(math.prod(kernel_size), channels, device=device, dtype=dtype)

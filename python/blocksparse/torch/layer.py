@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import _lib
 from ..layout import Layout
+from ._given import need_activation
 from .functional import index_of
 
 Self = TypeVar("Self", bound="BlockSparseLayer")
@@ -40,10 +40,7 @@ class BlockSparseLayer(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        if activation not in _lib.ACTIVATIONS:
-            raise ValueError(
-                f"[{type(self).__name__}] activation is {activation!r}, needs one of {', '.join(_lib.ACTIVATIONS)}"
-            )
+        need_activation(type(self).__name__, activation)
         self.layout, self.activation = layout, activation
         weight = torch.empty(shape, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..layout import Layout
+from .._given import need, to_int, to_list
+from ..layout import Layout, need_layout
 from . import convert, sequence_op
+from ._given import need_lengths, need_tensor, state_of
 from .modules import BlockSparseLinear
 from .multiplicative_op import Multiplicative
 from .recurrent import SharedWeight, State, apply_lstm
@@ -20,8 +23,9 @@ GATES = 4  # i, f, g, o
 UNITS = 8  # a multiple of which the core's cells take
 
 
-def stack_gates(name: str, layout: Layout, hidden_size: int) -> Layout:
+def stack_gates(name: str, layout: Layout | None, hidden_size: int) -> Layout:
     """The layout of W [4 hidden, hidden] from that of one gate; itself if it is that already."""
+    layout = need_layout(name, layout)
     sizes = layout.out_features, layout.in_features
     if hidden_size % layout.block_size != 0:
         raise ValueError(f"[{name}] hidden_size is {hidden_size}, needs a multiple of the block size")
@@ -59,9 +63,10 @@ def per_layer(name: str, what: str, given: Layout | Sequence[Layout] | None, lay
     """One for each layer, of one for all or a list."""
     if given is None or isinstance(given, Layout):
         return [given] * layers
+    given = to_list(name, what, given, "a layout, or one for each layer")
     if len(given) != layers:
         raise ValueError(f"[{name}] {len(given)} {what}, needs one, or {layers}: one for each layer")
-    return list(given)
+    return given
 
 
 class Recurrent(nn.Module, ABC):
@@ -72,10 +77,16 @@ class Recurrent(nn.Module, ABC):
 
     def __init__(self, hidden_size: int, num_layers: int, batch_first: bool, dropout: float) -> None:
         super().__init__()
+        name = type(self).__name__
+        num_layers, hidden_size = (
+            to_int("num_layers", num_layers, 31, name),
+            to_int("hidden_size", hidden_size, 31, name),
+        )
+        need(name, "dropout", dropout, Real, "a number")
         if num_layers < 1:
-            raise ValueError(f"[{type(self).__name__}] num_layers is {num_layers}, needs 1 or more")
+            raise ValueError(f"[{name}] num_layers is {num_layers}, needs 1 or more")
         if not 0 <= dropout <= 1:
-            raise ValueError(f"[{type(self).__name__}] dropout is {dropout}, needs 0 to 1")
+            raise ValueError(f"[{name}] dropout is {dropout}, needs 0 to 1")
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.batch_first, self.dropout = batch_first, dropout
 
@@ -102,8 +113,11 @@ class Recurrent(nn.Module, ABC):
             if lengths is not None:
                 raise ValueError(f"[{type(self).__name__}] x is packed and has lengths, needs no others")
             return self._forward_packed(x, state)
+        name = type(self).__name__
+        need_tensor(name, "x", x)
+        state = state_of(name, state)
         if x.dim() not in (2, 3):
-            raise ValueError(f"[{type(self).__name__}] x is {list(x.shape)}, needs 2 or 3 dimensions")
+            raise ValueError(f"[{name}] x is {list(x.shape)}, needs 2 or 3 dimensions")
         if x.dim() == 2:
             state = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
             y, (h, c) = self._layers(x.unsqueeze(1), state, lengths)
@@ -118,10 +132,7 @@ class Recurrent(nn.Module, ABC):
         for name, given in zip("hc", state or (), strict=False):
             if tuple(given.shape) != needed:
                 raise ValueError(f"[{type(self).__name__}] {name} is {list(given.shape)}, needs {list(needed)}")
-        if lengths is not None and (lengths.shape != needed[1:2] or lengths.is_floating_point()):
-            raise ValueError(
-                f"[{type(self).__name__}] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{needed[1]}]"
-            )
+        need_lengths(type(self).__name__, lengths, needed[1])
         hs, cs = [], []
         for i in range(self.num_layers):
             if i > 0 and self.dropout > 0:
@@ -186,12 +197,12 @@ class BlockSparseLSTM(Recurrent):
     ) -> None:
         super().__init__(hidden_size, num_layers, batch_first, dropout)
         name = "BlockSparseLSTM"
+        input_size = to_int("input_size", input_size, op=name)
         self.input_size = input_size
         self.input, self.recurrent = nn.ModuleList(), nn.ModuleList()
         layouts = per_layer(name, "layouts", layout, num_layers)
         input_layouts = per_layer(name, "input layouts", input_layout, num_layers)
         for i, (of_state, of_input) in enumerate(zip(layouts, input_layouts, strict=True)):
-            assert of_state is not None
             stacked = stack_gates(name, of_state, hidden_size)
             width = input_size if i == 0 else hidden_size
             self.input.append(projection(name, width, GATES * hidden_size, of_input, bias, device, dtype))

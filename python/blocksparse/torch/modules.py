@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._given import need
 from ..layout import Layout
 from . import convert
+from ._given import need_sizes, need_tensor, need_tensors
 from .functional import apply_linear
 from .layer import BlockSparseLayer
 
@@ -47,11 +49,7 @@ class BlockSparseLinear(BlockSparseLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if (layout.out_features, layout.in_features) != (out_features, in_features):
-            raise ValueError(
-                f"[BlockSparseLinear] layout is {layout.out_features} x {layout.in_features} (out x in), "
-                f"needs {out_features} x {in_features}"
-            )
+        need_sizes("BlockSparseLinear", layout, out_features, in_features)
         options: Any = {"bias": bias, "gates": gates, "activation": activation, "device": device, "dtype": dtype}
         self._make_parameters(layout, layout.values_shape, **options)
         self.in_features, self.out_features = in_features, out_features
@@ -74,6 +72,8 @@ class BlockSparseLinear(BlockSparseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]; see `blocksparse.torch.linear`."""
+        if not isinstance(x, Tensor):
+            need_tensor("BlockSparseLinear", "x", x)
         index = self.tables(x.device)
         sizes = (self.out_features, self.in_features)
         gates = self.gates if self._gated else None  # reading a parameter costs 0.4 us, even one that is None
@@ -96,6 +96,7 @@ class BlockSparseLinear(BlockSparseLayer):
         """
         if (density is None) == (layout is None):
             raise ValueError("[from_dense] needs density or layout, one of them")
+        need("from_dense", "linear", linear, nn.Linear, "a torch.nn.Linear")
         if layout is None:
             assert density is not None
             layout = convert.select_blocks(linear.weight, density, block_size)
@@ -112,6 +113,7 @@ class BlockSparseLinear(BlockSparseLayer):
     def from_bsr(cls, tensor: Tensor, bias: Tensor | None = None) -> BlockSparseLinear:
         """A layer whose weight shares the memory of a `torch.sparse_bsr` tensor [out, in]."""
         values, layout = convert.from_bsr(tensor)
+        need_tensors("from_bsr", bias=bias)
         layer = cls(
             layout.in_features, layout.out_features, layout, bias is not None, device="meta", dtype=values.dtype
         )

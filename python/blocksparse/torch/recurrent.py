@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..layout import Layout
+from ..layout import Layout, need_layout
 from . import _lstm_ops, _ops
+from ._given import need_lengths, need_tensor, state_of
 from ._transforms import refuse_tangents
 from .functional import apply_linear, index_of
 from .modules import BlockSparseLinear
@@ -47,8 +48,12 @@ def lstm(
         ValueError: a shape or dtype is wrong.
         NotImplementedError: a tensor has a tangent (forward-mode differentiation).
     """
-    if not isinstance(pre, Tensor):
-        raise TypeError(f"[lstm] pre is a {type(pre).__name__}, needs a torch.Tensor")
+    need_tensor("lstm", "pre", pre)
+    need_tensor("lstm", "values", values)
+    need_layout("lstm", layout)
+    state = state_of("lstm", state)
+    if pre.dim() > 1:
+        need_lengths("lstm", lengths, pre.size(1))
     return apply_lstm(pre, values, index_of(layout, pre.device), layout.sizes, state, lengths)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
+from .._given import need, to_int
 from .conv_modules import (
     _CONV,
     _TRANSPOSED,
@@ -61,6 +63,10 @@ def replace_convolutions(
         ValueError: no convolution was chosen, one cannot be replaced (a parametrized one, say), or the model is itself
             one.
     """
+    need("replace_convolutions", "model", model, nn.Module, "a torch.nn.Module")
+    block_size = to_int("block_size", block_size, op="replace_convolutions")
+    if not callable(filter):
+        need("replace_convolutions", "filter", filter, (str, re.Pattern, NoneType), "a str, a function or None")
     chosen = filter if callable(filter) else _by_name(filter, block_size)
     made: dict[nn.Module, BlockSparseConv] = {}  # a module may have several names
     replaced = {}

@@ -12,6 +12,17 @@
 namespace blocksparse::linear {
 namespace {
 
+// Tokens around what tiles, groups and rounds hold.
+int64_t random_tokens(Random& rng) {
+  switch (rng.below(8)) {
+    case 0: return 128 + rng.below(300);
+    case 1: return rng.below(8);
+    case 2: return 16 * (1 + rng.below(16)) + rng.below(3) - 1;
+    case 3: return rng.below(4) == 0 ? 1020 + rng.below(80) : 510 + rng.below(5);
+    default: return rng.below(140);
+  }
+}
+
 // A problem at random.
 LinearCase random_case(Random& rng, int64_t seed) {
   auto one_of = [&](auto... choices) {
@@ -19,20 +30,29 @@ LinearCase random_case(Random& rng, int64_t seed) {
     return list[static_cast<size_t>(rng.below(sizeof...(choices)))];
   };
   auto maybe = [&](const std::string& word) { return rng.below(3) == 0 ? " " + word : ""; };
-  const std::string pass = one_of("fprop", "dgrad", "wgrad");
+  const std::string pass = one_of("fprop", "dgrad", "wgrad"), dtype = one_of("f32", "f32 tf32", "f64", "bf16", "f16");
   const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
-  const int64_t most = std::max<int64_t>(2, 160 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
-  std::string line = "linear:" + pass + " " + one_of("f32", "f32 tf32", "f64", "bf16", "f16") +
-                     " n=" + std::to_string(rng.below(4) == 0 ? 128 + rng.below(300) : rng.below(140)) +
-                     " b=" + std::to_string(b) + " random(" + std::to_string(rows) + "," + std::to_string(columns) +
-                     "," + one_of("0.1", "0.3", "0.7", "1") + ") seed=" + std::to_string(seed);
+  // Rows of more than 32 blocks are cut, if others are shorter: few blocks in many, with one that is full.
+  const bool hub = b <= 16 && rng.below(4) == 0;
+  const int64_t most = hub ? 90 : std::max<int64_t>(2, 160 / b), least = hub ? 50 : 1;
+  const int64_t rows = least + rng.below(most - least + 1), columns = least + rng.below(most - least + 1);
+  const int64_t n = !hub ? random_tokens(rng) : rng.below(rng.below(3) == 0 ? 8 : 80);
+  std::string line = "linear:" + pass + " " + dtype + " n=" + std::to_string(n) + " b=" + std::to_string(b) +
+                     " random(" + std::to_string(rows) + "," + std::to_string(columns) + "," +
+                     (hub ? one_of("0", "0.02", "0.1") : one_of("0.1", "0.3", "0.7", "1")) +
+                     ") seed=" + std::to_string(seed);
   line += maybe("out=" + std::to_string(rows * b - rng.below(b))) +
           maybe("in=" + std::to_string(columns * b - rng.below(b)));
-  line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("gates") + maybe("t") +
-          maybe("threads=2") + maybe("values=int");
+  if (hub) line += one_of(" full_row=", " full_col=") + std::to_string(rng.below(least));
+  else line += maybe("empty_row=" + std::to_string(rng.below(rows))) + maybe("empty_col=0");
+  line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("w_offset=1") +
+          maybe("gates") + maybe("t") + maybe("threads=" + one_of("2", "3", "7")) + maybe("values=int");
   if (pass == "fprop")
     line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
-  if (pass == "wgrad") line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
+  if (pass == "wgrad") {
+    line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
+    if (dtype != "f64") line += maybe("dw=f32");
+  }
   const auto c = parse_linear_case(line);
   EXPECT_TRUE(c.ok()) << c.status().message();
   LinearCase problem = *c;

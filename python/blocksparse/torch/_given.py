@@ -1,0 +1,64 @@
+"""What callers of the PyTorch front end give: see `blocksparse._given`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _lib
+from .._given import shown, to_int
+from ..layout import Layout, need_layout
+
+
+def need_tensors(op: str, **given: object) -> None:
+    """Raises TypeError if one is neither a tensor nor None."""
+    for name, value in given.items():
+        if value is not None:
+            need_tensor(op, name, value)
+
+
+def need_tensor(op: str, name: str, value: object) -> None:
+    """Raises TypeError if it is none."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"[{op}] {name} is {shown(value)}, needs a torch.Tensor")
+
+
+def need_activation(op: str, value: object) -> None:
+    """Raises ValueError if there is none of that name."""
+    if not isinstance(value, str) or value not in _lib.ACTIVATIONS:
+        raise ValueError(f"[{op}] activation is {shown(value)}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+
+
+def need_sizes(op: str, layout: Layout, out: int, in_: int) -> None:
+    """Raises if it is no layout of a weight [out, in]."""
+    need_layout(op, layout)
+    sizes = to_int("a size", out, op=op), to_int("a size", in_, op=op)
+    if layout.sizes != sizes:
+        raise ValueError(
+            f"[{op}] layout is {layout.out_features} x {layout.in_features} (out x in), needs {out} x {in_}"
+        )
+
+
+def state_of(op: str, state: Any) -> tuple[Tensor, Tensor] | None:
+    """(h, c), or None."""
+    if state is None:
+        return None
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        size = f" of {len(state)}" if isinstance(state, tuple | list) else ""
+        raise TypeError(f"[{op}] state is {shown(state)}{size}, needs a pair (h, c)")
+    for name, part in zip("hc", state, strict=True):
+        need_tensor(op, name, part)
+    return state[0], state[1]
+
+
+def need_lengths(op: str, lengths: object, n: int) -> None:
+    """Raises unless they are None or integers [n]."""
+    if lengths is None:
+        return
+    need_tensors(op, lengths=lengths)
+    assert isinstance(lengths, Tensor)
+    wrong = lengths.dtype == torch.bool or lengths.dtype.is_floating_point or lengths.dtype.is_complex
+    if wrong or tuple(lengths.shape) != (n,):
+        raise ValueError(f"[{op}] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{n}]")
