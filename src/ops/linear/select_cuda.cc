@@ -55,6 +55,7 @@ bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p
 
 namespace {
 
+// Of a launch. tf32 takes more in rounds.
 int64_t most_few_tokens(const CudaProblem& p) { return p.dtype == DType::f32 && !p.tf32 ? kFewTokens : kMostFewTokens; }
 
 // Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
@@ -65,7 +66,7 @@ bool few_supports(const CudaProblem& p) {
     return (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
-  return p.dtype != DType::f64 && p.n >= 1 && p.n <= most_few_tokens(p) && p.w_aligned &&
+  return p.dtype != DType::f64 && p.n >= 1 && (p.tf32 || p.n <= most_few_tokens(p)) && p.w_aligned &&
          p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
 }
 
@@ -73,7 +74,8 @@ bool few_supports(const CudaProblem& p) {
 // 63 (115); b = 8, .1, n = 128, 512 15 (218), 62 (207); b = 128, .25, n = 512 59 (96). 12288 x 12288, density .1,
 // wgrad: b = 32, n = 32, 64, 128, 512 24 (52), 38 (60), 60 (77), 201 (182); b = 8, n = 32, 512 50 (114), 561 (794).
 bool few_pays_in_tf32(const CudaProblem& p) {
-  return p.tf32 && few_supports(p) && (p.pass != Pass::wgrad || p.block == 8 || p.n <= 256);
+  if (!p.tf32 || !few_supports(p)) return false;
+  return p.pass == Pass::wgrad ? p.block == 8 || p.n <= 256 : p.block <= 16 || p.n <= kMostFewTokens;
 }
 
 // The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.

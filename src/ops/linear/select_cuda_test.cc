@@ -69,6 +69,8 @@ TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 128; }), CudaKernel::generic) << "32 tiles for 108 multiprocessors";
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 513; }), CudaKernel::tiled);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.block = 16; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.gated = true; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 256, o.pass = Pass::wgrad; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad, o.block = 8; }), CudaKernel::few);
