@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
+from ._given import need_one_kind, to_list
 from .layout import Layout
 
 _Int = npt.NDArray[np.int64]
@@ -80,7 +81,9 @@ class BlocksparseConv:
         usual = self._result(extents)
         self.MPQ = usual if MPQ is None else self._three("MPQ", MPQ)
         self._geometry = self._make_geometry(extents, usual)
-        self.BCK = [(self._channels(i, "C", c), self._channels(i, "K", k)) for i, (c, k) in enumerate(BCK)]
+        self.BCK = [
+            self._block(i, given) for i, given in enumerate(to_list(self._name, "BCK", BCK, "a list of blocks"))
+        ]
         if not self.BCK:
             raise ValueError(f"[{self._name}] BCK has no block, needs one at least")
         self.blocks, self.debug = len(self.BCK), debug
@@ -158,8 +161,15 @@ class BlocksparseConv:
             raise ValueError(f"[{self._name}] MPQ is {self.MPQ}, the other sizes give {sizes}")
         return made
 
+    def _block(self, i: int, given: tuple[Iterable[int], Iterable[int]]) -> tuple[_Int, _Int]:
+        needed = "(channels of x, channels of y)"
+        lists = to_list(self._name, f"block {i}", given, needed)
+        if len(lists) != 2:
+            raise ValueError(f"[{self._name}] block {i} has {len(lists)} parts, needs {needed}")
+        return self._channels(i, "C", lists[0]), self._channels(i, "K", lists[1])
+
     def _channels(self, block: int, name: str, given: Iterable[int]) -> _Int:
-        channels = np.asarray(list(given))
+        channels = np.asarray(to_list(self._name, f"{name} of block {block}", given, "a list of channels"))
         if channels.ndim != 1 or not channels.size or channels.dtype.kind not in "iu":
             raise ValueError(f"[{self._name}] the {name} of block {block} are no list of channels")
         if np.unique(channels).size != channels.size:
@@ -255,12 +265,7 @@ class BlocksparseConv:
             ValueError: a shape or dtype is wrong.
             TypeError: F and I are of different kinds.
         """
-        arrays = [isinstance(given, np.ndarray) for given in (F, I)]
-        if arrays[0] != arrays[1] or not all(hasattr(given, "shape") for given in (F, I)):
-            raise TypeError(
-                f"[{self._name}] F is a {type(F).__name__} and I a {type(I).__name__}, needs two NumPy arrays or two "
-                "PyTorch tensors"
-            )
+        need_one_kind(self._name, F=F, I=I)
         if math.prod(F.shape) != self.sizeF or list(F.shape) not in ([self.sizeF], self.f_shape()):
             raise ValueError(f"[{self._name}] F is {list(F.shape)}, needs {self.f_shape()} or {[self.sizeF]}")
         if len(I.shape) != 2 + _SIZES or list(I.shape[1:]) != self.i_shape(0)[1:]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from . import _lib, _structs
 from ._given import need, to_features, to_indices, to_int, to_list
+from ._interchange import csr_of_scipy, csr_of_torch, write_pattern
 
 _Int32 = npt.NDArray[np.int32]
 
@@ -185,12 +186,7 @@ class Layout:
             ValueError: the blocks are not square, or the indices are not sorted (call `sort_indices()` first).
             TypeError: it is no BSR array or matrix.
         """
-        if not hasattr(matrix, "blocksize"):
-            raise TypeError(f"[layout] a {type(matrix).__name__}, needs a SciPy BSR array or matrix")
-        rows, columns = matrix.blocksize
-        if rows != columns:
-            raise ValueError(f"[layout] blocks are {rows} x {columns}, needs square ones")
-        return cls.from_csr(matrix.indptr, matrix.indices, matrix.shape[1] // columns, rows)
+        return cls.from_csr(*csr_of_scipy(matrix))
 
     @classmethod
     def from_torch(cls, tensor: Any) -> Layout:
@@ -200,16 +196,7 @@ class Layout:
             ValueError: it has more dimensions, or its blocks are not square.
             TypeError: it is no such tensor.
         """
-        if (of := str(getattr(tensor, "layout", type(tensor).__name__))) != "torch.sparse_bsr":
-            raise TypeError(f"[layout] a tensor is {of}, needs torch.sparse_bsr")
-        rows, columns = tensor.values().shape[-2:]
-        if tensor.dim() != 2 or rows != columns:
-            raise ValueError(
-                f"[layout] a BSR tensor of shape {tuple(tensor.shape)} in blocks of {rows} x {columns}, "
-                "needs two dimensions and square blocks"
-            )
-        crow, col = tensor.crow_indices().cpu().numpy(), tensor.col_indices().cpu().numpy()
-        return cls.from_csr(crow, col, tensor.shape[1] // columns, rows)
+        return cls.from_csr(*csr_of_torch(tensor))
 
     @classmethod
     def from_graph(
@@ -262,18 +249,7 @@ class Layout:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the layout to a .npz file: all of it is there, or, if writing fails, what was there before."""
-        path = Path(path)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, pattern=self.pattern())
-            temporary.replace(path)
-        except OSError as error:
-            if error.errno is None:
-                raise
-            raise type(error)(error.errno, error.strerror, str(path)) from error  # not the temporary name
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_pattern(Path(path), self.pattern())
 
     # ---- What it is -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
+from ._given import need_one_kind
 from .layout import Layout
 
 
@@ -104,7 +105,9 @@ class BlocksparseMatMul:
 
         Raises:
             ValueError: a shape or dtype is wrong.
+            TypeError: they are of different kinds.
         """
+        need_one_kind("BlocksparseMatMul", x=x, w=w, **({} if gate is None else {"gate": gate}))
         if tuple(w.shape) != self.w_shape:
             raise ValueError(f"[BlocksparseMatMul] w is {tuple(w.shape)}, needs {self.w_shape}")
         if len(x.shape) < 2 or x.shape[-1 if self.axis else 0] != self.C:

@@ -12,6 +12,8 @@ import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout, graphs
 from blocksparse import numpy as bsn
+from blocksparse.conv import BlocksparseConv
+from blocksparse.matmul import BlocksparseMatMul
 
 LAYOUT = Layout.from_graph("random(4,3,0.5)", 8, seed=1)  # 32 x 24
 SQUARE = Layout.from_graph("ba(4,2)", 8)
@@ -74,6 +76,15 @@ CALLS = {
     "numpy.conv_wgrad": (
         bsn.conv_wgrad,
         {"x": IMAGES, "dy": RESULTS, "layout": LAYOUT, "geometry": GEOMETRY, "accumulate": False, "threads": 1},
+    ),
+    "matmul.BlocksparseMatMul": (BlocksparseMatMul, {"layout": np.eye(3), **SIDE}),
+    "matmul.BlocksparseMatMul()": (
+        BlocksparseMatMul(np.eye(3), 32, 1),
+        {"x": np.ones((2, 96)), "w": np.ones((3, 32, 32))},
+    ),
+    "conv.BlocksparseConv": (
+        BlocksparseConv,
+        {"BCK": [(range(8), range(8)), (range(8, 16), range(8, 16))], "TRS": (3, 3), "DHW": (5, 5)},
     ),
     "torch.linear": (
         bst.linear,

@@ -1,0 +1,50 @@
+"""What layouts come from and go to: matrices of other libraries, and files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Csr = tuple[Any, Any, int, int]  # crow, col, in_blocks, block_size
+
+
+def csr_of_scipy(matrix: Any) -> Csr:
+    """See `Layout.from_scipy`."""
+    if not hasattr(matrix, "blocksize"):
+        raise TypeError(f"[layout] a {type(matrix).__name__}, needs a SciPy BSR array or matrix")
+    rows, columns = matrix.blocksize
+    if rows != columns:
+        raise ValueError(f"[layout] blocks are {rows} x {columns}, needs square ones")
+    return matrix.indptr, matrix.indices, matrix.shape[1] // columns, rows
+
+
+def csr_of_torch(tensor: Any) -> Csr:
+    """See `Layout.from_torch`."""
+    if (of := str(getattr(tensor, "layout", type(tensor).__name__))) != "torch.sparse_bsr":
+        raise TypeError(f"[layout] a tensor is {of}, needs torch.sparse_bsr")
+    rows, columns = tensor.values().shape[-2:]
+    if tensor.dim() != 2 or rows != columns:
+        raise ValueError(
+            f"[layout] a BSR tensor of shape {tuple(tensor.shape)} in blocks of {rows} x {columns}, "
+            "needs two dimensions and square blocks"
+        )
+    crow, col = tensor.crow_indices().cpu().numpy(), tensor.col_indices().cpu().numpy()
+    return crow, col, tensor.shape[1] // columns, rows
+
+
+def write_pattern(path: Path, pattern: Any) -> None:
+    """A .npz file: all of it is there, or, if writing fails, what was there before."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, pattern=pattern)
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error  # not the temporary name
+    finally:
+        temporary.unlink(missing_ok=True)
