@@ -63,7 +63,7 @@ int64_t most_few_tokens(const CudaProblem& p) { return p.dtype == DType::f32 && 
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   if (p.pass == Pass::wgrad) {
-    return (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_few_gradient_tokens(p.block) &&
+    return (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_few_gradient_tokens(p) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
   return p.dtype != DType::f64 && p.n >= 1 && (p.tf32 || p.n <= most_few_tokens(p)) && p.w_aligned &&
@@ -75,7 +75,7 @@ bool few_supports(const CudaProblem& p) {
 // wgrad: b = 32, n = 32, 64, 128, 512 24 (52), 38 (60), 60 (77), 201 (182); b = 8, n = 32, 512 50 (114), 561 (794).
 bool few_pays_in_tf32(const CudaProblem& p) {
   if (!p.tf32 || !few_supports(p)) return false;
-  return p.pass == Pass::wgrad ? p.block == 8 || p.n <= 256 : p.block <= 16 || p.n <= kMostFewTokens;
+  return p.pass == Pass::wgrad || p.block <= 16 || p.n <= kMostFewTokens;
 }
 
 // The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
@@ -218,7 +218,7 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
   p.tf32 = p.dtype == DType::f32;
-  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p.block) : most_few_tokens(p));
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p) : most_few_tokens(p));
   if (!few_supports(p)) return 0;
   if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);

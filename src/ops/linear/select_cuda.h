@@ -81,8 +81,11 @@ bool slices_fit_clusters(const CudaProblem& p);
 // Whether the kernel `rows` walks the rows r, r + rows / 4, ... together: those of four gates, say.
 bool rows_in_fours(const CudaProblem& p);
 
-// Its gradient takes more: dW is what counts until the tokens do.
-constexpr int64_t most_few_gradient_tokens(int32_t block) { return block >= 64 ? 1024 : 2048; }
+// Its gradient takes more: dW is what counts until the tokens do, which it copies.
+constexpr int64_t most_few_gradient_tokens(const CudaProblem& p) {
+  if (p.dtype == DType::f32) return p.block == 8 ? 1024 : 256;
+  return p.block >= 64 ? 1024 : 2048;
+}
 
 struct FewGradientPlan {
   int32_t unit = 0;  // edge of what a warp computes at once

@@ -50,7 +50,7 @@ TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
       << "and x, should it have to be copied";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f64, 64)), 0u) << "terms fit into a launch";
-  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f32, 100000)),
+  EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f64, 100000)),
             static_cast<size_t>(kMostTerms * kTermBytes));
 }
 

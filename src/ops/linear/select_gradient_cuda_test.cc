@@ -25,7 +25,7 @@ TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::few) << "dW element by element";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = o.outputs = 4093; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 0; }), CudaKernel::generic);
-  EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(32) + 1; }), CudaKernel::few);
+  EXPECT_NE(but([](CudaProblem& o) { o.n = most_few_gradient_tokens(o) + 1; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = int64_t{1} << 25; }), CudaKernel::generic) << "offsets of 32 bits";
   EXPECT_EQ(choose_cuda_kernel(p, kH200), CudaKernel::few);
@@ -63,10 +63,12 @@ TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
   EXPECT_EQ(plan.output_units, 32);
   EXPECT_EQ(plan.packed_bytes, 48 * 32 * 64 * 2) << "two chunks of 32 tokens";
   EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(plan.packed_bytes + plan.units * 4));
-  for (int64_t n = 1; n <= most_few_gradient_tokens(128); ++n) {  // pairs of a token each: 64 are packed at a time
+  for (int64_t n = 1; n <= most_few_gradient_tokens(p); ++n) {  // pairs of a token each: 64 are packed at a time
     p.n = n;
     EXPECT_GE(plan_few_gradient(p).packed_bytes, 48 * 32 * 2 * 32 * (n / 64 * 2 + (n % 64 + 31) / 32));
   }
+  p.n = 64, p.dtype = DType::f32;
+  EXPECT_EQ(plan_few_gradient(p).packed_bytes, 48 * 32 * 64 * 4) << "four chunks of 16";
   EXPECT_EQ(few_gradient_split(2000, 16, kH200), 1);
   EXPECT_EQ(few_gradient_split(1000, 16, kH200), 2);
   EXPECT_EQ(few_gradient_split(100, 16, kH200), 4);
