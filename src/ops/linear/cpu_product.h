@@ -1,6 +1,7 @@
 // y = f(x W^T + bias + residual) on the CPU, for any element type and instruction set: fprop, and dgrad as fprop on the
 // transposed layout.
 //   x panels [vectors][inputs][lanes]     w [blocks, b, b]     sums [vectors][b][lanes], in registers and L1
+//   AVX2: x panels [groups][inputs][vectors of a group][lanes], and for plain f32 tiles are outside of strips.
 //   Panels of pairs hold two inputs in a lane, and inputs below are then pairs of them.
 // Who does what
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
