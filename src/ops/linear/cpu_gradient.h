@@ -80,7 +80,7 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
 template <class S, int L, int J>
 BS_INLINE Vec<S, L> load_runs(const S* const* from, int64_t at) {
   if constexpr (J == 1) {
-    return operand<S, L>(from[0] + at);
+    return load_as<S, L>(from[0] + at);
   } else {
     static_assert(J == 2);
     const auto low = load_as<S, L / 2>(from[0] + at), high = load_as<S, L / 2>(from[1] + at);
@@ -133,7 +133,7 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy,
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
         const P* at = kFirst ? rows[o / 4] + o % 4 * a.dy_feature : dyr + t * dy_token + o;
-        const Vec<P, L> d = operand_in_all_lanes<P, L>(at);
+        const Vec<P, L> d = broadcast<P, L>(*at);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], d, xv[v]);
       }

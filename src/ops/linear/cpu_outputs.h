@@ -89,7 +89,7 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
       for (int t = 0; t < T; ++t) {
         const Vec<P, L> xv = in_register(operand_in_all_lanes<P, L>(rows[t / 4] + t % 4 * x_token));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[t][v] = multiply_add<S, L>(sum[t][v], xv, wv[v]);
+        for (int v = 0; v < V; ++v) add_product<S, L>(sum[t][v], xv, wv[v]);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + sizeof(P));

@@ -94,7 +94,7 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
       for (int o = 0; o < O; ++o) {
         const Vec<P, L> wv = in_register(operand_in_all_lanes<P, L>(wb + o * WView::kOutput));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], wv, xv[v]);
+        for (int v = 0; v < V; ++v) add_product<S, L>(sum[o][v], wv, xv[v]);
       }
       wb = next_row(wb + w.input());
     };

@@ -66,7 +66,7 @@ BS_INLINE void add_taps(Vec<S, L> (&sum)[P][V], const S* xb, const int64_t* from
     for (int p = 0; p < P; ++p) {
       const Vec<S, L> xv = in_register(operand_in_all_lanes<S, L>(xb + from[p]));
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[p][v] = multiply_add<S, L>(sum[p][v], xv, wv[v]);
+      for (int v = 0; v < V; ++v) add_product<S, L>(sum[p][v], xv, wv[v]);
     }
   }
 }
