@@ -280,14 +280,15 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
       g.dw_dtype, g.layout.blocks);
   const int64_t in_slices = ceil_div(in_features, kTaskFeatures), out_slices = ceil_div(out_features, kTaskFeatures);
   const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
+  const int64_t round = gradient_round(g, plan.round, kernel->lanes * sum_bytes);
   Carver carver(workspace);
   auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
-  void* dy_panels = x_panels + plan.round * ceil_div(in_features, block) * block * sum_bytes;
+  void* dy_panels = x_panels + round * ceil_div(in_features, block) * block * sum_bytes;
   GradientArgs a{.block = block,
                  .out_features = out_features,
                  .in_features = in_features,
-                 .round = plan.round,
-                 .dy_round = plan.round,
+                 .round = round,
+                 .dy_round = round,
                  .x_panels = x_panels,
                  .dy_panels = dy_panels,
                  .out_of = out_of(g.layout).data(),
@@ -329,12 +330,12 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     a.dy_feature = g.term(0).dy.feature_stride;
   }
   Position at = advance(g, {}, 0);
-  for (int64_t token = 0; token == 0 || token < n; token += plan.round) {
-    a.n = std::min(plan.round, n - token);
+  for (int64_t token = 0; token == 0 || token < n; token += round) {
+    a.n = std::min(round, n - token);
     a.accumulate = g.accumulate || (token > 0 && a.sums == nullptr);
     a.accumulate_gates = g.accumulate || token > 0;
     a.add_sums = token > 0;
-    a.keep_sums = a.sums != nullptr && token + plan.round < n;
+    a.keep_sums = a.sums != nullptr && token + round < n;
     if (dy_in_place) a.dy_panels = advance(g.term(0).dy.data, token * a.dy_token, g.dtype);
     const int64_t slices = in_slices + (dy_in_place ? 0 : out_slices);
     parallel_for(threads, a.n > 0 ? slices : 0, [&](int64_t task) {
@@ -343,13 +344,13 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
                             .block = block,
                             .starts = walk_of(g.layout, of_x).starts.data(),
                             .panels = of_x ? x_panels : dy_panels,
-                            .round = plan.round};
+                            .round = round};
       if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
       else pack_tokens(*kernel, g, rows, at, a.n, task - in_slices, [](const GradTerm& t) { return t.dy; });
     });
     run_blocks(a);
     if (n == 0) break;
-    at = advance(g, at, plan.round);
+    at = advance(g, at, round);
   }
   return {};
 }

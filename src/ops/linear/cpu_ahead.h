@@ -25,6 +25,7 @@ struct Chunk {
 // How many blocks of a list make a chunk.
 template <class C>
 int most_of_chunk(const ProductArgs& a) {
+  if (a.block == kSmallestBlock) return C::chunk_inputs_of_8 / kSmallestBlock;
   return a.block <= C::most_shared ? C::chunk_inputs / a.block : 1;
 }
 

@@ -66,7 +66,7 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      sum[t][v] = from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + t * from.token + v * L);
+      sum[t][v] = kAddsLast || from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + t * from.token + v * L);
     }
   }
   for (int i = 0; i < strip.count; ++i) {
@@ -83,24 +83,26 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
       }
       Vec<P, L> wv[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<P, L>(w + v * L));
+      for (int v = 0; v < V; ++v) wv[v] = in_register(operand<P, L>(w + v * L));
       w = next_row(w + strip.row);
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t) {
-        P element;
-        __builtin_memcpy(&element, rows[t / 4] + t % 4 * x_token, sizeof(P));
-        const Vec<P, L> xv = in_register(broadcast<P, L>(element));
+        const Vec<P, L> xv = in_register(operand_in_all_lanes<P, L>(rows[t / 4] + t % 4 * x_token));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[t][v] = multiply_add<S, L>(sum[t][v], xv, wv[v]);
+        for (int v = 0; v < V; ++v) add_product<S, L>(sum[t][v], xv, wv[v]);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + sizeof(P));
     }
   }
+  const bool adds = kAddsLast && from.data != nullptr;
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(to.data + t * to.token + v * L, sum[t][v]);
+    for (int v = 0; v < V; ++v) {
+      if (adds) sum[t][v] += load_as<S, L>(from.data + t * from.token + v * L);
+      store_as<S, L>(to.data + t * to.token + v * L, sum[t][v]);
+    }
   }
 }
 
@@ -119,7 +121,7 @@ struct StripOfGroup {
     constexpr int kSums = kVectorBytes == 64 ? 24 : 12, T = kSums / V;
     for (int64_t token = 0; token < tokens;) {
       const int64_t left = tokens - token;
-      if (left >= T && !(T == 12 && left == 16)) token += tile<T>(token);
+      if (left >= T && !(T == 12 && left == 16) && !(T == 6 && left == 8)) token += tile<T>(token);
       else if (T > 8 && left >= 8) token += tile<8>(token);
       else if (T > 4 && left >= 4) token += tile<4>(token);
       else token += tile<1>(token);

@@ -1,6 +1,7 @@
 // y = f(x W^T + bias + residual) on the CPU, for any element type and instruction set: fprop, and dgrad as fprop on the
 // transposed layout.
 //   x panels [vectors][inputs][lanes]     w [blocks, b, b]     sums [vectors][b][lanes], in registers and L1
+//   AVX2: x panels [groups][inputs][vectors of a group][lanes], and for plain f32 tiles are outside of strips.
 //   Panels of pairs hold two inputs in a lane, and inputs below are then pairs of them.
 // Who does what
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
@@ -69,7 +70,8 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      sum[o][v] = from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + o * from.output + v * from.vector);
+      sum[o][v] = kAddsLast || from.data == nullptr ? Vec<S, L>{}
+                                                    : load_as<S, L>(from.data + o * from.output + v * from.vector);
     }
   }
   constexpr int kPart = kUnroll * O * static_cast<int>(sizeof(P)) / kTogether<P>;
@@ -86,13 +88,13 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
     auto step = [&]() __attribute__((always_inline)) {
       Vec<P, L> xv[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) xv[v] = in_register(load_as<P, L>(xb + at[v]));
+      for (int v = 0; v < V; ++v) xv[v] = in_register(operand<P, L>(xb + at[v]));
       xb = next_row(xb + x.feature);
 #pragma GCC unroll 16
       for (int o = 0; o < O; ++o) {
-        const Vec<P, L> wv = in_register(broadcast<P, L>(wb[o * WView::kOutput]));
+        const Vec<P, L> wv = in_register(operand_in_all_lanes<P, L>(wb + o * WView::kOutput));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) sum[o][v] = multiply_add<S, L>(sum[o][v], wv, xv[v]);
+        for (int v = 0; v < V; ++v) add_product<S, L>(sum[o][v], wv, xv[v]);
       }
       wb = next_row(wb + w.input());
     };
@@ -110,10 +112,14 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
     }
     for (; k < depth; ++k) step();
   }
+  const bool adds = kAddsLast && from.data != nullptr;
 #pragma GCC unroll 16
   for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(to.data + o * to.output + v * to.vector, sum[o][v]);
+    for (int v = 0; v < V; ++v) {
+      if (adds) sum[o][v] += load_as<S, L>(from.data + o * from.output + v * from.vector);
+      store_as<S, L>(to.data + o * to.output + v * to.vector, sum[o][v]);
+    }
   }
 }
 
@@ -132,24 +138,52 @@ void multiply_some(const Entries& entries, const WView& w, const XView<typename 
   multiply_tile<S, P, C::lanes, O, V, false>(entries, w, xv, fv, tv);
 }
 
-// All vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a full tile, which would
-// leave the FMA units idle between dependent sums.
-template <class C, int O, class WView>
-void multiply_vectors(const Entries& entries, const WView& w, const XView<typename C::P>& x, int vectors,
-                      const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
+// body.operator()<V>(v) for all vectors of a group, in tiles of C::tile.vectors and fewer: never a single one next to a
+// full tile, which would leave the FMA units idle between dependent sums.
+template <class C, class Body>
+BS_INLINE void each_tile(int vectors, Body body) {
   for (int v = 0; v < vectors;) {
     const int left = vectors - v;
     if (C::tile.vectors >= 3 && left >= 3 && left != 4) {
-      multiply_some<C, O, 3>(entries, w, x, v, from, to);
+      body.template operator()<3>(v);
       v += 3;
     } else if (left >= 2) {
-      multiply_some<C, O, 2>(entries, w, x, v, from, to);
+      body.template operator()<2>(v);
       v += 2;
     } else {
-      multiply_some<C, O, 1>(entries, w, x, v, from, to);
+      body.template operator()<1>(v);
       v += 1;
     }
   }
+}
+
+template <class C, int O, class WView>
+void multiply_vectors(const Entries& entries, const WView& w, const XView<typename C::P>& x, int vectors,
+                      const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
+  each_tile<C>(vectors, [&]<int V>(int v) { multiply_some<C, O, V>(entries, w, x, v, from, to); });
+}
+
+// Whether a tile of vectors goes through all strips of a chunk before the next one: with 32 KB of L1, that the chunk's
+// x for this tile stays there.
+template <class C>
+constexpr bool kStripsInside = kVectorBytes == 32 && C::dtype == DType::f32;
+
+template <class C, class WView>
+void multiply_strips_inside(const ProductArgs& a, const Entries& entries, WView w, const XView<typename C::P>& x,
+                            int vectors, const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
+  constexpr int O = C::tile.outputs;
+  each_tile<C>(vectors, [&]<int V>(int v) {
+    for (w.strip = 0; w.strip < a.block; w.strip += O) {
+      const SumsAt<const typename C::S> first{from.data == nullptr ? nullptr : from.data + w.strip * from.output,
+                                              from.output, from.vector};
+      const SumsAt<typename C::S> last{to.data + w.strip * to.output, to.output, to.vector};
+      if (v == 0 && entries.ask) {
+        const Range part = bytes_of_strip<C>(a, w.strip);
+        for (int i = 0; i < entries.count; ++i) Ahead<C>::ask(entries.data[i].later, part);
+      }
+      multiply_some<C, O, V>(entries, w, x, v, first, last);
+    }
+  });
 }
 
 // body(view of W where it lies) for one strip.
@@ -183,6 +217,13 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, c
     const int64_t begin = chunk.refs[i].from * block;
     list[i] = {begin * x.feature, chunk.refs[i].weight, least(block, inputs - begin),
                ahead != nullptr ? ahead->next() : nullptr};
+  }
+  if constexpr (kStripsInside<C>) {
+    if (!copies<C>(a)) {
+      const Entries entries{list, chunk.count, ahead != nullptr, 0};
+      in_place<C>(a, 0, [&](const auto& view) { multiply_strips_inside<C>(a, entries, view, x, vectors, from, to); });
+      return;
+    }
   }
   constexpr int kMostCopied = T == 2 ? 2 * kSmallestBlock : O;
   alignas(64) P strips[kMaxBlock / T * kMostCopied];
@@ -320,17 +361,16 @@ void multiply_group(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, c
 template <class C>
 void multiply_piece(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range vectors) {
   using P = typename C::P;
-  constexpr int L = C::lanes, T = kTogether<P>;
-  const int64_t vector = (a.inputs + T - 1) / T * L;  // of packed x, from one to the next
-  const int64_t complete = a.direct ? a.n / L : 0;    // vectors that are read in place
+  constexpr int L = C::lanes;
+  const int64_t complete = a.direct ? a.n / L : 0;  // vectors that are read in place
   for (int64_t v = vectors.first; v < vectors.last;) {
     const bool direct = v < complete;
     const int64_t end = direct && complete < vectors.last ? complete : vectors.last;
     const int count = static_cast<int>(least<int64_t>(C::group, end - v));
     int64_t at[C::group];
-    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : (v - complete + i) % a.panel_vectors * vector;
+    for (int i = 0; i < count; ++i) at[i] = direct ? (v + i) * L : panel_place<C>(a, v - complete + i).at;
     const XView<P> x = direct ? XView<P>{static_cast<const P*>(a.x), a.x_feature, at}
-                              : XView<P>{static_cast<const P*>(a.panels), L, at};
+                              : XView<P>{static_cast<const P*>(a.panels), panel_place<C>(a, v - complete).input, at};
     multiply_group<C>(a, piece, v == vectors.first ? &ahead : nullptr, x, v, count);
     v += count;
   }

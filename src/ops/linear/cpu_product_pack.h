@@ -7,6 +7,25 @@
 namespace blocksparse::linear {
 namespace {
 
+// Where a vector of packed x begins, and how far its inputs are apart.
+struct PanelPlace {
+  int64_t at, input;
+};
+
+// Whether vectors of a group lie side by side, input by input: one behind the other they would be a large power of two
+// apart, and a block of all of them in few sets of L1.
+template <class C>
+constexpr bool kSideBySide = kVectorBytes == 32 && kTogether<typename C::P> == 1;
+
+template <class C>
+PanelPlace panel_place(const ProductArgs& a, int64_t packed) {
+  constexpr int64_t L = C::lanes, G = C::group, T = kTogether<typename C::P>;
+  const int64_t inputs = (a.inputs + T - 1) / T;
+  if constexpr (!kSideBySide<C>) return {packed % a.panel_vectors * inputs * L, L};
+  const int64_t first = packed / G * G, all = (a.n + L - 1) / L - (a.direct ? a.n / L : 0);
+  return {first % a.panel_vectors * inputs * L + (packed - first) * L, least(G, all - first) * L};
+}
+
 // Pairs of features. What remains after whole squares is packed one by one.
 template <class C>
 void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
@@ -46,11 +65,12 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
   const int64_t complete = a.direct ? a.n / L : 0;
   const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
   const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  S* panel = static_cast<S*>(a.panels) + ((vector - complete) % a.panel_vectors * a.inputs + first_feature) * L;
+  const PanelPlace place = panel_place<C>(a, vector - complete);
+  S* panel = static_cast<S*>(a.panels) + place.at + first_feature * place.input;
   if (a.x_feature == 1) {
-    pack_transposed<S, L>(x, a.x_token, tokens, features, panel, L);
+    pack_transposed<S, L>(x, a.x_token, tokens, features, panel, place.input);
   } else {
-    for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * L);
+    for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * place.input);
   }
 }
 

@@ -61,12 +61,12 @@ BS_INLINE void add_taps(Vec<S, L> (&sum)[P][V], const S* xb, const int64_t* from
   for (int tap = 0; tap < taps; ++tap, xb += next_x, wb += next_w) {
     Vec<S, L> wv[V];
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) wv[v] = in_register(load_as<S, L>(wb + v * L));
+    for (int v = 0; v < V; ++v) wv[v] = in_register(operand<S, L>(wb + v * L));
 #pragma GCC unroll 16
     for (int p = 0; p < P; ++p) {
-      const Vec<S, L> xv = in_register(broadcast<S, L>(xb[from[p]]));
+      const Vec<S, L> xv = in_register(operand_in_all_lanes<S, L>(xb + from[p]));
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[p][v] = multiply_add<S, L>(sum[p][v], xv, wv[v]);
+      for (int v = 0; v < V; ++v) add_product<S, L>(sum[p][v], xv, wv[v]);
     }
   }
 }
@@ -96,7 +96,7 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[p][v] = first ? Vec<S, L>{} : load_as<S, L>(sums + (p * V + v) * L);
+    for (int v = 0; v < V; ++v) sum[p][v] = kAddsLast || first ? Vec<S, L>{} : load_as<S, L>(sums + (p * V + v) * L);
   }
   for (const TapEntry<S>* e = entries; e != entries + count; ++e) {
     const S *xb = x + e->x, *wb = e->w;
@@ -128,10 +128,14 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
     }
     many([&]() __attribute__((always_inline)) { add_taps<S, L, V, P>(sum, xb, from, wb, 1, 0, 0); });
   }
+  const bool adds = kAddsLast && !first;
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store_as<S, L>(sums + (p * V + v) * L, sum[p][v]);
+    for (int v = 0; v < V; ++v) {
+      if (adds) sum[p][v] += load_as<S, L>(sums + (p * V + v) * L);
+      store_as<S, L>(sums + (p * V + v) * L, sum[p][v]);
+    }
   }
 }
 

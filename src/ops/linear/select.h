@@ -70,5 +70,7 @@ GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t block
 bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
 // Whether it reads features-first dy where it lies, and packs x alone.
 bool reads_dy_in_place(const WeightGradient& g);
+// Tokens that are packed and summed at a time, of the `most` that there is room for.
+int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_bytes);
 
 }  // namespace blocksparse::linear

@@ -141,6 +141,22 @@ TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
   EXPECT_EQ(group_along_outputs(16384), 64);
 }
 
+TEST(Select, GradientsOfLargeBlocksAreSummedAFewTokensAtATime) {
+  constexpr int64_t kMost = 1024;
+  const auto round_of = [](int32_t block, Order order, DType dw, int64_t vector_bytes) {
+    const auto layout = Layout::from_graph("random(8,0.5)", {.block_size = block}, 0);
+    const float nothing = 0;  // never read
+    const ConstTensor x = activations<const void*>(&nothing, DType::f32, 512, 8 * block, order);
+    const GradPair pair{x, x};
+    return gradient_round({.dw_dtype = dw, .layout = layout->view(), .pairs = {&pair, 1}}, kMost, vector_bytes);
+  };
+  EXPECT_EQ(round_of(32, Order::features_last, DType::f32, 32), 64);
+  EXPECT_EQ(round_of(16, Order::features_last, DType::f32, 32), kMost);
+  EXPECT_EQ(round_of(32, Order::features_first, DType::f32, 32), kMost);
+  EXPECT_EQ(round_of(32, Order::features_last, DType::bf16, 32), kMost) << "sums would be narrowed each time";
+  EXPECT_EQ(round_of(32, Order::features_last, DType::f32, 64), kMost);
+}
+
 TEST(Select, SmallProblemsStayOnOneThread) {
   EXPECT_EQ(worthwhile_threads(16, 0), 1);
   EXPECT_EQ(worthwhile_threads(16, 9e5), 1);
