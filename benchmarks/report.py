@@ -1,6 +1,6 @@
 """Results as a Markdown table and two pictures: speed-up against density, and share of the roofline.
 
-python benchmarks/report.py benchmarks/results/2026-11-21-amd-epyc-avx2.jsonl [--output FOLDER]
+python benchmarks/report.py benchmarks/results/2026-11-22-amd-epyc-zen3.jsonl [--output FOLDER]
 """
 
 from __future__ import annotations

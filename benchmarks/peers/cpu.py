@@ -1,6 +1,6 @@
 """Adds what is called from Python to a file of results: PyTorch's dense and BSR products, SciPy's BSR, TACO's kernels.
 
-python benchmarks/peers/cpu.py benchmarks/results/2026-11-21-amd-epyc-avx2.jsonl [--filter "n=64"]
+python benchmarks/peers/cpu.py benchmarks/results/2026-11-22-amd-epyc-zen3.jsonl [--filter "n=64"]
 
 For each problem of the file: the same shapes, every result checked against a dense product in float64, then medians of
 interleaved samples, weights rotated through as much memory as the file's own were, threads confined to the same
