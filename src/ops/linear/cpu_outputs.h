@@ -17,6 +17,7 @@
 
 #include <type_traits>
 
+#include "cpu/simd_tile.h"
 #include "ops/linear/cpu_ahead.h"
 #include "ops/linear/cpu_finish.h"
 
