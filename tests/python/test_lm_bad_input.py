@@ -364,7 +364,12 @@ def test_stopped_by_hand(text, tmp_path):
         2,
     ]
     command = [sys.executable, "-m", "blocksparse", *map(str, words), "--device", "cpu"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's job in the background ignores it
+    )
     last = tmp_path / "out" / "last.safetensors"
     for _ in range(1200):
         if last.exists():
