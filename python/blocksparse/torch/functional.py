@@ -141,8 +141,9 @@ def linear_wgrad(
         ValueError: a shape or dtype is wrong, or the lists are empty or of different lengths.
     """
     need_layout("linear_wgrad", layout)
+    xs, dys = (to_list("linear_wgrad", name, given, "a list of tensors") for name, given in (("xs", xs), ("dys", dys)))
     for name, given in (("xs", xs), ("dys", dys)):
-        for tensor in to_list("linear_wgrad", name, given, "a list of tensors"):
+        for tensor in given:
             need_tensor("linear_wgrad", f"one of {name}", tensor)
     if len(xs) == 0:
         raise ValueError("[linear_wgrad] xs is empty, needs one tensor at least")

@@ -149,6 +149,8 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
 
 namespace {
 
+bool in_tf32(DType dtype, Math math) { return dtype == DType::f32 && math == Math::tf32; }
+
 // Rows, of tokens or of features, at multiples of 16 bytes, one behind the other.
 bool in_rows(const Activations& a, DType dtype) {
   const int64_t stride = a.features_first() ? a.feature_stride : a.token_stride;
@@ -166,7 +168,7 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
   problem.x_in_rows = in_rows(p.x, p.dtype);
   problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
-  problem.tf32 = p.dtype == DType::f32 && stream.math == Math::tf32;
+  problem.tf32 = in_tf32(p.dtype, stream.math);
   return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
 }
 
@@ -197,7 +199,7 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
     problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
     problem.gated = g.dgates != nullptr;
     problem.pairs = static_cast<int64_t>(part.pairs.size());
-    problem.tf32 = g.dtype == DType::f32 && stream.math == Math::tf32;
+    problem.tf32 = in_tf32(g.dtype, stream.math);
     for (size_t i = 0; i < part.pairs.size(); ++i) {
       const GradTerm term = part.term(i);
       problem.x_first = term.x.features_first();
@@ -242,7 +244,7 @@ Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype
   const auto card = cuda::card_of(layout.device);
   if (!card.ok()) return card.status();
   CudaProblem problem = cuda_problem(pass, layout, dtype, n);
-  problem.tf32 = dtype == DType::f32 && math == Math::tf32;
+  problem.tf32 = in_tf32(dtype, math);
   const auto kernel = kernel_for(problem, *card);
   if (!kernel.ok()) return kernel.status();
   return std::string(name_of(*kernel));

@@ -1,11 +1,9 @@
 // y = f(x W^T + bias + residual) for few tokens, and dgrad likewise: W is streamed straight into registers, once for up
 // to 64 tokens.
-//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, or f32 that may be rounded to tf32; sums in
-//   f32
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, or f32 rounded to tf32; sums in f32
 // Who does what
-//   grid      a thread block for each piece, strip of up to 32 outputs and slice of up to 64 tokens, as many as
-//   possible
-//             resident at once
+//   grid      a thread block for each piece, strip of up to 32 outputs and slice of up to 64 tokens; as many as
+//             possible resident at once
 //   warps     take the units of a piece in turn, so that all thread blocks walk x in the same order
 //   load      W and x some units ahead, into registers: W past L1; x is read from L1 and L2, again by every strip
 //   compute   mma.sync; no barrier and no shared memory in the loop

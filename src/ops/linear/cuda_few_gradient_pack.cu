@@ -12,7 +12,6 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int kPackThreads = 128;
-constexpr int kChunkTokens = gradient_chunk_tokens(2), kWideChunkTokens = gradient_chunk_tokens(4);
 
 __device__ int term_of(const GradientPack& p, int token) {
   int low = 0;
@@ -40,9 +39,9 @@ __device__ void load_words(uint32_t (&to)[Words], const uint16_t* from) {
 }
 
 // What one warp packs: a unit of x or dy, a chunk of tokens.
-template <int U>
+template <class Bits, int U>
 struct PackWork {
-  static constexpr int kGroups = U / 8, kTokens = kChunkTokens;
+  static constexpr int kGroups = U / 8, kTokens = gradient_chunk_tokens(sizeof(Bits));
   const GradientPack& p;
   int side;
   int64_t first_feature;
@@ -98,38 +97,27 @@ struct PackWork {
     }
   }
 
-  __device__ void read(uint32_t (&words)[kGroups][4]) const {
-    const GradientTerm& of = p.term[term];
-    const bool alone = term + 1 == p.terms || p.term[term + 1].first >= first_token + kChunkTokens;
-    if (!alone || !of.vectors[side]) read_elements(words);
-    else if (!of.features_first[side] && first_feature + U <= p.features[side]) read_rows(of, words);
-    else if (of.features_first[side] && (first_token - of.first) % 8 == 0) read_columns(of, words);
-    else read_elements(words);
-  }
-};
-
-// The same of f32. Elements are read one by one: a unit's are 16 lines, which stay in L1.
-template <int U>
-struct WidePackWork {
-  static constexpr int kGroups = U / 8, kTokens = kWideChunkTokens;
-  const GradientPack& p;
-  int side;
-  int64_t first_feature;
-  int first_token, term;
-
-  __device__ void read(uint32_t (&words)[kGroups][4]) const {
-    const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
-    const bool alone = term + 1 == p.terms || p.term[term + 1].first >= first_token + kWideChunkTokens;
+  // f32 of any terms, one by one: a unit's are 16 lines, which stay in L1.
+  __device__ void read_wide(bool alone, uint32_t (&words)[kGroups][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first_token + 4 * t + i;
       const GradientTerm& of = p.term[alone ? term : term_of(p, token)];
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        const int64_t feature = first_feature + U / 4 * (g / 2) + 2 * j + g % 2;
-        words[j][i] = rounded_to_tf32(__uint_as_float(element<uint32_t>(p, of, side, token - of.first, feature)));
+        words[j][i] = rounded_to_tf32(__uint_as_float(element<uint32_t>(p, of, side, token - of.first, feature(j))));
       }
     }
+  }
+
+  __device__ void read(uint32_t (&words)[kGroups][4]) const {
+    const GradientTerm& of = p.term[term];
+    const bool alone = term + 1 == p.terms || p.term[term + 1].first >= first_token + kTokens;
+    if constexpr (sizeof(Bits) == 4) read_wide(alone, words);
+    else if (!alone || !of.vectors[side]) read_elements(words);
+    else if (!of.features_first[side] && first_feature + U <= p.features[side]) read_rows(of, words);
+    else if (of.features_first[side] && (first_token - of.first) % 8 == 0) read_columns(of, words);
+    else read_elements(words);
   }
 };
 
@@ -156,7 +144,7 @@ __global__ void __launch_bounds__(kPackThreads) gradient_pack(const __grid_const
 template <class Body>
 Status with_pack(int64_t element_size, int32_t unit, Body body) {
   const auto with = [&]<int U>() {
-    return element_size == 4 ? body(gradient_pack<WidePackWork<U>>) : body(gradient_pack<PackWork<U>>);
+    return element_size == 4 ? body(gradient_pack<PackWork<uint32_t, U>>) : body(gradient_pack<PackWork<uint16_t, U>>);
   };
   return unit == 8    ? with.template operator()<8>()
          : unit == 16 ? with.template operator()<16>()

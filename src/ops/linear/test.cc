@@ -64,10 +64,10 @@ std::vector<std::string> few_tokens(std::string_view one, std::string_view other
   return lines;
 }
 
-// Gradients of up to 1024 tokens: every block size at the edges of chunks of 32, of what is held (64) and of what is
-// shared by warps, each in turn with whatever else a call may have.
-std::vector<std::string> few_gradients() {
-  constexpr int kTokens[] = {1, 8, 31, 32, 33, 64, 65, 100, 129, 260, 1024};
+// Gradients of up to 1024 tokens: every block size at the edges of chunks of 32 (f32: 16), of what is held and of what
+// is shared by warps, each in turn with whatever else a call may have.
+std::vector<std::string> few_gradients(std::string_view one, std::string_view other) {
+  constexpr int kTokens[] = {1, 8, 17, 31, 32, 33, 64, 65, 100, 129, 260, 1024};
   struct Shape {
     int b, rows, columns;
   };
@@ -93,7 +93,7 @@ std::vector<std::string> few_gradients() {
       if (const size_t at = more.find("ragged"); at != std::string::npos) {
         more.replace(at, 6, concat("out=", shape.rows * shape.b - 3, " in=", shape.columns * shape.b - 5));
       }
-      lines.push_back(concat("linear:wgrad ", turn % 2 == 0 ? "bf16" : "f16", " n=", n, " b=", shape.b, " random(",
+      lines.push_back(concat("linear:wgrad ", turn % 2 == 0 ? one : other, " n=", n, " b=", shape.b, " random(",
                              shape.rows, ",", shape.columns, ",0.5) seed=", 700 + turn, more));
       ++turn;
     }
@@ -116,7 +116,7 @@ std::vector<std::string> few_gradients() {
            "linear:wgrad f16 n=5 b=8 random(9,9,0.5) seed=12 pairs=180 x=first",
            "linear:wgrad bf16 n=32 b=16 random(9,9,0.5) seed=13 pairs=20 y=first dgates",
        }) {
-    lines.emplace_back(line);
+    lines.push_back(with_types(line, one, other));
   }
   return lines;
 }
@@ -323,10 +323,11 @@ TEST_P(LinearCudaSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(
 INSTANTIATE_TEST_SUITE_P(Awkward, LinearSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkward), std::end(kAwkward))));
 INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("bf16", "f16")));
-INSTANTIATE_TEST_SUITE_P(FewGradients, LinearSweep, testing::ValuesIn(few_gradients()));
+INSTANTIATE_TEST_SUITE_P(FewGradients, LinearSweep, testing::ValuesIn(few_gradients("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
+INSTANTIATE_TEST_SUITE_P(F32FewGradients, LinearCudaSweep, testing::ValuesIn(few_gradients("f32 tf32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("f32", "f32 tf32")));
 
