@@ -145,7 +145,7 @@ int64_t many_workspace(const WeightGradient& g) {
   const auto problem = many_problem(g);
   const int64_t rows = problem.output_blocks();
   return tap_places(rows, g.layout.blocks, g.gather.taps()).end +
-         linear::gradient_places(problem, linear::gradient_form_of(problem.block)).end;
+         linear::gradient_places(problem, linear::gradient_form_of(problem)).end;
 }
 
 // A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.

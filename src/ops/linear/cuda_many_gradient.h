@@ -19,12 +19,10 @@ namespace {
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, XOrder Order, class Body>
-Status with_gradient_kernel(int32_t block, Body body) {
-  switch (block) {
-    case 64: return body.template operator()<GradientKernel<T, 64, Order>>();
-    case 128: return body.template operator()<GradientKernel<T, 128, Order>>();
-    default: return body.template operator()<GradientKernel<T, 32, Order>>();
-  }
+Status with_gradient_kernel(int32_t block, const ManyGradientForm& form, Body body) {
+  if (form.strip_outputs == 128) return body.template operator()<GradientKernel<T, 128, Order>>();
+  if (block == 64) return body.template operator()<GradientKernel<T, 64, Order>>();
+  return body.template operator()<GradientKernel<T, 32, Order>>();
 }
 
 inline Status gradient_map(const Activations& a, int32_t features, int32_t tokens, CUtensorMap& map) {
@@ -65,9 +63,9 @@ struct ManyGradientTask {
 
 template <class T, XOrder Order>
 Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) {
-  const ManyGradientForm form = gradient_form_of(call.problem.block);
+  const ManyGradientForm form = gradient_form_of(call.problem);
   const GradientTables tables = gradient_tables(call.problem, form, call.workspace.data);
-  return with_gradient_kernel<T, Order>(call.problem.block, [&]<class K>() {
+  return with_gradient_kernel<T, Order>(call.problem.block, form, [&]<class K>() {
     const auto steps = static_cast<int32_t>((t.term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
     typename K::Maps maps{};
@@ -119,7 +117,7 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
 template <class T, XOrder Order>
 Status prepare_many_gradient_of() {
   for (int32_t block : {32, 64, 128}) {
-    BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, [&]<class K>() {
+    BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, gradient_form_of(block, false), [&]<class K>() {
       BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
       return cuda::prepare(many_gradient<K>, K::kSharedBytes);
     })));

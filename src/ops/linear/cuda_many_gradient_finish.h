@@ -31,19 +31,18 @@ struct PlaceOfSums {
       : g(g),
         unit(unit),
         cells(unit, thread / 128),
-        row(thread % 128 / 32 * 16 + thread % 32 / 4 + (K::block == 128 ? thread / 128 * 64 : 0)),
+        row(thread % 128 / 32 * 16 + thread % 32 / 4 + (K::wide ? thread / 128 * 64 : 0)),
         column(thread % 4 * 8) {}
 
   // In the upper row (half 0) or 8 further.
   __device__ EightOfGradient eight(int four, int half) const {
-    const int shift = g.block_shift, in_block = (1 << shift) - 1, id_columns = K::kCell >> shift;
-    const int ids = K::block > 32 ? 1 : (64 >> shift) * id_columns;
+    const int shift = g.block_shift, in_block = (1 << shift) - 1;
+    const int id_columns = max(K::kCell >> shift, 1), ids = (K::form.strip_outputs >> shift) * id_columns;
     const int cell = four * 32 / K::kCell, of_cell = four * 32 % K::kCell + column, r = row + 8 * half;
     if (cell >= cells.count) return {};
     const int64_t index = unit.first_cell + cells.first + cell;
     const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + of_cell;
-    const int32_t id =
-        __ldg(g.tables.ids + index * ids + (K::block > 32 ? 0 : (r >> shift) * id_columns + (of_cell >> shift)));
+    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (of_cell >> shift));
     const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
     return {id, inside ? static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{8})) : 0,
             (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block)};

@@ -26,15 +26,16 @@ struct GradientMaps {
   CUtensorMap dy;
 };
 
-// B = 32 serves smaller blocks too. Order: of x; that of dy is the same, or by tokens where x is gathered.
+// B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by
+// tokens where x is gathered.
 template <class T, int B, XOrder Order>
 struct GradientKernel {
   using Element = T;
-  static constexpr int block = B;
+  static constexpr bool wide = B == 128;
   using Maps = GradientMaps<Order>;
   static constexpr XOrder order = Order;
   static constexpr bool first = Order == XOrder::features;
-  static constexpr ManyGradientForm form = gradient_form_of(B);
+  static constexpr ManyGradientForm form = gradient_form_of(B, wide);
   // Of a step: a box costs as much as its bytes do. b = 128, .25, 14336 x 4096, n = 8192: 64 tokens 408 us, 32 435 (one
   // feeding warp: 408, 524); b = 64, whose stages would be three of 72 KB: 559, 517.
   static constexpr int kTokens = first || B != 64 ? 64 : 32;
@@ -56,8 +57,8 @@ struct CellsOfGroup {
   int first, count;
   __device__ CellsOfGroup(const GradientUnit& unit, int group) {
     const int half = (unit.cells + 1) / 2;
-    first = K::block == 128 || group == 0 ? 0 : half;
-    count = K::block == 128 ? unit.cells : group == 0 ? half : unit.cells - half;
+    first = K::wide || group == 0 ? 0 : half;
+    count = K::wide ? unit.cells : group == 0 ? half : unit.cells - half;
   }
 };
 

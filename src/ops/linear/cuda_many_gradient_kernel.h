@@ -40,19 +40,19 @@ struct GradientRing {
 // The steps of units that are a thread block's, in turn: whole units, then its part of the shared ones.
 class GradientWork {
  public:
-  int unit, first = 0, last = 0;
+  int unit = 0, first = 0, last = 0;
 
   __device__ explicit GradientWork(const ManyGradient& g)
-      : unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
-        whole_(g.tables.unit_counts().y),
+      : whole_(g.tables.unit_counts().y),
         steps_(g.steps),
         begin_(g.tables.share(static_cast<int>(blockIdx.x))),
         end_(g.tables.share(static_cast<int>(blockIdx.x) + 1)) {}
 
   __device__ bool next() {
-    if (!shared_ && (unit += static_cast<int>(gridDim.x)) < whole_) {
+    if (!shared_) {
+      unit = unit_in_turn(round_++, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
       first = 0, last = steps_;
-      return true;
+      if (unit < whole_) return true;
     }
     unit = shared_ ? unit + 1 : begin_.unit;
     shared_ = true;
@@ -65,6 +65,7 @@ class GradientWork {
  private:
   int whole_, steps_;
   GradientShare begin_, end_;
+  int round_ = 0;
   bool shared_ = false;
 };
 
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   for (GradientWork work(g); work.next();) {
     const GradientUnit unit = g.tables.units[work.unit];
     const CellsOfGroup<K> cells(unit, group);
-    const int dy_box = K::block == 128 ? group : 0, steps = work.last - work.first;
+    const int dy_box = K::wide ? group : 0, steps = work.last - work.first;
 #pragma unroll
     for (float& sum : sums) sum = 0;
     const int quarters = __shfl_sync(~0u, (cells.count * K::kCell + 63) / 64, 0);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads > kMostGradientGrid);
-constexpr int kMostStripRows = 8;  // of blocks
+constexpr int kMostStripRows = 16;  // of blocks
 
 struct GradientCells {
   DeviceWalk walk;
@@ -32,6 +32,7 @@ struct GradientUnits {
   GradientTables to;
   int32_t strips;
   ManyGradientForm form;
+  int32_t most_shift;  // of the form's cells
   int32_t grid, steps;
 };
 
@@ -85,13 +86,17 @@ __device__ void make_cells(const GradientCells& p, int strip, int32_t* of_warp) 
   }
   if (thread == 0) p.to.counts[strip] = {base, count.y};
   if (p.ids > 1) {
-    for (int64_t i = thread; i < int64_t{count.y} * p.ids; i += kThreads) p.to.ids[int64_t{base} * p.ids + i] = -1;
+    auto* pairs = reinterpret_cast<int2*>(p.to.ids + int64_t{base} * p.ids);  // there are an even number of them
+    for (int64_t i = thread; i < int64_t{count.y} * p.ids / 2; i += kThreads) pairs[i] = {-1, -1};
   }
   __syncthreads();
   for (int i = begin + thread; i < end; i += kThreads) {
     const BlockRef ref = p.walk.refs[i];
     int row = 0;
-    while (row + 1 < p.strip_rows && i >= row_start[row + 1]) ++row;
+#pragma unroll
+    for (int step = kMostStripRows / 2; step > 0; step /= 2) {
+      if (row + step < p.strip_rows && i >= row_start[row + step]) row += step;
+    }
     for (int half = 0; half < cells_of_block; ++half) {
       const int64_t cell = cell_of[chunk_of(ref.from) + half];
       const int id = p.ids == 1 ? 0 : row * p.id_columns + ref.from % p.id_columns;
@@ -100,32 +105,172 @@ __device__ void make_cells(const GradientCells& p, int strip, int32_t* of_warp) 
   }
 }
 
-// Cells to units, as equal as they come, in the order of strips: so neighbours have their dy in common. One thread
-// block. Those beyond the last whole round of the grid are shared by all thread blocks, in equal parts of their cost.
-// cells_of(strip): the first, and how many.
+// ---- Units ----------------------------------------------------------------------------------------------------------
+// Short loops: instructions that run once have to be fetched, and all unrolled took 20 us more.
+
+// A strip's cells make units of 2^shift cells, and one of the rest: of half of the cells where whole ones would leave
+// thread blocks without work. Equal ones are not better: tensor cores take quarters.
+constexpr int kChoices = 2;
+
+// How many units there are of at least so many cells, and one more: no unit has more than 16.
+struct UnitCounts {
+  int32_t of[32];
+
+  // By a warp, from how many have just as many.
+  __device__ void add_up() {
+    const auto lane = static_cast<int>(threadIdx.x) % 32;
+    int sum = of[lane];
+#pragma unroll 1
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_down_sync(~0u, sum, step);
+      if (lane + step < 32) sum += other;
+    }
+    of[lane] = sum;
+    __syncwarp();
+  }
+  __device__ int all() const { return of[0]; }
+  // Of a unit, if those of most cells come first.
+  __device__ int cells_at(int unit) const {
+    int cells = 0;
+#pragma unroll 1
+    for (int step = 16; step > 0; step /= 2) {
+      if (of[cells + step - 1] > unit) cells += step;
+    }
+    return cells;
+  }
+};
+
+struct UnitTime {
+  float time;  // in cost times steps
+  bool cut;    // those beyond the last whole round
+};
+
+// What adding up cut units takes: 9 us (H200). Where all are cut, they are at tokens far apart, and x comes from DRAM.
+constexpr float kCombineTime = 110, kAllCutFactor = 2;
+
+// By a warp, whose lanes are 32 of the grid's thread blocks.
+__device__ UnitTime time_of(const UnitCounts& counts, const GradientUnits& p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, units = counts.all(), whole = units - units % p.grid;
+  const int block = lane * (p.grid - 1) / 31;
+  int of_rounds = 0, of_all = 0;
+#pragma unroll 1
+  for (int round = 0, unit = block; unit < units; unit = unit_in_turn(++round, block, p.grid)) {
+    of_all += p.form.cost_of(counts.cells_at(unit));
+    if (unit < whole) of_rounds = of_all;
+  }
+  const int cut_of_size = lane < 31 ? max(counts.of[lane] - max(counts.of[lane + 1], whole), 0) : 0;
+  const int of_rest = __reduce_add_sync(~0u, cut_of_size * p.form.cost_of(lane + 1));
+  of_rounds = __reduce_max_sync(~0u, of_rounds);
+  of_all = __reduce_max_sync(~0u, of_all);
+  const auto steps = static_cast<float>(p.steps), in_turn = static_cast<float>(of_all) * steps;
+  const float part = (whole == 0 ? kAllCutFactor : 1) * static_cast<float>(of_rest) / static_cast<float>(p.grid);
+  const float cut = (static_cast<float>(of_rounds) + part) * steps + kCombineTime;
+  return {min(in_turn, cut), whole < units && cut < in_turn};
+}
+
+struct UnitChoice {
+  int index, shift;
+  bool cut;
+  int units;
+};
+
+// The one that takes the least time. All threads; cells_of(strip): the first, and how many.
+template <class CellsOf>
+__device__ UnitChoice choose_units(const GradientUnits& p, UnitCounts (&counts)[kChoices], CellsOf cells_of) {
+  __shared__ UnitTime times[kChoices];
+  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  if (thread < 32 * kChoices) counts[warp].of[thread % 32] = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (int i = thread; i < p.strips * kChoices; i += kThreads) {
+    const int cells = cells_of(i / kChoices).y, choice = i % kChoices, shift = p.most_shift - choice;
+    const int full = cells >> shift, rest = cells - (full << shift);
+    if (full > 0) atomicAdd(counts[choice].of + (1 << shift) - 1, full);
+    if (rest > 0) atomicAdd(counts[choice].of + rest - 1, 1);
+  }
+  __syncthreads();
+  if (warp < kChoices) {
+    counts[warp].add_up();
+    const UnitTime time = time_of(counts[warp], p);
+    if (thread % 32 == 0) times[warp] = time;
+  }
+  __syncthreads();
+  const int best = times[1].time < times[0].time ? 1 : 0;
+  return {best, p.most_shift - best, times[best].cut, counts[best].all()};
+}
+
+// The strips' last units, those of most cells first, of as many in the order of strips: how many come before this
+// thread's, of `cells`; 0: it has none. All threads.
+struct RestPlaces {
+  int32_t of_warps[kThreads / 32][32];
+
+  __device__ int before(int cells) {
+    const auto lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const unsigned same = __match_any_sync(~0u, cells);
+    const int before = __popc(same & ((1u << lane) - 1));
+    of_warps[warp][lane] = 0;
+    __syncwarp();
+    if (before == 0) of_warps[warp][cells] = __popc(same);
+    __syncthreads();
+    int sum = before;
+#pragma unroll 1
+    for (int other = 0; other < warp; ++other) sum += of_warps[other][cells];
+    return sum;
+  }
+  __device__ int all(int cells) const {
+    int sum = 0;
+#pragma unroll 1
+    for (const auto& of_warp : of_warps) sum += of_warp[cells];
+    return sum;
+  }
+};
+
+// Cells to units: those of most cells first, of as many in the order of strips, so that neighbours have their dy in
+// common.
+template <class CellsOf>
+__device__ UnitChoice list_units(const GradientUnits& p, int32_t* of_warp, CellsOf cells_of) {
+  __shared__ UnitCounts counts[kChoices];
+  __shared__ RestPlaces places;
+  __shared__ int32_t rest_before[32];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const UnitChoice choice = choose_units(p, counts, cells_of);
+  const int shift = choice.shift;
+  if (thread < 31) rest_before[thread] = counts[choice.index].of[thread];  // of more cells than that
+  int units = 0;
+#pragma unroll 1
+  for (int first = 0; first < p.strips; first += kThreads) {
+    const int strip = first + thread;
+    const int2 cells = strip < p.strips ? cells_of(strip) : int2{0, 0};
+    const int full = cells.y >> shift, rest = cells.y - (full << shift);
+    const int2 before = before_and_all(full, of_warp);
+#pragma unroll 1
+    for (int i = 0; i < full; ++i) {
+      p.to.units[units + before.x + i] = {strip, cells.x + (i << shift), 1 << shift, 0};
+    }
+    units += before.y;
+    const int at = rest_before[rest] + places.before(rest);
+    if (rest > 0) p.to.units[at] = {strip, cells.x + cells.y - rest, rest, 0};
+    __syncthreads();
+    if (thread < 31) rest_before[thread] += places.all(thread);
+    __syncthreads();
+  }
+  __syncthreads();
+  return choice;
+}
+
+// One thread block. Units beyond the last whole round of the grid are taken in turn too, or, if that is over sooner,
+// shared by all thread blocks in equal parts of their cost.
 template <class CellsOf>
 __device__ void make_units(const GradientUnits& p, int32_t* of_warp, CellsOf cells_of) {
   __shared__ int32_t cost_before[kMostGradientGrid + 1];
   const auto thread = static_cast<int>(threadIdx.x);
-  int units = 0;
-  for (int first = 0; first < p.strips; first += kThreads) {
-    const int strip = first + thread;
-    const int2 cells = strip < p.strips ? cells_of(strip) : int2{0, 0};
-    const int parts = (cells.y + p.form.most_cells - 1) / p.form.most_cells;
-    const int2 count = before_and_all(parts, of_warp);
-    for (int part = 0; part < parts; ++part) {
-      const int from = cells.y * part / parts, to = cells.y * (part + 1) / parts;
-      p.to.units[units + count.x + part] = {strip, cells.x + from, to - from, 0};
-    }
-    units += count.y;
-  }
-  __syncthreads();
-  const int rest = units % p.grid, whole = 5 * rest >= 4 * p.grid ? units : units - rest, shared = units - whole;
+  const UnitChoice choice = list_units(p, of_warp, cells_of);
+  const int shared = choice.cut ? choice.units % p.grid : 0, whole = choice.units - shared;
   const int cost = thread < shared ? p.form.cost_of(p.to.units[whole + thread].cells) : 0;
   const int2 sum = before_and_all(cost, of_warp);
   if (thread <= shared) cost_before[thread] = sum.x;
   __syncthreads();
-  if (thread == 0) p.to.shares[0] = {units, whole};
+  if (thread == 0) p.to.shares[0] = {choice.units, whole};
   if (thread > p.grid) return;
   // In cost times steps: units of cost alone are too coarse where there are few (4 units of 5, 132 thread blocks: 20
   // had work, and a gradient of 256 x 256 of 50,000 tokens took 110 us).
@@ -184,8 +329,12 @@ Status make_gradient_units(const CudaCall& call, const ManyGradientForm& form, c
                             .cell_shift = log2_of(form.cell_inputs),
                             .id_columns = form.cell_inputs / p.block,
                             .ids = form.ids};
-  const GradientUnits units{
-      .to = to, .strips = static_cast<int32_t>(plan.strips), .form = form, .grid = grid, .steps = steps};
+  const GradientUnits units{.to = to,
+                            .strips = static_cast<int32_t>(plan.strips),
+                            .form = form,
+                            .most_shift = log2_of(form.most_cells),
+                            .grid = grid,
+                            .steps = steps};
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (cells.strip_rows == 1 && form.ids == 1) {
     return cuda::launch({.blocks = plan.strips + 1, .threads = kThreads, .stream = stream, .overlap = true},

@@ -17,6 +17,12 @@ struct alignas(16) GradientUnit {
   int32_t reserved;
 };
 
+// The units that thread blocks take in turn, the longest first: back and forth, so that who has a long one in a round
+// has a short one in the next.
+__host__ __device__ constexpr int unit_in_turn(int round, int thread_block, int grid) {
+  return round * grid + (round % 2 == 0 ? thread_block : grid - 1 - thread_block);
+}
+
 // Where a thread block begins in the units that several share.
 struct GradientShare {
   int32_t unit, step;
@@ -26,7 +32,7 @@ struct GradientTables {
   int32_t* chunks;        // of the inputs, for each cell
   int32_t* ids;           // [cells][rows of blocks][columns of blocks]; -1: there is no block
   int2* counts;           // [strips] first cell, cells
-  GradientUnit* units;    // strip after strip
+  GradientUnit* units;    // those of most cells first
   GradientShare* shares;  // [grid + 1]; before them {units, of which are not shared}
   float* parts;           // [2 grid][warpgroups][sums of a thread][128 threads]
   float* gate_parts;

@@ -191,13 +191,17 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
 }
 
 // us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-22, the best of `many` and `regions` in
-// brackets: b = 8 159, 81 (114, 95); b = 16 94, 51 (108, 71); b = 32 49, 28 (56, 32); b = 64 53, 31 (44, 31); b = 128
-// 53, 31 (36, 28). Of 512: b = 64 27, 17 (36, 27). Of 4096, 2026-11-21: b = 8 644, 345 (350, 234); b = 16 427, 248
-// (323, 168); b = 32 238, 140 (164, 81).
+// brackets: b = 8 161, 82 (87, 82), of .05 60 (57); b = 16 94, 51 (78, 72); b = 32 49, 28 (56, 32); b = 64 53, 31 (44,
+// 31); b = 128 53, 31 (27, 28). Of 512: b = 64 27, 17 (36, 27). Of 4096: b = 8 644, 345 (217, 213); b = 16 427, 248
+// (209, 168); b = 32 238, 140 (162, 81).
 bool few_gradient_pays(const CudaProblem& p) {
   if (p.n < 1024) return true;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  return p.block <= 32 && p.n < 2048 && static_cast<double>(p.blocks) < (p.block == 8 ? 0.2 : 0.3) * grid;
+  return p.block <= 32 && p.n < 2048 &&
+         static_cast<double>(p.blocks) < (p.block == 8    ? 0.09
+                                          : p.block == 16 ? 0.2
+                                                          : 0.3) *
+                                             grid;
 }
 
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
@@ -229,8 +233,8 @@ size_t few_workspace_bytes(CudaProblem p) {
 size_t many_workspace_bytes(CudaProblem p) {
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
   if (!many_supports(p)) return 0;
-  const int64_t bytes = p.pass == Pass::wgrad ? gradient_places(p, gradient_form_of(p.block)).end
-                                              : many_places(plan_many(p), p.block).end;
+  const int64_t bytes =
+      p.pass == Pass::wgrad ? gradient_places(p, gradient_form_of(p)).end : many_places(plan_many(p), p.block).end;
   return static_cast<size_t>(bytes);
 }
 

@@ -98,8 +98,8 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 16000; }), CudaKernel::many) << "most cells hold a block";
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 1300; }), CudaKernel::many) << "few do";
-  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::regions);
-  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 40000; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 20000; }), CudaKernel::regions);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::many);
   EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
@@ -109,7 +109,17 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(plan.strips, 64);
   EXPECT_EQ(plan.chunks, 128);
   EXPECT_EQ(plan.cells, 6000) << "no more than blocks";
-  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * gradient_form_of(p.block).part_bytes));
+  CudaProblem many = p;
+  many.blocks = 16000;
+  const ManyGradientPlan wide = plan_many_gradient(many);
+  EXPECT_EQ(wide.strips, 32) << "of 128 outputs";
+  EXPECT_EQ(wide.chunks, 64);
+  EXPECT_EQ(wide.cells, 32 * 64);
+  EXPECT_GE(wide.units, wide.strips * (wide.chunks / 2)) << "there may be units of two cells";
+  many.outputs = 60, many.blocks = 1000;
+  EXPECT_EQ(plan_many_gradient(many).strips, 1);
+  EXPECT_EQ(plan_many_gradient(many).chunks, 128) << "half of 128 outputs would be for nothing";
+  EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * gradient_form_of(p).part_bytes));
 }
 
 TEST(SelectCuda, RegionsFillTheCardAndFitIt) {

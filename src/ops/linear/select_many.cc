@@ -1,6 +1,7 @@
 #include "ops/linear/select_many.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace blocksparse::linear {
 
@@ -32,6 +33,20 @@ ManyKind kind_of(const CudaProblem& p) {
   return p.block == 32 ? ManyKind::cells32 : ManyKind::cells16;
 }
 
+// What a cell of 128 x 64 takes of the time of one of 64 x 32. us of 4096 x 4096, n = 4096, bf16 on an H200, wide
+// (narrow): b = 8, density .5, .25, .1: 225 (350), 215 (349), 209 (337); b = 16, .25, .1: 205 (319), 203 (210); b = 32,
+// .5, .32, .25: 204 (261), 207 (200), 199 (160); 14336 x 4096, n = 8192, b = 32, .25: 1332 (1119); 2026-11-22.
+constexpr double kWideCell = 2.3;
+
+// Cells that have a block, if blocks are at random.
+double random_cells(const CudaProblem& p, const ManyGradientForm& form) {
+  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
+  const double empty = std::max(0.0, 1 - static_cast<double>(p.blocks) / std::max(1.0, grid));
+  const auto cells =
+      static_cast<double>(divide_up(p.outputs, form.strip_outputs) * divide_up(p.inputs, form.cell_inputs));
+  return cells * (1 - std::pow(empty, form.ids));
+}
+
 }  // namespace
 
 ManyPlan plan_many(const CudaProblem& p) {
@@ -61,6 +76,11 @@ ManyPlaces many_places(const ManyPlan& plan, int32_t block) {
   return at;
 }
 
+ManyGradientForm gradient_form_of(const CudaProblem& p) {
+  const ManyGradientForm narrow = gradient_form_of(p.block, false), wide = gradient_form_of(p.block, true);
+  return p.block <= 32 && kWideCell * random_cells(p, wide) < random_cells(p, narrow) ? wide : narrow;
+}
+
 ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& form) {
   ManyGradientPlan plan{};
   plan.strips = divide_up(p.outputs, form.strip_outputs);
@@ -68,7 +88,7 @@ ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& for
   const int32_t step = std::max(p.block, form.cell_inputs);
   plan.chunks = divide_up(p.inputs, step) * (step / form.cell_inputs);
   plan.cells = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.cell_inputs));
-  plan.units = plan.cells / form.most_cells + plan.strips;
+  plan.units = plan.cells / (form.most_cells / 2) + plan.strips;  // there may be as many of half the cells
   return plan;
 }
 
@@ -93,7 +113,7 @@ bool many_gradient_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const ManyGradientPlan plan = plan_many_gradient(p);
   return p.w_aligned && p.pairs == 1 && plan.chunks <= kMostGradientChunks &&
-         plan.cells * gradient_form_of(p.block).ids < kMost && plan.strips <= kMostStrips;
+         plan.cells * gradient_form_of(p).ids < kMost && plan.strips <= kMostStrips;
 }
 
 }  // namespace

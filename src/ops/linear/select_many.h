@@ -68,35 +68,38 @@ struct ManyPlaces {
 };
 ManyPlaces many_places(const ManyPlan& plan, int32_t block);
 
-// wgrad: dW in strips of 64 outputs (128 for b = 128), cells of some inputs in which a strip has a block, and units of
+// wgrad: dW in strips of 64 or 128 outputs, cells of some inputs in which a strip has a block, and units of
 // cells that share the strip's dy.
 struct ManyGradientForm {
   int32_t strip_outputs;
   int32_t cell_inputs;
   int32_t most_cells;  // of a unit
   int32_t ids;         // blocks of a cell, at most
-  // What a unit costs, in boxes: few cells do not use the tensor cores any less.
+  // What a unit costs, in boxes: the tensor cores take quarters of it, and few cells do not use them any less.
   int32_t fixed_cost, least_cost;
   int32_t part_bytes;  // a unit's sums
 
   constexpr int32_t cost_of(int32_t unit_cells) const {
-    return fixed_cost + (unit_cells > least_cost ? unit_cells : least_cost);
+    const int32_t quarter = most_cells / 4, whole = (unit_cells + quarter - 1) / quarter * quarter;
+    return fixed_cost + (whole > least_cost ? whole : least_cost);
   }
 };
 
-constexpr ManyGradientForm gradient_form_of(int32_t block) {
+// `wide`: of small blocks that are so many that cells of that size hardly ever have none. Always so for b = 128.
+constexpr ManyGradientForm gradient_form_of(int32_t block, bool wide) {
   constexpr int32_t kPartBytes = 2 * 128 * 128 * 4;
-  if (block == 128) return {128, 64, 4, 1, 2, 0, kPartBytes};
+  if (wide || block == 128) return {128, 64, 4, block > 32 ? 1 : (128 / block) * (64 / block), 2, 0, kPartBytes};
   if (block == 64) return {64, 64, 8, 1, 1, 4, kPartBytes};
   return {64, 32, 16, (64 / block) * (32 / block), 1, 8, kPartBytes};
 }
+ManyGradientForm gradient_form_of(const CudaProblem& p);
 
 struct ManyGradientPlan {
   int64_t strips, chunks;  // of outputs and of inputs
   int64_t cells, units;    // at most
 };
 ManyGradientPlan plan_gradient(const CudaProblem& p, const ManyGradientForm& form);
-inline ManyGradientPlan plan_many_gradient(const CudaProblem& p) { return plan_gradient(p, gradient_form_of(p.block)); }
+inline ManyGradientPlan plan_many_gradient(const CudaProblem& p) { return plan_gradient(p, gradient_form_of(p)); }
 
 struct ManyGradientPlaces {
   int64_t chunks, ids, counts, units, shares, parts, gate_parts, end;

@@ -96,10 +96,10 @@ bool regions_support(const CudaProblem& p) {
 }
 
 // us of bf16, H200, 2026-11-22, regions (many).
-//   4096 x 4096, 4096 tokens, density .25, .10, .02    b = 8: 646 (350), 234 (338), 92 (185)   b = 16: 345 (323), 168
-//   (213), 79 (71)   b = 32: 197 (164), 138 (81), 101 (49)
-//   the same of 2048 tokens    b = 8: 347 (188), 136 (180), 57 (106)   b = 16: 189 (178), 96 (120), 50 (43)
-//   14336 x 4096, 8192 tokens, .10    b = 8: 1563 (2304)   b = 16: 1087 (1368), of .25 1940 (2094)   b = 32: 700 (531)
+//   4096 x 4096, 4096 tokens, density .25, .10, .05, .02    b = 8: 646 (217), 236 (213), 149 (211), 92 (185)   b = 16:
+//   347 (209), 170 (204), of .02 79 (71)   b = 32: 197 (162), 138 (81), of .02 101 (49)
+//   the same of 2048 tokens    b = 8: of .10 138 (124), .05 95 (122)   b = 16: 191 (121), 97 (117), of .02 50 (43)
+//   14336 x 4096, 8192 tokens, .10    b = 8: 1563 (1325)   b = 16: 1087 (1277), of .25 1940 (1316)   b = 32: 700 (531)
 // Without `many` (sm_80) there is only the generic kernel besides; not measured.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return false;
@@ -111,8 +111,8 @@ bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   constexpr int64_t kSmall = int64_t{512} * 512;
   if (p.inputs * p.outputs <= kSmall) return false;
   switch (p.block) {
-    case 8: return density < 0.14;
-    case 16: return density >= 0.03 && density < 0.2;
+    case 8: return density < 0.085;
+    case 16: return density >= 0.03 && density < 0.13;
     default: return false;
   }
 }

@@ -241,6 +241,14 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad bf16 n=1100 b=64 random(20,20,0.3) seed=17 dw=f32 pairs=3 accumulate dgates",
            "linear:wgrad bf16 n=1056 b=16 ba(150,5) seed=18 x=first y=first dgates gates",
            "linear:wgrad f16 n=544 b=128 random(18,18,0.6) seed=19 x=first y=first dgates",
+           // Cells of 128 x 64 that are nearly all there; units of fewer cells, so that every thread block has one.
+           "linear:wgrad bf16 n=1000 b=8 random(170,130,0.3) seed=42 dw=f32",
+           "linear:wgrad f16 n=500 b=16 random(90,190,0.5) seed=43 out=1435 in=3031 gates accumulate dgates",
+           "linear:wgrad bf16 n=544 b=32 random(80,80,0.6) seed=44 x=first y=first dgates gates",
+           "linear:wgrad f16 n=300 b=8 dense(300,300) seed=45 values=int dw=f32",
+           "linear:wgrad bf16 n=20000 b=16 random(16,16,0.5) seed=46 dw=f32 accumulate",
+           "linear:wgrad bf16 n=640 b=64 random(64,64,0.1) seed=47 values=int dw=f32",
+           "linear:wgrad f16 n=640 b=128 random(32,32,0.1) seed=48 dw=f32",
            // Few units, each shared by many thread blocks.
            "linear:wgrad bf16 n=9000 b=128 random(2,2,0.5) seed=20 accumulate dgates",
            "linear:wgrad f16 n=12000 b=16 random(9,7,0.3) seed=21 dw=f32 gates",
