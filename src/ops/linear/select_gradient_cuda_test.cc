@@ -43,9 +43,11 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
                         .blocks = static_cast<int64_t>(density * static_cast<double>(side * side))};
     return choose_cuda_kernel(p, kH200);
   };
-  EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(8, 1024, 0.05), CudaKernel::few);
+  EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::many);
   EXPECT_NE(choice(8, 1024, 0.25), CudaKernel::few);
-  EXPECT_EQ(choice(16, 2000, 0.25), CudaKernel::few);
+  EXPECT_EQ(choice(16, 2000, 0.1), CudaKernel::few);
+  EXPECT_EQ(choice(16, 2000, 0.25), CudaKernel::many);
   EXPECT_EQ(choice(32, 2000, 0.1), CudaKernel::few);
   EXPECT_NE(choice(32, 1024, 0.5), CudaKernel::few);
   EXPECT_NE(choice(32, 2048, 0.1), CudaKernel::few);
