@@ -4,6 +4,7 @@
 
 #include "ops/conv/cuda_phases.h"
 #include "ops/conv/select_halo.h"
+#include "ops/conv/select_order.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::conv {
@@ -11,7 +12,6 @@ namespace blocksparse::conv {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
-constexpr int64_t kMostWorkspace = int64_t{64} << 20;
 constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
 constexpr int64_t kLine = 128;
 constexpr int64_t kMostPhases = 64;
@@ -125,13 +125,10 @@ linear::Product as_linear(const Product& p) {
 
 namespace {
 
-bool is_linear(const Product& p) {
-  return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && p.x_channels == nullptr && p.y_channels == nullptr;
-}
+bool is_linear(const Product& p) { return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && !has_order(p); }
 
 bool is_linear(const WeightGradient& g) {
-  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && g.row_channels == nullptr &&
-         g.column_channels == nullptr;
+  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && !has_order(g);
 }
 
 int64_t many_workspace(const Product& p) {
@@ -151,31 +148,34 @@ int64_t many_workspace(const WeightGradient& g) {
 // A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
 bool could_be_many(const Product& p) {
   return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
-         p.x_channels == nullptr && p.y_channels == nullptr &&
-         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && linear::many_supports(many_problem(p)) &&
-         many_workspace(p) < kMostWorkspace;
+         !has_order(p) && many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
+         linear::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
 }
 
 // Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
 bool could_be_many(const WeightGradient& g) {
-  return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
-         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostWorkspace;
+  return !has_order(g) && !g.gathers_rows && many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
 }
 
 bool could_be_halo(const Product& p) {
-  return p.x_channels == nullptr && p.y_channels == nullptr && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(p) && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
          many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
-  return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
          many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
 template <class Problem>
 bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
+  if (has_order(p) && way != CudaWay::generic) {
+    const OrderPlan plan = plan_order(p);
+    if (plan.slices == 0 || !aligned(ordered_images(p).images.data)) return false;
+    const auto slice = [&](int64_t index) { return ordered_slice(p, plan, index, nullptr); };
+    return supports(way, slice(0), card) && (plan.slices == 1 || supports(way, slice(plan.slices - 1), card));
+  }
   switch (way) {
     case CudaWay::generic: return true;
     case CudaWay::many: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_many(p);
@@ -203,8 +203,11 @@ bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) { retu
 bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) { return supports(way, g, card); }
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
 CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
+bool has_fast_way(const Product& p) { return is_linear(p) || could_be_halo(p) || could_be_many(p); }
+bool has_fast_way(const WeightGradient& g) { return is_linear(g) || could_be_halo(g) || could_be_many(g); }
 
 size_t cuda_workspace_bytes(const Product& p) {
+  if (has_order(p)) return static_cast<size_t>(plan_order(p).end);
   int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
   if (is_linear(p)) {
     LayoutView plain = p.layout;
@@ -217,6 +220,7 @@ size_t cuda_workspace_bytes(const Product& p) {
 }
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
+  if (has_order(g)) return static_cast<size_t>(std::max(generic_workspace(g), plan_order(g).end));
   int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
