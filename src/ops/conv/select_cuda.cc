@@ -1,6 +1,7 @@
 #include "ops/conv/select_cuda.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "ops/conv/cuda_phases.h"
 #include "ops/conv/select_halo.h"
@@ -170,12 +171,6 @@ bool could_be_halo(const WeightGradient& g) {
 
 template <class Problem>
 bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
-  if (has_order(p) && way != CudaWay::generic) {
-    const OrderPlan plan = plan_order(p);
-    if (plan.slices == 0 || !aligned(ordered_images(p).images.data)) return false;
-    const auto slice = [&](int64_t index) { return ordered_slice(p, plan, index, nullptr); };
-    return supports(way, slice(0), card) && (plan.slices == 1 || supports(way, slice(plan.slices - 1), card));
-  }
   switch (way) {
     case CudaWay::generic: return true;
     case CudaWay::many: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_many(p);
@@ -185,22 +180,45 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   return is_linear(p);
 }
 
+// What ways other than `generic` are asked to do: the problem, or with an order of channels slices of it without one,
+// of either size. None: it cannot be copied.
+template <class Problem>
+std::vector<Problem> parts_of(const Problem& p) {
+  if (!has_order(p)) return {p};
+  const OrderPlan plan = plan_order(p);
+  if (plan.slices == 0 || !aligned(ordered_images(p).images.data)) return {};
+  std::vector<Problem> parts = {ordered_slice(p, plan, 0, nullptr)};
+  if (plan.slices > 1) parts.push_back(ordered_slice(p, plan, plan.slices - 1, nullptr));
+  return parts;
+}
+
+template <class Problem>
+bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Card& card) {
+  return !parts.empty() &&
+         std::all_of(parts.begin(), parts.end(), [&](const Problem& part) { return supports(way, part, card); });
+}
+
 // wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
 bool pays(const Product& p) { return halo_pays(p); }
 bool pays(const WeightGradient&) { return true; }
 
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
+  const std::vector<Problem> parts = parts_of(p);
   for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
-    if (supports(way, p, card) && (way != CudaWay::halo || pays(p))) return way;
+    if (supports_all(way, parts, card) && (way != CudaWay::halo || pays(p))) return way;
   }
   return CudaWay::generic;
 }
 
 }  // namespace
 
-bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) { return supports(way, p, card); }
-bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) { return supports(way, g, card); }
+bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(p), card);
+}
+bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(g), card);
+}
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
 CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
 bool has_fast_way(const Product& p) { return is_linear(p) || could_be_halo(p) || could_be_many(p); }
