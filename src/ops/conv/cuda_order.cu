@@ -17,10 +17,10 @@ namespace blocksparse::conv {
 namespace {
 
 constexpr int kOrderThreads = 256;
-constexpr int kVector = 8;             // channels
-constexpr int kTileBytes = 16 * 1024;  // or one row
-constexpr int kOrderResident = 8;      // thread blocks of an SM
-constexpr int kNowhere = -1;           // in the table
+constexpr int kVector = 8;            // channels
+constexpr int kTileBytes = 8 * 1024;  // or one row; several tiles for each thread block, so that they end together
+constexpr int kOrderResident = 8;     // thread blocks of an SM, at most
+constexpr int kNowhere = -1;          // in the table
 constexpr int kMostOrderedBytes = kMostOrderedChannels * 4 + std::max<int>(kTileBytes, kMostOrderedChannels * 2);
 
 struct OrderTask {
@@ -81,7 +81,7 @@ __device__ inline void store_rows(const OrderTask& t, int64_t first, int rows, c
   }
 }
 
-__global__ void __launch_bounds__(kOrderThreads) order_rows(const __grid_constant__ OrderTask t) {
+__global__ void __launch_bounds__(kOrderThreads, kOrderResident) order_rows(const __grid_constant__ OrderTask t) {
   extern __shared__ uint4 shared[];
   auto* table = reinterpret_cast<int32_t*>(shared);
   auto* tile = reinterpret_cast<uint16_t*>(table + t.channels);
@@ -150,9 +150,11 @@ Status copy_channels(const ChannelCopy& copy, const CudaCall& call) {
                        .lane_shift = lane_shift,
                        .inverse = copy.inverse};
   const int64_t tiles = (rows + task.tile_rows - 1) / task.tile_rows;
-  return cuda::launch({.blocks = std::clamp<int64_t>(tiles, 1, int64_t{kOrderResident} * call.card.multiprocessors),
+  const int shared_bytes = channels * 4 + task.tile_rows * channels * 2;
+  const int64_t resident = std::clamp(call.card.shared_bytes / (shared_bytes + 1024), 1, kOrderResident);
+  return cuda::launch({.blocks = std::clamp<int64_t>(tiles, 1, resident * call.card.multiprocessors),
                        .threads = kOrderThreads,
-                       .shared_bytes = channels * 4 + task.tile_rows * channels * 2,
+                       .shared_bytes = shared_bytes,
                        .stream = static_cast<cudaStream_t>(call.stream),
                        .overlap = call.card.sm90a},
                       order_rows, task);
