@@ -198,12 +198,12 @@ static void test_conv(void) {
   static char memory[1 << 16];
   const bs_workspace workspace = {memory, sizeof memory};
   const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
-  EXPECT(bs_conv_fprop_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_dgrad_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_wgrad_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_fprop_workspace_size(NULL, &geometry, &tx) == 0);
   int32_t order[B];
   for (int i = 0; i < B; ++i) order[i] = B - 1 - i;
+  EXPECT(bs_conv_fprop_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_dgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_wgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_fprop_workspace_size(NULL, &geometry, &tx, NULL) == 0);
   EXPECT(bs_conv_fprop(&view, &geometry, &tx, &tw, NULL, order, NULL, &ty, workspace, stream) == BS_OK);
   EXPECT(bs_conv_dgrad(&view, &geometry, &tx, &tw, NULL, order, &tdx, workspace, stream) == BS_OK);
   EXPECT(bs_conv_wgrad(&view, &geometry, &tx, &tx, NULL, NULL, order, 0, &tdw, NULL, workspace, stream) == BS_OK);

@@ -296,6 +296,7 @@ class _Call:
     def __call__(self, *arguments: Any) -> None:
         view = self._layout.view()
         sizes = (ctypes.byref(view), ctypes.byref(self._geometry))
-        memory = np.empty(_lib.ask(f"bs_conv_{self._which}_workspace_size", *sizes, ctypes.byref(self._x)), np.uint8)
+        size = _lib.ask(f"bs_conv_{self._which}_workspace_size", *sizes, ctypes.byref(self._x), self.order)
+        memory = np.empty(size, np.uint8)
         workspace = _structs.Workspace(memory.ctypes.data, memory.nbytes)
         _lib.call(f"bs_conv_{self._which}", *sizes, *arguments, workspace, _structs.Stream(None, self._threads))
