@@ -28,7 +28,10 @@ int most_of_chunk(const ProductArgs& a) {
   if (a.block > C::most_shared) return 1;
   const int64_t apart = a.direct ? a.x_feature * static_cast<int64_t>(sizeof(typename C::T)) : 0;
   const bool few = kVectorBytes == 32 && (apart > 2 * kLine || a.n <= C::group * C::lanes / 2);
-  if (a.block == kSmallestBlock) return (few ? C::few_chunk_inputs_of_8 : C::chunk_inputs_of_8) / kSmallestBlock;
+  if (a.block == kSmallestBlock) {  // dgrad, whose blocks lie anywhere: 25, 50 % from memory 4 % faster with fewer
+    const bool fewer = few || (kVectorBytes == 32 && a.by_in);
+    return (fewer ? C::few_chunk_inputs_of_8 : C::chunk_inputs_of_8) / kSmallestBlock;
+  }
   return (few ? C::few_chunk_inputs : C::chunk_inputs) / a.block;
 }
 

@@ -21,14 +21,13 @@ int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group) {
   return std::min(round_up(n, kMostLanes), std::clamp(fitting, group, kRoundTokens));
 }
 
+// Where a kernel packs x for its tiles of vectors, these read it in one stream, and an input that many outputs meet is
+// worth the copy. Zen 3, 64 tokens, 256 bytes apart: 1024 x 1024, 50 %, b = 8, 16, 32 7, 5, 4 % faster; 25 % even (b =
+// 8 from memory 7 % slower); 10 % 1 to 5 % slower; 4096 x 4096, b = 32, 10 % 8 % faster.
+constexpr int64_t kSideBySideApart = 128, kSideBySideOutputs = 300;
+
 // Rows of x at a large power of two apart fall into few sets of the cache, so they are packed. Up to 512 bytes apart
 // they are as good as packed.
-//
-// Where a kernel packs x for its tiles of vectors, these read it in one stream, and an input that many outputs meet is
-// worth the copy. Zen 3, 64 tokens, 256 bytes apart: 1024 x 1024, 50 %, b = 8, 16, 32 7, 5, 4 % faster; 25 % 2 to 3 %,
-// b = 64 even; 10 % 1 to 5 % slower; 4096 x 4096, b = 32, 10 % 8 % faster.
-constexpr int64_t kSideBySideApart = 128, kSideBySideOutputs = 200;
-
 bool reads_in_place(const Problem& p, int64_t sum_bytes) {
   const int64_t apart = p.x_feature_stride * sum_bytes;
   if (p.side_by_side && apart > kSideBySideApart && p.weights > kSideBySideOutputs * p.inputs) return false;
