@@ -30,6 +30,12 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=33 b=16 random(8,8,0.3) seed=9 x=first",
     "linear:wgrad f64 n=65 b=64 random(4,4,0.5) seed=10 y=first",
     "linear:wgrad f32 n=129 b=128 random(3,3,0.6) seed=11 x=first y=first",
+    // Inputs that many outputs use: x is packed.
+    "linear:fprop f32 n=67 b=8 dense(42,9) seed=90 x=first y=first",
+    "linear:dgrad f32 n=100 b=32 dense(4,11) seed=91 in=347 x=first threads=2",
+    "linear:fprop f32 n=150 b=16 dense(6,9) seed=92 out=90 in=139 bias threads=2",
+    "linear:dgrad f32 n=1100 b=32 ba(40,3) seed=93 pad=3 offset=1 threads=2",
+    "linear:fprop f32 n=16 b=16 dense(5,4) seed=94 in=61",
     // A handful of tokens: vectors run along features.
     "linear:fprop f32 n=1 b=8 random(16,16,0.3) seed=50 bias act=relu",
     "linear:fprop f32 n=2 b=16 random(9,7,0.4) seed=51 out=140 in=99 gates",
@@ -42,6 +48,8 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:dgrad bf16 n=3 b=32 random(6,6,0.4) seed=58 values=int",
     "linear:dgrad f16 n=4 b=64 random(4,4,0.5) seed=59 out=245",
     "linear:dgrad f64 n=1 b=128 ba(40,3) seed=70 threads=2",
+    "linear:fprop f32 n=1 b=64 random(5,4,0.6) seed=95 bias",
+    "linear:dgrad f32 n=1 b=16 random(9,7,0.4) seed=96",
     // More tokens than a round.
     "linear:fprop f32 n=1100 b=8 random(6,6,0.5) seed=12",
     "linear:fprop bf16 n=1030 b=32 random(3,3,0.6) seed=13 x=first residual act=relu",

@@ -25,12 +25,14 @@ struct ProductConfig {
   static constexpr Tile tile = kTile;
   static constexpr int lanes = kLanes<S>;
   static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
-  // Rows of x in a chunk, of blocks of up to 32; larger ones are a chunk each. 64 rows are 16 KB for a full group, half
-  // of L1: on Zen 3 256 rows lose up to 40 % at 4096 features and gain nothing at 1024. 128 rows on Zen 5: 2 to 5 %
-  // faster.
-  static constexpr int chunk_inputs = kVectorBytes == 64 ? 128 : 64;
-  // Zen 3, 1024 x 1024, 64 tokens, 10 %, in cache: 190 us to 181, features-last 229 to 213; larger blocks 3 % slower.
-  static constexpr int chunk_inputs_of_8 = kVectorBytes == 32 ? 96 : chunk_inputs;
+  // Rows of x in a chunk, of blocks of up to 32; larger ones are a chunk each. 128 rows are 12 KB of a tile's panel
+  // with AVX2. Zen 3, 1024 x 1024, 10 and 25 %, packed, against 64 (b = 8: 96) rows: 2 to 5 % faster, 192 and 256 no
+  // more so; Zen 5 2 to 5 %.
+  static constexpr int chunk_inputs = kVectorBytes >= 32 ? 128 : 64, chunk_inputs_of_8 = chunk_inputs;
+  // Fewer with AVX2 where x is read in place and its rows are more than two lines apart, so that a tile's lines fall
+  // into half the sets of 32 KB (128 are 2 to 5 % slower), and for half a group of tokens, whose first tile would ask
+  // for W of a chunk while it makes few products (from memory up to 10 % slower).
+  static constexpr int few_chunk_inputs = 64, few_chunk_inputs_of_8 = 96;
   static constexpr int most_shared = 32;
   static constexpr bool by_token = false;  // sums are [b][lanes] rather than [lanes][b]
   static constexpr bool narrow = sizeof(T) < sizeof(S);

@@ -1,8 +1,10 @@
 // fprop and dgrad of features-last x and y with vectors along outputs, for blocks of at least two vectors: x is read
-// and y is written where they lie. Nothing is packed or transposed but W, in fprop and of pairs.
+// and y is written where they lie. Nothing is transposed but W, in fprop and of pairs, and nothing packed but x, with
+// AVX2 and where it is used often: [in blocks][tokens of a group][b].
 //   x [n][inputs]   w of a chunk [blocks][inputs][b outputs]   sums [tokens][b], in registers and L1   y [n][outputs]
 // Pairs hold two inputs, and inputs below are then pairs of them.
 // Who does what
+//   pack_tokens       one vector of tokens of x
 //   copy_block        W of one block, transposed (fprop) or as pairs of rows (dgrad of pairs)
 //   multiply_outputs  one piece (an output block and its list of blocks) for a group of tokens
 //                       for each chunk of the list:                       W of a chunk stays in L1
@@ -61,13 +63,16 @@ template <class S, class P, int L, int V, int T, bool kAsk>
 __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, const char* x,
                                                const TokenSums<const S>& from, const TokenSums<S>& to) {
   constexpr int kBases = (T + 3) / 4;  // addresses of tokens are reached from every fourth
-  const int64_t x_token = strip.x_token;
+  const int64_t x_token = strip.x_token, row = strip.row;
+  const TokenSums<const S> before = from;
+  const TokenSums<S> after = to;
   Vec<S, L> sum[T][V];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      sum[t][v] = kAddsLast || from.data == nullptr ? Vec<S, L>{} : load_as<S, L>(from.data + t * from.token + v * L);
+      sum[t][v] =
+          kAddsLast || before.data == nullptr ? Vec<S, L>{} : load_as<S, L>(before.data + t * before.token + v * L);
     }
   }
   for (int i = 0; i < strip.count; ++i) {
@@ -85,7 +90,7 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
       Vec<P, L> wv[V];
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) wv[v] = in_register(operand<P, L>(w + v * L));
-      w = next_row(w + strip.row);
+      w = next_row(w + row);
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t) {
         const Vec<P, L> xv = in_register(operand_in_all_lanes<P, L>(rows[t / 4] + t % 4 * x_token));
@@ -96,19 +101,20 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
       for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + sizeof(P));
     }
   }
-  const bool adds = kAddsLast && from.data != nullptr;
+  const bool adds = kAddsLast && before.data != nullptr;
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      if (adds) sum[t][v] += load_as<S, L>(from.data + t * from.token + v * L);
-      store_as<S, L>(to.data + t * to.token + v * L, sum[t][v]);
+      if (adds) sum[t][v] += load_as<S, L>(before.data + t * before.token + v * L);
+      store_as<S, L>(after.data + t * after.token + v * L, sum[t][v]);
     }
   }
 }
 
 // A strip of V vectors for a group of tokens. Its first tiles ask for what is used later, a share each: one tile for
-// all would wait for memory.
+// all would wait for memory. (With AVX2 half of that is asked for twice: asked for once, up to 2 % faster in cache and
+// 3 % slower from memory.)
 template <class C, int V>
 struct StripOfGroup {
   OutputsStrip<typename C::P> strip;
@@ -189,9 +195,44 @@ void copy_block(const ProductArgs& a, int64_t weight, typename C::P* to) {
   }
 }
 
+// x of some tokens, packed: where the first one's features of the first block are, and how far apart those of the next
+// token and block.
+struct TokenPanel {
+  int64_t at, token, block;
+};
+
+template <class C>
+TokenPanel token_panel(const ProductArgs& a, int64_t vector) {
+  constexpr int64_t L = C::lanes;
+  const int64_t first = vector / a.group_vectors * a.group_vectors;
+  const int64_t tokens = least(a.group_vectors * L, a.n - first * L);
+  const int64_t blocks = (a.inputs + a.block - 1) / a.block;
+  return {first % a.panel_vectors * L * blocks * a.block + (vector - first) * L * a.block, a.block, tokens * a.block};
+}
+
+// One vector of tokens of x, [blocks][tokens of the group][b], for multiply_along_outputs: rows of x are often 4 KB
+// apart, which puts a block of all tokens into few sets of L1.
+template <class C>
+void pack_tokens(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
+  using T = typename C::T;
+  constexpr int L = C::lanes;
+  const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token);
+  const TokenPanel panel = token_panel<C>(a, vector);
+  const T* x = static_cast<const T*>(a.x) + token * a.x_token;
+  T* to = static_cast<T*>(a.panels) + panel.at;
+  for (int64_t f = first_feature; f < last_feature;) {
+    const int64_t end = least(last_feature, f / a.block * a.block + a.block);
+    T* run = to + f / a.block * panel.block + f % a.block;
+    for (int64_t t = 0; t < tokens; ++t) {
+      __builtin_memcpy(run + t * panel.token, x + t * a.x_token + f, sizeof(T) * static_cast<size_t>(end - f));
+    }
+    f = end;
+  }
+}
+
 // A chunk's blocks of W, each [inputs][b], copied if need be.
 template <class C>
-void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, typename C::P* copies,
+void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, int64_t x_block, typename C::P* copies,
                 OutputsEntry<typename C::P>* list) {
   using P = typename C::P;
   constexpr int T = kTogether<P>;
@@ -199,7 +240,8 @@ void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, typen
   for (int i = 0; i < chunk.count; ++i) {
     const BlockRef& ref = chunk.refs[i];
     const int64_t begin = static_cast<int64_t>(ref.from) * a.block;
-    list[i] = {static_cast<const P*>(a.w) + ref.weight * block, begin * static_cast<int64_t>(sizeof(typename C::T)),
+    list[i] = {static_cast<const P*>(a.w) + ref.weight * block,
+               ref.from * x_block * static_cast<int64_t>(sizeof(typename C::T)),
                least<int64_t>(a.block, a.inputs - begin) / T,
                ahead != nullptr ? ahead->next() : static_cast<const char*>(a.w)};
     if (copies == nullptr) continue;
@@ -208,15 +250,36 @@ void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, typen
   }
 }
 
+// x of a group of tokens, where it lies or packed.
+template <class T>
+struct TokensOf {
+  const T* data;
+  int64_t token, block;  // from one to the next
+};
+
+template <class C>
+TokensOf<typename C::T> tokens_of(const ProductArgs& a, int64_t token) {
+  using T = typename C::T;
+  if (!a.tokens_packed) return {static_cast<const T*>(a.x) + token * a.x_token, a.x_token, a.block};
+  const TokenPanel panel = token_panel<C>(a, token / C::lanes);
+  return {static_cast<const T*>(a.panels) + panel.at, panel.token, panel.block};
+}
+
 // All strips of a chunk: to [tokens][b] = from + x W.
 template <class C, int V>
-void multiply_strips(const ProductArgs& a, int count, OutputsEntry<typename C::P>* list, bool ask, int64_t token,
-                     int64_t tokens, TokenSums<const typename C::S> from, TokenSums<typename C::S> to) {
+void multiply_strips(const ProductArgs& a, int count, OutputsEntry<typename C::P>* list, bool ask,
+                     const TokensOf<typename C::T>& x, int64_t tokens, TokenSums<const typename C::S> from,
+                     TokenSums<typename C::S> to) {
   constexpr int64_t kWidth = V * C::lanes, kSize = sizeof(typename C::T);
-  const int64_t x_token = a.x_token * kSize, share = a.block / kTogether<typename C::P> * kLine;
-  const char* x = static_cast<const char*>(a.x) + token * x_token;
+  const int64_t x_token = x.token * kSize, share = a.block / kTogether<typename C::P> * kLine;
   for (int64_t o = 0; o < a.block; o += kWidth) {
-    StripOfGroup<C, V>{{list, count, a.block, o * a.block * kSize, x_token}, x, tokens, share, ask ? V : 0, from, to}
+    StripOfGroup<C, V>{{list, count, a.block, o * a.block * kSize, x_token},
+                       reinterpret_cast<const char*>(x.data),
+                       tokens,
+                       share,
+                       ask ? V : 0,
+                       from,
+                       to}
         .multiply();
     for (int i = 0; i < count; ++i) list[i].w += kWidth;
     if (from.data != nullptr) from.data += kWidth;
@@ -224,7 +287,9 @@ void multiply_strips(const ProductArgs& a, int count, OutputsEntry<typename C::P
   }
 }
 
-// One piece for a group of tokens. Copies in chunks of 16 KB: 32 KB are 15 % slower from memory at 50 %.
+// One piece for a group of tokens. Copies in chunks of 16 KB: 32 KB are 15 % slower from memory at 50 %. Beside packed
+// x W in place in chunks of 8 KB: Zen 3, b = 16, 50 %, dgrad 977 us to 898, 10 % even; 512 tokens, b = 32, 25 % 2 %
+// less.
 template <class C>
 void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, int64_t token, int64_t tokens) {
   using S = typename C::S;
@@ -232,7 +297,10 @@ void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead,
   constexpr int L = C::lanes;
   const bool copied = kTogether<P> == 2 || !a.by_in;
   const int64_t block_bytes = static_cast<int64_t>(a.block) * a.block * static_cast<int64_t>(sizeof(typename C::T));
-  const int64_t fitting = least<int64_t>(kMostOfChunk, (copied ? 16 << 10 : 32 << 10) / block_bytes);
+  const int64_t fitting = least<int64_t>(kMostOfChunk, (copied            ? 16 << 10
+                                                        : a.tokens_packed ? 8 << 10
+                                                                          : 32 << 10) /
+                                                           block_bytes);
   const int most = fitting < 1 ? 1 : static_cast<int>(fitting);
   alignas(64) S sums[kGroupAlongOutputs * kMaxBlock];
   alignas(64) P copies[kMaxBlock * kMaxBlock / kTogether<P>];
@@ -246,16 +314,17 @@ void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead,
       end = {static_cast<S*>(a.y) + token * a.y_token + output, a.y_token};
     }
   }
+  const TokensOf<typename C::T> x = tokens_of<C>(a, token);
   for (int32_t next = piece.first; next == piece.first || next < piece.last;) {
     const Chunk chunk{a.refs + next, least(most, piece.last - next)};
-    list_chunk<C>(a, chunk, ahead, copied ? copies : nullptr, list);
+    list_chunk<C>(a, chunk, ahead, x.block, copied ? copies : nullptr, list);
     const TokenSums<const S> from{next == piece.first ? nullptr : sums, a.block};
     next += chunk.count;
     const TokenSums<S> to = next >= piece.last && end.data != nullptr ? end : TokenSums<S>{sums, a.block};
     const bool ask = ahead != nullptr;
     constexpr int kMost = kVectorBytes == 64 ? 4 : 2;  // vectors, for which there are registers
-    if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, token, tokens, from, to);
-    else multiply_strips<C, 2>(a, chunk.count, list, ask, token, tokens, from, to);
+    if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, x, tokens, from, to);
+    else multiply_strips<C, 2>(a, chunk.count, list, ask, x, tokens, from, to);
     if (chunk.count == 0) break;
   }
   if (end.data == nullptr) finish_tokens<C>(a, piece.to, token, tokens, sums);

@@ -12,18 +12,38 @@ struct PanelPlace {
   int64_t at, input;
 };
 
-// Whether vectors of a group lie side by side, input by input: one behind the other they would be a large power of two
-// apart, and a block of all of them in few sets of L1.
+// How many of `left` vectors of a group make its next tile: never a single one next to a full tile, which would leave
+// the FMA units idle between dependent sums.
+template <class C>
+constexpr BS_INLINE int vectors_of_tile(int64_t left) {
+  if (C::tile.vectors >= 3 && left >= 3 && left != 4) return 3;
+  return left >= 2 ? 2 : 1;
+}
+
+// Whether vectors of a tile lie side by side, input by input, so that a tile reads one stream.
 template <class C>
 constexpr bool kSideBySide = kVectorBytes == 32 && kTogether<typename C::P> == 1;
 
+// The packed vectors that are multiplied together with one of them.
+struct PackedGroup {
+  int64_t first, last;
+};
+
 template <class C>
-PanelPlace panel_place(const ProductArgs& a, int64_t packed) {
-  constexpr int64_t L = C::lanes, G = C::group, T = kTogether<typename C::P>;
+PackedGroup group_of(const ProductArgs& a, int64_t packed) {
+  constexpr int64_t L = C::lanes;
+  const int64_t group = least<int64_t>(C::group, a.group_vectors), first = packed / group * group;
+  return {first, least(first + group, (a.n + L - 1) / L - (a.direct ? a.n / L : 0))};
+}
+
+template <class C>
+PanelPlace panel_place(const ProductArgs& a, const PackedGroup& group, int64_t packed) {
+  constexpr int64_t L = C::lanes, T = kTogether<typename C::P>;
   const int64_t inputs = (a.inputs + T - 1) / T;
   if constexpr (!kSideBySide<C>) return {packed % a.panel_vectors * inputs * L, L};
-  const int64_t first = packed / G * G, all = (a.n + L - 1) / L - (a.direct ? a.n / L : 0);
-  return {first % a.panel_vectors * inputs * L + (packed - first) * L, least(G, all - first) * L};
+  int64_t tile = group.first, vectors = vectors_of_tile<C>(group.last - tile);
+  for (; packed >= tile + vectors; vectors = vectors_of_tile<C>(group.last - tile)) tile += vectors;
+  return {(tile - group.first + group.first % a.panel_vectors) * inputs * L + (packed - tile) * L, vectors * L};
 }
 
 // Pairs of features. What remains after whole squares is packed one by one.
@@ -65,10 +85,14 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
   const int64_t complete = a.direct ? a.n / L : 0;
   const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
   const auto* x = static_cast<const typename C::T*>(a.x) + token * a.x_token + first_feature * a.x_feature;
-  const PanelPlace place = panel_place<C>(a, vector - complete);
+  const PanelPlace place = panel_place<C>(a, group_of<C>(a, vector - complete), vector - complete);
   S* panel = static_cast<S*>(a.panels) + place.at + first_feature * place.input;
   if (a.x_feature == 1) {
     pack_transposed<S, L>(x, a.x_token, tokens, features, panel, place.input);
+  } else if (tokens == L) {
+    for (int64_t f = 0; f < features; ++f) {
+      store_as<S, L>(panel + f * place.input, load_as<S, L>(x + f * a.x_feature));
+    }
   } else {
     for (int64_t f = 0; f < features; ++f) pack_run<S, L>(x + f * a.x_feature, tokens, L, panel + f * place.input);
   }

@@ -37,12 +37,14 @@ auto with_strip(int block, Body body) {
 template <class C, int V>
 constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTile);
 
-// Whether three taps side by side are done together: with AVX-512, where one vector of outputs for 8 pixels would need
-// 9 loads for 8 products. Zen 5, 28x28, of peak: b = 16, 3x3, 25 % 61 % to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to
-// 37. With the zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept.
+// Whether three taps side by side are done together, where one vector of outputs for 8 pixels would need 9 loads for 8
+// products. Zen 5, 28x28, of peak: b = 16, 3x3, 25 % 61 % to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to 37. With the
+// zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept. Zen 3, b = 8, 25 % 52 to 74.
 template <int V>
-constexpr bool kThreeTaps = kVectorBytes == 64 && V == 1;
-constexpr int kTapRow = 12;  // pixels of a tile of such, side by side: one address, and sums enough to be independent
+constexpr bool kThreeTaps = kVectorBytes >= 32 && V == 1;
+// Pixels of a tile of such, side by side: one address, and sums enough to be independent. Zen 3, b = 8: 10 and 9 are 4
+// to 8 % slower.
+constexpr int kTapRow = 12;
 
 // Some inputs of one block at one tap, or at three, each reading x one position further.
 template <class S>
@@ -76,13 +78,13 @@ template <class S, int L, int P>
 BS_INLINE void add_three_taps(Vec<S, L> (&sum)[P][1], const S* xb, const S* wb, int64_t next_w) {
   Vec<S, L> wv[3];
 #pragma GCC unroll 3
-  for (int tap = 0; tap < 3; ++tap) wv[tap] = in_register(load_as<S, L>(wb + tap * next_w));
+  for (int tap = 0; tap < 3; ++tap) wv[tap] = in_register(operand<S, L>(wb + tap * next_w));
 #pragma GCC unroll 16
   for (int q = 0; q < P + 2; ++q) {
-    const Vec<S, L> xv = in_register(broadcast<S, L>(xb[q * L]));
+    const Vec<S, L> xv = in_register(operand_in_all_lanes<S, L>(xb + q * L));
 #pragma GCC unroll 3
     for (int tap = 0; tap < 3; ++tap) {
-      if (q >= tap && q - tap < P) sum[q - tap][0] = multiply_add<S, L>(sum[q - tap][0], xv, wv[tap]);
+      if (q >= tap && q - tap < P) add_product<S, L>(sum[q - tap][0], xv, wv[tap]);
     }
   }
 }

@@ -261,6 +261,7 @@ ProductKernel make_tile_product(Isa isa) {
           .tile = C::tile,
           .lanes = C::lanes,
           .by_token = C::by_token,
+          .side_by_side = false,
           .pack = pack_for_tiles<C>,
           .multiply = multiply_by_tiles<C>,
           .combine = combine<C>,

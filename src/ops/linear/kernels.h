@@ -34,13 +34,14 @@ struct ProductArgs {
 
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
-  bool along_outputs =
-      false;            // vectors are of outputs, sums of slices [slots][vectors][lanes][block]: nothing is packed
+  bool along_outputs = false;          // vectors are of outputs, sums of slices [slots][vectors][lanes][block]
+  bool tokens_packed = false;          // x for these is packed: [in blocks][tokens of a group][block]
   bool direct = false;  // x is features-first, of the type of sums, and complete vectors are read in place
-  // x, packed: Sum [panel_vectors][inputs][lanes], or as the kernel likes it in no more bytes. Vector v, not counting
-  // those that are read in place, is the (v % panel_vectors)-th.
+  // x, packed: Sum [panel_vectors][inputs][lanes], inputs of whole blocks, or as the kernel likes it in no more bytes.
+  // Vector v, not counting those that are read in place, is the (v % panel_vectors)-th.
   void* panels = nullptr;
   int64_t panel_vectors = INT64_MAX;
+  int64_t group_vectors = INT64_MAX;  // that are multiplied at a time, if fewer than the kernel's own
 
   const void* w = nullptr;
   const void* gates = nullptr;
@@ -104,7 +105,8 @@ struct ProductKernel {
   DType dtype;
   Tile tile;
   int lanes;
-  bool by_token;  // sums of slices are [lanes][block]
+  bool by_token;      // sums of slices are [lanes][block]
+  bool side_by_side;  // x is packed for tiles of vectors: better many vectors at a time, of some features
   void (*pack)(const ProductArgs&, int64_t vector, int64_t first_feature, int64_t last_feature);
   void (*multiply)(const ProductArgs&, Range pieces, Range vectors);
   void (*combine)(const ProductArgs&, Range splits, Range vectors);

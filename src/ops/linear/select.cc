@@ -21,10 +21,16 @@ int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group) {
   return std::min(round_up(n, kMostLanes), std::clamp(fitting, group, kRoundTokens));
 }
 
+// Where a kernel packs x for its tiles of vectors, these read it in one stream, and an input that many outputs meet is
+// worth the copy. Zen 3, 64 tokens, 256 bytes apart: 1024 x 1024, 50 %, b = 8, 16, 32 7, 5, 4 % faster; 25 % even (b =
+// 8 from memory 7 % slower); 10 % 1 to 5 % slower; 4096 x 4096, b = 32, 10 % 8 % faster.
+constexpr int64_t kSideBySideApart = 128, kSideBySideOutputs = 300;
+
 // Rows of x at a large power of two apart fall into few sets of the cache, so they are packed. Up to 512 bytes apart
 // they are as good as packed.
 bool reads_in_place(const Problem& p, int64_t sum_bytes) {
   const int64_t apart = p.x_feature_stride * sum_bytes;
+  if (p.side_by_side && apart > kSideBySideApart && p.weights > kSideBySideOutputs * p.inputs) return false;
   return size_of(p.dtype) == sum_bytes && p.x_features_first && (apart <= 512 || apart % 1024 != 0);
 }
 
@@ -65,7 +71,7 @@ ProductPlan plan_product(const Problem& p) {
   plan.few = p.n <= kFewTokens && p.x_feature_stride == 1;
   plan.direct = reads_in_place(p, sum_bytes);
   plan.round = round_tokens(p.n, p.inputs * sum_bytes, plan.group);
-  const int64_t features = size_of(p.dtype) < sum_bytes ? round_up(p.inputs, p.block) : p.inputs;  // amx: whole blocks
+  const int64_t features = round_up(p.inputs, p.block);
   plan.panel_bytes = static_cast<size_t>((plan.direct ? kMostLanes : plan.round) * features * sum_bytes);
   plan.partial_bytes = static_cast<size_t>(p.slots * plan.round * p.block * sum_bytes);
   if (stages(p)) {
@@ -98,6 +104,15 @@ bool runs_along_outputs(const Product& p, int32_t smallest) {
 int64_t group_along_outputs(int64_t token_bytes) {
   constexpr int64_t kBytes = 512 << 10;
   return token_bytes * kGroupAlongOutputs <= kBytes ? kGroupAlongOutputs : kGroupAlongOutputs / 2;
+}
+
+// Rows of x are often 4 KB apart, so that a block of all tokens lies in few sets of 32 KB of L1; a copy has to be used
+// by some outputs. Zen 3, 1024 x 1024, b = 16, 64 tokens at 5, 10, 25 %: even, 7 and 5 % faster; b = 32 and 64 even,
+// with 512 tokens at 25 % 6 and 3 % faster; b = 32, 2 % 17 to 20 % slower.
+bool packs_tokens(const Product& p) {
+  constexpr int64_t kFewestOutputs = 64, kFewTokensOfLarge = 64;
+  const int64_t b = p.layout.block_size;
+  return p.layout.blocks * b * b > kFewestOutputs * p.x.features && (b < 32 || p.x.n > kFewTokensOfLarge);
 }
 
 size_t ProductPlan::workspace_bytes() const { return panel_bytes + partial_bytes + staged_bytes + 3 * kAlignment; }

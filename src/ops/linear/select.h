@@ -21,6 +21,8 @@ struct Problem {
   int64_t slots = 0;    // slices of split rows
   bool x_features_first = false;
   int64_t x_feature_stride = 0;  // 0: not known, workspace is to suffice for any
+  bool side_by_side = false;     // the kernel packs x for tiles of vectors
+  int64_t weights = 0;           // of all blocks, for that
 };
 
 struct ProductPlan {
@@ -47,6 +49,9 @@ struct GradientPlan {
 bool runs_along_outputs(const Product& p, int32_t smallest);
 // Tokens that they do at a time, of so many bytes each.
 int64_t group_along_outputs(int64_t token_bytes);
+
+// Whether they read a copy of x, where the kernel can.
+bool packs_tokens(const Product& p);
 
 // Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
 int32_t worthwhile_threads(int32_t threads, double flops);

@@ -92,6 +92,11 @@ TEST(Select, ReadsInPlaceWhereRowsDoNotCollideInTheCache) {
   Problem p{
       .dtype = DType::f32, .n = 64, .inputs = 1024, .outputs = 1024, .x_features_first = true, .x_feature_stride = 64};
   EXPECT_TRUE(plan_product(p).direct);
+  p.side_by_side = true;
+  p.weights = 1024 * 512;
+  EXPECT_FALSE(plan_product(p).direct) << "each input meets 512 outputs";
+  p.weights = 1024 * 102;
+  EXPECT_TRUE(plan_product(p).direct);
   p.x_feature_stride = 512;
   EXPECT_FALSE(plan_product(p).direct) << "2048 bytes apart: few sets of the cache";
   p.x_feature_stride = 500;
@@ -137,6 +142,13 @@ TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
   EXPECT_TRUE(runs_along_outputs(other, 32));
   other.x.features = 1023;
   EXPECT_FALSE(runs_along_outputs(other, 32)) << "half a pair";
+  EXPECT_TRUE(packs_tokens(product_of(*layout, false, 65)));
+  EXPECT_FALSE(packs_tokens(product_of(*layout, false, 64))) << "b = 32: even";
+  const auto sparse = Layout::from_graph("random(64,0.02)", {.block_size = 16}, 0);
+  const auto dense_16 = Layout::from_graph("dense(64)", {.block_size = 16}, 0);
+  ASSERT_TRUE(sparse.ok() && dense_16.ok());
+  EXPECT_FALSE(packs_tokens(product_of(*sparse, false, 512))) << "the copy would be used by too few outputs";
+  EXPECT_TRUE(packs_tokens(product_of(*dense_16, false, 64)));
   EXPECT_EQ(group_along_outputs(4096), 128);
   EXPECT_EQ(group_along_outputs(16384), 64);
 }
