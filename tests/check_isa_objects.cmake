@@ -1,7 +1,7 @@
 # cmake -DOBJECTS=<list> -DNM=<nm> -P check_isa_objects.cmake
 # A weak symbol in an ISA object could be linked into a path that older CPUs take.
 foreach(object IN LISTS OBJECTS)
-  if(NOT object MATCHES "cpu_(avx2|avx512|avx512_bf16|amx|neon)")
+  if(NOT object MATCHES "cpu_(avx2|avx512|avx512_bf16|amx|neon|neon_bf16)")
     continue()
   endif()
   execute_process(COMMAND ${NM} -C --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)

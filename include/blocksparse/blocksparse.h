@@ -25,7 +25,7 @@ namespace blocksparse {
 BS_EXPORT std::string_view version();  // "0.1.0"
 
 // Instruction sets for which there are kernels and that this CPU runs, best first: of "amx", "avx512_bf16", "avx512",
-// "avx2", "neon", "scalar", and last "reference", the plain double loops that tests compare with.
+// "avx2", "neon_bf16", "neon", "scalar", and last "reference", the plain double loops that tests compare with.
 BS_EXPORT std::vector<std::string> cpu_isas();
 
 // The one that ops use: the best, unless the environment variable BLOCKSPARSE_ISA or set_cpu_isa() names another.

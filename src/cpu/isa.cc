@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include "core/text.h"
@@ -74,6 +76,15 @@ Cpu detect() {
   cpu.fast_bf16 = cpu.avx512_bf16 && __builtin_cpu_is("amd");
   return cpu;
 }
+#elif defined(__aarch64__)
+Cpu detect() {
+  Cpu cpu{.neon = true};
+#if defined(__linux__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  cpu.neon_bf16 = (getauxval(AT_HWCAP2) & kBf16) != 0;
+#endif
+  return cpu;
+}
 #endif
 
 }  // namespace
@@ -87,6 +98,7 @@ std::string_view name_of(Isa isa) {
     case Isa::avx512_bf16: return "avx512_bf16";
     case Isa::amx: return "amx";
     case Isa::neon: return "neon";
+    case Isa::neon_bf16: return "neon_bf16";
   }
   return "unknown";
 }
@@ -99,10 +111,8 @@ std::optional<Isa> parse_isa(std::string_view name) {
 }
 
 const Cpu& this_cpu() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
   static const Cpu cpu = detect();
-#elif defined(__aarch64__)
-  static const Cpu cpu{.neon = true};
 #else
   static const Cpu cpu{};
 #endif
@@ -111,6 +121,7 @@ const Cpu& this_cpu() {
 
 bool cpu_runs(Isa isa, const Cpu& cpu) {
   switch (isa) {
+    case Isa::neon_bf16: return cpu.neon_bf16;
     case Isa::neon: return cpu.neon;
     case Isa::amx: return cpu.amx;
     case Isa::avx512_bf16: return cpu.avx512_bf16;
@@ -127,6 +138,7 @@ Isa next_below(Isa isa) {
     case Isa::amx: return Isa::avx512_bf16;
     case Isa::avx512_bf16: return Isa::avx512;
     case Isa::avx512: return Isa::avx2;
+    case Isa::neon_bf16: return Isa::neon;
     case Isa::avx2:
     case Isa::neon: return Isa::scalar;
     case Isa::scalar:

@@ -13,10 +13,19 @@
 namespace blocksparse {
 
 // From plain to fast.
-enum class Isa : int32_t { reference = 0, scalar = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4, amx = 5, neon = 6 };
+enum class Isa : int32_t {
+  reference = 0,
+  scalar = 1,
+  avx2 = 2,
+  avx512 = 3,
+  avx512_bf16 = 4,
+  amx = 5,
+  neon = 6,
+  neon_bf16 = 7
+};
 
 inline constexpr std::array kAllIsas = {Isa::reference,   Isa::scalar, Isa::avx2, Isa::avx512,
-                                        Isa::avx512_bf16, Isa::amx,    Isa::neon};
+                                        Isa::avx512_bf16, Isa::amx,    Isa::neon, Isa::neon_bf16};
 
 // What decides which of them run: a value, so that the choice is tested for CPUs that are not at hand.
 struct Cpu {
@@ -26,6 +35,7 @@ struct Cpu {
   bool fast_bf16 = false;    // ... and it outruns two FMAs
   bool amx = false;          // tiles and bf16, and the system keeps their state
   bool neon = false;         // every 64-bit Arm CPU
+  bool neon_bf16 = false;    // and has bfdot
 };
 const Cpu& this_cpu();
 

@@ -59,6 +59,20 @@ BS_INLINE Vec<uint32_t, N> pair_rows(const BFloat16* first, const BFloat16* seco
   return widen<N>(low) | widen<N>(high) << 16;
 }
 
+#if defined(__aarch64__)
+// By zips: GCC 12 takes vectors that are wider than a register through other registers and memory.
+template <>
+BS_INLINE Vec<uint32_t, 8> pair_rows<8>(const BFloat16* first, const BFloat16* second) {
+  return bits_as<Vec<uint32_t, 8>>(vzipq_u16(vld1q_u16(&first->bits), vld1q_u16(&second->bits)));
+}
+template <>
+BS_INLINE Vec<uint32_t, 16> pair_rows<16>(const BFloat16* first, const BFloat16* second) {
+  const uint16x8x2_t low = vzipq_u16(vld1q_u16(&first->bits), vld1q_u16(&second->bits));
+  const uint16x8x2_t high = vzipq_u16(vld1q_u16(&first[8].bits), vld1q_u16(&second[8].bits));
+  return bits_as<Vec<uint32_t, 16>>(uint16x8x4_t{{low.val[0], low.val[1], high.val[0], high.val[1]}});
+}
+#endif
+
 // (row[i], 0)
 template <int N>
 BS_INLINE Vec<uint32_t, N> half_pairs(const BFloat16* row) {

@@ -103,6 +103,7 @@ TEST(Isa, IsChosenForCpusThatAreNotAtHand) {
        Isa::amx,
        "amx, avx512, avx512_bf16, avx2, scalar, reference"},
       {"Cortex-A72", {.neon = true}, Isa::neon, "neon, scalar, reference"},
+      {"Neoverse V1", {.neon = true, .neon_bf16 = true}, Isa::neon_bf16, "neon_bf16, neon, scalar, reference"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.cpu);
@@ -131,7 +132,8 @@ void expect_identity_keeps(DType dtype) {
   std::vector<char> workspace(linear_fprop_workspace_size(*layout, dtype, n));
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
-    const bool takes_denormals_as_zero = dtype == DType::bf16 && (isa == "avx512_bf16" || isa == "amx");
+    const bool takes_denormals_as_zero =
+        dtype == DType::bf16 && (isa == "avx512_bf16" || isa == "amx" || isa == "neon_bf16");
     const Tensor out(y.data(), dtype, {n, kFeatures});
     // Features-first, one feature a row, so that a NaN or Inf does not spread by 0 * Inf to its neighbours ...
     std::fill(y.begin(), y.end(), uint16_t{0xabcd});

@@ -21,6 +21,7 @@ double fma_rate_bf16_amx(double seconds);
 #elif defined(__aarch64__)
 double fma_rate_f32_neon(double seconds);
 double fma_rate_f64_neon(double seconds);
+double fma_rate_bf16_neon_bf16(double seconds);
 #endif
 
 namespace {
@@ -33,7 +34,8 @@ double fma_rate(Isa isa, DType dtype, double seconds) {
   if (isa >= Isa::avx512 && isa <= Isa::amx) return wide ? fma_rate_f64_avx512(seconds) : fma_rate_f32_avx512(seconds);
   if (isa == Isa::avx2) return wide ? fma_rate_f64_avx2(seconds) : fma_rate_f32_avx2(seconds);
 #elif defined(__aarch64__)
-  if (isa == Isa::neon) return wide ? fma_rate_f64_neon(seconds) : fma_rate_f32_neon(seconds);
+  if (isa == Isa::neon_bf16 && dtype == DType::bf16) return fma_rate_bf16_neon_bf16(seconds);
+  if (isa >= Isa::neon && isa <= Isa::neon_bf16) return wide ? fma_rate_f64_neon(seconds) : fma_rate_f32_neon(seconds);
 #endif
   return wide ? fma_rate_f64_scalar(seconds) : fma_rate_f32_scalar(seconds);
 }

@@ -26,7 +26,7 @@ reference before it is timed.
                    already is not measured again
   --output PATH    the folder of that file (default benchmarks/results), or its name, which ends in .jsonl
   --threads N      for every problem (its own threads=N counts otherwise)
-  --isa NAME       amx, avx512_bf16, avx512, avx2, neon, scalar or reference
+  --isa NAME       amx, avx512_bf16, avx512, avx2, neon_bf16, neon, scalar or reference
   --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again

@@ -13,8 +13,12 @@ constexpr int kMaxBlock = 128;
 constexpr int kGroupBytes = 256;  // tokens of a group in the type of sums: 64 f32, 32 f64
 
 // Whether sums of a tile start from 0 and what was summed before is added at its end: where all registers are taken,
-// GCC 12 otherwise moves every sum through the stack, before and after the loop.
+// GCC 12 otherwise moves every sum through the stack, before and after the loop; with bfdot, too.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kAddsLast = true;
+#else
 constexpr bool kAddsLast = kVectorBytes == 32;
+#endif
 
 template <DType D, Tile kTile, class Panel = Sum<D>>
 struct ProductConfig {

@@ -121,7 +121,7 @@ inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t las
 
 // Features-first. What remains beside whole squares is packed one by one.
 inline void pack_pair_columns(const RowsToPack& p, int64_t block) {
-  constexpr int Q = 8;  // features, and pairs of tokens
+  constexpr int Q = kLanes<uint32_t> < 8 ? kLanes<uint32_t> : 8;  // features, and pairs of tokens
   const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
   const auto* from = static_cast<const BFloat16*>(p.source) + block * p.block * p.feature_stride;
   auto* panel = static_cast<BFloat16Pair*>(p.panels) + block * p.round * p.block;

@@ -71,7 +71,8 @@ BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, 
   for (int k = 0; k < depth; k += 2, copy += O) {
     if (a.by_in) {
       const BFloat16* row = w + static_cast<int64_t>(k) * a.block + strip;
-      store_pairs<O>(copy, k + 1 < depth ? pair_rows<O>(row, row + a.block) : half_pairs<O>(row));
+      if (k + 1 < depth) store_pairs<O>(copy, pair_rows<O>(row, row + a.block));
+      else store_pairs<O>(copy, half_pairs<O>(row));
       continue;
     }
     for (int o = 0; o < O; ++o) {  // only for matrices that end in half a pair

@@ -92,6 +92,9 @@ struct ResultError {
   double nonzero = 0;  // share of expected values that are not 0
   std::string where;   // of the worst element
 };
+// By how much sums of products of that type err at each rounding, of their size: to nearest half a unit in the last
+// place, but neon_bf16 rounds to odd, and up to a unit.
+double sum_epsilon(DType dtype, const Device& device);
 // Keeps the worst of them; NaN and Inf where they are expected are right.
 void note_error(double got, double expected, double allowed, int64_t at, ResultError& error);
 

@@ -11,6 +11,7 @@
 #include "core/convert.h"
 #include "core/random.h"
 #include "core/text.h"
+#include "cpu/isa.h"
 #include "cuda/memory.h"
 
 namespace blocksparse::linear {
@@ -262,6 +263,12 @@ void LinearData::run_reference() {
                              .exchanged = layout_.transposed()});
 }
 
+double sum_epsilon(DType dtype, const Device& device) {
+  const auto isa = current_isa();
+  const bool to_odd = dtype == DType::bf16 && device.type == DeviceType::cpu && isa.ok() && *isa == Isa::neon_bf16;
+  return epsilon(sum_dtype(dtype)) * (to_odd ? 2 : 1);
+}
+
 // |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum, and the rounding of the result itself.
 LinearData::Bounds LinearData::bounds() const {
   const RowWalk rows = walk_of(layout_.view(), layout_.transposed() != (case_.pass == Pass::dgrad));
@@ -278,7 +285,7 @@ LinearData::Bounds LinearData::bounds() const {
   const double gate_scale = case_.gates ? 6 : 1, area = static_cast<double>(case_.block * case_.block);
   const double eps = epsilon(sum_dtype(case_.dtype)), k = static_cast<double>(products);
   const bool tf32 = case_.tf32 && case_.dtype == DType::f32 && case_.device.type == DeviceType::cuda;
-  const double product_eps = tf32 ? 0x1.8p-11 : eps;  // of each operand, rounded to 11 bits
+  const double product_eps = tf32 ? 0x1.8p-11 : sum_epsilon(case_.dtype, case_.device);  // 11 bits of each operand
   // Activations are right to 4 ulp of max(|z|, 1).
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
   // On a card W is rounded once more behind its gates: 6 sigma of that, for so many errors as there are products.

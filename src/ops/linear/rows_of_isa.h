@@ -25,6 +25,10 @@
 #define LINEAR_PRODUCT_neon(...)
 #define LINEAR_GRADIENT_neon(...)
 #endif
+#if !defined(LINEAR_PRODUCT_neon_bf16)
+#define LINEAR_PRODUCT_neon_bf16(...)
+#define LINEAR_GRADIENT_neon_bf16(...)
+#endif
 
 #define LINEAR_PRODUCT(isa, ...) LINEAR_PRODUCT_##isa(__VA_ARGS__)
 #define LINEAR_GRADIENT(isa, ...) LINEAR_GRADIENT_##isa(__VA_ARGS__)

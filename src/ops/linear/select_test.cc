@@ -14,12 +14,15 @@ namespace {
 #if defined(__x86_64__)
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::avx2, Isa::avx512};
 constexpr Isa kBf16IsasOfThisBuild[] = {Isa::avx512_bf16, Isa::amx};
+constexpr Isa kBelowBf16 = Isa::avx512;
 #elif defined(__aarch64__)
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar, Isa::neon};
-constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
+constexpr Isa kBf16IsasOfThisBuild[] = {Isa::neon_bf16};
+constexpr Isa kBelowBf16 = Isa::neon;
 #else
 constexpr Isa kIsasOfThisBuild[] = {Isa::scalar};
 constexpr std::array<Isa, 0> kBf16IsasOfThisBuild = {};
+constexpr Isa kBelowBf16 = Isa::scalar;
 #endif
 
 TEST(Select, EveryKernelIsRegisteredOnce) {
@@ -37,7 +40,7 @@ TEST(Select, EveryKernelIsRegisteredOnce) {
 TEST(Select, TypesThatAnInstructionSetLacksAreDoneByTheNextBelow) {
   for (Isa isa : kBf16IsasOfThisBuild) {
     for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-      const Isa expected = dtype == DType::bf16 ? isa : Isa::avx512;
+      const Isa expected = dtype == DType::bf16 ? isa : kBelowBf16;
       ASSERT_NE(find_product_kernel(isa, dtype), nullptr);
       EXPECT_EQ(find_product_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
       EXPECT_EQ(find_gradient_kernel(isa, dtype)->isa, expected) << name_of(isa) << name_of(dtype);
