@@ -106,7 +106,7 @@ def _pointer(x: Tensor | None) -> Any:
 
 
 def _workspace(which: str, view: _structs.LayoutView, x: Tensor, steps: int) -> tuple[_structs.Workspace, Tensor]:
-    code = _ops._DTYPES.get(x.dtype, -1)
+    code = _ops.DTYPES.get(x.dtype, -1)
     size = _lib.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
     memory = x.new_empty(size, dtype=torch.uint8)
     return _structs.Workspace(memory.data_ptr(), size), memory
