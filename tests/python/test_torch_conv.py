@@ -305,7 +305,7 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
         ({"values": torch.randn(1, 9, 8, 8)}, r"w is \[1, 9, 8, 8\], needs"),
         ({"values": torch.randn(9, 8, 8)}, r"values are \[9, 8, 8\], needs \[blocks, taps, b, b\]"),
         ({"values": torch.randn(2, 9, 8, 8).double()}, "values are torch.float64, needs torch.float32"),
-        ({"x": torch.zeros(2, 30, 5, 4, dtype=torch.int32)}, "values are torch.float32, needs torch.int32"),
+        ({"x": torch.zeros(2, 30, 5, 4, dtype=torch.int32)}, "x is torch.int32, needs one of torch.float32"),
     ],
 )
 @pytest.mark.parametrize("wanted", [False, True])
