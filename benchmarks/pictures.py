@@ -144,7 +144,7 @@ def plot_roofline(rows: list[Row], path: Path) -> bool:
         axis.scatter([], [], marker="o", color=colour(block), label=f"b = {block}")
     figure.legend(loc="outside lower center", ncols=len(marks) + len(blocks), frameon=False)
     peak = "cuBLAS's rate" if any(r.on_card for r in rows) else "FMA peak"
-    axis.set_title(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
+    figure.suptitle(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
     save(figure, path)
     plt.close(figure)
     return True
