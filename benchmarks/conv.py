@@ -1,12 +1,14 @@
 """Block-sparse convolutions beside PyTorch's dense and grouped ones: cuDNN on a card, oneDNN on a CPU.
 
     python benchmarks/conv.py [--device cuda] [--images 64] [--size 28] [--channels 256] [--kernel 3] [--stride 1]
-                              [--block 8 16 32 64 128] [--density 0.5 0.25 0.12] [--groups 4 8] [--json FILE]
+                              [--block 8 16 32 64 128] [--density 0.5 0.25 0.12] [--groups 4 8] [--order]
+                              [--json FILE]
 
 Times are medians of interleaved samples in us, on a card of replays of CUDA graphs with many calls each; tensors are
 channels-last, bf16 on a card and f32 on a CPU. `x` is how many times as fast as the dense convolution; with --groups,
-block-diagonal layouts beside grouped convolutions. Results are compared with PyTorch's in float64 first. --json adds a
-line for each pass to a file, and begins a new one with the machine, the versions, the commit and the date.
+block-diagonal layouts beside grouped convolutions; --order shuffles the channels of x for this library alone. Results
+are compared with PyTorch's in float64 first. --json adds a line for each pass to a file, and begins a new one with the
+machine, the versions, the commit and the date.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Problem:
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.kernel, self.stride, self.padding = args.kernel, args.stride, args.kernel // 2
         self.channels, self.device, self.json = args.channels, device, args.json
+        self.order = torch.randperm(self.channels, device=device).int() if args.order else None
         stride = "" if self.stride == 1 else f" stride={self.stride}"
         self.line = f"n={args.images} hw={args.size} r={self.kernel}{stride}"
         out = (args.size + 2 * self.padding - args.kernel) // args.stride + 1
@@ -78,9 +81,9 @@ class Problem:
         geometry = [0, *(number for pair in two for number in pair)]
         ops, size = torch.ops.blocksparse, list(self.x.shape[2:])
         passes: list[Callable[[], Tensor]] = [
-            lambda: ops.conv_fprop(self.x, values, index, geometry, self.channels, True),
-            lambda: ops.conv_dgrad(self.dy, values, index, geometry, self.channels, size, True),
-            lambda: ops.conv_wgrad(self.x, self.dy, index, geometry, layout.blocks, b)[0],
+            lambda: ops.conv_fprop(self.x, values, index, geometry, self.channels, True, order=self.order),
+            lambda: ops.conv_dgrad(self.dy, values, index, geometry, self.channels, size, True, order=self.order),
+            lambda: ops.conv_wgrad(self.x, self.dy, index, geometry, layout.blocks, b, order=self.order)[0],
         ]
         self.check(layout, values, passes)
         return passes
@@ -95,7 +98,8 @@ class Problem:
         filters = filters.index_put((rows, columns), w).permute(0, 3, 1, 4, 2)
         x = self.x.double().requires_grad_()
         dense = filters.reshape(self.channels, self.channels, self.kernel, self.kernel)
-        y = F.conv2d(x, dense, None, self.stride, self.padding)
+        ordered = x if self.order is None else x[:, self.order.long()]
+        y = F.conv2d(ordered, dense, None, self.stride, self.padding)
         y.backward(self.dy.double())  # type: ignore[no-untyped-call]
         assert x.grad is not None
         assert w.grad is not None
@@ -189,6 +193,7 @@ def write(problem: Problem, which: str, layout: Layout, graph: str, us: dict[str
     on_card = problem.device == "cuda"
     threads = 0 if on_card else torch.get_num_threads()
     what = f"{'bf16' if problem.dtype == torch.bfloat16 else 'f32'} {problem.line} b={layout.block_size} {graph}"
+    what += "" if problem.order is None else " order"
     line = {
         "problem": f"conv:{which} {what}" + (" device=cuda" if on_card else f" threads={threads}" * (threads > 1)),
         "device": f"cuda: {torch.cuda.get_device_name()}" if on_card else device(),
@@ -230,6 +235,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="+", default=[8, 16, 32, 64, 128])
     parser.add_argument("--density", type=float, nargs="+", default=[0.5, 0.25, 0.12])
     parser.add_argument("--groups", type=int, nargs="*", default=[], help="beside grouped convolutions instead")
+    parser.add_argument("--order", action="store_true", help="of shuffled channels")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

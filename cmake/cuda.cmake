@@ -56,6 +56,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/conv/cuda_halo_f16.cu
   src/ops/conv/cuda_many_bf16.cu
   src/ops/conv/cuda_many_f16.cu
+  src/ops/conv/cuda_order.cu
   src/ops/conv/cuda_taps.cu
   src/ops/cuda_prepare.cc
   src/ops/linear/cuda.cc

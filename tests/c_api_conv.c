@@ -30,12 +30,12 @@ static void test_passes(void) {
   tdw.data = dw;
   const bs_workspace workspace = {memory, sizeof memory};
   const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
-  EXPECT(bs_conv_fprop_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_dgrad_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_wgrad_workspace_size(&view, &geometry, &tx) <= sizeof memory);
-  EXPECT(bs_conv_fprop_workspace_size(NULL, &geometry, &tx) == 0);
   int32_t order[B];
   for (int i = 0; i < B; ++i) order[i] = B - 1 - i;
+  EXPECT(bs_conv_fprop_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_dgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_wgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
+  EXPECT(bs_conv_fprop_workspace_size(NULL, &geometry, &tx, NULL) == 0);
   EXPECT(bs_conv_fprop(&view, &geometry, &tx, &tw, NULL, order, NULL, &ty, workspace, stream) == BS_OK);
   EXPECT(bs_conv_dgrad(&view, &geometry, &tx, &tw, NULL, order, &tdx, workspace, stream) == BS_OK);
   EXPECT(bs_conv_wgrad(&view, &geometry, &tx, &tx, NULL, NULL, order, 0, &tdw, NULL, workspace, stream) == BS_OK);
@@ -109,7 +109,7 @@ static void geometry_refused(const call* c, const char* text) {
   int64_t output[BS_MAX_SIZES];
   refused(c, text);
   EXPECT_ERROR(bs_conv_output_size(&c->geometry, size, output), BS_INVALID_ARGUMENT, text);
-  EXPECT(bs_conv_fprop_workspace_size(&c->view, &c->geometry, &c->x) == 0);
+  EXPECT(bs_conv_fprop_workspace_size(&c->view, &c->geometry, &c->x, c->order) == 0);
 }
 
 static void test_bad_geometries(const call* right) {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 6
+#define BS_ABI_VERSION 7
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -182,7 +182,8 @@ BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32
 
 /* ---- The convolution --------------------------------------------------------------------------------------------- */
 /* See conv.h. `gates`, `epilogue` and `dgates` may be NULL, w in bs_conv_wgrad, too. `channel_order` [channels of x]
- * lies where the tensors do and may be NULL. */
+ * lies where the tensors do and may be NULL. On the CPU it is checked; on a card an entry that is no channel reads
+ * zeros and writes nothing. */
 
 #define BS_MAX_SIZES 3
 
@@ -209,14 +210,14 @@ BS_API bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geome
                                const int32_t* channel_order, int32_t accumulate, const bs_tensor* dw,
                                const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
 
-/* Bytes for an x (dgrad: dx) of that dtype, shape, strides and device; its data is not looked at. 0 if it does not fit.
- */
+/* Bytes for an x (dgrad: dx) of that dtype, shape, strides and device, and for that order, or NULL; what is in them is
+ * not looked at. 0 if x does not fit. */
 BS_API size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                           const bs_tensor* x);
+                                           const bs_tensor* x, const int32_t* channel_order);
 BS_API size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                           const bs_tensor* x);
+                                           const bs_tensor* x, const int32_t* channel_order);
 BS_API size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                           const bs_tensor* x);
+                                           const bs_tensor* x, const int32_t* channel_order);
 
 /* ---- The LSTM op ------------------------------------------------------------------------------------------------- */
 /* See lstm.h. Tensors that are not given are NULL. `lengths` [n] lie where the tensors do and may be NULL: all

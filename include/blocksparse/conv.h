@@ -19,11 +19,18 @@
 //   - `layout` may be transposed (layout.t()): then out and in change places and the values are read transposed.
 //   - channel_order, if given, lets channel c of the layout's inputs be channel channel_order[c] of x (and of dx): a
 //     shuffle of channels, or the pairing of channels that a concatenation has put apart. It is a permutation and lies
-//     where the tensors do; on the CPU that is checked.
+//     where the tensors do. On the CPU that is checked. A card's is not looked at before it is used: an entry outside
+//     of 0 to channels - 1 reads as a channel of zeros and writes nothing, of two that are the same either may write,
+//     and channels of dx that no entry names are 0 or left alone. Memory beside the tensors is never touched.
+//   - On the CPU an order costs nothing. On a card 16-bit channels-last images, of which the fast kernels would take x
+//     without an order and whose channels 8 divides, are copied in that order into the workspace (dx out of it) by a
+//     pass at the speed of memory. Where they do not fit below 64 MB that is done in slices of whole images. All else
+//     takes the kernels for any problem, element by element.
 //   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
 //     same bits, whatever the number of threads.
 //   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs what the matching
-//     *_workspace_size() says, less than 64 MB. One tap in place on a card is the linear op and needs as much as that.
+//     *_workspace_size() says for that order, less than 64 MB. One tap in place on a card is the linear op and needs as
+//     much as that.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. Padding may count as zeros
 //     that meet an Inf or NaN of W, or not at all; likewise an Inf or NaN at the edge of an image may meet zeros of
 //     padding in the dW of taps that do not read it.
@@ -85,13 +92,13 @@ struct ConvGeometry {
                                           Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                           Stream stream = {});
 
-// Bytes of workspace for an `x` (or dx) of that dtype, shape, strides and device, at which nobody looks closer. 0 if it
-// does not fit the layout or the geometry: the op then says why.
-BS_EXPORT size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
-                                           const ConstTensor& x);
-BS_EXPORT size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
-                                           const ConstTensor& x);
-BS_EXPORT size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry,
-                                           const ConstTensor& x);
+// Bytes of workspace for an `x` (or dx) of that dtype, shape, strides and device, at which nobody looks closer, nor at
+// what is in the order. 0 if x does not fit the layout or the geometry: the op then says why.
+BS_EXPORT size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                           const int32_t* channel_order = nullptr);
+BS_EXPORT size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                           const int32_t* channel_order = nullptr);
+BS_EXPORT size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                           const int32_t* channel_order = nullptr);
 
 }  // namespace blocksparse

@@ -37,7 +37,7 @@ def fprop(
     x, values = _checked(arrays, layout, geometry, x=x, values=values)
     size = conv_output_size(geometry, _sizes(x, geometry))
     order = _order(arrays, layout, channel_order)
-    with _call(arrays, "fprop", layout, geometry, x, threads) as (view, workspace, stream):
+    with _call(arrays, "fprop", layout, geometry, x, order, threads) as (view, workspace, stream):
         stream.math = tf32
         y = _like(arrays, x, layout.out_features, size, residual) if out is None else out
         pointer = arrays.pointer
@@ -68,7 +68,7 @@ def dgrad(
     order, pointer = _order(arrays, layout, channel_order), arrays.pointer
     with arrays.on_device_of(dy):
         dx = _like(arrays, dy, layout.in_features, tuple(size)) if out is None else out
-    with _call(arrays, "dgrad", layout, geometry, arrays.take(dx), threads) as (view, workspace, stream):
+    with _call(arrays, "dgrad", layout, geometry, arrays.take(dx), order, threads) as (view, workspace, stream):
         stream.math = tf32
         given = (pointer(dy), pointer(values), pointer(gates), _address(arrays, order))
         results = (pointer(dx, written=True), workspace, stream)
@@ -99,7 +99,7 @@ def wgrad(
         raise ValueError("[conv_wgrad] out is None, needs an array to add to")
     blocks, b, _ = layout.values_shape
     order, pointer = _order(arrays, layout, channel_order), arrays.pointer
-    with _call(arrays, "wgrad", layout, geometry, x, threads) as (view, workspace, stream):
+    with _call(arrays, "wgrad", layout, geometry, x, order, threads) as (view, workspace, stream):
         stream.math = tf32
         taps = math.prod(geometry.kernel[: geometry.rank])
         dw = arrays.empty((blocks, taps, b, b), x.dtype) if out is None else out
@@ -157,11 +157,14 @@ def _address(arrays: Arrays, x: Any | None) -> int | None:
     return None if x is None else arrays.address(x)
 
 
-def _call(arrays: Arrays, which: str, layout: Layout, geometry: Geometry, x: Any, threads: int) -> Any:
+def _call(
+    arrays: Arrays, which: str, layout: Layout, geometry: Geometry, x: Any, order: Any | None, threads: int
+) -> Any:
     """`Arrays.call` with the workspace of a convolution with the sizes of x."""
     sized = arrays.tensor(x, False)
 
     def workspace_size(view: Any) -> int:
-        return int(_lib.ask(f"bs_conv_{which}_workspace_size", view, ctypes.byref(geometry), ctypes.byref(sized)))
+        given = (ctypes.byref(geometry), ctypes.byref(sized), _address(arrays, order))
+        return int(_lib.ask(f"bs_conv_{which}_workspace_size", view, *given))
 
     return arrays.call(layout, x, workspace_size, threads)

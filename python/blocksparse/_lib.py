@@ -32,7 +32,7 @@ from ._structs import (
     Workspace,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -146,9 +146,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             *(_i32, _ptr(Tensor), _ptr(Tensor), Workspace, Stream),
         ],
     ),
-    "bs_conv_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
-    "bs_conv_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
-    "bs_conv_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor)]),
+    "bs_conv_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _void_p]),
+    "bs_conv_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _void_p]),
+    "bs_conv_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _ptr(ConvGeometry), _ptr(Tensor), _void_p]),
     "bs_lstm_forward": (
         _i32,
         [_ptr(LayoutView), *(4 * (_ptr(Tensor),)), _void_p, _ptr(LstmOutputs), Workspace, Stream],

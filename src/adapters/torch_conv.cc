@@ -107,8 +107,9 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const std::span out_size(sizes.data(), static_cast<size_t>(geometry.rank));
   TensorHandle y = empty_images(xv, out_channels, out_size, channels_last);
   const LayoutView layout = view_of(index, transposed, values, y, x);
-  with_workspace(conv_fprop_workspace_size(layout, geometry, xv), xv.device, [&](Workspace workspace) {
-    require(conv_fprop(layout, geometry, xv, {values.view(kOp), gates.view(kOp)}, order_of(order, xv.shape[1]),
+  const int32_t* channel_order = order_of(order, xv.shape[1]);
+  with_workspace(conv_fprop_workspace_size(layout, geometry, xv, channel_order), xv.device, [&](Workspace workspace) {
+    require(conv_fprop(layout, geometry, xv, {values.view(kOp), gates.view(kOp)}, channel_order,
                        {bias.view(kOp), residual.view(kOp), activation}, y.view(kOp), workspace,
                        stream(kOp, xv.device, tf32)));
   });
@@ -129,9 +130,10 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   TensorHandle dx = empty_images(dyv, in_channels, size, channels_last);
   const LayoutView layout = view_of(index, transposed, values, dy, dx);
   const Tensor dxv = dx.view(kOp);
-  with_workspace(conv_dgrad_workspace_size(layout, geometry, dxv), dyv.device, [&](Workspace workspace) {
-    require(conv_dgrad(layout, geometry, dyv, {values.view(kOp), gates.view(kOp)}, order_of(order, in_channels), dxv,
-                       workspace, stream(kOp, dyv.device, tf32)));
+  const int32_t* channel_order = order_of(order, in_channels);
+  with_workspace(conv_dgrad_workspace_size(layout, geometry, dxv, channel_order), dyv.device, [&](Workspace workspace) {
+    require(conv_dgrad(layout, geometry, dyv, {values.view(kOp), gates.view(kOp)}, channel_order, dxv, workspace,
+                       stream(kOp, dyv.device, tf32)));
   });
   stack[0] = dx.release();
 }
@@ -158,9 +160,10 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const DType sums = sum_dtype(xv.dtype);
   TensorHandle dw = empty_contiguous({{blocks, taps, b, b}}, code_of(wide ? sums : xv.dtype), xv.device);
   TensorHandle dgates = empty_contiguous({{gate_gradient ? blocks : 0}}, code_of(sums), xv.device);
-  with_workspace(conv_wgrad_workspace_size(layout, geometry, xv), xv.device, [&](Workspace workspace) {
-    require(conv_wgrad(layout, geometry, xv, dyv, {values.view(kOp), gates.view(kOp)}, order_of(order, xv.shape[1]),
-                       Accumulate::no, {dw.view(kOp), gate_gradient ? dgates.view(kOp) : Tensor()}, workspace,
+  const int32_t* channel_order = order_of(order, xv.shape[1]);
+  with_workspace(conv_wgrad_workspace_size(layout, geometry, xv, channel_order), xv.device, [&](Workspace workspace) {
+    require(conv_wgrad(layout, geometry, xv, dyv, {values.view(kOp), gates.view(kOp)}, channel_order, Accumulate::no,
+                       {dw.view(kOp), gate_gradient ? dgates.view(kOp) : Tensor()}, workspace,
                        stream(kOp, xv.device, tf32)));
   });
   stack[0] = dw.release();

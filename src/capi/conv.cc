@@ -31,10 +31,10 @@ Status check_flags(const char* op, const bs_conv_geometry& g) {
 
 template <class Size>
 size_t conv_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
-                           Size size) {
+                           const int32_t* channel_order, Size size) {
   if (layout == nullptr || geometry == nullptr || x == nullptr) return 0;
   if (!check_flags("conv", *geometry).ok()) return 0;
-  return size(to_view(*layout), to_geometry(*geometry), to_const(x));
+  return size(to_view(*layout), to_geometry(*geometry), to_const(x), channel_order);
 }
 
 }  // namespace
@@ -113,17 +113,17 @@ bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geometry* ge
   });
 }
 
-size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                    const bs_tensor* x) {
-  return conv_workspace_size(layout, geometry, x, conv_fprop_workspace_size);
+size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                                    const int32_t* channel_order) {
+  return conv_workspace_size(layout, geometry, x, channel_order, conv_fprop_workspace_size);
 }
-size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                    const bs_tensor* x) {
-  return conv_workspace_size(layout, geometry, x, conv_dgrad_workspace_size);
+size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                                    const int32_t* channel_order) {
+  return conv_workspace_size(layout, geometry, x, channel_order, conv_dgrad_workspace_size);
 }
-size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
-                                    const bs_tensor* x) {
-  return conv_workspace_size(layout, geometry, x, conv_wgrad_workspace_size);
+size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                                    const int32_t* channel_order) {
+  return conv_workspace_size(layout, geometry, x, channel_order, conv_wgrad_workspace_size);
 }
 
 }  // extern "C"

@@ -32,6 +32,7 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
     direction.refs = place(blocks * words_of(sizeof(BlockRef)));
     direction.pieces = place((rows + kMaxSlots) * words_of(sizeof(Piece)));
     direction.splits = place(kMaxSplits * words_of(sizeof(Split)));
+    direction.order = place(rows);
   };
   place_direction(s.by_out, out_blocks);
   place_direction(s.by_in, in_blocks);

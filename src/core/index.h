@@ -5,6 +5,7 @@
 //               refs    [blocks] BlockRef
 //               pieces  [out_blocks + kMaxSlots] Piece, as many as the header says are in use
 //               splits  [kMaxSplits] Split, likewise
+//               order   [out_blocks] as many as there are strips of 64 features: see strip_order.h
 //   by_in       the same with in_blocks         dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
 //   nothing     4 words if by_out has splits, and 8 if by_in has
@@ -24,7 +25,7 @@ namespace blocksparse {
 // Offsets in words; sections begin at multiples of 16 bytes.
 struct IndexSections {
   struct {
-    int64_t starts, refs, pieces, splits;
+    int64_t starts, refs, pieces, splits, order;
   } by_out, by_in;
   int64_t out_of;
   int64_t words;  // without the last section

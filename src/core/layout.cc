@@ -8,6 +8,7 @@
 #include "blocksparse/graphs.h"
 #include "core/hash.h"
 #include "core/index.h"
+#include "core/strip_order.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -128,6 +129,13 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
   }
   put(*index, at.by_out.starts, row_start);
   put(*index, at.by_in.starts, std::span<const int32_t>(col_start));
+  const auto order = [&](std::span<const int32_t> starts, const BlockRef* refs, int64_t across, int64_t features) {
+    return order_strips(starts, {refs, columns.size()}, across, features, grid.blocking.block_size);
+  };
+  put(*index, at.by_out.order,
+      std::span<const int32_t>(order(row_start, refs_by_out, grid.in_blocks, grid.blocking.out_features)));
+  put(*index, at.by_in.order,
+      std::span<const int32_t>(order(col_start, refs_by_in, grid.out_blocks, grid.blocking.in_features)));
 
   Header h{};
   h.magic = kIndexMagic;

@@ -1,4 +1,5 @@
-// The tables of a layout from a mask on a card: what layout.cc makes on the host, bit for bit but for the hash.
+// The tables of a layout from a mask on a card: what layout.cc makes on the host, bit for bit but for the hash and the
+// order of strips, which is that in which they come.
 //   mask [out_blocks, in_blocks], bytes   index: see core/index.h
 // Who does what
 //   pack_mask     a warp for 32 x 32 entries: bits of rows, and of columns
@@ -228,7 +229,11 @@ __device__ void clear_rest(const Build& b) {
     clear(b, s.starts + s.rows + 1, s.refs);
     clear(b, s.refs + (h.reserved[kWrongBlocks] != 0 ? 0 : 2 * blocks), s.pieces);
     clear(b, s.pieces + 4 * (i == 0 ? h.by_out.pieces : h.by_in.pieces), s.splits);
-    clear(b, s.splits + 4 * (i == 0 ? h.by_out.splits : h.by_in.splits), s.end);
+    clear(b, s.splits + 4 * (i == 0 ? h.by_out.splits : h.by_in.splits), s.order);
+    for (auto strip = static_cast<int32_t>(threadIdx.x); strip < s.strips; strip += kThreads) {
+      b.index[s.order + strip] = strip;
+    }
+    clear(b, s.order + s.strips, s.end);
   }
   clear(b, b.plan.out_of + (h.reserved[kWrongBlocks] != 0 ? 0 : blocks), b.plan.words);
 }

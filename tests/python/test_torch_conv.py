@@ -298,7 +298,10 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
         ({"channel_order": torch.arange(29)}, r"channel_order is torch.int32 \[29\], needs int32 \[30\]"),
         ({"channel_order": torch.zeros(30).int()}, "channel_order holds channel 0 twice"),
         ({"channel_order": torch.zeros(30)}, "channel_order is torch.float32, needs integers"),
-        ({"channel_order": torch.arange(30) + (1 << 32)}, r"channel_order\[0\] is 30, needs 0 to 29"),
+        ({"channel_order": torch.arange(30) + (1 << 32)}, r"channel_order\[0\] is 4294967296, needs 0 to 29"),
+        ({"channel_order": [*range(29), -1]}, r"channel_order\[29\] is -1, needs 0 to 29"),
+        ({"channel_order": [*range(29), 0]}, "channel_order holds channel 0 twice"),
+        ({"channel_order": torch.arange(1, 31).int()}, r"channel_order\[29\] is 30, needs 0 to 29"),
         ({"channel_order": ["a"] * 30}, "channel_order is a list, needs integers"),
         ({"gates": torch.ones(6).int()}, r"\[conv\] a tensor of torch\.int32"),
         ({"channel_order": torch.arange(1, 31)}, r"channel_order\[29\] is 30, needs 0 to 29"),
@@ -365,6 +368,31 @@ def test_raw_ops_check_as_well(channels):
         bst.conv2d(x.numpy(), values, channels, kernel_size=3)
     with pytest.raises(TypeError, match="layout is a str"):
         bst.conv2d(x, values, "dense(1)", kernel_size=3)
+
+
+def test_checks_orders_from_the_cpu_for_other_devices(channels):
+    x, values = torch.randn(2, 30, 5, 4, device="meta"), torch.randn(channels.blocks, 9, 8, 8, device="meta")
+    for kind in (list, torch.tensor, lambda order: torch.tensor(order).int()):
+        bst.conv2d(x, values, channels, kernel_size=3, channel_order=kind([*range(30)]))
+        with pytest.raises(ValueError, match=r"channel_order\[29\] is 30, needs 0 to 29"):
+            bst.conv2d(x, values, channels, kernel_size=3, channel_order=kind([*range(29), 30]))
+        with pytest.raises(ValueError, match="channel_order holds channel 7 twice"):
+            bst.conv2d(x, values, channels, kernel_size=3, channel_order=kind([*range(29), 7]))
+
+
+def test_takes_orders_of_lists_inside_of_transforms(channels):
+    x, values = torch.randn(3, 2, 30, 5, 4), torch.randn(channels.blocks, 9, 8, 8)
+    order = torch.randperm(30).tolist()
+
+    def conv(x):
+        return bst.conv2d(x, values, channels, kernel_size=3, channel_order=order)
+
+    expected = torch.stack([conv(image) for image in x])
+    assert torch.equal(torch.func.vmap(conv)(x), expected)
+    y, gradient = torch.func.vjp(conv, x[0])
+    assert torch.equal(y, expected[0])
+    assert gradient(torch.ones_like(y))[0].shape == x[0].shape
+    assert torch.equal(torch.compile(conv, backend="eager", fullgraph=True)(x[0]), expected[0])
 
 
 def test_takes_numbers_of_numpy_and_orders_of_any_kind(channels):

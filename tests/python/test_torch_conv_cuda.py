@@ -97,12 +97,65 @@ def test_refuses_tensors_on_several_devices(channels):
                     op(*arguments, **{**options, name: value.cpu()})
 
 
+def _ordered(x, order, **options):
+    layout = Layout.from_graph("random(4,4,0.5)", 32, seed=1)
+    generator = torch.Generator("cuda").manual_seed(3)
+    values = torch.randn(layout.blocks, 9, 32, 32, device="cuda", generator=generator).to(x.dtype).requires_grad_()
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = bst.conv2d(x, values, layout, kernel_size=3, padding=1, channel_order=order, **options)
+    y.backward(torch.ones_like(y))
+    return y.detach(), x.grad, values.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_order_is_an_index_of_x(dtype):
+    x = torch.randn(4, 128, 14, 14, device="cuda").to(dtype).to(memory_format=torch.channels_last)
+    order = torch.randperm(128, device="cuda")
+    indexed = x[:, order].contiguous(memory_format=torch.channels_last)
+    y, dx, dw = _ordered(x, order)
+    y_of_indexed, dx_of_indexed, dw_of_indexed = _ordered(indexed, None)
+    assert error(y, y_of_indexed) < TOLERANCE[dtype]
+    assert error(dx[:, order], dx_of_indexed) < TOLERANCE[dtype]
+    assert error(dw, dw_of_indexed) < TOLERANCE[dtype]
+    if dtype != torch.float32:
+        assert torch.equal(y, y_of_indexed), "the same kernel on a copy"
+        assert torch.equal(dw, dw_of_indexed)
+        assert torch.equal(dx[:, order], dx_of_indexed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("wrong", [-1, 128, -(1 << 31), (1 << 31) - 1, 1 << 40])
+def test_entries_on_the_card_that_are_no_channels(dtype, wrong):
+    """They are not seen before the call, read zeros and write nothing."""
+    x = torch.randn(4, 128, 14, 14, device="cuda").to(dtype).to(memory_format=torch.channels_last)
+    order = torch.randperm(128, device="cuda")
+    unnamed = int(order[5])
+    x[:, unnamed] = 0
+    expected = _ordered(x, order)
+    order[5] = wrong
+    got = _ordered(x, order)
+    named = torch.arange(128, device="cuda") != unnamed
+    torch.cuda.synchronize()
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1][:, named], expected[1][:, named])
+    assert torch.equal(got[2], expected[2])
+
+
+def test_orders_from_the_cpu_are_checked():
+    x = torch.randn(1, 128, 6, 6, device="cuda")
+    for kind in (list, torch.tensor, lambda order: torch.tensor(order).int()):
+        with pytest.raises(ValueError, match=r"channel_order\[127\] is 128, needs 0 to 127"):
+            _ordered(x, kind([*range(127), 128]))
+        with pytest.raises(ValueError, match="channel_order holds channel 7 twice"):
+            _ordered(x, kind([*range(127), 7]))
+
+
 def test_a_training_step_in_a_graph():
     """Forward and backward of a residual block, captured once and replayed with other inputs."""
     layout = Layout.from_graph("balanced(8,2)", 16)
     block = torch.nn.Sequential(
         bst.BlockSparseConv2d(128, 128, 3, layout, padding="same", activation="relu"),
-        bst.BlockSparseConv2d(128, 128, 3, layout, padding="same"),
+        bst.BlockSparseConv2d(128, 128, 3, layout, padding="same", channel_order=torch.randperm(128)),
     ).to("cuda", torch.bfloat16)
     x = torch.randn(8, 128, 14, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
 

@@ -5,7 +5,8 @@
     conv_wgrad(x, dy, index, geometry, ...) -> (dw, dgates)
 
 `geometry` is whether the convolution is transposed, then kernel, stride, dilation, padding before, padding after and
-output padding, each with a number for every size of an image. `order` is the order of the channels of x, int32.
+output padding, each with a number for every size of an image. `order` is the order of the channels of x, int32; on a
+card what is in it is not checked: see conv.h.
 `channels_last` says how the result lies; all activations of a call lie alike.
 """
 
@@ -206,9 +207,9 @@ def _order_pointer(order: Tensor | None, channels: int) -> int | None:
 
 
 def _workspace(
-    which: str, view: _structs.LayoutView, geometry: _structs.ConvGeometry, x: Tensor, described: Any
+    which: str, view: _structs.LayoutView, geometry: _structs.ConvGeometry, x: Tensor, described: Any, order: int | None
 ) -> tuple[_structs.Workspace, Tensor]:
-    size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described)
+    size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described, order)
     memory = x.new_empty(size, dtype=torch.uint8)
     return _structs.Workspace(memory.data_ptr(), size), memory
 
@@ -232,10 +233,10 @@ def _fprop(
     made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
     y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
-    x_pointer = _pointer(x)
-    workspace, _memory = _workspace("fprop", view, made, x, x_pointer)
+    x_pointer, order_pointer = _pointer(x), _order_pointer(order, x.size(1))
+    workspace, _memory = _workspace("fprop", view, made, x, x_pointer, order_pointer)
     epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
-    inputs = (x_pointer, _pointer(values), _pointer(gates), _order_pointer(order, x.size(1)))
+    inputs = (x_pointer, _pointer(values), _pointer(gates), order_pointer)
     outputs = (ctypes.byref(epilogue), _pointer(y), workspace, _ops._stream(x, tf32))
     _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
     return y
@@ -258,9 +259,9 @@ def _dgrad(
     made, _ = _checked(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
-    dx_pointer = _pointer(dx)
-    workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer)
-    inputs = (_pointer(dy), _pointer(values), _pointer(gates), _order_pointer(order, in_channels))
+    dx_pointer, order_pointer = _pointer(dx), _order_pointer(order, in_channels)
+    workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer, order_pointer)
+    inputs = (_pointer(dy), _pointer(values), _pointer(gates), order_pointer)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, _ops._stream(dy, tf32))
     _lib.call("bs_conv_dgrad", *call)
     return dx
@@ -288,11 +289,11 @@ def _wgrad(
         raise ValueError(f"[conv] dw has {blocks} blocks of {block_size}, needs {view.blocks} of {view.block_size}")
     more: Any = (blocks, block_size, transposed, wide, values, gates, order, gate_gradient, tf32)
     dw, dgates = _wgrad_fake(x, dy, index, geometry, *more)
-    x_pointer = _pointer(x)
-    workspace, _memory = _workspace("wgrad", view, made, x, x_pointer)
+    x_pointer, order_pointer = _pointer(x), _order_pointer(order, x.size(1))
+    workspace, _memory = _workspace("wgrad", view, made, x, x_pointer, order_pointer)
     inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
-    call = (ctypes.byref(view), ctypes.byref(made), *inputs, _order_pointer(order, x.size(1)), 0, *gradients)
+    call = (ctypes.byref(view), ctypes.byref(made), *inputs, order_pointer, 0, *gradients)
     _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
     return dw, dgates
 

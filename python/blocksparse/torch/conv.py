@@ -13,6 +13,7 @@ from ..layout import Layout, need_layout
 from . import _conv_ops
 from ._conv_autograd import apply_conv
 from ._given import need_activation, need_strided, need_tensor, need_tensors
+from ._transforms import _is_wrapped
 from .functional import index_of
 
 Sizes = int | Sequence[int]
@@ -72,8 +73,9 @@ def conv2d(
             (as "same", but all of it before) or "valid" (none). One for all sizes, or a sequence of them.
         dilation: as kernel_size.
         channel_order: [layout.in_features], a permutation: channel c of the layout's inputs is channel
-            channel_order[c] of x. An int32 tensor on the device of x costs nothing; other integers, lists and arrays
-            are converted on every call, which a CUDA graph cannot capture if they come from the CPU.
+            channel_order[c] of x. An int32 tensor on the device of x is taken as it is; other integers, lists and
+            arrays are converted on every call, which a CUDA graph cannot capture if they come from the CPU. What comes
+            from the CPU is checked; of an order on a GPU an entry that is no channel reads zeros and writes nothing.
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
         activation: "none", "relu", "gelu" (the exact one) or "silu". Computed with the convolution where no gradient
@@ -83,7 +85,7 @@ def conv2d(
         [n, layout.out_features, height', width'], of the dtype of x; under autocast, of autocast's.
 
     Raises:
-        ValueError: a shape, dtype or the geometry is wrong.
+        ValueError: a shape, a dtype, an order from the CPU or the geometry is wrong.
     """
     geometry = make_geometry(2, kernel_size, stride, padding, dilation)
     return _conv(x, values, layout, geometry, bias, channel_order, gates, residual, activation)
@@ -290,6 +292,24 @@ def as_order(given: Any) -> Tensor:
     return order.long()
 
 
+def _check_on_host(order: Tensor, channels: int) -> None:
+    """Whether an order is a permutation, as the core says it of those that it can see.
+
+    Raises:
+        ValueError: it holds something else, or a channel twice.
+    """
+    if order.shape != (channels,) or torch.compiler.is_compiling() or type(order) is not Tensor or _is_wrapped(order):
+        return
+    with torch._C._DisableFuncTorch():
+        outside = ((order < 0) | (order >= channels)).nonzero().flatten().tolist()
+        if outside:
+            i = outside[0]
+            raise ValueError(f"[conv] channel_order[{i}] is {int(order[i])}, needs 0 to {channels - 1}")
+        twice = (order.bincount(minlength=channels) > 1).nonzero().flatten().tolist()
+        if twice:
+            raise ValueError(f"[conv] channel_order holds channel {twice[0]} twice")
+
+
 # ---- The call ------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +332,8 @@ def _conv(
     index = index_of(layout, x.device)
     order = None if channel_order is None else as_order(channel_order)
     if order is not None:
+        if order.device.type == "cpu" and (order.dtype != torch.int32 or x.device.type != "cpu"):
+            _check_on_host(order, layout.in_features)  # int32 beside x is checked by the core
         if order.dtype != torch.int32:
             order = order.clamp(-1, layout.in_features)  # what is out of range stays so when narrowed
         order = order.to(x.device, torch.int32).contiguous()

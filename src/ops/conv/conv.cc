@@ -293,11 +293,11 @@ Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstT
   BS_RETURN_IF_ERROR(check_gradients(c, g, w, channel_order, grads, x.device));
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (layout.blocks == 0) return {};
+  (layout.transposed ? g.row_channels : g.column_channels) = channel_order;
   if (pair->x.n > 0) {
     BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, workspace_size(g, x.device, x_channels(layout))));
     BS_RETURN_IF_ERROR(check_order(c, channel_order, x.device, workspace.data));
   }
-  (layout.transposed ? g.row_channels : g.column_channels) = channel_order;
   g.dw_dtype = grads.values.dtype;
   g.w = w.values.data;
   g.gates = w.gates.data;
@@ -310,16 +310,29 @@ Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstT
   return cpu_weight_gradient(g, *isa, workspace, threads_for(stream.threads));
 }
 
-size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x) {
-  return size_for(layout, geometry, x,
-                  [&](const Pair& pair) { return product_of(layout, geometry, Pass::fprop, pair, x.dtype); });
+size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                 const int32_t* channel_order) {
+  return size_for(layout, geometry, x, [&](const Pair& pair) {
+    Product p = product_of(layout, geometry, Pass::fprop, pair, x.dtype);
+    p.x_channels = channel_order;
+    return p;
+  });
 }
-size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x) {
-  return size_for(layout, geometry, x,
-                  [&](const Pair& pair) { return product_of(layout, geometry, Pass::dgrad, pair, x.dtype); });
+size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                 const int32_t* channel_order) {
+  return size_for(layout, geometry, x, [&](const Pair& pair) {
+    Product p = product_of(layout, geometry, Pass::dgrad, pair, x.dtype);
+    p.y_channels = channel_order;
+    return p;
+  });
 }
-size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x) {
-  return size_for(layout, geometry, x, [&](const Pair& pair) { return gradient_of(layout, geometry, pair, x.dtype); });
+size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
+                                 const int32_t* channel_order) {
+  return size_for(layout, geometry, x, [&](const Pair& pair) {
+    WeightGradient g = gradient_of(layout, geometry, pair, x.dtype);
+    (layout.transposed ? g.row_channels : g.column_channels) = channel_order;
+    return g;
+  });
 }
 
 }  // namespace blocksparse

@@ -70,8 +70,8 @@ struct Product {
   const void* gates = nullptr;
   const void* bias = nullptr;
   Activation activation = Activation::none;
-  // Null, or a permutation: input k of the layout is channel x_channels[k] of x, output o of it goes to channel
-  // y_channels[o] of y. One of the two at most.
+  // Null, or a permutation, which nobody has checked on a card: input k of the layout is channel x_channels[k] of x,
+  // output o of it goes to channel y_channels[o] of y. One of the two at most.
   const int32_t* x_channels = nullptr;
   const int32_t* y_channels = nullptr;
 };
@@ -107,8 +107,8 @@ double reference_product_at(const Product& p, int64_t image, int64_t output, int
 std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t block, int64_t tap, int64_t row,
                                             int64_t column);
 
-// Workspace sizes are asked for without pointers: with no data, channel orders or gates, and without dw_dtype. They
-// suffice for any.
+// Workspace sizes are asked for without pointers: with no data or gates, and without dw_dtype. They suffice for any.
+// A channel order is said to be there by any address.
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
 Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads);
 size_t cpu_workspace_size(const Product& p);

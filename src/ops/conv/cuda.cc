@@ -7,6 +7,7 @@
 
 #include "core/text.h"
 #include "cuda/once.h"
+#include "ops/conv/cuda_order.h"
 #include "ops/linear/forced.h"
 
 namespace blocksparse::conv {
@@ -29,7 +30,7 @@ Status prepare_all(const cuda::Card& card) {
   for (const CudaKernels& kernels : all_kernels()) {
     if (runs(kernels.way, card)) BS_RETURN_IF_ERROR(kernels.prepare());
   }
-  return {};
+  return prepare_order();
 }
 
 // Of the current device, which is `device`, a card like that.
@@ -87,26 +88,14 @@ Status launch(CudaWay way, DType dtype, Device device, const cuda::Card& card, L
   return {StatusCode::unsupported, concat("[conv] there is no CUDA kernel for ", name_of(dtype))};
 }
 
-}  // namespace
-
-Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
-  BS_RETURN_IF_ERROR(check_pixels(p.x, p.y));
-  const auto card = cuda::card_of(p.layout.device);
-  if (!card.ok()) return card.status();
-  const auto way = way_for(p, *card);
-  if (!way.ok()) return way.status();
-  if (*way == CudaWay::linear) return linear::cuda_product(as_linear(p), workspace, stream);
-  return launch(*way, p.dtype, p.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.product(p, {*card, workspace, stream.handle}); });
+Status run(CudaWay way, const Product& p, const CudaCall& call, Stream stream) {
+  if (way == CudaWay::linear) return linear::cuda_product(as_linear(p), call.workspace, stream);
+  return launch(way, p.dtype, p.layout.device, call.card,
+                [&](const CudaKernels& kernels) { return kernels.product(p, call); });
 }
 
-Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
-  BS_RETURN_IF_ERROR(check_pixels(g.rows, g.columns));
-  const auto card = cuda::card_of(g.layout.device);
-  if (!card.ok()) return card.status();
-  const auto way = way_for(g, *card);
-  if (!way.ok()) return way.status();
-  if (*way == CudaWay::linear) {
+Status run(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream stream) {
+  if (way == CudaWay::linear) {
     const int64_t n = g.rows.n * g.rows.pixels();
     const auto tensor = [&](const Images& a) { return ConstTensor(a.data, g.dtype, {n, a.channels}, g.layout.device); };
     const GradPair pair{tensor(g.columns), tensor(g.rows)};
@@ -119,10 +108,74 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
                                        .dw = g.dw,
                                        .dgates = g.dgates,
                                        .accumulate = g.accumulate};
-    return linear::cuda_weight_gradient(plain, workspace, stream);
+    return linear::cuda_weight_gradient(plain, call.workspace, stream);
   }
-  return launch(*way, g.dtype, g.layout.device, *card,
-                [&](const CudaKernels& kernels) { return kernels.gradient(g, {*card, workspace, stream.handle}); });
+  return launch(way, g.dtype, g.layout.device, call.card,
+                [&](const CudaKernels& kernels) { return kernels.gradient(g, call); });
+}
+
+// What of the workspace a slice's own kernels have.
+CudaCall behind_copy(const CudaCall& call, const OrderPlan& plan) {
+  return {call.card,
+          {static_cast<char*>(call.workspace.data) + plan.rest, call.workspace.bytes - static_cast<size_t>(plan.rest)},
+          call.stream};
+}
+
+// x is copied in front of its slice; or y, which is the copy then, behind it.
+Status run_ordered(CudaWay way, const Product& p, const CudaCall& call, Stream stream) {
+  const OrderPlan plan = plan_order(p);
+  const bool reads = p.x_channels != nullptr;
+  const OrderedImages ordered = ordered_images(p);
+  for (int64_t i = 0; i < plan.slices; ++i) {
+    const Product slice = ordered_slice(p, plan, i, call.workspace.data);
+    const Images theirs = slice_of(ordered.images, p.dtype, plan, i);
+    if (reads) BS_RETURN_IF_ERROR(copy_channels({theirs, slice.x, ordered.order, false}, call));
+    BS_RETURN_IF_ERROR(run(way, slice, behind_copy(call, plan), stream));
+    if (!reads) BS_RETURN_IF_ERROR(copy_channels({slice.y, theirs, ordered.order, true}, call));
+  }
+  return {};
+}
+
+Status run_ordered(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream stream) {
+  const OrderPlan plan = plan_order(g);
+  const OrderedImages ordered = ordered_images(g);
+  const bool by_rows = g.row_channels != nullptr, sums = sums_in_workspace(g, plan);
+  const int64_t block = g.layout.block_size, count = g.layout.blocks * g.gather.taps() * block * block;
+  auto* summed = reinterpret_cast<float*>(static_cast<char*>(call.workspace.data) + plan.sums);
+  if (sums && g.accumulate) BS_RETURN_IF_ERROR(widen_sums(g.dw, g.dw_dtype, count, summed, call));
+  for (int64_t i = 0; i < plan.slices; ++i) {
+    const WeightGradient slice = ordered_slice(g, plan, i, call.workspace.data);
+    const Images theirs = slice_of(ordered.images, g.dtype, plan, i);
+    BS_RETURN_IF_ERROR(copy_channels({theirs, by_rows ? slice.rows : slice.columns, ordered.order, false}, call));
+    BS_RETURN_IF_ERROR(run(way, slice, behind_copy(call, plan), stream));
+  }
+  return sums ? narrow_sums(summed, count, g.dw, g.dw_dtype, call) : Status();
+}
+
+template <class Problem>
+Status run_on_card(const Problem& p, Workspace workspace, Stream stream) {
+  const auto card = cuda::card_of(p.layout.device);
+  if (!card.ok()) return card.status();
+  const auto way = way_for(p, *card);
+  if (!way.ok()) return way.status();
+  const CudaCall call{*card, workspace, stream.handle};
+  if (!has_order(p) || *way == CudaWay::generic) return run(*way, p, call, stream);
+  const cuda::OnDevice on(p.layout.device);
+  BS_RETURN_IF_ERROR(on.status());
+  BS_RETURN_IF_ERROR(prepare_once(p.layout.device, *card));
+  return run_ordered(*way, p, call, stream);
+}
+
+}  // namespace
+
+Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
+  BS_RETURN_IF_ERROR(check_pixels(p.x, p.y));
+  return run_on_card(p, workspace, stream);
+}
+
+Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
+  BS_RETURN_IF_ERROR(check_pixels(g.rows, g.columns));
+  return run_on_card(g, workspace, stream);
 }
 
 Result<std::string> cuda_choice(const Product& p) { return choice_of(p); }

@@ -38,12 +38,13 @@ struct DeviceImages {
   int64_t n, image_stride, pixel_stride, channel_stride;
   int32_t channels;
   int32_t size[3];
-  const int32_t* order;                      // channel c is order[c]; null: c
+  const int32_t* order;                      // channel c is order[c], which nobody has checked; null: c
   bool in_vectors;                           // of 16 bytes of channels
   cuda::Divider of_image, of_slice, of_row;  // pixels
 
   __device__ int64_t pixels() const { return of_image.by; }
   __device__ int32_t channel(int32_t c) const { return order == nullptr ? c : order[c]; }
+  __device__ bool has(int32_t channel) const { return channel >= 0 && channel < channels; }
   // Pixel `position` of all images.
   __device__ DevicePixel pixel(int64_t position, int64_t& image) const {
     image = position / pixels();

@@ -63,8 +63,8 @@ __device__ inline void load_pixels(const GenericGradient& g, const DeviceImages&
   const Place pixel = pixel_at(k);
   for (int i = static_cast<int>(threadIdx.x) / kDepth<T>; i < Across; i += kThreads / kDepth<T>) {
     const Channels c = channels_at(i);
-    const bool there = pixel.left > 0 && c.left > 0;
-    *tile.at(i, k) = there ? base[pixel.offset + images.channel(c.first) * images.channel_stride] : T{};
+    const int32_t channel = pixel.left > 0 && c.left > 0 ? images.channel(c.first) : -1;
+    *tile.at(i, k) = images.has(channel) ? base[pixel.offset + channel * images.channel_stride] : T{};
   }
 }
 

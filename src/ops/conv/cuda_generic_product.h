@@ -92,8 +92,8 @@ __device__ inline void load_elements(const GenericProduct& p, const ProductItem&
     const int32_t channel = entry.ref.from * p.block + entry.inner;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      *tile.at(row, k + i) =
-          there && i < entry.left ? base[offset + p.x.channel(channel + i) * p.x.channel_stride] : T{};
+      const int32_t from_channel = there && i < entry.left ? p.x.channel(channel + i) : -1;
+      *tile.at(row, k + i) = p.x.has(from_channel) ? base[offset + from_channel * p.x.channel_stride] : T{};
     }
   }
 }
@@ -131,6 +131,7 @@ __device__ void finish_product(const GenericProduct& p, const ProductItem& item,
     if (token >= p.y.n * p.y.pixels() || output >= p.y.channels) continue;
     const int64_t image = token / p.y.pixels(), pixel = token - image * p.y.pixels();
     const int32_t channel = p.y.channel(output);
+    if (!p.y.has(channel)) continue;
     const int64_t at = image * p.y.image_stride + pixel * p.y.pixel_stride + channel * p.y.channel_stride;
     typename K::Sum sum = sums[row * K::pitch + column];
     if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[channel]);

@@ -68,7 +68,12 @@ Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t str
                                    .stream = stream,
                                    .overlap = true},
                                   spread_taps, task));
-  return TapWalk{{.counts = nullptr, .starts = task.starts, .refs = task.refs, .pieces = nullptr, .splits = nullptr},
+  return TapWalk{{.counts = nullptr,
+                  .starts = task.starts,
+                  .refs = task.refs,
+                  .pieces = nullptr,
+                  .splits = nullptr,
+                  .order = list.from.order},
                  list.gates == nullptr ? nullptr : task.gates};
 }
 

@@ -107,6 +107,32 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad f32 n=2 hw=15 stride=2 b=128 random(2,2,0.8) first",
     "conv:wgrad f32 n=2 hw=10 b=16 random(3,3,0.6) c=35 k=45 gates dgates accumulate order",
     "conv:wgrad f64 n=2 hw=9 b=128 random(2,2,0.8) dgates",
+    // Orders of channels: copied for the other kernels, of whole rows of channels and where the last tile has fewer.
+    "conv:fprop bf16 n=2 hw=17x15 b=32 random(12,8,0.3) bias act=relu order",
+    "conv:fprop f16 n=3 hw=13 b=16 random(9,7,0.3) bias residual order",
+    "conv:fprop bf16 n=3 hw=9 b=8 random(6,5,0.4) gates order",
+    "conv:fprop bf16 n=3 hw=15 stride=2 b=32 random(4,4,0.5) order",
+    "conv:fprop bf16 n=2 hw=6x7x8 b=32 random(3,3,0.5) residual order",
+    "conv:fprop bf16 n=1 hw=14 b=32 random(9,7,0.3) t order",
+    "conv:fprop f16 n=2 hw=12 b=64 random(2,100,0.1) order",
+    "conv:fprop bf16 n=2 hw=9 b=128 random(2,65,0.1) order",
+    "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias order",
+    "conv:fprop bf16 n=3 hw=16 r=1 b=32 random(6,6,0.4) bias order",
+    "conv:fprop bf16 n=1 hw=3 r=1 b=32 random(6,6,0.4) order",
+    "conv:fprop f32 n=3 hw=16 r=1 b=32 random(6,6,0.4) order",
+    "conv:fprop bf16 n=3 hw=14 b=32 random(5,4,0.5) values=int order",
+    "conv:dgrad bf16 n=2 hw=16 b=32 random(5,9,0.3) gates order",
+    "conv:dgrad f16 n=3 hw=15 stride=2 b=16 random(4,4,0.5) order",
+    "conv:dgrad bf16 n=3 hw=16 r=1 b=32 random(6,6,0.4) order",
+    "conv:dgrad bf16 n=2 hw=12 b=32 random(3,3,0.6) c=72 order",
+    "conv:dgrad bf16 n=2 hw=9 transposed stride=2 opad=1 b=16 random(4,3,0.6) order",
+    "conv:dgrad f16 n=3 hw=14 b=64 random(3,3,0.6) values=int order",
+    "conv:wgrad bf16 n=2 hw=17x11 b=32 random(9,9,0.3) accumulate order",
+    "conv:wgrad f16 n=3 hw=13 b=16 random(9,7,0.3) dw=f32 gates dgates order",
+    "conv:wgrad bf16 n=3 hw=16 r=1 b=32 random(6,6,0.4) dgates order",
+    "conv:wgrad bf16 n=3 hw=12 b=16 random(3,3,0.6) t order",
+    "conv:wgrad f16 n=2 hw=9 transposed stride=2 opad=1 b=16 random(4,3,0.6) order",
+    "conv:wgrad bf16 n=0 hw=12 b=32 random(3,3,0.5) order",
     // In slices of the pixels.
     "conv:wgrad f32 n=3 hw=23 b=16 random(3,3,0.6) c=35 k=45 gates accumulate order",
     "conv:wgrad f64 n=4 hw=17 b=128 random(2,2,0.8) c=250 k=200",
@@ -183,6 +209,9 @@ TEST_F(ConvCuda, AGraphReplays) {
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
     for (int replay = 0; replay < 2; ++replay) {
+      // What is captured is the work, not its results.
+      ASSERT_TRUE((replay == 0 ? Status() : data.change_inputs(99)).ok());
+      data.poison();
       ASSERT_TRUE(data.upload_outputs().ok());
       ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
@@ -192,6 +221,40 @@ TEST_F(ConvCuda, AGraphReplays) {
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
   }
+}
+
+// Each problem has a workspace of its own, and nothing else is shared.
+TEST_F(ConvCuda, TwoStreamsAtOnce) {
+  constexpr std::string_view kAtOnce[] = {
+      "conv:fprop bf16 n=9 hw=28 b=32 random(8,8,0.25) bias act=relu",
+      "conv:fprop f16 n=9 hw=28 b=16 random(8,8,0.25) residual order",
+      "conv:dgrad bf16 n=9 hw=28 b=32 random(4,4,0.5) order",
+      "conv:dgrad f16 n=5 hw=28 stride=2 b=64 random(3,3,0.5)",
+      "conv:wgrad bf16 n=5 hw=28 b=32 random(4,4,0.5) order",
+      "conv:wgrad f16 n=5 hw=28 b=64 random(2,2,0.8) dw=f32 dgates",
+      "conv:fprop bf16 n=9 hw=28 r=1 b=32 random(8,8,0.25) order",
+      "conv:wgrad f32 n=3 hw=20 b=16 random(3,3,0.6) c=35 k=45 order",
+  };
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& stream : streams) {
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  }
+  std::vector<ConvData> problems;
+  for (std::string_view line : kAtOnce) {
+    problems.push_back(make(line));
+    problems.back().poison();
+    ASSERT_TRUE(problems.back().upload_outputs().ok());
+    problems.back().set_stream(streams[problems.size() % 2]);
+  }
+  for (int round = 0; round < 20; ++round) {
+    for (ConvData& data : problems) {
+      const Status status = data.run_again(data.weights_on_device());
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  for (ConvData& data : problems) expect_right(data);
+  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
 TEST_F(ConvCuda, AKernelThatDoesNotDoItIsRefused) {

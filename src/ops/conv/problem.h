@@ -67,6 +67,11 @@ class ConvData {
   // The same without poisoning or restoring what it accumulates into: to be timed. `w` as the weights instead.
   Status run_again(const void* w);
   void set_stream(void* stream) { stream_ = stream; }
+  // Other inputs where the problem lies, and what compare() expects of them.
+  Status change_inputs(uint64_t seed);
+  Status set_order(std::vector<int32_t> order);  // of as many channels; on a card any numbers
+  Status silence(int64_t channel);               // of x, or of dx here: zeros
+  const std::vector<int32_t>& order() const { return order_; }
   Status upload_outputs();
   Status download_outputs();
 
@@ -98,6 +103,8 @@ class ConvData {
  private:
   ConvData(const ConvCase& c, Layout layout) : case_(c), layout_(std::move(layout)) {}
   Status make_data();
+  void fill_inputs(uint64_t seed);
+  Status upload_inputs();
   size_t workspace_size() const;
   Status move_to_device();
   Tensor placed(const Block& block) const;

@@ -137,7 +137,6 @@ Status ConvData::make_data() {
   BS_RETURN_IF_ERROR(check_geometry("problem", c.geometry));
   const auto out_size = output_size("problem", c.geometry, c.size);
   if (!out_size.ok()) return out_size.status();
-  Random rng(static_cast<uint64_t>(c.seed) + 1);
   const int64_t b = layout_.block_size(), in = layout_.in_features(), out = layout_.out_features();
   const int64_t taps = gather_of(c.geometry, false).taps();
   const DType sums = sum_dtype(c.dtype);
@@ -145,35 +144,44 @@ Status ConvData::make_data() {
   const Tensor of_x = images_tensor(c.dtype, c.n, in, c.size, rank, c.channels_last);
   const Tensor of_y = images_tensor(c.dtype, c.n, out, *out_size, rank, c.channels_last);
   w_ = make_array(c.dtype, {layout_.blocks(), taps, b, b});
-  max_w_ = fill(w_, rng, c.integers);
-  poison_beyond(w_, plain_layout(), taps);
-  if (c.gates) {
-    gates_ = make_array(sums, {layout_.blocks()});
-    fill(gates_, rng, c.integers);
-    for (int64_t i = 0; i < layout_.blocks(); i += 3) store_element(gates_.tensor.data, i, sums, 0);
-  }
-  if (c.pass != Pass::dgrad) max_x_ = fill(x_ = make_block(of_x), rng, c.integers);
-  if (c.pass != Pass::fprop) max_dy_ = fill(dy_ = make_block(of_y), rng, c.integers);
+  if (c.gates) gates_ = make_array(sums, {layout_.blocks()});
+  if (c.pass != Pass::dgrad) x_ = make_block(of_x);
+  if (c.pass != Pass::fprop) dy_ = make_block(of_y);
   if (c.pass == Pass::wgrad) {
     y_ = make_array(c.dw_dtype.value_or(c.dtype), {layout_.blocks(), taps, b, b});
-    fill(before_ = make_block(y_.tensor), rng, c.integers);
+    before_ = make_block(y_.tensor);
     if (c.dgates) {
       dgates_ = make_array(sums, {layout_.blocks()});
       gates_before_ = make_array(sums, {layout_.blocks()});
-      fill(gates_before_, rng, c.integers);
     }
   } else {
     y_ = make_block(c.pass == Pass::fprop ? of_y : of_x);
   }
-  if (c.pass == Pass::fprop && c.bias) max_epilogue_ += fill(bias_ = make_array(c.dtype, {out}), rng, c.integers);
-  if (c.pass == Pass::fprop && c.residual) max_epilogue_ += fill(residual_ = make_block(of_y), rng, c.integers);
-  if (c.order) {
-    for (int64_t i = 0; i < in; ++i) order_.push_back(static_cast<int32_t>(i));
-    rng.shuffle(order_);
-  }
+  if (c.pass == Pass::fprop && c.bias) bias_ = make_array(c.dtype, {out});
+  if (c.pass == Pass::fprop && c.residual) residual_ = make_block(of_y);
+  for (int64_t i = 0; c.order && i < in; ++i) order_.push_back(static_cast<int32_t>(i));
+  fill_inputs(static_cast<uint64_t>(c.seed) + 1);
   view_.device = c.device;  // so that the workspace is that of the card
   workspace_.assign(workspace_size() + static_cast<size_t>(kGuard), kPoison);
   return c.device.type == DeviceType::cuda ? move_to_device() : Status();
+}
+
+void ConvData::fill_inputs(uint64_t seed) {
+  Random rng(seed);
+  const auto fill_given = [&](const Block& b) { return b.tensor.given() ? fill(b, rng, case_.integers) : 0; };
+  max_w_ = fill_given(w_);
+  poison_beyond(w_, plain_layout(), gather_of(case_.geometry, false).taps());
+  fill_given(gates_);
+  for (int64_t i = 0; i < gates_.count; i += 3) store_element(gates_.tensor.data, i, gates_.tensor.dtype, 0);
+  max_x_ = fill_given(x_);
+  max_dy_ = fill_given(dy_);
+  fill_given(before_);
+  fill_given(gates_before_);
+  max_epilogue_ = fill_given(bias_);
+  max_epilogue_ += fill_given(residual_);
+  if (case_.order) rng.shuffle(order_);
+  expected_.reset();
+  expected_gates_.reset();
 }
 
 LayoutView ConvData::plain_layout() const {

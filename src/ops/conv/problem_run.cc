@@ -1,7 +1,9 @@
 // Runs a convolution where its data lies, and looks for what was written beside the outputs.
 #include <algorithm>
+#include <utility>
 
 #include "blocksparse/blocksparse.h"
+#include "core/convert.h"
 #include "core/text.h"
 #include "cuda/memory.h"
 #include "ops/conv/problem.h"
@@ -16,11 +18,11 @@ size_t ConvData::workspace_size() const {
   ConstTensor x = case_.pass == Pass::dgrad ? y_.tensor : x_.tensor;
   x.device = case_.device;
   switch (case_.pass) {
-    case Pass::fprop: return conv_fprop_workspace_size(view_, g, x);
-    case Pass::dgrad: return conv_dgrad_workspace_size(view_, g, x);
+    case Pass::fprop: return conv_fprop_workspace_size(view_, g, x, placed_order());
+    case Pass::dgrad: return conv_dgrad_workspace_size(view_, g, x, placed_order());
     case Pass::wgrad: break;
   }
-  return conv_wgrad_workspace_size(view_, g, x);
+  return conv_wgrad_workspace_size(view_, g, x, placed_order());
 }
 
 Status ConvData::move_to_device() {
@@ -59,6 +61,36 @@ Tensor ConvData::placed(const Block& block) const {
 const int32_t* ConvData::placed_order() const {
   if (!case_.order) return nullptr;
   return device_order_ == nullptr ? order_.data() : static_cast<const int32_t*>(device_order_.get());
+}
+
+Status ConvData::upload_inputs() {
+  for (const Block* b : {&w_, &gates_, &bias_, &residual_, &x_, &dy_}) {
+    if (b->device == nullptr) continue;
+    BS_RETURN_IF_ERROR(cuda::copy_to_device(case_.device, b->device.get(), b->bytes.data(), b->bytes.size()));
+  }
+  if (device_order_ == nullptr) return {};
+  return cuda::copy_to_device(case_.device, device_order_.get(), order_.data(), order_.size() * sizeof(int32_t));
+}
+
+Status ConvData::change_inputs(uint64_t seed) {
+  fill_inputs(seed);
+  return upload_inputs();
+}
+
+Status ConvData::set_order(std::vector<int32_t> order) {
+  order_ = std::move(order);
+  expected_.reset();
+  return upload_inputs();
+}
+
+Status ConvData::silence(int64_t channel) {
+  const Block& block = case_.pass == Pass::dgrad ? y_ : x_;
+  const int64_t channels = layout_.in_features(), step = block.tensor.stride[1];
+  for (int64_t i = 0; i < block.count; ++i) {
+    if (i / step % channels == channel) store_element(block.tensor.data, i, block.tensor.dtype, 0);
+  }
+  expected_.reset();
+  return upload_inputs();
 }
 
 Status ConvData::upload_outputs() {

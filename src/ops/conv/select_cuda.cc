@@ -1,9 +1,11 @@
 #include "ops/conv/select_cuda.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "ops/conv/cuda_phases.h"
 #include "ops/conv/select_halo.h"
+#include "ops/conv/select_order.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::conv {
@@ -11,7 +13,6 @@ namespace blocksparse::conv {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
-constexpr int64_t kMostWorkspace = int64_t{64} << 20;
 constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
 constexpr int64_t kLine = 128;
 constexpr int64_t kMostPhases = 64;
@@ -125,13 +126,10 @@ linear::Product as_linear(const Product& p) {
 
 namespace {
 
-bool is_linear(const Product& p) {
-  return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && p.x_channels == nullptr && p.y_channels == nullptr;
-}
+bool is_linear(const Product& p) { return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && !has_order(p); }
 
 bool is_linear(const WeightGradient& g) {
-  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && g.row_channels == nullptr &&
-         g.column_channels == nullptr;
+  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && !has_order(g);
 }
 
 int64_t many_workspace(const Product& p) {
@@ -151,26 +149,23 @@ int64_t many_workspace(const WeightGradient& g) {
 // A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
 bool could_be_many(const Product& p) {
   return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
-         p.x_channels == nullptr && p.y_channels == nullptr &&
-         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && linear::many_supports(many_problem(p)) &&
-         many_workspace(p) < kMostWorkspace;
+         !has_order(p) && many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
+         linear::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
 }
 
 // Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
 bool could_be_many(const WeightGradient& g) {
-  return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
-         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostWorkspace;
+  return !has_order(g) && !g.gathers_rows && many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
 }
 
 bool could_be_halo(const Product& p) {
-  return p.x_channels == nullptr && p.y_channels == nullptr && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(p) && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
          many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
-  return g.row_channels == nullptr && g.column_channels == nullptr && !g.gathers_rows &&
-         g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
          many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
@@ -185,26 +180,52 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   return is_linear(p);
 }
 
+// What ways other than `generic` are asked to do: the problem, or with an order of channels slices of it without one,
+// of either size. None: it cannot be copied.
+template <class Problem>
+std::vector<Problem> parts_of(const Problem& p) {
+  if (!has_order(p)) return {p};
+  const OrderPlan plan = plan_order(p);
+  if (plan.slices == 0 || !aligned(ordered_images(p).images.data)) return {};
+  std::vector<Problem> parts = {ordered_slice(p, plan, 0, nullptr)};
+  if (plan.slices > 1) parts.push_back(ordered_slice(p, plan, plan.slices - 1, nullptr));
+  return parts;
+}
+
+template <class Problem>
+bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Card& card) {
+  return !parts.empty() &&
+         std::all_of(parts.begin(), parts.end(), [&](const Problem& part) { return supports(way, part, card); });
+}
+
 // wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
 bool pays(const Product& p) { return halo_pays(p); }
 bool pays(const WeightGradient&) { return true; }
 
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
+  const std::vector<Problem> parts = parts_of(p);
   for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
-    if (supports(way, p, card) && (way != CudaWay::halo || pays(p))) return way;
+    if (supports_all(way, parts, card) && (way != CudaWay::halo || pays(p))) return way;
   }
   return CudaWay::generic;
 }
 
 }  // namespace
 
-bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) { return supports(way, p, card); }
-bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) { return supports(way, g, card); }
+bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(p), card);
+}
+bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(g), card);
+}
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
 CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
+bool has_fast_way(const Product& p) { return is_linear(p) || could_be_halo(p) || could_be_many(p); }
+bool has_fast_way(const WeightGradient& g) { return is_linear(g) || could_be_halo(g) || could_be_many(g); }
 
 size_t cuda_workspace_bytes(const Product& p) {
+  if (has_order(p)) return static_cast<size_t>(plan_order(p).end);
   int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
   if (is_linear(p)) {
     LayoutView plain = p.layout;
@@ -217,6 +238,7 @@ size_t cuda_workspace_bytes(const Product& p) {
 }
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
+  if (has_order(g)) return static_cast<size_t>(std::max(generic_workspace(g), plan_order(g).end));
   int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {

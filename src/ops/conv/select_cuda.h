@@ -23,10 +23,15 @@ linear::CudaProblem many_problem(const Product& p);
 linear::CudaProblem many_problem(const WeightGradient& g);
 int64_t inputs_of_tap(int64_t channels, int32_t block);  // filled up to whole chunks
 
+// An order of channels is left to `generic`, or the way does it on a copy: see select_order.h.
 bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card);
 bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card);
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card);
 CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card);
+
+// Whether some card has another way than `generic` for what has no order.
+bool has_fast_way(const Product& p);
+bool has_fast_way(const WeightGradient& g);
 
 // The layout's list with its taps, and a gate for each: in front of what the kernel itself needs.
 struct TapPlaces {
@@ -43,6 +48,9 @@ linear::Activations as_tokens(const Images& a);
 inline constexpr int32_t kGenericRows = 64;  // of a tile, channels
 int32_t generic_slices(const WeightGradient& g);
 int64_t generic_workspace(const WeightGradient& g);
+
+// No way but `linear` takes as much.
+inline constexpr int64_t kMostConvWorkspace = int64_t{64} << 20;
 
 // Enough for any way that there is without a card's being known.
 size_t cuda_workspace_bytes(const Product& p);

@@ -127,11 +127,7 @@ TEST_F(ConvSelect, ASliceBeyondTheOnlyOneIsNotThatOne) {
   }
 }
 
-TEST_F(ConvSelect, ChannelOrdersAndRaggedChannelsAreGeneric) {
-  const int32_t order[256] = {};
-  Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
-  p.x_channels = order;
-  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
+TEST_F(ConvSelect, RaggedChannelsAreGeneric) {
   const Layout ragged =
       *Layout::from_graph("random(8,8,0.25)", {.block_size = 32, .out_features = 248, .in_features = 250}, 1);
   EXPECT_EQ(choose_cuda_way(product_of(ragged, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::generic);

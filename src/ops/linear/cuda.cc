@@ -138,7 +138,8 @@ DeviceWalk walk_on_device(const LayoutView& layout, bool by_in) {
           .starts = index + at.starts,
           .refs = reinterpret_cast<const BlockRef*>(index + at.refs),
           .pieces = reinterpret_cast<const Piece*>(index + at.pieces),
-          .splits = reinterpret_cast<const Split*>(index + at.splits)};
+          .splits = reinterpret_cast<const Split*>(index + at.splits),
+          .order = index + at.order};
 }
 
 const int32_t* out_of_on_device(const LayoutView& layout) {

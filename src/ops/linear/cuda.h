@@ -18,6 +18,7 @@ struct DeviceWalk {
   const BlockRef* refs = nullptr;
   const Piece* pieces = nullptr;
   const Split* splits = nullptr;
+  const int32_t* order = nullptr;  // of strips, if their blocks are not larger
 };
 
 // Where the tables of `layout` lie; they are not looked at.

@@ -38,8 +38,9 @@ struct ManyShared {
   uint64_t full[kMostStages], empty[kMostStages];
   uint64_t handed, taken;  // the next tile. More ahead, others cannot have them: 4 in a queue cost 13 to 17 %
   int4 notes[kMostStages];
-  int2 tiles[kMostStages];  // of this record: tile of outputs, of tokens
-  int4 tile;                // tile of outputs or -1, of tokens, records first, last
+  int4 strips[kMostStages];  // of this record: its tile's
+  int32_t tokens[kMostStages];
+  int4 tile, tile_strips;  // tile of tokens or -1, records first, last, -
 };
 
 // All threads. `consumers` arrive when they have used a stage.
@@ -56,22 +57,29 @@ __device__ inline void start_ring(ManyShared& shared, int stages, int consumers)
   __syncthreads();
 }
 
-__device__ inline int4 tile_at(const ManyProduct& p, int index) {
-  if (index >= p.out_tiles * p.token_tiles) return {-1, 0, 0, 0};
+// What is multiplied next, in the order of memory.
+struct ManyWork {
+  int4 tile{-1, 0, 0, 0}, strips{0, 0, 0, 0};
+};
+
+__device__ inline ManyWork work_at(const ManyProduct& p, int index) {
+  if (index >= p.out_tiles * p.token_tiles) return {};
   const int size = p.group * p.out_tiles, group = index / size, in_group = index % size;
   const int tokens = min(p.group, p.token_tiles - group * p.group);
-  const ManyTile tile = p.tables.tiles[in_group / tokens];
-  return {tile.outputs, group * p.group + in_group % tokens, tile.first, tile.last};
+  const auto* tile = reinterpret_cast<const int4*>(p.tables.tiles + in_group / tokens);
+  const int4 records = tile[0];
+  return {{group * p.group + in_group % tokens, records.x, records.y, 0}, tile[1]};
 }
 
 // One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
 __device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) {
   uint32_t phase = 0;
   for (int index = static_cast<int>(blockIdx.x);;) {
-    const int4 tile = tile_at(p, index);
-    ptx::st_shared_16(shared_address(&shared.tile), tile);
+    const ManyWork work = work_at(p, index);
+    ptx::st_shared_16(shared_address(&shared.tile), work.tile);
+    ptx::st_shared_16(shared_address(&shared.tile_strips), work.strips);
     ptx::mbarrier_arrive(shared_address(&shared.handed));
-    if (tile.x < 0) return;
+    if (work.tile.x < 0) return;
     ptx::mbarrier_wait(shared_address(&shared.taken), phase);
     phase ^= 1;
     index = static_cast<int>(gridDim.x) + atomicAdd(p.tables.counter, 1);
@@ -89,30 +97,31 @@ class ManyFeeder {
       : shared_(shared), p_(p), maps_(maps), ring_(ring), id_(id) {}
 
   __device__ void run() {
-    int4 tile = next_tile();
-    ManyRecord batch = fetch(tile.z, tile.w);
-    while (tile.x >= 0) {
-      int4 following{-1, 0, 0, 0};
+    ManyWork work = next();
+    ManyRecord batch = fetch(work.tile.y, work.tile.z);
+    while (work.tile.x >= 0) {
+      ManyWork following;
       ManyRecord ahead = K::no_record();
-      int i = tile.z;
+      const int first = work.tile.y, last = work.tile.z;
+      int i = first;
       do {
         const ManyRecord now = batch;
-        if (i + 32 < tile.w) batch = fetch(i + 32, tile.w);
-        const int count = max(1, min(32, tile.w - i));  // an empty tile has one record without data
+        if (i + 32 < last) batch = fetch(i + 32, last);
+        const int count = max(1, min(32, last - i));  // an empty tile has one record without data
         for (int j = 0; j < count; ++j) {
-          if (i + j == max(tile.w - kAhead, tile.z)) {
-            following = next_tile();
-            ahead = fetch(following.z, following.w);
+          if (i + j == max(last - kAhead, first)) {
+            following = next();
+            ahead = fetch(following.tile.y, following.tile.z);
           }
           const ManyRecord record{__shfl_sync(~0u, now.chunk, j), __shfl_sync(~0u, now.a, j),
                                   __shfl_sync(~0u, now.b, j), __shfl_sync(~0u, now.c, j)};
-          send(record, {tile.x, tile.y}, i + j + 1 >= tile.w ? kEndsTile : kGoesOn);
+          send(record, work, i + j + 1 >= last ? kEndsTile : kGoesOn);
         }
         i += 32;
-      } while (i < tile.w);
-      tile = following, batch = ahead;
+      } while (i < last);
+      work = following, batch = ahead;
     }
-    send(K::no_record(), {0, 0}, kExit);
+    send(K::no_record(), {}, kExit);
   }
 
  private:
@@ -122,23 +131,27 @@ class ManyFeeder {
   __device__ ManyRecord fetch(int first, int last) const {
     return first + lane() < last ? p_.tables.records[first + lane()] : K::no_record();
   }
-  __device__ int4 next_tile() {
+  // Its strips are known to lane 0 alone.
+  __device__ ManyWork next() {
     ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
     tile_phase_ ^= 1;
     __syncwarp();  // none still waits for a phase that could pass once lane 0 has answered
-    int4 tile{0, 0, 0, 0};
+    ManyWork work;
     if (lane() == 0) {  // one lane reads and says so
-      tile = ptx::ld_shared_16(shared_address(&shared_.tile));
+      work.tile = ptx::ld_shared_16(shared_address(&shared_.tile));
+      work.strips = ptx::ld_shared_16(shared_address(&shared_.tile_strips));
       ptx::mbarrier_arrive(shared_address(&shared_.taken));
     }
-    return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0),
-            __shfl_sync(~0u, tile.w, 0)};
+    work.tile.x = __shfl_sync(~0u, work.tile.x, 0);
+    work.tile.y = __shfl_sync(~0u, work.tile.y, 0);
+    work.tile.z = __shfl_sync(~0u, work.tile.z, 0);
+    return work;
   }
   // A record goes out when the one behind it is known; the very first has no data. Stages come back out of order: at
   // once from warps that skip a record, late from those that multiply. So this feeder could be a ring ahead of another
   // that still waits for this stage, and take, by its parity, an older phase of `empty` for that one's: it waits for
   // the stage's last data first.
-  __device__ void send(const ManyRecord& record, int2 tile, ManyFlag flag) {
+  __device__ void send(const ManyRecord& record, const ManyWork& work, ManyFlag flag) {
     if (turn_ == id_ && lane() == 0) {
       const uint32_t full = shared_address(&shared_.full[stage_]);
       int4 note = K::note(record);
@@ -147,14 +160,15 @@ class ManyFeeder {
       ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
       // Copies are started first, and announced behind the note.
       uint32_t bytes = 0;
-      if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tile_, ring_ + stage_ * K::kStageBytes, full);
+      if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tokens_, ring_ + stage_ * K::kStageBytes, full);
       ptx::st_shared_16(shared_address(&shared_.notes[stage_]), note);
-      shared_.tiles[stage_] = held_tile_;
+      ptx::st_shared_16(shared_address(&shared_.strips[stage_]), held_strips_);
+      shared_.tokens[stage_] = held_tokens_;
       ptx::mbarrier_arrive_expect(full, bytes);
     }
     __syncwarp();
     if (++turn_ == kFeeders) turn_ = 0;
-    held_ = record, held_tile_ = tile;
+    held_ = record, held_tokens_ = work.tile.x, held_strips_ = work.strips;
     if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
   }
 
@@ -166,7 +180,8 @@ class ManyFeeder {
   int stage_ = 0, turn_ = 0;
   uint32_t tile_phase_ = 0, phase_ = 0;
   ManyRecord held_{-1, 0, 0, 0};
-  int2 held_tile_{0, 0};
+  int held_tokens_ = 0;
+  int4 held_strips_{0, 0, 0, 0};
 };
 
 // What a warpgroup knows of the ring. Stages are given back one record late, when wgmma has read them.
@@ -190,14 +205,15 @@ class ManyConsumer {
   __device__ uint32_t mask() const { return mask_; }      // of this warpgroup's cells in the record
   __device__ uint32_t before() const { return before_; }  // cells of the record in front of them
 
-  // All records of a tile, multiply(stage address) for those in which the warpgroup has a cell.
+  // All records of a tile, multiply(stage address) for those in which the warpgroup has a cell. Returns the warpgroup's
+  // strip of outputs, and the tile of tokens.
   template <class Multiply>
   __device__ int2 tile(Multiply multiply) {
     while (true) {
       wait();
       const bool ends = flag_ == kEndsTile;
       int2 tile{0, 0};
-      if (ends) tile = shared_.tiles[stage_];
+      if (ends) tile = {reinterpret_cast<const int32_t*>(&shared_.strips[stage_])[group_], shared_.tokens[stage_]};
       if (mask_ != 0) {
         idle_ = 0;
         multiply(ring_ + static_cast<uint32_t>(stage_) * K::kStageBytes);

@@ -32,10 +32,10 @@ struct ManyTokens {
   static constexpr uint32_t kPartMask = (1u << form.part_bits()) - 1;
   static_assert(kStages <= kMostStages && form.part_bits() <= 16 && kSlots * kOutputs == kBox && kHalves == 2);
 
-  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile,
+  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int token_tile,
                                   uint32_t stage, uint32_t full) {
     const auto bytes = static_cast<uint32_t>((__popc(r.a) + __popc(r.b)) * form.cell_bytes());
-    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, token_tile * kTokens);
     ptx::load_bulk(stage + kXBytes, p.tables.cells + int64_t{r.c} * form.cell_bytes(), bytes, full);
     return kXBytes + bytes;
   }
@@ -94,10 +94,10 @@ struct ManyTokens {
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
-    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * kBox}, kTokens);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const ManyCorner at{tile.y * kTokens + half * 64, tile.x * form.outputs() + group * kBox};
+      const ManyCorner at{tile.y * kTokens + half * 64, tile.x * kBox};
       store_box_of_sums<T, kBuffers, false, Plain>(p, maps.y, staged + group * kBoxBytes, group, at, [&](int v) {
         return sums.of[half][v / (kOutputs / 8)] + v % (kOutputs / 8) * 4;
       });

@@ -28,12 +28,18 @@ struct GradientCells {
   }
 };
 
+// How a strip's cells are made units: of 2^shift cells and one of the rest, of half of the cells where whole ones would
+// leave thread blocks without work, or as equal as they come.
+enum UnitSizes : int { kFull, kHalf, kEqual, kChoices };
+
 struct GradientUnits {
   GradientTables to;
   int32_t strips;
   ManyGradientForm form;
   int32_t most_shift;  // of the form's cells
   int32_t grid, steps;
+
+  __device__ int shift_of(int choice) const { return most_shift - (choice == kHalf); }
 };
 
 // Sum of `value` over the threads in front, and over all; `of_warp` holds one entry a warp.
@@ -108,10 +114,6 @@ __device__ void make_cells(const GradientCells& p, int strip, int32_t* of_warp) 
 // ---- Units ----------------------------------------------------------------------------------------------------------
 // Short loops: instructions that run once have to be fetched, and all unrolled took 20 us more.
 
-// A strip's cells make units of 2^shift cells, and one of the rest: of half of the cells where whole ones would leave
-// thread blocks without work. Equal ones are not better: tensor cores take quarters.
-constexpr int kChoices = 2;
-
 // How many units there are of at least so many cells, and one more: no unit has more than 16.
 struct UnitCounts {
   int32_t of[32];
@@ -145,8 +147,8 @@ struct UnitTime {
   bool cut;    // those beyond the last whole round
 };
 
-// What adding up cut units takes: 9 us (H200). Where all are cut, they are at tokens far apart, and x comes from DRAM.
-constexpr float kCombineTime = 110, kAllCutFactor = 2;
+// Where all units are cut, they are at tokens far apart, and x comes from DRAM.
+constexpr float kAllCutFactor = 2;
 
 // By a warp, whose lanes are 32 of the grid's thread blocks.
 __device__ UnitTime time_of(const UnitCounts& counts, const GradientUnits& p) {
@@ -164,7 +166,7 @@ __device__ UnitTime time_of(const UnitCounts& counts, const GradientUnits& p) {
   of_all = __reduce_max_sync(~0u, of_all);
   const auto steps = static_cast<float>(p.steps), in_turn = static_cast<float>(of_all) * steps;
   const float part = (whole == 0 ? kAllCutFactor : 1) * static_cast<float>(of_rest) / static_cast<float>(p.grid);
-  const float cut = (static_cast<float>(of_rounds) + part) * steps + kCombineTime;
+  const float cut = (static_cast<float>(of_rounds) + part) * steps + static_cast<float>(p.form.combine_cost);
   return {min(in_turn, cut), whole < units && cut < in_turn};
 }
 
@@ -183,10 +185,13 @@ __device__ UnitChoice choose_units(const GradientUnits& p, UnitCounts (&counts)[
   __syncthreads();
 #pragma unroll 1
   for (int i = thread; i < p.strips * kChoices; i += kThreads) {
-    const int cells = cells_of(i / kChoices).y, choice = i % kChoices, shift = p.most_shift - choice;
-    const int full = cells >> shift, rest = cells - (full << shift);
-    if (full > 0) atomicAdd(counts[choice].of + (1 << shift) - 1, full);
-    if (rest > 0) atomicAdd(counts[choice].of + rest - 1, 1);
+    const int cells = cells_of(i / kChoices).y, choice = i % kChoices, shift = p.shift_of(choice);
+    const int units = (cells + (1 << shift) - 1) >> shift, size = choice == kEqual ? cells / max(units, 1) : 1 << shift;
+    // Others have one cell more, or what is left.
+    const int others = choice == kEqual ? cells - size * units : units - (cells >> shift);
+    const int of_others = choice == kEqual ? size + 1 : cells & ((1 << shift) - 1);
+    if (units > others) atomicAdd(counts[choice].of + size - 1, units - others);
+    if (others > 0) atomicAdd(counts[choice].of + of_others - 1, others);
   }
   __syncthreads();
   if (warp < kChoices) {
@@ -195,8 +200,12 @@ __device__ UnitChoice choose_units(const GradientUnits& p, UnitCounts (&counts)[
     if (thread % 32 == 0) times[warp] = time;
   }
   __syncthreads();
-  const int best = times[1].time < times[0].time ? 1 : 0;
-  return {best, p.most_shift - best, times[best].cut, counts[best].all()};
+  // Where half of the cells were hardly better by this count, they were worse: 6144 x 6144, b = 64, .1: 152 and 181 us.
+  int best = times[kHalf].time < 0.85f * times[kFull].time ? kHalf : kFull;
+  // Not in the order of their cells, equal ones that are cut are not those of the least cells.
+  const float equal = times[kEqual].cut ? 1.1f * times[kEqual].time : times[kEqual].time;
+  if (equal < times[best].time) best = kEqual;
+  return {best, p.shift_of(best), times[best].cut, counts[best].all()};
 }
 
 // The strips' last units, those of most cells first, of as many in the order of strips: how many come before this
@@ -226,7 +235,7 @@ struct RestPlaces {
 };
 
 // Cells to units: those of most cells first, of as many in the order of strips, so that neighbours have their dy in
-// common.
+// common; equal ones in that order alone.
 template <class CellsOf>
 __device__ UnitChoice list_units(const GradientUnits& p, int32_t* of_warp, CellsOf cells_of) {
   __shared__ UnitCounts counts[kChoices];
@@ -235,19 +244,23 @@ __device__ UnitChoice list_units(const GradientUnits& p, int32_t* of_warp, Cells
   const auto thread = static_cast<int>(threadIdx.x);
   const UnitChoice choice = choose_units(p, counts, cells_of);
   const int shift = choice.shift;
+  const bool equal = choice.index == kEqual;
   if (thread < 31) rest_before[thread] = counts[choice.index].of[thread];  // of more cells than that
   int units = 0;
 #pragma unroll 1
   for (int first = 0; first < p.strips; first += kThreads) {
     const int strip = first + thread;
     const int2 cells = strip < p.strips ? cells_of(strip) : int2{0, 0};
-    const int full = cells.y >> shift, rest = cells.y - (full << shift);
+    const int all = (cells.y + (1 << shift) - 1) >> shift, full = equal ? all : cells.y >> shift;
     const int2 before = before_and_all(full, of_warp);
 #pragma unroll 1
     for (int i = 0; i < full; ++i) {
-      p.to.units[units + before.x + i] = {strip, cells.x + (i << shift), 1 << shift, 0};
+      const int from = equal ? cells.y * i / all : i << shift, to = equal ? cells.y * (i + 1) / all : (i + 1) << shift;
+      p.to.units[units + before.x + i] = {strip, cells.x + from, to - from, 0};
     }
     units += before.y;
+    if (equal) continue;
+    const int rest = cells.y - (full << shift);
     const int at = rest_before[rest] + places.before(rest);
     if (rest > 0) p.to.units[at] = {strip, cells.x + cells.y - rest, rest, 0};
     __syncthreads();

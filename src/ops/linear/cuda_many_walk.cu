@@ -11,6 +11,7 @@ namespace {
 // A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
 constexpr int walk_threads(ManyKind kind) { return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024; }
 constexpr int kMostTileRows = 32;  // of blocks
+constexpr int kBoxOutputs = 64;    // of a strip
 
 struct ManyWalk {
   DeviceWalk walk;
@@ -18,11 +19,17 @@ struct ManyWalk {
   ManyTables to;
   int32_t block, block_shift;
   bool by_in;
-  int32_t rows;       // of blocks
-  int32_t tile_rows;  // of a tile
+  int32_t rows;                     // of blocks
+  int32_t tile_rows, strip_rows;    // of a tile, of one of its strips in walk.order, or of a block of 128
+  int32_t tile_strips, all_strips;  // in that order
   int32_t tiles, chunks;
 
   __device__ bool counts(BlockRef ref) const { return gates == nullptr || gates[ref.weight] != 0; }
+  // The strip at a place of the order; behind the last, one beyond the edge.
+  __device__ int strip_at(int place) const {
+    return walk.order != nullptr && place < all_strips ? walk.order[place] : place;
+  }
+  __device__ int start_of_strip(int strip) const { return walk.starts[min(strip * strip_rows, rows)]; }
 };
 
 // Of one tile, in shared memory.
@@ -31,11 +38,15 @@ struct TileMap {
   static constexpr ManyForm form = form_of(Kind);
   static constexpr bool direct = Kind == ManyKind::direct;
   static constexpr int threads = walk_threads(Kind);
-  int32_t row_start[kMostTileRows + 1];
+  int32_t row_before[kMostTileRows + 1], row_first[kMostTileRows];  // blocks in front in the tile; where its own begin
   uint32_t low[kMostChunks], high[kMostChunks];  // bits of the cells; direct: the blocks of both strips
   int32_t cells_before[kMostChunks];
   int2 of_warp[threads / 32];  // cells and records
 
+  __device__ int blocks(const ManyWalk& p) const { return row_before[p.tile_rows]; }
+  __device__ BlockRef block(const ManyWalk& p, int row, int i) const {
+    return p.walk.refs[row_first[row] + i - row_before[row]];
+  }
   __device__ uint64_t mask(int chunk) const { return static_cast<uint64_t>(high[chunk]) << 32 | low[chunk]; }
   __device__ int cells(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
   __device__ int records(int chunk) const {
@@ -60,12 +71,13 @@ struct CellPlace {
   }
 };
 
+// Of block i of the tile.
 template <ManyKind Kind>
-__device__ int row_of(const ManyWalk& p, const TileMap<Kind>& map, int ref) {
+__device__ int row_of(const ManyWalk& p, const TileMap<Kind>& map, int i) {
   int row = 0;
 #pragma unroll
   for (int step = kMostTileRows / 2; step > 0; step /= 2) {
-    if (row + step < p.tile_rows && ref >= map.row_start[row + step]) row += step;
+    if (row + step < p.tile_rows && i >= map.row_before[row + step]) row += step;
   }
   return row;
 }
@@ -75,11 +87,11 @@ __device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
   const auto thread = static_cast<int>(threadIdx.x);
   for (int c = thread; c < p.chunks; c += map.threads) map.low[c] = map.high[c] = map.direct ? ~0u : 0;
   __syncthreads();
-  const int end = map.row_start[p.tile_rows];
-  for (int i = map.row_start[0] + thread; i < end; i += map.threads) {
-    const BlockRef ref = p.walk.refs[i];
-    if (!p.counts(ref)) continue;
+  const int blocks = map.blocks(p);
+  for (int i = thread; i < blocks; i += map.threads) {
     const int row = row_of(p, map, i);
+    const BlockRef ref = map.block(p, row, i);
+    if (!p.counts(ref)) continue;
     if constexpr (Kind == ManyKind::direct) {
       const int halves = p.block / kChunk;
       for (int half = 0; half < halves; ++half) {
@@ -154,7 +166,12 @@ struct TileLengths {
   int mine, other;
 
   __device__ static int of(const ManyWalk& p, int tile) {
-    return p.walk.starts[min((tile + 1) * p.tile_rows, p.rows)] - p.walk.starts[tile * p.tile_rows];
+    int blocks = 0;
+    for (int i = 0; i < p.tile_strips; ++i) {
+      const int strip = p.strip_at(tile * p.tile_strips + i);
+      blocks += p.start_of_strip(strip + 1) - p.start_of_strip(strip);
+    }
+    return blocks;
   }
   __device__ TileLengths(const ManyWalk& p, int tile) : mine(of(p, tile)), other(of_thread(p, 0)) {}
   __device__ static int of_thread(const ManyWalk& p, int first) {
@@ -162,6 +179,37 @@ struct TileLengths {
     return tile < p.tiles ? of(p, tile) : -1;
   }
 };
+
+// Of the tiles in front. All threads; map.of_warp is written.
+template <ManyKind Kind>
+__device__ int blocks_in_front(const ManyWalk& p, TileMap<Kind>& map, const TileLengths& lengths, int tile) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  int sum = thread < tile ? lengths.other : 0;
+  for (int t = thread + map.threads; t < tile; t += map.threads) sum += TileLengths::of(p, t);
+  sum = __reduce_add_sync(~0u, sum);
+  if (thread % 32 == 0) map.of_warp[thread / 32].x = sum;
+  __syncthreads();
+  int all = 0;
+  for (int warp = 0; warp < map.threads / 32; ++warp) all += map.of_warp[warp].x;
+  return all;
+}
+
+// The tile's rows: by the first warp.
+template <ManyKind Kind>
+__device__ void map_rows(const ManyWalk& p, TileMap<Kind>& map, int tile) {
+  const auto row = static_cast<int>(threadIdx.x);
+  const int strip = row < p.tile_rows ? p.strip_at(tile * p.tile_strips + row / p.strip_rows) : 0;
+  const int of_matrix = min(strip * p.strip_rows + row % p.strip_rows, p.rows);
+  const int first = p.walk.starts[of_matrix], end = p.walk.starts[min(of_matrix + 1, p.rows)];
+  int before = row < p.tile_rows ? end - first : 0;
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, before, step);
+    if (row >= step) before += other;
+  }
+  map.row_first[row] = first;
+  map.row_before[row + 1] = before;
+  if (row == 0) map.row_before[0] = 0;
+}
 
 // Place of a tile in the order: how many are longer. All threads.
 template <int Threads>
@@ -186,11 +234,12 @@ __device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int c
     for (int i = thread; i < room * ids; i += map.threads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
     __syncthreads();
   }
-  const int last = map.row_start[p.tile_rows];
-  for (int i = map.row_start[0] + thread; i < last; i += map.threads) {
-    const BlockRef ref = p.walk.refs[i];
+  const int blocks = map.blocks(p);
+  for (int i = thread; i < blocks; i += map.threads) {
+    const int row = row_of(p, map, i);
+    const BlockRef ref = map.block(p, row, i);
     if (!p.counts(ref)) continue;
-    const CellPlace<Kind> at(p, row_of(p, map, i), ref.from);
+    const CellPlace<Kind> at(p, row, ref.from);
     const int cell = map.cells_before[at.chunk] + __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
     sources[cell * ids + (at.output >> p.block_shift) * columns + (at.input >> p.block_shift)] = {ref.weight, ref.from};
   }
@@ -203,10 +252,9 @@ __global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_con
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
-  const int first_row = tile * p.tile_rows;
-  if (thread <= p.tile_rows) map.row_start[thread] = p.walk.starts[min(first_row + thread, p.rows)];
+  if (thread < 32) map_rows<Kind>(p, map, tile);
   const TileLengths lengths(p, tile);
-  __syncthreads();
+  const int in_front = blocks_in_front<Kind>(p, map, lengths, tile);
   map_blocks<Kind>(p, map);
   const int each = (p.chunks + map.threads - 1) / map.threads;
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
@@ -214,15 +262,19 @@ __global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_con
   // As many as the tile has blocks, or, where W is filled up, chunks.
   constexpr ManyForm form = form_of(Kind);
   constexpr bool kFilled = Kind == ManyKind::filled;
-  const int blocks_before = map.row_start[0] * max(1, p.block / kChunk);
+  const int blocks_before = in_front * max(1, p.block / kChunk);
   const int first_record = kFilled ? tile * p.chunks : blocks_before;
   const int first_cell = kFilled ? tile * p.chunks * form.slots : blocks_before;
   const int end = write_records<Kind>(p, map, first, last, first_record + counts.x, first_cell);
   const int rank = rank_of<walk_threads(Kind)>(p, lengths, tile);
-  if (thread == map.threads - 1) p.to.tiles[rank] = {tile, first_record, end, 0};
+  if (thread == map.threads - 1) p.to.tiles[rank].first = first_record, p.to.tiles[rank].last = end;
+  if (thread < 4) {
+    const int place = tile * form.slots * form.slot_outputs / kBoxOutputs + thread;
+    p.to.tiles[rank].strips[thread] = p.block > kBoxOutputs ? place : p.strip_at(place);
+  }
   if (tile == 0 && thread == 0) *p.to.counter = 0;
   if constexpr (Kind != ManyKind::direct) {
-    const int room = kFilled ? p.chunks * form.slots : map.row_start[p.tile_rows] - map.row_start[0];
+    const int room = kFilled ? p.chunks * form.slots : map.blocks(p);
     write_sources<Kind>(p, map, counts.y, room, first_cell);
   }
 }
@@ -244,16 +296,22 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
                         const ManyTables& to) {
   const CudaProblem& p = call.problem;
   const auto tiles = static_cast<int32_t>(plan.tiles);
-  const ManyWalk args{.walk = walk,
-                      .gates = gates,
-                      .to = to,
-                      .block = p.block,
-                      .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
-                      .by_in = p.by_in,
-                      .rows = static_cast<int32_t>(p.output_blocks()),
-                      .tile_rows = std::max(1, form_of(plan.kind).outputs() / p.block),
-                      .tiles = tiles,
-                      .chunks = static_cast<int32_t>(plan.chunks)};
+  const int32_t tile_rows = std::max(1, form_of(plan.kind).outputs() / p.block);
+  const int32_t strip_rows = std::max(1, kBoxOutputs / p.block);
+  ManyWalk args{.walk = walk,
+                .gates = gates,
+                .to = to,
+                .block = p.block,
+                .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
+                .by_in = p.by_in,
+                .rows = static_cast<int32_t>(p.output_blocks()),
+                .tile_rows = tile_rows,
+                .strip_rows = strip_rows,
+                .tile_strips = tile_rows / strip_rows,
+                .all_strips = static_cast<int32_t>((p.outputs + kBoxOutputs - 1) / kBoxOutputs),
+                .tiles = tiles,
+                .chunks = static_cast<int32_t>(plan.chunks)};
+  if (p.block > kBoxOutputs) args.walk.order = nullptr;  // a block is a tile
   return with_many_walk(plan.kind, [&](auto kernel) {
     return cuda::launch({.blocks = tiles,
                          .threads = walk_threads(plan.kind),

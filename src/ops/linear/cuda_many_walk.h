@@ -24,9 +24,9 @@ struct alignas(16) ManyRecord {
 
 // A tile of outputs and its records.
 struct alignas(16) ManyTile {
-  int32_t outputs;  // the tile
   int32_t first, last;
-  int32_t reserved;
+  int32_t reserved[2];
+  int32_t strips[4];  // of 64 outputs, one a warpgroup; what there are not lies beyond the last output
 };
 
 // The block that a cell, or a part of one of b x b, is a copy of.

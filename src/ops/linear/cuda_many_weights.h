@@ -36,9 +36,9 @@ struct ManyWeights {
 
   __device__ static ManyRecord no_record() { return {-1, direct ? -1 : 0, direct ? -1 : 0, 0}; }
 
-  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int2 tile,
+  __device__ static uint32_t load(const ManyProduct& p, const Maps& maps, const ManyRecord& r, int token_tile,
                                   uint32_t stage, uint32_t full) {
-    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, tile.y * kTokens);
+    load_many_x<Order, kTokens>(stage, maps.x, full, r.chunk * kChunk, token_tile * kTokens);
     load_weights(p, maps, r, stage + kXBytes, full);
     return kXBytes + weight_bytes(r);
   }
@@ -92,7 +92,7 @@ struct ManyWeights {
   __device__ static void for_each_box(Sums& sums, uint32_t staged, int group, int2 tile, Store store) {
 #pragma unroll
     for (int part = 0; part < kTokens / kBox; ++part) {
-      const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * form.outputs() + group * kBox};
+      const ManyCorner at{tile.y * kTokens + part * kBox, tile.x * kBox};
       store(staged + (group * kBuffers + part % kBuffers) * kBoxBytes, at,
             [&, part](int v) { return sums.of + (part * 8 + v) * 4; });
     }
@@ -100,7 +100,7 @@ struct ManyWeights {
   template <bool Plain>
   __device__ static void finish(const ManyProduct& p, const Maps& maps, Sums& sums, uint32_t staged, int group,
                                 int2 tile) {
-    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * form.outputs() + group * kBox}, kTokens);
+    if constexpr (!Plain) prefetch_residual<T>(p, {tile.y * kTokens, tile.x * kBox}, kTokens);
     for_each_box(sums, staged, group, tile, [&](uint32_t box, ManyCorner at, auto sums_of) {
       store_box_of_sums<T, kBuffers, true, Plain>(p, maps.y, box, group, at, sums_of);
     });

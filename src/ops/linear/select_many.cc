@@ -67,7 +67,7 @@ ManyPlaces many_places(const ManyPlan& plan, int32_t block) {
   ManyPlaces at{};
   Places places;
   at.records = places.next(plan.records * 16);
-  at.tiles = places.next(plan.tiles * 16);
+  at.tiles = places.next(plan.tiles * 32);
   at.counter = places.next(4);
   at.sources = places.next(plan.cells * (form.slot_outputs / block) * (form.cell_inputs / block) * 8);
   at.cells = places.next(plan.cells * form.cell_bytes());
