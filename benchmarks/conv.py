@@ -7,14 +7,20 @@
 Times are medians of interleaved samples in us, on a card of replays of CUDA graphs with many calls each; tensors are
 channels-last, bf16 on a card and f32 on a CPU. `x` is how many times as fast as the dense convolution; with --groups,
 block-diagonal layouts beside grouped convolutions; --order shuffles the channels of x for this library alone. Results
-are compared with PyTorch's in float64 first. --json adds a line for each pass to a file.
+are compared with PyTorch's in float64 first. --json adds a line for each pass to a file, and begins a new one with the
+machine, the versions, the commit and the date.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
+import re
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,9 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
 from lstm import seconds, use_stream
+from records import device
 
 PASSES = ("fprop", "dgrad", "wgrad")
 CALLS = 20  # of a graph
@@ -131,14 +139,69 @@ def medians(calls: dict[str, Callable[[], Tensor]], repeats: int, cuda: bool) ->
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def write(problem: Problem, which: str, layout: Layout, graph: str, us: dict[str, float]) -> None:
+def header(on_card: bool, samples: int) -> dict[str, object]:
+    """What was measured and with what, as blocksparse-bench begins its files."""
+    found: dict[str, object] = {"header": 1, "device": device()}
+    version = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    if on_card:
+        card = torch.cuda.get_device_properties(0)
+        text = read("/proc/driver/nvidia/version")
+        driver = re.search(r"Kernel Module\D*([\d.]+)", text)
+        found["device"] = f"cuda: {torch.cuda.get_device_name()}"
+        found |= {"driver": driver[1] if driver else "unknown", "cuda": torch.version.cuda}
+        found |= {"compute_capability": f"{card.major}.{card.minor}", "multiprocessors": card.multi_processor_count}
+        found |= {"memory_gb": card.total_memory >> 30, "host": device().removeprefix("cpu: ")}
+    else:
+        built = re.search(r"(?:oneDNN|MKL-DNN) v([\d.]+)", torch.__config__.show())
+        version = built[1] if built else "unknown"
+        found |= {"isa": blocksparse.cpu_isa(), "processors": sorted(os.sched_getaffinity(0))}
+    opponents = {"cudnn" if on_card else "onednn": f"{version} of PyTorch {torch.__version__}"}
+    found |= {"os": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    found |= {"library": blocksparse.__version__, "commit": commit(), "opponents": opponents, "samples": samples}
+    found["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return found
+
+
+def read(path: str) -> str:
+    """A file; nothing where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def commit() -> str:
+    """Of the folder that this file lies in, not of the library that is installed; nothing outside of a repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        made = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        what = ["--untracked-files=no", "--", ":/src", ":/include", ":/python"]
+        changed = subprocess.run([*git, "status", "--porcelain", *what], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return made.stdout.strip() + (" with changes" if changed.stdout else "")
+
+
+def begin(path: Path, on_card: bool, samples: int) -> None:
+    """Writes the header of a file that is new."""
+    if not path.exists() or path.stat().st_size == 0:
+        path.write_text(json.dumps(header(on_card, samples)) + "\n", encoding="utf-8")
+
+
+def write(problem: Problem, which: str, layout: Layout, graph: str, us: dict[str, float], samples: int) -> None:
     """Adds a line to the file of results, in the words of blocksparse-bench."""
     on_card = problem.device == "cuda"
+    threads = 0 if on_card else torch.get_num_threads()
     what = f"{'bf16' if problem.dtype == torch.bfloat16 else 'f32'} {problem.line} b={layout.block_size} {graph}"
     what += "" if problem.order is None else " order"
     line = {
-        "problem": f"conv:{which} {what}" + (" device=cuda" if on_card else ""),
-        "device": f"cuda: {torch.cuda.get_device_name()}" if on_card else "cpu",
+        "problem": f"conv:{which} {what}" + (" device=cuda" if on_card else f" threads={threads}" * (threads > 1)),
+        "device": f"cuda: {torch.cuda.get_device_name()}" if on_card else device(),
+        "out": layout.out_features,
+        "in": layout.in_features,
+        "density": round(layout.density, 5),
+        "threads": threads,
+        "samples": samples,
         "us": round(us["ours"], 2),
         "vs": {"cudnn" if on_card else "onednn": round(us["dense"], 2)},
     }
@@ -155,7 +218,7 @@ def compare(problem: Problem, layout: Layout, graph: str, groups: int, repeats: 
     for which, sparse_pass, dense_pass in zip(PASSES, ours, dense, strict=True):
         us = medians({"ours": sparse_pass, "dense": dense_pass}, repeats, cuda)
         if problem.json is not None:
-            write(problem, which, layout, graph, us)
+            write(problem, which, layout, graph, us, repeats)
         cells.append(f"{which} {us['ours']:8.1f} ({us['dense'] / us['ours']:5.2f}x of {us['dense']:.1f})")
     print(f"  {name:24} {'  '.join(cells)}", flush=True)
 
@@ -179,6 +242,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     if args.device == "cuda":
         use_stream()
+    if args.json is not None:
+        begin(args.json, args.device == "cuda", args.repeats)
     problem = Problem(args, args.device)
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     shape = f"{args.kernel} x {args.kernel}, stride {args.stride}, x {list(problem.x.shape)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rows import DIRECTIONS, Row, kind, title
+from rows import DIRECTIONS, Group, Row, kind, title
 
 
 def pyplot() -> Any:
@@ -20,6 +20,16 @@ def pyplot() -> Any:
     return plt
 
 
+def save(figure: Any, path: Path) -> None:
+    """A palette is enough, and half of the bytes: the pictures lie beside the results."""
+    from PIL import Image
+
+    figure.savefig(path, dpi=80)
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
+    small.save(path, optimize=True)
+
+
 def colours(values: Iterable[int]) -> Callable[[int], Any]:
     """From light to dark by size."""
     import matplotlib as mpl
@@ -31,10 +41,14 @@ def colours(values: Iterable[int]) -> Callable[[int], Any]:
 def plot_speed_up(rows: list[Row], path: Path) -> bool:
     """A panel for each width and pass, a line for each block size. False where nothing has two densities."""
     on_card = any(r.on_card for r in rows)
-    rows = [r for r in rows if kind(r.problem) == "random" and r.speed_up and r.problem.order == "features-last"]
+    usual = ("features-last", "channels-last")
+    rows = [r for r in rows if kind(r.problem) == "random" and r.speed_up and r.problem.order in usual]
     wanted = ("bf16", 0) if on_card else ("f32", 1)
-    rows = [r for r in rows if (r.group[0], r.group[-1]) == wanted and (on_card or r.problem.n == 64)]
-    groups = sorted({r.group for r in rows if sum(s.group == r.group for s in rows) > 3}, key=lambda g: (g[3], *g[1:3]))
+    rows = [r for r in rows if (r.group[0], r.group[-1]) == wanted]
+    rows = [r for r in rows if on_card or r.problem.is_conv or r.problem.n == 64]
+    groups = sorted(
+        {r.group for r in rows if sum(s.group == r.group for s in rows) > 3}, key=lambda g: (*g[3:6], *g[1:3])
+    )
     if not groups:
         return False
     rows = [r for r in rows if r.group in groups]
@@ -50,7 +64,7 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
                 axis.set_axis_off()
                 continue
             draw_speed_up(axis, some, colour, ticks)
-            axis.set_title(f"{direction}, {group[1]} x {group[2]}" + (f", N = {group[3]}" if on_card else ""))
+            axis.set_title(panel_name(direction, group, on_card))
         line[0].set_ylabel("times as fast as dense")
     for axis in axes[-1]:
         axis.set_xlabel("density")
@@ -62,11 +76,26 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
     next(axis for axis in reversed(axes[0]) if axis.lines).legend(
         [handles[label] for label in order], order, frameon=False
     )
-    over = "cuBLAS: bf16" if on_card else "the fastest dense library: N = 64, f32, 1 thread"
-    figure.suptitle(f"Speed-up over {over}, features-last, weights from memory")
-    figure.savefig(path, dpi=120)
+    figure.suptitle(whole_name(on_card, rows[0].problem.is_conv))
+    save(figure, path)
     plt.close(figure)
     return True
+
+
+def panel_name(direction: str, group: Group, on_card: bool) -> str:
+    """Short enough for a third of the width."""
+    if group[5]:
+        return f"{direction}, {group[1]} x {group[2]}, {group[5]}"
+    return f"{direction}, {group[1]} x {group[2]}" + (f", N = {group[3]}" if on_card else "")
+
+
+def whole_name(on_card: bool, of_convolutions: bool) -> str:
+    """What all panels have in common."""
+    if of_convolutions:
+        over = "cuDNN's dense convolution: bf16" if on_card else "oneDNN's dense convolution: f32, 1 thread"
+        return f"Speed-up over {over}, channels-last"
+    over = "cuBLAS: bf16" if on_card else "the fastest dense library: N = 64, f32, 1 thread"
+    return f"Speed-up over {over}, features-last, weights from memory"
 
 
 def draw_speed_up(axis: Any, rows: list[Row], colour: Callable[[int], Any], ticks: list[float]) -> None:
@@ -86,7 +115,8 @@ def draw_speed_up(axis: Any, rows: list[Row], colour: Callable[[int], Any], tick
 
 
 def plot_roofline(rows: list[Row], path: Path) -> bool:
-    """A line for each group of problems, a point for each problem."""
+    """A line for each group of problems, a point for each problem. False where no line tells its share."""
+    rows = [r for r in rows if r.share("roofline") is not None]
     if not rows:
         return False
     plt = pyplot()
@@ -114,7 +144,7 @@ def plot_roofline(rows: list[Row], path: Path) -> bool:
         axis.scatter([], [], marker="o", color=colour(block), label=f"b = {block}")
     figure.legend(loc="outside lower center", ncols=len(marks) + len(blocks), frameon=False)
     peak = "cuBLAS's rate" if any(r.on_card for r in rows) else "FMA peak"
-    axis.set_title(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
-    figure.savefig(path, dpi=120)
+    figure.suptitle(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
+    save(figure, path)
     plt.close(figure)
     return True

@@ -64,8 +64,20 @@ class Problem:
         return problem
 
     @property
+    def is_conv(self) -> bool:
+        """Whether it is a convolution."""
+        return self.op == "conv"
+
+    @property
+    def setting(self) -> str:
+        """What tells convolutions of equal channels apart: pixels, kernel, stride and the like."""
+        return " ".join(word for word in self.others if word != "first") if self.is_conv else ""
+
+    @property
     def order(self) -> str:
         """Of the activations."""
+        if self.is_conv:
+            return "contiguous" if "first" in self.others else "channels-last"
         if self.x_first == self.y_first:
             return "features-first" if self.x_first else "features-last"
         return "x features-first" if self.x_first else "y features-first"

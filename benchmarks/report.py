@@ -45,7 +45,7 @@ def geometric_mean(values: list[float]) -> str:
 
 def summary(rows: list[Row]) -> list[str]:
     """Means by block size and direction, and how many problems were lost; on a card for few tokens and for many."""
-    if rows and rows[0].on_card:
+    if rows and rows[0].on_card and not rows[0].problem.is_conv:
         few = [row for row in rows if row.problem.n <= FEW]
         many = [row for row in rows if row.problem.n > FEW]
         tables = [(f"Up to {FEW} tokens", few), ("More tokens", many)]
@@ -61,10 +61,22 @@ def means_table(rows: list[Row]) -> list[str]:
         for block in sorted({row.problem.block for row in rows}):
             some = [row for row in rows if (row.problem.direction, row.problem.block) == (direction, block)]
             if some:
-                cells.append([direction, str(block), str(len(some)), *means(some)])
-    cells.append(["all", "", str(len(rows)), *means(rows)])
-    names = f"pass | b | problems | over dense | smallest | lost | over {sparse_name(rows)} | smallest | lost"
-    return table(names + " | t / (d t_d) | of roofline", cells)
+                cells.append([direction, str(block), str(len(some)), *means(some, rows)])
+    cells.append(["all", "", str(len(rows)), *means(rows, rows)])
+    names = "pass | b | problems | over dense | smallest | lost"
+    names += f" | over {sparse_name(rows)} | smallest | lost" if has_sparse(rows) else ""
+    names += " | t / (d t_d)" + (" | of roofline" if has_roofline(rows) else "")
+    return table(names, cells)
+
+
+def has_sparse(rows: list[Row]) -> bool:
+    """Whether a sparse library was timed; none has convolutions."""
+    return any(row.sparse for row in rows)
+
+
+def has_roofline(rows: list[Row]) -> bool:
+    """Whether lines tell their share of it."""
+    return any(row.share("roofline") is not None for row in rows)
 
 
 def sparse_name(rows: list[Row]) -> str:
@@ -72,52 +84,62 @@ def sparse_name(rows: list[Row]) -> str:
     return "cuSPARSE" if rows and rows[0].on_card else "LIBXSMM"
 
 
-def means(rows: list[Row]) -> list[str]:
-    """The cells of one line of the summary."""
+def means(rows: list[Row], of: list[Row]) -> list[str]:
+    """The cells of one line of the summary of a table."""
     cells = []
-    for values in ([r.speed_up for r in rows], [r.over_sparse for r in rows]):
+    for values in ([r.speed_up for r in rows], [r.over_sparse for r in rows])[: 1 + has_sparse(of)]:
         known = [v for v in values if v is not None]
         smallest = f"{min(known):.2f}x" if known else "-"
         cells += [geometric_mean(known), smallest, str(sum(v < 1 for v in known)) if known else "-"]
-    ideal = [1 / (r.speed_up * r.density) for r in rows if r.speed_up]
-    share = statistics.fmean(r.record["roofline_fraction"] for r in rows)
-    return [*cells, geometric_mean(ideal).rstrip("x"), f"{100 * share:.0f} %"]
+    ideal = [r.ideal for r in rows if r.ideal]
+    cells.append(geometric_mean(ideal).rstrip("x"))
+    shares = [share for r in rows if (share := r.share("roofline")) is not None]
+    if has_roofline(of):
+        cells.append(percent(statistics.fmean(shares) if shares else None))
+    return cells
+
+
+def percent(share: float | None) -> str:
+    """Nothing for none."""
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def details(rows: list[Row]) -> list[str]:
     """A table for each group."""
-    sparse = sparse_name(rows)
+    sparse, with_sparse = sparse_name(rows), has_sparse(rows)
     groups: dict[Group, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
     lines = []
     for group, members in groups.items():
-        names = f"pass | layout | b | density | us | dense us | by | over dense | t / (d t_d) | {sparse} us"
-        names += f" | over {sparse} | GFLOP/s | of peak | of roofline"
-        lines += ["", f"### {title(group)}", "", *table(names, map(detail, members))]
+        names = "pass | layout | b | density | us | dense us | by | over dense | t / (d t_d)"
+        names += f" | {sparse} us | over {sparse}" if with_sparse else ""
+        names += " | GFLOP/s | of peak | of roofline" if has_roofline(rows) else ""
+        cells = [detail(row, with_sparse, has_roofline(rows)) for row in members]
+        lines += ["", f"### {title(group)}", "", *table(names, cells)]
     return lines
 
 
-def detail(row: Row) -> list[str]:
+def detail(row: Row, with_sparse: bool, with_roofline: bool) -> list[str]:
     """The cells of one problem."""
     dense, by = row.dense or (None, "")
     speed_up = row.speed_up
-    return [
+    cells = [
         row.problem.direction,
         f"`{row.problem.graph}`",
         str(row.problem.block),
         f"{100 * row.density:.3g} %",
         number(row.us),
         number(dense),
-        by,
+        by + ", grouped" * row.grouped,
         number(speed_up, losing_below=1),
-        number(1 / (speed_up * row.density) if speed_up else None),
-        sparse_cell(row),
-        number(row.over_sparse, losing_below=1),
-        number(row.record["gflops"]),
-        f"{100 * row.record['peak_fraction']:.0f} %",
-        f"{100 * row.record['roofline_fraction']:.0f} %",
+        number(row.ideal),
     ]
+    if with_sparse:
+        cells += [sparse_cell(row), number(row.over_sparse, losing_below=1)]
+    if with_roofline:
+        cells += [number(row.record.get("gflops")), percent(row.share("peak")), percent(row.share("roofline"))]
+    return cells
 
 
 def sparse_cell(row: Row) -> str:
@@ -133,7 +155,7 @@ def threads_table(rows: list[Row]) -> list[str]:
     """How much faster several threads are than one, where both were measured."""
 
     def alone(p: Problem) -> tuple[Any, ...]:
-        return (p.direction, p.dtype, p.graph, p.n, p.block, p.seed, p.order)
+        return (p.direction, p.dtype, p.graph, p.n, p.block, p.seed, p.order, p.setting)
 
     single = {alone(row.problem): row for row in rows if row.problem.threads == 1}
     cells = []
@@ -210,17 +232,17 @@ def markdown(results: Results, pictures: Iterable[Path]) -> str:
     h = results.header
     rows = rows_of(results)
     opponents = ", ".join(f"{name} {version}" for name, version in h["opponents"].items())
-    card = f", driver {h['driver']}, CUDA {h['cuda']}" if results.on_card else ""
+    card = f", driver {h.get('driver', 'unknown')}, CUDA {h['cuda']}" if results.on_card else ""
     name = h["device"].split(": ", 1)[1] + ("" if results.on_card else f", {h['isa']}")
+    built = f"commit {h['commit'] or 'unknown'}" + (f", {h['compiler']}" if "compiler" in h else "")
     lines = [f"# {name}, {h['date'][:10]}", ""]
-    lines += [
-        f"blocksparse {h['library']} (commit {h['commit'] or 'unknown'}, {h['compiler']}), {h['os']}{card}. "
-        f"{opponents}."
-    ]
+    lines += [f"blocksparse {h['library']} ({built}), {h.get('os', 'system unknown')}{card}. {opponents}."]
     lines += [
         "Times are medians in microseconds, weights from memory; dense is the fastest dense library. t / (d t_d) is"
     ]
     lines += ["our time over density times the dense time: 1 or less is the aim. Bold: slower than the other library."]
+    if any(row.grouped for row in rows):
+        lines += ["Block-diagonal convolutions are beside grouped ones, which do as little."]
     lines += ["", *(f"![{p.stem}]({p.name})" for p in pictures), "", "## In short", "", *summary(rows)]
     lines += [*threads_table(rows), *hubs_table(rows), *python_table(results), "", "## Every problem", *details(rows)]
     return "\n".join(lines) + "\n"

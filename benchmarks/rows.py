@@ -7,11 +7,11 @@ from typing import Any
 
 from records import Problem, Record, Results
 
-DENSE = ("openblas", "onednn", "cublas")
+DENSE = ("openblas", "onednn", "cublas", "cudnn")
 SPARSE = ("libxsmm", "cusparse_bsr", "cusparse_ell")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FEW = 64  # tokens, at most
-Group = tuple[str, int, int, int, str, int]
+Group = tuple[str, int, int, int, str, str, int]
 
 
 @dataclass
@@ -58,14 +58,40 @@ class Row:
 
     @property
     def density(self) -> float:
-        """Share of blocks that are there."""
-        return float(self.record["density"])
+        """Share of blocks that are there; a random layout's own number where the line does not tell."""
+        if "density" in self.record:
+            return float(self.record["density"])
+        name, numbers = kind(self.problem), numbers_of(self.problem)
+        return numbers[-1] if name == "random" else (*numbers, 1.0)[1] / numbers[0]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the others' convolution has groups, as many as the layout: then it does no more than ours."""
+        return self.problem.is_conv and kind(self.problem) == "diagonal"
+
+    @property
+    def ideal(self) -> float | None:
+        """Our time over density times the dense time."""
+        return 1 / (self.speed_up * self.density) if self.speed_up and not self.grouped else None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        if "out" in self.record:
+            return self.record["out"], self.record["in"]
+        numbers = numbers_of(self.problem)
+        in_ = numbers[1] if kind(self.problem) == "random" and len(numbers) == 3 else numbers[0]
+        return int(numbers[0]) * self.problem.block, int(in_) * self.problem.block
+
+    def share(self, of: str) -> float | None:
+        """Of the peak or of the roofline, where the line tells it."""
+        return self.record.get(f"{of}_fraction")
 
     @property
     def group(self) -> Group:
         """What rows of one table have in common."""
         p = self.problem
-        return (p.dtype, self.record["out"], self.record["in"], p.n, p.order, 0 if self.on_card else p.threads)
+        return (p.dtype, *self.size, p.n, p.order, p.setting, 0 if self.on_card else p.threads)
 
 
 def rows_of(results: Results) -> list[Row]:
@@ -85,8 +111,14 @@ def kind(problem: Problem) -> str:
     return problem.graph.split("(")[0]
 
 
+def numbers_of(problem: Problem) -> list[float]:
+    """Of the generator."""
+    return [float(number) for number in problem.graph.split("(")[1].rstrip(")").split(",")]
+
+
 def title(group: Group) -> str:
     """The group in words."""
-    dtype, out, in_, n, order, threads = group
-    name = f"{out} x {in_}, N = {n}, {dtype}, {order}"
+    dtype, out, in_, n, order, setting, threads = group
+    name = f"{out} x {in_} channels, {setting}, {n} images" if setting else f"{out} x {in_}, N = {n}"
+    name += f", {dtype}, {order}"
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}" if threads else name

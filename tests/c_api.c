@@ -92,6 +92,10 @@ static void test_products(void) {
   EXPECT_ERROR(bs_linear_fprop(&view, &tx, &tw, NULL, NULL, &ty, workspace, odd), BS_INVALID_ARGUMENT, "math is 2");
   bs_tensor on_cuda = tx;
   on_cuda.device_type = BS_CUDA;
+  bs_tensor nowhere = tx;
+  nowhere.device_type = 7;
+  EXPECT_ERROR(bs_linear_fprop(&view, &nowhere, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT,
+               "[linear_fprop] a tensor's device type is 7, needs 0 (CPU) or 1 (CUDA)");
   if (bs_cuda_status() != BS_OK) {
     EXPECT_ERROR(bs_linear_fprop(&view, &on_cuda, &tw, NULL, NULL, &ty, workspace, stream), BS_UNAVAILABLE, "CUDA");
   }
@@ -170,64 +174,6 @@ static void test_layouts(void) {
   bs_layout_free(csr);
   bs_layout_free(coordinates);
   bs_layout_free(NULL);
-}
-
-// A convolution of one block with three taps, with and without padding, and the two questions about sizes.
-static void test_conv(void) {
-  enum { B = 8, TAPS = 3, N = 2, W = 5 };
-  bs_layout* layout = NULL;
-  const uint8_t mask[] = {1};
-  const bs_blocking blocking = {B, 0, 0};
-  EXPECT(bs_layout_from_mask(mask, 1, 1, &blocking, &layout) == BS_OK);
-  bs_layout_view view;
-  EXPECT(bs_layout_get_view(layout, &view) == BS_OK);
-  const bs_conv_geometry geometry = {1, 0, {TAPS}, {1}, {1}, {1}, {1}, {0}};
-  const int64_t size = W;
-  int64_t output = 0;
-  EXPECT(bs_conv_output_size(&geometry, &size, &output) == BS_OK && output == W);
-  float x[N * B * W], y[N * B * W], dx[N * B * W], w[TAPS * B * B], dw[TAPS * B * B];
-  for (int i = 0; i < N * B * W; ++i) x[i] = (float)(i % 5 - 2);
-  for (int i = 0; i < TAPS * B * B; ++i) w[i] = (float)(i % 7 - 3);
-  const bs_tensor tx = {x, BS_F32, BS_CPU, 0, 3, {N, B, W}, {B * W, W, 1}};
-  bs_tensor ty = tx, tdx = tx;
-  ty.data = y;
-  tdx.data = dx;
-  const bs_tensor tw = {w, BS_F32, BS_CPU, 0, 4, {1, TAPS, B, B}, {TAPS * B * B, B * B, B, 1}};
-  bs_tensor tdw = tw;
-  tdw.data = dw;
-  static char memory[1 << 16];
-  const bs_workspace workspace = {memory, sizeof memory};
-  const bs_stream stream = {NULL, 1, BS_MATH_IEEE};
-  int32_t order[B];
-  for (int i = 0; i < B; ++i) order[i] = B - 1 - i;
-  EXPECT(bs_conv_fprop_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
-  EXPECT(bs_conv_dgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
-  EXPECT(bs_conv_wgrad_workspace_size(&view, &geometry, &tx, order) <= sizeof memory);
-  EXPECT(bs_conv_fprop_workspace_size(NULL, &geometry, &tx, NULL) == 0);
-  EXPECT(bs_conv_fprop(&view, &geometry, &tx, &tw, NULL, order, NULL, &ty, workspace, stream) == BS_OK);
-  EXPECT(bs_conv_dgrad(&view, &geometry, &tx, &tw, NULL, order, &tdx, workspace, stream) == BS_OK);
-  EXPECT(bs_conv_wgrad(&view, &geometry, &tx, &tx, NULL, NULL, order, 0, &tdw, NULL, workspace, stream) == BS_OK);
-  float sums[3] = {0, 0, 0};  // of y[1, 3, 2], dx[1, 3, 2] (channel 3 is input 4) and dw[0, 2, 1, 4]
-  for (int tap = 0; tap < TAPS; ++tap) {
-    for (int c = 0; c < B; ++c) {
-      sums[0] += w[(tap * B + 3) * B + c] * x[(B + order[c]) * W + 1 + tap];
-      sums[1] += w[(tap * B + c) * B + 4] * x[(B + c) * W + 3 - tap];
-    }
-  }
-  for (int n = 0; n < N; ++n) {
-    for (int p = 0; p + 1 < W; ++p) sums[2] += x[(n * B + 1) * W + p] * x[(n * B + order[4]) * W + p + 1];
-  }
-  EXPECT(y[(B + 3) * W + 2] == sums[0]);
-  EXPECT(dx[(B + 3) * W + 2] == sums[1]);
-  EXPECT(dw[(2 * B + 1) * B + 4] == sums[2]);
-  EXPECT_ERROR(bs_conv_fprop(&view, NULL, &tx, &tw, NULL, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT,
-               "geometry is NULL");
-  EXPECT_ERROR(bs_conv_wgrad(&view, &geometry, &tx, &tx, NULL, NULL, NULL, 3, &tdw, NULL, workspace, stream),
-               BS_INVALID_ARGUMENT, "accumulate is 3");
-  bs_conv_geometry wide = geometry;
-  wide.kernel[0] = 9;
-  EXPECT_ERROR(bs_conv_output_size(&wide, &size, &output), BS_INVALID_ARGUMENT, "covers 9 pixels, more than the 7");
-  bs_layout_free(layout);
 }
 
 static void test_machine(void) {

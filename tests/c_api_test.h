@@ -21,4 +21,5 @@ extern int failures;
     EXPECT(strstr(bs_last_error(), (text)) != NULL); \
   } while (0)
 
+void test_conv(void);
 void test_recurrent(void);

@@ -188,8 +188,8 @@ BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32
 #define BS_MAX_SIZES 3
 
 typedef struct bs_conv_geometry {
-  int32_t rank; /* 1 to 3; the entries beyond are not looked at */
-  int32_t transposed;
+  int32_t rank;       /* 1 to 3; the entries beyond are not looked at */
+  int32_t transposed; /* 0 or 1 */
   int64_t kernel[BS_MAX_SIZES], stride[BS_MAX_SIZES], dilation[BS_MAX_SIZES];
   int64_t padding_before[BS_MAX_SIZES], padding_after[BS_MAX_SIZES];
   int64_t output_padding[BS_MAX_SIZES]; /* 0 unless transposed */

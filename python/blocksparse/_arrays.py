@@ -1,11 +1,11 @@
-"""The linear op on arrays: what the functions of NumPy and CuPy share. An `Arrays` is what each does its own way."""
+"""Arrays, and the linear op on them: what NumPy and CuPy share. An `Arrays` is what each does its own way."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,12 @@ Resources = tuple[Any, _structs.Workspace, _structs.Stream]
 
 
 class Arrays(ABC):
-    """One library of arrays."""
+    """One library of arrays; `op` is what messages begin with."""
+
+    kind: str  # a, in messages
+
+    def __init__(self, op: str) -> None:
+        self.op = op
 
     @abstractmethod
     def is_array(self, x: object) -> bool:
@@ -43,8 +48,18 @@ class Arrays(ABC):
         """A new array."""
 
     @abstractmethod
-    def call(self, layout: Layout, which: str, x: Any, n: int, threads: int) -> AbstractContextManager[Resources]:
-        """The layout's view, workspace and stream of one call, on the device of x."""
+    def address(self, x: Any) -> int:
+        """Of its memory."""
+
+    @abstractmethod
+    def on_device_of(self, x: Any) -> AbstractContextManager[Any]:
+        """New arrays come to lie there."""
+
+    @abstractmethod
+    def call(
+        self, layout: Layout, x: Any, workspace_size: Callable[[Any], int], threads: int
+    ) -> AbstractContextManager[Resources]:
+        """The layout's view, workspace and stream of one call, on the device of x; sizes are told of the view."""
 
     def pointer(self, x: Any | None, *, written: bool = False) -> Any:
         """To a bs_tensor; None stays None."""
@@ -57,7 +72,7 @@ class Arrays(ABC):
         return self.empty((*x.shape[:-1], features), x.dtype)
 
 
-def dtype_code(dtype: np.dtype[Any]) -> int:
+def dtype_code(dtype: np.dtype[Any], op: str = "linear") -> int:
     """bs_dtype.
 
     Raises:
@@ -67,12 +82,12 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
     if code is None:
         code = _lib.DTYPES.get(dtype.name)  # which takes NumPy 5 us
         if code is None:
-            raise ValueError(f"[linear] an array of {dtype}, needs one of {', '.join(_lib.DTYPES)}")
+            raise ValueError(f"[{op}] an array of {dtype}, needs one of {', '.join(_lib.DTYPES)}")
         _CODES[dtype] = code
     return code
 
 
-def strides_of(x: Any) -> list[int]:
+def strides_of(x: Any, op: str = "linear") -> list[int]:
     """In elements.
 
     Raises:
@@ -80,7 +95,7 @@ def strides_of(x: Any) -> list[int]:
     """
     size = x.dtype.itemsize
     if any(stride % size for stride in x.strides):
-        raise ValueError(f"[linear] an array of {x.dtype} with strides of {x.strides} bytes, needs whole elements")
+        raise ValueError(f"[{op}] an array of {x.dtype} with strides of {x.strides} bytes, needs whole elements")
     return [stride // size for stride in x.strides]
 
 
@@ -101,6 +116,12 @@ def activation_code(op: str, activation: Any) -> int:
     return code
 
 
+def workspace_size(which: str, x: Any, n: int) -> Callable[[Any], int]:
+    """That of the linear op for n tokens."""
+    code = dtype_code(x.dtype)
+    return lambda view: _lib.ask(f"bs_linear_{which}_workspace_size", view, code, n)
+
+
 def fprop(
     arrays: Arrays,
     x: Any,
@@ -119,7 +140,7 @@ def fprop(
     code = activation_code("linear_fprop", activation)
     need_layout("linear_fprop", layout)
     x, pointer = arrays.take(x), arrays.pointer
-    with arrays.call(layout, "fprop", x, tokens(x), threads) as (view, workspace, stream):
+    with arrays.call(layout, x, workspace_size("fprop", x, tokens(x)), threads) as (view, workspace, stream):
         stream.math = tf32
         y = arrays.like(x, layout.out_features) if out is None else out
         epilogue = _structs.Epilogue(pointer(bias), pointer(residual), code)
@@ -142,7 +163,7 @@ def dgrad(
     """dx = dy W."""
     need_layout("linear_dgrad", layout)
     dy, pointer = arrays.take(dy), arrays.pointer
-    with arrays.call(layout, "dgrad", dy, tokens(dy), threads) as (view, workspace, stream):
+    with arrays.call(layout, dy, workspace_size("dgrad", dy, tokens(dy)), threads) as (view, workspace, stream):
         stream.math = tf32
         dx = arrays.like(dy, layout.in_features) if out is None else out
         arguments = (pointer(dy), pointer(values), pointer(gates), pointer(dx, written=True))
@@ -182,7 +203,8 @@ def wgrad(
     first = xs[0] if xs else arrays.take(out)
     x_tensors = (_structs.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
     dy_tensors = (_structs.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
-    with arrays.call(layout, "wgrad", first, sum(map(tokens, xs)), threads) as (view, workspace, stream):
+    size = workspace_size("wgrad", first, sum(map(tokens, xs)))
+    with arrays.call(layout, first, size, threads) as (view, workspace, stream):
         stream.math = tf32
         dw = arrays.empty(layout.values_shape, first.dtype) if out is None else out
         gradients = (arrays.pointer(dw, written=True), arrays.pointer(gates_out, written=True))

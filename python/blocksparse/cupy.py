@@ -1,4 +1,4 @@
-"""The linear op on CuPy arrays: float32, float64 and float16, and bfloat16 where CuPy has it.
+"""The linear op and the convolution on CuPy arrays: float32, float64 and float16, and bfloat16 where CuPy has it.
 
 The functions of `blocksparse.numpy`, on the card where `x` lies and on CuPy's current stream: work is queued, and
 results are CuPy arrays. Other arrays that have `__cuda_array_interface__` are taken as well, without a copy. The
@@ -8,13 +8,25 @@ it. CuPy is imported by the first call.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
-from . import _arrays, _lib, _structs
+from . import _arrays
+from ._conv_geometry import conv_geometry, conv_output_size
+from ._cupy_arrays import CuPy
+from ._cupy_conv import conv_dgrad, conv_fprop, conv_wgrad
 from .layout import Layout
+
+__all__ = [
+    "conv_dgrad",
+    "conv_fprop",
+    "conv_geometry",
+    "conv_output_size",
+    "conv_wgrad",
+    "linear_dgrad",
+    "linear_fprop",
+    "linear_wgrad",
+]
 
 Array = Any  # cupy.ndarray, or with __cuda_array_interface__
 
@@ -126,91 +138,4 @@ def linear_wgrad(
     return result
 
 
-class _CuPy(_arrays.Arrays):
-    def __init__(self) -> None:
-        self._module: ModuleType | None = None
-
-    @property
-    def cupy(self) -> Any:
-        if self._module is None:
-            import cupy
-
-            self._module = cupy
-        return self._module
-
-    def is_array(self, x: object) -> bool:
-        return hasattr(x, "__cuda_array_interface__")
-
-    def take(self, x: Any) -> Any:
-        if isinstance(x, self.cupy.ndarray):
-            return x
-        if not self.is_array(x):
-            raise TypeError(f"[linear] needs a CuPy array or one with __cuda_array_interface__, got {type(x).__name__}")
-        return self.cupy.asarray(x)  # a view, in the order of streams that the interface asks for
-
-    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
-        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
-            x = x.reshape(-1, x.shape[-1])  # a view
-        code, strides = _arrays.dtype_code(x.dtype), _arrays.strides_of(x)
-        return _lib.tensor(x.data.ptr, code, x.shape, strides, (_lib.CUDA, x.device.id))
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.cupy.empty(shape, dtype)
-
-    def call(self, layout: Layout, which: str, x: Any, n: int, threads: int) -> _Call:
-        return _Call(self.cupy, layout, which, x, n)
-
-
-class _Call:
-    """The card of x made current; the layout's view, workspace and stream of one call there."""
-
-    def __init__(self, cupy: Any, layout: Layout, which: str, x: Any, n: int) -> None:
-        self._cupy, self._layout, self._which, self._n = cupy, layout, which, n
-        self._code, self._device = _arrays.dtype_code(x.dtype), x.device
-
-    def __enter__(self) -> _arrays.Resources:
-        self._device.__enter__()
-        try:
-            return self._resources()
-        except BaseException:
-            self._device.__exit__(None, None, None)
-            raise
-
-    def _resources(self) -> _arrays.Resources:
-        cupy = self._cupy
-        stream = cupy.cuda.get_current_stream()
-        self._view = _view(cupy, self._layout, self._device.id, stream)
-        size = _lib.ask(f"bs_linear_{self._which}_workspace_size", ctypes.byref(self._view), self._code, self._n)
-        self._memory = cupy.empty(size, "uint8")  # freed in the order of the stream
-        workspace = _structs.Workspace(self._memory.data.ptr, size)
-        return ctypes.byref(self._view), workspace, _structs.Stream(stream.ptr, 0)
-
-    def __exit__(self, *error: object) -> None:
-        self._device.__exit__(*error)
-
-
-def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> _structs.LayoutView:
-    """The layout by its tables on the card."""
-    index = layout._tables.get(("cupy", device))
-    if index is None:
-        index = layout._tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
-    out, in_ = layout.sizes[::-1] if layout.transposed else layout.sizes
-    view = _structs.LayoutView(index.data.ptr, _lib.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
-    _lib.call("bs_layout_view_on_device", index.size, ctypes.byref(view))
-    view.transposed = int(layout.transposed)
-    return view
-
-
-def _move_tables(cupy: Any, layout: Layout, device: int, stream: Any) -> Any:
-    if stream.is_capturing():
-        raise RuntimeError(
-            f"[linear] the layout's tables are not on card {device} yet, and cannot be copied while a graph is "
-            "captured: call the function once before"
-        )
-    _lib.call("bs_cuda_prepare", device)
-    index = cupy.asarray(layout.index_memory())
-    stream.synchronize()  # other streams will read it
-    return index
-
-
-_ARRAYS = _CuPy()
+_ARRAYS = CuPy("linear")

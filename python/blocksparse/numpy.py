@@ -6,16 +6,15 @@ first); results have the order of their input. Everything else is checked and ex
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from . import _arrays, _lib, _structs
-from ._given import to_threads
-from ._numpy_conv import conv_dgrad, conv_fprop, conv_geometry, conv_output_size, conv_wgrad
+from . import _arrays
+from ._conv_geometry import conv_geometry, conv_output_size
+from ._numpy_arrays import NumPy
+from ._numpy_conv import conv_dgrad, conv_fprop, conv_wgrad
 from .layout import Layout
 
 __all__ = [
@@ -127,48 +126,4 @@ def linear_wgrad(
     return result
 
 
-class _NumPy(_arrays.Arrays):
-    def is_array(self, x: object) -> bool:
-        return isinstance(x, np.ndarray)
-
-    def take(self, x: Any) -> Any:
-        if not isinstance(x, np.ndarray):
-            raise TypeError(f"[linear] needs a NumPy array, got {type(x).__name__}")
-        return x
-
-    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
-        if not x.dtype.isnative:
-            raise ValueError(f"[linear] an array of {x.dtype}, needs the byte order of this machine")
-        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
-            x = x.reshape(-1, x.shape[-1])  # a view
-        if written and not x.flags.writeable:
-            raise ValueError("[linear] an output array is read-only")
-        return _lib.tensor(x.ctypes.data, _arrays.dtype_code(x.dtype), x.shape, _arrays.strides_of(x))
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.empty(shape, dtype)
-
-    def call(self, layout: Layout, which: str, x: Any, n: int, threads: int) -> _Call:
-        return _Call(layout, which, x, n, threads)
-
-
-class _Call:
-    """The layout's view, workspace and stream of one call."""
-
-    def __init__(self, layout: Layout, which: str, x: Array, n: int, threads: int) -> None:
-        self._threads = to_threads("linear", threads)
-        self._layout = layout  # its tables stay as long as the call
-        self._view = layout.view()
-        code = _arrays.dtype_code(x.dtype)
-        size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(self._view), code, n)
-        self._memory = np.empty(size, np.uint8)
-
-    def __enter__(self) -> _arrays.Resources:
-        workspace = _structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
-        return ctypes.byref(self._view), workspace, _structs.Stream(None, self._threads)
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_ARRAYS = _NumPy()
+_ARRAYS = NumPy("linear")

@@ -24,10 +24,16 @@ ConvGeometry to_geometry(const bs_conv_geometry& g) {
   return geometry;
 }
 
+Status check_flags(const char* op, const bs_conv_geometry& g) {
+  if (g.transposed == 0 || g.transposed == 1) return {};
+  return invalid("[", op, "] transposed is ", g.transposed, ", needs 0 or 1");
+}
+
 template <class Size>
 size_t conv_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
                            const int32_t* channel_order, Size size) {
   if (layout == nullptr || geometry == nullptr || x == nullptr) return 0;
+  if (!check_flags("conv", *geometry).ok()) return 0;
   return size(to_view(*layout), to_geometry(*geometry), to_const(x), channel_order);
 }
 
@@ -41,6 +47,7 @@ bs_status bs_conv_output_size(const bs_conv_geometry* geometry, const int64_t* s
     BS_RETURN_IF_ERROR(need(op, "geometry", geometry));
     BS_RETURN_IF_ERROR(need(op, "size", size));
     BS_RETURN_IF_ERROR(need(op, "output", output));
+    BS_RETURN_IF_ERROR(check_flags(op, *geometry));
     SpatialSizes in = {1, 1, 1};
     const auto rank = static_cast<std::ptrdiff_t>(std::clamp<int32_t>(geometry->rank, 0, kMaxSizes));
     std::copy(size, size + rank, in.begin());
@@ -61,6 +68,7 @@ bs_status bs_conv_fprop(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "x", x));
     BS_RETURN_IF_ERROR(need(op, "w", w));
     BS_RETURN_IF_ERROR(need(op, "y", y));
+    BS_RETURN_IF_ERROR(check_flags(op, *geometry));
     Epilogue e;
     if (epilogue != nullptr) {
       e = {to_const(epilogue->bias), to_const(epilogue->residual), static_cast<Activation>(epilogue->activation)};
@@ -80,6 +88,7 @@ bs_status bs_conv_dgrad(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "dy", dy));
     BS_RETURN_IF_ERROR(need(op, "w", w));
     BS_RETURN_IF_ERROR(need(op, "dx", dx));
+    BS_RETURN_IF_ERROR(check_flags(op, *geometry));
     return conv_dgrad(to_view(*layout), to_geometry(*geometry), to_const(dy), {to_const(w), to_const(gates)},
                       channel_order, to_tensor(dx), to_workspace(workspace), to_stream(stream));
   });
@@ -96,6 +105,7 @@ bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "x", x));
     BS_RETURN_IF_ERROR(need(op, "dy", dy));
     BS_RETURN_IF_ERROR(need(op, "dw", dw));
+    BS_RETURN_IF_ERROR(check_flags(op, *geometry));
     if (accumulate != 0 && accumulate != 1) return invalid("[", op, "] accumulate is ", accumulate, ", needs 0 or 1");
     return conv_wgrad(to_view(*layout), to_geometry(*geometry), to_const(x), to_const(dy),
                       {to_const(w), to_const(gates)}, channel_order, static_cast<Accumulate>(accumulate),

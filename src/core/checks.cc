@@ -41,6 +41,7 @@ Status check_tensor(const Named& t) {
   const ConstTensor& x = t.tensor;
   if (x.rank < 1 || x.rank > kMaxRank) return invalid(label(t), " has ", x.rank, " dimensions, needs 1 to ", kMaxRank);
   if (size_of(x.dtype) == 0) return invalid(label(t), " has the unknown dtype ", static_cast<int32_t>(x.dtype));
+  BS_RETURN_IF_ERROR(check_device_type(t.op, x.device));
   bool empty = false;
   int64_t elements = 1;
   double last = 0;  // offset of the last element; no overflow
@@ -75,6 +76,12 @@ Status check_gradient_dtype(const Named& t, DType dtype) {
   if (!t.tensor.given() || t.tensor.dtype == dtype || t.tensor.dtype == sums) return {};
   const std::string other = dtype == sums ? "" : concat(" or ", name_of(dtype));
   return invalid(label(t), " is ", name_of(t.tensor.dtype), ", needs ", name_of(sums), other);
+}
+
+Status check_device_type(const char* op, Device device) {
+  if (device.type == DeviceType::cpu || device.type == DeviceType::cuda) return {};
+  return invalid("[", op, "] a tensor's device type is ", static_cast<int32_t>(device.type),
+                 ", needs 0 (CPU) or 1 (CUDA)");
 }
 
 Status check_device(const Named& t, Device needed) {

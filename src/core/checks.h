@@ -27,6 +27,8 @@ Status check_dtype(const Named& t, DType needed);
 // Of a weight gradient, if it is given: the operands', or that of their sums.
 Status check_gradient_dtype(const Named& t, DType dtype);
 Status check_device(const Named& t, Device needed);
+// Of a tensor, whatever its name: C callers may give any number.
+Status check_device_type(const char* op, Device device);
 // The exact shape, contiguous in row-major order.
 Status check_contiguous(const Named& t, std::initializer_list<int64_t> shape);
 

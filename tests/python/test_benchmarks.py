@@ -115,6 +115,49 @@ def test_report(tmp_path, capsys):
     assert "| 100 (0.909) | 55 (**0.5**) |" in text
 
 
+def test_report_of_convolutions(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    records = []
+    for setting in ("hw=28x28 r=3x3", "hw=28x28 r=3x3 first", "hw=56x56 r=3x3 stride=2x2"):
+        for density, us in ((0.1, 100), (0.25, 200), (0.5, 450), (0.75, 700)):
+            problem = f"conv:fprop f32 n=8 {setting} b=32 random(8,{density})"
+            records.append({**line(problem, us, None, 800, None, density), "out": 256, "in": 256})
+    grouped = "conv:fprop f32 n=8 hw=28x28 r=3x3 b=32 diagonal(8)"
+    records.append({**line(grouped, 90, None, 80, None, 0.125), "out": 256, "in": 256})
+    path = write(tmp_path / "r.jsonl", header(), *records)
+    assert report.main([str(path)]) == 0
+    assert "r-speed-up.png" in capsys.readouterr().out
+    text = (tmp_path / "r.md").read_text()
+    for name in (
+        "256 x 256 channels, hw=28x28 r=3x3, 8 images, f32, channels-last, 1 thread",
+        "256 x 256 channels, hw=28x28 r=3x3, 8 images, f32, contiguous, 1 thread",
+        "256 x 256 channels, hw=56x56 r=3x3 stride=2x2, 8 images, f32, channels-last, 1 thread",
+    ):
+        assert text.count(f"### {name}\n") == 1
+    assert "| fprop | `random(8,0.25)` | 32 | 25 % | 200 | 800 | onednn | 4 | 1 | 10 | 25 % | 50 % |" in text
+    assert "| `diagonal(8)` | 32 | 12.5 % | 90 | 80 | onednn, grouped | **0.889** |  | 10 |" in text
+    assert "LIBXSMM" not in text.partition("## In short")[2]
+
+
+def test_report_of_lines_that_tell_little(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    problems = [f"conv:fprop bf16 n=64 hw=28 r=3 b=32 random(8,16,{d}) device=cuda" for d in (0.1, 0.25, 0.5, 0.7)]
+    records = [{"problem": problem, "us": 50, "vs": {"cudnn": 80}} for problem in problems]
+    grouped = {
+        "problem": "conv:fprop bf16 n=64 hw=28 r=3 b=32 diagonal(8,2) device=cuda",
+        "us": 50,
+        "vs": {"cudnn": 80},
+    }
+    head = {"header": 1, "device": CARD, "cuda": "13.0", "library": "0.1.0", "commit": "", "opponents": {"cudnn": "9"}}
+    path = write(tmp_path / "r.jsonl", {**head, "date": "2026-01-02"}, *records, grouped)
+    assert report.main([str(path)]) == 0
+    assert [Path(p).name for p in capsys.readouterr().out.split()] == ["r.md", "r-speed-up.png"]
+    text = (tmp_path / "r.md").read_text()
+    assert "### 256 x 512 channels, hw=28 r=3, 64 images, bf16, channels-last\n" in text
+    assert "| fprop | `random(8,16,0.25)` | 32 | 25 % | 50 | 80 | cudnn | 1.6 | 2.5 |" in text
+    assert "| `diagonal(8,2)` | 32 | 25 % | 50 | 80 | cudnn, grouped | 1.6 |  |" in text
+
+
 def test_report_of_few_problems_has_no_curves(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = write(tmp_path / "r.jsonl", header(), line("linear:fprop bf16 n=1 b=8 ba(8,2)", 1, None, None, None, 0.4))
@@ -348,3 +391,19 @@ def test_a_wrong_norm_is_found(norms, kind, monkeypatch):
     monkeypatch.setattr(case, "ours", lambda: forward + 0.01)
     with pytest.raises(ValueError, match="results differ"):
         norms.check(case)
+
+
+def test_convolutions_begin_a_file_with_the_machine(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "conv.jsonl"
+    sizes = ["--images", "1", "--size", "4", "--channels", "32", "--block", "16", "--density", "0.5", "--repeats", "1"]
+    for _ in range(2):  # a file that is there goes on
+        program = [sys.executable, str(BENCHMARKS / "conv.py"), *sizes, "--json", str(path)]
+        subprocess.run(program, capture_output=True, text=True, check=True)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [("header" in record) for record in lines] == [True, *[False] * 6]
+    results = Results.read(path)
+    assert set(results.header) >= {"device", "isa", "os", "library", "commit", "opponents", "samples", "date"}
+    assert results.header["device"] == device()
+    assert len(results.bench) == 3
+    assert all({"out", "in", "density", "threads", "samples", "us"} <= set(r) for r in results.bench.values())

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import blocksparse
-from blocksparse import Layout, _lib, _structs
+from blocksparse import Layout, _cupy_conv, _lib, _structs
 from blocksparse import cupy as ops
+from blocksparse import numpy as of_numpy
 
 
 def _why_not():
@@ -74,6 +75,12 @@ class Fake:
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data.ptr, False), "version": 3}
 
+    def transpose(self, *axes):
+        return Fake(self.host.transpose(*axes), self.device.id)
+
+    def copy(self):
+        return Fake(self.host.copy(), self.device.id)
+
     def reshape(self, *shape):
         return Fake(self.host.reshape(*shape), self.device.id)
 
@@ -100,7 +107,8 @@ def fake(monkeypatch):
 
     module.asarray = asarray
     module.cuda = types.SimpleNamespace(get_current_stream=lambda: streams[CURRENT[-1]])
-    monkeypatch.setattr(ops._ARRAYS, "_module", module)
+    for arrays in (ops._ARRAYS, _cupy_conv._ARRAYS):
+        monkeypatch.setattr(arrays, "_module", module)
     call = _lib.call
 
     def on_cpu(name, *arguments):
@@ -133,6 +141,76 @@ def test_all_passes(fake, layout, rng):
     assert np.allclose(layout.to_dense(dw.host), (1 + 2 * (dy.T @ x)) * inside)
     assert np.allclose(layout.to_dense(ops.linear_wgrad(Fake(x), Fake(dy), layout).host), (dy.T @ x) * inside)
     assert len(fake.copies) == 1  # the tables, once
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions(fake, rng, channels_last):
+    layout = Layout.from_graph("random(3,2,0.7)", 8, seed=1)
+    geometry = ops.conv_geometry((3, 2), stride=(2, 1), padding=1)
+
+    def images(channels, *size):
+        x = rng.standard_normal((2, *size, channels)).transpose(0, 3, 1, 2)
+        return x if channels_last else np.ascontiguousarray(x)
+
+    x, dy = images(16, 7, 5), images(24, *ops.conv_output_size(geometry, (7, 5)))
+    w, gates = rng.standard_normal((layout.blocks, 6, 8, 8)), rng.random(layout.blocks)
+    order = rng.permutation(16).astype(np.int32)
+    strided = np.repeat(order, 2)[::2]
+    same = {"channel_order": order, "gates": gates}
+    on_card = {"channel_order": Fake(strided), "gates": Fake(gates), "allow_tf32": True}
+    y = ops.conv_fprop(Fake(x), Fake(w), layout, geometry, bias=Fake(dy[0, :, 0, 0].copy()), **on_card)
+    expected = of_numpy.conv_fprop(x, w, layout, geometry, bias=dy[0, :, 0, 0].copy(), **same)
+    assert np.array_equal(y.host, expected)
+    assert y.strides == expected.strides
+    dx = ops.conv_dgrad(Fake(dy), Fake(w), layout, geometry, (7, 5), **on_card)
+    assert np.array_equal(dx.host, of_numpy.conv_dgrad(dy, w, layout, geometry, (7, 5), **same))
+    dw, gates_out = Fake(np.ones(w.shape)), Fake(np.zeros(layout.blocks))
+    given = {"values": Fake(w), "out": dw, "gates_out": gates_out, "accumulate": True}
+    assert ops.conv_wgrad(Fake(x), Fake(dy), layout, geometry, **given, **on_card) is dw
+    wanted, wanted_gates = np.ones(w.shape), np.zeros(layout.blocks)
+    given = {"values": w, "out": wanted, "gates_out": wanted_gates, "accumulate": True}
+    of_numpy.conv_wgrad(x, dy, layout, geometry, **given, **same)
+    assert np.array_equal(dw.host, wanted)
+    assert np.array_equal(gates_out.host, wanted_gates)
+    new = ops.conv_wgrad(Fake(x), Foreign(dy), layout, geometry)
+    assert np.array_equal(new.host, of_numpy.conv_wgrad(x, dy, layout, geometry))
+    assert len(fake.copies) == 2  # the tables and what is foreign
+    assert all(call[2] == 0 for call in fake.calls)
+
+
+def test_convolutions_are_done_on_the_card_of_the_images(fake, rng):
+    layout = Layout.from_graph("random(3,2,0.7)", 8, seed=1)
+    x, dy, w = (Fake(rng.standard_normal(s), 1) for s in ((2, 16, 5), (2, 24, 5), (layout.blocks, 3, 8, 8)))
+    geometry = ops.conv_geometry((3,), padding=1)
+    results = (
+        ops.conv_fprop(x, w, layout, geometry),
+        ops.conv_dgrad(dy, w, layout, geometry, (5,)),
+        ops.conv_wgrad(x, dy, layout, geometry),
+    )
+    assert [result.device.id for result in results] == [1, 1, 1]
+    assert CURRENT == [0]
+    assert [call[2] for call in fake.calls if call[0] in ("bs_conv_fprop", "bs_conv_dgrad", "bs_conv_wgrad")] == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"x": np.zeros((2, 16, 5))}, TypeError, r"\[conv\] x is a ndarray, needs a CuPy array or one with"),
+        ({"x": Fake(np.zeros((2, 16, 5, 5)))}, ValueError, r"needs \[n, channels\] and 1 sizes"),
+        ({"x": Fake(np.zeros((2, 15, 5)))}, ValueError, r"x is \[2, 15, 5\], needs \[n, 16\] and 1 size"),
+        ({"x": Fake(np.zeros((2, 16, 5), np.int32))}, ValueError, r"\[conv\] an array of int32"),
+        ({"channel_order": list(range(16))}, TypeError, "channel_order is a list, needs a CuPy array"),
+        ({"channel_order": Fake(np.arange(16))}, ValueError, "channel_order is int64"),
+        ({"out": np.zeros((2, 24, 5))}, TypeError, r"\[conv\] needs a CuPy array .* got ndarray"),
+        ({"geometry": (3,)}, TypeError, "needs what conv_geometry makes"),
+    ],
+)
+def test_says_what_is_wrong_with_a_convolution(fake, change, error, text):
+    layout, geometry = Layout.from_graph("dense(3,2)", 8), ops.conv_geometry((3,), padding=1)
+    good = {"x": Fake(np.zeros((2, 16, 5))), "values": Fake(np.zeros((6, 3, 8, 8))), "layout": layout}
+    with pytest.raises(error, match=text):
+        ops.conv_fprop(**{**good, "geometry": geometry, **change})
+    assert CURRENT == [0]
 
 
 def test_orders_and_leading_dimensions(fake, layout, rng):
@@ -275,3 +353,27 @@ def test_tensors_of_pytorch_on_a_card(layout, rng):
     x, _, w = operands(layout, rng)
     y = ops.linear_fprop(torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda(), layout)
     assert np.allclose(y.get(), x @ layout.to_dense(w).T)
+
+
+@needs_card
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_on_a_card(rng, channels_last):
+    import cupy
+
+    layout, geometry = Layout.from_graph("random(3,2,0.7)", 16, seed=1), ops.conv_geometry((3, 3), padding=1)
+    shapes = ((2, 32, 7, 5), (2, 48, 7, 5), (layout.blocks, 9, 16, 16))
+    x, dy, w = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    if channels_last:
+        x, dy = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, dy))
+    images = [cupy.asarray(a, order="K") for a in (x, dy)]
+    values = cupy.asarray(w)
+    results = (
+        (ops.conv_fprop(images[0], values, layout, geometry), of_numpy.conv_fprop(x, w, layout, geometry)),
+        (
+            ops.conv_dgrad(images[1], values, layout, geometry, (7, 5)),
+            of_numpy.conv_dgrad(dy, w, layout, geometry, (7, 5)),
+        ),
+        (ops.conv_wgrad(*images, layout, geometry), of_numpy.conv_wgrad(x, dy, layout, geometry)),
+    )
+    for got, wanted in results:
+        assert np.linalg.norm(got.get() - wanted) <= 1e-5 * np.linalg.norm(wanted)

@@ -162,14 +162,15 @@ def test_export(layout):
     torch.testing.assert_close(exported.module()(x), layer(x))
 
 
-def test_autocast(layout):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(layout, dtype):
     layer = bst.BlockSparseLinear(90, 60, layout)
     x = torch.randn(9, 90, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         y = layer(x)
         with torch.no_grad():
-            assert layer(x).dtype == torch.bfloat16
-    assert y.dtype == torch.bfloat16
+            assert layer(x).dtype == dtype
+    assert y.dtype == dtype
     y.float().square().sum().backward()
     assert layer.weight.grad.dtype == torch.float32
     reference = layer.to_dense()

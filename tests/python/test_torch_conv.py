@@ -221,7 +221,8 @@ def test_export(channels):
     torch.testing.assert_close(exported.module()(x), layer(x))
 
 
-def test_autocast(channels):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(channels, dtype):
     layer = bst.BlockSparseConv2d(30, 21, 3, channels, padding=1)
     dense = layer.to_dense()
     x = torch.randn(4, 30, 6, 6)
@@ -229,9 +230,9 @@ def test_autocast(channels):
     def gradients(module, autocast):
         module.zero_grad()
         z = x.clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", dtype, enabled=autocast):
             y = module(z)
-        assert (y.dtype == torch.bfloat16) == autocast
+        assert (y.dtype == dtype) == autocast
         (dz,) = torch.autograd.grad(y.float().square().sum(), z, create_graph=True)
         dz.square().sum().backward()
         return y, dz, module.weight.grad
@@ -242,8 +243,8 @@ def test_autocast(channels):
         for got, want in zip(gradients(layer, autocast), truth, strict=True):
             assert error(got, want) < tolerance
     assert layer.weight.grad.dtype == torch.float32
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        assert layer(x).dtype == dtype
 
 
 def test_deterministic_and_independent_of_threads(channels):
@@ -307,7 +308,7 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
         ({"values": torch.randn(1, 9, 8, 8)}, r"w is \[1, 9, 8, 8\], needs"),
         ({"values": torch.randn(9, 8, 8)}, r"values are \[9, 8, 8\], needs \[blocks, taps, b, b\]"),
         ({"values": torch.randn(2, 9, 8, 8).double()}, "values are torch.float64, needs torch.float32"),
-        ({"x": torch.zeros(2, 30, 5, 4, dtype=torch.int32)}, "values are torch.float32, needs torch.int32"),
+        ({"x": torch.zeros(2, 30, 5, 4, dtype=torch.int32)}, "x is torch.int32, needs one of torch.float32"),
     ],
 )
 @pytest.mark.parametrize("wanted", [False, True])

@@ -2,7 +2,10 @@
 
 import copy
 import itertools
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import blocksparse.torch as bst
+from blocksparse import Layout
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -174,3 +178,23 @@ def test_replacing_keeps_what_is_frozen_and_names_what_is_parametrized():
         bst.replace_convolutions(model, density=0.5, block_size=8)
     assert isinstance(model[0], nn.Conv2d)
     assert set(bst.replace_convolutions(model, "0", density=0.5, block_size=8)) == {"0"}
+
+
+def test_order_of_concatenations_puts_both_signs_of_a_channel_into_neighbouring_blocks():
+    text = (Path(__file__).parents[2] / "docs/convolution.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"`channel_order=(torch\.arange\(2 \* F\).*?)`", text)
+    features, b = 32, 8
+    order = eval(written, {"torch": torch, "F": features, "b": b})
+    pairs = order.view(-1, 2, b)
+    assert torch.equal(pairs[:, 0].flatten(), torch.arange(features))
+    assert torch.equal(pairs[:, 1], pairs[:, 0] + features)
+    # Group g of the outputs sees block g of x and block g of -x, and nothing else.
+    layout = Layout.from_mask(np.repeat(np.eye(features // b), 2, axis=1), b)
+    conv = bst.BlockSparseConv2d(2 * features, features, 3, layout, padding=1, channel_order=order).double()
+    x = torch.randn(2, features, 5, 4, dtype=torch.float64)
+    both = F.elu(torch.cat([x, -x], 1))
+    close(conv(both), conv.to_dense()(both))
+    changed = x.clone()
+    changed[:, 2 * b] += 1
+    differs = (conv(F.elu(torch.cat([changed, -changed], 1))) - conv(both)).abs().amax((0, 2, 3)) > 0
+    assert differs.view(-1, b).any(1).tolist() == [False, False, True, False]

@@ -180,13 +180,14 @@ def test_compile(gate):
         torch.testing.assert_close(p.grad, want)
 
 
-def test_autocast(gate):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(gate, dtype):
     layer = bst.BlockSparseLSTM(INPUT, HIDDEN, gate)
     x = torch.randn(6, 3, INPUT)
     expected, _ = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype):
         y, (h, c) = layer(x)
-    assert y.dtype == h.dtype == torch.bfloat16
+    assert y.dtype == h.dtype == dtype
     assert c.dtype == torch.float32
     assert error(y, expected) < 2e-2
     y.float().sum().backward()

@@ -169,6 +169,58 @@ def test_wrong_kinds_are_named(name):
     assert not wrong, "\n".join(wrong)
 
 
+SPARSE = {
+    "x of COO": lambda x, w: bst.linear(x.to_sparse(), w, LAYOUT),
+    "x of CSR": lambda x, w: bst.linear(x.to_sparse_csr(), w, LAYOUT),
+    "values": lambda x, w: bst.linear(x, w.to_sparse(), LAYOUT),
+    "values with a gradient": lambda x, w: bst.linear(x.clone().requires_grad_(), w.to_sparse(), LAYOUT),
+    "bias": lambda x, w: bst.linear(x, w, LAYOUT, torch.zeros(32).to_sparse()),
+    "gates": lambda x, w: bst.linear(x, w, LAYOUT, gates=torch.ones(LAYOUT.blocks).to_sparse()),
+    "residual": lambda x, w: bst.linear(x, w, LAYOUT, residual=torch.from_numpy(DY).to_sparse()),
+    "x of linear_wgrad": lambda x, w: bst.linear_wgrad([x.to_sparse()], [torch.from_numpy(DY)], LAYOUT),
+    "dy of linear_wgrad": lambda x, w: bst.linear_wgrad([x], [torch.from_numpy(DY).to_sparse()], LAYOUT),
+}
+SPARSE_CONV = {
+    "x": lambda x, w: bst.conv2d(x.to_sparse(), w, LAYOUT, kernel_size=3),
+    "values": lambda x, w: bst.conv2d(x, w.to_sparse(), LAYOUT, kernel_size=3),
+    "bias": lambda x, w: bst.conv2d(x, w, LAYOUT, torch.zeros(32).to_sparse(), kernel_size=3),
+    "residual": lambda x, w: bst.conv2d(x, w, LAYOUT, kernel_size=3, residual=torch.ones(2, 32, 3, 3).to_sparse()),
+    "channel_order": lambda x, w: bst.conv2d(
+        x, w, LAYOUT, kernel_size=3, channel_order=torch.arange(24, dtype=torch.int32).to_sparse()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_tensors_of_pytorch_are_refused(name):
+    with pytest.raises(ValueError, match=r"^\[linear(_wgrad)?\] .* is torch.sparse_cs?[ro]+, needs torch.strided"):
+        SPARSE[name](torch.from_numpy(X), torch.from_numpy(W))
+
+
+@pytest.mark.parametrize("name", SPARSE_CONV)
+def test_sparse_tensors_are_refused_by_convolutions(name):
+    with pytest.raises(ValueError, match=r"^\[conv\] .* is torch.sparse_coo, needs torch.strided"):
+        SPARSE_CONV[name](torch.from_numpy(IMAGES), torch.from_numpy(FILTER))
+
+
+def test_integers_are_refused():
+    x, dy, w, images, filters = (torch.from_numpy(a) for a in (X, DY, W, IMAGES, FILTER))
+    dtypes = r"needs one of torch.float32, torch.float64, torch.bfloat16, torch.float16"
+    for call, op in (
+        (lambda: bst.linear(x.int(), w, LAYOUT), r"linear\] x"),
+        (lambda: bst.linear(x.int(), w.int(), LAYOUT), r"linear\] a tensor"),
+        (lambda: bst.linear(x, w, LAYOUT, torch.zeros(32).int()), r"linear\] a tensor"),
+        (lambda: bst.linear_wgrad([x.int()], [dy.int()], LAYOUT), r"linear\] a tensor"),
+        (lambda: bst.conv2d(images.int(), filters, LAYOUT, kernel_size=3), r"conv\] x"),
+        (lambda: bst.conv2d(images.int(), filters.int(), LAYOUT, kernel_size=3), r"conv\] a tensor"),
+    ):
+        with pytest.raises(ValueError, match=rf"^\[{op} (is|of) torch.int32, {dtypes}"):
+            call()
+    with pytest.raises(ValueError, match=r"^\[linear\] values are torch.int32, needs torch.float32, the dtype of x"):
+        bst.linear(x, w.int(), LAYOUT)
+
+
 def test_numbers_of_numpy_are_numbers():
     b, two = np.int32(8), np.int64(2)
     assert Layout.from_graph("dense(2)", b) == graphs.dense(two, block_size=b)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import _lib
 from . import _conv_ops
+from ._given import need_same_dtype, need_strided
 from ._transforms import (
     Pass,
     apply,
@@ -37,6 +38,7 @@ def apply_conv(
 ) -> Tensor:
     """A convolution with the layout as its tables and sizes (out_features, in_features)."""
     rank = len(geometry) // 6
+    need_strided("conv", x=x, values=values, residual=residual)
     if x.dim() == rank + 1:
         residual = None if residual is None else residual.unsqueeze(0)
         call = (geometry, sizes, transposed, bias, order, gates, residual, activation)
@@ -53,7 +55,7 @@ def apply_conv(
         bias = None if bias is None else bias.to(dtype)
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != dtype:
-        raise ValueError(f"[conv] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+        need_same_dtype("conv", x, values)
     if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
         values = values.contiguous()
     last = _conv_ops.is_channels_last(x)

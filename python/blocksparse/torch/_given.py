@@ -11,6 +11,8 @@ from .. import _lib
 from .._given import shown, to_int
 from ..layout import Layout, need_layout
 
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # bs_dtype
+
 
 def need_tensors(op: str, **given: object) -> None:
     """Raises TypeError if one is neither a tensor nor None."""
@@ -23,6 +25,21 @@ def need_tensor(op: str, name: str, value: object) -> None:
     """Raises TypeError if it is none."""
     if not isinstance(value, Tensor):
         raise TypeError(f"[{op}] {name} is {shown(value)}, needs a torch.Tensor")
+
+
+def need_strided(op: str, **given: Tensor | None) -> None:
+    """Raises ValueError if one is sparse in PyTorch's way, whose memory no op takes."""
+    for name, value in given.items():
+        if value is not None and value.layout is not torch.strided:
+            raise ValueError(f"[{op}] {name} is {value.layout}, needs torch.strided (x.to_dense())")
+
+
+def need_same_dtype(op: str, x: Tensor, values: Tensor) -> None:
+    """Raises ValueError if x and the values are not of one dtype, or x is of none that ops take."""
+    if x.dtype not in DTYPES:
+        raise ValueError(f"[{op}] x is {x.dtype}, needs one of {', '.join(map(str, DTYPES))}")
+    if values.dtype != x.dtype:
+        raise ValueError(f"[{op}] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
 
 
 def need_activation(op: str, value: object) -> None:

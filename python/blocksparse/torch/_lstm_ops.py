@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import _lib, _structs
 from . import _ops
+from ._given import DTYPES
 
 _lib_def = _ops._ops
 _lib_def.define(
@@ -106,7 +107,7 @@ def _pointer(x: Tensor | None) -> Any:
 
 
 def _workspace(which: str, view: _structs.LayoutView, x: Tensor, steps: int) -> tuple[_structs.Workspace, Tensor]:
-    code = _ops._DTYPES.get(x.dtype, -1)
+    code = DTYPES.get(x.dtype, -1)
     size = _lib.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
     memory = x.new_empty(size, dtype=torch.uint8)
     return _structs.Workspace(memory.data_ptr(), size), memory

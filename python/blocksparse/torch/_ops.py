@@ -14,6 +14,7 @@ there, else Python functions over ctypes; `KERNELS` and `CUDA_KERNELS` tell whic
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -23,8 +24,7 @@ import torch
 from torch import Tensor
 
 from .. import _lib, _structs
-
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+from ._given import DTYPES
 
 _ops = torch.library.Library("blocksparse", "DEF")
 _ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features, bool tf32=False) -> Tensor")
@@ -154,9 +154,9 @@ def _wgrad_list_fake(
 
 
 def _tensor(x: Tensor, op: str = "linear") -> _structs.Tensor:
-    dtype = _DTYPES.get(x.dtype)
+    dtype = DTYPES.get(x.dtype)
     if dtype is None:
-        raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, _DTYPES))}")
+        raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, DTYPES))}")
     if x.dim() > _structs.MAX_RANK:
         raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {_structs.MAX_RANK} are possible")
     return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
@@ -197,7 +197,7 @@ def _blocks(values: Tensor) -> tuple[int, int]:
 
 
 def _workspace(which: str, view: _structs.LayoutView, x: Tensor, n: int) -> tuple[_structs.Workspace, Tensor]:
-    size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), _DTYPES.get(x.dtype, -1), n)
+    size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), DTYPES.get(x.dtype, -1), n)
     memory = x.new_empty(size, dtype=torch.uint8)
     return _structs.Workspace(memory.data_ptr(), size), memory
 
@@ -312,6 +312,12 @@ def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, 
             _ops.impl(name, kernel, key)
         return f"Python over ctypes ({why_not})"
 
+    def refuse_sparse(*arguments: Any) -> None:
+        sparse = (a for a in arguments if isinstance(a, Tensor) and a.layout is not torch.strided)
+        raise ValueError(f"[{family}] a tensor is {next(sparse).layout}, needs torch.strided (x.to_dense())")
+
+    for key, name in itertools.product(("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"), kernels):
+        _ops.impl(name, refuse_sparse, key)
     return for_device("CPU", _lib.CPU), for_device("CUDA", _lib.CUDA)
 
 

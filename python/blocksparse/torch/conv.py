@@ -12,7 +12,7 @@ from torch import Tensor
 from ..layout import Layout, need_layout
 from . import _conv_ops
 from ._conv_autograd import apply_conv
-from ._given import need_activation, need_tensor, need_tensors
+from ._given import need_activation, need_strided, need_tensor, need_tensors
 from ._transforms import _is_wrapped
 from .functional import index_of
 
@@ -284,6 +284,7 @@ def as_order(given: Any) -> Tensor:
         order = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"[conv] channel_order is a {type(given).__name__}, needs integers") from None
+    need_strided("conv", channel_order=order)
     if order.dtype == torch.int32:
         return order
     if order.dtype.is_floating_point or order.dtype.is_complex or order.dtype == torch.bool:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops
+from ._given import DTYPES
 from ._transforms import refuse_tangents
 from .functional import index_of
 from .lstm import GATES, UNITS
@@ -111,7 +112,7 @@ class Cell:
         self.weight = like.new_empty(0, UNITS, UNITS)
         self.view = _ops._view(self.index, False, 0, UNITS, GATES * hidden, hidden)
         self.stream = _ops._stream(like)
-        code, view = _ops._DTYPES[like.dtype], ctypes.byref(self.view)
+        code, view = DTYPES[like.dtype], ctypes.byref(self.view)
         sizes = [_lib.ask(f"bs_lstm_{which}_workspace_size", view, code, 1, n) for which in ("forward", "backward")]
         self.memory = like.new_empty(max(sizes), dtype=torch.uint8)
         self.space = _structs.Workspace(self.memory.data_ptr(), self.memory.numel())

@@ -13,7 +13,7 @@ from .. import _lib, _structs
 from .._given import shown, to_list
 from ..layout import Layout, need_layout
 from . import _ops
-from ._given import need_activation, need_tensor, need_tensors
+from ._given import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
 from ._transforms import (
     Pass,
     apply,
@@ -155,8 +155,10 @@ def linear_wgrad(
     refuse_tangents("linear_wgrad", *xs, *dys)
     with torch.no_grad():
         for x in xs:
+            need_strided("linear_wgrad", x=x)
             _check_width("x", x, layout.in_features)
         for dy in dys:
+            need_strided("linear_wgrad", dy=dy)
             _check_width("dy", dy, layout.out_features)
         pairs = [usable(x) for x in xs], [usable(dy) for dy in dys]
         index = index_of(layout, xs[0].device)
@@ -168,7 +170,10 @@ def linear_wgrad(
 
 def usable(x: Tensor) -> Tensor:
     """x itself if the core takes its memory layout, else a contiguous copy."""
-    return x if x.is_contiguous() or (_ops.features_first(x) and x.stride(1) >= x.size(0)) else x.contiguous()
+    if x.is_contiguous():
+        return x
+    need_strided("linear", x=x)
+    return x if _ops.features_first(x) and x.stride(1) >= x.size(0) else x.contiguous()
 
 
 def apply_linear(
@@ -197,13 +202,20 @@ def apply_linear(
         bias = None if bias is None else bias.to(dtype)
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != dtype:
-        raise ValueError(f"[linear] values are {values.dtype}, needs {dtype}, the dtype of x (or autocast)")
+        need_same_dtype("linear", x, values)
     if on_card:
         _check_width("x", x, sizes[1])
     if activation not in _ACTIVATE:
         raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(_ACTIVATE)}")
-    if not x.is_contiguous():
+    try:  # which costs nothing; to ask for the layout of each x takes 0.1 us
+        contiguous = x.is_contiguous()
+    except RuntimeError:
+        need_strided("linear", x=x)
+        raise
+    if not contiguous:
         x = usable(x)
+    if residual is not None:
+        need_strided("linear", residual=residual)
     tf32 = on_card and _ops.allows_tf32(x)
     given = (x, values, bias, gates, residual)
     refuse_compiled_transforms("linear")

@@ -34,6 +34,7 @@ Region region_of_images(const char* name, const Images& a, DType dtype) {
 }
 
 Status check_setting(const Call& c, Device device) {
+  BS_RETURN_IF_ERROR(check_device_type(c.op, device));
   if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (c.layout.index == nullptr) return invalid("[", c.op, "] layout is null");
   if (c.layout.device != device) {

@@ -41,6 +41,7 @@ GradTerm WeightGradient::term(size_t i) const {
 namespace {
 
 Status check_layout(const char* op, const LayoutView& layout, Device device) {
+  BS_RETURN_IF_ERROR(check_device_type(op, device));
   if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (layout.index == nullptr) return invalid("[", op, "] layout is null");
   if (layout.device == device) return {};

@@ -17,6 +17,7 @@ constexpr int64_t kMostRows = int64_t{1} << 40;  // steps * n: more do not fit i
 
 // `sized` is the tensor that tells the sizes, on `device`.
 Status check_layout(const char* op, const LayoutView& layout, const char* sized, Device device) {
+  BS_RETURN_IF_ERROR(check_device_type(op, device));
   if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (layout.index == nullptr) return invalid("[", op, "] layout is null");
   if (layout.device != device) {

@@ -1,0 +1,67 @@
+"""NumPy as a library of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from . import _arrays, _lib, _structs
+from ._given import to_threads
+from .layout import Layout
+
+
+class NumPy(_arrays.Arrays):
+    """Arrays of NumPy."""
+
+    kind = "a NumPy array"
+
+    def is_array(self, x: object) -> bool:
+        return isinstance(x, np.ndarray)
+
+    def take(self, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"[{self.op}] needs a NumPy array, got {type(x).__name__}")
+        return x
+
+    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
+        if not x.dtype.isnative:
+            raise ValueError(f"[{self.op}] an array of {x.dtype}, needs the byte order of this machine")
+        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
+            x = x.reshape(-1, x.shape[-1])  # a view
+        if written and not x.flags.writeable:
+            raise ValueError(f"[{self.op}] an output array is read-only")
+        code, strides = _arrays.dtype_code(x.dtype, self.op), _arrays.strides_of(x, self.op)
+        return _lib.tensor(x.ctypes.data, code, x.shape, strides)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def address(self, x: Any) -> int:
+        return int(x.ctypes.data)
+
+    def on_device_of(self, x: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def call(self, layout: Layout, x: Any, workspace_size: Callable[[Any], int], threads: int) -> _Call:
+        return _Call(layout, workspace_size, to_threads(self.op, threads))
+
+
+class _Call:
+    """The layout's view, workspace and stream of one call."""
+
+    def __init__(self, layout: Layout, workspace_size: Callable[[Any], int], threads: int) -> None:
+        self._threads = threads
+        self._layout = layout  # its tables stay as long as the call
+        self._view = layout.view()
+        self._memory = np.empty(workspace_size(ctypes.byref(self._view)), np.uint8)
+
+    def __enter__(self) -> _arrays.Resources:
+        workspace = _structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
+        return ctypes.byref(self._view), workspace, _structs.Stream(None, self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        pass
