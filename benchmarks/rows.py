@@ -9,6 +9,7 @@ from records import Problem, Record, Results
 
 DENSE = ("openblas", "onednn", "cublas", "cudnn")
 SPARSE = ("libxsmm", "cusparse_bsr", "cusparse_ell")
+TF32 = "cublas_tf32"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FEW = 64  # tokens, at most
 Group = tuple[str, int, int, int, str, str, int]
@@ -32,9 +33,15 @@ class Row:
         return times.get(library)
 
     @property
+    def dtype(self) -> str:
+        """Of x and y, or tf32: f32 whose products are rounded to it."""
+        return "tf32" if "tf32" in self.problem.others else self.problem.dtype
+
+    @property
     def dense(self) -> tuple[float, str] | None:
-        """Time and name of the fastest dense library."""
-        return min(((us, name) for name in DENSE if (us := self.of(name)) is not None), default=None)
+        """Time and name of the fastest dense library, of products in tf32 where ours is."""
+        names = (TF32,) if self.dtype == "tf32" else DENSE
+        return min(((us, name) for name in names if (us := self.of(name)) is not None), default=None)
 
     @property
     def speed_up(self) -> float | None:
@@ -91,7 +98,7 @@ class Row:
     def group(self) -> Group:
         """What rows of one table have in common."""
         p = self.problem
-        return (p.dtype, *self.size, p.n, p.order, p.setting, 0 if self.on_card else p.threads)
+        return (self.dtype, *self.size, p.n, p.order, p.setting, 0 if self.on_card else p.threads)
 
 
 def rows_of(results: Results) -> list[Row]:

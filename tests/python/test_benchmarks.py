@@ -220,6 +220,20 @@ def card_line(problem, us, cublas, bsr, ell, density, notes=()):
     return {**line(problem + " device=cuda", us, None, None, None, density), "vs": vs, "notes": dict(notes)}
 
 
+def test_products_in_tf32_are_beside_dense_ones_in_tf32(tmp_path):
+    pytest.importorskip("matplotlib")
+    problem = "linear:fprop f32 n=32 b=32 random(32,0.1)"
+    exact, rounded = (card_line(problem + more, 10, 80, None, None, 0.1) for more in ("", " tf32"))
+    for record in (exact, rounded):
+        record["vs"]["cublas_tf32"] = 20
+    path = write(tmp_path / "r.jsonl", card_header(), exact, rounded)
+    assert report.main([str(path)]) == 0
+    text = (tmp_path / "r.md").read_text()
+    _, of_f32, of_tf32 = text.split("### 1024 x 1024, N = 32, ")
+    assert of_f32.startswith("f32") and "| 10 | 80 | cublas | 8 |" in of_f32
+    assert of_tf32.startswith("tf32") and "| 10 | 20 | cublas_tf32 | 2 |" in of_tf32
+
+
 def test_report_of_a_card(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     records = []

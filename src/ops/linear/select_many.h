@@ -92,7 +92,7 @@ constexpr ManyGradientForm gradient_form_of(int32_t block, bool wide) {
   constexpr int32_t kPartBytes = 2 * 128 * 128 * 4;
   if (wide || block == 128) return {128, 64, 4, block > 32 ? 1 : (128 / block) * (64 / block), 1, 4, 170, kPartBytes};
   if (block == 64) return {64, 64, 8, 1, 10, 1, 350, kPartBytes};
-  return {64, 32, 16, (64 / block) * (32 / block), 1, 1, 250, kPartBytes};
+  return {64, 32, 16, (64 / block) * (32 / block), 1, 1, 110, kPartBytes};
 }
 ManyGradientForm gradient_form_of(const CudaProblem& p);
 
