@@ -230,8 +230,10 @@ def test_products_in_tf32_are_beside_dense_ones_in_tf32(tmp_path):
     assert report.main([str(path)]) == 0
     text = (tmp_path / "r.md").read_text()
     _, of_f32, of_tf32 = text.split("### 1024 x 1024, N = 32, ")
-    assert of_f32.startswith("f32") and "| 10 | 80 | cublas | 8 |" in of_f32
-    assert of_tf32.startswith("tf32") and "| 10 | 20 | cublas_tf32 | 2 |" in of_tf32
+    assert of_f32.startswith("f32")
+    assert "| 10 | 80 | cublas | 8 |" in of_f32
+    assert of_tf32.startswith("tf32")
+    assert "| 10 | 20 | cublas_tf32 | 2 |" in of_tf32
 
 
 def test_report_of_a_card(tmp_path, capsys):
