@@ -14,8 +14,8 @@ inline constexpr int kWrongBlocks = 0, kFoundBlocks = 1;
 // One direction: rows of W, or its columns.
 struct DeviceIndexSide {
   int32_t rows = 0, words = 0;  // and the words of 32 bits that a row of the mask is packed into
-  int64_t starts = 0, refs = 0, pieces = 0, splits = 0, order = 0,
-          end = 0;               // in the index; each ends where the next begins
+  // In the index; each ends where the next begins.
+  int64_t starts = 0, refs = 0, pieces = 0, splits = 0, order = 0, end = 0;
   int64_t bits = 0, before = 0;  // in the workspace: [rows][words], and blocks of the row before each word
   int64_t counts = 0, keys = 0, unsorted = 0;  // [rows], of pieces [rows + kMaxSlots], Piece [rows + kMaxSlots]
   int32_t cap = 0, most_slices = 0;            // split_cap(), most_slices()

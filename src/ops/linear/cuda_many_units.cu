@@ -114,7 +114,7 @@ __device__ void make_cells(const GradientCells& p, int strip, int32_t* of_warp) 
 // ---- Units ----------------------------------------------------------------------------------------------------------
 // Short loops: instructions that run once have to be fetched, and all unrolled took 20 us more.
 
-// How many units there are of at least so many cells, and one more: no unit has more than 16.
+// of[k]: how many units have more than k cells; none has more than 16.
 struct UnitCounts {
   int32_t of[32];
 

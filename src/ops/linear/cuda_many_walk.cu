@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/strip_order.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
@@ -11,7 +12,6 @@ namespace {
 // A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
 constexpr int walk_threads(ManyKind kind) { return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024; }
 constexpr int kMostTileRows = 32;  // of blocks
-constexpr int kBoxOutputs = 64;    // of a strip
 
 struct ManyWalk {
   DeviceWalk walk;
@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_con
   const int rank = rank_of<walk_threads(Kind)>(p, lengths, tile);
   if (thread == map.threads - 1) p.to.tiles[rank].first = first_record, p.to.tiles[rank].last = end;
   if (thread < 4) {
-    const int place = tile * form.slots * form.slot_outputs / kBoxOutputs + thread;
-    p.to.tiles[rank].strips[thread] = p.block > kBoxOutputs ? place : p.strip_at(place);
+    const int place = tile * form.slots * form.slot_outputs / kStrip + thread;
+    p.to.tiles[rank].strips[thread] = p.block > kStrip ? place : p.strip_at(place);
   }
   if (tile == 0 && thread == 0) *p.to.counter = 0;
   if constexpr (Kind != ManyKind::direct) {
@@ -297,7 +297,7 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
   const CudaProblem& p = call.problem;
   const auto tiles = static_cast<int32_t>(plan.tiles);
   const int32_t tile_rows = std::max(1, form_of(plan.kind).outputs() / p.block);
-  const int32_t strip_rows = std::max(1, kBoxOutputs / p.block);
+  const int32_t strip_rows = std::max(1, kStrip / p.block);
   ManyWalk args{.walk = walk,
                 .gates = gates,
                 .to = to,
@@ -308,10 +308,10 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
                 .tile_rows = tile_rows,
                 .strip_rows = strip_rows,
                 .tile_strips = tile_rows / strip_rows,
-                .all_strips = static_cast<int32_t>((p.outputs + kBoxOutputs - 1) / kBoxOutputs),
+                .all_strips = static_cast<int32_t>((p.outputs + kStrip - 1) / kStrip),
                 .tiles = tiles,
                 .chunks = static_cast<int32_t>(plan.chunks)};
-  if (p.block > kBoxOutputs) args.walk.order = nullptr;  // a block is a tile
+  if (p.block > kStrip) args.walk.order = nullptr;  // a block is a tile
   return with_many_walk(plan.kind, [&](auto kernel) {
     return cuda::launch({.blocks = tiles,
                          .threads = walk_threads(plan.kind),
