@@ -3,38 +3,48 @@
 #   on_card.sh FOLDER OUT [PROBLEMS] [SECONDS]
 # FOLDER holds unit_tests and blocksparse-bench of a build, OUT takes the logs, PROBLEMS is a file of them (without one
 # nothing is timed), SECONDS ends the timing. BLOCKSPARSE_CUBLAS names libcublas where it is not found by itself.
+# Tests run beside each other, most of their time being the host's; sanitizers, which are the card's, in turn.
 set -uo pipefail
 folder=$1 out=$2 problems=${3:-} seconds=${4:-300}
-failed=0
+failed=0 shards=$(nproc)
 
-step() {  # name seconds command...
-  local name=$1 limit=$2 begin=$SECONDS
+step() {  # name limit command...: a line of how it went, and the log's lines that matter
+  local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
-  timeout "$limit" "$@" > "$out/$name.log" 2>&1 || failed=1
-  echo "$name: $((SECONDS - begin)) s"
-  grep -aE "FAILED|PASSED|SKIPPED|Actual|allowed|SUMMARY|=========  *[A-Z]|rror:" "$out/$name.log" | cut -c1-200 | head -12
+  timeout "$limit" "$@" > "$out/$name.log" 2>&1 || status=$?
+  echo "$name: $((SECONDS - begin)) s, exit status $status"
+  grep -aE "FAILED|PASSED|Actual|allowed|SUMMARY|=========  *[A-Z]|rror:" "$out/$name.log" | cut -c1-200 | head -12
+  return $status
 }
 
-# A sanitizer's errors fail the script: without an exit status of its own it hands on that of the program.
-sanitize() {  # step tool filter options...
-  local name=$1 tool=$2 filter=$3
-  shift 3
-  step "$name" 150 compute-sanitizer --tool "$tool" "$@" "$folder/unit_tests" --gtest_filter="$filter"
-}
+tests=()
+for ((i = 0; i < shards; i++)); do
+  GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+    step "tests_$i" 400 "$folder/unit_tests" --gtest_filter='*Cuda*-*SelectCuda*:*OnCuda' &
+  tests+=($!)
+done
+for process in "${tests[@]}"; do wait "$process" || failed=1; done
+BLOCKSPARSE_FUZZ=1500 step fuzz 90 "$folder/unit_tests" --gtest_filter='*OnCuda' || failed=1
 
-step tests 400 "$folder/unit_tests" --gtest_filter='*Cuda*-*SelectCuda*'
-BLOCKSPARSE_FUZZ=1500 step fuzz 60 "$folder/unit_tests" --gtest_filter='*OnCuda'
-# Some of the cases, for all of them take minutes: each sweep, each fixture. No 2^31 elements, which are of addresses.
+# Some of the cases, for all of them take long: each sweep, each fixture. No 2^31 elements, which are of addresses; no
+# graphs and streams, which take minutes so.
 some='Awkward/*Cuda*/2?:FewTokens/*Cuda*/1?:FewTokens/*Cuda*/5?:FewTokens/*Cuda*/9?:FewGradients/*Cuda*/1?'
 some+=':ManyTokens/*Cuda*/?:ManyTokens/*Cuda*/7?:ManyRounds/*/?:F32*Tokens/*/1?:F32*Tokens/*/6?:F32FewGradients/*/1?'
 some+=':F32ManyRounds/*/?:LinearCuda*:DeviceIndexCuda*:NormCuda*:NormCellCuda*:LstmCuda*:OnCards/LstmSweepCuda*/?'
-some+=':ConvCuda.*:OnCards/ConvCudaSweep*/1?-*TwoToThe31*:LstmCuda.RandomProblems'
+some+=':ConvCuda.*:OnCards/ConvCudaSweep*/1?-*TwoToThe31*:*AGraphReplays*:*TwoStreams*:LstmCuda.RandomProblems'
+# A sanitizer's errors are this script's too: without an exit status of its own it hands on that of the program.
+sanitize() {  # name tool options...
+  local name=$1 tool=$2
+  shift 2
+  step "$name" 300 compute-sanitizer --tool "$tool" "$@" "$folder/unit_tests" --gtest_filter="$some" || failed=1
+}
 for tool in memcheck synccheck initcheck; do
-  sanitize $tool $tool "$some" --error-exitcode 9
+  sanitize $tool $tool --error-exitcode 9
 done
 # racecheck reports the notes of two kernels, cuda_many_feed.h says why: those hazards are shown, and fail nothing.
-sanitize racecheck racecheck "$some" --error-exitcode 9 --kernel-name-exclude kns=many_product,kns=halo_product
-sanitize racecheck_notes racecheck "$some" --kernel-name kns=many_product,kns=halo_product
+sanitize racecheck racecheck --error-exitcode 9 --kernel-name-exclude kns=many_product,kns=halo_product
+sanitize racecheck_notes racecheck --kernel-name kns=many_product,kns=halo_product
+
 if [[ -n $problems ]]; then
   timeout "$seconds" "$folder/blocksparse-bench" --device cuda --cold --samples 7 --vs cublas --json --file "$problems" \
     > "$out/times.jsonl" 2> "$out/times.log"
