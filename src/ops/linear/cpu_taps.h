@@ -17,8 +17,8 @@
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kTapDepth = 288;  // inputs of a chunk
-constexpr int kTapPixels = 96;  // of a group: whole tiles of any width
+constexpr int kTapDepth = 288;                             // inputs of a chunk
+constexpr int kTapPixels = kVectorBytes == 64 ? 112 : 96;  // of a group: whole tiles of any width, whole rows
 constexpr int kMostTapTile = 8;
 constexpr int kTapPlaces = kTapPixels + kMostTapTile;  // the last tile may begin anywhere
 
@@ -42,9 +42,20 @@ constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTi
 // zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept. Zen 3, b = 8, 25 % 52 to 74.
 template <int V>
 constexpr bool kThreeTaps = kVectorBytes >= 32 && V == 1;
-// Pixels of a tile of such, side by side: one address, and sums enough to be independent. Zen 3, b = 8: 10 and 9 are 4
-// to 8 % slower.
-constexpr int kTapRow = 12;
+// Pixels of a tile of such where a pixel has so many neighbours: one address, and sums enough to be independent; 0: too
+// few. Whole rows where that is possible. Zen 3, b = 8: 10 and 9 are 4 to 8 % slower than 12. Xeon, AVX-512, 3x3, b =
+// 16, of peak with 12 and so: 28x28 71 % and 76, 14x14 69 and 76, 56x56 65 and 71, 32x32 68 and 72; b = 8, 28x28 38
+// and 42.
+constexpr int row_tile(int neighbours) {
+  if (kVectorBytes == 64) {
+    for (int tile : {14, 16, 12}) {
+      if (neighbours % tile == 0) return tile;
+    }
+    if (neighbours > 16) return 16;
+    if (neighbours > 14) return 14;
+  }
+  return neighbours >= 12 ? 12 : 0;
+}
 
 // Some inputs of one block at one tap, or at three, each reading x one position further.
 template <class S>
@@ -79,7 +90,7 @@ BS_INLINE void add_three_taps(Vec<S, L> (&sum)[P][1], const S* xb, const S* wb, 
   Vec<S, L> wv[3];
 #pragma GCC unroll 3
   for (int tap = 0; tap < 3; ++tap) wv[tap] = in_register(operand<S, L>(wb + tap * next_w));
-#pragma GCC unroll 16
+#pragma GCC unroll 18
   for (int q = 0; q < P + 2; ++q) {
     const Vec<S, L> xv = in_register(operand_in_all_lanes<S, L>(xb + q * L));
 #pragma GCC unroll 3
@@ -141,20 +152,36 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
   }
 }
 
+// Some pixels, whose images and places have been looked up.
+struct TapGroup {
+  int64_t count;
+  int64_t at[kTapPlaces];      // offset in a panel, of whole tiles; with sources, position of the image
+  int neighbours[kTapPixels];  // in the panel, from each pixel on
+  int64_t place[kTapPixels];
+  int64_t pixel[kTapPixels];  // of y, in elements from the first image
+};
+
 // All pixels of a group, whole tiles of them; in_grid: all entries find them at the same places, of which some are
 // neighbours.
 template <class S, int L, int V, int P>
-void tap_tiles(const TapEntry<S>* entries, int count, const S* x, int64_t pixels, bool in_grid, S* sums, bool first) {
-  for (int64_t p = 0; p < pixels;) {
-    if constexpr (kThreeTaps<V>) {
-      const int64_t* at = entries->at + p;
-      if (in_grid && count > 0 && p + kTapRow <= pixels && at[kTapRow - 1] - at[0] == (kTapRow - 1) * L) {
-        tap_tile<S, L, V, kTapRow, true>(entries, count, x, p, sums + p * V * L, first);
-        p += kTapRow;
-        continue;
-      }
+void tap_tiles(const TapEntry<S>* entries, int count, const S* x, const TapGroup& group, bool in_grid, S* sums,
+               bool first) {
+  for (int64_t p = 0; p < group.count;) {
+    S* of_tile = sums + p * V * L;
+    const auto row = [&]<int R>() {
+      tap_tile<S, L, V, R, true>(entries, count, x, p, of_tile, first);
+      p += R;
+    };
+    const int together = kThreeTaps<V> && in_grid && count > 0 ? row_tile(group.neighbours[p]) : 0;
+    if constexpr (kThreeTaps<V> && kVectorBytes == 64) {
+      if (together == 16) row.template operator()<16>();
+      if (together == 14) row.template operator()<14>();
     }
-    tap_tile<S, L, V, P, false>(entries, count, x, p, sums + p * V * L, first);
+    if constexpr (kThreeTaps<V>) {
+      if (together == 12) row.template operator()<12>();
+    }
+    if (together > 0) continue;
+    tap_tile<S, L, V, P, false>(entries, count, x, p, of_tile, first);
     p += P;
   }
 }
@@ -176,14 +203,6 @@ void pack_tap_weights(const TapArgs& t, int64_t first_block, int64_t last_block)
     }
   });
 }
-
-// Some pixels, whose images and places have been looked up.
-struct TapGroup {
-  int64_t count;
-  int64_t at[kTapPlaces];  // offset in a panel, of whole tiles; with sources, position of the image
-  int64_t place[kTapPixels];
-  int64_t pixel[kTapPixels];  // of y, in elements from the first image
-};
 
 // Where one tap finds the pixels. Whether it finds any.
 inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_t width, int64_t* at) {
@@ -222,7 +241,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
   int64_t depth = 0;
   bool first = true;
   const auto multiply_them = [&] {
-    tap_tiles<S, L, V, P>(entries, count, x, group.count, t.sources == nullptr, sums, first);
+    tap_tiles<S, L, V, P>(entries, count, x, group, t.sources == nullptr, sums, first);
     count = 0;
     depth = 0;
     first = false;
@@ -333,6 +352,10 @@ void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
         }
       }
       for (int64_t i = group.count; i < kTapPlaces; ++i) group.at[i] = group.at[0];
+      for (int64_t i = group.count - 1, run = 0; i >= 0; --i) {
+        run = i + 1 < group.count && group.at[i + 1] - group.at[i] == O ? run + 1 : 1;
+        group.neighbours[i] = static_cast<int>(run);
+      }
       for (int strip = 0; strip < t.product.block; strip += O) {
         const int64_t to = row * (t.product.block / O) + strip / O;
         if (to * O >= a.outputs) break;
