@@ -42,19 +42,18 @@ constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTi
 // zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept. Zen 3, b = 8, 25 % 52 to 74.
 template <int V>
 constexpr bool kThreeTaps = kVectorBytes >= 32 && V == 1;
-// Pixels of a tile of such where a pixel has so many neighbours: one address, and sums enough to be independent; 0: too
-// few. Whole rows where that is possible. Zen 3, b = 8: 10 and 9 are 4 to 8 % slower than 12. Xeon, AVX-512, 3x3, b =
-// 16, of peak with 12 and so: 28x28 71 % and 76, 14x14 69 and 76, 56x56 65 and 71, 32x32 68 and 72; b = 8, 28x28 38
-// and 42.
+// Pixels of a tile where one has so many neighbours: one address for all, and as many sums as there are registers; 0:
+// too few. Whole rows where that is possible. Zen 3, three taps, b = 8: 10 and 9 are 4 to 8 % slower than 12. Xeon,
+// AVX-512, 3x3, of peak, b = 16 with 12, b = 32 and 64 with tiles of 8 anywhere, and so: b = 16, 28x28 71 % and 76,
+// 14x14 69 and 76, 56x56 65 and 71, 32x32 68 and 72; b = 32, 28x28 76 and 78, 14x14 80 and 84; b = 64, 28x28 77 and 82.
+template <int V>
 constexpr int row_tile(int neighbours) {
-  if (kVectorBytes == 64) {
-    for (int tile : {14, 16, 12}) {
-      if (neighbours % tile == 0) return tile;
-    }
-    if (neighbours > 16) return 16;
-    if (neighbours > 14) return 14;
+  if (kVectorBytes < 64) return V == 1 && neighbours >= 12 ? 12 : 0;
+  for (int tile : {14, 16, 12}) {
+    if (neighbours % tile == 0 && tile * V <= 28) return tile;
   }
-  return neighbours >= 12 ? 12 : 0;
+  if (neighbours > 16 && V == 1) return 16;
+  return neighbours > 14 ? 14 : neighbours > 12 ? 12 : 0;
 }
 
 // Some inputs of one block at one tap, or at three, each reading x one position further.
@@ -172,12 +171,14 @@ void tap_tiles(const TapEntry<S>* entries, int count, const S* x, const TapGroup
       tap_tile<S, L, V, R, true>(entries, count, x, p, of_tile, first);
       p += R;
     };
-    const int together = kThreeTaps<V> && in_grid && count > 0 ? row_tile(group.neighbours[p]) : 0;
-    if constexpr (kThreeTaps<V> && kVectorBytes == 64) {
-      if (together == 16) row.template operator()<16>();
+    const int together = in_grid && count > 0 ? row_tile<V>(group.neighbours[p]) : 0;
+    if constexpr (kVectorBytes == 64) {
       if (together == 14) row.template operator()<14>();
+      if constexpr (V == 1) {
+        if (together == 16) row.template operator()<16>();
+      }
     }
-    if constexpr (kThreeTaps<V>) {
+    if constexpr (kVectorBytes == 64 || kThreeTaps<V>) {
       if (together == 12) row.template operator()<12>();
     }
     if (together > 0) continue;
