@@ -48,7 +48,7 @@ constexpr bool kThreeTaps = kVectorBytes >= 32 && V == 1;
 // 14x14 69 and 76, 56x56 65 and 71, 32x32 68 and 72; b = 32, 28x28 76 and 78, 14x14 80 and 84; b = 64, 28x28 77 and 82.
 template <int V>
 constexpr int row_tile(int neighbours) {
-  if (kVectorBytes < 64) return V == 1 && neighbours >= 12 ? 12 : 0;
+  if (kVectorBytes < 64) return kThreeTaps<V> && neighbours >= 12 ? 12 : 0;
   for (int tile : {14, 16, 12}) {
     if (neighbours % tile == 0 && tile * V <= 28) return tile;
   }
