@@ -301,6 +301,10 @@ def _call(x=(2, 30, 5, 4), values=None, layout=None, kernel_size=3, op=bst.conv2
         ({"channel_order": torch.arange(30) + (1 << 32)}, r"channel_order\[0\] is 4294967296, needs 0 to 29"),
         ({"channel_order": [*range(29), -1]}, r"channel_order\[29\] is -1, needs 0 to 29"),
         ({"channel_order": [*range(29), 0]}, "channel_order holds channel 0 twice"),
+        (
+            {"channel_order": torch.arange(30, device="meta")},
+            "channel_order is on meta, x on cpu: needs to have values",
+        ),
         ({"channel_order": torch.arange(1, 31).int()}, r"channel_order\[29\] is 30, needs 0 to 29"),
         ({"channel_order": ["a"] * 30}, "channel_order is a list, needs integers"),
         ({"gates": torch.ones(6).int()}, r"\[conv\] a tensor of torch\.int32"),

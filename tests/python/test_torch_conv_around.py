@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from convolutions import close
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import blocksparse.torch as bst
 from blocksparse import Layout
@@ -93,6 +93,8 @@ def test_edge_bias_refuses_what_it_does_not_fit(channels):
         bst.EdgeBias(21, 3)
     with pytest.raises(ValueError, match=r"stride is \[0, 0\]"):
         bst.EdgeBias(21, (3, 3), stride=0)
+    with pytest.raises(ValueError, match="channels is -1, needs 0 or more"):
+        bst.EdgeBias(-1, (3, 3))
 
 
 # ---- Surgery --------------------------------------------------------------------------------------------------------
@@ -178,6 +180,28 @@ def test_replacing_keeps_what_is_frozen_and_names_what_is_parametrized():
         bst.replace_convolutions(model, density=0.5, block_size=8)
     assert isinstance(model[0], nn.Conv2d)
     assert set(bst.replace_convolutions(model, "0", density=0.5, block_size=8)) == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda conv: nn.utils.weight_norm(conv), "bias, weight_g, weight_v"),
+        (lambda conv: prune.l1_unstructured(conv, "weight", 0.5), "bias, weight_orig"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_replacing_names_what_hooks_compute(change, names):
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), change(nn.Conv2d(16, 16, 3)))
+    with pytest.raises(ValueError, match=rf"\[replace_convolutions\] 1 has the parameters {names}, needs weight"):
+        bst.replace_convolutions(model, density=0.5, block_size=8)
+    assert isinstance(model[0], nn.Conv2d)
+
+
+@pytest.mark.parametrize("kind", [{"device": "meta"}, {"dtype": torch.complex64}])
+def test_replacing_needs_real_values(kind):
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, **kind))
+    with pytest.raises(ValueError, match=r"\[replace_convolutions\] 0: \[select_blocks\] weight is .*, needs real"):
+        bst.replace_convolutions(model, density=0.5, block_size=8)
 
 
 def test_order_of_concatenations_puts_both_signs_of_a_channel_into_neighbouring_blocks():

@@ -114,6 +114,11 @@ def test_init_has_the_variance_of_dense_over_live_inputs():
         (lambda b: bst.BlockSparseConvTranspose2d(30, 21, 3, b, output_padding=1), "less than stride"),
         (lambda b: bst.BlockSparseConvTranspose2d(30, 21, 3, b, stride=0), r"stride is \[0, 0\], needs 1"),
         (lambda b: bst.BlockSparseConv2d(30, 21, 1.5, b), "kernel_size is 1.5, needs an integer"),
+        (
+            lambda b: bst.BlockSparseConv2d(30, 21, 3, b, dtype=torch.complex64),
+            "dtype is torch.complex64, needs one of",
+        ),
+        (lambda b: bst.BlockSparseConv2d(30, 21, 3, b, dtype=torch.float8_e5m2), "dtype is torch.float8_e5m2, needs"),
         (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 21, 3), density=2), "density is 2"),
         (lambda b: bst.BlockSparseConv2d.from_dense(nn.Conv2d(30, 22, 3), layout=b), "needs 22 x 30"),
         (
@@ -125,6 +130,14 @@ def test_init_has_the_variance_of_dense_over_live_inputs():
 def test_says_what_is_wrong(channels, make, text):
     with pytest.raises(ValueError, match=text):
         make(channels)
+
+
+def test_filters_go_to_dense_by_sizes_alone(channels):
+    values = torch.randn(channels.blocks, 9, 8, 8)
+    assert bst.to_dense(values, channels, kernel_size=[3, 3]).shape == (21, 30, 3, 3)
+    for wrong in (9, (3.0, 3)):
+        with pytest.raises(TypeError, match=r"\[to_dense\] kernel_size is .*, needs"):
+            bst.to_dense(values, channels, kernel_size=wrong)
 
 
 def test_state_dict_keeps_pattern_and_order(channels):

@@ -34,6 +34,12 @@ def need_strided(op: str, **given: Tensor | None) -> None:
             raise ValueError(f"[{op}] {name} is {value.layout}, needs torch.strided (x.to_dense())")
 
 
+def need_dtype(op: str, dtype: torch.dtype) -> None:
+    """Raises ValueError if parameters are of a dtype that no op takes."""
+    if dtype not in DTYPES:
+        raise ValueError(f"[{op}] dtype is {dtype}, needs one of {', '.join(map(str, DTYPES))}")
+
+
 def need_same_dtype(op: str, x: Tensor, values: Tensor) -> None:
     """Raises ValueError if x and the values are not of one dtype, or x is of none that ops take."""
     if x.dtype not in DTYPES:

@@ -332,6 +332,8 @@ def _conv(
     index = index_of(layout, x.device)
     order = None if channel_order is None else as_order(channel_order)
     if order is not None:
+        if order.is_meta and not x.is_meta:
+            raise ValueError(f"[conv] channel_order is on meta, x on {x.device}: needs to have values")
         if order.device.type == "cpu" and (order.dtype != torch.int32 or x.device.type != "cpu"):
             _check_on_host(order, layout.in_features)  # int32 beside x is checked by the core
         if order.dtype != torch.int32:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from .._given import need, to_int
+from .._given import need, to_int, to_list
 from ..layout import Layout, need_layout
 from ._given import need_tensor
 
@@ -36,9 +37,12 @@ def select_blocks(weight: Tensor, density: float, block_size: int) -> Layout:
         block_size: edge of a block.
 
     Raises:
-        ValueError: weight has less than 2 dimensions, or density is outside of [0, 1].
+        ValueError: weight has less than 2 dimensions, or no real values; or density is outside of [0, 1].
     """
     need_tensor("select_blocks", "weight", weight)
+    if weight.is_meta or weight.dtype.is_complex:
+        what = "on meta" if weight.is_meta else str(weight.dtype)
+        raise ValueError(f"[select_blocks] weight is {what}, needs real numbers that have values")
     need("select_blocks", "density", density, Real, "a number")
     block_size = to_int("block_size", block_size, op="select_blocks")
     if block_size < 1:
@@ -79,17 +83,20 @@ def from_dense(weight: Tensor, layout: Layout) -> Tensor:
     return blocks.transpose(1, 2).contiguous() if layout.transposed else blocks
 
 
-def to_dense(values: Tensor, layout: Layout, kernel_size: tuple[int, ...] | None = None) -> Tensor:
+def to_dense(values: Tensor, layout: Layout, kernel_size: Sequence[int] | None = None) -> Tensor:
     """The weight [out, in] with these blocks [blocks, b, b], zero elsewhere. Differentiable.
 
     With a kernel_size, values are those of a filter, [blocks, taps, b, b], which gives a filter [out, in, size...].
 
     Raises:
         ValueError: values do not have the layout's shape.
+        TypeError: the kernel_size is no sequence of integers.
     """
     need_tensor("to_dense", "values", values)
     need_layout("to_dense", layout)
     if kernel_size is not None:
+        sizes = to_list("to_dense", "kernel_size", kernel_size, "a number for each size")
+        kernel_size = tuple(to_int("kernel_size", size, op="to_dense") for size in sizes)
         count, edge, _ = layout.values_shape
         if tuple(values.shape) != (needed := (count, math.prod(kernel_size), edge, edge)):
             raise ValueError(f"[to_dense] values are {list(values.shape)}, needs {list(needed)}")

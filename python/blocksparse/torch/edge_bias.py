@@ -40,7 +40,7 @@ class EdgeBias(nn.Module):
         dtype: of the parameter.
 
     Raises:
-        ValueError: the geometry is wrong.
+        ValueError: the geometry or the count of channels is wrong.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class EdgeBias(nn.Module):
         if not isinstance(kernel_size, Sequence) or not 1 <= len(kernel_size) <= len(_CONV):
             raise ValueError(f"[EdgeBias] kernel_size is {kernel_size!r}, needs a number for each of 1 to 3 sizes")
         channels, rank = to_int("channels", channels, op="EdgeBias"), len(kernel_size)
+        if channels < 0:
+            raise ValueError(f"[EdgeBias] channels is {channels}, needs 0 or more")
         self.geometry = make_geometry(rank, kernel_size, stride, padding, dilation, output_padding, transposed)
         check_geometry(self.geometry)
         weight = torch.zeros(math.prod(kernel_size), channels, device=device, dtype=dtype)

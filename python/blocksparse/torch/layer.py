@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import Layout
-from ._given import need_activation
+from ._given import need_activation, need_dtype
 from .functional import index_of
 
 Self = TypeVar("Self", bound="BlockSparseLayer")
@@ -43,6 +43,7 @@ class BlockSparseLayer(nn.Module):
         need_activation(type(self).__name__, activation)
         self.layout, self.activation = layout, activation
         weight = torch.empty(shape, device=device, dtype=dtype)
+        need_dtype(type(self).__name__, weight.dtype)
         self.weight = nn.Parameter(weight)
         self.register_parameter("bias", nn.Parameter(weight.new_empty(layout.out_features)) if bias else None)
         gate_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32

@@ -47,7 +47,7 @@ def replace_convolutions(
         replaced = bst.replace_convolutions(resnet, r"layer[34].*conv2", density=0.25, block_size=32)
 
     Parameters of what was replaced are new ones: make the optimizer afterwards. They want gradients where the old ones
-    did.
+    did. Hooks of what was replaced are not taken over.
 
     Args:
         model: is changed.
@@ -60,8 +60,8 @@ def replace_convolutions(
         The new layers by name.
 
     Raises:
-        ValueError: no convolution was chosen, one cannot be replaced (a parametrized one, say), or the model is itself
-            one.
+        ValueError: no convolution was chosen, one cannot be replaced (a parametrized or pruned one, say), or the model
+            is itself one.
     """
     need("replace_convolutions", "model", model, nn.Module, "a torch.nn.Module")
     block_size = to_int("block_size", block_size, op="replace_convolutions")
@@ -80,6 +80,13 @@ def replace_convolutions(
             raise ValueError(
                 f"[replace_convolutions] {name} is parametrized: call torch.nn.utils.parametrize."
                 "remove_parametrizations first, or leave it out by filter"
+            )
+        own = {key for key, _ in module.named_parameters(recurse=False)}
+        if not own <= {"weight", "bias"}:  # hooks make its weight, as those of pruning and of the older weight_norm do
+            raise ValueError(
+                f"[replace_convolutions] {name} has the parameters {', '.join(sorted(own))}, needs weight and bias "
+                "alone: remove what computes them first (torch.nn.utils.remove_weight_norm, prune.remove), or leave it "
+                "out by filter"
             )
         if module not in made:
             try:
