@@ -136,9 +136,10 @@ def test_a_little_training(name, tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10000
 
 
-def test_the_example_of_the_documentation(capsys):
+@pytest.mark.parametrize("begin", ["import torch", "import numpy"])
+def test_the_examples_of_the_documentation(capsys, begin):
     text = (ROOT / "docs" / "convolution.md").read_text()
-    program, printed = re.search(r"```python\n(import torch\n.*?)```\n\n```\n(.*?)```", text, re.S).groups()
+    program, printed = re.search(rf"```python\n({begin}.*?)```\n\n```\n(.*?)```", text, re.S).groups()
     exec(compile(program, "convolution.md", "exec"), {})
     assert capsys.readouterr().out == printed
 
