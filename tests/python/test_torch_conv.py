@@ -20,6 +20,7 @@ from convolutions import (
     op_calls,
     to_format,
 )
+from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 import blocksparse.torch as bst
@@ -138,6 +139,41 @@ def test_one_channel_and_one_pixel_keep_the_format():
         x = torch.randn(2, 8, 1, 1).to(memory_format=memory_format)
         y = bst.conv_transpose2d(x, values, Layout.from_graph("dense(1)", 8), kernel_size=3)
         assert y.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_where_contiguous_images_are_turned_nothing_else_changes(tiny, monkeypatch, transposed):
+    conv = bst.conv_transpose2d if transposed else bst.conv2d
+    values, bias, x = leaf(tiny.blocks, 6, 8, 8), leaf(9), leaf(2, 13, 4, 5)
+    options = {"kernel_size": (3, 2), "activation": "silu"}
+
+    def run():
+        y = conv(x, values, tiny, bias, **options)
+        first = torch.autograd.grad(y.square().sum(), (x, values, bias), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, values, bias))
+        with torch.no_grad():
+            plain = conv(x, values, tiny, bias, residual=y, **options)
+        assert y.is_contiguous()
+        assert plain.is_contiguous()
+        return y, *first, *second, plain
+
+    expected, turned = run(), []
+    monkeypatch.setattr(_conv_ops, "wants_channels_last", lambda x: turned.append(x) or True)
+    for got, wanted in zip(run(), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert len(turned) == 2
+
+
+def test_contiguous_images_are_turned_for_16_bits_on_a_card():
+    for dtype, shape, wanted in (
+        (torch.bfloat16, (2, 8, 4, 4), True),
+        (torch.float16, (2, 8, 4), True),
+        (torch.float32, (2, 8, 4, 4), False),
+        (torch.bfloat16, (2, 8, 1, 1), False),
+    ):
+        with FakeTensorMode():
+            assert _conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype, device="cuda")) == wanted
+        assert not _conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype))
 
 
 def test_activation_and_residual_are_fused_without_gradient_only_in_speed(channels):

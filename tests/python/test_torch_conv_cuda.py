@@ -107,6 +107,16 @@ def _ordered(x, order, **options):
     return y.detach(), x.grad, values.grad
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_contiguous_images_are_done_by_the_same_kernels(dtype):
+    x = torch.randn(4, 128, 14, 14, device="cuda").to(dtype)
+    expected = _ordered(x.to(memory_format=torch.channels_last), None)
+    got = _ordered(x, None)
+    assert got[0].is_contiguous()
+    for given, wanted in zip(got, expected, strict=True):
+        assert torch.equal(given, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_an_order_is_an_index_of_x(dtype):
     x = torch.randn(4, 128, 14, 14, device="cuda").to(dtype).to(memory_format=torch.channels_last)

@@ -58,8 +58,9 @@ def apply_conv(
         need_same_dtype("conv", x, values)
     if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
         values = values.contiguous()
-    last = _conv_ops.is_channels_last(x)
-    if not last and not x.is_contiguous():
+    last, lies_by_channels = _conv_ops.is_channels_last(x), False
+    if not last and (not x.is_contiguous() or _conv_ops.wants_channels_last(x)):
+        lies_by_channels = x.is_contiguous()
         last, x = True, _conv_ops.to_order(x, True)
     tf32 = _conv_ops.allows_tf32(x)
     fixed = (geometry, sizes, transposed, last, tf32)
@@ -73,11 +74,13 @@ def apply_conv(
                     f"[conv] residual is {residual.dtype} {list(residual.shape)}, needs {y.dtype} {list(y.shape)}"
                 )
             y = y + residual
-        return y if activation == "none" else _ACTIVATE[activation](y)
+        y = y if activation == "none" else _ACTIVATE[activation](y)
+        return y.contiguous() if lies_by_channels else y
     if residual is not None and residual.dim() == x.dim():
         residual = _conv_ops.to_order(residual, last)
     values = values if values.dtype == dtype else values.to(dtype)
-    return _fprop(x, values, gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+    y = _fprop(x, values, gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+    return y.contiguous() if lies_by_channels else y
 
 
 def _fprop(

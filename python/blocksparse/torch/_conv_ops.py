@@ -89,6 +89,17 @@ def to_order(x: Tensor, channels_last: bool) -> Tensor:
     return x if is_channels_last(x) else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
+def wants_channels_last(x: Tensor) -> bool:
+    """Whether contiguous images are worth a copy to channels-last and back.
+
+    The fast kernels for cards take 16-bit images that lie so; others are done by plain ones, 10 to 20 times as slow.
+    Under torch.func images stay as they are: vmap knows PyTorch's default order alone.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return x.is_cuda and x.element_size() == 2 and math.prod(x.shape[2:]) > 1
+
+
 # ---- What the outputs look like ------------------------------------------------------------------------------------
 
 
