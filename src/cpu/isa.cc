@@ -68,8 +68,10 @@ Cpu detect() {
   Cpu cpu{.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), .avx512 = has_avx512()};
   cpu.avx512_bf16 = cpu.avx512 && __builtin_cpu_supports("avx512bf16");
   cpu.amx = cpu.avx512_bf16 && has_amx();
+  cpu.intel = __builtin_cpu_is("intel");
 #if defined(BLOCKSPARSE_EMULATE)
   cpu.avx512 = cpu.avx512_bf16 = cpu.amx = cpu.avx2;
+  cpu.intel = true;  // what only Intel's CPUs take is to be tested, too
 #endif
   // Zen 4 and 5 are said to do it at twice the rate of f32's FMA; an Intel Xeon with AMX did 90 GFLOP/s, and 180 in
   // f32.

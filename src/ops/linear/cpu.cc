@@ -330,6 +330,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     a.sums = nullptr;
     for (int64_t token = 0; token < n; token += kInPlaceTokens) {
       a.n = std::min(kInPlaceTokens, n - token);
+    a.copies_dy = copies_dy(kernel->lanes * sum_bytes, this_cpu());
       a.x_panels = advance(term.x.data, token * a.x_token, g.dtype);
       a.dy_panels = advance(term.dy.data, token * a.dy_token, g.dtype);
       a.accumulate = a.accumulate_gates = g.accumulate || token > 0;

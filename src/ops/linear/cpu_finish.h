@@ -9,8 +9,7 @@ namespace blocksparse::linear {
 namespace {
 
 constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
-constexpr int kMaxBlock = 128;
-constexpr int kGroupBytes = 256;  // tokens of a group in the type of sums: 64 f32, 32 f64
+constexpr int kGroupBytes = 256;   // tokens of a group in the type of sums: 64 f32, 32 f64
 
 // Whether sums of a tile start from 0 and what was summed before is added at its end: where all registers are taken,
 // GCC 12 otherwise moves every sum through the stack, before and after the loop; with bfdot, too.

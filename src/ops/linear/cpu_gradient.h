@@ -100,12 +100,19 @@ BS_INLINE void store_runs(S* const* to, int64_t at, Vec<S, L> sum) {
   for (int j = 0; j < J; ++j) store_as<S, L / J>(to[j] + at, runs.run[j]);
 }
 
+// dy of a row of blocks, or of some of its rows: from one token to the next.
+template <class P>
+struct DyRows {
+  const P* data;
+  int64_t token;
+};
+
 // The inner loop: out[i][o * row] (+)= sum over tokens of dy [tokens, O rows]^T x [tokens, V * J runs of columns].
 // Not inlined: bf16, f16 and f32 share one copy.
 //   kFirst  dy is features-first and read where it lies: [features][tokens]
 template <class S, class P, int L, int O, int V, int J, bool kFirst>
-__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy, const P* const* x, S* const* out,
-                                             int64_t row, bool add) {
+__attribute__((noinline)) void gradient_tile(const GradientArgs& a, const DyRows<P>& dy, const P* const* x,
+                                             S* const* out, int64_t row, bool add) {
   Vec<S, L> sum[O][V] = {};
   if (add) {
 #pragma GCC unroll 16
@@ -114,16 +121,16 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const P* dy,
       for (int o = 0; o < O; ++o) sum[o][v] = load_runs<S, L, J>(out + v * J, o * row);
     }
   }
-  const int64_t x_token = a.direct ? a.x_token : a.block, dy_token = a.dy_direct ? a.dy_token : a.block;
+  const int64_t x_token = a.direct ? a.x_token : a.block, dy_token = dy.token;
   const TokenRun all{0, 0, (a.n + kTogether<P> - 1) / kTogether<P>};
   const TokenRun* run = a.taps.runs == nullptr ? &all : a.taps.runs;
   const TokenRun* end = run + (a.taps.runs == nullptr ? 1 : a.taps.run_count);
   for (; run != end; ++run) {
-    const P *xr[V * J], *dyr = dy + run->dy * dy_token;
+    const P *xr[V * J], *dyr = dy.data + run->dy * dy_token;
     constexpr int kBases = (O + 3) / 4;  // features are reached from every fourth
     const P* rows[kBases];
 #pragma GCC unroll 4
-    for (int r = 0; kFirst && r < kBases; ++r) rows[r] = dy + run->dy + 4 * r * a.dy_feature;
+    for (int r = 0; kFirst && r < kBases; ++r) rows[r] = dy.data + run->dy + 4 * r * a.dy_feature;
 #pragma GCC unroll 16
     for (int i = 0; i < V * J; ++i) xr[i] = x[i] + run->x * x_token;
     for (int64_t t = 0; t < run->tokens; ++t) {
@@ -182,26 +189,26 @@ void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int 
 }
 
 template <class C, int L, int O, int V, int J>
-BS_INLINE void gradient_strip(const GradientArgs& a, const typename C::P* dy, int row, const typename C::P* const* x,
-                              typename C::S* const* out, int64_t out_row, bool add) {
+BS_INLINE void gradient_strip(const GradientArgs& a, const DyRows<typename C::P>& dy, int row,
+                              const typename C::P* const* x, typename C::S* const* out, int64_t out_row, bool add) {
   using S = typename C::S;
   using P = typename C::P;
   if constexpr (std::is_same_v<P, typename C::T>) {
-    if (a.dy_feature != 1)
-      return gradient_tile<S, P, L, O, V, J, true>(a, dy + row * a.dy_feature, x, out, out_row, add);
+    if (a.dy_feature != 1) {
+      const DyRows<P> some{dy.data + row * a.dy_feature, dy.token};
+      return gradient_tile<S, P, L, O, V, J, true>(a, some, x, out, out_row, add);
+    }
   }
-  gradient_tile<S, P, L, O, V, J, false>(a, dy + row, x, out, out_row, add);
+  gradient_tile<S, P, L, O, V, J, false>(a, DyRows<P>{dy.data + row, dy.token}, x, out, out_row, add);
 }
 
 // All rows of V * J runs of columns of one output block.
 template <class C, int L, int O, int V, int J>
-void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns) {
+void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns, const DyRows<typename C::P>& dy) {
   using S = typename C::S;
   using P = typename C::P;
   constexpr int kRuns = V * J, W = L / J;
-  const int64_t out_block = a.dy_direct ? a.block * a.dy_feature : a.dy_round * a.block,
-                in_block = a.direct ? a.block : a.round * a.block;
-  const P* dy = static_cast<const P*>(a.dy_panels) + out * out_block + a.taps.dy_shift * a.block;
+  const int64_t in_block = a.direct ? a.block : a.round * a.block;
   const P* x[kRuns];
   S* to[kRuns];
   for (int i = 0; i < kRuns; ++i) {
@@ -240,11 +247,31 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns)
   for (int i = 0; i < kRuns; ++i) static_cast<S*>(a.dgates)[columns[i].block] += gate_sums[i];
 }
 
+// dy of a row of blocks where it lies, or copied: rows of dy are often a power of two apart, so that those of 64 tokens
+// lie in few sets of L1.
+template <class C>
+DyRows<typename C::P> dy_of(const GradientArgs& a, int64_t out, typename C::P* copy) {
+  using P = typename C::P;
+  constexpr int kRun = C::lanes < 8 ? C::lanes : 8;  // divides every block size
+  const int64_t out_block = a.dy_direct ? a.block * a.dy_feature : a.dy_round * a.block;
+  const P* dy = static_cast<const P*>(a.dy_panels) + out * out_block + a.taps.dy_shift * a.block;
+  const int64_t token = a.dy_direct ? a.dy_token : a.block;
+  if (!a.copies_dy) return {dy, token};
+  for (int64_t t = 0; t < a.n; ++t) {
+    for (int64_t f = 0; f < a.block; f += kRun) {
+      store_as<P, kRun>(copy + t * a.block + f, load_as<P, kRun>(dy + t * token + f));
+    }
+  }
+  return {copy, a.block};
+}
+
 // A vector holds J runs of columns, of several blocks where a block is narrower.
 template <class C, int L, int J>
 void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64_t last_block) {
   constexpr int O = C::tile.outputs, V = C::tile.vectors, W = L / J;
   constexpr int kAlone = O < 8 ? 8 : O;  // a single vector needs more rows to keep the FMA units busy
+  alignas(64) typename C::P copy[kInPlaceTokens * kMaxBlock];
+  const DyRows<typename C::P> dy = dy_of<C>(a, out, copy);
   Columns next{first_block, 0, 0, a.taps.first}, columns[V * J];
   const int64_t units = (last_block - first_block) * (a.taps.last - a.taps.first);
   for (int64_t left = units * (a.block / W); left > 0;) {
@@ -263,13 +290,13 @@ void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64
     left -= take;
     if constexpr (V >= 3) {
       if (vectors == 3) {
-        gradient_strips<C, L, O, 3, J>(a, out, columns);
+        gradient_strips<C, L, O, 3, J>(a, out, columns, dy);
         continue;
       }
     }
-    if (vectors == 2) gradient_strips<C, L, O, 2, J>(a, out, columns);
-    else if (vectors == 1) gradient_strips<C, L, kAlone, 1, J>(a, out, columns);
-    else gradient_strips<C, W, kAlone, 1, 1>(a, out, columns);
+    if (vectors == 2) gradient_strips<C, L, O, 2, J>(a, out, columns, dy);
+    else if (vectors == 1) gradient_strips<C, L, kAlone, 1, J>(a, out, columns, dy);
+    else gradient_strips<C, W, kAlone, 1, 1>(a, out, columns, dy);
   }
 }
 

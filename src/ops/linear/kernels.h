@@ -66,7 +66,9 @@ struct ProductArgs {
 };
 
 inline constexpr int64_t kStagedOutputs = 64;
+inline constexpr int kMaxBlock = 128;
 
+inline constexpr int64_t kInPlaceTokens = 64;  // that wgrad reads in place at a time
 // Convolutions read so many inputs at all taps before the next ones: with them 96 pixels of 3 x 3 taps fit into L1.
 inline constexpr int64_t kTapInputs = 32;
 
@@ -165,6 +167,7 @@ struct GradientArgs {
   bool dy_direct = false;  // so does dy, or with tokens side by side and features at this stride
   int64_t x_token = 0, dy_token = 0, dy_feature = 1;
 
+  bool copies_dy = false;  // of in-place tokens, no more than kInPlaceTokens, for each row of blocks
   const int32_t* out_of = nullptr;
   const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i
 

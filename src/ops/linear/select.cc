@@ -172,5 +172,9 @@ int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_byt
 }
 
 size_t GradientPlan::workspace_bytes() const { return panel_bytes + sums_bytes + 2 * kAlignment; }
+// Rows of dy 4 KB apart lie in few sets of L1. Xeon (Emerald Rapids), N = 64, 10 %, b = 8, 16, 32, 64 128 us to 122, 97
+// to 93, 94 to 88, 95 to 89; N = 512, b = 32 859 to 802. AMD's were not measured: Zen 5 waits less for L2.
+bool copies_dy(int64_t vector_bytes, const Cpu& cpu) { return cpu.intel && vector_bytes == 64; }
+
 
 }  // namespace blocksparse::linear

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "blocksparse/dtype.h"
+#include "cpu/isa.h"
 #include "ops/linear/linear.h"
 
 namespace blocksparse::linear {
@@ -65,9 +66,6 @@ struct Shares {
   int64_t weight_bytes = 0;
   int32_t threads = 1;
 };
-// Tokens that wgrad reads in place at a time.
-inline constexpr int64_t kInPlaceTokens = 64;
-
 // How many tokens a thread does by itself at a time; 0: threads share the pieces of a group.
 int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
@@ -77,5 +75,7 @@ bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
 bool reads_dy_in_place(const WeightGradient& g);
 // Tokens that are packed and summed at a time, of the `most` that there is room for.
 int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_bytes);
+// Whether it then copies dy of each row of blocks.
+bool copies_dy(int64_t vector_bytes, const Cpu& cpu);
 
 }  // namespace blocksparse::linear
