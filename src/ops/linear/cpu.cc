@@ -211,6 +211,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   if (kernel == nullptr) return missing_kernel(isa, p.dtype);
   const RowWalk walk = walk_of(p.layout, p.by_in);
   const int64_t weights = p.layout.blocks * p.layout.block_size * p.layout.block_size;
+  const int64_t vector_bytes = kernel->lanes * size_of(sum_dtype(p.dtype));
   const ProductPlan plan = plan_product({.dtype = p.dtype,
                                          .block = p.layout.block_size,
                                          .n = p.x.n,
@@ -228,7 +229,8 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .outputs = p.y.features,
                     .x_token = p.x.token_stride,
                     .x_feature = p.x.feature_stride,
-                    .along_outputs = runs_along_outputs(p, kernel->along_outputs),
+                    .asks_again = asks_again(this_cpu()),
+                    .along_outputs = runs_along_outputs(p, kernel->along_outputs, vector_bytes, this_cpu()),
                     .direct = plan.direct,
                     .panels = carver.take(plan.panel_bytes),
                     .w = p.w,
@@ -256,7 +258,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
     return {};
   }
   const int64_t group = whole.along_outputs ? group_along_outputs(p.x.features * size_of(p.dtype)) : plan.group;
-  whole.tokens_packed = whole.along_outputs && kernel->side_by_side && packs_tokens(p);
+  whole.tokens_packed = whole.along_outputs && packs_tokens(p, vector_bytes);
   const bool packs = !whole.along_outputs && !plan.direct;
   for (int64_t token = 0; token < p.x.n; token += plan.round) {
     const int64_t tokens = std::min(plan.round, p.x.n - token);
@@ -328,9 +330,9 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
     a.x_token = term.x.token_stride;
     a.dy_token = term.dy.token_stride;
     a.sums = nullptr;
+    a.copies_dy = copies_dy(kernel->lanes * sum_bytes, this_cpu());
     for (int64_t token = 0; token < n; token += kInPlaceTokens) {
       a.n = std::min(kInPlaceTokens, n - token);
-    a.copies_dy = copies_dy(kernel->lanes * sum_bytes, this_cpu());
       a.x_panels = advance(term.x.data, token * a.x_token, g.dtype);
       a.dy_panels = advance(term.dy.data, token * a.dy_token, g.dtype);
       a.accumulate = a.accumulate_gates = g.accumulate || token > 0;

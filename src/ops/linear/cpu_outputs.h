@@ -31,6 +31,11 @@ template <class C>
 constexpr bool kAlongOutputs = kVectorBytes >= 32 && std::is_same_v<typename C::S, float> &&
                                sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
 
+// Blocks of one vector have a load for each product, which some CPUs do at full speed if its address is a constant from
+// the first token's: x is packed for them. With 16 registers there are too few sums.
+template <class C>
+constexpr bool kOneVector = kVectorBytes == 64 && kTogether<typename C::P> == 1;
+
 // One block of W and the inputs that it meets.
 template <class P>
 struct OutputsEntry {
@@ -62,8 +67,9 @@ struct TokenSums {
 template <class S, class P, int L, int V, int T, bool kAsk>
 __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, const char* x,
                                                const TokenSums<const S>& from, const TokenSums<S>& to) {
-  constexpr int kBases = (T + 3) / 4;  // addresses of tokens are reached from every fourth
-  const int64_t x_token = strip.x_token, row = strip.row;
+  constexpr bool kPacked = V == 1;                   // blocks of one vector, x packed
+  constexpr int kBases = kPacked ? 1 : (T + 3) / 4;  // addresses of tokens are reached from every fourth
+  const int64_t x_token = strip.x_token, row = kPacked ? L : strip.row;
   const TokenSums<const S> before = from;
   const TokenSums<S> after = to;
   Vec<S, L> sum[T][V];
@@ -82,23 +88,40 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
     const char* rows[kBases];
 #pragma GCC unroll 16
     for (int r = 0; r < kBases; ++r) rows[r] = x + entry.x + 4 * r * x_token;
-    for (int64_t k = 0; k < entry.depth; ++k) {
+    const auto step = [&](int u) __attribute__((always_inline)) {
       if constexpr (kAsk) {
         __builtin_prefetch(later);
         later += kLine;
       }
       Vec<P, L> wv[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) wv[v] = in_register(operand<P, L>(w + v * L));
-      w = next_row(w + row);
+      for (int v = 0; v < V; ++v) wv[v] = in_register(operand<P, L>(w + u * row + v * L));
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t) {
-        const Vec<P, L> xv = in_register(operand_in_all_lanes<P, L>(rows[t / 4] + t % 4 * x_token));
+        if constexpr (kPacked) {
+          const char* at = rows[0] + t * L * static_cast<int>(sizeof(P)) + u * static_cast<int>(sizeof(P));
+          add_product<S, L>(sum[t][0], operand_in_all_lanes<P, L>(at), wv[0]);
+        } else {
+          const Vec<P, L> xv = in_register(operand_in_all_lanes<P, L>(rows[t / 4] + t % 4 * x_token));
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) add_product<S, L>(sum[t][v], xv, wv[v]);
+          for (int v = 0; v < V; ++v) add_product<S, L>(sum[t][v], xv, wv[v]);
+        }
       }
+    };
+    const auto advance = [&](int steps) __attribute__((always_inline)) {
+      w = next_row(w + steps * row);
 #pragma GCC unroll 16
-      for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + sizeof(P));
+      for (int r = 0; r < kBases; ++r) rows[r] = next_row(rows[r] + static_cast<size_t>(steps) * sizeof(P));
+    };
+    int64_t k = 0;
+    for (constexpr int kSteps = 4; kPacked && k + kSteps <= entry.depth; k += kSteps) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kSteps; ++u) step(u);
+      advance(kSteps);
+    }
+    for (; k < entry.depth; ++k) {
+      step(0);
+      advance(1);
     }
   }
   const bool adds = kAddsLast && before.data != nullptr;
@@ -125,7 +148,7 @@ struct StripOfGroup {
   TokenSums<typename C::S> to;
 
   void multiply() {
-    constexpr int kSums = kVectorBytes == 64 ? 24 : 12, T = kSums / V;
+    constexpr int kSums = kVectorBytes == 64 ? 24 : 12, T = V == 1 ? 16 : kSums / V;
     for (int64_t token = 0; token < tokens;) {
       const int64_t left = tokens - token;
       if (left >= T && !(T == 12 && left == 16) && !(T == 6 && left == 8)) token += tile<T>(token);
@@ -185,7 +208,7 @@ void copy_block_of(const ProductArgs& a, int64_t weight, typename C::P* to) {
 
 template <class C>
 void copy_block(const ProductArgs& a, int64_t weight, typename C::P* to) {
-  if constexpr (C::lanes <= 8) {
+  if constexpr (C::lanes <= 8 || kOneVector<C>) {
     if (a.block == 16) return copy_block_of<C, 16>(a, weight, to);
   }
   switch (a.block) {
@@ -224,6 +247,12 @@ void pack_tokens(const ProductArgs& a, int64_t vector, int64_t first_feature, in
     const int64_t end = least(last_feature, f / a.block * a.block + a.block);
     T* run = to + f / a.block * panel.block + f % a.block;
     for (int64_t t = 0; t < tokens; ++t) {
+      if (kOneVector<C> && (end - f) % L == 0) {  // AVX2: by calls 2 % faster
+        for (int64_t i = 0; i < end - f; i += L) {
+          store_as<T, L>(run + t * panel.token + i, load_as<T, L>(x + t * a.x_token + f + i));
+        }
+        continue;
+      }
       __builtin_memcpy(run + t * panel.token, x + t * a.x_token + f, sizeof(T) * static_cast<size_t>(end - f));
     }
     f = end;
@@ -323,7 +352,9 @@ void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead,
     const TokenSums<S> to = next >= piece.last && end.data != nullptr ? end : TokenSums<S>{sums, a.block};
     const bool ask = ahead != nullptr;
     constexpr int kMost = kVectorBytes == 64 ? 4 : 2;  // vectors, for which there are registers
-    if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, x, tokens, from, to);
+    if (kOneVector<C> && a.block == L)
+      multiply_strips<C, kOneVector<C> ? 1 : 2>(a, chunk.count, list, ask, x, tokens, from, to);
+    else if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, x, tokens, from, to);
     else multiply_strips<C, 2>(a, chunk.count, list, ask, x, tokens, from, to);
     if (chunk.count == 0) break;
   }

@@ -94,7 +94,10 @@ BS_INLINE void in_place(const ProductArgs& a, int strip, Body body) {
   const auto* w = static_cast<const P*>(a.w);
   const bool whole = a.inputs % kSmallestBlock == 0;
   if constexpr (kTogether<P> == 1) {
-    if (a.by_in && a.block == kSmallestBlock && whole) return body(ColumnsOfW<P, kSmallestBlock>{w, strip, a.block});
+    if (a.by_in && a.block == kSmallestBlock && whole) {
+      if (a.asks_again) return body(ColumnsOfW<P, kSmallestBlock, true>{w, strip, a.block});
+      return body(ColumnsOfW<P, kSmallestBlock>{w, strip, a.block});
+    }
     if (a.by_in) return body(ColumnsOfW<P, 0>{w, strip, a.block});
   }
   switch (a.block) {
@@ -321,7 +324,7 @@ template <class C>
 ProductKernel make_product(Isa isa) {
   constexpr auto pack_x = [] {
     if constexpr (kTogether<typename C::P> == 2) return pack_pairs<C>;
-    else if constexpr (kSideBySide<C> && kAlongOutputs<C>) return pack_either<C>;
+    else if constexpr (kAlongOutputs<C>) return pack_either<C>;
     else return pack<C>;
   }();
   return {.isa = isa,
@@ -336,7 +339,7 @@ ProductKernel make_product(Isa isa) {
           .finish_staged = finish_staged<C>,
           .few = few<C>,
           .combine_few = combine_few<C>,
-          .along_outputs = kAlongOutputs<C> ? 2 * C::lanes : 0,
+          .along_outputs = kAlongOutputs<C> ? (kOneVector<C> ? 1 : 2) * C::lanes : 0,
           .tap_group = 0,
           .pack_tap_weights = nullptr,
           .multiply_taps = nullptr};

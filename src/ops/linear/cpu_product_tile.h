@@ -69,7 +69,7 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
     const char* later = entries.data[i].later + entries.part;
     const Entry& next = entries.data[i + 1 < entries.count ? i + 1 : i];
     [[maybe_unused]] const P* next_x = x.data + next.x * feature + at[0];
-    if constexpr (kAsksForW && WView::kScattered) {  // what was asked for has left L1 again: dgrad, b = 8 5 % faster
+    if constexpr (kAsksForW && WView::kScattered) {
       const auto* near = reinterpret_cast<const char*>(w.block(next.weight, i));
 #pragma GCC unroll 8
       for (int byte = 0; byte < kPart; byte += kLine) __builtin_prefetch(near + byte);

@@ -34,6 +34,7 @@ struct ProductArgs {
 
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
+  bool asks_again = false;             // for W of the next block of 8, just before it is used
   bool along_outputs = false;          // vectors are of outputs, sums of slices [slots][vectors][lanes][block]
   bool tokens_packed = false;          // x for these is packed: [in blocks][tokens of a group][block]
   bool direct = false;  // x is features-first, of the type of sums, and complete vectors are read in place
@@ -65,10 +66,10 @@ struct ProductArgs {
   int64_t staged_outputs = 0, staged_vectors = 1;
 };
 
-inline constexpr int64_t kStagedOutputs = 64;
 inline constexpr int kMaxBlock = 128;
-
+inline constexpr int64_t kStagedOutputs = 64;
 inline constexpr int64_t kInPlaceTokens = 64;  // that wgrad reads in place at a time
+
 // Convolutions read so many inputs at all taps before the next ones: with them 96 pixels of 3 x 3 taps fit into L1.
 inline constexpr int64_t kTapInputs = 32;
 
@@ -166,8 +167,8 @@ struct GradientArgs {
   bool direct = false;     // x lies where it is: blocks side by side, tokens at this stride
   bool dy_direct = false;  // so does dy, or with tokens side by side and features at this stride
   int64_t x_token = 0, dy_token = 0, dy_feature = 1;
-
   bool copies_dy = false;  // of in-place tokens, no more than kInPlaceTokens, for each row of blocks
+
   const int32_t* out_of = nullptr;
   const BlockRef* refs = nullptr;  // refs[i].from is the in block of block i
 

@@ -34,6 +34,12 @@ bool reads_in_place(const Problem& p, int64_t sum_bytes) {
   return size_of(p.dtype) == sum_bytes && p.x_features_first && (apart <= 512 || apart % 1024 != 0);
 }
 
+constexpr int64_t kMostBytes = 8 << 10;  // of a row of x that is read in place
+
+bool is_one_vector(const Product& p, int64_t vector_bytes) {
+  return p.layout.block_size * size_of(sum_dtype(p.dtype)) == vector_bytes;
+}
+
 // Whether sums wait for those of the other blocks of their rows, where y is features-last: blocks of a line or less
 // write each line in turns, and rows of y are often a power of two apart, so that none stays in L1. Zen 5, 1024 x 1024,
 // 64 tokens, f32 b = 8, 10 %: 138 us to 96, b = 16 103 to 91, b = 32 93 to 86 (512 tokens: 1143, 891 and 766 to 799,
@@ -84,20 +90,30 @@ ProductPlan plan_product(const Problem& p) {
 
 // In fprop W is copied for each group of tokens; to pack x and transpose y costs about as much for each element. Zen 5,
 // 1024 x 1024, 64 tokens, 50 %: 322 us to 323 (b = 32), 320 to 327 (b = 64); 4096 x 4096, 10 % 1.10 ms to 1.18.
-bool runs_along_outputs(const Product& p, int32_t smallest) {
+//
+// Blocks of one vector have a load for each product, which costs Intel's CPUs nothing. Xeon (Emerald Rapids), N = 64, b
+// = 16, in cache, dgrad at 2, 10, 50 % 45 us to 32, 121 to 91, 499 to 443, fprop at 10 % 119 to 99; N = 512, 10 % 989
+// to 839, 965 to 844; Zen 5, whose loop had no constant addresses, 79 to 138.
+bool runs_along_outputs(const Product& p, int32_t smallest, int64_t vector_bytes, const Cpu& cpu) {
   constexpr int64_t kFewest = 16;  // tokens
   const int64_t b = p.layout.block_size;
+  if (is_one_vector(p, vector_bytes) && !cpu.intel) return false;
   if (smallest == 0 || b < smallest || p.x.n < kFewest || p.gates != nullptr) return false;
   if (p.x.feature_stride != 1 || p.y.feature_stride != 1) return false;
   if (p.dtype == DType::bf16 && p.x.features % 2 != 0) return false;  // pairs
   // Rows of W are read as they are, pairs of them are copied either way. Rows of x of 16 KB are better packed: 4096 x
-  // 4096, b = 32, 10 %, 512 tokens 9.0 ms to 10.7, 50 %, 32 tokens 3.33 to 3.55.
-  constexpr int64_t kMostBytes = 8 << 10;
-  if (p.by_in) return p.x.features * size_of(p.dtype) <= kMostBytes;
+  // 4096, b = 32, 10 %, 512 tokens 9.0 ms to 10.7, 50 %, 32 tokens 3.33 to 3.55. Not on Intel's CPUs, where x, its
+  // panels, sums that wait and y, 4 MB for 64 tokens, leave 2 MB of L2: Xeon, N = 64 1.68 ms to 1.42, 512 13.8 to 12.1.
+  const bool large_rows = cpu.intel && vector_bytes == 64 && p.dtype == DType::f32;
+  if (p.by_in) return large_rows || p.x.features * size_of(p.dtype) <= kMostBytes;
   const int64_t group = group_along_outputs(p.x.features * size_of(p.dtype));
   const int64_t copied = p.layout.blocks * b * b * ((p.x.n + group - 1) / group);
   return 2 * copied <= 5 * p.x.n * (p.x.features + p.y.features);
 }
+
+// What came 16 KB before has left L1 again. Zen 5, 10 %: 5 % faster. Xeon (Emerald Rapids): features-first 10, 50 % 99
+// us to 86, 515 to 459 without, features-last 122 to 110, from memory 4 to 8 %.
+bool asks_again(const Cpu& cpu) { return !cpu.intel; }
 
 // x of a group is to stay in L2 beside W. Zen 5, 512 tokens, width 1024, fprop 64 to 128 tokens: b = 32, 10 % 566 us to
 // 525, 50 % 3046 to 2571; dgrad, 50 % 2654 to 2465.
@@ -109,7 +125,13 @@ int64_t group_along_outputs(int64_t token_bytes) {
 // Rows of x are often 4 KB apart, so that a block of all tokens lies in few sets of 32 KB of L1; a copy has to be used
 // by some outputs. Zen 3, 1024 x 1024, b = 16, 64 tokens at 5, 10, 25 %: even, 7 and 5 % faster; b = 32 and 64 even,
 // with 512 tokens at 25 % 6 and 3 % faster; b = 32, 2 % 17 to 20 % slower.
-bool packs_tokens(const Product& p) {
+// AVX-512: always with blocks of one vector, for addresses that are constants, and in dgrad for large rows: those of 16
+// KB, 512 tokens 13.3 ms to 12.6 on the Xeon; b = 32 at 1024 features 79 us to 91.
+bool packs_tokens(const Product& p, int64_t vector_bytes) {
+  if (vector_bytes == 64) {
+    const bool large_rows = p.by_in && p.x.features * size_of(p.dtype) > kMostBytes;
+    return p.dtype == DType::f32 && (is_one_vector(p, vector_bytes) || large_rows);
+  }
   constexpr int64_t kFewestOutputs = 64, kFewTokensOfLarge = 64;
   const int64_t b = p.layout.block_size;
   return p.layout.blocks * b * b > kFewestOutputs * p.x.features && (b < 32 || p.x.n > kFewTokensOfLarge);
@@ -150,6 +172,10 @@ bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes) {
   return vector_bytes >= 64 ? g.layout.blocks <= 8 * panels : 2 * g.layout.blocks <= panels;
 }
 
+// Rows of dy 4 KB apart lie in few sets of L1. Xeon (Emerald Rapids), N = 64, 10 %, b = 8, 16, 32, 64 128 us to 122, 97
+// to 93, 94 to 88, 95 to 89; N = 512, b = 32 859 to 802. AMD's were not measured: Zen 5 waits less for L2.
+bool copies_dy(int64_t vector_bytes, const Cpu& cpu) { return cpu.intel && vector_bytes == 64; }
+
 // Zen 5, 1024 x 1024, 64 tokens, b = 32, with blocks of x that no block of W meets left out, in cache, at 2, 10, 50 %:
 // 23 us to 14, 71 to 64, 317 to 297; b = 64, 2 %: 23 to 13; 512 tokens, b = 32, 10 % 611 to 490. Features-last dy that
 // is read so, beside packed x: 65 to 72.
@@ -172,9 +198,5 @@ int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_byt
 }
 
 size_t GradientPlan::workspace_bytes() const { return panel_bytes + sums_bytes + 2 * kAlignment; }
-// Rows of dy 4 KB apart lie in few sets of L1. Xeon (Emerald Rapids), N = 64, 10 %, b = 8, 16, 32, 64 128 us to 122, 97
-// to 93, 94 to 88, 95 to 89; N = 512, b = 32 859 to 802. AMD's were not measured: Zen 5 waits less for L2.
-bool copies_dy(int64_t vector_bytes, const Cpu& cpu) { return cpu.intel && vector_bytes == 64; }
-
 
 }  // namespace blocksparse::linear

@@ -46,13 +46,17 @@ struct GradientPlan {
   size_t workspace_bytes() const;
 };
 
-// Whether vectors run along outputs of features-last x and y, for blocks of `smallest` (0: none) and more.
-bool runs_along_outputs(const Product& p, int32_t smallest);
+// Whether vectors of so many bytes run along outputs of features-last x and y, for blocks of `smallest` (0: none) and
+// more.
+bool runs_along_outputs(const Product& p, int32_t smallest, int64_t vector_bytes, const Cpu& cpu);
 // Tokens that they do at a time, of so many bytes each.
 int64_t group_along_outputs(int64_t token_bytes);
 
 // Whether they read a copy of x, where the kernel can.
-bool packs_tokens(const Product& p);
+bool packs_tokens(const Product& p, int64_t vector_bytes);
+
+// Whether dgrad of blocks of 8 asks for the next one just before it is used.
+bool asks_again(const Cpu& cpu);
 
 // Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
 int32_t worthwhile_threads(int32_t threads, double flops);
@@ -71,11 +75,11 @@ int64_t group_of_thread(const Shares& s);
 GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
 // Whether wgrad reads x and dy where they lie, with vectors of so many bytes.
 bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
+// Whether it then copies dy of each row of blocks.
+bool copies_dy(int64_t vector_bytes, const Cpu& cpu);
 // Whether it reads features-first dy where it lies, and packs x alone.
 bool reads_dy_in_place(const WeightGradient& g);
 // Tokens that are packed and summed at a time, of the `most` that there is room for.
 int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_bytes);
-// Whether it then copies dy of each row of blocks.
-bool copies_dy(int64_t vector_bytes, const Cpu& cpu);
 
 }  // namespace blocksparse::linear

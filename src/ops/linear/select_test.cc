@@ -123,35 +123,57 @@ Product product_of(const Layout& layout, bool by_in, int64_t n) {
   return p;
 }
 
+bool along(const Product& p, int32_t smallest) { return runs_along_outputs(p, smallest, 64, {}); }
+
+TEST(Select, IntelsCpusAreTreatedOtherwise) {
+  const Cpu amd{.avx512 = true}, intel{.avx512 = true, .intel = true};
+  const auto layout = Layout::from_graph("random(64,0.1)", {.block_size = 16}, 0);
+  const auto wide = Layout::from_graph("random(128,0.1)", {.block_size = 32}, 0);
+  ASSERT_TRUE(layout.ok() && wide.ok());
+  const Product one_vector = product_of(*layout, false, 64), rows_of_16_kb = product_of(*wide, true, 64);
+  EXPECT_TRUE(runs_along_outputs(one_vector, 16, 64, intel));
+  EXPECT_FALSE(runs_along_outputs(one_vector, 16, 64, amd)) << "a load for each product";
+  EXPECT_TRUE(runs_along_outputs(one_vector, 16, 32, amd)) << "two vectors";
+  EXPECT_TRUE(packs_tokens(one_vector, 64));
+  EXPECT_TRUE(runs_along_outputs(rows_of_16_kb, 16, 64, intel));
+  EXPECT_FALSE(runs_along_outputs(rows_of_16_kb, 16, 64, amd));
+  EXPECT_TRUE(packs_tokens(rows_of_16_kb, 64));
+  EXPECT_TRUE(copies_dy(64, intel));
+  EXPECT_FALSE(copies_dy(32, intel)) << "AVX2 packs it";
+  EXPECT_FALSE(copies_dy(64, amd));
+  EXPECT_TRUE(asks_again(amd));
+  EXPECT_FALSE(asks_again(intel));
+}
+
 TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
   const auto layout = Layout::from_graph("random(32,0.1)", {.block_size = 32}, 0);
   const auto dense = Layout::from_graph("dense(32)", {.block_size = 32}, 0);
   ASSERT_TRUE(layout.ok() && dense.ok());
   const Product fprop = product_of(*layout, false, 64);
-  EXPECT_TRUE(runs_along_outputs(fprop, 32));
-  EXPECT_FALSE(runs_along_outputs(fprop, 64)) << "blocks of one vector";
-  EXPECT_FALSE(runs_along_outputs(fprop, 0)) << "no such kernel";
-  EXPECT_FALSE(runs_along_outputs(product_of(*layout, false, 15), 32));
-  EXPECT_FALSE(runs_along_outputs(product_of(*dense, false, 64), 32)) << "W would be copied for too few tokens";
-  EXPECT_TRUE(runs_along_outputs(product_of(*dense, true, 64), 32)) << "dgrad reads W where it lies";
+  EXPECT_TRUE(along(fprop, 32));
+  EXPECT_FALSE(along(fprop, 64)) << "blocks of one vector";
+  EXPECT_FALSE(along(fprop, 0)) << "no such kernel";
+  EXPECT_FALSE(along(product_of(*layout, false, 15), 32));
+  EXPECT_FALSE(along(product_of(*dense, false, 64), 32)) << "W would be copied for too few tokens";
+  EXPECT_TRUE(along(product_of(*dense, true, 64), 32)) << "dgrad reads W where it lies";
   Product other = fprop;
   other.gates = &other;
-  EXPECT_FALSE(runs_along_outputs(other, 32));
+  EXPECT_FALSE(along(other, 32));
   other = fprop;
   other.y.feature_stride = 64;
-  EXPECT_FALSE(runs_along_outputs(other, 32));
+  EXPECT_FALSE(along(other, 32));
   other = fprop;
   other.dtype = DType::bf16;
-  EXPECT_TRUE(runs_along_outputs(other, 32));
+  EXPECT_TRUE(along(other, 32));
   other.x.features = 1023;
-  EXPECT_FALSE(runs_along_outputs(other, 32)) << "half a pair";
-  EXPECT_TRUE(packs_tokens(product_of(*layout, false, 65)));
-  EXPECT_FALSE(packs_tokens(product_of(*layout, false, 64))) << "b = 32: even";
+  EXPECT_FALSE(along(other, 32)) << "half a pair";
+  EXPECT_TRUE(packs_tokens(product_of(*layout, false, 65), 32));
+  EXPECT_FALSE(packs_tokens(product_of(*layout, false, 64), 32)) << "b = 32: even";
   const auto sparse = Layout::from_graph("random(64,0.02)", {.block_size = 16}, 0);
   const auto dense_16 = Layout::from_graph("dense(64)", {.block_size = 16}, 0);
   ASSERT_TRUE(sparse.ok() && dense_16.ok());
-  EXPECT_FALSE(packs_tokens(product_of(*sparse, false, 512))) << "the copy would be used by too few outputs";
-  EXPECT_TRUE(packs_tokens(product_of(*dense_16, false, 64)));
+  EXPECT_FALSE(packs_tokens(product_of(*sparse, false, 512), 32)) << "the copy would be used by too few outputs";
+  EXPECT_TRUE(packs_tokens(product_of(*dense_16, false, 64), 32));
   EXPECT_EQ(group_along_outputs(4096), 128);
   EXPECT_EQ(group_along_outputs(16384), 64);
 }
