@@ -230,6 +230,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
                     .x_token = p.x.token_stride,
                     .x_feature = p.x.feature_stride,
                     .asks_again = asks_again(this_cpu()),
+                    .large_unasked = leaves_large_unasked(vector_bytes, this_cpu()),
                     .along_outputs = runs_along_outputs(p, kernel->along_outputs, vector_bytes, this_cpu()),
                     .direct = plan.direct,
                     .panels = carver.take(plan.panel_bytes),

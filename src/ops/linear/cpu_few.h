@@ -123,7 +123,8 @@ class FewAhead {
 template <class C>
 BS_INLINE void ask_in_order(const ProductArgs& a, int32_t i, int64_t b) {
   constexpr int64_t kLater = 4 << 10;
-  if (a.refs_in_order == 0 || (kVectorBytes == 32 && !a.by_in && b >= 32)) return;
+  const bool follows = kVectorBytes == 32 ? !a.by_in : a.large_unasked;  // the hardware, by itself
+  if (a.refs_in_order == 0 || (follows && b >= 32)) return;
   const int64_t block = b * b * static_cast<int64_t>(sizeof(typename C::T));
   const auto* w = static_cast<const char*>(a.w);
   if (!a.by_in) {

@@ -35,6 +35,7 @@ struct ProductArgs {
   const void* x = nullptr;
   int64_t x_token = 0, x_feature = 0;  // strides
   bool asks_again = false;             // for W of the next block of 8, just before it is used
+  bool large_unasked = false;          // one token: W of blocks of 32 and more is not asked for
   bool along_outputs = false;          // vectors are of outputs, sums of slices [slots][vectors][lanes][block]
   bool tokens_packed = false;          // x for these is packed: [in blocks][tokens of a group][block]
   bool direct = false;  // x is features-first, of the type of sums, and complete vectors are read in place

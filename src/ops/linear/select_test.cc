@@ -143,6 +143,9 @@ TEST(Select, IntelsCpusAreTreatedOtherwise) {
   EXPECT_FALSE(copies_dy(64, amd));
   EXPECT_TRUE(asks_again(amd));
   EXPECT_FALSE(asks_again(intel));
+  EXPECT_TRUE(leaves_large_unasked(64, intel));
+  EXPECT_FALSE(leaves_large_unasked(64, amd));
+  EXPECT_FALSE(leaves_large_unasked(32, intel)) << "not measured";
 }
 
 TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
