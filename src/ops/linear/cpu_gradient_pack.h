@@ -24,12 +24,14 @@ inline bool is_read(const RowsToPack& p, int64_t block) {
 }
 
 // Features-last: a few tokens of every block in turn. Rows of x are often a power of two apart, so whole columns of it
-// fight for one set of L1 (64 tokens of width 1024, a block at a time: twice as slow).
+// fight for one set of L1 (64 tokens of width 1024, a block at a time: twice as slow). The next ones are asked for:
+// hardware follows rows to the end of a page. Xeon, 3x3 convolutions, 256 channels, 28x28, 10 %: fprop, b = 16 6.3 ms
+// to 5.9, wgrad, b = 32 5.4 to 5.1; wgrad of 512 tokens, 1024 and 4096 features 884 us to 859, 15.2 ms to 14.6.
 template <class C>
 void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   using S = typename C::S;
   constexpr int kRun = C::lanes < 8 ? C::lanes : 8;  // divides every block size
-  constexpr int64_t kTokens = 4;
+  constexpr int64_t kTokens = 4, kLine = 64 / static_cast<int64_t>(sizeof(typename C::T));
   for (int64_t first = 0; first < p.tokens; first += kTokens) {
     const int64_t last = least(first + kTokens, p.tokens);
     for (int64_t block = first_block; block < last_block; ++block) {
@@ -38,6 +40,8 @@ void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
       const auto* from = static_cast<const typename C::T*>(p.source) + block * p.block;
       S* panel = static_cast<S*>(p.panels) + (block * p.round + p.first_token) * p.block;
       for (int64_t t = first; t < last; ++t) {
+        const auto* later = from + (t + kTokens) * p.token_stride;
+        for (int64_t f = 0; f < p.block; f += kLine) __builtin_prefetch(later + f);
         pack_run<S, kRun>(from + t * p.token_stride, features, p.block, panel + t * p.block);
       }
     }
