@@ -243,9 +243,7 @@ class Run {
     parallel_for(threads_, runs * groups, [&](int64_t task) {
       const int64_t first = task / runs * group;
       const Range range{first, std::min(first + group, pixels)};
-      for (int64_t row = task % runs * length; row < std::min((task % runs + 1) * length, rows); ++row) {
-        kernel_.multiply_taps(a, row, range);
-      }
+      kernel_.multiply_taps(a, {task % runs * length, std::min((task % runs + 1) * length, rows)}, range);
     });
   }
 

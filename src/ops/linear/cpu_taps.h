@@ -6,7 +6,7 @@
 // Then x is packed without a transpose, y is stored as it comes, no lane is spent on what is no pixel, and what the
 // loop reads lies side by side: lines of x for whole blocks, W in the order of use. Who does what
 //   pack_tap_weights  some blocks of W, widened and gated
-//   multiply_taps     one row of blocks for some pixels: for each group of them, for each strip:
+//   multiply_taps     rows of blocks for some pixels: for each group of them, for each row, for each strip:
 //                       for each kTapDepth inputs of all blocks and taps: W stays in L1
 //                         for each tile of pixels: sums in registers
 //                       then finish by runs of pixels
@@ -329,8 +329,33 @@ void finish_strip(const TapArgs& t, const ProductArgs& a, int64_t to, const TapG
   }
 }
 
+// Where some pixels are; neighbours are tiles of rows as wide as a strip, as panels of larger blocks may not be.
+inline TapGroup look_up_pixels(const TapArgs& t, Range pixels, int64_t strip) {
+  const int64_t width = least<int64_t>(t.product.block, kTapInputs);
+  TapGroup group;
+  group.count = pixels.last - pixels.first;
+  int64_t image = pixels.first / t.places, place = pixels.first % t.places;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const int64_t at = image * t.image;
+    group.at[i] = t.sources == nullptr ? (at + t.positions[place]) * width : at;
+    group.place[i] = place;
+    group.pixel[i] = image * t.y_image + t.pixels[place] * t.product.y_token;
+    if (++place == t.places) {
+      place = 0;
+      ++image;
+    }
+  }
+  for (int64_t i = group.count; i < kTapPlaces; ++i) group.at[i] = group.at[0];
+  for (int64_t i = group.count - 1, run = 0; i >= 0; --i) {
+    run = i + 1 < group.count && group.at[i + 1] - group.at[i] == strip ? run + 1 : 1;
+    group.neighbours[i] = static_cast<int>(run);
+  }
+  return group;
+}
+
+// Pixels are looked up once for all rows.
 template <class C>
-void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
+void multiply_taps(const TapArgs& t, Range rows, Range pixels) {
   using S = typename C::S;
   with_strip<C>(t.product.block, [&]<int L, int V>() {
     constexpr int O = L * V, P = kTapTile<C, V>;
@@ -338,30 +363,16 @@ void multiply_taps(const TapArgs& t, int64_t row, Range pixels) {
     alignas(64) S sums[(kTapPlaces + C::lanes) * O];
     ProductArgs a = t.product;
     a.block = O;
-    int64_t image = pixels.first / t.places, place = pixels.first % t.places;
-    TapGroup group;
     for (int64_t first = pixels.first; first < pixels.last; first += kTapPixels) {
-      group.count = least<int64_t>(kTapPixels, pixels.last - first);
-      for (int64_t i = 0; i < group.count; ++i) {
-        const int64_t width = least<int64_t>(t.product.block, kTapInputs), at = image * t.image;
-        group.at[i] = t.sources == nullptr ? (at + t.positions[place]) * width : at;
-        group.place[i] = place;
-        group.pixel[i] = image * t.y_image + t.pixels[place] * a.y_token;
-        if (++place == t.places) {
-          place = 0;
-          ++image;
+      const Range some{first, least<int64_t>(first + kTapPixels, pixels.last)};
+      const TapGroup group = look_up_pixels(t, some, O);
+      for (int64_t row = rows.first; row < rows.last; ++row) {
+        for (int strip = 0; strip < t.product.block; strip += O) {
+          const int64_t to = row * (t.product.block / O) + strip / O;
+          if (to * O >= a.outputs) break;
+          sum_strip<C, L, V>(t, row, strip, group, sums);
+          finish_strip<C, O>(t, a, to, group, sums);
         }
-      }
-      for (int64_t i = group.count; i < kTapPlaces; ++i) group.at[i] = group.at[0];
-      for (int64_t i = group.count - 1, run = 0; i >= 0; --i) {
-        run = i + 1 < group.count && group.at[i + 1] - group.at[i] == O ? run + 1 : 1;
-        group.neighbours[i] = static_cast<int>(run);
-      }
-      for (int strip = 0; strip < t.product.block; strip += O) {
-        const int64_t to = row * (t.product.block / O) + strip / O;
-        if (to * O >= a.outputs) break;
-        sum_strip<C, L, V>(t, row, strip, group, sums);
-        finish_strip<C, O>(t, a, to, group, sums);
       }
     }
   });

@@ -123,7 +123,7 @@ struct ProductKernel {
   // Convolutions, in groups of so many pixels; null where vectors are of pairs. Their x is packed as for wgrad.
   int tap_group;
   void (*pack_tap_weights)(const TapArgs&, int64_t first_block, int64_t last_block);
-  void (*multiply_taps)(const TapArgs&, int64_t row, Range pixels);
+  void (*multiply_taps)(const TapArgs&, Range rows, Range pixels);
 };
 
 // Tokens of activations to be packed as [blocks of features][tokens][block], zeros beyond the last feature.
