@@ -71,7 +71,7 @@ inline constexpr int kMaxBlock = 128;
 inline constexpr int64_t kStagedOutputs = 64;
 inline constexpr int64_t kInPlaceTokens = 64;  // that wgrad reads in place at a time
 
-// Convolutions read so many inputs at all taps before the next ones: with them 96 pixels of 3 x 3 taps fit into L1.
+// Convolutions read so many inputs at all taps before the next ones: with them a group of 3 x 3 taps fits into L1.
 inline constexpr int64_t kTapInputs = 32;
 
 // A tap of a convolution: the same inputs, read `shift` positions further, meet the `index`-th [b, b] of each block.
