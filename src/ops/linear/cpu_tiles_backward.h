@@ -10,13 +10,13 @@
 namespace blocksparse::linear {
 namespace {
 
-// Tiles 0 to 3 are sums, 4 and 5 x, 6 W.
+// Tiles 0 to 3 are sums, 4 and 5 x, 6 and 7 W.
 inline TileShapes backward_shapes(int block) {
   const int columns = least(block, kTileRows), depth = least(block, kTileDepth);
   TileShapes shapes;
   for (int i = 0; i < 4; ++i) shapes.set(i, kTileRows, columns * 4);
   for (int i = 4; i < 6; ++i) shapes.set(i, kTileRows, depth * 2);
-  shapes.set(6, depth / 2, columns * 4);
+  for (int i = 6; i < 8; ++i) shapes.set(i, depth / 2, columns * 4);
   return shapes;
 }
 
@@ -120,8 +120,87 @@ void multiply_chunk_backward(const ProductArgs& a, const Chunk& chunk, Ahead<C>*
   }
 }
 
+// ---- 128 tokens and more: a chunk of W is copied once for all of them
+// ------------------------------------------------
+
+// [steps][strips][16 pairs][16 outputs], and where x of each step lies.
+struct CopiedChunk {
+  static constexpr int kPairs = kTileDepth / 2 * kTileRows;
+  alignas(64) BFloat16Pair w[256 * kMaxBlock / 2];
+  int64_t x[256 / kTileDepth];
+  int steps, strips;
+};
+
+template <class C>
+void copy_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, CopiedChunk& to) {
+  const int64_t b = a.block;
+  to.steps = 0, to.strips = a.block / kTileRows;
+  BFloat16Pair* copy = to.w;
+  for (int i = 0; i < chunk.count; ++i) {
+    const BlockRef& ref = chunk.refs[i];
+    if (ahead != nullptr) Ahead<C>::ask(ahead->next(), {0, b * b * static_cast<int64_t>(sizeof(BFloat16))});
+    for (int64_t k = 0; k < b; k += kTileDepth) {
+      to.x[to.steps++] = ref.from * (kTileRows * b) + k;
+      const auto* w = static_cast<const BFloat16*>(a.w) + (ref.weight * b + k) * b;
+      for (int64_t strip = 0; strip < b; strip += kTileRows, copy += CopiedChunk::kPairs) {
+        copy_in_pairs<kTileRows, kTileDepth>(w + strip, a.block, a.inputs - ref.from * b - k, copy);
+      }
+    }
+  }
+}
+
+// sums [V * 16 tokens][32 outputs] (+)= x W^T. Tiles 0 to 3 are sums [vector][strip], 4 and 5 x, 6 and 7 W.
+template <int V>
+void multiply_copied(int64_t block, const CopiedChunk& chunk, const TileStrip& s, bool first) {
+  const int64_t row = block * 4, vector = kTileRows * block, w_step = int64_t{chunk.strips} * CopiedChunk::kPairs;
+  for_tiles<2 * V>([&]<int I>() __attribute__((always_inline)) {
+    if (first) tile_zero<I>();
+    else tile_load<I>(s.sums + I / 2 * vector + I % 2 * kTileRows, row);
+  });
+  const BFloat16Pair* w = chunk.w + s.strip / kTileRows * CopiedChunk::kPairs;
+  for (int step = 0; step < chunk.steps; ++step, w += w_step) {
+    const BFloat16* x = s.x + chunk.x[step];
+    tile_load<6>(w, kTileRows * 4);
+    tile_load<7>(w + CopiedChunk::kPairs, kTileRows * 4);
+    for_tiles<V>([&]<int I>() __attribute__((always_inline)) {
+      tile_load<4 + I>(x + I * s.x_vector, block * 2);
+      tile_multiply<2 * I, 4 + I, 6>();
+      tile_multiply<2 * I + 1, 4 + I, 7>();
+    });
+  }
+  for_tiles<2 * V>(
+      [&]<int I>() __attribute__((always_inline)) { tile_store<I>(s.sums + I / 2 * vector + I % 2 * kTileRows, row); });
+}
+
+constexpr int kBackwardSums = 32 * 1024 / 4;
+constexpr int kLeastCopied = 8;  // vectors
+
+template <class C>
+void multiply_piece_copied(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
+  const int64_t b = a.block, x_vector = kTileRows * panel_features(a), most = kBackwardSums / (kTileRows * b);
+  for (int64_t v = range.first; v < range.last; v += most) {
+    alignas(64) float sums[kBackwardSums];
+    const int vectors = static_cast<int>(least<int64_t>(most, range.last - v));
+    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
+      CopiedChunk copied;
+      copy_chunk<C>(a, chunk, v == range.first ? &ahead : nullptr, copied);
+      for (int of = 0; of < vectors; of += 2) {
+        for (int strip = 0; strip < a.block; strip += 2 * kTileRows) {
+          const TileStrip s{panel_of(a, v) + of * x_vector, x_vector, to + of * kTileRows * b + strip, strip};
+          if (of + 1 < vectors) multiply_copied<2>(b, copied, s, first);
+          else multiply_copied<1>(b, copied, s, first);
+        }
+      }
+    });
+    deliver<C>(a, piece, v, vectors, sums);
+  }
+}
+
 template <class C>
 void multiply_piece_backward(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
+  if (a.block >= kTileDepth && a.gates == nullptr && range.last - range.first >= kLeastCopied) {
+    return multiply_piece_copied<C>(a, piece, ahead, range);
+  }
   const int64_t x_vector = kTileRows * panel_features(a);
   for (int64_t v = range.first; v < range.last; v += C::group) {
     alignas(64) float sums[C::group * kTileRows * kMaxBlock];

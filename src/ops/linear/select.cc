@@ -126,6 +126,16 @@ int64_t group_along_outputs(int64_t token_bytes) {
   return token_bytes * kGroupAlongOutputs <= kBytes ? kGroupAlongOutputs : kGroupAlongOutputs / 2;
 }
 
+// Xeon with AMX, bf16, 512 tokens, fprop and dgrad, of 64 and 128 tokens: 4096 x 4096, b = 32, 10 % 3.09 ms and 3.97 to
+// 2.62 and 2.90; 1024 x 1024, b = 64, 50 % 588 us and 822 to 512 and 656, 10 % 216 and 243 to 197 and 216; b = 32, 50 %
+// 743 to 682, but 10 %, three blocks a row, 217 and 232 to 236 and 279. 256 tokens are no better.
+int64_t group_of_tiles(const Product& p, int64_t round) {
+  constexpr int64_t kLarge = 128, kUsual = 64, kLongList = 192;  // inputs that an output has
+  const int64_t b = p.layout.block_size;
+  const bool pays = b >= 64 || (b == 32 && p.layout.blocks * b * b >= kLongList * p.y.features);
+  return round >= kLarge && pays ? kLarge : kUsual;
+}
+
 // Rows of x are often 4 KB apart, so that a block of all tokens lies in few sets of 32 KB of L1; a copy has to be used
 // by some outputs. Zen 3, 1024 x 1024, b = 16, 64 tokens at 5, 10, 25 %: even, 7 and 5 % faster; b = 32 and 64 even,
 // with 512 tokens at 25 % 6 and 3 % faster; b = 32, 2 % 17 to 20 % slower.

@@ -52,6 +52,9 @@ bool runs_along_outputs(const Product& p, int32_t smallest, int64_t vector_bytes
 // Tokens that they do at a time, of so many bytes each.
 int64_t group_along_outputs(int64_t token_bytes);
 
+// The same for AMX, whose dgrad copies a chunk of W once for a group; `round` tokens are packed.
+int64_t group_of_tiles(const Product& p, int64_t round);
+
 // Whether they read a copy of x, where the kernel can.
 bool packs_tokens(const Product& p, int64_t vector_bytes);
 

@@ -181,6 +181,18 @@ TEST(Select, VectorsRunAlongOutputsWhereBlocksHoldSome) {
   EXPECT_EQ(group_along_outputs(16384), 64);
 }
 
+TEST(Select, TilesTakeMoreTokensWhereThatPays) {
+  const auto group = [](const char* graph, int32_t block, int64_t round) {
+    const auto layout = Layout::from_graph(graph, {.block_size = block}, 0);
+    return group_of_tiles(product_of(*layout, false, round), round);
+  };
+  EXPECT_EQ(group("random(16,0.5)", 64, 512), 128);
+  EXPECT_EQ(group("random(16,0.5)", 64, 112), 64);
+  EXPECT_EQ(group("random(16,0.5)", 32, 512), 128);
+  EXPECT_EQ(group("random(16,0.1)", 32, 512), 64) << "short lists";
+  EXPECT_EQ(group("random(16,0.5)", 16, 512), 64) << "W is copied in small parts";
+}
+
 TEST(Select, GradientsOfLargeBlocksAreSummedAFewTokensAtATime) {
   constexpr int64_t kMost = 1024;
   const auto round_of = [](int32_t block, Order order, DType dw, int64_t vector_bytes) {
