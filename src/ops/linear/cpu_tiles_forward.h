@@ -86,14 +86,16 @@ inline void multiply_forward_large(int64_t block, const ForwardChunk& chunk, int
   }
 }
 
-// 16 rows of 16 words of 32 bits, turned. Quarters of rows come together as they are loaded, which leaves half of the
-// shuffles: 32, on the one port that does them.
+// 16 rows of 16 words of 32 bits, turned.
 BS_INLINE void turn_words(const void* from, int64_t from_row, void* to, int64_t to_row) {
+  const auto store = [&](int row, auto words) __attribute__((always_inline)) {
+    __builtin_memcpy(static_cast<char*>(to) + row * to_row, &words, sizeof(words));
+  };
+#if defined(__AVX512F__)
+  // Quarters of rows come together as they are loaded, which leaves half of the shuffles: 32, on the one port that does
+  // them.
   const auto quarter = [&](int row, int c) __attribute__((always_inline)) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(from) + row * from_row) + c);
-  };
-  const auto store = [&](int row, __m512i v) __attribute__((always_inline)) {
-    _mm512_storeu_si512(static_cast<char*>(to) + row * to_row, v);
   };
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
@@ -105,15 +107,23 @@ BS_INLINE void turn_words(const void* from, int64_t from_row, void* to, int64_t 
       rows[r] = _mm512_mask_broadcast_i32x4(rows[r], 0x0f00, quarter(r + 8, c));
       rows[r] = _mm512_mask_broadcast_i32x4(rows[r], 0xf000, quarter(r + 12, c));
     }
-    const __m512i low = _mm512_maskz_unpacklo_epi32(0xffff, rows[0], rows[1]),
-                  high = _mm512_maskz_unpackhi_epi32(0xffff, rows[0], rows[1]);
-    const __m512i low2 = _mm512_maskz_unpacklo_epi32(0xffff, rows[2], rows[3]),
-                  high2 = _mm512_maskz_unpackhi_epi32(0xffff, rows[2], rows[3]);
-    store(4 * c, _mm512_maskz_unpacklo_epi64(0xff, low, low2));
-    store(4 * c + 1, _mm512_maskz_unpackhi_epi64(0xff, low, low2));
-    store(4 * c + 2, _mm512_maskz_unpacklo_epi64(0xff, high, high2));
-    store(4 * c + 3, _mm512_maskz_unpackhi_epi64(0xff, high, high2));
+    const __m512i low = _mm512_maskz_unpacklo_epi32(0xffff, rows[0], rows[1]);
+    const __m512i high = _mm512_maskz_unpackhi_epi32(0xffff, rows[0], rows[1]);
+    const __m512i low_too = _mm512_maskz_unpacklo_epi32(0xffff, rows[2], rows[3]);
+    const __m512i high_too = _mm512_maskz_unpackhi_epi32(0xffff, rows[2], rows[3]);
+    store(4 * c, _mm512_maskz_unpacklo_epi64(0xff, low, low_too));
+    store(4 * c + 1, _mm512_maskz_unpackhi_epi64(0xff, low, low_too));
+    store(4 * c + 2, _mm512_maskz_unpacklo_epi64(0xff, high, high_too));
+    store(4 * c + 3, _mm512_maskz_unpackhi_epi64(0xff, high, high_too));
   }
+#else
+  Vec<uint32_t, 16> square[16];
+  for (int r = 0; r < 16; ++r) {
+    square[r] = load_as<uint32_t, 16>(reinterpret_cast<const uint32_t*>(static_cast<const char*>(from) + r * from_row));
+  }
+  transpose<uint32_t, 16>(square);
+  for (int r = 0; r < 16; ++r) store(r, square[r]);
+#endif
 }
 
 // [b / 16][16 outputs][16 tokens] of a vector to [16 tokens][b].
