@@ -120,9 +120,7 @@ void multiply_chunk_backward(const ProductArgs& a, const Chunk& chunk, Ahead<C>*
   }
 }
 
-// ---- 64 tokens and more: a chunk of W is copied once for all of them
-// -------------------------------------------------
-// ------------------------------------------------
+// ---- 64 tokens and more: a chunk of W is copied once for all of them ------------------------------------------------
 
 // [steps][strips][16 pairs][16 outputs], and where x of each step lies.
 struct CopiedChunk {
@@ -173,26 +171,36 @@ void multiply_copied(int64_t block, const CopiedChunk& chunk, const TileStrip& s
       [&]<int I>() __attribute__((always_inline)) { tile_store<I>(s.sums + I / 2 * vector + I % 2 * kTileRows, row); });
 }
 
+inline void multiply_squares(int64_t block, const CopiedChunk& chunk, int vectors, const BFloat16* x, int64_t x_vector,
+                             float* sums, bool first) {
+  for (int v = 0; v < vectors; v += 2, x += 2 * x_vector, sums += 2 * kTileRows * block) {
+    for (int strip = 0; strip < block; strip += 2 * kTileRows) {
+      const TileStrip s{x, x_vector, sums + strip, strip};
+      if (v + 1 < vectors) multiply_copied<2>(block, chunk, s, first);
+      else multiply_copied<1>(block, chunk, s, first);
+    }
+  }
+}
+
 constexpr int kBackwardSums = 32 * 1024 / 4;
 constexpr int kLeastCopied = 4;  // vectors; of two, b = 32 and 64 at 50 % take 1.25 to 1.4 times as long so
 
+// Without gates.
 template <class C>
 void multiply_piece_copied(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
   const int64_t b = a.block, x_vector = kTileRows * panel_features(a), most = kBackwardSums / (kTileRows * b);
   for (int64_t v = range.first; v < range.last; v += most) {
     alignas(64) float sums[kBackwardSums];
     const int vectors = static_cast<int>(least<int64_t>(most, range.last - v));
-    sum_chunks<C>(a, piece, vectors, sums, [&](const Chunk& chunk, float* to, bool first, bool) {
+    const BFloat16* x = panel_of(a, v);
+    bool first = true;
+    for (int32_t next = piece.first; next < piece.last || first; first = false) {
+      const Chunk chunk{a.refs + next, least(most_of_chunk<C>(a), piece.last - next)};
+      next += chunk.count;
       CopiedChunk copied;
       copy_chunk<C>(a, chunk, v == range.first ? &ahead : nullptr, copied);
-      for (int of = 0; of < vectors; of += 2) {
-        for (int strip = 0; strip < a.block; strip += 2 * kTileRows) {
-          const TileStrip s{panel_of(a, v) + of * x_vector, x_vector, to + of * kTileRows * b + strip, strip};
-          if (of + 1 < vectors) multiply_copied<2>(b, copied, s, first);
-          else multiply_copied<1>(b, copied, s, first);
-        }
-      }
-    });
+      multiply_squares(b, copied, vectors, x, x_vector, sums, first);
+    }
     deliver<C>(a, piece, v, vectors, sums);
   }
 }
