@@ -224,21 +224,6 @@ def test_wgrad_of_a_list(layout):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("block_size", [16, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_wgrad_of_long_lists(block_size, dtype):
-    """Of any lengths, none among them; more than one launch takes."""
-    layout = Layout.from_graph("random(5,4,0.6)", block_size, seed=5)
-    for lengths in ([700, 0, 65, 1, 1300], [0, 3000], [200] * 14 + [65], [64, 2048, 1]):
-        xs, dys = (
-            [torch.randint(-2, 3, (n, features), device="cuda").bfloat16() for n in lengths]
-            for features in (layout.in_features, layout.out_features)
-        )
-        got = bst.linear_wgrad(xs, dys, layout, dtype=dtype)
-        expected = bst.from_dense(torch.cat(dys).double().T @ torch.cat(xs).double(), layout).to(dtype)
-        assert torch.equal(got, expected)
-
-
 def test_devices_must_agree(layout):
     x, w = torch.randn(4, 90, device="cuda"), torch.randn(layout.values_shape)
     with pytest.raises(ValueError, match=r"w is on the CPU, needs cuda:0"):

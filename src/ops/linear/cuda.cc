@@ -13,7 +13,6 @@
 #include "cuda/build_index.h"
 #include "cuda/once.h"
 #include "ops/linear/forced.h"
-#include "ops/linear/select_many.h"
 
 namespace blocksparse {
 
@@ -177,9 +176,8 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
 namespace {
 
 // Of which a launch takes so many. Long ones one by one where dW is f32, for which that changes nothing: the kernel for
-// many tokens takes lists, but is not chosen for them.
-size_t pairs_at_once(const WeightGradient& g, std::optional<CudaKernel> forced) {
-  if (forced == CudaKernel::many && g.dw_dtype == DType::f32) return kMostManyTerms;
+// many tokens takes no lists.
+size_t pairs_at_once(const WeightGradient& g) {
   if (g.dw_dtype != DType::f32 || size_of(g.dtype) != 2 || g.pairs.size() > kMostLongPairs) return kMostTerms;
   for (size_t i = 0; i < g.pairs.size(); ++i) {
     if (g.term(i).x.n < kLeastLongPair) return kMostTerms;
@@ -192,9 +190,7 @@ size_t pairs_at_once(const WeightGradient& g, std::optional<CudaKernel> forced) 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
   WeightGradient part = g;
   // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
-  const auto forced = forced_cuda_kernel();
-  if (!forced.ok()) return forced.status();
-  const size_t at_once = pairs_at_once(g, *forced);
+  const size_t at_once = pairs_at_once(g);
   for (size_t first = 0; first == 0 || first < g.pairs.size(); first += at_once) {
     part.pairs = g.pairs.subspan(first, std::min(at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;

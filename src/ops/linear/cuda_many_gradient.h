@@ -11,9 +11,6 @@
 //             the order of tokens; gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
 #pragma once
 
-#include <array>
-#include <span>
-
 #include "cuda/launch.h"
 #include "ops/linear/cuda_many_gradient_kernel.h"
 
@@ -39,11 +36,23 @@ inline Status gradient_map(const Activations& a, int32_t features, int32_t token
                                map);
 }
 
+template <class K>
+Status gradient_maps(const GradTerm& term, const GatheredImages* images, typename K::Maps& maps) {
+  if constexpr (K::order == XOrder::images) {
+    maps.x.steps = ImageSteps(*images, images->deep());
+    maps.x.taps = TapSteps(*images);
+    BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(*images, images->deep(), K::kCell, K::kTokens), maps.x.map));
+  } else {
+    BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x.map));
+  }
+  return gradient_map(term.dy, 64, K::kTokens, maps.dy);
+}
+
 // What a launch sums, and where that goes.
 struct ManyGradientTask {
-  std::span<const GradTerm> terms;
-  // Where x is gathered from, if it is: then there is one term, and of its x only n and the features count.
-  const GatheredImages* images = nullptr;
+  GradTerm term;
+  const GatheredImages* images =
+      nullptr;  // where x is gathered from, if it is: then of x only n and the features count
   DeviceWalk walk;
   GradientTarget target;
   const void* w;
@@ -52,35 +61,15 @@ struct ManyGradientTask {
   int32_t gate_blocks;  // of each
 };
 
-template <class K>
-Status gradient_maps(const ManyGradientTask& task, typename K::Maps& maps) {
-  for (const GradTerm& term : task.terms) {
-    if (term.x.n == 0) continue;  // a map of nothing is refused
-    const int i = maps.steps.terms;
-    if constexpr (K::order == XOrder::images) {
-      const GatheredImages& images = *task.images;
-      maps.x[i].steps = ImageSteps(images, images.deep());
-      maps.x[i].taps = TapSteps(images);
-      BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(images, images.deep(), K::kCell, K::kTokens), maps.x[i].map));
-    } else {
-      BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x[i].map));
-    }
-    BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy[i]));
-    maps.steps.ends[i] = maps.steps.all() + static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
-    ++maps.steps.terms;
-  }
-  return {};
-}
-
 template <class T, XOrder Order>
 Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) {
   const ManyGradientForm form = gradient_form_of(call.problem);
   const GradientTables tables = gradient_tables(call.problem, form, call.workspace.data);
   return with_gradient_kernel<T, Order>(call.problem.block, form, [&]<class K>() {
+    const auto steps = static_cast<int32_t>((t.term.x.n + K::kTokens - 1) / K::kTokens);
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
     typename K::Maps maps{};
-    BS_RETURN_IF_ERROR(gradient_maps<K>(t, maps));
-    const int32_t steps = maps.steps.all();
+    BS_RETURN_IF_ERROR(gradient_maps<K>(t.term, t.images, maps));
     BS_RETURN_IF_ERROR(make_gradient_units(call, form, t.walk, tables, grid, steps));
     const ManyGradient args{.tables = tables,
                             .target = t.target,
@@ -114,9 +103,7 @@ Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) 
 
 template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
-  std::array<GradTerm, kMostManyTerms> terms;
-  for (size_t i = 0; i < g.pairs.size(); ++i) terms[i] = g.term(i);
-  const ManyGradientTask task{.terms = std::span(terms).first(g.pairs.size()),
+  const ManyGradientTask task{.term = g.term(0),
                               .walk = walk_on_device(g.layout, false),
                               .target = target_of(g),
                               .w = g.w,

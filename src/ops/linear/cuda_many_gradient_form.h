@@ -3,7 +3,6 @@
 
 #include "ops/linear/cuda_gradient_target.h"
 #include "ops/linear/cuda_many_maps.h"
-#include "ops/linear/cuda_many_terms.h"
 #include "ops/linear/cuda_many_units.h"
 
 namespace blocksparse::linear {
@@ -21,13 +20,10 @@ struct ManyGradient {
   int64_t outputs, inputs;
 };
 
-// Of each (x, dy) of a list.
 template <XOrder Order>
 struct GradientMaps {
-  static constexpr int kMostTerms = Order == XOrder::images ? 1 : kMostManyTerms;
-  ManyX<Order> x[kMostTerms];
-  CUtensorMap dy[kMostTerms];
-  TermSteps<kMostTerms> steps;
+  ManyX<Order> x;
+  CUtensorMap dy;
 };
 
 // B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by

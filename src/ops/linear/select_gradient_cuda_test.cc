@@ -104,13 +104,6 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::many);
   EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
-  const auto takes = [&p](int64_t pairs) {
-    CudaProblem other = p;
-    other.pairs = pairs;
-    return cuda_supports(CudaKernel::many, other, kH200);
-  };
-  EXPECT_TRUE(takes(2) && takes(kMostManyTerms)) << "if it is asked for";
-  EXPECT_FALSE(takes(kMostManyTerms + 1));
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::few);
