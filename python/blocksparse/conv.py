@@ -285,7 +285,7 @@ class BlocksparseConv:
         import torch
 
         from .torch._conv_autograd import apply_conv
-        from .torch.functional import index_of
+        from .torch.index import index_of
 
         tables = self._tables.get(x.device)
         if tables is None:

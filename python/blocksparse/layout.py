@@ -124,6 +124,7 @@ class Layout:
 
         Raises:
             ValueError: the mask is not on a CUDA device, or the sizes do not fit.
+            RuntimeError: the kernels are not on the device yet, and a CUDA graph is being captured.
         """
         from .torch.device_layout import from_device_mask
 

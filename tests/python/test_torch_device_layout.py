@@ -1,5 +1,8 @@
 """Layouts that a card makes from a mask on it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from test_torch import error
@@ -57,6 +60,58 @@ def test_a_captured_layout_follows_its_mask():
         mask.copy_(other)
         graph.replay()
         assert error(y, bst.linear(x, w, Layout.from_mask(other.cpu().numpy(), 32)).double()) < 1e-2
+
+
+def test_a_captured_layout_is_read_anew():
+    masks = list(_masks(24, 24, 90, 3))
+    mask = masks[0].clone()
+    Layout.from_device_mask(mask, 32, 90)  # loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layout = Layout.from_device_mask(mask, 32, 90)
+        with pytest.raises(RuntimeError, match="cannot be read while a graph is captured"):
+            layout.check()
+    for other in masks:
+        mask.copy_(other)
+        graph.replay()
+        assert torch.equal(torch.from_numpy(layout.check().mask()), other.cpu())
+        assert torch.equal(torch.from_numpy(layout.t().mask()), other.cpu().t())
+        assert layout == Layout.from_mask(other.cpu().numpy(), 32)
+        assert layout == layout.t().t()
+    mask[:] = True
+    graph.replay()
+    with pytest.raises(ValueError, match="mask holds 576 blocks, 90 were asked for"):
+        layout.check()
+    with pytest.raises(RuntimeError, match="made anew by each replay"):
+        bst.index_of(layout, "cpu")
+
+
+def test_a_layout_made_on_another_stream_is_read_whole():
+    mask = next(_masks(128, 128, 4000, 1))
+    host = Layout.from_mask(mask.cpu().numpy(), 32)
+    Layout.from_device_mask(mask, 32, 4000)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        layout = Layout.from_device_mask(mask, 32, 4000)
+    assert layout == host
+
+
+def test_a_capture_does_not_load_kernels():
+    code = """
+import torch
+from blocksparse import Layout
+mask = torch.ones(4, 4, dtype=torch.bool, device="cuda")
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        Layout.from_device_mask(mask, 32, 16)
+except RuntimeError as error:
+    print(error)
+assert Layout.from_device_mask(mask, 32, 16).check().blocks == 16
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "the kernels are not on cuda:0 yet" in done.stdout
 
 
 def test_a_mask_of_another_number_of_blocks_leaves_none():

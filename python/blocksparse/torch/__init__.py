@@ -12,7 +12,8 @@ from .conv_modules import (
 from .convert import from_bsr, from_dense, select_blocks, to_bsr, to_dense
 from .deep_update import DeepUpdateLSTM
 from .edge_bias import EdgeBias
-from .functional import index_of, linear, linear_wgrad
+from .functional import linear, linear_wgrad
+from .index import index_of
 from .lstm import BlockSparseLSTM, MultiplicativeLSTM
 from .modules import BlockSparseLinear
 from .recurrent import lstm

@@ -14,7 +14,7 @@ from . import _conv_ops
 from ._conv_autograd import apply_conv
 from ._given import need_activation, need_strided, need_tensor, need_tensors
 from ._transforms import _is_wrapped
-from .functional import index_of
+from .index import index_of
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int | str | Sequence[int]]

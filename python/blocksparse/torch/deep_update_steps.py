@@ -20,7 +20,7 @@ from ..layout import Layout
 from . import _ops
 from ._given import DTYPES
 from ._transforms import refuse_tangents
-from .functional import index_of
+from .index import index_of
 from .lstm import GATES, UNITS
 from .modules import BlockSparseLinear
 

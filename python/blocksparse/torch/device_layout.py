@@ -11,44 +11,54 @@ from torch import Tensor
 from .. import _lib, _structs
 from .._given import need
 from ..layout import Layout, _Handle
+from .index import load_kernels
 
 
 class DeviceLayout(Layout):
     """A layout that lies on a CUDA device alone: see `Layout.from_device_mask`.
 
     The functional ops take it like any other. Whatever else a layout can tell (`mask`, `csr`, `==`, `hash`, `save`)
-    copies the tables to the host when it is first asked for, and raises ValueError if the mask did not hold as many
-    blocks as it was said to: `check` does only that.
+    waits for the card, copies the tables to the host, and raises ValueError if the mask did not hold as many blocks as
+    it was said to: `check` does only that. The copy is kept, unless replays of a CUDA graph make the tables anew.
     """
 
-    __slots__ = ("_host", "_words")
+    __slots__ = ("_host", "_remade", "_words")
 
     _host: Layout | None
+    _remade: bool  # by each replay of the graph that it was captured in
     _words: Tensor
 
-    def __init__(self, words: Tensor, info: _structs.LayoutInfo, tables: dict[Any, Any] | None = None) -> None:
+    def __init__(
+        self, words: Tensor, info: _structs.LayoutInfo, remade: bool, tables: dict[Any, Any] | None = None
+    ) -> None:
         """Takes over tables; use `Layout.from_device_mask` instead."""
         self._set("_words", words)
         self._set("_host", None)
+        self._set("_remade", remade)
         self._set("_info", info)
         self._set("_tables", {words.device: words} if tables is None else tables)
         self._set("sizes", (int(info.out_features), int(info.in_features)))
         self._set("transposed", bool(info.transposed))
 
     def host(self) -> Layout:
-        """The same layout with tables on the host, copied on first use.
+        """The same layout with tables on the host.
 
         Raises:
             ValueError: the mask held another number of blocks.
+            RuntimeError: a CUDA graph is being captured.
         """
-        if self._host is None:
-            words = self._words.cpu().numpy()
-            handle = ctypes.c_void_p()
-            _lib.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
-            layout = Layout(handle)
-            self._set("_host", layout.t() if self.transposed else layout)
-        assert self._host is not None
-        return self._host
+        if self._host is not None and not self._remade:
+            return self._host
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("[layout] the tables lie on the card, and cannot be read while a graph is captured")
+        torch.cuda.synchronize(self._words.device)  # whatever stream made them
+        words = self._words.cpu().numpy()
+        handle = ctypes.c_void_p()
+        _lib.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
+        layout = Layout(handle)
+        layout = layout.t() if self.transposed else layout
+        self._set("_host", layout)
+        return layout
 
     def check(self) -> DeviceLayout:
         """Waits for the card, and raises ValueError if the mask held another number of blocks."""
@@ -60,8 +70,24 @@ class DeviceLayout(Layout):
         return self.host()._handle
 
     def index_memory(self) -> Any:
-        """See `Layout.index_memory`."""
-        return self.host().index_memory()
+        """See `Layout.index_memory`.
+
+        Raises:
+            RuntimeError: replays of a graph make the tables anew, which a copy elsewhere would not follow.
+        """
+        return self._settled().index_memory()
+
+    def view(self) -> _structs.LayoutView:
+        """See `Layout.view`. Raises what `index_memory` does."""
+        return self._settled().view()
+
+    def _settled(self) -> Layout:
+        if self._remade:
+            raise RuntimeError(
+                f"[layout] this one is made anew by each replay of a CUDA graph, and can be used on "
+                f"{self._words.device} alone"
+            )
+        return self.host()
 
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
@@ -70,10 +96,10 @@ class DeviceLayout(Layout):
         info.transposed = int(not self.transposed)
         info.out_features, info.in_features = self._info.in_features, self._info.out_features
         info.out_blocks, info.in_blocks = self._info.in_blocks, self._info.out_blocks
-        return DeviceLayout(self._words, info, self._tables)
+        return DeviceLayout(self._words, info, self._remade, self._tables)
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other)
+        return self.host() == (other.host() if isinstance(other, DeviceLayout) else other)
 
     def __hash__(self) -> int:
         return hash(self.host())
@@ -112,8 +138,7 @@ def from_device_mask(
             raise ValueError("[layout] blocks is not given, and cannot be counted while a graph is captured")
         blocks = int(torch.count_nonzero(mask))
     device = mask.device
-    if not capturing:
-        _lib.call("bs_cuda_prepare", device.index)
+    load_kernels(device)
     mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
     view = _structs.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
     words = ctypes.c_int64()
@@ -132,4 +157,4 @@ def from_device_mask(
         _structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
     )
     info = _structs.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
-    return DeviceLayout(index, info)
+    return DeviceLayout(index, info, remade=capturing)

@@ -24,51 +24,9 @@ from ._transforms import (
     tangent_of,
     tangents_of_gradient,
 )
+from .index import index_of
 
 _pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
-
-
-@torch.compiler.assume_constant_result  # so it may be called while torch.compile traces
-def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
-    """The layout's tables as an int32 tensor on a device, made once for each device.
-
-    Raises:
-        RuntimeError: they are not there yet, and a CUDA graph is being captured.
-    """
-    try:
-        tables = layout._tables.get(device)
-    except AttributeError:
-        need_layout("linear", layout)
-        raise
-    return _make_index(layout, torch.device(device)) if tables is None else tables
-
-
-def _make_index(layout: Layout, device: torch.device) -> Tensor:
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    tables = layout._tables.get(device)
-    if tables is None:
-        tables = _move_tables(layout, device)
-        if type(tables) is Tensor:  # not a fake one, say
-            layout._tables[device] = tables
-    return tables
-
-
-def _move_tables(layout: Layout, device: torch.device) -> Tensor:
-    # Neither of inference mode, of no use for training later, nor of a level of torch.func, which ends.
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        words = torch.from_numpy(layout.index_memory())
-    if device.type == "meta":
-        return torch.empty_like(words, device=device)
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"[linear] the layout's tables are not on {device} yet, and cannot be copied while a graph is "
-                "captured: call blocksparse.torch.index_of(layout, device), or the layer, once before"
-            )
-        _lib.call("bs_cuda_prepare", device.index)
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        return words.to(device)
 
 
 def linear(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..layout import Layout
 from ._given import need_activation, need_dtype
-from .functional import index_of
+from .index import index_of
 
 Self = TypeVar("Self", bound="BlockSparseLayer")
 

@@ -12,7 +12,8 @@ from ..layout import Layout, need_layout
 from . import _lstm_ops, _ops
 from ._given import need_lengths, need_tensor, state_of
 from ._transforms import refuse_tangents
-from .functional import apply_linear, index_of
+from .functional import apply_linear
+from .index import index_of
 from .modules import BlockSparseLinear
 
 State = tuple[Tensor, Tensor]  # h [n, hidden], c [n, hidden]

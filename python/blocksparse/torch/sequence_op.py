@@ -20,7 +20,7 @@ from .. import _lib, _structs
 from ..layout import Layout
 from . import _ops, convert
 from ._transforms import refuse_tangents
-from .functional import index_of
+from .index import index_of
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
 Given = Sequence[Tensor]
