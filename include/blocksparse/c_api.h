@@ -100,7 +100,7 @@ BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, 
  * and is told what is cut. */
 BS_API bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view);
 typedef struct bs_workspace {
-  void* data;
+  void* data; /* on a card at a multiple of 64 */
   size_t bytes;
 } bs_workspace;
 

@@ -19,7 +19,7 @@ struct Stream {
 };
 
 // Scratch memory for one call, in the device's memory; may be reused as soon as the next call is queued on the same
-// stream. The *_workspace_size() functions say how much a call needs. Alignment 64.
+// stream. The *_workspace_size() functions say how much a call needs. Alignment on a card 64.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

@@ -180,7 +180,13 @@ Status check_disjoint(const char* op, const Region& out, std::span<const Region>
   return {};
 }
 
-Status check_workspace(const char* op, const Workspace& workspace, size_t needed) {
+Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device) {
+  constexpr uintptr_t kAlignment = 64;
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(workspace.data) % kAlignment;
+  if (needed > 0 && device.type == DeviceType::cuda && beyond != 0) {
+    return invalid("[", op, "] workspace begins ", beyond, " bytes beyond a multiple of ", kAlignment,
+                   ", needs to begin at one");
+  }
   if (needed == 0 || (workspace.data != nullptr && workspace.bytes >= needed)) return {};
   return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ",
                  needed);

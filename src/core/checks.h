@@ -56,7 +56,7 @@ Matrix one_row(int64_t elements);
 Region region_of(const char* name, const ConstTensor& contiguous);
 Status check_disjoint(const char* op, const Region& out, std::span<const Region> inputs);
 
-Status check_workspace(const char* op, const Workspace& workspace, size_t needed);
+Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device = {});
 Status check_stream(const char* op, const Stream& stream);
 
 }  // namespace blocksparse

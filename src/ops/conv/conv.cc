@@ -200,7 +200,7 @@ Status run_product(const Call& c, Pass pass, const Tensors& t, Workspace workspa
   BS_RETURN_IF_ERROR(check_disjoint(c.op, region_of_images(backward ? c.x_name : c.y_name, p.y, dtype), read));
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (p.y.n == 0 || p.y.channels == 0) return {};
-  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, workspace_size(p, device, x_channels(c.layout))));
+  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, workspace_size(p, device, x_channels(c.layout)), device));
   BS_RETURN_IF_ERROR(check_order(c, t.order, device, workspace.data));
   if (device.type == DeviceType::cuda) return cuda_product(p, workspace, stream);
   const auto isa = current_isa();
@@ -295,7 +295,7 @@ Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstT
   if (layout.blocks == 0) return {};
   (layout.transposed ? g.row_channels : g.column_channels) = channel_order;
   if (pair->x.n > 0) {
-    BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, workspace_size(g, x.device, x_channels(layout))));
+    BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, workspace_size(g, x.device, x_channels(layout)), x.device));
     BS_RETURN_IF_ERROR(check_order(c, channel_order, x.device, workspace.data));
   }
   g.dw_dtype = grads.values.dtype;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "blocksparse/blocksparse.h"
 #include "cpu/isa.h"
@@ -48,6 +50,30 @@ TEST(LinearEdge, TheCallItselfIsRight) {
   EXPECT_TRUE(call.fprop().ok()) << call.fprop().message();
   EXPECT_TRUE(call.dgrad().ok()) << call.dgrad().message();
   EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
+}
+
+// What is refused before a card is asked for anything.
+TEST(LinearEdge, PlacesOnACard) {
+  const Call c;
+  const Device card{DeviceType::cuda, 0};
+  const LayoutView::Sizes sizes{16, 60, 48, c.layout.blocks()};
+  std::vector<int32_t> words(c.layout.index().size() + 4);
+  const size_t to_line = (16 - reinterpret_cast<uintptr_t>(words.data()) % 16) % 16 / 4;
+  const std::span<const int32_t> all(words);
+  expect_error(LayoutView::on_device(all.subspan(to_line + 1, c.layout.index().size()), sizes, card).status(),
+               "index begins 4 bytes beyond a multiple of 16, needs to begin at one");
+  const auto view = LayoutView::on_device(all.subspan(to_line, c.layout.index().size()), sizes, card);
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  if (linear_fprop_workspace_size(*view, DType::f32, 5, card) == 0) GTEST_SKIP() << "built without CUDA";
+  ConstTensor x = c.x, dy = c.dy, w = c.w;
+  Tensor y = c.y, dw = c.dw;
+  x.device = dy.device = w.device = y.device = dw.device = card;
+  const auto line = (reinterpret_cast<uintptr_t>(c.scratch.data()) + 63) / 64 * 64;
+  const Workspace workspace{reinterpret_cast<void*>(line + 8), c.scratch.size() / 2};
+  expect_error(linear_fprop(*view, x, w, {}, y, workspace), "workspace begins 8 bytes beyond a multiple of 64");
+  const GradPair pair{x, dy};
+  expect_error(linear_wgrad(*view, {&pair, 1}, {}, Accumulate::no, dw, workspace),
+               "workspace begins 8 bytes beyond a multiple of 64");
 }
 
 TEST(LinearEdge, Shapes) {

@@ -180,7 +180,7 @@ Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (p->x.n == 0 || p->y.features == 0) return {};
   const size_t needed = workspace_size(c.pass, c.layout, p->dtype, p->x.n, c.x.device);
-  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed));
+  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed, c.x.device));
   if (c.x.device.type == DeviceType::cuda) return cuda_product(*p, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
@@ -266,7 +266,7 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
   const auto n = check_pairs(op, pairs, layout, dtype, device, {dw_region, dgates_region});
   if (!n.ok()) return n.status();
   if (layout.blocks == 0) return {};
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, workspace_size(Pass::wgrad, layout, dtype, *n, device)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, workspace_size(Pass::wgrad, layout, dtype, *n, device), device));
 
   LayoutView plain = layout;
   plain.transposed = false;

@@ -135,8 +135,8 @@ Status lstm_forward(const LayoutView& layout, const LstmInputs& in, const LstmOu
   Forward f;
   BS_RETURN_IF_ERROR(check_forward(layout, in, out, f));
   BS_RETURN_IF_ERROR(check_stream("lstm_forward", stream));
-  BS_RETURN_IF_ERROR(
-      check_workspace("lstm_forward", workspace, lstm_forward_workspace_size(layout, f.dtype, f.steps, f.n)));
+  BS_RETURN_IF_ERROR(check_workspace("lstm_forward", workspace,
+                                     lstm_forward_workspace_size(layout, f.dtype, f.steps, f.n), layout.device));
   if (layout.device.type == DeviceType::cuda) return cuda_forward(f, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
@@ -155,7 +155,8 @@ Status lstm_backward(const LayoutView& layout, const LstmSaved& saved, const Lst
   BS_RETURN_IF_ERROR(check_backward_inputs(saved, of_outputs, b, c));
   BS_RETURN_IF_ERROR(check_grads(grads, accumulate, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, lstm_backward_workspace_size(layout, b.dtype, b.steps, b.n)));
+  BS_RETURN_IF_ERROR(
+      check_workspace(op, workspace, lstm_backward_workspace_size(layout, b.dtype, b.steps, b.n), layout.device));
   if (layout.device.type == DeviceType::cuda) return cuda_backward(b, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
