@@ -100,6 +100,10 @@ if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")
   message(FATAL_ERROR "blocksparse: BLOCKSPARSE_CUDA_ARCHITECTURES is ${BLOCKSPARSE_CUDA_ARCHITECTURES}; "
     "for compute capability 9.0 say 90a, without which the fast kernels have no code")
 endif()
+if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "native|all")
+  message(FATAL_ERROR "blocksparse: BLOCKSPARSE_CUDA_ARCHITECTURES is ${BLOCKSPARSE_CUDA_ARCHITECTURES}; "
+    "name the cards, as in 80;90a-real, for these words never mean 90a, without which the fast kernels have no code")
+endif()
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "90a")
   set(BLOCKSPARSE_SM90A 1)
 endif()
