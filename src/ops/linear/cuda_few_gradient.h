@@ -9,8 +9,6 @@
 //   finish    a lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
 #pragma once
 
-#include <vector>
-
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/warpgroup.h"
@@ -263,24 +261,16 @@ Status with_few_gradient(int32_t unit, bool wide, int64_t chunks, Body body) {
   }
 }
 
-// Queues the copies of x and dy, and returns the number of chunks that they have.
+// The pairs from `next` on that one launch copies; `next` becomes the first of those behind them.
 template <class T>
-Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const FewGradientPlan& plan, bool overlap,
-                            FewGradient& args) {
+GradientPack next_pack(const WeightGradient& g, size_t& next) {
   constexpr int kChunkTokens = gradient_chunk_tokens(sizeof(T));
   const auto stride = [](const Activations& a) { return a.features_first() ? a.feature_stride : a.token_stride; };
-  std::vector<GradientPack> launches;
-  int32_t chunks = 0;
-  for (size_t i = 0; i < g.pairs.size(); ++i) {
-    const GradTerm term = g.term(i);
+  GradientPack pack{};
+  for (; next < g.pairs.size() && pack.terms < GradientTerm::kMost; ++next) {
+    const GradTerm term = g.term(next);
     if (term.x.n == 0) continue;
-    if (launches.empty() || launches.back().terms == GradientTerm::kMost) {
-      if (!launches.empty()) chunks += launches.back().chunks;
-      GradientPack& next = launches.emplace_back();
-      next.features[0] = term.x.features, next.features[1] = term.dy.features;
-      next.first_chunk = chunks;
-    }
-    GradientPack& pack = launches.back();
+    pack.features[0] = term.x.features, pack.features[1] = term.dy.features;
     const int32_t first = pack.terms == 0 ? 0 : pack.term[pack.terms - 1].first + pack.term[pack.terms - 1].n;
     const Activations* sides[2] = {&term.x, &term.dy};
     GradientTerm& to = pack.term[pack.terms++];
@@ -293,11 +283,23 @@ Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const
     }
     pack.chunks = (to.first + to.n + kChunkTokens - 1) / kChunkTokens;
   }
-  chunks += launches.back().chunks;
+  return pack;
+}
+
+// Queues the copies of x and dy, and returns the number of chunks that they have.
+template <class T>
+Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const FewGradientPlan& plan, bool overlap,
+                            FewGradient& args) {
+  int32_t chunks = 0;
+  for (size_t next = 0; next < g.pairs.size();) chunks += next_pack<T>(g, next).chunks;
   args.x = static_cast<const uint4*>(call.workspace.data);
   args.dy = args.x + plan.input_units * chunks * plan.unit * 4;
-  for (GradientPack& pack : launches) {
-    pack.all_chunks = chunks;
+  int32_t first_chunk = 0;
+  for (size_t next = 0; next < g.pairs.size();) {
+    GradientPack pack = next_pack<T>(g, next);
+    if (pack.terms == 0) continue;
+    pack.first_chunk = first_chunk, pack.all_chunks = chunks;
+    first_chunk += pack.chunks;
     pack.units[0] = static_cast<int32_t>(plan.input_units), pack.units[1] = static_cast<int32_t>(plan.output_units);
     pack.to[0] = const_cast<uint4*>(args.x), pack.to[1] = const_cast<uint4*>(args.dy);
     BS_RETURN_IF_ERROR(pack_gradient(pack, sizeof(T), plan.unit, overlap, stream_of(call)));
