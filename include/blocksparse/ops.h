@@ -16,7 +16,8 @@
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
 //     bf16 (avx512_bf16, amx, neon_bf16) count denormals as 0, and neon_bf16's round to odd. On CUDA cards of 9.0 and
 //     for 16-bit types, from 256 tokens on (blocks of up to 32: 513) a weight times its gate is rounded to the type
-//     before it is multiplied, and blocks of 8 are filled up with zeros, which Inf or NaN in x then meets.
+//     before it is multiplied, and blocks of 8 (16 and 32: where 36 and 56 % of all are there) are filled up with
+//     zeros, which Inf or NaN in x then meets.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once
@@ -84,7 +85,8 @@ struct WeightGrads {
 // With S = sum over pairs of dy_out^T x_in:   grads.values[i] = gates[i] S_i,   grads.gates[i] = <S_i, w.values[i]>.
 //   w      needed where gates are: w.gates scale grads.values (absent: 1), w.values make grads.gates
 //   grads  written, or added to with Accumulate::yes; overlaps no input. No pairs, or n = 0, is a sum of nothing.
-// Entries of ragged blocks beyond the matrix are written as 0, and left alone by Accumulate::yes.
+// Entries of ragged blocks beyond the matrix are written as 0, and left alone by Accumulate::yes. A card adds up to 4096
+// pairs at once, and a dW narrower than f32 is rounded between.
 [[nodiscard]] BS_EXPORT Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, const Weights& w,
                                             Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                             Stream stream = {});

@@ -224,11 +224,43 @@ def test_wgrad_of_a_list(layout):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wgrad_of_long_lists(block_size, dtype):
+    """Of any lengths, none among them; more than one launch takes."""
+    layout = Layout.from_graph("random(5,4,0.6)", block_size, seed=5)
+    for lengths in ([700, 0, 65, 1, 1300], [0, 3000], [200] * 14 + [65], [64, 2048, 1]):
+        xs, dys = (
+            [torch.randint(-2, 3, (n, features), device="cuda").bfloat16() for n in lengths]
+            for features in (layout.in_features, layout.out_features)
+        )
+        got = bst.linear_wgrad(xs, dys, layout, dtype=dtype)
+        expected = bst.from_dense(torch.cat(dys).double().T @ torch.cat(xs).double(), layout).to(dtype)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("block_size", "density"), [(8, 0.4), (16, 0.5), (32, 0.7), (32, 0.2), (128, 0.5)])
+def test_nan_and_inf_reach_what_they_are_multiplied_into(block_size, density):
+    """And where W is filled up with zeros (8, 16, 32 that are dense), maybe more outputs of the token, no other one."""
+    layout = Layout.from_graph(f"random(12,10,{density})", block_size, seed=3)
+    w = torch.randn(layout.values_shape, device="cuda", dtype=torch.bfloat16)
+    for n in (30, 700):
+        x = torch.randn(n, layout.in_features, device="cuda", dtype=torch.bfloat16)
+        x[5, 3], x[17, block_size] = float("nan"), float("inf")
+        y = bst.linear(x, w, layout)
+        rows = torch.from_numpy(layout.mask()).cuda().repeat_interleave(block_size, 0)
+        assert y[5, rows[:, 0]].isnan().all()
+        assert not y[17, rows[:, 1]].isfinite().any()
+        others = torch.ones(n, dtype=torch.bool, device="cuda")
+        others[[5, 17]] = False
+        assert y[others].isfinite().all()
+
+
 def test_devices_must_agree(layout):
     x, w = torch.randn(4, 90, device="cuda"), torch.randn(layout.values_shape)
     with pytest.raises(ValueError, match=r"w is on the CPU, needs cuda:0"):
         bst.linear(x, w, layout)
-    with pytest.raises((ValueError, RuntimeError), match=r"on"):
+    with pytest.raises(ValueError, match=r"is on (the CPU|cpu|cuda:0), needs"):
         bst.linear(x.cpu(), w.cuda(), layout)
     with pytest.raises(ValueError, match=r"x is \[4, 91\], layout needs \[N, 90\]"):
         bst.linear(torch.randn(4, 91, device="cuda"), w.cuda(), layout)

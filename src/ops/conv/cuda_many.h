@@ -50,7 +50,7 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
   linear::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
   term.x.n = problem.n;
   return linear::launch_many_gradient_of<T, XOrder::images>(
-      {.term = term,
+      {.terms = {&term, 1},
        .images = &phase.x,
        .walk = list->walk,
        .target = {list->gates, g.dw, g.dw_dtype == DType::f32, g.accumulate},

@@ -232,7 +232,7 @@ size_t cuda_workspace_bytes(const Product& p) {
     plain.transposed = false;
     const auto problem =
         linear::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
-    bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));
+    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
   }
   return static_cast<size_t>(bytes);
 }
@@ -243,7 +243,7 @@ size_t cuda_workspace_bytes(const WeightGradient& g) {
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
     const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
-    bytes = std::max(bytes, static_cast<int64_t>(linear::cuda_workspace_bytes(problem)));
+    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
   }
   return static_cast<size_t>(bytes);
 }

@@ -13,6 +13,7 @@
 #include "cuda/build_index.h"
 #include "cuda/once.h"
 #include "ops/linear/forced.h"
+#include "ops/linear/select_many.h"
 
 namespace blocksparse {
 
@@ -175,45 +176,53 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
 
 namespace {
 
-// Of which a launch takes so many. Long ones one by one where dW is f32, for which that changes nothing: the kernel for
-// many tokens takes no lists.
-size_t pairs_at_once(const WeightGradient& g) {
-  if (g.dw_dtype != DType::f32 || size_of(g.dtype) != 2 || g.pairs.size() > kMostLongPairs) return kMostTerms;
+// The problem of all pairs.
+CudaProblem gradient_problem(const WeightGradient& g, Math math) {
+  int64_t n = 0;
+  for (size_t i = 0; i < g.pairs.size(); ++i) n += g.term(i).x.n;
+  CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
+  problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
+  problem.gated = g.dgates != nullptr;
+  problem.pairs = static_cast<int64_t>(g.pairs.size());
+  problem.tf32 = in_tf32(g.dtype, math);
   for (size_t i = 0; i < g.pairs.size(); ++i) {
-    if (g.term(i).x.n < kLeastLongPair) return kMostTerms;
+    const GradTerm term = g.term(i);
+    problem.x_first = term.x.features_first();
+    problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype) &&
+                        term.dy.features_first() == problem.x_first;
   }
-  return 1;
+  return problem;
+}
+
+Result<size_t> pairs_at_once(const WeightGradient& g, Math math) {
+  if (g.pairs.size() < 2) return size_t{1};
+  const auto forced = forced_cuda_kernel();
+  if (!forced.ok()) return forced.status();
+  if (*forced == CudaKernel::many && g.dw_dtype == DType::f32) return size_t{kMostManyTerms};
+  const auto card = cuda::card_of(g.layout.device);
+  if (!card.ok()) return card.status();
+  return static_cast<size_t>(pairs_at_once(gradient_problem(g, math), g.dw_dtype, *card));
 }
 
 }  // namespace
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
+  const auto at_once = pairs_at_once(g, stream.math);
+  if (!at_once.ok()) return at_once.status();
   WeightGradient part = g;
   // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
-  const size_t at_once = pairs_at_once(g);
-  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += at_once) {
-    part.pairs = g.pairs.subspan(first, std::min(at_once, g.pairs.size() - first));
+  for (size_t first = 0; first == 0 || first < g.pairs.size(); first += *at_once) {
+    part.pairs = g.pairs.subspan(first, std::min(*at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;
-    int64_t n = 0;
-    for (size_t i = 0; i < part.pairs.size(); ++i) n += part.term(i).x.n;
-    CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
-    problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
-    problem.gated = g.dgates != nullptr;
-    problem.pairs = static_cast<int64_t>(part.pairs.size());
-    problem.tf32 = in_tf32(g.dtype, stream.math);
-    for (size_t i = 0; i < part.pairs.size(); ++i) {
-      const GradTerm term = part.term(i);
-      problem.x_first = term.x.features_first();
-      problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype) &&
-                          term.dy.features_first() == problem.x_first;
-    }
+    const CudaProblem problem = gradient_problem(part, stream.math);
     BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
   }
   return {};
 }
 
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
-  return cuda_workspace_bytes(cuda_problem(pass, layout, dtype, n));
+  const CudaProblem problem = cuda_problem(pass, layout, dtype, n);
+  return cuda_kernel_is_forced() ? most_cuda_workspace_bytes(problem) : cuda_workspace_bytes(problem);
 }
 
 Status prepare_cuda(Device device) {

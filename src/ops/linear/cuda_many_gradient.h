@@ -11,6 +11,9 @@
 //             the order of tokens; gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
 #pragma once
 
+#include <array>
+#include <span>
+
 #include "cuda/launch.h"
 #include "ops/linear/cuda_many_gradient_kernel.h"
 
@@ -18,11 +21,11 @@ namespace blocksparse::linear {
 namespace {
 
 // body.template operator()<K>() with the kernel type K.
-template <class T, XOrder Order, class Body>
+template <class T, XOrder Order, int Terms, class Body>
 Status with_gradient_kernel(int32_t block, const ManyGradientForm& form, Body body) {
-  if (form.strip_outputs == 128) return body.template operator()<GradientKernel<T, 128, Order>>();
-  if (block == 64) return body.template operator()<GradientKernel<T, 64, Order>>();
-  return body.template operator()<GradientKernel<T, 32, Order>>();
+  if (form.strip_outputs == 128) return body.template operator()<GradientKernel<T, 128, Order, Terms>>();
+  if (block == 64) return body.template operator()<GradientKernel<T, 64, Order, Terms>>();
+  return body.template operator()<GradientKernel<T, 32, Order, Terms>>();
 }
 
 inline Status gradient_map(const Activations& a, int32_t features, int32_t tokens, CUtensorMap& map) {
@@ -36,23 +39,11 @@ inline Status gradient_map(const Activations& a, int32_t features, int32_t token
                                map);
 }
 
-template <class K>
-Status gradient_maps(const GradTerm& term, const GatheredImages* images, typename K::Maps& maps) {
-  if constexpr (K::order == XOrder::images) {
-    maps.x.steps = ImageSteps(*images, images->deep());
-    maps.x.taps = TapSteps(*images);
-    BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(*images, images->deep(), K::kCell, K::kTokens), maps.x.map));
-  } else {
-    BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x.map));
-  }
-  return gradient_map(term.dy, 64, K::kTokens, maps.dy);
-}
-
 // What a launch sums, and where that goes.
 struct ManyGradientTask {
-  GradTerm term;
-  const GatheredImages* images =
-      nullptr;  // where x is gathered from, if it is: then of x only n and the features count
+  std::span<const GradTerm> terms;
+  // Where x is gathered from, if it is: then there is one term, and of its x only n and the features count.
+  const GatheredImages* images = nullptr;
   DeviceWalk walk;
   GradientTarget target;
   const void* w;
@@ -61,15 +52,35 @@ struct ManyGradientTask {
   int32_t gate_blocks;  // of each
 };
 
-template <class T, XOrder Order>
+template <class K>
+Status gradient_maps(const ManyGradientTask& task, typename K::Maps& maps) {
+  for (const GradTerm& term : task.terms) {
+    if (term.x.n == 0) continue;  // a map of nothing is refused
+    const int i = maps.steps.terms;
+    if constexpr (K::order == XOrder::images) {
+      const GatheredImages& images = *task.images;
+      maps.x[i].steps = ImageSteps(images, images.deep());
+      maps.x[i].taps = TapSteps(images);
+      BS_RETURN_IF_ERROR(cuda::make_image_map(boxed(images, images.deep(), K::kCell, K::kTokens), maps.x[i].map));
+    } else {
+      BS_RETURN_IF_ERROR(gradient_map(term.x, K::kCell, K::kTokens, maps.x[i].map));
+    }
+    BS_RETURN_IF_ERROR(gradient_map(term.dy, 64, K::kTokens, maps.dy[i]));
+    maps.steps.ends[i] = maps.steps.all() + static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
+    ++maps.steps.terms;
+  }
+  return {};
+}
+
+template <class T, XOrder Order, int Terms = 1>
 Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) {
   const ManyGradientForm form = gradient_form_of(call.problem);
   const GradientTables tables = gradient_tables(call.problem, form, call.workspace.data);
-  return with_gradient_kernel<T, Order>(call.problem.block, form, [&]<class K>() {
-    const auto steps = static_cast<int32_t>((t.term.x.n + K::kTokens - 1) / K::kTokens);
+  return with_gradient_kernel<T, Order, Terms>(call.problem.block, form, [&]<class K>() {
     const int32_t grid = std::min(call.card.multiprocessors, kMostGradientGrid);
     typename K::Maps maps{};
-    BS_RETURN_IF_ERROR(gradient_maps<K>(t.term, t.images, maps));
+    BS_RETURN_IF_ERROR(gradient_maps<K>(t, maps));
+    const int32_t steps = maps.steps.all();
     BS_RETURN_IF_ERROR(make_gradient_units(call, form, t.walk, tables, grid, steps));
     const ManyGradient args{.tables = tables,
                             .target = t.target,
@@ -91,7 +102,7 @@ Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) 
                                      .threads = CombineForm::kThreads,
                                      .stream = stream_of(call),
                                      .overlap = true},
-                                    gradient_combine<K>, args, grid));
+                                    gradient_combine<typename K::OfOne>, args, grid));
     if (t.dgates == nullptr || t.gates == 0) return Status();
     return cuda::launch({.blocks = std::min<int64_t>((t.gates + 7) / 8, int64_t{16} * grid),
                          .threads = 256,
@@ -101,24 +112,32 @@ Status launch_many_gradient_of(const ManyGradientTask& t, const CudaCall& call) 
   });
 }
 
+template <class T, XOrder Order>
+Status launch_many_gradients(const ManyGradientTask& task, const CudaCall& call) {
+  return task.terms.size() > 1 ? launch_many_gradient_of<T, Order, kMostManyTerms>(task, call)
+                               : launch_many_gradient_of<T, Order>(task, call);
+}
+
 template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
-  const ManyGradientTask task{.term = g.term(0),
+  std::array<GradTerm, kMostManyTerms> terms;
+  for (size_t i = 0; i < g.pairs.size(); ++i) terms[i] = g.term(i);
+  const ManyGradientTask task{.terms = std::span(terms).first(g.pairs.size()),
                               .walk = walk_on_device(g.layout, false),
                               .target = target_of(g),
                               .w = g.w,
                               .dgates = static_cast<float*>(g.dgates),
                               .gates = static_cast<int32_t>(g.layout.blocks),
                               .gate_blocks = 1};
-  return call.problem.x_first ? launch_many_gradient_of<T, XOrder::features>(task, call)
-                              : launch_many_gradient_of<T, XOrder::tokens>(task, call);
+  return call.problem.x_first ? launch_many_gradients<T, XOrder::features>(task, call)
+                              : launch_many_gradients<T, XOrder::tokens>(task, call);
 }
 
-template <class T, XOrder Order>
+template <class T, XOrder Order, int Terms = 1>
 Status prepare_many_gradient_of() {
   for (int32_t block : {32, 64, 128}) {
-    BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order>(block, gradient_form_of(block, false), [&]<class K>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<K>, 0));
+    BS_RETURN_IF_ERROR((with_gradient_kernel<T, Order, Terms>(block, gradient_form_of(block, false), [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare(gradient_combine<typename K::OfOne>, 0));
       return cuda::prepare(many_gradient<K>, K::kSharedBytes);
     })));
   }
@@ -130,6 +149,8 @@ Status prepare_many_gradient_of() {
 template <class T>
 Status prepare_many_gradient() {
   BS_RETURN_IF_ERROR((prepare_many_gradient_of<T, XOrder::tokens>()));
+  BS_RETURN_IF_ERROR((prepare_many_gradient_of<T, XOrder::tokens, kMostManyTerms>()));
+  BS_RETURN_IF_ERROR((prepare_many_gradient_of<T, XOrder::features, kMostManyTerms>()));
   return prepare_many_gradient_of<T, XOrder::features>();
 }
 

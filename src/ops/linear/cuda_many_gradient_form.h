@@ -3,6 +3,7 @@
 
 #include "ops/linear/cuda_gradient_target.h"
 #include "ops/linear/cuda_many_maps.h"
+#include "ops/linear/cuda_many_terms.h"
 #include "ops/linear/cuda_many_units.h"
 
 namespace blocksparse::linear {
@@ -20,19 +21,24 @@ struct ManyGradient {
   int64_t outputs, inputs;
 };
 
-template <XOrder Order>
+// Of each (x, dy) of a list.
+template <XOrder Order, int Terms>
 struct GradientMaps {
-  ManyX<Order> x;
-  CUtensorMap dy;
+  ManyX<Order> x[Terms];
+  CUtensorMap dy[Terms];
+  TermSteps<Terms> steps;
 };
 
 // B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by
-// tokens where x is gathered.
-template <class T, int B, XOrder Order>
+// tokens where x is gathered. Terms: the (x, dy) of a launch, at most. One alone has a kernel of its own, for which of
+// the maps it is then needs no register of the feeding warps, by which wgrad is bound.
+template <class T, int B, XOrder Order, int Terms = 1>
 struct GradientKernel {
   using Element = T;
+  using OfOne = GradientKernel<T, B, Order>;
   static constexpr bool wide = B == 128;
-  using Maps = GradientMaps<Order>;
+  static constexpr int kTerms = Terms;
+  using Maps = GradientMaps<Order, Terms>;
   static constexpr XOrder order = Order;
   static constexpr bool first = Order == XOrder::features;
   static constexpr ManyGradientForm form = gradient_form_of(B, wide);

@@ -93,22 +93,24 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
                        : box < unit.cells ? g.tables.chunks[unit.first_cell + box] * K::kCell
                                           : 0;
     [[maybe_unused]] ImageTap tap{};
-    if constexpr (K::order == XOrder::images) tap = maps.x.taps.tap_of(column);
+    if constexpr (K::order == XOrder::images) tap = maps.x[0].taps.tap_of(column);
     const bool has_box = thread / 32 - K::kDyBoxes < unit.cells;
     if (!has_box) ring.advance<K>(work.last - work.first);
-    for (int step = work.first; has_box && step < work.last; ++step) {
+    StepPlace<K::kTokens> at(maps.steps, work.first);
+    for (int step = work.first; has_box && step < work.last; ++step, at.advance(maps.steps)) {
       if (lane == 0) ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
       __syncwarp();
       const uint32_t data = ring.data<K>();
+      const int term = K::kTerms == 1 ? 0 : __shfl_sync(~0u, at.term, 0);
       if (box < 0) {
-        load_gradient_box<K>(data + index * K::kDyBox, &maps.dy, ring.full_at(), column, step * K::kTokens);
+        load_gradient_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full_at(), column, at.token);
       } else if (box < unit.cells) {
         const uint32_t to = data + K::kDyBoxes * K::kDyBox + box * K::kXBox;
         if constexpr (K::order == XOrder::images) {
-          const ImagePixel pixel = maps.x.steps.pixel_of(step * K::kTokens);
-          load_positions(to, &maps.x.map, ring.full_at(), maps.x.steps.deep, tap, pixel);
+          const auto& x = maps.x[0];
+          load_positions(to, &x.map, ring.full_at(), x.steps.deep, tap, x.steps.pixel_of(at.token));
         } else {
-          load_gradient_box<K>(to, &maps.x.map, ring.full_at(), column, step * K::kTokens);
+          load_gradient_box<K>(to, &maps.x[term].map, ring.full_at(), column, at.token);
         }
       }
       if (thread == 0) {

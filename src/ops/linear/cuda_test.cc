@@ -4,11 +4,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
 
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
+#include "ops/linear/cuda_many_terms.h"
 #include "ops/linear/problem.h"
 #include "ops/linear/select_cuda.h"
+#include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 namespace {
@@ -361,6 +366,28 @@ TEST_F(LinearCuda, EveryCardGivesTheSameBits) {
       std::memcpy(got.data(), y.data, got.size());
       if (card == 0) first = got;
       EXPECT_EQ(got, first) << line << " on card " << card;
+    }
+  }
+}
+
+TEST(ManyTerms, StepsWalkThePairsOneBehindTheOther) {
+  constexpr int kTokens = 64;
+  std::mt19937 random(1);
+  for (int list = 0; list < 200; ++list) {
+    TermSteps<kMostManyTerms> steps{};
+    std::vector<std::pair<int, int>> places;  // pair, token
+    const int terms = list == 0 ? kMostManyTerms : static_cast<int>(random() % kMostManyTerms) + 1;
+    for (int term = 0; term < terms; ++term) {
+      const int n = static_cast<int>(random() % 300) + 1;
+      for (int token = 0; token < n; token += kTokens) places.emplace_back(term, token);
+      steps.ends[steps.terms++] = static_cast<int>(places.size());
+    }
+    ASSERT_EQ(steps.all(), static_cast<int>(places.size()));
+    for (size_t first = 0; first < places.size(); ++first) {
+      StepPlace<kTokens> at(steps, static_cast<int>(first));
+      for (size_t step = first; step < places.size(); ++step, at.advance(steps)) {
+        ASSERT_EQ(std::pair(at.term, at.token), places[step]) << "list " << list << " from " << first << " at " << step;
+      }
     }
   }
 }

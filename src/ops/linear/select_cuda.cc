@@ -204,6 +204,19 @@ bool few_gradient_pays(const CudaProblem& p) {
                                              grid;
 }
 
+// us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25
+// 385 (194); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (590, 289); b = 16, .1 771 (757). Of 256 tokens, generic
+// (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117).
+int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card) {
+  if (size_of(p.dtype) != 2 || p.pairs < 2) return kMostTerms;
+  constexpr int64_t kLong = 1024;
+  const int64_t mean = p.n / p.pairs;
+  const bool parts = dw_dtype == DType::f32;
+  if (card.sm90a && mean >= (p.block >= 32 ? 128 : kLong) && (parts || p.pairs <= kMostManyTerms))
+    return kMostManyTerms;
+  return parts && mean >= kLong ? 1 : kMostTerms;
+}
+
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {
   const int64_t resident = int64_t{card.multiprocessors} * 12;
   return tiles >= resident || chunks < 2 ? 1 : 2 * tiles >= resident || chunks < 4 ? 2 : 4;
@@ -251,6 +264,11 @@ size_t tiled_workspace(CudaProblem p) {
 }  // namespace
 
 size_t cuda_workspace_bytes(const CudaProblem& p) {
+  if (many_pays(p)) return most_cuda_workspace_bytes(p);  // nor do regions for less
+  return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), tiled_workspace(p)});
+}
+
+size_t most_cuda_workspace_bytes(const CudaProblem& p) {
   return std::max({generic_workspace_bytes(p), few_workspace_bytes(p), many_workspace_bytes(p),
                    region_workspace_bytes(p), tiled_workspace(p)});
 }

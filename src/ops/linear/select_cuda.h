@@ -52,8 +52,9 @@ bool cuda_runs(CudaKernel kernel, const cuda::Card& card);
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card);
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card);
 
-// Enough for any kernel, so that a kernel can be forced without asking again.
+// Enough for the kernels that may be chosen for so many tokens or less; for all of them, one of which may be forced.
 size_t cuda_workspace_bytes(const CudaProblem& p);
+size_t most_cuda_workspace_bytes(const CudaProblem& p);
 
 // Whether the generic kernel lets thread blocks share a long row, whose sums then meet in the workspace.
 bool generic_splits(const CudaProblem& p);
@@ -106,8 +107,7 @@ inline constexpr int64_t kTermsByValue = 64;
 inline constexpr int64_t kMostTerms = 4096;
 inline constexpr int64_t kTermBytes = 48;
 
-// Pairs of so many tokens are better summed one after the other, if they are not too many.
-inline constexpr int64_t kLeastLongPair = 1024;
-inline constexpr size_t kMostLongPairs = 64;
+// How many of p.pairs, of p.n tokens together, a launch is best given. dW is rounded between launches unless it is f32.
+int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card);
 
 }  // namespace blocksparse::linear

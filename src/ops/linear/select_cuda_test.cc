@@ -88,6 +88,31 @@ TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
   EXPECT_GE(tiled_runs(p), 1600 / 8);
 }
 
+TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLessInEveryPass) {
+  for (const int32_t block : {8, 32, 128}) {
+    const LayoutView view{.block_size = block, .out_features = 3200, .in_features = 1600, .blocks = 300};
+    for (const Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
+      for (DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+        size_t before = 0, before_forced = 0;
+        for (int64_t n = 1; n <= 2100; n += n < 40 || n > 1000 ? 1 : 31) {
+          const CudaProblem p = cuda_problem(pass, view, dtype, n);
+          const size_t bytes = cuda_workspace_bytes(p), forced = most_cuda_workspace_bytes(p);
+          ASSERT_GE(bytes, before) << "b=" << block << " n=" << n << " " << name_of(dtype);
+          ASSERT_GE(forced, before_forced) << "b=" << block << " n=" << n << " " << name_of(dtype);
+          ASSERT_GE(forced, bytes);
+          before = bytes, before_forced = forced;
+        }
+      }
+    }
+  }
+}
+
+TEST(SelectCuda, KernelsThatAreNotChosenAskForNothing) {
+  const LayoutView view{.block_size = 32, .out_features = 256, .in_features = 256, .blocks = 32};
+  EXPECT_LT(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 128)), size_t{1} << 20);
+  EXPECT_GT(most_cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 128)), size_t{30} << 20);
+}
+
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {

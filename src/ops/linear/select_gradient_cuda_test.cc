@@ -77,6 +77,30 @@ TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
   EXPECT_EQ(few_gradient_split(100, 3, kH200), 2) << "no more than there are chunks";
 }
 
+TEST(SelectCuda, ListsGoTogetherWhereThatIsFaster) {
+  const cuda::Card a100{.arch = 80, .multiprocessors = 108};
+  const auto at_once = [](int32_t block, int64_t pairs, int64_t tokens, DType dw, const cuda::Card& card) {
+    return pairs_at_once({.pass = Pass::wgrad,
+                          .dtype = DType::bf16,
+                          .block = block,
+                          .n = pairs * tokens,
+                          .inputs = 4096,
+                          .outputs = 4096,
+                          .blocks = 1600,
+                          .pairs = pairs},
+                         dw, card);
+  };
+  EXPECT_EQ(at_once(32, 40, 200, DType::f32, kH200), kMostManyTerms);
+  EXPECT_EQ(at_once(32, 40, 100, DType::f32, kH200), kMostTerms) << "short ones";
+  EXPECT_EQ(at_once(32, 40, 200, DType::bf16, kH200), kMostTerms) << "dW would be rounded between";
+  EXPECT_EQ(at_once(32, 12, 200, DType::bf16, kH200), kMostManyTerms);
+  EXPECT_EQ(at_once(16, 12, 200, DType::f32, kH200), kMostTerms);
+  EXPECT_EQ(at_once(16, 12, 2000, DType::f32, kH200), kMostManyTerms);
+  EXPECT_EQ(at_once(32, 40, 200, DType::f32, a100), kMostTerms);
+  EXPECT_EQ(at_once(32, 40, 2000, DType::f32, a100), 1) << "which regions take";
+  EXPECT_EQ(at_once(32, 40, 2000, DType::bf16, a100), kMostTerms);
+}
+
 TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   const CudaProblem p{.pass = Pass::wgrad,
                       .dtype = DType::f16,
@@ -103,7 +127,17 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 20000; }), CudaKernel::regions);
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 26000; }), CudaKernel::many);
   EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::regions);
-  EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 2; }), CudaKernel::many) << "regions take no lists";
+  EXPECT_EQ(but([](CudaProblem& o) { o.pairs = 5; }), CudaKernel::generic) << "short ones";
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.pairs = 12; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.pairs = 13; }), CudaKernel::generic);
+  const auto takes = [&p](int64_t pairs) {
+    CudaProblem other = p;
+    other.pairs = pairs;
+    return cuda_supports(CudaKernel::many, other, kH200);
+  };
+  EXPECT_TRUE(takes(2) && takes(kMostManyTerms));
+  EXPECT_FALSE(takes(kMostManyTerms + 1));
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 512; }), CudaKernel::few);

@@ -112,7 +112,7 @@ namespace {
 bool many_gradient_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const ManyGradientPlan plan = plan_many_gradient(p);
-  return p.w_aligned && p.pairs == 1 && plan.chunks <= kMostGradientChunks &&
+  return p.w_aligned && p.pairs <= kMostManyTerms && plan.chunks <= kMostGradientChunks &&
          plan.cells * gradient_form_of(p).ids < kMost && plan.strips <= kMostStrips;
 }
 
@@ -139,7 +139,7 @@ bool many_supports(const CudaProblem& p) {
 // wgrad of 512 and 1024, density .1, generic (many)    b = 64: 26.2 (27.6), 41.9 (33.6)   b = 16: 59.5 (70.5), 104
 // (101)
 bool many_pays(const CudaProblem& p) {
-  if (p.pass == Pass::wgrad) return p.n >= 1024;
+  if (p.pass == Pass::wgrad) return p.n >= 1024 && (p.pairs == 1 || p.block >= 32 || p.n >= 1024 * p.pairs);
   return p.n >= (p.block >= 64 ? 256 : kMostFewTokens + 1);
 }
 

@@ -113,4 +113,7 @@ ManyGradientPlaces gradient_places(const CudaProblem& p, const ManyGradientForm&
 // Thread blocks, one an SM; each may leave two partial sums.
 inline constexpr int32_t kMostGradientGrid = 132;
 
+// The (x, dy) that one launch sums. Their maps are the kernel's arguments, which have 4 KB.
+inline constexpr int32_t kMostManyTerms = 12;
+
 }  // namespace blocksparse::linear
