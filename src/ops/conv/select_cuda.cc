@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/places.h"
 #include "ops/conv/cuda_phases.h"
 #include "ops/conv/select_halo.h"
 #include "ops/conv/select_order.h"
@@ -14,10 +15,7 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
-constexpr int64_t kLine = 128;
 constexpr int64_t kMostPhases = 64;
-
-int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
@@ -54,10 +52,7 @@ std::string_view name_of(CudaWay way) {
   return "linear";
 }
 
-int64_t inputs_of_tap(int64_t channels, int32_t block) {
-  const int64_t step = std::max(linear::kChunk, block);
-  return (channels + step - 1) / step * step;
-}
+int64_t inputs_of_tap(int64_t channels, int32_t block) { return round_up(channels, std::max(linear::kChunk, block)); }
 
 linear::CudaProblem many_problem(const Product& p) {
   auto problem = problem_of(p.by_in ? Pass::dgrad : Pass::fprop, p.dtype, p.layout, p.gather.taps());
@@ -86,7 +81,7 @@ int32_t generic_slices(const WeightGradient& g) {
   constexpr int64_t kThreadBlocks = 1024, kLeastPixels = 512, kMostBytes = int64_t{32} << 20;
   const int64_t block = g.layout.block_size, taps = g.gather.taps(), pixels = g.plain().n * g.plain().pixels();
   const int64_t run = std::max<int64_t>(1, kGenericRows / block), quarters = block > kGenericRows ? 4 : 1;
-  const int64_t there = std::max<int64_t>(1, (g.layout.blocks + run - 1) / run * taps * quarters);
+  const int64_t there = std::max<int64_t>(1, divide_up(g.layout.blocks, run) * taps * quarters);
   const int64_t bytes = std::max<int64_t>(1, g.layout.blocks * taps * block * block * (g.dtype == DType::f64 ? 8 : 4));
   const int64_t slices = std::min({kThreadBlocks / there, pixels / kLeastPixels, kMostBytes / bytes});
   return g.dgates == nullptr ? static_cast<int32_t>(std::max<int64_t>(1, slices)) : 1;
@@ -100,9 +95,11 @@ int64_t generic_workspace(const WeightGradient& g) {
 
 TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
   TapPlaces at{};
-  at.refs = lines((rows + 1) * 4);
-  at.gates = at.refs + lines(blocks * taps * 8);
-  at.end = at.gates + lines(blocks * taps * 4);
+  Places places;
+  at.starts = places.next((rows + 1) * 4);
+  at.refs = places.next(blocks * taps * 8);
+  at.gates = places.next(blocks * taps * 4);
+  at.end = places.end;
   return at;
 }
 

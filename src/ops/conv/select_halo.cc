@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/places.h"
 #include "ops/conv/select_cuda.h"
 
 namespace blocksparse::conv {
@@ -10,8 +11,7 @@ namespace {
 
 constexpr int64_t kPattern = 1024;  // after so many bytes swizzles repeat themselves
 
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-int64_t whole_patterns(int64_t bytes) { return divide_up(bytes, kPattern) * kPattern; }
+int64_t whole_patterns(int64_t bytes) { return round_up(bytes, kPattern); }
 
 // Zeros between images must not cost more than they save.
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
@@ -101,18 +101,15 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
 }
 
 HaloGradientPlaces halo_gradient_places() {
-  constexpr int64_t kLine = 128, kGrid = linear::kMostGradientGrid;
+  constexpr int64_t kGrid = linear::kMostGradientGrid;
   HaloGradientPlaces at{};
-  const auto next = [&](int64_t bytes) {
-    const int64_t begin = at.end;
-    at.end += divide_up(bytes, kLine) * kLine;
-    return begin;
-  };
-  at.counts = next(16);
-  at.shares = next((kGrid + 1) * 8);
-  at.units = next(kGrid * 16);
-  at.ids = next(kGrid * kHaloIds * 4);
-  at.parts = next(2 * kGrid * kHaloGradientGroups * kHaloGradientSums * 128 * 4);
+  Places places;
+  at.counts = places.next(16);
+  at.shares = places.next((kGrid + 1) * 8);
+  at.units = places.next(kGrid * 16);
+  at.ids = places.next(kGrid * kHaloIds * 4);
+  at.parts = places.next(2 * kGrid * kHaloGradientGroups * kHaloGradientSums * 128 * 4);
+  at.end = places.end;
   return at;
 }
 

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 
+#include "core/places.h"
 #include "ops/conv/select_cuda.h"
 
 namespace blocksparse::conv {
 
 namespace {
-
-constexpr int64_t kLine = 128;
-
-int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 void* behind(void* workspace, int64_t bytes) {
   return workspace == nullptr ? nullptr : static_cast<char*>(workspace) + bytes;
@@ -35,14 +32,14 @@ WeightGradient sizes_alone(WeightGradient g) {
 int64_t sum_bytes(const Product&) { return 0; }
 int64_t sum_bytes(const WeightGradient& g) {
   const int64_t block = g.layout.block_size;
-  return lines(g.layout.blocks * g.gather.taps() * block * block * 4);
+  return whole_lines(g.layout.blocks * g.gather.taps() * block * block * 4);
 }
 
 // Nothing where it does not fit.
 template <class Problem>
 OrderPlan place(const Problem& p, const Images& images, int64_t slices) {
   OrderPlan plan{.slices = slices};
-  plan.sums = lines((images.n + slices - 1) / slices * images.image_stride() * size_of(p.dtype));
+  plan.sums = whole_lines(divide_up(images.n, slices) * images.image_stride() * size_of(p.dtype));
   plan.rest = plan.sums + (slices > 1 ? sum_bytes(p) : 0);
   for (int64_t index = 0; index < slices; index += std::max<int64_t>(1, slices - 1)) {  // the first and the last
     const Problem slice = ordered_slice(p, plan, index, nullptr);
@@ -66,8 +63,8 @@ OrderPlan plan(const Problem& given) {
   if (whole.slices == 1) return whole;
   const Problem all = ordered_slice(p, {.slices = 1}, 0, nullptr);
   const int64_t others = sum_bytes(p) + static_cast<int64_t>(cuda_workspace_bytes(all));
-  const int64_t most = (kMostConvWorkspace - kLine - others) / image_bytes;
-  return most < 1 ? OrderPlan{} : place(p, images, (images.n + most - 1) / most);
+  const int64_t most = (kMostConvWorkspace - kLineBytes - others) / image_bytes;
+  return most < 1 ? OrderPlan{} : place(p, images, divide_up(images.n, most));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/index.h"
+#include "core/places.h"
 #include "ops/linear/select_many.h"
 #include "ops/linear/select_regions.h"
 #include "ops/linear/select_resident.h"
@@ -154,7 +155,7 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // gates there is none below 32, which halves what there is to compile.
   const int32_t least = f32 ? 8 : gated ? 32 : p.block <= 16 ? 16 : 8;
   plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : kFewTokens;
-  plan.slices = static_cast<int32_t>((p.n + plan.tokens - 1) / plan.tokens);
+  plan.slices = static_cast<int32_t>(divide_up(p.n, plan.tokens));
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
   const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.slices;
@@ -170,7 +171,7 @@ FewPlan plan_few(const CudaProblem& p, bool gated, const cuda::Card& card) {
 }
 
 FewWorkspace few_workspace(const CudaProblem& p) {
-  const int64_t tokens = p.n <= 32 ? 32 : (p.n + kFewTokens - 1) / kFewTokens * kFewTokens;
+  const int64_t tokens = p.n <= 32 ? 32 : round_up(p.n, kFewTokens);
   return {.partial_bytes = p.slots * p.n * p.block * 4,
           .packed_bytes = p.input_blocks() * p.block * tokens * size_of(p.dtype)};
 }
@@ -184,7 +185,7 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   plan.output_units = p.output_blocks() * side;
   // Pairs are packed 64 at a time, in whole chunks of 64 bytes a feature.
   const int64_t tokens = 64 / size_of(p.dtype);
-  const int64_t chunks = (p.n + tokens - 1) / tokens + (std::max<int64_t>(p.n, 1) - 1) / 64;
+  const int64_t chunks = divide_up(p.n, tokens) + (std::max<int64_t>(p.n, 1) - 1) / 64;
   plan.packed_bytes = (plan.input_units + plan.output_units) * chunks * plan.unit * 64;
   plan.workspace_bytes = plan.packed_bytes + plan.units * 4;
   return plan;

@@ -3,22 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/places.h"
+
 namespace blocksparse::linear {
 
 namespace {
-
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
-// Parts of the workspace, one behind the other.
-struct Places {
-  int64_t end = 0;
-  int64_t next(int64_t bytes) {
-    constexpr int64_t kLine = 128;
-    const int64_t begin = end;
-    end += divide_up(bytes, kLine) * kLine;
-    return begin;
-  }
-};
 
 // Cells of 64 x 64 take the time of a dense W, whatever they hold. us of 4096 x 4096, n = 4096, bf16 on an H200, W's
 // copy included: b = 8, density .25: filled 181, cells of 16 343; .1: 177 and 180. b = 16, .1: cells of 16 98, of 64 x

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "core/places.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 
 namespace {
-
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 // Cells that a thread block has to hold: blocks of 8 come in pairs, of which the last of a row may lack one.
 double cells_of(const CudaProblem& p) {
@@ -118,18 +117,14 @@ bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
 }
 
 RegionPlaces region_places(const CudaProblem& p) {
-  constexpr int64_t kLine = 128;
   RegionPlaces at{};
-  const auto next = [&at](int64_t bytes) {
-    const int64_t begin = at.end;
-    at.end += divide_up(bytes, kLine) * kLine;
-    return begin;
-  };
+  Places places;
   const int64_t values = p.blocks * p.block * p.block * 4;
-  at.entries = next(p.blocks * (p.block == 8 ? 2 : 1) * 8);
-  at.units = next(int64_t{kMostRegionStrips} * kMostStripUnits * 16);
-  at.counts = next(kMostRegionStrips * 4);
-  at.partial = next(values * slices_with_room(p));
+  at.entries = places.next(p.blocks * (p.block == 8 ? 2 : 1) * 8);
+  at.units = places.next(int64_t{kMostRegionStrips} * kMostStripUnits * 16);
+  at.counts = places.next(kMostRegionStrips * 4);
+  at.partial = places.next(values * slices_with_room(p));
+  at.end = places.end;
   return at;
 }
 

@@ -2,22 +2,16 @@
 
 #include <algorithm>
 
+#include "core/places.h"
 #include "ops/linear/select_many.h"
 
 namespace blocksparse::linear {
 
-namespace {
-
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
-}  // namespace
-
 std::optional<ResidentPlan> plan_resident(const CudaProblem& p) {
-  constexpr int64_t kLine = 128;
   const int64_t strips = divide_up(p.outputs, kResidentSide), chunks = divide_up(p.inputs, kChunk);
   if (strips > kResidentWarps || chunks > kResidentWarps) return std::nullopt;
   const int64_t w_bytes = p.blocks * p.block * p.block * 2;
-  const int64_t list_bytes = divide_up((p.blocks + 1 + p.output_blocks() + 1) * 4, kLine) * kLine;
+  const int64_t list_bytes = whole_lines((p.blocks + 1 + p.output_blocks() + 1) * 4);
   // Each warp has a unit of a tile, so tiles of 32 tokens where there are more than 256 outputs.
   const int32_t tokens = 2 * strips > kResidentWarps ? kResidentSide : 2 * kResidentSide;
   const int64_t stage_bytes = chunks * tokens * kChunk * 2;
@@ -29,7 +23,7 @@ std::optional<ResidentPlan> plan_resident(const CudaProblem& p) {
                       .tiles = static_cast<int32_t>(divide_up(p.n, tokens)),
                       .stages = static_cast<int32_t>(std::min<int64_t>(kMostResidentStages, stages)),
                       .stage_bytes = static_cast<int32_t>(stage_bytes),
-                      .w_bytes = static_cast<int32_t>(divide_up(w_bytes, kLine) * kLine),
+                      .w_bytes = static_cast<int32_t>(whole_lines(w_bytes)),
                       .list_bytes = static_cast<int32_t>(list_bytes)};
 }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/places.h"
+
 namespace blocksparse::linear {
 
 namespace {
-
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
 
@@ -17,10 +17,11 @@ int64_t tiled_groups(const CudaProblem& p) { return divide_up(p.output_blocks() 
 
 TiledPlaces tiled_places(const CudaProblem& p) {
   const int64_t groups = tiled_groups(p), entries = groups * p.input_blocks();
-  constexpr int64_t kLine = 128;
   TiledPlaces at;
-  at.inputs = divide_up(groups * 4, kLine) * kLine;
-  at.weights = at.inputs + divide_up(entries * 4, kLine) * kLine;
+  Places places;
+  at.counts = places.next(groups * 4);
+  at.inputs = places.next(entries * 4);
+  at.weights = places.end;
   at.end = at.weights + entries * (kTiledOutputs / p.block) * 4;
   return at;
 }

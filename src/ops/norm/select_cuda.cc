@@ -2,19 +2,19 @@
 
 #include <algorithm>
 
+#include "core/places.h"
+
 namespace blocksparse::norm {
 
 namespace {
 
 constexpr int64_t kResident = 2;  // thread blocks of an SM
 
-int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 WidePlan plan(int64_t vectors, int64_t best_width) {
   WidePlan p;
   p.cluster = 1;
   while (p.cluster < kMostCluster && vectors > best_width * p.cluster) p.cluster *= 2;
-  const int64_t per = divide_up(vectors, p.cluster), width = divide_up(per, 32) * 32;
+  const int64_t per = divide_up(vectors, p.cluster), width = round_up(per, 32);
   if (width > kWideThreads) return {};
   p.per = static_cast<int32_t>(per);
   p.width = static_cast<int32_t>(width);

@@ -1,0 +1,27 @@
+// How many steps cover something, and where the parts of a workspace lie. For the host alone.
+#pragma once
+
+#include <cstdint>
+
+namespace blocksparse {
+
+// Of values from 0 on.
+constexpr int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+constexpr int64_t round_up(int64_t value, int64_t step) { return divide_up(value, step) * step; }
+
+// A card reads lines of 128 bytes, and no vector or box needs a larger alignment.
+inline constexpr int64_t kLineBytes = 128;
+constexpr int64_t whole_lines(int64_t bytes) { return round_up(bytes, kLineBytes); }
+
+// Parts of a workspace, one behind the other, each of whole lines.
+struct Places {
+  int64_t end = 0;
+  // Where a part of so many bytes begins.
+  int64_t next(int64_t bytes) {
+    const int64_t begin = end;
+    end += whole_lines(bytes);
+    return begin;
+  }
+};
+
+}  // namespace blocksparse
