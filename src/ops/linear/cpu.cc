@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/places.h"
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
@@ -19,8 +20,6 @@ constexpr int64_t kTaskFeatures = 512;        // features of a vector of tokens 
 constexpr int64_t kSideBySideFeatures = 64;   // that are packed of all vectors of a group
 constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 const void* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
@@ -52,12 +51,12 @@ class Round {
         pieces_(static_cast<int64_t>(walk.pieces.size())),
         splits_(static_cast<int64_t>(walk.splits.size())),
         threads_(threads),
-        vectors_(ceil_div(a.n, kernel.lanes)) {}
+        vectors_(divide_up(a.n, kernel.lanes)) {}
 
   // Each group of tokens by one thread from beginning to end: what it packs, sums and writes stays in its own cache.
   void by_group(int64_t group) const {
     const int64_t group_vectors = group / kernel_.lanes;
-    parallel_for(threads_, ceil_div(vectors_, group_vectors), [&](int64_t task) {
+    parallel_for(threads_, divide_up(vectors_, group_vectors), [&](int64_t task) {
       const int64_t first = task * group_vectors;
       const Range vectors{first, std::min(first + group_vectors, vectors_)};
       const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : a_.inputs;
@@ -73,8 +72,8 @@ class Round {
   void by_piece(int64_t group) const {
     const int64_t group_vectors = group / kernel_.lanes;
     const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : kTaskFeatures;
-    const int64_t slices = ceil_div(a_.inputs, features), vectors = kernel_.side_by_side ? group_vectors : 1;
-    parallel_for(threads_, ceil_div(vectors_ - first_packed(), vectors) * slices, [&](int64_t task) {
+    const int64_t slices = divide_up(a_.inputs, features), vectors = kernel_.side_by_side ? group_vectors : 1;
+    parallel_for(threads_, divide_up(vectors_ - first_packed(), vectors) * slices, [&](int64_t task) {
       const int64_t first = first_packed() + task / slices * vectors;
       pack({first, std::min(first + vectors, vectors_)}, task % slices * features, features);
     });
@@ -101,8 +100,9 @@ class Round {
   // Token groups outermost: their panels stay in the cache.
   void for_each(Range vectors, int64_t group_vectors, int64_t items,
                 void (*run)(const ProductArgs&, Range items, Range vectors)) const {
-    const int64_t groups = ceil_div(vectors.last - vectors.first, group_vectors);
-    const int64_t length = ceil_div(items, threads_ * kRunsPerThread), runs = items == 0 ? 0 : ceil_div(items, length);
+    const int64_t groups = divide_up(vectors.last - vectors.first, group_vectors);
+    const int64_t length = divide_up(items, threads_ * kRunsPerThread),
+                  runs = items == 0 ? 0 : divide_up(items, length);
     parallel_for(threads_, runs * groups, [&](int64_t task) {
       const int64_t item = task % runs * length, vector = vectors.first + task / runs * group_vectors;
       run(a_, {item, std::min(item + length, items)}, {vector, std::min(vector + group_vectors, vectors.last)});
@@ -111,7 +111,7 @@ class Round {
 
   void finish_staged(Range vectors) const {
     static_assert(kTaskFeatures % kStagedOutputs == 0);
-    const int64_t slices = ceil_div(a_.outputs, kTaskFeatures);
+    const int64_t slices = divide_up(a_.outputs, kTaskFeatures);
     parallel_for(threads_, (vectors.last - vectors.first) * slices, [&](int64_t task) {
       const int64_t first = task % slices * kTaskFeatures;
       kernel_.finish_staged(a_, vectors.first + task / slices, first, std::min(first + kTaskFeatures, a_.outputs));
@@ -180,7 +180,7 @@ struct Position {
 template <class Side>
 void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
                  int64_t slice, Side side) {
-  const int64_t blocks = ceil_div(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
+  const int64_t blocks = divide_up(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
   const int64_t first = slice * per_slice, last = std::min(first + per_slice, blocks);
   for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
     const Activations source = side(g.term(begin.pair));
@@ -250,7 +250,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   if (!whole.along_outputs && plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 &&
       p.y.token_stride != 1) {
     whole.staged = carver.take(plan.staged_bytes);
-    whole.staged_outputs = ceil_div(p.y.features, kStagedOutputs) * kStagedOutputs;
+    whole.staged_outputs = round_up(p.y.features, kStagedOutputs);
   }
   const int64_t weight_bytes = weights * size_of(p.dtype);
   threads = worthwhile_threads(threads, 2.0 * static_cast<double>(p.x.n) * static_cast<double>(weights));
@@ -299,12 +299,12 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   const GradientPlan plan = plan_gradient(
       {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
       g.dw_dtype, g.layout.blocks);
-  const int64_t in_slices = ceil_div(in_features, kTaskFeatures), out_slices = ceil_div(out_features, kTaskFeatures);
+  const int64_t in_slices = divide_up(in_features, kTaskFeatures), out_slices = divide_up(out_features, kTaskFeatures);
   const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
   const int64_t round = gradient_round(g, plan.round, kernel->lanes * sum_bytes);
   Carver carver(workspace);
   auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
-  void* dy_panels = x_panels + round * ceil_div(in_features, block) * block * sum_bytes;
+  void* dy_panels = x_panels + round * round_up(in_features, block) * sum_bytes;
   GradientArgs a{.block = block,
                  .out_features = out_features,
                  .in_features = in_features,
@@ -325,7 +325,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   const int64_t task_blocks =
       threads == 1 ? g.layout.blocks : std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
   const auto run_blocks = [&](const GradientArgs& some) {
-    parallel_for(threads, ceil_div(g.layout.blocks, task_blocks), [&](int64_t task) {
+    parallel_for(threads, divide_up(g.layout.blocks, task_blocks), [&](int64_t task) {
       kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
     });
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/places.h"
 #include "ops/linear/kernels.h"
 
 namespace blocksparse::linear {
@@ -12,8 +13,6 @@ constexpr int64_t kMostLanes = 16;        // f32 in 64 bytes: tokens are padded 
 constexpr int64_t kRoundTokens = 1024;    // enough tasks for any number of threads
 constexpr int64_t kRoundBytes = 8 << 20;  // of packed activations: they stay in the last-level cache
 constexpr size_t kAlignment = 64;
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // Tokens of a round: as many as fit into kRoundBytes, in whole groups, but no more than there are.
 int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group) {
@@ -63,7 +62,7 @@ int32_t worthwhile_threads(int32_t threads, double flops) {
 int64_t group_of_thread(const Shares& s) {
   constexpr int64_t kInOneCache = 1 << 20;  // weights that every thread may as well read
   for (int64_t group = s.group; group >= s.smallest; group /= 2) {
-    const int64_t groups = (s.tokens + group - 1) / group;
+    const int64_t groups = divide_up(s.tokens, group);
     if (group < s.group && s.weight_bytes > kInOneCache) break;
     if (groups % s.threads == 0 || groups >= 4 * s.threads) return group;
   }
@@ -107,7 +106,7 @@ bool runs_along_outputs(const Product& p, int32_t smallest, int64_t vector_bytes
   const bool large_rows = cpu.intel && vector_bytes == 64 && p.dtype == DType::f32;
   if (p.by_in) return large_rows || p.x.features * size_of(p.dtype) <= kMostBytes;
   const int64_t group = group_along_outputs(p.x.features * size_of(p.dtype));
-  const int64_t copied = p.layout.blocks * b * b * ((p.x.n + group - 1) / group);
+  const int64_t copied = p.layout.blocks * b * b * divide_up(p.x.n, group);
   return 2 * copied <= 5 * p.x.n * (p.x.features + p.y.features);
 }
 

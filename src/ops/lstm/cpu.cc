@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/places.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "ops/linear/kernels.h"
@@ -21,8 +22,6 @@ constexpr int64_t kGroupBytes = 256;  // tokens of a group in the type of sums, 
 constexpr int64_t kMostLanes = 16;
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kCellFlops = 100;  // of a gate: worth as much as so many operations of a product
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 const char* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
@@ -89,7 +88,7 @@ class Products {
   // They are packed by the tasks of the step that makes them, with pack(), or here.
   void pack_all(int32_t threads) {
     if (few_) return;
-    parallel_for(threads, (tokens_ + group_ - 1) / group_,
+    parallel_for(threads, divide_up(tokens_, group_),
                  [&](int64_t i) { pack(panels_[0], args_.x, tokens_, i * group_, 0, args_.inputs); });
   }
 
@@ -97,7 +96,7 @@ class Products {
   // writes, [n, columns], and the next step reads its first `tokens` rows; null: nothing does.
   template <class Body>
   void run(int32_t threads, const void* made, int64_t columns, int64_t tokens, Body&& body) {
-    const int64_t groups = (n_ + group_ - 1) / group_, parts = columns / (units_ * args_.block);
+    const int64_t groups = divide_up(n_, group_), parts = columns / (units_ * args_.block);
     parallel_for(threads, units_ * groups, [&](int64_t i) {
       alignas(64) char sums[kGates * kGroupBytes * kMaxBlock];
       const int64_t block = i % units_, first = i / units_ * group_;
