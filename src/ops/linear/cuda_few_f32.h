@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "cuda/current_card.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "ops/linear/cuda_few_f32_tile.h"
@@ -285,15 +286,15 @@ inline Status launch_few_f32(const Product& p, const CudaCall& call) {
 }
 
 inline Status prepare_few_f32() {
-  int device = 0, most = 0;  // bytes of a thread block: plan_few() asks for no more than there are
-  BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device), "cudaGetDevice"));
-  BS_RETURN_IF_ERROR(cuda::status_of(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                                     "cudaDeviceGetAttribute"));
+  const auto card = cuda::current_card();
+  if (!card.ok()) return card.status();
   for (int32_t block : {8, 16, 32}) {
     for (int32_t tokens : {8, 32, 64}) {
       for (bool by_in : {false, true}) {
         BS_RETURN_IF_ERROR(with_few_f32_kernel(block, tokens, by_in, [&]<class K>() {
-          return cuda::prepare_for_many(few_f32_product<K>, std::min(most, K::most_warps * K::ring_bytes));
+          // plan_few() asks for no more than there is.
+          const int bytes = std::min(card->shared_bytes, K::most_warps * K::ring_bytes);
+          return cuda::prepare_for_many(few_f32_product<K>, bytes);
         }));
       }
     }

@@ -14,6 +14,7 @@
 // cores take 3.
 #pragma once
 
+#include "cuda/current_card.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/warpgroup.h"
@@ -254,22 +255,18 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
 
 template <class T>
 Status prepare_regions() {
-  int device = 0, most = 0, major = 0;
-  const auto ask = [&device](int& value, cudaDeviceAttr what) {
-    return cuda::status_of(cudaDeviceGetAttribute(&value, what, device), "cudaDeviceGetAttribute");
-  };
-  BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device), "cudaGetDevice"));
-  BS_RETURN_IF_ERROR(ask(most, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  BS_RETURN_IF_ERROR(ask(major, cudaDevAttrComputeCapabilityMajor));
-  const int bytes = most - 2048;  // the rest is not dynamic
+  const auto card = cuda::current_card();
+  if (!card.ok()) return card.status();
+  const bool boxes = card->arch >= 90;
+  const int bytes = card->shared_bytes - 2048;  // the rest is not dynamic
   for (int32_t block : {8, 16, 32}) {
     BS_RETURN_IF_ERROR(with_region_kernel<T>(block, [&]<class K>() {
-      if (major >= 9) BS_RETURN_IF_ERROR(cuda::prepare(region_gradient_in_boxes<K>, bytes));
+      if (boxes) BS_RETURN_IF_ERROR(cuda::prepare(region_gradient_in_boxes<K>, bytes));
       return cuda::prepare(region_gradient<K>, bytes);
     }));
   }
   BS_RETURN_IF_ERROR(cuda::prepare(region_combine<T>, 0));
-  if (major >= 9) BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
+  if (boxes) BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
   return prepare_region_units();
 }
 

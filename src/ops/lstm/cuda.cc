@@ -1,11 +1,10 @@
 // Runs the steps on a card: forward in one launch where W fits on the chip; else, and backward, each as a product of
 // the linear op and the cell in a kernel of its own.
 #include <algorithm>
-#include <array>
-#include <atomic>
 
 #include "core/text.h"
 #include "cuda/card.h"
+#include "cuda/once.h"
 #include "ops/linear/forced.h"
 #include "ops/linear/linear.h"
 #include "ops/lstm/cuda_cell.h"
@@ -67,21 +66,14 @@ Plan plan_backward(const LayoutView& layout, DType dtype, int64_t steps, int64_t
 
 // Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
 Result<bool> prepared(Device device) {
-  constexpr size_t kMostDevices = 64;
-  enum : int { kUnknown = 0, kWaits = 1, kOverlaps = 2 };
-  static std::array<std::atomic<int>, kMostDevices> known{};
-  const bool listed = static_cast<size_t>(device.index) < kMostDevices;
-  const int seen = listed ? known[static_cast<size_t>(device.index)].load(std::memory_order_acquire) : kUnknown;
-  if (seen != kUnknown) return seen == kOverlaps;
-  BS_RETURN_IF_ERROR(prepare_cells());
-  const auto card = cuda::card_of(device);
-  if (!card.ok()) return card.status();
-  if (card->sm90a) BS_RETURN_IF_ERROR(prepare_resident());  // others have less shared memory than it asks for
-  const bool overlaps = cells_overlap();
-  if (listed) {
-    known[static_cast<size_t>(device.index)].store(overlaps ? kOverlaps : kWaits, std::memory_order_release);
-  }
-  return overlaps;
+  static cuda::KnownPerDevice overlaps;
+  return overlaps(device, [&]() -> Result<bool> {
+    BS_RETURN_IF_ERROR(prepare_cells());
+    const auto card = cuda::card_of(device);
+    if (!card.ok()) return card.status();
+    if (card->sm90a) BS_RETURN_IF_ERROR(prepare_resident());  // others have less shared memory than it asks for
+    return cells_overlap();
+  });
 }
 
 // y [n, outputs] = x W^T, or x W by_in. `behind_cell`: the kernel in front is the cell's that made x.

@@ -5,10 +5,9 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 
 #include "core/text.h"
+#include "cuda/once.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "ops/norm/cuda_launch.h"
 #include "ops/norm/cuda_vector.h"
@@ -270,20 +269,13 @@ Status prepare_types() {
 
 // Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
 Result<bool> prepared(Device device, const cuda::Card& card) {
-  constexpr size_t kMostDevices = 64;
-  enum : int { kUnknown = 0, kWaits = 1, kOverlaps = 2 };
-  static std::array<std::atomic<int>, kMostDevices> known{};
-  const bool listed = static_cast<size_t>(device.index) < kMostDevices;
-  const int seen = listed ? known[static_cast<size_t>(device.index)].load(std::memory_order_acquire) : kUnknown;
-  if (seen != kUnknown) return seen == kOverlaps;
-  BS_RETURN_IF_ERROR(prepare_types());
-  BS_RETURN_IF_ERROR(prepare_wide(card));
-  BS_RETURN_IF_ERROR(prepare_cell(card));
-  const bool overlaps = cuda::has_griddepcontrol(norm_forward<float, 1, 2>);
-  if (listed) {
-    known[static_cast<size_t>(device.index)].store(overlaps ? kOverlaps : kWaits, std::memory_order_release);
-  }
-  return overlaps;
+  static cuda::KnownPerDevice overlaps;
+  return overlaps(device, [&]() -> Result<bool> {
+    BS_RETURN_IF_ERROR(prepare_types());
+    BS_RETURN_IF_ERROR(prepare_wide(card));
+    BS_RETURN_IF_ERROR(prepare_cell(card));
+    return cuda::has_griddepcontrol(norm_forward<float, 1, 2>);
+  });
 }
 
 // A thread block has a row.

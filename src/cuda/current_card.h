@@ -1,0 +1,15 @@
+// The card that is current, for what is prepared on it.
+#pragma once
+
+#include "cuda/card.h"
+#include "cuda/error.h"
+
+namespace blocksparse::cuda {
+
+inline Result<Card> current_card() {
+  int index = 0;
+  BS_RETURN_IF_ERROR(status_of(cudaGetDevice(&index), "cudaGetDevice"));
+  return card_of({DeviceType::cuda, index});
+}
+
+}  // namespace blocksparse::cuda
