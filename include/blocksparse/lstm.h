@@ -17,7 +17,7 @@
 //   - steps, n or any length may be 0. The order of sums depends on shapes and layout alone: two runs give the same
 //     bits, whatever the number of threads.
 //   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
-//   written.
+//     written.
 //   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. 16-bit
 //     types are rounded once more than on the CPU, where the product of a step is stored, unless one kernel does all
 //     steps (9.0, weights that fit the chip, up to 64 sequences).

@@ -10,8 +10,7 @@
 //
 // Promises of both passes
 //   - All tensors are contiguous. h, y, factor, pre, weights and their gradients are of one dtype (f32, f64, bf16,
-//   f16); c
-//     is f32 (f64 for f64), and so are all sums.
+//     f16); c is f32 (f64 for f64), and so are all sums.
 //   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0; factor and
 //     pre are finite there, too, or gradients are not.
 //   - steps, n or any length may be 0. Two runs give the same bits, whatever the number of threads.

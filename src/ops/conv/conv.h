@@ -56,8 +56,8 @@ inline bool is_in_place(const Gather& g, const Images& a, const Images& b) {
 }
 
 // fprop, and dgrad as fprop on the transposed layout with the inverse gather: both are
-//   y[n, o, p] = f(sum over blocks, k, tap of gate * W[o, k, tap] x[n, k, gather(p, tap)] + bias[o] + residual[n, o,
-//   p])
+//   y[n, o, p] = f(sum over blocks, k, tap of gate * W[o, k, tap] x[n, k, gather(p, tap)]
+//                  + bias[o] + residual[n, o, p])
 // Transposed convolutions begin with the inverse gather, and their dgrad has the forward one.
 struct Product {
   DType dtype = DType::f32;

@@ -1,8 +1,7 @@
 // b = 64, 128 (and smaller ones filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is
 // read half as often for a product as with 64 columns.
 //   load      a box of x [256 tokens, 64 inputs], or 4 of them features-first; of W a box [64, 64] for each strip of
-//   outputs that has a block, or
-//             one copy of the cells
+//             outputs that has a block, or one copy of the cells
 //   compute   a warpgroup for each strip of 64 outputs; y^T in registers
 #pragma once
 
