@@ -1,5 +1,5 @@
-// The tables of a layout from a mask on a card: what layout.cc makes on the host, bit for bit but for the hash and the
-// order of strips, which is that in which they come.
+// The tables of a layout from a mask on a card: what core/build_index.cc makes on the host, bit for bit but for the
+// hash and the order of strips, which is that in which they come.
 //   mask [out_blocks, in_blocks], bytes   index: see core/index.h
 // Who does what
 //   pack_mask     a warp for 32 x 32 entries: bits of rows, and of columns
