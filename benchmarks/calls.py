@@ -57,6 +57,8 @@ def linear_calls(layout: Layout, device: str) -> Calls:
     layer, dense = bst.BlockSparseLinear(16, 16, layout, device=device), nn.Linear(16, 16, device=device)
     given = (x.detach(), layer.weight.detach(), layer.tables(x.device), None, 16)
     yield "linear op", lambda: _ops.linear(*given)
+    beside = (x.detach(), dense.weight.detach())
+    yield "F.linear", lambda: nn.functional.linear(*beside)
     yield from passes("BlockSparseLinear", layer, x)
     yield from passes("nn.Linear", dense, x)
 
