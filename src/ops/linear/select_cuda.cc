@@ -128,16 +128,31 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
   return false;
 }
 
+namespace {
+
+bool few_is_best_gradient(const CudaProblem& p) {
+  return p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p);
+}
+
+// Whether the kernel is faster than those of smaller values, for what it supports.
+bool cuda_pays(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) {
+  switch (kernel) {
+    case CudaKernel::generic:
+    case CudaKernel::few: return true;
+    case CudaKernel::many: return many_pays(p) && !few_is_best_gradient(p);
+    case CudaKernel::regions: return regions_pay(p, card) && !few_is_best_gradient(p);
+    case CudaKernel::tiled: return tiled_pays(p, card) && !few_pays_in_tf32(p);
+    case CudaKernel::rows: return rows_pay(p);
+    case CudaKernel::resident: return resident_pays(p);
+  }
+  return false;
+}
+
+}  // namespace
+
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card) {
   for (auto kernel = kAllCudaKernels.rbegin(); kernel != kAllCudaKernels.rend(); ++kernel) {
-    if (*kernel == CudaKernel::rows && !rows_pay(p)) continue;
-    if (*kernel == CudaKernel::resident && !resident_pays(p)) continue;
-    if (*kernel == CudaKernel::many && !many_pays(p)) continue;
-    if (*kernel == CudaKernel::tiled && (!tiled_pays(p, card) || few_pays_in_tf32(p))) continue;
-    if (*kernel == CudaKernel::regions && !regions_pay(p, card)) continue;
-    const bool alike = *kernel == CudaKernel::many || *kernel == CudaKernel::regions;
-    if (alike && p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p)) continue;
-    if (cuda_supports(*kernel, p, card)) return *kernel;
+    if (cuda_pays(*kernel, p, card) && cuda_supports(*kernel, p, card)) return *kernel;
   }
   return CudaKernel::generic;
 }
