@@ -305,10 +305,5 @@ Status prepare_few() {
   return prepare_few_pack();
 }
 
-template <class T>
-CudaProductKernel make_few_product(DType dtype) {
-  return {CudaKernel::few, dtype, prepare_few<T>, launch_few<T>};
-}
-
 }  // namespace
 }  // namespace blocksparse::linear

@@ -54,10 +54,16 @@ bool slices_fit_clusters(const CudaProblem& p) {
 
 bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0; }
 
-namespace {
+// 2^23 elements of x, should they have to be copied: of few features a launch of 512 tokens would not fill a card.
+int64_t few_round(const CudaProblem& p) {
+  if (p.dtype == DType::f32 && !p.tf32) return kFewTokens;
+  if (p.slots > 0) return kMostFewTokens;  // the sums of slices are f32
+  constexpr int64_t kElements = 1 << 23, kMost = 1 << 14;
+  const int64_t slices = kElements / std::max<int64_t>(1, p.inputs) / kFewTokens;
+  return std::clamp(slices * kFewTokens, kMostFewTokens, kMost);
+}
 
-// Of a launch. tf32 takes more in rounds.
-int64_t most_few_tokens(const CudaProblem& p) { return p.dtype == DType::f32 && !p.tf32 ? kFewTokens : kMostFewTokens; }
+namespace {
 
 // Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
 // bits.
@@ -67,8 +73,10 @@ bool few_supports(const CudaProblem& p) {
     return (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_few_gradient_tokens(p) &&
            p.blocks * p.block * p.block < kMost / 4 && std::max(p.inputs, p.outputs) < kMost / 64;
   }
-  return p.dtype != DType::f64 && p.n >= 1 && (p.tf32 || p.n <= most_few_tokens(p)) && p.w_aligned &&
-         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * kMostFewTokens < kMost / 2;
+  const int64_t round = few_round(p);
+  const bool in_rounds = p.tf32 || size_of(p.dtype) == 2;
+  return p.dtype != DType::f64 && p.n >= 1 && (in_rounds || p.n <= round) && p.w_aligned &&
+         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * round < kMost / 2;
 }
 
 // us of tf32, `few` (tiled), H200, 2026-11-22. 4096 x 4096, fprop: b = 32, .25, n = 128, 256, 512 19 (115), 32 (115),
@@ -251,7 +259,7 @@ size_t generic_workspace_bytes(const CudaProblem& p) {
 // That of n tokens suffices for less, so also for this kernel with as many as it takes.
 size_t few_workspace_bytes(CudaProblem p) {
   p.tf32 = p.dtype == DType::f32;
-  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p) : most_few_tokens(p));
+  p.n = std::min(p.n, p.pass == Pass::wgrad ? most_few_gradient_tokens(p) : few_round(p));
   if (!few_supports(p)) return 0;
   if (p.pass == Pass::wgrad) return static_cast<size_t>(plan_few_gradient(p).workspace_bytes);
   const FewWorkspace w = few_workspace(p);

@@ -63,6 +63,9 @@ bool generic_splits(const CudaProblem& p);
 inline constexpr int64_t kFewTokens = 64;  // of a slice
 inline constexpr int64_t kMostFewTokens = 8 * kFewTokens;
 
+// Of a launch: exact f32 takes no more, the others in rounds of so many.
+int64_t few_round(const CudaProblem& p);
+
 struct FewPlan {
   int32_t tokens = 0;  // of a slice: n rounded up to what there are kernels for
   int32_t slices = 1;

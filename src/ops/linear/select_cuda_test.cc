@@ -75,7 +75,7 @@ TEST(SelectCuda, ManyTokensOfF32HaveAKernelOfTheirOwn) {
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.tf32 = true, o.n = 512, o.pass = Pass::wgrad, o.block = 8; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 32, o.pass = Pass::wgrad; }), CudaKernel::tiled) << "needs every bit";
-  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::bf16; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::bf16; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::generic);
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::generic);
@@ -113,6 +113,20 @@ TEST(SelectCuda, KernelsThatAreNotChosenAskForNothing) {
   EXPECT_GT(most_cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 128)), size_t{30} << 20);
 }
 
+TEST(SelectCuda, RoundsOfFewTokensFillTheCard) {
+  const auto round = [](int64_t inputs, DType dtype, bool tf32 = false, int64_t slots = 0) {
+    return few_round({.dtype = dtype, .inputs = inputs, .outputs = 4096, .slots = slots, .tf32 = tf32});
+  };
+  EXPECT_EQ(round(4096, DType::bf16), 2048);
+  EXPECT_EQ(round(4096, DType::f32, true), 2048);
+  EXPECT_EQ(round(4096, DType::f32), kFewTokens) << "and no second one";
+  EXPECT_EQ(round(256, DType::f16), 16384);
+  EXPECT_EQ(round(0, DType::f16), 16384);
+  EXPECT_EQ(round(100000, DType::bf16), kMostFewTokens);
+  EXPECT_EQ(round(256, DType::bf16, false, 9), kMostFewTokens);
+  EXPECT_EQ(round(5000, DType::bf16) % kFewTokens, 0);
+}
+
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -122,8 +136,8 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
       const size_t bytes = cuda_workspace_bytes(p);
       EXPECT_GE(bytes, before) << n;
       before = bytes;
-      if (n > kMostFewTokens) continue;
       p.tf32 = dtype == DType::f32;
+      if (n > few_round(p)) continue;
       const FewWorkspace w = few_workspace(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
@@ -206,7 +220,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   for (const cuda::Card& card :
        {cuda::Card{.arch = 80, .multiprocessors = 108}, cuda::Card{.arch = 100, .multiprocessors = 148},
         cuda::Card{.arch = 90, .multiprocessors = 132}}) {
-    EXPECT_EQ(choose_cuda_kernel(p, card), CudaKernel::generic) << card.arch << " without code for 9.0a";
+    EXPECT_EQ(choose_cuda_kernel(p, card), CudaKernel::few) << card.arch << " without code for 9.0a";
   }
   const auto but = [&p](auto change) {
     CudaProblem other = p;
@@ -217,7 +231,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 255; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::few);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many) << "W is copied";
   EXPECT_EQ(but([](CudaProblem& o) { o.dtype = DType::f32; }), CudaKernel::tiled);
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::many);
@@ -225,7 +239,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens, o.block = 32; }), CudaKernel::rows);
   EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens + 1, o.block = 32; }), CudaKernel::many);
-  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::generic);
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::few);
 }
 
 TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
@@ -251,7 +265,7 @@ TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many);
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
-  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::generic);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 80, .multiprocessors = 108}), CudaKernel::few);
   const auto plan = plan_resident(p);
   ASSERT_TRUE(plan);
   EXPECT_EQ(plan->tokens, 64);

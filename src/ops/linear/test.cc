@@ -266,6 +266,11 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:fprop bf16 n=128 b=64 random(530,2,0.1) seed=39 empty_row=529 values=int",
            "linear:wgrad bf16 n=1024 b=64 random(300,2,0.1) seed=40 empty_row=299 dw=f32 values=int",
            "linear:wgrad f16 n=1024 b=128 random(270,2,0.05) seed=41 empty_row=269 dw=f32",
+           // More tokens than the kernel for few of them takes in a launch.
+           "linear:fprop bf16 n=17000 b=8 random(5,4,0.6) seed=60 bias residual act=relu x=first",
+           "linear:dgrad f16 n=17100 b=32 random(3,2,0.8) seed=61 gates pad=3",
+           "linear:fprop bf16 n=1300 b=64 random(2,140,0.3) seed=62 y=first",
+           "linear:dgrad bf16 n=1100 b=16 ba(100,3) seed=63 offset=1",
            // More tiles than thread blocks, rows of very different lengths.
            "linear:fprop bf16 n=9000 b=16 random(20,6,0.3) seed=1",
            "linear:dgrad f16 n=2500 b=32 ba(60,3) seed=2 values=int",
