@@ -271,6 +271,69 @@ def test_devices_must_agree(layout):
         _ops.fprop(torch.randn(4, 90, device="cuda"), w.cuda(), bst.index_of(other, "cuda"), 60)
 
 
+def test_what_does_not_fit_is_refused_before_anything_is_written(layout):
+    def tensor(*shape, dtype=torch.float32):
+        return torch.randn(*shape, device="cuda").to(dtype)
+
+    x, w = tensor(4, 90), tensor(*layout.values_shape)
+    blocks, b = layout.values_shape[:2]
+    y = bst.linear(x, w, layout)
+    for arguments, match in [
+        ({"values": tensor(blocks + 1, b, b)}, "11 blocks"),
+        ({"values": w.half()}, "float16|f16"),
+        ({"x": x.double(), "values": w}, "float64|f64"),
+        ({"x": torch.ones(4, 90, dtype=torch.int32, device="cuda")}, "int32|dtype"),
+        ({"bias": tensor(61)}, "bias is"),
+        ({"bias": tensor(60).half()}, "bias"),
+        ({"gates": tensor(blocks - 1)}, "gates is"),
+        ({"gates": tensor(blocks).half()}, "gates"),
+        ({"gates": torch.ones(blocks)}, "is on"),
+        ({"residual": tensor(3, 60)}, "residual"),
+        ({"activation": "tanh"}, "tanh"),
+    ]:
+        given = {"x": x, "values": w, "layout": layout} | arguments
+        with pytest.raises((ValueError, TypeError), match=match):
+            bst.linear(**given)
+    assert torch.equal(bst.linear(x, w, layout), y)
+    for xs, dys, match in [
+        ([x], [tensor(5, 60)], "dy"),
+        ([x, x], [tensor(4, 60)], "2|1"),
+        ([x, x.half()], [tensor(4, 60)] * 2, "float16|f16|dtype"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=match):
+            bst.linear_wgrad(xs, dys, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [9, 600, 5000])
+def test_tensors_that_begin_anywhere(dtype, n):
+    """Off the multiples of 16 bytes that fast kernels want: others answer, in any order of strides."""
+    layout = Layout.from_graph("random(6,7,0.5)", 32, seed=8)
+    memory = torch.randint(-3, 4, (n * 230 + 300,), device="cuda").to(dtype)
+    w_memory = torch.randint(-2, 3, (layout.blocks * 1024 + 1,), device="cuda").to(dtype)
+    w = w_memory[1:].view(layout.values_shape)
+    x = memory[1 : 1 + n * 224].view(n, 224)
+    dense = bst.to_dense(w.double(), layout)
+    for given in (x, memory[3:].as_strided((n, 224), (229, 1)), memory[3:].as_strided((n, 224), (1, n + 1))):
+        expected = given.double() @ dense.T
+        assert torch.equal(bst.linear(given, w, layout), expected.to(dtype))
+        dy = torch.randint(-1, 2, (n, 192), device="cuda").to(dtype)
+        got = bst.linear_wgrad([given], [dy], layout, dtype=torch.float32)
+        assert torch.equal(got, bst.from_dense(dy.double().T @ given.double(), layout).float())
+
+
+def test_a_layout_moves_once(layout):
+    fresh = Layout.from_mask(layout.mask(), layout.block_size, out_features=60, in_features=90)
+    x, w = torch.randn(4, 90, device="cuda"), torch.randn(fresh.values_shape, device="cuda")
+    first = bst.linear(x, w, fresh)
+    index = bst.index_of(fresh, x.device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        assert torch.equal(bst.linear(x, w, fresh), first)
+        torch.cuda.synchronize()
+    assert bst.index_of(fresh, x.device) is index
+    assert not [e.name for e in profile.events() if "HtoD" in e.name]
+
+
 def test_module_moves(layout):
     layer = bst.BlockSparseLinear(90, 60, layout, gates=True)
     x = torch.randn(7, 90)
