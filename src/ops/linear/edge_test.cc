@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/checks.h"
 #include "cpu/isa.h"
 #include "ops/linear/problem.h"
 
@@ -52,19 +54,27 @@ TEST(LinearEdge, TheCallItselfIsRight) {
   EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
 }
 
-// What is refused before a card is asked for anything.
+// Kernels of a card read records of 16 bytes, those of a CPU what any address holds.
 TEST(LinearEdge, PlacesOnACard) {
-  const Call c;
   const Device card{DeviceType::cuda, 0};
+  alignas(64) std::array<char, 256> scratch{};
+  const Workspace beyond{scratch.data() + 8, scratch.size() - 8};
+  expect_error(check_workspace("op", beyond, 100, card), "[op] workspace begins 8 bytes beyond a multiple of 64");
+  EXPECT_TRUE(check_workspace("op", beyond, 0, card).ok());
+  EXPECT_TRUE(check_workspace("op", beyond, 100, Device{}).ok());
+
+  const Call c;
   const LayoutView::Sizes sizes{16, 60, 48, c.layout.blocks()};
-  std::vector<int32_t> words(c.layout.index().size() + 4);
+  const size_t length = c.layout.index().size();
+  std::vector<int32_t> words(length + 4);
   const size_t to_line = (16 - reinterpret_cast<uintptr_t>(words.data()) % 16) % 16 / 4;
   const std::span<const int32_t> all(words);
-  expect_error(LayoutView::on_device(all.subspan(to_line + 1, c.layout.index().size()), sizes, card).status(),
+  expect_error(LayoutView::on_device(all.subspan(to_line + 1, length), sizes, card).status(),
                "index begins 4 bytes beyond a multiple of 16, needs to begin at one");
-  const auto view = LayoutView::on_device(all.subspan(to_line, c.layout.index().size()), sizes, card);
+  const auto view = LayoutView::on_device(all.subspan(to_line, length), sizes, card);
   ASSERT_TRUE(view.ok()) << view.status().message();
-  if (linear_fprop_workspace_size(*view, DType::f32, 5, card) == 0) GTEST_SKIP() << "built without CUDA";
+  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+
   ConstTensor x = c.x, dy = c.dy, w = c.w;
   Tensor y = c.y, dw = c.dw;
   x.device = dy.device = w.device = y.device = dw.device = card;
