@@ -40,7 +40,8 @@ BS_EXPORT Result<std::string> cpu_isa();
 // The CUDA kernels of this build, best first. Ops choose for each problem, unless the environment variable
 // BLOCKSPARSE_CUDA_KERNEL or set_cuda_kernel() names one: problems that it cannot do are then answered `unsupported`.
 BS_EXPORT std::vector<std::string> cuda_kernels();
-[[nodiscard]] BS_EXPORT Status set_cuda_kernel(std::string_view name);  // "": the choice again; workspaces differ
+// "" for the choice again. Workspaces are to be asked for anew, and no other thread may be in an op.
+[[nodiscard]] BS_EXPORT Status set_cuda_kernel(std::string_view name);
 
 // Loads all kernels onto a device. The first op there does so too; call this before a first op that is captured in a
 // graph.

@@ -40,7 +40,8 @@ BS_API bs_status bs_set_cpu_isa(const char* name);
 
 BS_API bs_status bs_cuda_status(void);    /* BS_OK if CUDA tensors can be used */
 BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in builds without CUDA */
-/* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same. Workspaces are to be asked for anew. */
+/* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same. Workspaces are to be asked for anew,
+   and no other thread may be in an op. */
 BS_API bs_status bs_set_cuda_kernel(const char* name);
 BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
 

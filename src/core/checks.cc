@@ -180,12 +180,17 @@ Status check_disjoint(const char* op, const Region& out, std::span<const Region>
   return {};
 }
 
+Status check_address(const char* op, const char* name, const void* data, size_t alignment) {
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(data) % alignment;
+  if (beyond == 0) return {};
+  return invalid("[", op, "] ", name, "'s address is ", beyond, " beyond a multiple of ", alignment,
+                 ", needs a multiple of ", alignment);
+}
+
 Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device) {
-  constexpr uintptr_t kAlignment = 64;
-  const uintptr_t beyond = reinterpret_cast<uintptr_t>(workspace.data) % kAlignment;
-  if (needed > 0 && device.type == DeviceType::cuda && beyond != 0) {
-    return invalid("[", op, "] workspace begins ", beyond, " bytes beyond a multiple of ", kAlignment,
-                   ", needs to begin at one");
+  constexpr size_t kAlignment = 64;
+  if (needed > 0 && device.type == DeviceType::cuda) {
+    BS_RETURN_IF_ERROR(check_address(op, "workspace", workspace.data, kAlignment));
   }
   if (needed == 0 || (workspace.data != nullptr && workspace.bytes >= needed)) return {};
   return invalid("[", op, "] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ",

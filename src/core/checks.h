@@ -56,7 +56,8 @@ Matrix one_row(int64_t elements);
 Region region_of(const char* name, const ConstTensor& contiguous);
 Status check_disjoint(const char* op, const Region& out, std::span<const Region> inputs);
 
-Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device = {});
+Status check_address(const char* op, const char* name, const void* data, size_t alignment);
+Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device);
 Status check_stream(const char* op, const Stream& stream);
 
 }  // namespace blocksparse

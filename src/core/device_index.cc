@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/checks.h"
 #include "core/strip_order.h"
 #include "core/text.h"
 
@@ -97,12 +98,8 @@ Result<DeviceIndexPlan> check_device_index(const uint8_t* mask, const LayoutView
   if (index.data() == nullptr || static_cast<int64_t>(index.size()) != plan->words) {
     return invalid("[layout] index has ", index.size(), " words, needs ", plan->words);
   }
-  if (reinterpret_cast<uintptr_t>(index.data()) % 16 != 0 || reinterpret_cast<uintptr_t>(workspace.data) % 16 != 0) {
-    return invalid("[layout] index and workspace need to begin at multiples of 16 bytes");
-  }
-  if (bytes > 0 && (workspace.data == nullptr || workspace.bytes < bytes)) {
-    return invalid("[layout] workspace has ", workspace.data == nullptr ? 0 : workspace.bytes, " bytes, needs ", bytes);
-  }
+  BS_RETURN_IF_ERROR(check_address("layout", "index", index.data(), kIndexAlignment));
+  BS_RETURN_IF_ERROR(check_workspace("layout", workspace, bytes, device));
   if (mask == nullptr && plan->by_out.rows > 0 && plan->by_in.rows > 0) return invalid("[layout] mask is not given");
   return plan;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/checks.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -132,12 +133,7 @@ Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const S
     return invalid("[layout] index has ", index.size(), " words, ", sizes.blocks, " blocks of ", b, " in ",
                    sizes.out_features, " x ", sizes.in_features, " features need ", words, " to ", words + kMostMore);
   }
-  constexpr uintptr_t kAlignment = 16;  // records of four words are read at once
-  const uintptr_t beyond = reinterpret_cast<uintptr_t>(index.data()) % kAlignment;
-  if (beyond != 0) {
-    return invalid("[layout] index begins ", beyond, " bytes beyond a multiple of ", kAlignment,
-                   ", needs to begin at one");
-  }
+  BS_RETURN_IF_ERROR(check_address("layout", "index", index.data(), kIndexAlignment));
   return LayoutView{.index = index.data(),
                     .device = device,
                     .block_size = sizes.block_size,

@@ -14,6 +14,7 @@
 // and the shapes of the tensors knows it too; and by the number of words, whether there are rows that were cut.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -30,6 +31,9 @@ struct IndexSections {
   int64_t out_of;
   int64_t words;  // without the last section
 };
+
+// Records of four words are read at once.
+inline constexpr size_t kIndexAlignment = 16;
 
 inline constexpr int64_t kCutByOutWords = 4, kCutByInWords = 8;
 

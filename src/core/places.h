@@ -9,7 +9,7 @@ namespace blocksparse {
 constexpr int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
 constexpr int64_t round_up(int64_t value, int64_t step) { return divide_up(value, step) * step; }
 
-// A card reads lines of 128 bytes, and no vector or box needs a larger alignment.
+// A card reads lines of 128 bytes. A workspace begins at a multiple of 64, and no part of it needs more.
 inline constexpr int64_t kLineBytes = 128;
 constexpr int64_t whole_lines(int64_t bytes) { return round_up(bytes, kLineBytes); }
 

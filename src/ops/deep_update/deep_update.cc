@@ -127,7 +127,7 @@ Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& 
   if (f.saved != nullptr || out.saved.bytes > 0)
     BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in), f.device));
   return run_forward(f, workspace, stream);
 }
 
@@ -141,7 +141,7 @@ Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& s
   BS_RETURN_IF_ERROR(check_inputs(in, b, c));
   BS_RETURN_IF_ERROR(check_backward(in, saved, of_outputs, grads, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_backward_workspace_size(in)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_backward_workspace_size(in), b.device));
   return run_backward(b, workspace, stream);
 }
 

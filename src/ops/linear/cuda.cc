@@ -149,73 +149,37 @@ const int32_t* out_of_on_device(const LayoutView& layout) {
          index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks).out_of;
 }
 
-namespace {
-
-bool in_tf32(DType dtype, Math math) { return dtype == DType::f32 && math == Math::tf32; }
-
-// Rows, of tokens or of features, at multiples of 16 bytes, one behind the other.
-bool in_rows(const Activations& a, DType dtype) {
-  const int64_t stride = a.features_first() ? a.feature_stride : a.token_stride;
-  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && stride * size_of(dtype) % 16 == 0 &&
-         stride >= (a.features_first() ? a.n : a.features);
-}
-
-}  // namespace
-
 Status cuda_product(const Product& p, Workspace workspace, Stream stream) {
-  LayoutView plain = p.layout;
-  plain.transposed = false;
-  CudaProblem problem = cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.x.n);
-  problem.w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
-  problem.x_in_rows = in_rows(p.x, p.dtype);
-  problem.x_first = p.x.features_first();
-  problem.gated = p.gates != nullptr;
-  problem.tf32 = in_tf32(p.dtype, stream.math);
-  return run<CudaProductKernel>(p, problem, p.layout.device, workspace, stream);
+  return run<CudaProductKernel>(p, problem_of(p, stream.math), p.layout.device, workspace, stream);
 }
 
 namespace {
 
-// The problem of all pairs.
-CudaProblem gradient_problem(const WeightGradient& g, Math math) {
-  int64_t n = 0;
-  for (size_t i = 0; i < g.pairs.size(); ++i) n += g.term(i).x.n;
-  CudaProblem problem = cuda_problem(Pass::wgrad, g.layout, g.dtype, n);
-  problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
-  problem.gated = g.dgates != nullptr;
-  problem.pairs = static_cast<int64_t>(g.pairs.size());
-  problem.tf32 = in_tf32(g.dtype, math);
-  for (size_t i = 0; i < g.pairs.size(); ++i) {
-    const GradTerm term = g.term(i);
-    problem.x_first = term.x.features_first();
-    problem.x_in_rows = problem.x_in_rows && in_rows(term.x, g.dtype) && in_rows(term.dy, g.dtype) &&
-                        term.dy.features_first() == problem.x_first;
-  }
-  return problem;
-}
-
-Result<size_t> pairs_at_once(const WeightGradient& g, Math math) {
+// How many of a list's pairs a launch is given.
+Result<size_t> pairs_of_launch(const WeightGradient& g, Math math) {
   if (g.pairs.size() < 2) return size_t{1};
   const auto forced = forced_cuda_kernel();
   if (!forced.ok()) return forced.status();
   if (*forced == CudaKernel::many && g.dw_dtype == DType::f32) return size_t{kMostManyTerms};
-  const auto card = cuda::card_of(g.layout.device);
-  if (!card.ok()) return card.status();
-  return static_cast<size_t>(pairs_at_once(gradient_problem(g, math), g.dw_dtype, *card));
+  const auto known = cuda::card_of(g.layout.device);
+  if (!known.ok()) return known.status();
+  cuda::Card card = *known;
+  if (forced->has_value()) card.sm90a = false;  // another kernel gets lists as on a card without `many`
+  return static_cast<size_t>(pairs_at_once(problem_of(g, math), g.dw_dtype, card));
 }
 
 }  // namespace
 
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream) {
-  const auto at_once = pairs_at_once(g, stream.math);
+  const auto at_once = pairs_of_launch(g, stream.math);
   if (!at_once.ok()) return at_once.status();
   WeightGradient part = g;
   // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
   for (size_t first = 0; first == 0 || first < g.pairs.size(); first += *at_once) {
     part.pairs = g.pairs.subspan(first, std::min(*at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;
-    const CudaProblem problem = gradient_problem(part, stream.math);
-    BS_RETURN_IF_ERROR(run<CudaGradientKernel>(part, problem, g.layout.device, workspace, stream));
+    BS_RETURN_IF_ERROR(
+        run<CudaGradientKernel>(part, problem_of(part, stream.math), g.layout.device, workspace, stream));
   }
   return {};
 }

@@ -30,8 +30,8 @@ struct GradientMaps {
 };
 
 // B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by
-// tokens where x is gathered. Terms: the (x, dy) of a launch, at most. One alone has a kernel of its own, for which of
-// the maps it is then needs no register of the feeding warps, by which wgrad is bound.
+// tokens where x is gathered. Terms: the (x, dy) of a launch, at most. One alone has a kernel of its own: there, which
+// pair's maps are used takes no register of the feeding warps, by which wgrad is bound.
 template <class T, int B, XOrder Order, int Terms = 1>
 struct GradientKernel {
   using Element = T;
@@ -53,6 +53,7 @@ struct GradientKernel {
   static constexpr int kStages = 220 * 1024 / kStageBytes > kMostStages ? kMostStages : 220 * 1024 / kStageBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static constexpr int kThreads = 384;
+  static_assert(sizeof(Maps) + sizeof(ManyGradient) <= 4096, "a kernel's arguments");
 };
 
 using GradientSums = float[128];  // [64, 256] of a warpgroup

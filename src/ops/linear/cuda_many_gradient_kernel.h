@@ -101,6 +101,7 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
       if (lane == 0) ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
       __syncwarp();
       const uint32_t data = ring.data<K>();
+      // All lanes have the same, which the compiler does not see otherwise: addresses would be each lane's own.
       const int term = K::kTerms == 1 ? 0 : __shfl_sync(~0u, at.term, 0);
       if (box < 0) {
         load_gradient_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full_at(), column, at.token);

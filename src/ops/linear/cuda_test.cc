@@ -67,6 +67,9 @@ constexpr const char* kProblems[] = {
     "linear:wgrad bf16 n=32 b=32 ba(100,4)",
     "linear:wgrad f16 n=60 b=8 ba(100,4) dw=f32 gates dgates",
     "linear:wgrad f16 n=700 b=128 random(4,0.6) dgates",
+    "linear:wgrad bf16 n=200 b=32 ba(60,4) pairs=14 dw=f32 dgates",
+    "linear:wgrad f16 n=150 b=64 ba(20,4) pairs=5 x=first y=first",
+    "linear:fprop bf16 n=1100 b=16 ba(100,3) offset=1",
     "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
 };
 

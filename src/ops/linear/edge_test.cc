@@ -59,7 +59,8 @@ TEST(LinearEdge, PlacesOnACard) {
   const Device card{DeviceType::cuda, 0};
   alignas(64) std::array<char, 256> scratch{};
   const Workspace beyond{scratch.data() + 8, scratch.size() - 8};
-  expect_error(check_workspace("op", beyond, 100, card), "[op] workspace begins 8 bytes beyond a multiple of 64");
+  expect_error(check_workspace("op", beyond, 100, card),
+               "[op] workspace's address is 8 beyond a multiple of 64, needs a multiple of 64");
   EXPECT_TRUE(check_workspace("op", beyond, 0, card).ok());
   EXPECT_TRUE(check_workspace("op", beyond, 100, Device{}).ok());
 
@@ -70,7 +71,7 @@ TEST(LinearEdge, PlacesOnACard) {
   const size_t to_line = (16 - reinterpret_cast<uintptr_t>(words.data()) % 16) % 16 / 4;
   const std::span<const int32_t> all(words);
   expect_error(LayoutView::on_device(all.subspan(to_line + 1, length), sizes, card).status(),
-               "index begins 4 bytes beyond a multiple of 16, needs to begin at one");
+               "index's address is 4 beyond a multiple of 16, needs a multiple of 16");
   const auto view = LayoutView::on_device(all.subspan(to_line, length), sizes, card);
   ASSERT_TRUE(view.ok()) << view.status().message();
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
@@ -80,10 +81,11 @@ TEST(LinearEdge, PlacesOnACard) {
   x.device = dy.device = w.device = y.device = dw.device = card;
   const auto line = (reinterpret_cast<uintptr_t>(c.scratch.data()) + 63) / 64 * 64;
   const Workspace workspace{reinterpret_cast<void*>(line + 8), c.scratch.size() / 2};
-  expect_error(linear_fprop(*view, x, w, {}, y, workspace), "workspace begins 8 bytes beyond a multiple of 64");
+  expect_error(linear_fprop(*view, x, w, {}, y, workspace),
+               "workspace's address is 8 beyond a multiple of 64, needs a multiple of 64");
   const GradPair pair{x, dy};
   expect_error(linear_wgrad(*view, {&pair, 1}, {}, Accumulate::no, dw, workspace),
-               "workspace begins 8 bytes beyond a multiple of 64");
+               "workspace's address is 8 beyond a multiple of 64, needs a multiple of 64");
 }
 
 TEST(LinearEdge, Shapes) {

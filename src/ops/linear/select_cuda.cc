@@ -32,22 +32,6 @@ std::optional<CudaKernel> parse_cuda_kernel(std::string_view name) {
   return std::nullopt;
 }
 
-CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
-  CudaProblem p{.pass = pass,
-                .dtype = dtype,
-                .block = layout.block_size,
-                .n = n,
-                .inputs = layout.in_features,
-                .outputs = layout.out_features,
-                .blocks = layout.blocks};
-  if (pass == Pass::wgrad) return p;
-  p.by_in = layout.transposed != (pass == Pass::dgrad);
-  if (p.by_in) std::swap(p.inputs, p.outputs);
-  const bool cut = p.by_in ? layout.cut_by_in : layout.cut_by_out;
-  p.slots = cut ? most_slots(p.output_blocks(), p.input_blocks(), p.blocks) : 0;
-  return p;
-}
-
 bool slices_fit_clusters(const CudaProblem& p) {
   return most_slices(p.output_blocks(), p.input_blocks(), p.blocks) <= kFewSlices;
 }
@@ -65,8 +49,8 @@ int64_t few_round(const CudaProblem& p) {
 
 namespace {
 
-// Any activations: what lies otherwise than the kernel reads it is packed. Its offsets count 16 and 64 bytes in 32
-// bits.
+// Any activations: what lies otherwise than the kernel reads it is packed. Its offsets, of x in a round and of W, count
+// 16 and 64 bytes in 32 bits; y has 64 bits, but a round of it no more thread blocks than a grid has.
 bool few_supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   if (p.pass == Pass::wgrad) {
@@ -76,7 +60,7 @@ bool few_supports(const CudaProblem& p) {
   const int64_t round = few_round(p);
   const bool in_rounds = p.tf32 || size_of(p.dtype) == 2;
   return p.dtype != DType::f64 && p.n >= 1 && (in_rounds || p.n <= round) && p.w_aligned &&
-         p.blocks * p.block * p.block < kMost && std::max(p.inputs, p.outputs) * round < kMost / 2;
+         p.blocks * p.block * p.block < kMost && p.inputs * round < kMost / 2 && p.outputs * kMostFewTokens < kMost / 2;
 }
 
 // us of tf32, `few` (tiled), H200, 2026-11-22. 4096 x 4096, fprop: b = 32, .25, n = 128, 256, 512 19 (115), 32 (115),
@@ -231,16 +215,24 @@ bool few_gradient_pays(const CudaProblem& p) {
 }
 
 // us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25
-// 385 (194); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (590, 289); b = 16, .1 771 (757). Of 256 tokens, generic
-// (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117).
+// 385 (191); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (589, 290); b = 16, .1 by `regions` 771 (735). Of 256
+// tokens, generic (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117). Of b = 8
+// there are one pair's alone: .02, 4096 tokens 92 by `regions`, 185 by `many`.
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card) {
   if (size_of(p.dtype) != 2 || p.pairs < 2) return kMostTerms;
   constexpr int64_t kLong = 1024;
-  const int64_t mean = p.n / p.pairs;
-  const bool parts = dw_dtype == DType::f32;
-  if (card.sm90a && mean >= (p.block >= 32 ? 128 : kLong) && (parts || p.pairs <= kMostManyTerms))
+  CudaProblem one = p, some = p;
+  one.n = p.n / p.pairs, one.pairs = 1;
+  some.pairs = std::min<int64_t>(p.pairs, kMostManyTerms), some.n = one.n * some.pairs;
+  const CudaKernel alone = choose_cuda_kernel(one, card);
+  const bool in_parts = dw_dtype == DType::f32;
+  const bool one_by_one = in_parts && one.n >= kLong && alone != CudaKernel::generic;
+  if (one_by_one && alone == CudaKernel::regions && p.block == 8) return 1;
+  if (cuda_supports(CudaKernel::many, some, card) && one.n >= (p.block >= 32 ? 128 : kLong) &&
+      (in_parts || p.pairs == some.pairs)) {
     return kMostManyTerms;
-  return parts && mean >= kLong ? 1 : kMostTerms;
+  }
+  return one_by_one ? 1 : kMostTerms;
 }
 
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card) {

@@ -47,12 +47,19 @@ struct CudaProblem {
 // fprop is that with dgrad's sizes exchanged; `n` tokens (wgrad: in all).
 CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
 
+inline bool in_tf32(DType dtype, Math math) { return dtype == DType::f32 && math == Math::tf32; }
+
+// The problem of a call; of all pairs together.
+CudaProblem problem_of(const Product& p, Math math);
+CudaProblem problem_of(const WeightGradient& g, Math math);
+
 // Whether a card has what the kernel needs at all: registers, shared memory, instructions.
 bool cuda_runs(CudaKernel kernel, const cuda::Card& card);
 bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card);
 CudaKernel choose_cuda_kernel(const CudaProblem& p, const cuda::Card& card);
 
-// Enough for the kernels that may be chosen for so many tokens or less; for all of them, one of which may be forced.
+// Enough for the kernels that may be chosen for so many tokens, and for less where no row is cut (wgrad: always); for
+// all of them, one of which may be forced.
 size_t cuda_workspace_bytes(const CudaProblem& p);
 size_t most_cuda_workspace_bytes(const CudaProblem& p);
 

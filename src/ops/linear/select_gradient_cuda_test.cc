@@ -79,14 +79,17 @@ TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
 
 TEST(SelectCuda, ListsGoTogetherWhereThatIsFaster) {
   const cuda::Card a100{.arch = 80, .multiprocessors = 108};
-  const auto at_once = [](int32_t block, int64_t pairs, int64_t tokens, DType dw, const cuda::Card& card) {
+  bool in_rows = true;
+  int64_t blocks = 1600;
+  const auto at_once = [&](int32_t block, int64_t pairs, int64_t tokens, DType dw, const cuda::Card& card) {
     return pairs_at_once({.pass = Pass::wgrad,
                           .dtype = DType::bf16,
                           .block = block,
                           .n = pairs * tokens,
                           .inputs = 4096,
                           .outputs = 4096,
-                          .blocks = 1600,
+                          .blocks = blocks,
+                          .x_in_rows = in_rows,
                           .pairs = pairs},
                          dw, card);
   };
@@ -99,6 +102,14 @@ TEST(SelectCuda, ListsGoTogetherWhereThatIsFaster) {
   EXPECT_EQ(at_once(32, 40, 200, DType::f32, a100), kMostTerms);
   EXPECT_EQ(at_once(32, 40, 2000, DType::f32, a100), 1) << "which regions take";
   EXPECT_EQ(at_once(32, 40, 2000, DType::bf16, a100), kMostTerms);
+  blocks = 5000;  // 2 % of b = 8
+  EXPECT_EQ(at_once(8, 8, 4096, DType::f32, kH200), 1) << "regions are twice as fast";
+  EXPECT_EQ(at_once(8, 8, 4096, DType::bf16, kH200), kMostManyTerms) << "but would round dW between";
+  blocks = 60000;
+  EXPECT_EQ(at_once(8, 8, 4096, DType::f32, kH200), kMostManyTerms);
+  in_rows = false, blocks = 1600;
+  EXPECT_EQ(at_once(32, 1000, 200, DType::f32, kH200), kMostTerms) << "which many does not do: one launch, not 84";
+  EXPECT_EQ(at_once(32, 40, 4000, DType::f32, kH200), kMostTerms) << "nor does another than the generic kernel";
 }
 
 TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {

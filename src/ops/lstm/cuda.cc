@@ -103,7 +103,8 @@ void set_step(const Sequence& s, int64_t t, CellStep& step) {
   step.lengths = s.lengths;
 }
 
-// dW of h before each step and dpre: of all steps but the first in one product, for the fast kernels take one pair.
+// dW of h before each step and dpre: all steps but the first are one product. In a list with the first, which is short,
+// they would be taken for pairs of their mean.
 Status weight_gradient(const Backward& b, Workspace workspace, Stream stream) {
   const int64_t four = kGates * b.hidden, later = std::max<int64_t>(b.steps - 1, 0) * b.n;
   const Device device = b.layout.device;

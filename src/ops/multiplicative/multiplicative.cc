@@ -90,7 +90,7 @@ Status multiplicative_forward(const MultiplicativeInputs& in, const Multiplicati
   if (f.saved != nullptr || out.saved.bytes > 0)
     BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in), f.device));
   return run_forward(f, workspace, stream);
 }
 
@@ -104,7 +104,7 @@ Status multiplicative_backward(const MultiplicativeInputs& in, const Multiplicat
   BS_RETURN_IF_ERROR(check_inputs(in, b, c));
   BS_RETURN_IF_ERROR(check_backward(saved, of_outputs, grads, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_backward_workspace_size(in)));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_backward_workspace_size(in), b.device));
   return run_backward(b, workspace, stream);
 }
 
