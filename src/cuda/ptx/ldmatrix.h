@@ -23,24 +23,14 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&to)[4], const void* row) {
                : "memory");
 }
 
-// By address in shared memory; `to` stays as it is if not wanted, which must be the same in all lanes.
-__device__ inline void ldmatrix_x4_trans_if(uint32_t (&to)[4], uint32_t row, bool wanted) {
+// By address in shared memory; `to` stays as it is if `wanted`, the same in all lanes, is 0.
+__device__ inline void ldmatrix_x4_trans_if(uint32_t (&to)[4], uint32_t row, uint32_t wanted) {
   asm volatile(
       "{\n\t.reg .pred wanted;\n\t"
       "setp.ne.u32 wanted, %5, 0;\n\t"
       "@wanted ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n\t}"
       : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-      : "r"(row), "r"(static_cast<uint32_t>(wanted))
-      : "memory");
-}
-
-__device__ inline void ldmatrix_x2_trans_if(uint32_t (&to)[2], uint32_t row, bool wanted) {
-  asm volatile(
-      "{\n\t.reg .pred wanted;\n\t"
-      "setp.ne.u32 wanted, %3, 0;\n\t"
-      "@wanted ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n\t}"
-      : "+r"(to[0]), "+r"(to[1])
-      : "r"(row), "r"(static_cast<uint32_t>(wanted))
+      : "r"(row), "r"(wanted)
       : "memory");
 }
 

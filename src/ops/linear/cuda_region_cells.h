@@ -23,9 +23,9 @@ struct RegionGradient {
   int32_t wide_shift;  // cells of a block beside each other
   int32_t strips, strip_rows;
   int32_t slices, steps;
-  int32_t dy_boxes, boxes;  // of a stage
-  float* partial;           // [slices][blocks, b, b]; null: straight to dW
-  int64_t values;           // of dW
+  int32_t stages, dy_boxes, boxes;  // boxes of a stage
+  float* partial;                   // [slices][blocks, b, b]; null: straight to dW
+  int64_t values;                   // of dW
   // For the last kernel.
   const BlockRef* refs;
   const int32_t* out_of;
@@ -40,7 +40,7 @@ struct RegionKernel {
   static constexpr int cell = Cell, cells = region_form_of(Cell).cells_of_warp;
   static constexpr int sums = Cell == 32 ? 32 : Cell == 16 ? 8 : 4;  // of a lane, for each cell
   // Cells of which x is loaded while as many in front of them are multiplied.
-  static constexpr int together = Cell == 32 ? 1 : 2;
+  static constexpr int together = Cell == 8 ? 2 : 1;
   static_assert(cells % together == 0 && cells <= 64);
 };
 
@@ -72,8 +72,13 @@ struct CellInBlock {
 template <class K>
 struct RegionCells {
   int first, count;
-  uint32_t offset[K::cells];  // in a stage, of this lane's part: of x in the low half, of dy in the high half
-  uint64_t new_rows = 0;      // cells whose dy is not that of the cell in front
+  uint32_t offset[K::cells];  // in a stage, of this lane's part, in 16 bytes: of x in bits 16 and up, of dy in 12 bits
+  uint32_t new_rows[2] = {};  // a bit for each cell whose dy is not that of the cell in front
+
+  // One instruction with what it is added to: bits 12 to 15 are 0.
+  __device__ uint32_t x_offset(int j) const { return offset[j] >> 12; }
+  __device__ uint32_t dy_offset(int j) const { return offset[j] % 4096 * 16; }
+  __device__ uint32_t is_new_row(int j) const { return new_rows[j / 32] & 1u << j % 32; }
 
   __device__ RegionCells(const RegionGradient& g, const RegionItem& item, int pass_first) {
     const int all = cells_of_unit<K>(g, item.unit), of_pass = min(all - pass_first, K::cells * kRegionWarps);
@@ -87,7 +92,7 @@ struct RegionCells {
     int before = -1;
 #pragma unroll
     for (int j = 0; j < K::cells; ++j) {
-      offset[j] = 0;
+      offset[j] = in_stage(0) << 16 | in_stage(0);  // also where there is no cell: 0 would be one bank for all lanes
       if (j >= count) continue;
       int row, column;
       if constexpr (K::cell == 8) {
@@ -99,16 +104,20 @@ struct RegionCells {
         row = ((e.row << g.block_shift) + at.row * K::cell) / 8;
         column = ((e.column << g.block_shift) + at.column * K::cell) / 8;
       }
-      offset[j] = in_stage(column + x_side) | in_stage(row + dy_side) << 16;
-      if (row != before) new_rows |= uint64_t{1} << j;
+      offset[j] = in_stage(column + x_side) << 16 | in_stage(row + dy_side);
+      if (row != before) new_rows[j / 32] |= 1u << j % 32;
       before = row;
     }
+    // They are the same in all lanes, which the compiler does not see otherwise: it joined the warp at every cell.
+    count = __shfl_sync(~0u, count, 0);
+#pragma unroll
+    for (uint32_t& rows : new_rows) rows = __shfl_sync(~0u, rows, 0);
   }
 
  private:
-  // Where the 8 features are, from the first of dy or x on, in a row whose token is lane % 8 or 8 more.
+  // Where the 8 features are, from the first of dy or x on, in a row whose token is lane % 8 or multiples of 8 more.
   __device__ static uint32_t in_stage(int vector) {
-    return static_cast<uint32_t>(vector / 8 * kRegionBoxBytes + (vector ^ static_cast<int>(threadIdx.x)) % 8 * 16);
+    return static_cast<uint32_t>(vector / 8 * (kRegionBoxBytes / 16) + (vector ^ static_cast<int>(threadIdx.x)) % 8);
   }
 };
 

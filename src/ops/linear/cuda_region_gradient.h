@@ -4,8 +4,8 @@
 // Who does what
 //   tables    a kernel in front cuts strips of outputs into units of about as many blocks: cuda_region_units.cu
 //   grid      a thread block for each unit and slice of the tokens, one an SM
-//   load      16 tokens of the unit's x and dy, three stages ahead: by a warp of its own in boxes (sm_90a), or by all
-//             threads with cp.async, whose copies and products then wait for each other
+//   load      32 tokens of the unit's x and dy a stage: by a warp of its own in boxes (sm_90a), or by all threads with
+//             cp.async, whose copies and products then wait for each other
 //   compute   each warp has some of the blocks, in the order of rows, so that dy of a row is read once: mma.sync
 //             b = 16, 32: outputs are its rows, inputs its columns. b = 8: two blocks' inputs are its rows
 //   finish    registers to dW; slices go to the workspace, and a last kernel adds them, and gates' gradients
@@ -63,7 +63,7 @@ class RegionWork {
 
 struct RegionShared {
   int32_t counts[kMostRegionStrips], before[kMostRegionStrips + 1];
-  uint64_t full[kRegionStages], empty[kRegionStages];
+  uint64_t full[kMostRegionStages], empty[kMostRegionStages];
 };
 
 template <class K>
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRegionThreads, 1) region_gradient(const __gri
     for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells * kRegionWarps) {
       const RegionCells<K> cells(g, item, first);
       float sum[K::cells][K::sums] = {};
-      cuda::pipeline<kRegionStages>(
+      cuda::pipeline<kLeastRegionStages>(
           item.last_step - item.first_step, [&](int64_t step, int stage) { load_region(g, item, step, at(stage)); },
           [&](int stage) { multiply_region<K>(g, cells, at(stage), sum); });
       store_region<K>(g, item, cells, sum);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
   __shared__ RegionShared shared;
   const uint32_t begin = ptx::shared_address(stages);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kRegionStages; ++s) {
+    for (int s = 0; s < g.stages; ++s) {
       ptx::mbarrier_init(ptx::shared_address(shared.full + s), 1);
       ptx::mbarrier_init(ptx::shared_address(shared.empty + s), kRegionWarps);
     }
@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
   int stage = 0;
   uint32_t phase = 0;
   const auto advance = [&] {
-    if (++stage == kRegionStages) stage = 0, phase ^= 1;
+    if (++stage == g.stages) stage = 0, phase ^= 1;
   };
   if (threadIdx.x >= kRegionThreads) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<24>();
     if (threadIdx.x >= kRegionThreads + 32) return;
     while (work.next(item)) {
       const RegionBoxes of(g, item);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
     }
     return;
   }
-  ptx::setmaxnreg_inc<232>();
+  ptx::setmaxnreg_inc<240>();
   while (work.next(item)) {
     for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells * kRegionWarps) {
       const RegionCells<K> cells(g, item, first);
@@ -146,32 +146,70 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
 #endif
 }
 
-// Slices in their order, and <S, W>: a warp a block.
+// Sums beside each other, float2 or float4, from all slices in their order.
+template <class Vector>
+__device__ inline Vector sum_of_slices(const RegionGradient& g, int64_t at) {
+  Vector of[kMostRegionSlices];
+#pragma unroll
+  for (int s = 0; s < kMostRegionSlices; ++s) {
+    if (s < g.slices) of[s] = *reinterpret_cast<const Vector*>(g.partial + s * g.values + at);
+  }
+  Vector sum = of[0];
+#pragma unroll
+  for (int s = 1; s < kMostRegionSlices; ++s) {
+    if (s >= g.slices) continue;
+    sum.x += of[s].x, sum.y += of[s].y;
+    if constexpr (sizeof(Vector) == 16) sum.z += of[s].z, sum.w += of[s].w;
+  }
+  return sum;
+}
+
+// How many of the two elements from `e` on of block `id` are in the matrix.
+__device__ inline int inside_of_block(const RegionGradient& g, int32_t id, int e) {
+  const int64_t output = (int64_t{g.out_of[id]} << g.block_shift) + (e >> g.block_shift);
+  const int64_t left = g.inputs - (int64_t{g.refs[id].from} << g.block_shift) - (e & (g.block - 1));
+  return output < g.outputs ? static_cast<int>(min(max(left, int64_t{0}), int64_t{2})) : 0;
+}
+
+// A thread four sums. A warp a block, as below, took 25 us for 1638 blocks of 32.
 template <class T>
-__global__ void __launch_bounds__(256) region_combine(const __grid_constant__ RegionGradient g) {
-  ptx::griddepcontrol_wait();
+__device__ inline void combine_sums(const RegionGradient& g) {
+  const int area_shift = 2 * g.block_shift;
+  const bool whole = ((g.inputs | g.outputs) & (g.block - 1)) == 0;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x * 4;
+  for (int64_t at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 4; at < g.values; at += step) {
+    const auto id = static_cast<int32_t>(at >> area_shift);
+    const int e = static_cast<int>(at) & ((1 << area_shift) - 1);
+    const auto sum = sum_of_slices<float4>(g, at);
+    g.target.store_pair<T>(id, at, whole ? 2 : inside_of_block(g, id, e), {sum.x, sum.y});
+    g.target.store_pair<T>(id, at + 2, whole ? 2 : inside_of_block(g, id, e + 2), {sum.z, sum.w});
+  }
+}
+
+// And <S, W>: a warp a block.
+template <class T>
+__device__ inline void combine_blocks(const RegionGradient& g) {
   const int lane = static_cast<int>(threadIdx.x) % 32, area = g.block * g.block;
-  for (auto id = static_cast<int32_t>((blockIdx.x * 256 + threadIdx.x) / 32); id < g.blocks;
-       id += static_cast<int32_t>(gridDim.x * 8)) {
-    const int64_t output = int64_t{g.out_of[id]} * g.block, input = int64_t{g.refs[id].from} * g.block;
+  const auto warps = static_cast<int32_t>(gridDim.x * blockDim.x / 32);
+  for (auto id = static_cast<int32_t>((blockIdx.x * blockDim.x + threadIdx.x) / 32); id < g.blocks; id += warps) {
     float product = 0;
     for (int e = 2 * lane; e < area; e += 64) {
       const int64_t at = int64_t{id} * area + e;
-      float2 sum = *reinterpret_cast<const float2*>(g.partial + at);
-      for (int s = 1; s < g.slices; ++s) {
-        const float2 more = *reinterpret_cast<const float2*>(g.partial + s * g.values + at);
-        sum.x += more.x, sum.y += more.y;
-      }
-      const int64_t left = g.inputs - input - e % g.block;
-      const int inside =
-          output + e / g.block < g.outputs ? static_cast<int>(min(max(left, int64_t{0}), int64_t{2})) : 0;
+      const auto sum = sum_of_slices<float2>(g, at);
+      const int inside = inside_of_block(g, id, e);
       g.target.store_pair<T>(id, at, inside, sum);
-      if (g.dgates != nullptr) product += gate_product<T>(g.w, at, inside, sum);
+      product += gate_product<T>(g.w, at, inside, sum);
     }
-    if (g.dgates == nullptr) continue;
     product = sum_of_warp(product);
     if (lane == 0) g.dgates[id] = (g.target.accumulate ? g.dgates[id] : 0) + product;
   }
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) region_combine(const __grid_constant__ RegionGradient g) {
+  ptx::griddepcontrol_wait();
+  if (g.dgates == nullptr) combine_sums<T>(g);
+  else combine_blocks<T>(g);
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
@@ -220,6 +258,7 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
                             .strip_rows = plan.strip_rows,
                             .slices = plan.slices,
                             .steps = static_cast<int32_t>((p.n + kRegionTokens - 1) / kRegionTokens),
+                            .stages = plan.stages,
                             .dy_boxes = region_boxes(plan.strip_rows * p.block),
                             .boxes = plan.boxes,
                             .partial = partial ? tables.partial : nullptr,
@@ -238,7 +277,7 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
   BS_RETURN_IF_ERROR(with_region_kernel<T>(p.block, [&]<class K>() {
     cuda::Launch how{.blocks = call.card.multiprocessors,
                      .threads = kRegionThreads,
-                     .shared_bytes = kRegionStages * plan.boxes * kRegionBoxBytes,
+                     .shared_bytes = plan.stages * plan.boxes * kRegionBoxBytes,
                      .stream = stream_of(call),
                      .overlap = overlap};
     if (!call.card.sm90a) return cuda::launch(how, region_gradient<K>, args);
@@ -246,7 +285,8 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
     return cuda::launch(how, region_gradient_in_boxes<K>, maps, args);
   }));
   if (!partial) return {};
-  return cuda::launch({.blocks = std::clamp<int64_t>(p.blocks / 8, 1, int64_t{16} * call.card.multiprocessors),
+  const int64_t tasks = g.dgates != nullptr ? p.blocks / 8 : args.values / 1024;
+  return cuda::launch({.blocks = std::clamp<int64_t>(tasks, 1, int64_t{16} * call.card.multiprocessors),
                        .threads = 256,
                        .stream = stream_of(call),
                        .overlap = overlap},

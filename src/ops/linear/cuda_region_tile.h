@@ -8,24 +8,29 @@
 namespace blocksparse::linear {
 namespace {
 
-// Tokens are rows in shared memory and the depth of the product, so all fragments are transposed as they are loaded.
+// Tokens are rows in shared memory and the depth of the product, so all fragments are transposed as they are loaded. A
+// cell's addresses serve two times 16 tokens: one time each, instructions were what bound this.
 template <class K>
 __device__ inline void multiply_region(const RegionGradient& g, const RegionCells<K>& cells, uint32_t stage,
                                        float (&sum)[K::cells][K::sums]) {
   using T = typename K::T;
   constexpr bool kPairs = K::cell == 8;
   constexpr int kParts = kPairs ? 1 : K::cell / 16, kAhead = K::together;  // parts of 16 outputs, of 16 inputs
+  constexpr int kTimes = kRegionTokens / 16;
   const uint32_t lane = threadIdx.x % 32, left = lane % 8 + lane / 16 * 8, right = lane % 16;  // tokens
   const uint32_t x = stage + static_cast<uint32_t>(g.dy_boxes * kRegionBoxBytes) + (kPairs ? left : right) * 128;
-  const uint32_t dy = stage + (kPairs ? right : left) * 128;
-  uint32_t of_x[2][kAhead][kParts][4], of_dy[kParts][4] = {};
+  const uint32_t dy = stage + (kPairs ? lane : left) * 128;
+  uint32_t of_x[2][kAhead][kTimes][kParts][4], of_dy[kTimes][kParts][4] = {};
   const auto load_x = [&](int group) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
+      const uint32_t at = x + cells.x_offset(group * kAhead + i);
 #pragma unroll
-      for (int k = 0; k < kParts; ++k) {
-        const uint32_t offset = cells.offset[group * kAhead + i] & 0xffff;
-        ptx::ldmatrix_x4_trans_at(of_x[group % 2][i][k], (x + offset) ^ (32 * k));
+      for (int t = 0; t < kTimes; ++t) {
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) {
+          ptx::ldmatrix_x4_trans_at(of_x[group % 2][i][t][k], (at ^ (32 * k)) + t * 16 * 128);
+        }
       }
     }
   };
@@ -33,27 +38,38 @@ __device__ inline void multiply_region(const RegionGradient& g, const RegionCell
 #pragma unroll
   for (int group = 0; group < K::cells / kAhead; ++group) {
     if (group * kAhead >= cells.count) return;
-    if (group + 1 < K::cells / kAhead) load_x(group + 1);
+    if (group + 1 < K::cells / kAhead && (group + 1) * kAhead < cells.count) load_x(group + 1);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int j = group * kAhead + i;
-      const bool is_new = (cells.new_rows >> j & 1) != 0;
-      if constexpr (kPairs) {
-        uint32_t(&b)[2] = reinterpret_cast<uint32_t(&)[2]>(of_dy[0]);
-        ptx::ldmatrix_x2_trans_if(b, dy + (cells.offset[j] >> 16), is_new);
-        ptx::mma_m16n8k16(sum[j], of_x[group % 2][i][0], b, T{});
+      const uint32_t is_new = cells.is_new_row(j);
+      const uint32_t at = dy + cells.dy_offset(j);
+      if constexpr (kPairs) {  // 32 tokens at once
+        uint32_t(&b)[4] = of_dy[0][0];
+        ptx::ldmatrix_x4_trans_if(b, at, is_new);
+#pragma unroll
+        for (int t = 0; t < kTimes; ++t) {
+          const uint32_t of_time[2] = {b[2 * t], b[2 * t + 1]};
+          ptx::mma_m16n8k16(sum[j], of_x[group % 2][i][t][0], of_time, T{});
+        }
       } else {
 #pragma unroll
-        for (int m = 0; m < kParts; ++m) {
-          ptx::ldmatrix_x4_trans_if(of_dy[m], (dy + (cells.offset[j] >> 16)) ^ (32 * m), is_new);
+        for (int t = 0; t < kTimes; ++t) {
+#pragma unroll
+          for (int m = 0; m < kParts; ++m) {
+            ptx::ldmatrix_x4_trans_if(of_dy[t][m], (at ^ (32 * m)) + t * 16 * 128, is_new);
+          }
         }
 #pragma unroll
-        for (int m = 0; m < kParts; ++m) {
+        for (int t = 0; t < kTimes; ++t) {
 #pragma unroll
-          for (int k = 0; k < 2 * kParts; ++k) {
-            const uint32_t* from = of_x[group % 2][i][k / 2] + k % 2 * 2;
-            const uint32_t b[2] = {from[0], from[1]};
-            ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(sum[j][(m * 2 * kParts + k) * 4]), of_dy[m], b, T{});
+          for (int m = 0; m < kParts; ++m) {
+#pragma unroll
+            for (int k = 0; k < 2 * kParts; ++k) {
+              const uint32_t* from = of_x[group % 2][i][t][k / 2] + k % 2 * 2;
+              const uint32_t b[2] = {from[0], from[1]};
+              ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(sum[j][(m * 2 * kParts + k) * 4]), of_dy[t][m], b, T{});
+            }
           }
         }
       }

@@ -17,6 +17,7 @@ struct RegionCut {
   int32_t rows, columns;  // of blocks
   int32_t strip_rows, units, most_columns;
   int32_t in_pairs;  // entries of a row in a unit are made even: 1; not: 0
+  int32_t held;      // blocks of a strip of which columns are kept in shared memory, if there are no more
 };
 
 struct CutShared {
@@ -24,27 +25,33 @@ struct CutShared {
   int32_t cut[kMostStripUnits + 1];  // first column of each unit
   int32_t units;
   int32_t of_warp[kUnitWarps];
+
+  __device__ int first_block() const { return row_start[0]; }
 };
+
+// The sum over the lanes up to this one.
+__device__ int sum_up_to(int value) {
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, value, step);
+    if (static_cast<int>(threadIdx.x) % 32 >= step) value += other;
+  }
+  return value;
+}
 
 // Sums of `count` values in shared memory in front of each; returns the sum of all. All threads.
 __device__ int sums_before(int32_t* values, int count, int32_t* of_warp) {
-  const auto thread = static_cast<int>(threadIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int each = (count + kUnitThreads - 1) / kUnitThreads;
   const int first = min(thread * each, count), last = min(first + each, count);
   int mine = 0;
   for (int i = first; i < last; ++i) mine += values[i];
-  int sum = mine;
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (thread % 32 >= step) sum += other;
-  }
-  if (thread % 32 == 31) of_warp[thread / 32] = sum;
+  const int sum = sum_up_to(mine);
+  if (thread % 32 == 31) of_warp[warp] = sum;
   __syncthreads();
-  int before = sum - mine, all = 0;
-  for (int warp = 0; warp < kUnitWarps; ++warp) {
-    if (warp < thread / 32) before += of_warp[warp];
-    all += of_warp[warp];
-  }
+  if (warp == 0) of_warp[thread] = sum_up_to(of_warp[thread]);
+  __syncthreads();
+  int before = sum - mine + (warp > 0 ? of_warp[warp - 1] : 0);
+  const int all = of_warp[kUnitWarps - 1];
   for (int i = first; i < last; ++i) {
     const int value = values[i];
     values[i] = before;
@@ -54,49 +61,46 @@ __device__ int sums_before(int32_t* values, int count, int32_t* of_warp) {
   return all;
 }
 
-// Equal shares of the strip's blocks, those that are too wide cut into equal widths.
+// The least of the lanes up to this one.
+__device__ int least_up_to(int value) {
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, value, step);
+    if (static_cast<int>(threadIdx.x) % 32 >= step) value = min(value, other);
+  }
+  return value;
+}
+
+// Equal shares of the strip's blocks, but none wider than there is room for: what is beyond goes to the next one, and
+// nothing is left for one behind the last.
 __device__ void cut_strip(const RegionCut& p, CutShared& s, const int32_t* before, int all) {
+  static_assert(kMostStripUnits == 64);  // of the first two warps
   const auto thread = static_cast<int>(threadIdx.x);
-  const int shares = min(p.units, max(1, all));
-  const auto begin_of = [&](int share) {  // the first column in front of which there are share / shares of all blocks
-    if (share == 0) return 0;
-    if (share == shares) return p.columns;
-    const auto wanted = static_cast<int>((int64_t{all} * share + shares - 1) / shares);
+  const int room = p.most_columns, units = max(min(p.units, all), (p.columns + room - 1) / room);
+  // The first column in front of which there are unit / units of all blocks, less the room of the units in front.
+  int spare = p.columns;
+  if (thread < units) {
+    const auto wanted = static_cast<int>((int64_t{all} * thread + units - 1) / units);
     int low = 0, high = p.columns;
     while (low < high) {
       const int middle = (low + high) / 2;
       if (before[middle] < wanted) low = middle + 1;
       else high = middle;
     }
-    return low;
-  };
-  int begin = 0, width = 0, pieces = 0;
-  if (thread < shares) {
-    begin = begin_of(thread);
-    width = begin_of(thread + 1) - begin;
-    pieces = (width + p.most_columns - 1) / p.most_columns;
+    spare = low - thread * room;
   }
-  // At most 64 shares: of the first two warps.
-  int sum = pieces;
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (thread % 32 >= step) sum += other;
-  }
-  if (thread % 32 == 31) s.of_warp[thread / 32] = sum;
+  spare = least_up_to(spare);
+  if (thread == 31) s.of_warp[0] = spare;
   __syncthreads();
-  if (thread < kMostStripUnits) {
-    const int first = sum - pieces + (thread >= 32 ? s.of_warp[0] : 0);
-    for (int i = 0; i < pieces; ++i) {
-      if (first + i < kMostStripUnits) s.cut[first + i] = begin + width * i / pieces;
-    }
-  }
+  if (thread >= 32) spare = min(spare, s.of_warp[0]);
+  if (thread < units) s.cut[thread] = max(spare + thread * room, p.columns - (units - thread) * room);
   if (thread == 0) {
-    s.units = min(s.of_warp[0] + s.of_warp[1], kMostStripUnits);
-    s.cut[s.units] = p.columns;
+    s.cut[units] = p.columns;
+    s.units = units;
   }
   __syncthreads();
 }
 
+// The unit that a column is in.
 __device__ int unit_of(const CutShared& s, int column) {
   int unit = 0;
 #pragma unroll
@@ -106,18 +110,36 @@ __device__ int unit_of(const CutShared& s, int column) {
   return unit;
 }
 
-__device__ int row_of(const CutShared& s, int rows, int ref) {
-  int row = 0;
-#pragma unroll
-  for (int step = kMostStripRows / 2; step > 0; step /= 2) {
-    if (row + step < rows && s.row_start[row + step] <= ref) row += step;
+// The first block of a row from `column` on. `held`: columns of the strip's blocks in shared memory, or null.
+__device__ int first_from(const RegionCut& p, const CutShared& s, const uint16_t* held, int row, int column) {
+  int low = s.row_start[row], high = s.row_start[row + 1];
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if ((held != nullptr ? held[middle - s.first_block()] : p.walk.refs[middle].from) < column) low = middle + 1;
+    else high = middle;
   }
-  return row;
+  return low;
 }
+
+// body(index, row of the strip) for the blocks of a strip: a warp has whole rows.
+template <class Body>
+__device__ void each_block(const CutShared& s, int rows, Body body) {
+  const auto warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  for (int row = warp; row < rows; row += kUnitWarps) {
+#pragma unroll 4
+    for (int i = s.row_start[row] + lane; i < s.row_start[row + 1]; i += 32) body(i, row);
+  }
+}
+
+// Counts of columns; then firsts and entries, [units][rows] each.
+constexpr int words_of_table(int columns, int strip_rows) {
+  return columns > 2 * kMostStripUnits * strip_rows ? columns : 2 * kMostStripUnits * strip_rows;
+}
+constexpr int kMostHeld = 16 * 1024;  // with all else in 99 KB, which every card has
 
 // A thread block a strip: columns counted, cut, and the blocks put in order of unit, row and column.
 __global__ void __launch_bounds__(kUnitThreads) region_units(const __grid_constant__ RegionCut p) {
-  extern __shared__ int32_t table[];  // first of columns, then [units][rows], twice
+  extern __shared__ int32_t table[];
   __shared__ CutShared s;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -126,49 +148,46 @@ __global__ void __launch_bounds__(kUnitThreads) region_units(const __grid_consta
   if (thread <= rows) s.row_start[thread] = p.walk.starts[first_row + thread];
   for (int c = thread; c < p.columns; c += kUnitThreads) table[c] = 0;
   __syncthreads();
-  const int begin = s.row_start[0], end = s.row_start[rows];
-  for (int i = begin + thread; i < end; i += kUnitThreads) atomicAdd(table + p.walk.refs[i].from, 1);
+  auto* held = reinterpret_cast<uint16_t*>(table + words_of_table(p.columns, p.strip_rows));
+  if (s.row_start[rows] - s.first_block() > p.held) held = nullptr;
+  each_block(s, rows, [&](int i, int) {
+    const int column = p.walk.refs[i].from;
+    atomicAdd(table + column, 1);
+    if (held != nullptr) held[i - s.first_block()] = static_cast<uint16_t>(column);
+  });
   __syncthreads();
   const int all = sums_before(table, p.columns, s.of_warp);
   cut_strip(p, s, table, all);
 
   const int places = s.units * rows;
-  for (int i = thread; i < places; i += kUnitThreads) table[i] = 0;
+  int32_t *firsts = table, *entries = table + places;
+  for (int i = thread; i < places; i += kUnitThreads) firsts[i] = first_from(p, s, held, i % rows, s.cut[i / rows]);
   __syncthreads();
-  for (int i = begin + thread; i < end; i += kUnitThreads) {
-    atomicAdd(table + unit_of(s, p.walk.refs[i].from) * rows + row_of(s, rows, i), 1);
+  const auto end_of = [&](int place, int row) {
+    return place + rows < places ? firsts[place + rows] : s.row_start[row + 1];
+  };
+  for (int i = thread; i < places; i += kUnitThreads) {
+    const int blocks = end_of(i, i % rows) - firsts[i];
+    entries[i] = p.in_pairs != 0 ? (blocks + 1) & ~1 : blocks;
   }
   __syncthreads();
-  int32_t* firsts = table + places;  // the first block of each row in each unit
-  if (thread < rows) {
-    int first = s.row_start[thread];
-    for (int unit = 0; unit < s.units; ++unit) {
-      firsts[unit * rows + thread] = first;
-      first += table[unit * rows + thread];
-    }
-  }
-  __syncthreads();
-  if (p.in_pairs != 0) {
-    for (int i = thread; i < places; i += kUnitThreads) table[i] = (table[i] + 1) & ~1;
-    __syncthreads();
-  }
-  const int entries = sums_before(table, places, s.of_warp);
-  const int base = begin << p.in_pairs;
+  const int all_entries = sums_before(entries, places, s.of_warp);
+  const int base = s.first_block() << p.in_pairs;
   if (thread < s.units) {
-    const int first = table[thread * rows], last = thread + 1 < s.units ? table[(thread + 1) * rows] : entries;
+    const int first = entries[thread * rows], last = thread + 1 < s.units ? entries[(thread + 1) * rows] : all_entries;
     p.to.units[strip * kMostStripUnits + thread] = {s.cut[thread], s.cut[thread + 1] - s.cut[thread], base + first,
                                                     last - first};
   }
   if (thread == 0) p.to.counts[strip] = s.units;
-  for (int i = begin + thread; i < end; i += kUnitThreads) {
+  each_block(s, rows, [&](int i, int row) {
     const BlockRef ref = p.walk.refs[i];
-    const int unit = unit_of(s, ref.from), row = row_of(s, rows, i);
-    const int rank = i - firsts[unit * rows + row], at = base + table[unit * rows + row] + rank;
+    const int unit = unit_of(s, ref.from), place = unit * rows + row;
+    const int rank = i - firsts[place], at = base + entries[place] + rank;
     const auto in_strip = static_cast<uint16_t>(row), in_unit = static_cast<uint16_t>(ref.from - s.cut[unit]);
     p.to.entries[at] = {ref.weight, in_strip, in_unit};
-    const bool is_last = i + 1 == s.row_start[row + 1] || p.walk.refs[i + 1].from >= s.cut[unit + 1];
-    if (p.in_pairs != 0 && is_last && rank % 2 == 0) p.to.entries[at + 1] = {-1, in_strip, in_unit};
-  }
+    const bool lacks_one = p.in_pairs != 0 && rank % 2 == 0 && i + 1 == end_of(place, row);
+    if (lacks_one) p.to.entries[at + 1] = {-1, in_strip, in_unit};
+  });
 }
 
 }  // namespace
@@ -182,19 +201,20 @@ Status make_region_units(const CudaCall& call, const RegionPlan& plan, const Dev
                        .strip_rows = plan.strip_rows,
                        .units = plan.units,
                        .most_columns = plan.most_columns,
-                       .in_pairs = p.block == 8 ? 1 : 0};
-  const int words = std::max<int>(args.columns, 2 * kMostStripUnits * plan.strip_rows);
+                       .in_pairs = p.block == 8 ? 1 : 0,
+                       .held = static_cast<int32_t>(std::min<int64_t>(2 * p.blocks / plan.strips, kMostHeld))};
+  const int table_bytes = words_of_table(args.columns, plan.strip_rows) * 4;
   return cuda::launch({.blocks = plan.strips,
                        .threads = kUnitThreads,
-                       .shared_bytes = words * 4,
+                       .shared_bytes = table_bytes + args.held * 2,
                        .stream = static_cast<cudaStream_t>(call.stream),
                        .overlap = call.card.sm90a},
                       region_units, args);
 }
 
 Status prepare_region_units() {
-  constexpr int64_t kWords = std::max<int64_t>(kMostRegionColumns, 2 * kMostStripUnits * kMostStripRows);
-  return cuda::prepare(region_units, static_cast<int>(kWords) * 4);
+  constexpr int kWords = words_of_table(static_cast<int>(kMostRegionColumns), kMostStripRows);
+  return cuda::prepare(region_units, kWords * 4 + kMostHeld * 2);
 }
 
 }  // namespace blocksparse::linear

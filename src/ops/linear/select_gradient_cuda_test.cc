@@ -173,9 +173,10 @@ TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
     for (const double density : {0.01, 0.1, 0.5, 1.0}) {
       for (const int64_t features : {1000, 4096, 20000}) {
-        for (const cuda::Card& card : {cuda::Card{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024},
-                                       cuda::Card{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024},
-                                       cuda::Card{.arch = 86, .multiprocessors = 84}}) {
+        for (const cuda::Card& card :
+             {cuda::Card{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .sm90a = true},
+              cuda::Card{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024},
+              cuda::Card{.arch = 86, .multiprocessors = 84}}) {
           const int64_t side = (features + block - 1) / block;
           const auto blocks = static_cast<int64_t>(density * static_cast<double>(side * side));
           const CudaProblem p{.pass = Pass::wgrad,
@@ -192,9 +193,12 @@ TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
           EXPECT_GE(plan.strips * plan.strip_rows, side);
           EXPECT_LT((plan.strips - 1) * plan.strip_rows, side) << "a strip without rows";
           EXPECT_LE(plan.strip_rows, kMostStripRows);
-          EXPECT_LE(plan.units + (side + plan.most_columns - 1) / plan.most_columns, kMostStripUnits);
+          EXPECT_LE(std::max<int64_t>(plan.units, (side + plan.most_columns - 1) / plan.most_columns), kMostStripUnits);
           EXPECT_LE(region_boxes(plan.strip_rows * block) + region_boxes(plan.most_columns * block), plan.boxes);
-          EXPECT_LE(kRegionStages * plan.boxes * kRegionBoxBytes, card.shared_bytes - 2048);
+          EXPECT_LE(region_boxes(plan.strip_rows * block), kMostDyBoxes);
+          EXPECT_GE(plan.stages, kLeastRegionStages);
+          EXPECT_LE(plan.stages, card.sm90a ? kMostRegionStages : kLeastRegionStages) << "as its kernel has";
+          EXPECT_LE(plan.stages * plan.boxes * kRegionBoxBytes, card.shared_bytes - 2048);
           EXPECT_LE(region_places(p).partial + plan.slices * blocks * block * block * 4 * (plan.slices > 1),
                     region_places(p).end);
         }

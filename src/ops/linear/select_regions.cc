@@ -11,21 +11,31 @@ namespace blocksparse::linear {
 
 namespace {
 
-// Cells that a thread block has to hold: blocks of 8 come in pairs, of which the last of a row may lack one.
-double cells_of(const CudaProblem& p) {
-  const auto blocks = static_cast<double>(p.blocks);
-  return p.block == 8 ? 0.55 * blocks : blocks * region_form_of(p.block).cells_of_block;
-}
+// Cells of a unit, one of `units` of a strip of so many rows of blocks, if blocks are at random: on average, and at
+// most, for one that a thread block cannot hold takes a second pass over the tokens. Strips differ, and units end
+// between columns. Blocks of 8 come in pairs, of which the last of a row may lack one.
+struct UnitCells {
+  double average, most;
 
-// What a unit should hold at most, for no two hold the same: one with more takes a second pass over the tokens.
-double capacity_of(const CudaProblem& p) {
-  return (p.block == 8 ? 0.8 : p.block == 16 ? 0.92 : 0.85) * region_form_of(p.block).cells();
-}
+  UnitCells(const CudaProblem& p, int64_t strip_rows, double units) {
+    const auto rows = static_cast<double>(std::max<int64_t>(1, p.output_blocks()));
+    const auto columns = static_cast<double>(std::max<int64_t>(1, p.input_blocks()));
+    const double of_row = static_cast<double>(p.blocks) / rows / units, in_strip = static_cast<double>(strip_rows);
+    const double of_strip = of_row * units * in_strip, of_column = of_strip / columns;
+    const double cells = p.block == 8 ? 0.5 : region_form_of(p.block).cells_of_block;
+    average = of_row * in_strip * cells;
+    most = average * (1 + 2 / std::sqrt(std::max(1.0, of_strip))) + (of_column + std::sqrt(of_column)) * cells;
+    if (p.block != 8) return;
+    const double odd = in_strip * (1 - std::exp(-2 * of_row)) / 2;  // rows of an odd number of blocks
+    average += odd / 2;
+    most += odd / 2 + std::sqrt(odd) / 2;
+  }
+};
 
-// Clocks of a thread block for a step of tokens: shared memory is read 128 bytes at a time.
+// Clocks of a thread block for a step of tokens: shared memory is read and written 128 bytes at a time.
 double step_clocks(const CudaProblem& p, double cells, double features) {
-  const double of_cell = p.block == 8 ? 4.5 : p.block == 16 ? 5 : 12;
-  return cells * of_cell + features * kRegionTokens * 2 / 128 + 60;
+  const double of_cell = p.block == 8 ? 9 : p.block == 16 ? 11 : 24;
+  return cells * of_cell + features * kRegionTokens * 2 / 128 + 100;
 }
 
 // Slices of dW for which there is room in the workspace; 0 for a large dW, which needs none to fill a card.
@@ -34,49 +44,63 @@ int64_t slices_with_room(const CudaProblem& p) {
   return std::min<int64_t>(kMostPartialBytes / bytes, kMostRegionSlices);
 }
 
-}  // namespace
-
-RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
+// The best plan for so many stages, and its clocks.
+RegionPlan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t stages, double& least) {
   const int64_t rows = std::max<int64_t>(1, p.output_blocks()), columns = std::max<int64_t>(1, p.input_blocks());
   constexpr int32_t kOther = 3072;  // barriers, and what CUDA keeps
-  const int32_t boxes = std::min(32, (card.shared_bytes - kOther) / (kRegionStages * kRegionBoxBytes));
-  const double cells = cells_of(p), capacity = capacity_of(p);
+  const int32_t boxes = std::min(32, (card.shared_bytes - kOther) / (stages * kRegionBoxBytes));
+  const double capacity = region_form_of(p.block).cells();
   const double grid = card.multiprocessors, steps = static_cast<double>(divide_up(p.n, kRegionTokens));
   const auto most_slices =
       static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(slices_with_room(p), p.n / 256)));
   RegionPlan best{};
-  double least = std::numeric_limits<double>::infinity();
   for (int64_t strips = 1; strips <= std::min<int64_t>(rows, kMostRegionStrips); ++strips) {
-    const int64_t strip_rows = divide_up(rows, strips);
-    if (strip_rows > kMostStripRows || divide_up(rows, strip_rows) != strips) continue;
-    const int64_t room = (boxes - divide_up(strip_rows * p.block, 64)) * 64 / p.block;
+    const int64_t strip_rows = divide_up(rows, strips), dy_boxes = divide_up(strip_rows * p.block, 64);
+    if (strip_rows > kMostStripRows || dy_boxes > kMostDyBoxes || divide_up(rows, strip_rows) != strips) continue;
+    const int64_t room = (boxes - dy_boxes) * 64 / p.block;
     if (room < 1) continue;
-    // Units that are too wide are cut once more: room for all of these.
-    const int64_t most_units = kMostStripUnits - divide_up(columns, room);
-    if (most_units < 1) continue;
+    if (divide_up(columns, room) > kMostStripUnits) continue;
+    const auto most_units = static_cast<double>(std::min<int64_t>(kMostStripUnits, columns));
+    // Units with as many blocks are not equally wide, and what is too wide for one goes to the next.
+    double least_units =
+        std::min(most_units, std::ceil(static_cast<double>(columns) / (0.9 * static_cast<double>(room))));
+    while (least_units < most_units && UnitCells(p, strip_rows, least_units).most > capacity) ++least_units;
     for (int32_t slices = 1; slices <= most_slices; ++slices) {
       // As many units as fill the card a whole number of times.
-      double units = std::max({1.0, cells / capacity / static_cast<double>(strips),
-                               static_cast<double>(columns) / (0.9 * static_cast<double>(room))});
-      const double rounds = std::ceil(units * static_cast<double>(strips) * slices / grid);
-      units = std::min({std::floor(rounds * grid / slices / static_cast<double>(strips)), static_cast<double>(columns),
-                        static_cast<double>(most_units)});
-      units = std::max(units, 1.0);
-      const double all = units * static_cast<double>(strips);
+      const double all_least = least_units * static_cast<double>(strips) * slices;
+      const double rounds = std::ceil(all_least / grid);
+      const double units =
+          std::clamp(std::floor(rounds * grid / slices / static_cast<double>(strips)), least_units, most_units);
+      const UnitCells cells(p, strip_rows, units);
       const double features = static_cast<double>((static_cast<double>(columns) / units + strip_rows) * p.block);
-      const double passes = std::ceil(cells / all / capacity);
-      const double clocks =
-          std::ceil(all * slices / grid) * passes * steps / slices * step_clocks(p, cells / all / passes, features) +
-          (slices > 1 ? slices * static_cast<double>(p.blocks * p.block * p.block) / 400 : 0);
+      const double passes = std::ceil(cells.most / capacity);
+      const double clocks = std::ceil(units * static_cast<double>(strips) * slices / grid) * passes * steps / slices *
+                                step_clocks(p, (cells.average + cells.most) / 2 / passes, features) +
+                            (slices > 1 ? slices * static_cast<double>(p.blocks * p.block * p.block) / 800 : 0);
       if (clocks >= least) continue;
       least = clocks;
       best = {.strips = static_cast<int32_t>(strips),
               .strip_rows = static_cast<int32_t>(strip_rows),
               .units = static_cast<int32_t>(units),
               .slices = slices,
+              .stages = stages,
               .boxes = boxes,
               .most_columns = static_cast<int32_t>(std::min(room, columns))};
     }
+  }
+  return best;
+}
+
+}  // namespace
+
+// As few stages as there must be hold the widest units; one more is worth a tenth.
+RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
+  double least = std::numeric_limits<double>::infinity();
+  RegionPlan best = plan_stages(p, card, kLeastRegionStages, least);
+  for (int32_t stages = kLeastRegionStages + 1; card.sm90a && stages <= kMostRegionStages; ++stages) {
+    double more = least * (stages == kLeastRegionStages + 1 ? 1.1 : 1.02);
+    const RegionPlan plan = plan_stages(p, card, stages, more);
+    if (plan.strips > 0) best = plan, least = more;
   }
   return best;
 }

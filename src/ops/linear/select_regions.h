@@ -9,8 +9,8 @@ namespace blocksparse::linear {
 
 inline constexpr int64_t kLeastRegionTokens = 128;
 inline constexpr int32_t kRegionWarps = 8;
-inline constexpr int32_t kRegionTokens = 16;  // of a stage
-inline constexpr int32_t kRegionStages = 4;
+inline constexpr int32_t kRegionTokens = 32;  // of a stage
+inline constexpr int32_t kLeastRegionStages = 2, kMostRegionStages = 4;
 inline constexpr int32_t kMostRegionStrips = 64;
 inline constexpr int32_t kMostStripUnits = 64;
 inline constexpr int32_t kMostStripRows = 128;
@@ -37,7 +37,8 @@ struct RegionPlan {
   int32_t strips = 0, strip_rows = 0;  // of blocks
   int32_t units = 0;                   // of a strip, if neither a width nor a number of cells is too large
   int32_t slices = 1;
-  int32_t boxes = 0;         // of a stage
+  int32_t stages = kLeastRegionStages;
+  int32_t boxes = 0;         // of a stage, for which there is room
   int32_t most_columns = 0;  // of blocks, of a unit: what fits shared memory
 };
 RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card);
@@ -46,8 +47,9 @@ bool regions_support(const CudaProblem& p);
 // Whether it is faster than what there is besides.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card);
 
-// A stage holds boxes of 16 tokens x 64 features, swizzled in 128 bytes: first those of dy, then those of x.
+// A stage holds boxes of 32 tokens x 64 features, swizzled in 128 bytes: first those of dy, then those of x.
 inline constexpr int32_t kRegionBoxBytes = kRegionTokens * 64 * 2;
+inline constexpr int32_t kMostDyBoxes = 16;  // 64 KB: offsets in them have 12 bits, of 16 bytes
 constexpr int32_t region_boxes(int32_t features) { return (features + 63) / 64; }
 
 struct RegionPlaces {
