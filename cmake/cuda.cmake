@@ -85,6 +85,8 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/linear/cuda_resident_f16.cu
   src/ops/linear/cuda_rows_bf16.cu
   src/ops/linear/cuda_rows_f16.cu
+  src/ops/linear/cuda_sweep_bf16.cu
+  src/ops/linear/cuda_sweep_f16.cu
   src/ops/linear/cuda_tiled_f32.cu
   src/ops/linear/cuda_tiled_tables.cu
   src/ops/linear/cuda_tiled_tf32.cu

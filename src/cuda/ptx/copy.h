@@ -10,6 +10,12 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same, but for the compiler a value that it has to keep, for all it knows how it came about.
+__device__ inline uint32_t held(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // 16 bytes, past L1: the first `bytes` are copied, zeros follow. Both addresses are multiples of 16.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)

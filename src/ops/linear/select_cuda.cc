@@ -8,6 +8,7 @@
 #include "ops/linear/select_many.h"
 #include "ops/linear/select_regions.h"
 #include "ops/linear/select_resident.h"
+#include "ops/linear/select_sweep.h"
 #include "ops/linear/select_tiled.h"
 
 namespace blocksparse::linear {
@@ -20,6 +21,7 @@ std::string_view name_of(CudaKernel kernel) {
     case CudaKernel::many: return "many";
     case CudaKernel::tiled: return "tiled";
     case CudaKernel::rows: return "rows";
+    case CudaKernel::sweep: return "sweep";
     case CudaKernel::resident: return "resident";
   }
   return "unknown";
@@ -102,7 +104,8 @@ bool rows_pay(const CudaProblem& p) {
 }  // namespace
 
 bool cuda_runs(CudaKernel kernel, const cuda::Card& card) {
-  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows || kernel == CudaKernel::resident;
+  const bool hopper = kernel == CudaKernel::many || kernel == CudaKernel::rows || kernel == CudaKernel::sweep ||
+                      kernel == CudaKernel::resident;
   return card.arch >= cuda::kOldestArch && (!hopper || card.sm90a);
 }
 
@@ -115,6 +118,7 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
     case CudaKernel::many: return many_supports(p);
     case CudaKernel::tiled: return tiled_supports(p);
     case CudaKernel::rows: return rows_support(p);
+    case CudaKernel::sweep: return sweep_supports(p);
     case CudaKernel::resident: return resident_supports(p);
   }
   return false;
@@ -137,6 +141,7 @@ bool cuda_pays(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) 
     case CudaKernel::regions: return regions_pay(p, card) && !few_is_best_gradient(p);
     case CudaKernel::tiled: return tiled_pays(p, card) && !few_pays_in_tf32(p);
     case CudaKernel::rows: return rows_pay(p);
+    case CudaKernel::sweep: return sweep_pays(p);
     case CudaKernel::resident: return resident_pays(p);
   }
   return false;

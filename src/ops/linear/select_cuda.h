@@ -14,10 +14,19 @@
 namespace blocksparse::linear {
 
 // From plain to fast; a larger value is preferred.
-enum class CudaKernel : int32_t { generic = 0, few = 1, many = 2, regions = 3, tiled = 4, rows = 5, resident = 6 };
-inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few,   CudaKernel::many,
-                                               CudaKernel::regions, CudaKernel::tiled, CudaKernel::rows,
-                                               CudaKernel::resident};
+enum class CudaKernel : int32_t {
+  generic = 0,
+  few = 1,
+  many = 2,
+  regions = 3,
+  tiled = 4,
+  rows = 5,
+  sweep = 6,
+  resident = 7
+};
+inline constexpr std::array kAllCudaKernels = {CudaKernel::generic, CudaKernel::few,     CudaKernel::many,
+                                               CudaKernel::regions, CudaKernel::tiled,   CudaKernel::rows,
+                                               CudaKernel::sweep,   CudaKernel::resident};
 std::string_view name_of(CudaKernel kernel);
 std::optional<CudaKernel> parse_cuda_kernel(std::string_view name);
 
