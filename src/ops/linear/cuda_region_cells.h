@@ -11,8 +11,6 @@
 namespace blocksparse::linear {
 namespace {
 
-constexpr int kRegionThreads = 32 * kRegionWarps;
-
 struct RegionGradient {
   RegionTables tables;
   GradientTarget target;
@@ -37,11 +35,15 @@ struct RegionGradient {
 template <class E, int Cell>
 struct RegionKernel {
   using T = E;
-  static constexpr int cell = Cell, cells = region_form_of(Cell).cells_of_warp;
+  static constexpr int cell = Cell, warps = region_form_of(Cell).warps, cells = region_form_of(Cell).cells_of_warp;
+  static constexpr int threads = 32 * warps, cells_of_pass = warps * cells;
   static constexpr int sums = Cell == 32 ? 32 : Cell == 16 ? 8 : 4;  // of a lane, for each cell
-  // Cells of which x is loaded while as many in front of them are multiplied.
+  static constexpr int ahead = Cell == 8 ? 2 : 1;                    // cells of which x is under way
+  // Cells between two questions whether there are more, for which all products so far must have ended. What is beyond
+  // the last one is multiplied for nothing.
   static constexpr int together = Cell == 8 ? 2 : 1;
-  static_assert(cells % together == 0 && cells <= 64);
+  static constexpr int registers = warps == 8 ? 240 : 160, load_registers = 24;
+  static_assert(cells <= 64);
 };
 
 // A unit, and a slice of the tokens.
@@ -68,6 +70,30 @@ struct CellInBlock {
   }
 };
 
+// What a stage holds of a unit.
+struct RegionBoxes {
+  int64_t output, input;  // the first: of a box, or some rows would be of two lines, which come at half the rate
+  int outputs, inputs;    // in the matrix
+  int dy_boxes, x_boxes;
+
+  // Of the unit's features, behind those.
+  __device__ static int64_t first_output(const RegionGradient& g, const RegionItem& item) {
+    return int64_t{item.strip} * g.strip_rows << g.block_shift;
+  }
+  __device__ static int64_t first_input(const RegionGradient& g, const RegionItem& item) {
+    return int64_t{item.unit.first_column} << g.block_shift;
+  }
+
+  __device__ RegionBoxes(const RegionGradient& g, const RegionItem& item) {
+    const int64_t own_output = first_output(g, item), own_input = first_input(g, item);
+    output = own_output & ~int64_t{63}, input = own_input & ~int64_t{63};
+    outputs = static_cast<int>(min(own_output + (int64_t{g.strip_rows} << g.block_shift), g.outputs) - output);
+    inputs = static_cast<int>(min(own_input + (int64_t{item.unit.columns} << g.block_shift), g.inputs) - input);
+    dy_boxes = (outputs + 63) / 64;
+    x_boxes = (inputs + 63) / 64;
+  }
+};
+
 // What a warp has of a unit in one pass over the tokens.
 template <class K>
 struct RegionCells {
@@ -81,14 +107,16 @@ struct RegionCells {
   __device__ uint32_t is_new_row(int j) const { return new_rows[j / 32] & 1u << j % 32; }
 
   __device__ RegionCells(const RegionGradient& g, const RegionItem& item, int pass_first) {
-    const int all = cells_of_unit<K>(g, item.unit), of_pass = min(all - pass_first, K::cells * kRegionWarps);
-    const int chunk = (of_pass + kRegionWarps - 1) / kRegionWarps, lane = static_cast<int>(threadIdx.x) % 32;
+    const int all = cells_of_unit<K>(g, item.unit), of_pass = min(all - pass_first, K::cells_of_pass);
+    const int chunk = (of_pass + K::warps - 1) / K::warps, lane = static_cast<int>(threadIdx.x) % 32;
     first = pass_first + min(static_cast<int>(threadIdx.x) / 32 * chunk, of_pass);
     count = min(chunk, pass_first + of_pass - first);
     const RegionEntry* entries = g.tables.entries + item.unit.first_entry;
     // Of the four matrices of 8 x 8 that a warp loads at once, a left operand has the second side second, a right one
     // third.
-    const int x_side = K::cell == 8 ? 0 : lane / 16, dy_side = K::cell == 8 ? 0 : lane / 8 % 2;
+    const int x_side = (K::cell == 8 ? 0 : lane / 16) + static_cast<int>(RegionBoxes::first_input(g, item) % 64 / 8);
+    const int dy_side =
+        (K::cell == 8 ? 0 : lane / 8 % 2) + static_cast<int>(RegionBoxes::first_output(g, item) % 64 / 8);
     int before = -1;
 #pragma unroll
     for (int j = 0; j < K::cells; ++j) {
@@ -123,22 +151,6 @@ struct RegionCells {
 
 // ---- Load -----------------------------------------------------------------------------------------------------------
 
-// What a stage holds of a unit.
-struct RegionBoxes {
-  int64_t output, input;  // the first
-  int outputs, inputs;    // in the matrix
-  int dy_boxes, x_boxes;
-
-  __device__ RegionBoxes(const RegionGradient& g, const RegionItem& item) {
-    output = int64_t{item.strip} * g.strip_rows << g.block_shift;
-    input = int64_t{item.unit.first_column} << g.block_shift;
-    outputs = static_cast<int>(min(int64_t{g.strip_rows} << g.block_shift, g.outputs - output));
-    inputs = static_cast<int>(min(int64_t{item.unit.columns} << g.block_shift, g.inputs - input));
-    dy_boxes = region_boxes(outputs);
-    x_boxes = region_boxes(inputs);
-  }
-};
-
 // A token's row by a warp, of which `inside` of `features` are there, and the others become 0. Mostly all are: there
 // the loop has five instructions, else 20.
 __device__ inline void load_region_row(uint32_t boxes, int token, const uint16_t* row, int features, int inside) {
@@ -157,11 +169,10 @@ __device__ inline void load_region_row(uint32_t boxes, int token, const uint16_t
   }
 }
 
+template <class K>
 __device__ inline void load_region(const RegionGradient& g, const RegionItem& item, int64_t step, uint32_t stage) {
   const RegionBoxes of(g, item);
-#pragma unroll
-  for (int i = 0; i < kRegionTokens / kRegionWarps; ++i) {
-    const int in_stage = static_cast<int>(threadIdx.x) / 32 + i * kRegionWarps;
+  for (int in_stage = static_cast<int>(threadIdx.x) / 32; in_stage < kRegionTokens; in_stage += K::warps) {
     const int64_t token = (item.first_step + step) * kRegionTokens + in_stage;
     const bool there = token < g.n;
     const int64_t at = there ? token : 0;

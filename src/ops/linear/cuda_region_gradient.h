@@ -67,7 +67,7 @@ struct RegionShared {
 };
 
 template <class K>
-__global__ void __launch_bounds__(kRegionThreads, 1) region_gradient(const __grid_constant__ RegionGradient g) {
+__global__ void __launch_bounds__(K::threads, 1) region_gradient(const __grid_constant__ RegionGradient g) {
   extern __shared__ __align__(1024) char stages[];
   __shared__ RegionShared shared;
   ptx::griddepcontrol_wait();
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kRegionThreads, 1) region_gradient(const __gri
   const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kRegionBoxBytes); };
   RegionItem item{};
   for (RegionWork work(g, shared.counts, shared.before); work.next(item);) {
-    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells * kRegionWarps) {
+    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
       const RegionCells<K> cells(g, item, first);
       float sum[K::cells][K::sums] = {};
       cuda::pipeline<kLeastRegionStages>(
-          item.last_step - item.first_step, [&](int64_t step, int stage) { load_region(g, item, step, at(stage)); },
+          item.last_step - item.first_step, [&](int64_t step, int stage) { load_region<K>(g, item, step, at(stage)); },
           [&](int stage) { multiply_region<K>(g, cells, at(stage), sum); });
       store_region<K>(g, item, cells, sum);
     }
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kRegionThreads, 1) region_gradient(const __gri
 
 // The same with a warp that loads in boxes.
 template <class K>
-__global__ void __launch_bounds__(kRegionThreads + 128, 1)
+__global__ void __launch_bounds__(K::threads + 128, 1)
     region_gradient_in_boxes([[maybe_unused]] const __grid_constant__ RegionMaps maps,
                              [[maybe_unused]] const __grid_constant__ RegionGradient g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < g.stages; ++s) {
       ptx::mbarrier_init(ptx::shared_address(shared.full + s), 1);
-      ptx::mbarrier_init(ptx::shared_address(shared.empty + s), kRegionWarps);
+      ptx::mbarrier_init(ptx::shared_address(shared.empty + s), K::warps);
     }
     ptx::fence_mbarrier_init();
   }
@@ -113,12 +113,12 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
   const auto advance = [&] {
     if (++stage == g.stages) stage = 0, phase ^= 1;
   };
-  if (threadIdx.x >= kRegionThreads) {
-    ptx::setmaxnreg_dec<24>();
-    if (threadIdx.x >= kRegionThreads + 32) return;
+  if (threadIdx.x >= K::threads) {
+    ptx::setmaxnreg_dec<K::load_registers>();
+    if (threadIdx.x >= K::threads + 32) return;
     while (work.next(item)) {
       const RegionBoxes of(g, item);
-      for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells * kRegionWarps) {
+      for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
         for (int step = item.first_step; step < item.last_step; ++step) {
           ptx::mbarrier_wait(ptx::shared_address(shared.empty + stage), phase ^ 1);
           load_region_boxes(g, maps, of, step * kRegionTokens, at(stage), ptx::shared_address(shared.full + stage));
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(kRegionThreads + 128, 1)
     }
     return;
   }
-  ptx::setmaxnreg_inc<240>();
+  ptx::setmaxnreg_inc<K::registers>();
   while (work.next(item)) {
-    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells * kRegionWarps) {
+    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
       const RegionCells<K> cells(g, item, first);
       float sum[K::cells][K::sums] = {};
       for (int step = item.first_step; step < item.last_step; ++step) {
@@ -259,7 +259,7 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
                             .slices = plan.slices,
                             .steps = static_cast<int32_t>((p.n + kRegionTokens - 1) / kRegionTokens),
                             .stages = plan.stages,
-                            .dy_boxes = region_boxes(plan.strip_rows * p.block),
+                            .dy_boxes = region_dy_boxes(plan.strip_rows, p.block),
                             .boxes = plan.boxes,
                             .partial = partial ? tables.partial : nullptr,
                             .values = p.blocks * p.block * p.block,
@@ -276,7 +276,7 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
   BS_RETURN_IF_ERROR(make_region_units(call, plan, walk, tables));
   BS_RETURN_IF_ERROR(with_region_kernel<T>(p.block, [&]<class K>() {
     cuda::Launch how{.blocks = call.card.multiprocessors,
-                     .threads = kRegionThreads,
+                     .threads = K::threads,
                      .shared_bytes = plan.stages * plan.boxes * kRegionBoxBytes,
                      .stream = stream_of(call),
                      .overlap = overlap};

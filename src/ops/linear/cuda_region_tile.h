@@ -8,72 +8,71 @@
 namespace blocksparse::linear {
 namespace {
 
+// Fragments of a cell for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]; of dy of b = 8, 32 tokens at once.
+template <class K>
+struct RegionFragments {
+  static constexpr int kTimes = 2, kParts = K::cell == 8 ? 1 : K::cell / 16;
+  static_assert(kTimes * 16 == kRegionTokens);
+  uint32_t words[kTimes][kParts][4];
+
+  __device__ void load_x(uint32_t at) {
+    each([&](int t, int k) { ptx::ldmatrix_x4_trans_at(words[t][k], (at ^ (32 * k)) + t * 16 * 128); });
+  }
+  __device__ void load_dy_if(uint32_t at, uint32_t wanted) {
+    if constexpr (K::cell == 8) ptx::ldmatrix_x4_trans_if(words[0][0], at, wanted);
+    else each([&](int t, int k) { ptx::ldmatrix_x4_trans_if(words[t][k], (at ^ (32 * k)) + t * 16 * 128, wanted); });
+  }
+
+ private:
+  template <class Body>
+  __device__ static void each(Body body) {
+#pragma unroll
+    for (int t = 0; t < kTimes; ++t) {
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) body(t, k);
+    }
+  }
+};
+
+// sum += dy^T x of 16 tokens; of b = 8, the transposed.
+template <class K>
+__device__ inline void multiply_cell(float (&sum)[K::sums], const RegionFragments<K>& x, const RegionFragments<K>& dy,
+                                     int t) {
+  using T = typename K::T;
+  if constexpr (K::cell == 8) {
+    const uint32_t b[2] = {dy.words[0][0][2 * t], dy.words[0][0][2 * t + 1]};
+    ptx::mma_m16n8k16(sum, x.words[t][0], b, T{});
+  } else {
+#pragma unroll
+    for (int i = 0; i < K::sums / 4; ++i) {
+      const int m = i / (2 * x.kParts), k = i % (2 * x.kParts);
+      const uint32_t* from = x.words[t][k / 2] + k % 2 * 2;
+      const uint32_t b[2] = {from[0], from[1]};
+      ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(sum[4 * i]), dy.words[t][m], b, T{});
+    }
+  }
+}
+
 // Tokens are rows in shared memory and the depth of the product, so all fragments are transposed as they are loaded. A
 // cell's addresses serve two times 16 tokens: one time each, instructions were what bound this.
 template <class K>
 __device__ inline void multiply_region(const RegionGradient& g, const RegionCells<K>& cells, uint32_t stage,
                                        float (&sum)[K::cells][K::sums]) {
-  using T = typename K::T;
-  constexpr bool kPairs = K::cell == 8;
-  constexpr int kParts = kPairs ? 1 : K::cell / 16, kAhead = K::together;  // parts of 16 outputs, of 16 inputs
-  constexpr int kTimes = kRegionTokens / 16;
   const uint32_t lane = threadIdx.x % 32, left = lane % 8 + lane / 16 * 8, right = lane % 16;  // tokens
-  const uint32_t x = stage + static_cast<uint32_t>(g.dy_boxes * kRegionBoxBytes) + (kPairs ? left : right) * 128;
-  const uint32_t dy = stage + (kPairs ? lane : left) * 128;
-  uint32_t of_x[2][kAhead][kTimes][kParts][4], of_dy[kTimes][kParts][4] = {};
-  const auto load_x = [&](int group) {
+  const uint32_t x_stage = stage + static_cast<uint32_t>(g.dy_boxes * kRegionBoxBytes);
+  const uint32_t x_lane = x_stage + (K::cell == 8 ? left : right) * 128;
+  const uint32_t dy_lane = stage + (K::cell == 8 ? lane : left) * 128;
+  RegionFragments<K> x[K::ahead + 1], dy = {};
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const uint32_t at = x + cells.x_offset(group * kAhead + i);
+  for (int j = 0; j < K::ahead; ++j) x[j].load_x(x_lane + cells.x_offset(j));
 #pragma unroll
-      for (int t = 0; t < kTimes; ++t) {
-#pragma unroll
-        for (int k = 0; k < kParts; ++k) {
-          ptx::ldmatrix_x4_trans_at(of_x[group % 2][i][t][k], (at ^ (32 * k)) + t * 16 * 128);
-        }
-      }
-    }
-  };
-  load_x(0);
-#pragma unroll
-  for (int group = 0; group < K::cells / kAhead; ++group) {
-    if (group * kAhead >= cells.count) return;
-    if (group + 1 < K::cells / kAhead && (group + 1) * kAhead < cells.count) load_x(group + 1);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int j = group * kAhead + i;
-      const uint32_t is_new = cells.is_new_row(j);
-      const uint32_t at = dy + cells.dy_offset(j);
-      if constexpr (kPairs) {  // 32 tokens at once
-        uint32_t(&b)[4] = of_dy[0][0];
-        ptx::ldmatrix_x4_trans_if(b, at, is_new);
-#pragma unroll
-        for (int t = 0; t < kTimes; ++t) {
-          const uint32_t of_time[2] = {b[2 * t], b[2 * t + 1]};
-          ptx::mma_m16n8k16(sum[j], of_x[group % 2][i][t][0], of_time, T{});
-        }
-      } else {
-#pragma unroll
-        for (int t = 0; t < kTimes; ++t) {
-#pragma unroll
-          for (int m = 0; m < kParts; ++m) {
-            ptx::ldmatrix_x4_trans_if(of_dy[t][m], (at ^ (32 * m)) + t * 16 * 128, is_new);
-          }
-        }
-#pragma unroll
-        for (int t = 0; t < kTimes; ++t) {
-#pragma unroll
-          for (int m = 0; m < kParts; ++m) {
-#pragma unroll
-            for (int k = 0; k < 2 * kParts; ++k) {
-              const uint32_t* from = of_x[group % 2][i][t][k / 2] + k % 2 * 2;
-              const uint32_t b[2] = {from[0], from[1]};
-              ptx::mma_m16n8k16(reinterpret_cast<float(&)[4]>(sum[j][(m * 2 * kParts + k) * 4]), of_dy[t][m], b, T{});
-            }
-          }
-        }
-      }
-    }
+  for (int j = 0; j < K::cells; ++j) {
+    if (j % K::together == 0 && j >= cells.count) return;
+    dy.load_dy_if(dy_lane + cells.dy_offset(j), cells.is_new_row(j));
+    const RegionFragments<K>& of_x = x[j % (K::ahead + 1)];
+    multiply_cell<K>(sum[j], of_x, dy, 0);  // the next waits for this one
+    if (j + K::ahead < K::cells) x[(j + K::ahead) % (K::ahead + 1)].load_x(x_lane + cells.x_offset(j + K::ahead));
+    multiply_cell<K>(sum[j], of_x, dy, 1);
   }
 }
 

@@ -70,12 +70,44 @@ __device__ int least_up_to(int value) {
   return value;
 }
 
+// How many units the strip has, were they as wide as one likes. All have as many if none has far more blocks than
+// others; else by their blocks, less what those take that are too wide for theirs: as many in all, or where that leaves
+// little, twice as many.
+__device__ int units_of_strip(const RegionCut& p, CutShared& s) {
+  const auto thread = static_cast<int>(threadIdx.x), strips = static_cast<int>(gridDim.x);
+  const auto begin = [&](int strip) { return p.walk.starts[min(strip * p.strip_rows, p.rows)]; };
+  const int first = thread < strips ? begin(thread) : 0, last = thread < strips ? begin(thread + 1) : 0;
+  const int all = p.walk.starts[p.rows];
+  const float even = static_cast<float>(all) / static_cast<float>(strips);
+  const bool is_long = static_cast<float>(last - first) > 1.1f * even + 3 * sqrtf(even);
+  if (__syncthreads_or(is_long) == 0) return p.units;
+
+  const int least = (p.columns + p.most_columns - 1) / p.most_columns;
+  const int wanted = p.units * strips * (4 * least > 3 * p.units ? 2 : 1);
+  int units = wanted, mine = 0;
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const auto before = [&](int start) { return static_cast<int>((int64_t{units} * start + all / 2) / all); };
+    mine = min(before(last) - before(first), kMostStripUnits);
+    if (thread == 0) s.units = 0;
+    __syncthreads();
+    if (thread < strips) atomicAdd(&s.units, max(mine, least));
+    __syncthreads();
+    const int more = s.units - wanted;
+    __syncthreads();
+    if (more <= 0) break;
+    units = max(units - more, 1);
+  }
+  if (thread == static_cast<int>(blockIdx.x)) s.units = mine;
+  __syncthreads();
+  return s.units;
+}
+
 // Equal shares of the strip's blocks, but none wider than there is room for: what is beyond goes to the next one, and
 // nothing is left for one behind the last.
-__device__ void cut_strip(const RegionCut& p, CutShared& s, const int32_t* before, int all) {
+__device__ void cut_strip(const RegionCut& p, CutShared& s, const int32_t* before, int all, int of_strip) {
   static_assert(kMostStripUnits == 64);  // of the first two warps
   const auto thread = static_cast<int>(threadIdx.x);
-  const int room = p.most_columns, units = max(min(p.units, all), (p.columns + room - 1) / room);
+  const int room = p.most_columns, units = max(min(of_strip, all), (p.columns + room - 1) / room);
   // The first column in front of which there are unit / units of all blocks, less the room of the units in front.
   int spare = p.columns;
   if (thread < units) {
@@ -147,7 +179,7 @@ __global__ void __launch_bounds__(kUnitThreads) region_units(const __grid_consta
   const int first_row = strip * p.strip_rows, rows = min(p.strip_rows, p.rows - first_row);
   if (thread <= rows) s.row_start[thread] = p.walk.starts[first_row + thread];
   for (int c = thread; c < p.columns; c += kUnitThreads) table[c] = 0;
-  __syncthreads();
+  const int of_strip = units_of_strip(p, s);  // and all threads meet
   auto* held = reinterpret_cast<uint16_t*>(table + words_of_table(p.columns, p.strip_rows));
   if (s.row_start[rows] - s.first_block() > p.held) held = nullptr;
   each_block(s, rows, [&](int i, int) {
@@ -157,7 +189,7 @@ __global__ void __launch_bounds__(kUnitThreads) region_units(const __grid_consta
   });
   __syncthreads();
   const int all = sums_before(table, p.columns, s.of_warp);
-  cut_strip(p, s, table, all);
+  cut_strip(p, s, table, all, of_strip);
 
   const int places = s.units * rows;
   int32_t *firsts = table, *entries = table + places;

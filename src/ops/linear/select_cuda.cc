@@ -205,24 +205,23 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   return plan;
 }
 
-// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-22, the best of `many` and `regions` in
-// brackets: b = 8 161, 82 (87, 82), of .05 60 (57); b = 16 94, 51 (78, 72); b = 32 49, 28 (56, 32); b = 64 53, 31 (44,
-// 31); b = 128 53, 31 (27, 28). Of 512: b = 64 27, 17 (36, 27). Of 4096: b = 8 644, 345 (217, 213); b = 16 427, 248
-// (209, 168); b = 32 238, 140 (162, 81).
+// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-24, the best of `many` and `regions` in
+// brackets: b = 8 161, 82 (87, 45), of .05 60; b = 16 94, 51 (56, 32); b = 32 49, 28 (48, 33); b = 64 53, 31 (44, 31);
+// b = 128 53, 31 (27, 28). Of 512: b = 64 27, 17 (36, 27). `regions` takes about 25 at the least.
 bool few_gradient_pays(const CudaProblem& p) {
   if (p.n < 1024) return true;
   const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
   return p.block <= 32 && p.n < 2048 &&
-         static_cast<double>(p.blocks) < (p.block == 8    ? 0.09
-                                          : p.block == 16 ? 0.2
-                                                          : 0.3) *
+         static_cast<double>(p.blocks) < (p.block == 8    ? 0.02
+                                          : p.block == 16 ? 0.04
+                                                          : 0.2) *
                                              grid;
 }
 
 // us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25
 // 385 (191); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (589, 290); b = 16, .1 by `regions` 771 (735). Of 256
-// tokens, generic (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117). Of b = 8
-// there are one pair's alone: .02, 4096 tokens 92 by `regions`, 185 by `many`.
+// tokens, generic (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117). By `regions`
+// as it is since, b = 8 and 16 take half of what `many` does for a pair (select_regions.cc).
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card) {
   if (size_of(p.dtype) != 2 || p.pairs < 2) return kMostTerms;
   constexpr int64_t kLong = 1024;
@@ -232,7 +231,7 @@ int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& ca
   const CudaKernel alone = choose_cuda_kernel(one, card);
   const bool in_parts = dw_dtype == DType::f32;
   const bool one_by_one = in_parts && one.n >= kLong && alone != CudaKernel::generic;
-  if (one_by_one && alone == CudaKernel::regions && p.block == 8) return 1;
+  if (one_by_one && alone == CudaKernel::regions && p.block <= 16) return 1;
   if (cuda_supports(CudaKernel::many, some, card) && one.n >= (p.block >= 32 ? 128 : kLong) &&
       (in_parts || p.pairs == some.pairs)) {
     return kMostManyTerms;

@@ -45,6 +45,7 @@ struct CudaProblem {
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) has rows at multiples of 16 bytes, one behind the other
   bool x_first = false;   // rows are features (wgrad: of x and dy alike), else tokens
   bool gated = false;     // wgrad: the gates' gradient is wanted
+  bool uneven = false;    // wgrad: rows of W may be far longer than others
   int64_t pairs = 1;      // wgrad
   bool tf32 = false;      // f32: operands may be rounded to tf32
   bool may_fill = true;   // the kernel `many` may copy W as if it were dense

@@ -188,6 +188,38 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (kMostChunks + 1); }), CudaKernel::few);
 }
 
+TEST(SelectCuda, ManyTokensOfSmallBlocksAreSwept) {
+  const CudaProblem p{.dtype = DType::bf16, .block = 16, .n = 4096, .inputs = 4096, .outputs = 4096, .blocks = 6554};
+  const auto but = [&p](auto change) {
+    CudaProblem other = p;
+    change(other);
+    return choose_cuda_kernel(other, kH200);
+  };
+  EXPECT_EQ(but([](CudaProblem&) {}), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad, o.by_in = true; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.outputs -= 3; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 28000; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 30000; }), CudaKernel::many) << "nearly as fast as a dense product";
+  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 900; }), CudaKernel::many) << "x is swept for little";
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 50000; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 54000; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 1600; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 4000, o.n = 8192; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = kMostFewTokens - 1; }), CudaKernel::few);
+  EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 256; }), CudaKernel::many) << "32 tiles for 132 processors";
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 100; }), CudaKernel::sweep);
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 100, o.blocks = 2000; }), CudaKernel::many) << "hubs of 256 blocks";
+  // What it cannot do.
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), CudaKernel::many) << "W may hold anything there";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), CudaKernel::many);
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), CudaKernel::few);
+  EXPECT_EQ(choose_cuda_kernel(p, {.arch = 90, .multiprocessors = 132}), CudaKernel::few) << "without code for 9.0a";
+}
+
 TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
   const CudaProblem p{.dtype = DType::bf16, .block = 16, .n = 50176, .inputs = 256, .outputs = 256, .blocks = 64};
   const auto but = [&p](auto change) {

@@ -16,6 +16,7 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
                 .inputs = layout.in_features,
                 .outputs = layout.out_features,
                 .blocks = layout.blocks};
+  p.uneven = pass == Pass::wgrad && layout.cut_by_out;
   if (pass == Pass::wgrad) return p;
   p.by_in = layout.transposed != (pass == Pass::dgrad);
   if (p.by_in) std::swap(p.inputs, p.outputs);

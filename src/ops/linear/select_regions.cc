@@ -15,7 +15,7 @@ namespace {
 // most, for one that a thread block cannot hold takes a second pass over the tokens. Strips differ, and units end
 // between columns. Blocks of 8 come in pairs, of which the last of a row may lack one.
 struct UnitCells {
-  double average, most;
+  double average, most, blocks;
 
   UnitCells(const CudaProblem& p, int64_t strip_rows, double units) {
     const auto rows = static_cast<double>(std::max<int64_t>(1, p.output_blocks()));
@@ -23,7 +23,8 @@ struct UnitCells {
     const double of_row = static_cast<double>(p.blocks) / rows / units, in_strip = static_cast<double>(strip_rows);
     const double of_strip = of_row * units * in_strip, of_column = of_strip / columns;
     const double cells = p.block == 8 ? 0.5 : region_form_of(p.block).cells_of_block;
-    average = of_row * in_strip * cells;
+    blocks = of_row * in_strip;
+    average = blocks * cells;
     most = average * (1 + 2 / std::sqrt(std::max(1.0, of_strip))) + (of_column + std::sqrt(of_column)) * cells;
     if (p.block != 8) return;
     const double odd = in_strip * (1 - std::exp(-2 * of_row)) / 2;  // rows of an odd number of blocks
@@ -32,10 +33,12 @@ struct UnitCells {
   }
 };
 
-// Clocks of a thread block for a step of tokens: shared memory is read and written 128 bytes at a time.
+// Clocks of a thread block for a step of tokens: shared memory is read and written 128 bytes at a time, which with all
+// else is so many clocks a cell; or x and dy do not come faster, all thread blocks loading at once. Fitted to some
+// forty plans for densities of .02 to .50, H200, 2026-11-24: mostly within a tenth.
 double step_clocks(const CudaProblem& p, double cells, double features) {
-  const double of_cell = p.block == 8 ? 9 : p.block == 16 ? 11 : 24;
-  return cells * of_cell + features * kRegionTokens * 2 / 128 + 100;
+  const double of_cell = p.block == 8 ? 10 : p.block == 16 ? 12 : 32;
+  return std::max(cells * of_cell + features * kRegionTokens * 2 / 128, features * 0.9) + 100;
 }
 
 // Slices of dW for which there is room in the workspace; 0 for a large dW, which needs none to fill a card.
@@ -55,16 +58,23 @@ RegionPlan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t sta
       static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(slices_with_room(p), p.n / 256)));
   RegionPlan best{};
   for (int64_t strips = 1; strips <= std::min<int64_t>(rows, kMostRegionStrips); ++strips) {
-    const int64_t strip_rows = divide_up(rows, strips), dy_boxes = divide_up(strip_rows * p.block, 64);
+    const int64_t strip_rows = divide_up(rows, strips);
+    const int32_t dy_boxes = region_dy_boxes(strip_rows, p.block);
     if (strip_rows > kMostStripRows || dy_boxes > kMostDyBoxes || divide_up(rows, strip_rows) != strips) continue;
-    const int64_t room = (boxes - dy_boxes) * 64 / p.block;
+    const int64_t room = (int64_t{boxes - dy_boxes} * 64 - std::max(64 - p.block, 0)) / p.block;
     if (room < 1) continue;
     if (divide_up(columns, room) > kMostStripUnits) continue;
     const auto most_units = static_cast<double>(std::min<int64_t>(kMostStripUnits, columns));
-    // Units with as many blocks are not equally wide, and what is too wide for one goes to the next.
-    double least_units =
-        std::min(most_units, std::ceil(static_cast<double>(columns) / (0.9 * static_cast<double>(room))));
-    while (least_units < most_units && UnitCells(p, strip_rows, least_units).most > capacity) ++least_units;
+    // Units with as many blocks are not equally wide. What is too wide for one goes to the next, for which it needs
+    // room.
+    const auto fits = [&](double units) {
+      const double width = static_cast<double>(columns) / units, of_room = static_cast<double>(room) / width;
+      const UnitCells cells(p, strip_rows, units);
+      const double wide = 1 + 2 / std::sqrt(std::max(1.0, cells.blocks));  // of one unit in 50
+      return of_room >= 1.04 && cells.most * (1 + std::max(0.0, wide - of_room)) <= capacity;
+    };
+    double least_units = static_cast<double>(divide_up(columns, room));
+    while (least_units < most_units && !fits(least_units)) ++least_units;
     for (int32_t slices = 1; slices <= most_slices; ++slices) {
       // As many units as fill the card a whole number of times.
       const double all_least = least_units * static_cast<double>(strips) * slices;
@@ -72,11 +82,11 @@ RegionPlan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t sta
       const double units =
           std::clamp(std::floor(rounds * grid / slices / static_cast<double>(strips)), least_units, most_units);
       const UnitCells cells(p, strip_rows, units);
-      const double features = static_cast<double>((static_cast<double>(columns) / units + strip_rows) * p.block);
+      const double features = 64.0 * dy_boxes + static_cast<double>(columns) / units * p.block + 32;
       const double passes = std::ceil(cells.most / capacity);
       const double clocks = std::ceil(units * static_cast<double>(strips) * slices / grid) * passes * steps / slices *
                                 step_clocks(p, (cells.average + cells.most) / 2 / passes, features) +
-                            (slices > 1 ? slices * static_cast<double>(p.blocks * p.block * p.block) / 800 : 0);
+                            (slices > 1 ? 6000 + slices * static_cast<double>(p.blocks * p.block * p.block) / 600 : 0);
       if (clocks >= least) continue;
       least = clocks;
       best = {.strips = static_cast<int32_t>(strips),
@@ -93,11 +103,12 @@ RegionPlan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t sta
 
 }  // namespace
 
-// As few stages as there must be hold the widest units; one more is worth a tenth.
+// As few stages as there must be hold the widest units; one more is worth a tenth. Where strips may differ by much,
+// their units differ in width by as much.
 RegionPlan plan_regions(const CudaProblem& p, const cuda::Card& card) {
   double least = std::numeric_limits<double>::infinity();
   RegionPlan best = plan_stages(p, card, kLeastRegionStages, least);
-  for (int32_t stages = kLeastRegionStages + 1; card.sm90a && stages <= kMostRegionStages; ++stages) {
+  for (int32_t stages = kLeastRegionStages + 1; card.sm90a && !p.uneven && stages <= kMostRegionStages; ++stages) {
     double more = least * (stages == kLeastRegionStages + 1 ? 1.1 : 1.02);
     const RegionPlan plan = plan_stages(p, card, stages, more);
     if (plan.strips > 0) best = plan, least = more;
@@ -118,11 +129,13 @@ bool regions_support(const CudaProblem& p) {
   return p.blocks < kMost / 4 && plan_regions(p, {.multiprocessors = 1}).strips > 0;
 }
 
-// us of bf16, H200, 2026-11-22, regions (many).
-//   4096 x 4096, 4096 tokens, density .25, .10, .05, .02    b = 8: 646 (217), 236 (213), 149 (211), 92 (185)   b = 16:
-//   347 (209), 170 (204), of .02 79 (71)   b = 32: 197 (162), 138 (81), of .02 101 (49)
-//   the same of 2048 tokens    b = 8: of .10 138 (124), .05 95 (122)   b = 16: 191 (121), 97 (117), of .02 50 (43)
-//   14336 x 4096, 8192 tokens, .10    b = 8: 1563 (1325)   b = 16: 1087 (1277), of .25 1940 (1316)   b = 32: 700 (531)
+// us of bf16, H200, 2026-11-24, regions (many).
+//   4096 x 4096, 4096 tokens, density .50, .25, .10, .05, .02    b = 8: of .25 236 (217), 123 (213), 73 (210), 54 (182)
+//   b = 16: 300 (212), 162 (209), 78 (206), 63 (144), 49 (80)    b = 32: 233 (208), 127 (163), 70 (86), 61 (55), 47
+//   (51) the same of 1024 tokens    b = 8: of .10 45 (84)   b = 16: of .25 56 (81)   b = 32: of .25 48 (56), .10 34
+//   (33) 6144 x 6144, 8192 tokens, .25 and .10    b = 8: of .10 443 (859)   b = 16: 604 (853), 280 (866)   b = 32: 542
+//   (710), 276 (326) 1024 x 1024, 4096 tokens    b = 8, .10: 25 (35)   b = 16, .25: 26 (35)   b = 32, .25: 24 (29) 4096
+//   x 4096, 4096 tokens, hubs    b = 16, ba(256,16): 169 (224)   b = 8, ba(512,16): 122 (211)
 // Without `many` (sm_80) there is only the generic kernel besides; not measured.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return false;
@@ -134,8 +147,9 @@ bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   constexpr int64_t kSmall = int64_t{512} * 512;
   if (p.inputs * p.outputs <= kSmall) return false;
   switch (p.block) {
-    case 8: return density < 0.085;
-    case 16: return density >= 0.03 && density < 0.13;
+    case 8: return density < 0.21;
+    case 16: return density >= 0.01 && density < 0.33;
+    case 32: return density >= 0.07 && density < 0.4;
     default: return false;
   }
 }

@@ -17,6 +17,10 @@ inline constexpr int32_t kSweepSharedBytes = kSweepStages * (kSweepStageBytes + 
 // That multiply. Of b = 32 each has 128 sums a lane, else 64.
 constexpr int32_t sweep_warps(int32_t block) { return block == 32 ? 8 : 16; }
 
+constexpr int64_t sweep_tiles(const CudaProblem& p) {
+  return ((p.n + kSweepTokens - 1) / kSweepTokens) * ((p.outputs + kSweepOutputs - 1) / kSweepOutputs);
+}
+
 bool sweep_supports(const CudaProblem& p);  // on a card that runs it
 bool sweep_pays(const CudaProblem& p);
 

@@ -7,6 +7,7 @@
 #include "core/text.h"
 #include "ops/linear/awkward.h"
 #include "ops/linear/awkward_few.h"
+#include "ops/linear/awkward_many.h"
 #include "ops/linear/problem.h"
 
 namespace blocksparse::linear {
@@ -346,6 +347,9 @@ INSTANTIATE_TEST_SUITE_P(FewTokens, LinearSweep, testing::ValuesIn(few_tokens("b
 INSTANTIATE_TEST_SUITE_P(FewGradients, LinearSweep, testing::ValuesIn(few_gradients("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(ManyTokens, LinearSweep, testing::ValuesIn(many_tokens("bf16", "f16")));
 INSTANTIATE_TEST_SUITE_P(ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("bf16", "f16")));
+INSTANTIATE_TEST_SUITE_P(SmallBlocks, LinearCudaSweep,
+                         testing::ValuesIn(std::vector<std::string>(std::begin(kAwkwardManyTokens),
+                                                                    std::end(kAwkwardManyTokens))));
 INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32FewGradients, LinearCudaSweep, testing::ValuesIn(few_gradients("f32 tf32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));
