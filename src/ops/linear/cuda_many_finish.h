@@ -1,10 +1,10 @@
 // The last step of the kernel `many`: sums of a warpgroup to y, by way of shared memory.
 #pragma once
 
-#include "cuda/ptx/approximate.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/stmatrix.h"
+#include "ops/linear/cuda_approximate.h"
 #include "ops/linear/cuda_many_feed.h"
 #include "ops/linear/cuda_many_maps.h"
 
@@ -159,27 +159,6 @@ __device__ inline void add_residual(const ManyProduct& p, uint32_t box, int grou
   if (rows_are_outputs) add_box<T, !Transposed>(box, sums);
   else add_box<T, Transposed>(box, sums);
   ptx::bar_sync(1 + group, 128);
-}
-
-// For 16 bits: within 1e-5 of the result, without a branch, so that those of many sums overlap. erfcf and a true
-// division have one, and gelu then took longer than the product (b = 64, density .25, n = 4096: 82 us beside 78).
-template <Activation Act>
-__device__ inline float approximately_activated(float z) {
-  if constexpr (Act == Activation::relu) return z < 0 ? 0 : z;
-  if constexpr (Act == Activation::silu) return z * ptx::rcp(1 + ptx::ex2(-1.44269504f * z));
-  if constexpr (Act == Activation::gelu) {
-    // erfc(u) = t 2^(P(t) - u^2 log2(e)) with t = 1 / (1 + u / 2), P fitted by Chebyshev polynomials to u = 10.
-    const float u = fabsf(z) * 0.707106781f, t = ptx::rcp(1 + 0.5f * u);
-    float power = 0.332664911f;
-    power = power * t - 1.0313045f;
-    power = power * t + 0.694324586f;
-    power = power * t + 0.361573871f;
-    power = power * t + 1.47012405f;
-    power = power * t - 1.82737108f;
-    const float tail = 0.5f * t * ptx::ex2(power - u * u * 1.44269504f);  // Phi(-|z|)
-    return z < 0 ? z * tail : z - fminf(z, 1e4f) * tail;  // tail is 0 long before 1e4, and Inf stays Inf
-  }
-  return z;
 }
 
 // All sums of a box by straight code. A loop that read them back from shared memory, an element after the other, took

@@ -4,9 +4,9 @@
 // Who does what
 //   grid      a thread block an SM, which takes every so many tile of 128 tokens x 256 outputs
 //   load      one warp fills a ring of chunks of x, 128 tokens x 128 inputs, all of them in turn
-//   compute   a warp has 128 tokens x a row of blocks (of b = 8 two) and walks the row's list: W comes straight from
-//             memory into mma.sync's registers, a block ahead, x out of the ring. So sums stay where they are, nothing
-//             is branched on but the list, and there are neither tables nor copies of W in front
+//   compute   a warp has 128 tokens x a row of blocks (of b = 8 two) and walks the row's list: W comes by cp.async
+//             through a ring of the warp's own, x out of the ring of all. So sums stay where they are, nothing is
+//             branched on but the list, and there are neither tables nor copies of W in front
 //   finish    straight from registers, while other warps multiply
 #pragma once
 
@@ -46,9 +46,9 @@ struct SweepPlace {
   __device__ int first_token(const SweepProduct& p) const { return tile() / p.out_tiles * kSweepTokens; }
 };
 
-// Where a warp is in the ring of chunks. Its barriers lie behind the chunks. Addresses are steps of the one before:
-// made anew from the stage, as the compiler did with those of static shared memory, they were a fifth of b = 16's
-// instructions at density .10.
+// Where a warp is in the ring of chunks. Its barriers lie behind the chunks and all of W. Addresses are steps of the
+// one before: made anew from the stage, as the compiler did with those of static shared memory, they were a fifth of
+// the instructions of b = 16 at density .10.
 struct SweepRing {
   static constexpr uint32_t kBarriers = kSweepStages * kSweepStageBytes + kSweepWeightBytes;
   uint32_t begin, data, full;
@@ -88,11 +88,12 @@ struct SweepList {
   SweepWeights<K> w;
 
   __device__ void begin(const SweepProduct& p, const SweepCopy<K>& copy, const Piece& piece, const BlockRef& entries,
-                        uint32_t ring_at) {
-    at_ = piece.first, last_ = piece.last, place_ = 0, ring_ = ring_at;
+                        uint32_t weights_at) {
+    at_ = piece.first, last_ = piece.last, place_ = 0, weights_ = weights_at;
     here_ = entries, behind_ = entry(p, 32);
     source_ = p.w + copy.from;
     if (!K::by_in) source_ += int64_t{at_ + static_cast<int>(lane_block())} * K::kBlockBytes;
+    __syncwarp();  // before copies to where other lanes may yet read
 #pragma unroll
     for (unsigned k = 0; k < K::kRing; ++k) fetch(copy, k);
     look_up();
@@ -100,7 +101,7 @@ struct SweepList {
   __device__ void advance(const SweepProduct& p, const SweepCopy<K>& copy, unsigned blocks) {
     const unsigned unit = place_ / kUnitBlocks;
     at_ += static_cast<int>(blocks), place_ += blocks;
-    __syncwarp();
+    __syncwarp();  // what is fetched now may lie where another lane has just read
     if (place_ / kUnitBlocks != unit) fetch(copy, K::kRing - 1);  // to where the unit before lay
     if (place_ >= 32) {
       place_ -= 32;
@@ -109,7 +110,9 @@ struct SweepList {
     look_up();
     if (K::kAhead) load();
   }
-  // W of the next block, of b = 8 of two, which may be of two units.
+  // W of the next block, of b = 8 of two, which may be of two units. Behind the copy that it waits for there are those
+  // of as many units as the ring has but for the one, or the two, that are read; copies of another list only make it
+  // wait for more.
   __device__ void load() {
     ptx::cp_async_wait<K::block == 8 ? K::kRing - 2 : K::kRing - 1>();
     __syncwarp();
@@ -118,14 +121,16 @@ struct SweepList {
   }
 
  private:
-  int at_, last_;   // the next block and the end of the list
-  unsigned place_;  // of the next block, among 32, which are whole rounds of the ring
-  uint32_t ring_;
+  int at_, last_;       // the next block and the end of the list
+  unsigned place_;      // of the next block, among 32, which are whole rounds of the ring
+  uint32_t weights_;    // the row's ring
   const char* source_;  // of this lane: its part of the unit that is fetched next; by_in: of block 0
   BlockRef here_, behind_;
 
   __device__ static unsigned lane_block() { return kUnitBlocks == 1 ? 0 : static_cast<unsigned>(lane_id()) / 8; }
-  __device__ uint32_t block(unsigned ahead) const { return ring_ + (place_ + ahead) * K::kBlockBytes % K::kRingBytes; }
+  __device__ uint32_t block(unsigned ahead) const {
+    return weights_ + (place_ + ahead) * K::kBlockBytes % K::kRingBytes;
+  }
   __device__ BlockRef entry(const SweepProduct& p, int ahead) const {
     const int mine = at_ + ahead + lane_id();
     return mine < last_ ? p.walk.refs[mine] : BlockRef{kNone, 0};
@@ -135,13 +140,14 @@ struct SweepList {
     const unsigned mine = ahead * kUnitBlocks + lane_block() - place_ % kUnitBlocks;  // from the next block on
     const char* from = source_;
     if constexpr (K::by_in) {
+      // The lane asked decides for itself which entry it gives, and rightly: units do not reach past the 32nd.
       const int weight = __shfl_sync(~0u, place_ + mine < 32 ? here_.weight : behind_.weight, (place_ + mine) % 32);
       from += int64_t{weight} * K::kBlockBytes;
     } else {
       source_ += K::kUnitBytes;
     }
     const unsigned unit = place_ / kUnitBlocks + ahead;
-    if (at_ + static_cast<int>(mine) < last_) copy.start(ring_ + unit * K::kUnitBytes % K::kRingBytes, from);
+    if (at_ + static_cast<int>(mine) < last_) copy.start(weights_ + unit * K::kUnitBytes % K::kRingBytes, from);
     ptx::cp_async_commit();
   }
   __device__ void look_up() {
@@ -197,12 +203,12 @@ struct SweepRows {
       entries[r] = mine < pieces[r].last ? p.walk.refs[mine] : BlockRef{SweepList<K>::kNone, 0};
     }
   }
-  __device__ void begin(const SweepProduct& p, const SweepCopy<K>& copy, uint32_t rings,
+  __device__ void begin(const SweepProduct& p, const SweepCopy<K>& copy, uint32_t weights,
                         SweepList<K> (&lists)[K::kRows]) const {
     const auto first = static_cast<uint32_t>(threadIdx.x / 32 * K::kRows);
 #pragma unroll
     for (uint32_t r = 0; r < K::kRows; ++r) {
-      lists[r].begin(p, copy, pieces[r], entries[r], rings + (first + r) * K::kRingBytes);
+      lists[r].begin(p, copy, pieces[r], entries[r], weights + (first + r) * K::kRingBytes);
     }
   }
 

@@ -4,9 +4,10 @@
 // outputs side by side of one token, which is how y and the residual lie. b = 8: so they are from the start.
 #pragma once
 
+#include "cuda/ptx/load.h"
 #include "cuda/ptx/movmatrix.h"
+#include "ops/linear/cuda_approximate.h"
 #include "ops/linear/cuda_finish.h"
-#include "ops/linear/cuda_many_finish.h"
 #include "ops/linear/cuda_sweep_tile.h"
 
 namespace blocksparse::linear {

@@ -106,7 +106,7 @@ struct SweepCopy {
 };
 
 // Fragments of W. b = 8: of two blocks, mma's right operands, [8 inputs][8 outputs] each. Else of a block, left
-// operands, [16 outputs][16 inputs] each. What is loaded is not looked at before the next step.
+// operands, [16 outputs][16 inputs] each. What is loaded is not looked at before the next step, but for b = 8.
 template <class K>
 struct SweepWeights {
   static constexpr int kSteps = K::kEights / 2;  // of 16 inputs
@@ -211,14 +211,15 @@ __device__ inline void multiply_sweep_block(SweepSums<K>& sums, uint32_t x, cons
 // x of so many times 16 tokens (of two blocks of 8 x 8), or 32 (of one), the next ones under way.
 template <int Count, class Body>
 __device__ inline void each_of_x(uint32_t from, uint32_t step, Body body) {
-  constexpr int kAhead = 3;
-  uint32_t words[kAhead + 1][4];
+  constexpr int kUnderWay = 3;
+  uint32_t words[kUnderWay + 1][4];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) ptx::ldmatrix_x4_at(words[i], from + i * step);
+  for (int i = 0; i < kUnderWay; ++i) ptx::ldmatrix_x4_at(words[i], from + i * step);
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (i + kAhead < Count) ptx::ldmatrix_x4_at(words[(i + kAhead) % (kAhead + 1)], from + (i + kAhead) * step);
-    body(i, words[i % (kAhead + 1)]);
+    if (i + kUnderWay < Count)
+      ptx::ldmatrix_x4_at(words[(i + kUnderWay) % (kUnderWay + 1)], from + (i + kUnderWay) * step);
+    body(i, words[i % (kUnderWay + 1)]);
   }
 }
 

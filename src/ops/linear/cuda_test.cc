@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/text.h"
 #include "cuda/memory.h"
 #include "ops/linear/cuda_many_terms.h"
 #include "ops/linear/problem.h"
@@ -71,7 +74,26 @@ constexpr const char* kProblems[] = {
     "linear:wgrad f16 n=150 b=64 ba(20,4) pairs=5 x=first y=first",
     "linear:fprop bf16 n=1100 b=16 ba(100,3) offset=1",
     "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
+    "linear:fprop bf16 n=2100 b=16 random(64,0.1) bias",
+    "linear:dgrad f16 n=2100 b=8 random(130,0.1)",
+    "linear:fprop f16 n=3000 b=32 random(8,0.25)",
+    "linear:wgrad bf16 n=1100 b=16 random(64,0.2) dgates",
 };
+
+TEST_F(LinearCuda, TheseProblemsAreDoneByEveryKernel) {
+  std::set<std::string> chosen;
+  for (const char* line : kProblems) {
+    const auto kernel = make(line).kernel();
+    ASSERT_TRUE(kernel.ok()) << kernel.status().message();
+    chosen.insert(*kernel);
+  }
+  const auto card = cuda::card_of(kCard);
+  ASSERT_TRUE(card.ok()) << card.status().message();
+  for (const CudaKernel kernel : kAllCudaKernels) {
+    if (!cuda_runs(kernel, *card)) continue;
+    EXPECT_TRUE(chosen.contains(std::string(name_of(kernel)))) << name_of(kernel);
+  }
+}
 
 TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
   for (const char* line : kProblems) {
@@ -140,7 +162,10 @@ enum class Follow { waits, closely, chained };
 
 // y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
-  const char* graph = n > kMostFewTokens ? "ba(16,3)" : "ba(100,3)";  // many tokens of few features
+  // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `sweep`.
+  const std::string graph = n > 2000             ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
+                            : n > kMostFewTokens ? "ba(16,3)"
+                                                 : "ba(100,3)";
   const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 7);
   const int64_t features = layout.out_features();
   const auto place = [](const void* from, size_t bytes) {
@@ -183,7 +208,7 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
 // Kernels that begin before the one in front has ended must not read what it has yet to write.
 TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
-    for (const int64_t n : {1, 8, 32, 64, 256, 2000}) {
+    for (const int64_t n : {1, 8, 32, 64, 256, 2000, 2100}) {
       const auto expected = chain(block, n, Follow::waits);
       for (int run = 0; run < 10; ++run) {
         ASSERT_EQ(chain(block, n, Follow::closely), expected) << "b=" << block << " n=" << n;
@@ -207,8 +232,10 @@ TEST_F(LinearCuda, InfGoesThroughActivations) {
   for (const int64_t n : {8, 600}) {
     constexpr uint16_t kInf = 0x7f80;
     std::vector<uint16_t> x(static_cast<size_t>(n * kBlock), kInf);
+    const std::vector<uint16_t> poison(x.size(), 0xffff);
     const auto from = *cuda::allocate(kCard, 2 * x.size()), to = *cuda::allocate(kCard, 2 * x.size());
     ASSERT_TRUE(cuda::copy_to_device(kCard, from.get(), x.data(), 2 * x.size()).ok());
+    ASSERT_TRUE(cuda::copy_to_device(kCard, to.get(), poison.data(), 2 * x.size()).ok());
     const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
     const auto workspace = *cuda::allocate(kCard, bytes + 1);
     for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {

@@ -342,9 +342,12 @@ TEST(Problem, LinesAreReadAndWritten) {
   EXPECT_EQ(to_string(*parse_linear_case(full)), full);
   EXPECT_EQ(to_string(*parse_linear_case("linear:fprop random( 8, 0.5 )  act=gelu bias")),
             "linear:fprop f32 n=64 b=32 random(8,0.5) bias act=gelu");
-  for (const char* bad : {"", "linear", "linear:sideways f32 ba(4,2)", "conv:fprop f32 ba(4,2)", "linear:fprop f32",
-                          "linear:fprop ba(4,2", "linear:fprop ba(4,2) n=x", "linear:fprop ba(4,2) frobnicate",
-                          "linear:fprop ba(4,2) x=up", "linear:fprop ba(4,2) act=tanh", "linear:fprop ba(4,2) n=-1"}) {
+  for (const char* bad :
+       {"", "linear", "linear:sideways f32 ba(4,2)", "conv:fprop f32 ba(4,2)", "linear:fprop f32",
+        "linear:fprop ba(4,2", "linear:fprop ba(4,2) n=x", "linear:fprop ba(4,2) frobnicate",
+        "linear:fprop ba(4,2) x=up", "linear:fprop ba(4,2) act=tanh", "linear:fprop ba(4,2) n=-1",
+        "linear:dgrad ba(4,2) bias", "linear:wgrad ba(4,2) act=relu", "linear:dgrad ba(4,2) residual",
+        "linear:fprop ba(4,2) pairs=2", "linear:dgrad ba(4,2) dgates", "linear:fprop ba(4,2) dw=f32"}) {
     EXPECT_FALSE(parse_linear_case(bad).ok()) << bad;
   }
 }

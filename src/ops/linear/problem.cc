@@ -109,6 +109,12 @@ Result<LinearCase> parse_linear_case(std::string_view line) {
   if (c.n < 0 || c.pairs < 0 || c.threads < 0 || c.pad < 0 || c.offset < 0 || c.w_offset < 0) {
     return invalid("[problem] \"", line, "\": n, pairs, threads, pad and offsets need to be 0 or more");
   }
+  if (c.pass != Pass::fprop && (c.bias || c.residual || c.activation != Activation::none)) {
+    return invalid("[problem] \"", line, "\": bias, residual and act are of fprop alone");
+  }
+  if (c.pass != Pass::wgrad && (c.pairs != 1 || c.accumulate || c.dw_dtype || c.dgates)) {
+    return invalid("[problem] \"", line, "\": pairs, accumulate, dw and dgates are of wgrad alone");
+  }
   return c;
 }
 

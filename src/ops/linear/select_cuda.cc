@@ -126,8 +126,8 @@ bool cuda_supports(CudaKernel kernel, const CudaProblem& p, const cuda::Card& ca
 
 namespace {
 
-bool few_is_best_gradient(const CudaProblem& p) {
-  return p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p);
+bool few_is_best_gradient(const CudaProblem& p, const cuda::Card& card) {
+  return p.pass == Pass::wgrad && few_supports(p) && few_gradient_pays(p, card);
 }
 
 // Whether the kernel is faster than those of smaller values, for what it supports.
@@ -137,8 +137,8 @@ bool cuda_pays(CudaKernel kernel, const CudaProblem& p, const cuda::Card& card) 
   switch (kernel) {
     case CudaKernel::generic:
     case CudaKernel::few: return true;
-    case CudaKernel::many: return many_pays(p) && !few_is_best_gradient(p);
-    case CudaKernel::regions: return regions_pay(p, card) && !few_is_best_gradient(p);
+    case CudaKernel::many: return many_pays(p) && !few_is_best_gradient(p, card);
+    case CudaKernel::regions: return regions_pay(p, card) && !few_is_best_gradient(p, card);
     case CudaKernel::tiled: return tiled_pays(p, card) && !few_pays_in_tf32(p);
     case CudaKernel::rows: return rows_pay(p);
     case CudaKernel::sweep: return sweep_pays(p);
@@ -205,17 +205,21 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
   return plan;
 }
 
-// us of 1024 tokens, 4096 x 4096, bf16, densities .25 and .1, H200, 2026-11-24, the best of `many` and `regions` in
-// brackets: b = 8 161, 82 (87, 45), of .05 60; b = 16 94, 51 (56, 32); b = 32 49, 28 (48, 33); b = 64 53, 31 (44, 31);
-// b = 128 53, 31 (27, 28). Of 512: b = 64 27, 17 (36, 27). `regions` takes about 25 at the least.
-bool few_gradient_pays(const CudaProblem& p) {
+// us of 1024 tokens, 4096 x 4096, bf16, H200, 2026-11-22 and 24, of few, `regions` and `many`:
+//
+//   b = 8: of density .25 161, 87, 87; .10 82, 45, 84; .05 60, -, 57   b = 16: .25 94, 56, 81; .10 51, 32, 78
+//   b = 32: .25 49, 48, 56; .10 28, 34, 33   b = 64: .25 53, -, 44; .10 31, -, 31   b = 128: .25 53, -, 27; .10 31, -,
+//   28
+//
+// Of 512 tokens b = 64 takes 27 and 17 (`many` 36 and 27). `regions` takes about 25 at the least.
+bool few_gradient_pays(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return true;
-  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  return p.block <= 32 && p.n < 2048 &&
-         static_cast<double>(p.blocks) < (p.block == 8    ? 0.02
-                                          : p.block == 16 ? 0.04
-                                                          : 0.2) *
-                                             grid;
+  if (p.block > 32 || p.n >= 2048) return false;
+  const bool beside_regions = card.sm90a && regions_support(p) && regions_pay(p, card);
+  const double most = p.block == 8    ? (beside_regions ? 0.02 : 0.09)
+                      : p.block == 16 ? (beside_regions ? 0.04 : 0.2)
+                                      : (beside_regions ? 0.2 : 0.3);
+  return static_cast<double>(p.blocks) < most * static_cast<double>(p.output_blocks() * p.input_blocks());
 }
 
 // us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25

@@ -45,10 +45,12 @@ struct CudaProblem {
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) has rows at multiples of 16 bytes, one behind the other
   bool x_first = false;   // rows are features (wgrad: of x and dy alike), else tokens
   bool gated = false;     // wgrad: the gates' gradient is wanted
-  bool uneven = false;    // wgrad: rows of W may be far longer than others
-  int64_t pairs = 1;      // wgrad
-  bool tf32 = false;      // f32: operands may be rounded to tf32
-  bool may_fill = true;   // the kernel `many` may copy W as if it were dense
+  // wgrad: rows of W may be far longer than others. So say tables that were made on a card, always, and those of random
+  // layouts of some 30 rows.
+  bool uneven = false;
+  int64_t pairs = 1;     // wgrad
+  bool tf32 = false;     // f32: operands may be rounded to tf32
+  bool may_fill = true;  // the kernel `many` may copy W as if it were dense
 
   int64_t input_blocks() const { return (inputs + block - 1) / block; }
   int64_t output_blocks() const { return (outputs + block - 1) / block; }
@@ -120,7 +122,7 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p);
 int32_t few_gradient_split(int64_t tiles, int64_t chunks, const cuda::Card& card);
 
 // Whether it is faster than those of `many` and `regions`.
-bool few_gradient_pays(const CudaProblem& p);
+bool few_gradient_pays(const CudaProblem& p, const cuda::Card& card);
 
 // The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;

@@ -8,7 +8,7 @@
 namespace blocksparse::linear {
 namespace {
 
-constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .sm90a = true};
+constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .sm90a = true};
 
 TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
   const CudaProblem p{
@@ -32,7 +32,8 @@ TEST(SelectCuda, GradientsOfFewTokensHaveOneToo) {
 }
 
 TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
-  const auto choice = [](int32_t block, int64_t n, double density) {
+  const auto choice = [](int32_t block, int64_t n, double density, bool x_first = false,
+                         const cuda::Card& card = kH200) {
     const int64_t side = 4096 / block;
     const CudaProblem p{.pass = Pass::wgrad,
                         .dtype = DType::bf16,
@@ -40,8 +41,9 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
                         .n = n,
                         .inputs = 4096,
                         .outputs = 4096,
-                        .blocks = static_cast<int64_t>(density * static_cast<double>(side * side))};
-    return choose_cuda_kernel(p, kH200);
+                        .blocks = static_cast<int64_t>(density * static_cast<double>(side * side)),
+                        .x_first = x_first};
+    return choose_cuda_kernel(p, card);
   };
   EXPECT_EQ(choice(8, 1024, 0.01), CudaKernel::few);
   EXPECT_EQ(choice(8, 1024, 0.1), CudaKernel::regions);
@@ -55,6 +57,15 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
   EXPECT_NE(choice(32, 2048, 0.1), CudaKernel::few);
   EXPECT_EQ(choice(64, 1023, 0.1), CudaKernel::few);
   EXPECT_EQ(choice(64, 1024, 0.1), CudaKernel::many);
+  // Where `regions` is not what it is measured against.
+  constexpr bool kFirst = true;
+  EXPECT_EQ(choice(8, 1024, 0.05, kFirst), CudaKernel::few);
+  EXPECT_EQ(choice(16, 1024, 0.15, kFirst), CudaKernel::few);
+  EXPECT_EQ(choice(32, 1024, 0.25, kFirst), CudaKernel::few);
+  EXPECT_EQ(choice(16, 1024, 0.25, kFirst), CudaKernel::many);
+  const cuda::Card a100{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024};
+  EXPECT_EQ(choice(16, 1024, 0.15, false, a100), CudaKernel::few);
+  EXPECT_EQ(choice(16, 1024, 0.25, false, a100), CudaKernel::regions);
 }
 
 TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
@@ -176,7 +187,38 @@ TEST(SelectCuda, GradientsOfManyTokensHaveOneToo) {
   EXPECT_GE(cuda_workspace_bytes(p), static_cast<size_t>(2 * kMostGradientGrid * gradient_form_of(p).part_bytes));
 }
 
-TEST(SelectCuda, RegionsFillTheCardAndFitIt) {
+// A plan is made for layouts without blocks as well, and never for more units than there are columns.
+TEST(SelectCuda, RegionsOfOddLayouts) {
+  CudaProblem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 8, .n = 4096, .inputs = 4096, .outputs = 4096};
+  const RegionPlan empty = plan_regions(p, kH200);
+  EXPECT_GE(empty.strips * empty.strip_rows, 512);
+  EXPECT_GE(empty.units, 1);
+  p.inputs = 24, p.blocks = 700;
+  EXPECT_LE(plan_regions(p, kH200).units, 3);
+  p.inputs = 4096, p.blocks = 26000;
+  EXPECT_GT(plan_regions(p, kH200).stages, kLeastRegionStages);
+  p.uneven = true;
+  EXPECT_EQ(plan_regions(p, kH200).stages, kLeastRegionStages) << "the room of long rows' units";
+}
+
+TEST(SelectCuda, RegionsFillTheCard) {
+  for (const int32_t block : {8, 16, 32}) {
+    const int64_t side = 4096 / block;
+    const CudaProblem p{.pass = Pass::wgrad,
+                        .dtype = DType::bf16,
+                        .block = block,
+                        .n = 4096,
+                        .inputs = 4096,
+                        .outputs = 4096,
+                        .blocks = side * side / 10};
+    const RegionPlan plan = plan_regions(p, kH200);
+    const int32_t thread_blocks = plan.strips * plan.units * plan.slices;
+    EXPECT_LE(thread_blocks, 2 * kH200.multiprocessors) << "b=" << block;
+    EXPECT_GE((thread_blocks - 1) % kH200.multiprocessors, kH200.multiprocessors * 4 / 5) << "the last round is full";
+  }
+}
+
+TEST(SelectCuda, RegionsFitTheCard) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
     for (const double density : {0.01, 0.1, 0.5, 1.0}) {
       for (const int64_t features : {1000, 4096, 20000}) {

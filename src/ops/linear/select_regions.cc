@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/places.h"
 #include "ops/linear/select_many.h"
@@ -11,26 +12,40 @@ namespace blocksparse::linear {
 
 namespace {
 
-// Cells of a unit, one of `units` of a strip of so many rows of blocks, if blocks are at random: on average, and at
-// most, for one that a thread block cannot hold takes a second pass over the tokens. Strips differ, and units end
-// between columns. Blocks of 8 come in pairs, of which the last of a row may lack one.
+// Cells of a unit of a strip of so many rows of blocks, if blocks are at random: on average, and at most, for one that
+// a thread block cannot hold takes a second pass over the tokens. Strips differ, and units end between columns. Blocks
+// of 8 come in pairs, of which the last of a row may lack one.
 struct UnitCells {
   double average, most, blocks;
+};
 
-  UnitCells(const CudaProblem& p, int64_t strip_rows, double units) {
-    const auto rows = static_cast<double>(std::max<int64_t>(1, p.output_blocks()));
-    const auto columns = static_cast<double>(std::max<int64_t>(1, p.input_blocks()));
-    const double of_row = static_cast<double>(p.blocks) / rows / units, in_strip = static_cast<double>(strip_rows);
-    const double of_strip = of_row * units * in_strip, of_column = of_strip / columns;
-    const double cells = p.block == 8 ? 0.5 : region_form_of(p.block).cells_of_block;
-    blocks = of_row * in_strip;
-    average = blocks * cells;
-    most = average * (1 + 2 / std::sqrt(std::max(1.0, of_strip))) + (of_column + std::sqrt(of_column)) * cells;
-    if (p.block != 8) return;
-    const double odd = in_strip * (1 - std::exp(-2 * of_row)) / 2;  // rows of an odd number of blocks
-    average += odd / 2;
-    most += odd / 2 + std::sqrt(odd) / 2;
+class StripCells {
+ public:
+  StripCells(const CudaProblem& p, int64_t strip_rows)
+      : of_row_(static_cast<double>(p.blocks) / static_cast<double>(std::max<int64_t>(1, p.output_blocks()))),
+        rows_(static_cast<double>(strip_rows)),
+        cells_of_block_(p.block == 8 ? 0.5 : region_form_of(p.block).cells_of_block),
+        in_pairs_(p.block == 8) {
+    const double of_strip = of_row_ * rows_, of_column = of_strip / static_cast<double>(p.input_blocks());
+    uneven_ = 1 + 2 / std::sqrt(std::max(1.0, of_strip));
+    column_cells_ = (of_column + std::sqrt(of_column)) * cells_of_block_;
   }
+
+  double average_of_all() const { return of_row_ * rows_ * cells_of_block_; }
+  // One of so many units.
+  UnitCells unit(double units) const {
+    const double of_row = of_row_ / units, blocks = of_row * rows_, average = blocks * cells_of_block_;
+    UnitCells cells{.average = average, .most = average * uneven_ + column_cells_, .blocks = blocks};
+    if (!in_pairs_) return cells;
+    const double odd = rows_ * (1 - std::exp(-2 * of_row)) / 2;  // rows of an odd number of blocks
+    cells.average += odd / 2;
+    cells.most += odd / 2 + std::sqrt(odd) / 2;
+    return cells;
+  }
+
+ private:
+  double of_row_, rows_, cells_of_block_, uneven_, column_cells_;
+  bool in_pairs_;
 };
 
 // Clocks of a thread block for a step of tokens: shared memory is read and written 128 bytes at a time, which with all
@@ -47,55 +62,76 @@ int64_t slices_with_room(const CudaProblem& p) {
   return std::min<int64_t>(kMostPartialBytes / bytes, kMostRegionSlices);
 }
 
+int32_t boxes_of_stage(const cuda::Card& card, int32_t stages) {
+  constexpr int32_t kOther = 3072;  // barriers, and what CUDA keeps
+  return std::min(32, (card.shared_bytes - kOther) / (stages * kRegionBoxBytes));
+}
+
+// dW in so many strips, where their dy leaves room for so many columns of blocks of x.
+struct Strips {
+  int64_t strips, rows;  // of blocks, each
+  int32_t dy_boxes;
+  int64_t room;
+};
+std::optional<Strips> in_strips(const CudaProblem& p, int32_t boxes, int64_t strips) {
+  const int64_t rows = divide_up(p.output_blocks(), strips);
+  const int32_t dy_boxes = region_dy_boxes(rows, p.block);
+  if (rows > kMostStripRows || dy_boxes > kMostDyBoxes || divide_up(p.output_blocks(), rows) != strips) return {};
+  const int64_t room = (int64_t{boxes - dy_boxes} * 64 - std::max(64 - p.block, 0)) / p.block;
+  if (room < 1 || divide_up(p.input_blocks(), room) > kMostStripUnits) return {};
+  return Strips{.strips = strips, .rows = rows, .dy_boxes = dy_boxes, .room = room};
+}
+
+// Units with as many blocks are not equally wide. What is too wide for one goes to the next, for which it needs room.
+double least_units(const CudaProblem& p, const StripCells& cells, int64_t room) {
+  const auto columns = static_cast<double>(p.input_blocks());
+  const double capacity = region_form_of(p.block).cells();
+  const auto fits = [&](double units) {
+    const double of_room = static_cast<double>(room) * units / columns;
+    const UnitCells of_unit = cells.unit(units);
+    const double wide = 1 + 2 / std::sqrt(std::max(1.0, of_unit.blocks));  // of one unit in 50
+    return of_room >= 1.04 && of_unit.most * (1 + std::max(0.0, wide - of_room)) <= capacity;
+  };
+  const double most = std::min<double>(kMostStripUnits, columns);
+  double units = std::max(std::ceil(columns / static_cast<double>(room)), std::ceil(cells.average_of_all() / capacity));
+  while (units < most && !fits(units)) ++units;
+  return std::min(units, most);
+}
+
 // The best plan for so many stages, and its clocks.
 RegionPlan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t stages, double& least) {
-  const int64_t rows = std::max<int64_t>(1, p.output_blocks()), columns = std::max<int64_t>(1, p.input_blocks());
-  constexpr int32_t kOther = 3072;  // barriers, and what CUDA keeps
-  const int32_t boxes = std::min(32, (card.shared_bytes - kOther) / (stages * kRegionBoxBytes));
-  const double capacity = region_form_of(p.block).cells();
+  const int32_t boxes = boxes_of_stage(card, stages);
+  const auto columns = static_cast<double>(p.input_blocks());
+  const double most_units = std::min<double>(kMostStripUnits, columns), capacity = region_form_of(p.block).cells();
   const double grid = card.multiprocessors, steps = static_cast<double>(divide_up(p.n, kRegionTokens));
   const auto most_slices =
       static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(slices_with_room(p), p.n / 256)));
   RegionPlan best{};
-  for (int64_t strips = 1; strips <= std::min<int64_t>(rows, kMostRegionStrips); ++strips) {
-    const int64_t strip_rows = divide_up(rows, strips);
-    const int32_t dy_boxes = region_dy_boxes(strip_rows, p.block);
-    if (strip_rows > kMostStripRows || dy_boxes > kMostDyBoxes || divide_up(rows, strip_rows) != strips) continue;
-    const int64_t room = (int64_t{boxes - dy_boxes} * 64 - std::max(64 - p.block, 0)) / p.block;
-    if (room < 1) continue;
-    if (divide_up(columns, room) > kMostStripUnits) continue;
-    const auto most_units = static_cast<double>(std::min<int64_t>(kMostStripUnits, columns));
-    // Units with as many blocks are not equally wide. What is too wide for one goes to the next, for which it needs
-    // room.
-    const auto fits = [&](double units) {
-      const double width = static_cast<double>(columns) / units, of_room = static_cast<double>(room) / width;
-      const UnitCells cells(p, strip_rows, units);
-      const double wide = 1 + 2 / std::sqrt(std::max(1.0, cells.blocks));  // of one unit in 50
-      return of_room >= 1.04 && cells.most * (1 + std::max(0.0, wide - of_room)) <= capacity;
-    };
-    double least_units = static_cast<double>(divide_up(columns, room));
-    while (least_units < most_units && !fits(least_units)) ++least_units;
+  for (int64_t i = 1; i <= std::min<int64_t>(p.output_blocks(), kMostRegionStrips); ++i) {
+    const auto in = in_strips(p, boxes, i);
+    if (!in) continue;
+    const StripCells strip(p, in->rows);
+    const auto strips = static_cast<double>(in->strips);
+    const double fewest_units = least_units(p, strip, in->room);
     for (int32_t slices = 1; slices <= most_slices; ++slices) {
       // As many units as fill the card a whole number of times.
-      const double all_least = least_units * static_cast<double>(strips) * slices;
-      const double rounds = std::ceil(all_least / grid);
-      const double units =
-          std::clamp(std::floor(rounds * grid / slices / static_cast<double>(strips)), least_units, most_units);
-      const UnitCells cells(p, strip_rows, units);
-      const double features = 64.0 * dy_boxes + static_cast<double>(columns) / units * p.block + 32;
-      const double passes = std::ceil(cells.most / capacity);
-      const double clocks = std::ceil(units * static_cast<double>(strips) * slices / grid) * passes * steps / slices *
+      const double rounds = std::ceil(fewest_units * strips * slices / grid);
+      const double units = std::clamp(std::floor(rounds * grid / slices / strips), fewest_units, most_units);
+      const UnitCells cells = strip.unit(units);
+      const double features = 64.0 * in->dy_boxes + columns / units * p.block + 32;
+      const double passes = std::max(1.0, std::ceil(cells.most / capacity));
+      const double clocks = std::ceil(units * strips * slices / grid) * passes * steps / slices *
                                 step_clocks(p, (cells.average + cells.most) / 2 / passes, features) +
                             (slices > 1 ? 6000 + slices * static_cast<double>(p.blocks * p.block * p.block) / 600 : 0);
       if (clocks >= least) continue;
       least = clocks;
-      best = {.strips = static_cast<int32_t>(strips),
-              .strip_rows = static_cast<int32_t>(strip_rows),
+      best = {.strips = static_cast<int32_t>(in->strips),
+              .strip_rows = static_cast<int32_t>(in->rows),
               .units = static_cast<int32_t>(units),
               .slices = slices,
               .stages = stages,
               .boxes = boxes,
-              .most_columns = static_cast<int32_t>(std::min(room, columns))};
+              .most_columns = static_cast<int32_t>(std::min(in->room, p.input_blocks()))};
     }
   }
   return best;
@@ -126,17 +162,25 @@ bool regions_support(const CudaProblem& p) {
   }
   if (p.gated && slices_with_room(p) < 1) return false;
   // Also on the card with the least shared memory.
-  return p.blocks < kMost / 4 && plan_regions(p, {.multiprocessors = 1}).strips > 0;
+  const int32_t boxes = boxes_of_stage({}, kLeastRegionStages);
+  for (int64_t strips = 1; strips <= std::min<int64_t>(p.output_blocks(), kMostRegionStrips); ++strips) {
+    if (in_strips(p, boxes, strips)) return p.blocks < kMost / 4;
+  }
+  return false;
 }
 
-// us of bf16, H200, 2026-11-24, regions (many).
-//   4096 x 4096, 4096 tokens, density .50, .25, .10, .05, .02    b = 8: of .25 236 (217), 123 (213), 73 (210), 54 (182)
-//   b = 16: 300 (212), 162 (209), 78 (206), 63 (144), 49 (80)    b = 32: 233 (208), 127 (163), 70 (86), 61 (55), 47
-//   (51) the same of 1024 tokens    b = 8: of .10 45 (84)   b = 16: of .25 56 (81)   b = 32: of .25 48 (56), .10 34
-//   (33) 6144 x 6144, 8192 tokens, .25 and .10    b = 8: of .10 443 (859)   b = 16: 604 (853), 280 (866)   b = 32: 542
-//   (710), 276 (326) 1024 x 1024, 4096 tokens    b = 8, .10: 25 (35)   b = 16, .25: 26 (35)   b = 32, .25: 24 (29) 4096
-//   x 4096, 4096 tokens, hubs    b = 16, ba(256,16): 169 (224)   b = 8, ba(512,16): 122 (211)
-// Without `many` (sm_80) there is only the generic kernel besides; not measured.
+// us of bf16, H200, 2026-11-24, of regions and of `many`:
+//
+//   4096 x 4096, 4096 tokens    b = 8: of density .25 236, 217; .10 123, 213; .05 73, 210; .02 54, 182
+//                               b = 16: .50 300, 212; .25 162, 209; .10 78, 206; .05 63, 144; .02 49, 80
+//                               b = 32: .50 233, 208; .25 127, 163; .10 70, 86; .05 61, 55; .02 47, 51
+//   4096 x 4096, 1024 tokens    b = 8: .10 45, 84   b = 16: .25 56, 81   b = 32: .25 48, 56; .10 34, 33
+//   6144 x 6144, 8192 tokens    b = 8: .10 443, 859   b = 16: .25 604, 853; .10 280, 866
+//                               b = 32: .25 542, 710; .10 276, 326
+//   1024 x 1024, 4096 tokens    b = 8: .10 25, 35   b = 16: .25 26, 35   b = 32: .25 24, 29
+//   hubs, 4096 tokens           b = 8: ba(512,16) 122, 211   b = 16: ba(256,16) 169, 224
+//
+// Without `many` (sm_80) there are `few`, of less than 2048 tokens, and the generic kernel besides; not measured.
 bool regions_pay(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return false;
   if (!card.sm90a || !many_supports(p)) return true;

@@ -34,7 +34,7 @@ constexpr RegionForm region_form_of(int32_t block) {
 // dW in strips of outputs, these in units: inputs with about as many blocks each. The tokens of a unit in slices.
 struct RegionPlan {
   int32_t strips = 0, strip_rows = 0;  // of blocks
-  int32_t units = 0;                   // of a strip, if neither a width nor a number of cells is too large
+  int32_t units = 0;                   // of a strip, on average: those with hubs have more
   int32_t slices = 1;
   int32_t stages = kLeastRegionStages;
   int32_t boxes = 0;         // of a stage, for which there is room
