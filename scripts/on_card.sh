@@ -41,8 +41,10 @@ sanitize() {  # name tool options...
 for tool in memcheck synccheck initcheck; do
   sanitize $tool $tool --error-exitcode 9
 done
-# racecheck reports the notes of two kernels, cuda_many_feed.h says why: those hazards are shown, and fail nothing.
-sanitize racecheck racecheck --error-exitcode 9 --kernel-name-exclude kns=many_product,kns=halo_product
+# racecheck reports the notes of three kernels, cuda_many_feed.h says why: those of two are shown, and fail nothing. The
+# third is `rows`, whose clusters, waiting at barriers in each other's shared memory, never end under it (CUDA 13.0).
+sanitize racecheck racecheck --error-exitcode 9 \
+  --kernel-name-exclude kns=many_product,kns=halo_product,kns=rows_product
 sanitize racecheck_notes racecheck --kernel-name kns=many_product,kns=halo_product
 
 if [[ -n $problems ]]; then

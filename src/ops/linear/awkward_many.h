@@ -34,8 +34,8 @@ inline constexpr const char* kAwkwardManyTokens[] = {
     "linear:fprop f16 n=260 b=8 random(40,16,0.3) seed=20 y=first",
     "linear:fprop f16 n=131 b=32 random(9,17,0.4) t seed=21 y=first residual pad=8",
     // Several tiles to a thread block.
-    "linear:fprop bf16 n=9000 b=32 random(16,16,0.4) seed=22",
-    "linear:fprop f16 n=18000 b=16 random(20,16,0.2) t seed=23 bias",
+    "linear:fprop bf16 n=9000 b=32 random(16,9,0.4) seed=22",
+    "linear:fprop f16 n=18000 b=16 random(12,16,0.2) t seed=23 bias",
     "linear:fprop bf16 n=5000 b=8 random(130,12,0.2) seed=24 values=int",
     // Strips with far more blocks than others, and one with all.
     "linear:wgrad f16 n=300 b=8 ba(400,6) seed=30 values=int dw=f32",
