@@ -36,7 +36,8 @@ namespace linear {
 Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
 Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
 size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; }
-Result<std::string> cuda_choice(Pass, const LayoutView&, DType, int64_t, Math) { return cuda_status(); }
+Result<std::string> cuda_choice(const Product&, Math) { return cuda_status(); }
+Result<std::string> cuda_choice(const WeightGradient&, Math) { return cuda_status(); }
 
 }  // namespace linear
 

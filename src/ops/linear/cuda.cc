@@ -214,14 +214,28 @@ bool halo_is_forced() {
   return choice.ok() && *choice == kHalo;
 }
 
-Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Math math) {
-  const auto card = cuda::card_of(layout.device);
+namespace {
+
+Result<std::string> name_of_choice(const CudaProblem& problem, Device device) {
+  const auto card = cuda::card_of(device);
   if (!card.ok()) return card.status();
-  CudaProblem problem = cuda_problem(pass, layout, dtype, n);
-  problem.tf32 = in_tf32(dtype, math);
   const auto kernel = kernel_for(problem, *card);
   if (!kernel.ok()) return kernel.status();
   return std::string(name_of(*kernel));
+}
+
+}  // namespace
+
+Result<std::string> cuda_choice(const Product& p, Math math) {
+  return name_of_choice(problem_of(p, math), p.layout.device);
+}
+
+Result<std::string> cuda_choice(const WeightGradient& g, Math math) {
+  const auto at_once = pairs_of_launch(g, math);
+  if (!at_once.ok()) return at_once.status();
+  WeightGradient first = g;
+  first.pairs = g.pairs.first(std::min(*at_once, g.pairs.size()));
+  return name_of_choice(problem_of(first, math), g.layout.device);
 }
 
 }  // namespace linear

@@ -242,9 +242,14 @@ __device__ inline void multiply_tiles(const SweepProduct& p, SweepRing ring) {
       to[r] = rows.pieces[r].to;
       if (K::kAhead) lists[r].load();
     }
+    SweepSums<K> sums[K::kRows] = {};
+    const auto corner = [&](int r) { return SweepCorner<K>(p.n, p.outputs, token, to[r]); };
+    if constexpr (K::residual) {
+#pragma unroll
+      for (int r = 0; r < K::kRows; ++r) begin_with<K>(p.finish.residual, corner(r), sums[r]);
+    }
     ++at.round;
     if (K::kAhead) rows.read_pieces(p, at);
-    SweepSums<K> sums[K::kRows] = {};
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       ptx::mbarrier_wait(ring.full, ring.phase);
 #pragma unroll
@@ -263,7 +268,7 @@ __device__ inline void multiply_tiles(const SweepProduct& p, SweepRing ring) {
     rows.begin(p, copy, weights, lists);  // W of the next tile comes during the stores
 #pragma unroll
     for (int r = 0; r < K::kRows; ++r) {
-      finish_row<K>(p.finish, p.n, p.outputs, token, int64_t{to[r]} * K::block, sums[r]);
+      finish_row<K>(p.finish, corner(r), int64_t{to[r]} * K::block, p.outputs, sums[r]);
     }
   }
 }
@@ -299,9 +304,14 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_sweep_kernel(int32_t block, bool by_in, Body body) {
+Status with_sweep_kernel(int32_t block, bool by_in, bool residual, Body body) {
   const auto with = [&]<int B>() {
-    return by_in ? body.template operator()<Sweep<T, B, true>>() : body.template operator()<Sweep<T, B, false>>();
+    if (residual) {
+      return by_in ? body.template operator()<Sweep<T, B, true, true>>()
+                   : body.template operator()<Sweep<T, B, false, true>>();
+    }
+    return by_in ? body.template operator()<Sweep<T, B, true, false>>()
+                 : body.template operator()<Sweep<T, B, false, false>>();
   };
   switch (block) {
     case 8: return with.template operator()<8>();
@@ -332,7 +342,7 @@ Status launch_sweep(const Product& p, const CudaCall& call) {
                                             .box_columns = 64,
                                             .box_rows = kSweepTokens},
                                            args.x));
-  return with_sweep_kernel<T>(p.layout.block_size, p.by_in, [&]<class K>() {
+  return with_sweep_kernel<T>(p.layout.block_size, p.by_in, p.residual.data != nullptr, [&]<class K>() {
     return cuda::launch(
         {.blocks = std::min<int64_t>(call.card.multiprocessors, int64_t{args.out_tiles} * args.token_tiles),
          .threads = K::kThreads,
@@ -347,8 +357,10 @@ template <class T>
 Status prepare_sweep() {
   for (int32_t block : {8, 16, 32}) {
     for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR(with_sweep_kernel<T>(
-          block, by_in, [&]<class K>() { return cuda::prepare(sweep_product<K>, kSweepSharedBytes); }));
+      for (bool residual : {false, true}) {
+        BS_RETURN_IF_ERROR(with_sweep_kernel<T>(
+            block, by_in, residual, [&]<class K>() { return cuda::prepare(sweep_product<K>, kSweepSharedBytes); }));
+      }
     }
   }
   return cuda::prepare_tensor_maps();

@@ -78,7 +78,8 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream);
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
 Status prepare_cuda(Device device);
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
-// The name of the kernel that would do a call.
-Result<std::string> cuda_choice(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Math math);
+// The name of the kernel that would do a call; of a list of pairs in several launches, the first of them.
+Result<std::string> cuda_choice(const Product& p, Math math);
+Result<std::string> cuda_choice(const WeightGradient& g, Math math);
 
 }  // namespace blocksparse::linear

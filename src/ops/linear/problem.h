@@ -156,6 +156,8 @@ class LinearData {
   void check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const;
   LayoutView plain_layout() const;
   Product host_product() const;
+  std::vector<GradPair> host_pairs() const;
+  WeightGradient host_gradient(const std::vector<GradPair>& pairs) const;
   void run_reference();
 
   LinearCase case_;

@@ -219,6 +219,25 @@ Product LinearData::host_product() const {
           .activation = case_.activation};
 }
 
+std::vector<GradPair> LinearData::host_pairs() const {
+  std::vector<GradPair> pairs;
+  for (size_t i = 0; i < dy_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
+  return pairs;
+}
+
+WeightGradient LinearData::host_gradient(const std::vector<GradPair>& pairs) const {
+  return {.dtype = case_.dtype,
+          .dw_dtype = y_.tensor.dtype,
+          .layout = plain_layout(),
+          .pairs = pairs,
+          .w = w_.tensor.data,
+          .gates = gates_.tensor.data,
+          .dw = y_.tensor.data,
+          .dgates = dgates_.tensor.data,
+          .accumulate = case_.accumulate,
+          .exchanged = layout_.transposed()};
+}
+
 LayoutView LinearData::plain_layout() const {
   LayoutView plain = layout_;
   plain.transposed = false;
@@ -339,10 +358,8 @@ LinearData::Error LinearData::spot_check(int64_t count) {
   const double bound = bounds().output;
   const Tensor& y = y_.tensor;
   int64_t nonzero = 0;
-  std::vector<GradPair> pairs;
-  for (size_t i = 0; i < x_.size() && i < dy_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
-  const WeightGradient g{
-      .dtype = case_.dtype, .layout = plain_layout(), .pairs = pairs, .exchanged = layout_.transposed()};
+  const std::vector<GradPair> pairs = host_pairs();
+  const WeightGradient g = host_gradient(pairs);
   for (int64_t i = 0; i < count && count_of(y) > 0; ++i) {
     const int64_t row = rng.below(y.shape[0]), column = rng.below(y.shape[1]);
     int64_t at = row * y.stride[0] + column * y.stride[1];

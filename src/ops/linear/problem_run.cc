@@ -111,8 +111,19 @@ Math math_of(const LinearCase& c) { return c.tf32 ? Math::tf32 : Math::ieee; }
 }  // namespace
 
 Result<std::string> LinearData::kernel() const {
-  const int64_t n = case_.n * (case_.pass == Pass::wgrad ? case_.pairs : 1);
-  if (case_.device.type == DeviceType::cuda) return cuda_choice(case_.pass, view_, case_.dtype, n, math_of(case_));
+  if (case_.device.type == DeviceType::cuda) {
+    LayoutView plain = view_;
+    plain.transposed = false;
+    if (case_.pass == Pass::wgrad) {
+      const std::vector<GradPair> pairs = host_pairs();
+      WeightGradient g = host_gradient(pairs);
+      g.layout = plain;
+      return cuda_choice(g, math_of(case_));
+    }
+    Product p = host_product();
+    p.layout = plain;
+    return cuda_choice(p, math_of(case_));
+  }
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return std::string(name_of(*isa));
