@@ -225,7 +225,7 @@ bool few_gradient_pays(const CudaProblem& p, const cuda::Card& card) {
 // us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25
 // 385 (191); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (589, 290); b = 16, .1 by `regions` 771 (735). Of 256
 // tokens, generic (in one launch of `many`): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117). By `regions`
-// as it is since, b = 8 and 16 take half of what `many` does for a pair (select_regions.cc).
+// as it is since (2026-11-24) b = 16, .25 and .1 take 784 and 427 one by one; b = 8 likewise (select_regions.cc).
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card) {
   if (size_of(p.dtype) != 2 || p.pairs < 2) return kMostTerms;
   constexpr int64_t kLong = 1024;
