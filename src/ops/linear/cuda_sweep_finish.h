@@ -110,9 +110,8 @@ struct SweepCorner {
   __device__ bool has(int t) const { return inside > 0 && 8 * t < tokens_inside; }
 };
 
-// The residual, which sums begin with. us of 4096 x 4096, 4096 tokens, density .25, H200, 2026-11-24: b = 16, 32 143,
-// 120 (without a residual 118, 104); read behind the products it took 154, 144. Copies of it to L2 a tile before, and
-// loads past L1, changed nothing.
+// The residual, which sums begin with. us of 4096 x 4096, 4096 tokens, density .25, hot, H200, 2026-11-24: b = 16, 32
+// 143, 120 (without a residual 119, 104); read behind the products it took 157, 145.
 template <class K>
 __device__ inline void begin_with(const DeviceMatrix& residual, const SweepCorner<K>& at, SweepSums<K>& sums) {
   using T = typename K::Element;

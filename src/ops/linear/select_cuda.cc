@@ -207,15 +207,17 @@ FewGradientPlan plan_few_gradient(const CudaProblem& p) {
 
 // us of 1024 tokens, 4096 x 4096, bf16, H200, 2026-11-22 and 24, of few, `regions` and `many`:
 //
-//   b = 8: of density .25 161, 87, 87; .10 82, 45, 84; .05 60, -, 57   b = 16: .25 94, 56, 81; .10 51, 32, 78
-//   b = 32: .25 49, 48, 56; .10 28, 34, 33   b = 64: .25 53, -, 44; .10 31, -, 31   b = 128: .25 53, -, 27; .10 31, -,
-//   28
+//   b = 8      of density .25 161, 87, 87; .10 82, 45, 84; .05 60, -, 57
+//   b = 16     .25 94, 56, 81; .10 51, 32, 78
+//   b = 32     .25 49, 48, 56; .10 28, 34, 33
+//   b = 64     .25 53, -, 44; .10 31, -, 31
+//   b = 128    .25 53, -, 27; .10 31, -, 28
 //
 // Of 512 tokens b = 64 takes 27 and 17 (`many` 36 and 27). `regions` takes about 25 at the least.
 bool few_gradient_pays(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 1024) return true;
   if (p.block > 32 || p.n >= 2048) return false;
-  const bool beside_regions = card.sm90a && regions_support(p) && regions_pay(p, card);
+  const bool beside_regions = regions_support(p) && regions_pay(p, card);
   const double most = p.block == 8    ? (beside_regions ? 0.02 : 0.09)
                       : p.block == 16 ? (beside_regions ? 0.04 : 0.2)
                                       : (beside_regions ? 0.2 : 0.3);

@@ -45,8 +45,8 @@ struct CudaProblem {
   bool x_in_rows = true;  // x (wgrad: all of them, and dy) has rows at multiples of 16 bytes, one behind the other
   bool x_first = false;   // rows are features (wgrad: of x and dy alike), else tokens
   bool gated = false;     // wgrad: the gates' gradient is wanted
-  // wgrad: rows of W may be far longer than others. So say tables that were made on a card, always, and those of random
-  // layouts of some 30 rows.
+  // wgrad: rows of W may be far longer than others, for some are cut. So say tables that were made on a card, always,
+  // and those of layouts of some 30 rows, which are cut if they are but a little longer than the mean.
   bool uneven = false;
   int64_t pairs = 1;     // wgrad
   bool tf32 = false;     // f32: operands may be rounded to tf32

@@ -64,8 +64,8 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
   EXPECT_EQ(choice(32, 1024, 0.25, kFirst), CudaKernel::few);
   EXPECT_EQ(choice(16, 1024, 0.25, kFirst), CudaKernel::many);
   const cuda::Card a100{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024};
-  EXPECT_EQ(choice(16, 1024, 0.15, false, a100), CudaKernel::few);
-  EXPECT_EQ(choice(16, 1024, 0.25, false, a100), CudaKernel::regions);
+  EXPECT_EQ(choice(16, 1024, 0.03, false, a100), CudaKernel::few);
+  EXPECT_EQ(choice(16, 1024, 0.15, false, a100), CudaKernel::regions);
 }
 
 TEST(SelectCuda, GradientsOfFewTokensArePlannedBySizes) {
