@@ -39,8 +39,8 @@ string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)  # every driver that takes its code knows this compression
   string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")   # a fifth of the default's
 endif()
-if(NOT SKBUILD)
-  string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers; half of the code's size
+if(BLOCKSPARSE_LINEINFO)
+  string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")
 endif()
 set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/build_index.cu
