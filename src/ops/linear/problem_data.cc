@@ -221,6 +221,7 @@ Product LinearData::host_product() const {
 
 std::vector<GradPair> LinearData::host_pairs() const {
   std::vector<GradPair> pairs;
+  pairs.reserve(dy_.size());
   for (size_t i = 0; i < dy_.size(); ++i) pairs.push_back({x_[i].tensor, dy_[i].tensor});
   return pairs;
 }
