@@ -1,4 +1,4 @@
-# One source file for each instruction set, src/ops/<op>/cpu_<isa>.cc, with its own flags; the rest of the library is
+# One source file for each instruction set, src/<folder>/cpu/cpu_<isa>.cc, with its own flags; the rest of the library is
 # compiled for the plainest machine, and picks at run time.
 
 set(BLOCKSPARSE_ISAS scalar)
@@ -29,10 +29,10 @@ endif()
 # With sanitizers -O3 takes minutes a file, -O1 half a minute.
 set(BLOCKSPARSE_KERNEL_FLAGS $<IF:$<BOOL:${BLOCKSPARSE_SANITIZE}>,-O1,-O3> -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 
-function(blocksparse_add_isa_sources target op)
+function(blocksparse_add_isa_sources target folder)
   foreach(isa IN LISTS BLOCKSPARSE_ISAS)
-    set(source ${PROJECT_SOURCE_DIR}/src/ops/${op}/cpu_${isa}.cc)
-    if(NOT EXISTS ${source})  # the op has no kernel of its own for it
+    set(source ${PROJECT_SOURCE_DIR}/src/${folder}/cpu/cpu_${isa}.cc)
+    if(NOT EXISTS ${source})  # the folder has no kernel of its own for it
       continue()
     endif()
     target_sources(${target} PRIVATE ${source})

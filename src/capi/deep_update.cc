@@ -4,7 +4,7 @@
 #include <array>
 
 #include "capi/translate.h"
-#include "ops/deep_update/deep_update.h"
+#include "ops/sequence/deep_update.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
 #include "ops/conv/conv.h"
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"

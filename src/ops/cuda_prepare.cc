@@ -2,7 +2,7 @@
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "ops/conv/conv.h"
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
 

@@ -10,7 +10,7 @@
 #include "blocksparse/conv.h"
 #include "core/index.h"
 #include "cpu/isa.h"
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 
 namespace blocksparse::conv {
 

@@ -1,5 +1,5 @@
 // The edge of the linear op: checks once, then hands on to a device.
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include "core/checks.h"
 #include "core/text.h"
 #include "cpu/threads.h"
-#include "ops/linear/select.h"
+#include "gemm/cpu/plan.h"
 
 namespace blocksparse {
 

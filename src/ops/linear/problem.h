@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "blocksparse/ops.h"
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 
 namespace blocksparse::linear {
 

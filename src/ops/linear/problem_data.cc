@@ -1,6 +1,6 @@
 // Data for a linear problem, and its comparison with the reference.
 #include "ops/linear/problem.h"
-#include "ops/linear/select_many.h"
+#include "gemm/cuda/wgmma/plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // What the plain loops of several ops share.
 #pragma once
 
-#include "ops/linear/linear.h"
+#include "gemm/product.h"
 
 namespace blocksparse::linear {
 

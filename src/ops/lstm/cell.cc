@@ -5,8 +5,8 @@
 
 #include "core/text.h"
 #include "cpu/threads.h"
-#include "ops/linear/kernels.h"
-#include "ops/linear/select.h"
+#include "gemm/cpu/kernels.h"
+#include "gemm/cpu/plan.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 

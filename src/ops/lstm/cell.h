@@ -5,7 +5,7 @@
 #include "blocksparse/status.h"
 #include "blocksparse/stream.h"
 #include "blocksparse/tensor.h"
-#include "ops/lstm/kernels.h"
+#include "ops/lstm/cpu/kernels.h"
 
 namespace blocksparse::lstm {
 

@@ -3,7 +3,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "cpu/threads.h"
-#include "ops/lstm/steps.h"
+#include "ops/sequence/steps.h"
 
 namespace blocksparse {
 

@@ -1,5 +1,5 @@
 // How the layer norm divides rows over clusters, for a card that need not be there.
-#include "ops/norm/select_cuda.h"
+#include "ops/norm/cuda/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,31 @@
+// What the kernels for AMX share: tiles by number, and how x is laid out.
+#pragma once
+
+#include <utility>
+
+#include "gemm/cpu/product.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kTileRows = 16, kTileDepth = 32;  // inputs: 16 pairs
+
+// f.operator()<0>(), f.operator()<1>() ...: tiles are named when the code is compiled.
+template <int... I, class F>
+BS_INLINE void for_tiles(std::integer_sequence<int, I...>, F f) {
+  (f.template operator()<I>(), ...);
+}
+template <int N, class F>
+BS_INLINE void for_tiles(F f) {
+  for_tiles(std::make_integer_sequence<int, N>(), f);
+}
+
+inline int64_t panel_features(const ProductArgs& a) { return (a.inputs + a.block - 1) / a.block * a.block; }
+
+// Of 16 tokens, from the first feature on.
+inline BFloat16* panel_of(const ProductArgs& a, int64_t vector) {
+  return static_cast<BFloat16*>(a.panels) + vector % a.panel_vectors * kTileRows * panel_features(a);
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,380 @@
+// Drives the CPU kernels: divides a call into rounds of tokens, spreads packing and multiplying over threads.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/places.h"
+#include "core/text.h"
+#include "cpu/carver.h"
+#include "cpu/threads.h"
+#include "gemm/cpu/kernels.h"
+#include "gemm/product.h"
+#include "gemm/cpu/plan.h"
+
+namespace blocksparse::linear {
+
+namespace {
+
+constexpr int64_t kTaskFeatures = 512;        // features of a vector of tokens that one task packs or finishes
+constexpr int64_t kSideBySideFeatures = 64;   // that are packed of all vectors of a group
+constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
+constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
+
+const void* advance(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+void* advance(void* data, int64_t elements, DType dtype) {
+  return static_cast<char*>(data) + elements * size_of(dtype);
+}
+
+Status missing_kernel(Isa isa, DType dtype) {
+  return {StatusCode::unsupported, concat("[linear] there is no ", name_of(isa), " kernel for ", name_of(dtype))};
+}
+
+// The round of tokens that begins at `token`.
+ProductArgs args_of_round(const Product& p, const ProductArgs& whole, int64_t token, int64_t tokens) {
+  ProductArgs a = whole;
+  a.n = tokens;
+  a.x = advance(p.x.data, token * p.x.token_stride, p.dtype);
+  a.y = advance(const_cast<void*>(p.y.data), token * p.y.token_stride, p.dtype);
+  a.residual = advance(p.residual.data, token * p.residual.token_stride, p.dtype);
+  return a;
+}
+
+// One round of a product.
+class Round {
+ public:
+  Round(const ProductKernel& kernel, const ProductArgs& a, const RowWalk& walk, int32_t threads)
+      : kernel_(kernel),
+        a_(a),
+        pieces_(static_cast<int64_t>(walk.pieces.size())),
+        splits_(static_cast<int64_t>(walk.splits.size())),
+        threads_(threads),
+        vectors_(divide_up(a.n, kernel.lanes)) {}
+
+  // Each group of tokens by one thread from beginning to end: what it packs, sums and writes stays in its own cache.
+  void by_group(int64_t group) const {
+    const int64_t group_vectors = group / kernel_.lanes;
+    parallel_for(threads_, divide_up(vectors_, group_vectors), [&](int64_t task) {
+      const int64_t first = task * group_vectors;
+      const Range vectors{first, std::min(first + group_vectors, vectors_)};
+      const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : a_.inputs;
+      for (int64_t f = 0; f < a_.inputs; f += features) pack(vectors, f, features);
+      kernel_.multiply(a_, {0, pieces_}, vectors);
+      kernel_.combine(a_, {0, splits_}, vectors);
+      if (a_.staged == nullptr) return;
+      for (int64_t v = vectors.first; v < vectors.last; ++v) kernel_.finish_staged(a_, v, 0, a_.outputs);
+    });
+  }
+
+  // All threads share the pieces of each group.
+  void by_piece(int64_t group) const {
+    const int64_t group_vectors = group / kernel_.lanes;
+    const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : kTaskFeatures;
+    const int64_t slices = divide_up(a_.inputs, features), vectors = kernel_.side_by_side ? group_vectors : 1;
+    parallel_for(threads_, divide_up(vectors_ - first_packed(), vectors) * slices, [&](int64_t task) {
+      const int64_t first = first_packed() + task / slices * vectors;
+      pack({first, std::min(first + vectors, vectors_)}, task % slices * features, features);
+    });
+    const int64_t at_once = a_.staged == nullptr ? vectors_ : group_vectors;
+    for (int64_t first = 0; first < vectors_; first += at_once) {
+      const Range vectors{first, std::min(first + at_once, vectors_)};
+      for_each(vectors, group_vectors, pieces_, kernel_.multiply);
+      for_each(vectors, group_vectors, splits_, kernel_.combine);
+      if (a_.staged != nullptr) finish_staged(vectors);
+    }
+  }
+
+ private:
+  void pack(Range vectors, int64_t first, int64_t features) const {
+    for (int64_t v = std::max(vectors.first, first_packed()); v < vectors.last; ++v) {
+      kernel_.pack(a_, v, first, std::min(first + features, a_.inputs));
+    }
+  }
+
+  int64_t first_packed() const {
+    return a_.along_outputs ? (a_.tokens_packed ? 0 : vectors_) : a_.direct ? a_.n / kernel_.lanes : 0;
+  }
+
+  // Token groups outermost: their panels stay in the cache.
+  void for_each(Range vectors, int64_t group_vectors, int64_t items,
+                void (*run)(const ProductArgs&, Range items, Range vectors)) const {
+    const int64_t groups = divide_up(vectors.last - vectors.first, group_vectors);
+    const int64_t length = divide_up(items, threads_ * kRunsPerThread),
+                  runs = items == 0 ? 0 : divide_up(items, length);
+    parallel_for(threads_, runs * groups, [&](int64_t task) {
+      const int64_t item = task % runs * length, vector = vectors.first + task / runs * group_vectors;
+      run(a_, {item, std::min(item + length, items)}, {vector, std::min(vector + group_vectors, vectors.last)});
+    });
+  }
+
+  void finish_staged(Range vectors) const {
+    static_assert(kTaskFeatures % kStagedOutputs == 0);
+    const int64_t slices = divide_up(a_.outputs, kTaskFeatures);
+    parallel_for(threads_, (vectors.last - vectors.first) * slices, [&](int64_t task) {
+      const int64_t first = task % slices * kTaskFeatures;
+      kernel_.finish_staged(a_, vectors.first + task / slices, first, std::min(first + kTaskFeatures, a_.outputs));
+    });
+  }
+
+  const ProductKernel& kernel_;
+  const ProductArgs& a_;
+  int64_t pieces_, splits_;
+  int32_t threads_;
+  int64_t vectors_;
+};
+
+// How many rows come before `task` of `tasks`, each of which has about as many blocks and rows.
+int64_t rows_before(const RowWalk& walk, int64_t rows, int64_t task, int64_t tasks) {
+  const auto work = [&](int64_t row) { return walk.starts[static_cast<size_t>(row)] + row; };
+  int64_t low = 0, high = rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (work(middle) * tasks < work(rows) * task) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// One token: rows of W as they follow one another, but for those of several slices, so that a row is fetched while the
+// one before it is used.
+void run_rows_in_order(const ProductKernel& kernel, ProductArgs a, const RowWalk& walk, Range rows) {
+  int32_t cut = INT32_MAX;  // all rows of so many blocks have slices
+  for (const Split& split : walk.splits) {
+    const auto row = static_cast<size_t>(split.to);
+    cut = std::min(cut, walk.starts[row + 1] - walk.starts[row]);
+  }
+  for (auto row = static_cast<int32_t>(rows.first); row < rows.last; ++row) {
+    const auto at = static_cast<size_t>(row);
+    const Piece piece{.to = row, .first = walk.starts[at], .last = walk.starts[at + 1], .slot = -1};
+    if (piece.last - piece.first >= cut) continue;
+    a.pieces = &piece;
+    kernel.few(a, 0);
+  }
+}
+
+void run_few(const ProductKernel& kernel, ProductArgs a, const RowWalk& walk, int32_t threads) {
+  const auto splits = static_cast<int64_t>(walk.splits.size()), pieces = static_cast<int64_t>(walk.pieces.size());
+  if (a.n > 1) {
+    parallel_for(threads, pieces, [&](int64_t piece) { kernel.few(a, piece); });
+  } else {
+    a.refs_in_order = static_cast<int64_t>(walk.refs.size());
+    parallel_for(threads, walk.slots, [&](int64_t piece) { kernel.few(a, piece); });  // slices come first
+    const int64_t tasks = threads == 1 ? 1 : 4 * threads, rows = static_cast<int64_t>(walk.starts.size()) - 1;
+    parallel_for(threads, tasks, [&](int64_t task) {
+      run_rows_in_order(kernel, a, walk,
+                        {rows_before(walk, rows, task, tasks), rows_before(walk, rows, task + 1, tasks)});
+    });
+  }
+  parallel_for(threads, splits, [&](int64_t split) { kernel.combine_few(a, split); });
+}
+
+// A position in the sequence of all tokens of all pairs.
+struct Position {
+  size_t pair = 0;
+  int64_t token = 0;
+};
+
+// Packs `tokens` tokens from `begin` on of one slice of features: all parts of pairs that they cover.
+template <class Side>
+void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
+                 int64_t slice, Side side) {
+  const int64_t blocks = divide_up(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
+  const int64_t first = slice * per_slice, last = std::min(first + per_slice, blocks);
+  for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
+    const Activations source = side(g.term(begin.pair));
+    rows.tokens = std::min(source.n - begin.token, tokens - rows.first_token);
+    rows.source = advance(source.data, begin.token * source.token_stride, g.dtype);
+    rows.token_stride = source.token_stride;
+    rows.feature_stride = source.feature_stride;
+    rows.last = rows.first_token + rows.tokens == tokens;
+    if (rows.tokens > 0) kernel.pack(rows, first, last);
+    rows.first_token += rows.tokens;
+  }
+}
+
+Position advance(const WeightGradient& g, Position at, int64_t tokens) {
+  at.token += tokens;
+  while (at.pair < g.pairs.size() && at.token >= g.term(at.pair).x.n) at.token -= g.term(at.pair++).x.n;
+  return at;
+}
+
+}  // namespace
+
+Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
+  if (isa == Isa::reference) {
+    reference_product(p);
+    return {};
+  }
+  const ProductKernel* kernel = find_product_kernel(isa, p.dtype);
+  if (kernel == nullptr) return missing_kernel(isa, p.dtype);
+  const RowWalk walk = walk_of(p.layout, p.by_in);
+  const int64_t weights = p.layout.blocks * p.layout.block_size * p.layout.block_size;
+  const int64_t vector_bytes = kernel->lanes * size_of(sum_dtype(p.dtype));
+  const ProductPlan plan = plan_product({.dtype = p.dtype,
+                                         .block = p.layout.block_size,
+                                         .n = p.x.n,
+                                         .inputs = p.x.features,
+                                         .outputs = p.y.features,
+                                         .slots = walk.slots,
+                                         .x_features_first = p.x.features_first(),
+                                         .x_feature_stride = p.x.feature_stride,
+                                         .side_by_side = kernel->side_by_side,
+                                         .weights = weights});
+  Carver carver(workspace);
+  ProductArgs whole{.block = p.layout.block_size,
+                    .by_in = p.by_in,
+                    .inputs = p.x.features,
+                    .outputs = p.y.features,
+                    .x_token = p.x.token_stride,
+                    .x_feature = p.x.feature_stride,
+                    .asks_again = asks_again(this_cpu()),
+                    .large_unasked = leaves_large_unasked(vector_bytes, this_cpu()),
+                    .along_outputs = runs_along_outputs(p, kernel->along_outputs, vector_bytes, this_cpu()),
+                    .direct = plan.direct,
+                    .panels = carver.take(plan.panel_bytes),
+                    .w = p.w,
+                    .gates = p.gates,
+                    .y_token = p.y.token_stride,
+                    .y_feature = p.y.feature_stride,
+                    .residual_token = p.residual.token_stride,
+                    .residual_feature = p.residual.feature_stride,
+                    .bias = p.bias,
+                    .activation = p.activation,
+                    .pieces = walk.pieces.data(),
+                    .piece_count = static_cast<int64_t>(walk.pieces.size()),
+                    .refs = walk.refs.data(),
+                    .splits = walk.splits.data(),
+                    .partial = carver.take(plan.partial_bytes)};
+  if (!whole.along_outputs && plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 &&
+      p.y.token_stride != 1) {
+    whole.staged = carver.take(plan.staged_bytes);
+    whole.staged_outputs = round_up(p.y.features, kStagedOutputs);
+  }
+  const int64_t weight_bytes = weights * size_of(p.dtype);
+  threads = worthwhile_threads(threads, 2.0 * static_cast<double>(p.x.n) * static_cast<double>(weights));
+  if (plan.few && (p.x.n == 1 || !kernel->by_token)) {  // AMX: 4 tokens, b = 32, 10 % 24 us, as a tile of 16 8 us
+    run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
+    return {};
+  }
+  const int64_t group = whole.along_outputs ? group_along_outputs(p.x.features * size_of(p.dtype))
+                        : kernel->by_token  ? group_of_tiles(p, plan.round)
+                                            : plan.group;
+  whole.tokens_packed = whole.along_outputs && packs_tokens(p, vector_bytes);
+  const bool packs = !whole.along_outputs && !plan.direct;
+  for (int64_t token = 0; token < p.x.n; token += plan.round) {
+    const int64_t tokens = std::min(plan.round, p.x.n - token);
+    const int64_t alone = group_of_thread({.tokens = tokens,
+                                           .group = group,
+                                           .smallest = kernel->by_token ? plan.group
+                                                       : !packs         ? group
+                                                                        : group / 2,
+                                           .weight_bytes = weight_bytes,
+                                           .threads = threads});
+    ProductArgs a = args_of_round(p, whole, token, tokens);
+    const bool fits = a.staged == nullptr || threads == 1 || tokens <= plan.staged_tokens;
+    // One thread packs each group where the last one was, in its cache: 512 tokens 2 to 4 % faster on Zen 5.
+    a.panel_vectors = (threads > 1 || plan.direct ? plan.round : std::max(plan.group, group)) / kernel->lanes;
+    a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
+    a.group_vectors = (alone > 0 && fits ? alone : group) / kernel->lanes;
+    const Round round(*kernel, a, walk, threads);
+    if (alone > 0 && fits) round.by_group(alone);
+    else round.by_piece(group);
+  }
+  return {};
+}
+
+Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads) {
+  if (isa == Isa::reference) {
+    reference_weight_gradient(g);
+    return {};
+  }
+  const GradientKernel* kernel = find_gradient_kernel(isa, g.dtype);
+  if (kernel == nullptr) return missing_kernel(isa, g.dtype);
+  const int64_t out_features = g.layout.out_features, in_features = g.layout.in_features;
+  const int32_t block = g.layout.block_size;
+  int64_t n = 0;
+  for (size_t i = 0; i < g.pairs.size(); ++i) n += g.term(i).x.n;
+  const GradientPlan plan = plan_gradient(
+      {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
+      g.dw_dtype, g.layout.blocks);
+  const int64_t in_slices = divide_up(in_features, kTaskFeatures), out_slices = divide_up(out_features, kTaskFeatures);
+  const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
+  const int64_t round = gradient_round(g, plan.round, kernel->lanes * sum_bytes);
+  Carver carver(workspace);
+  auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
+  void* dy_panels = x_panels + round * round_up(in_features, block) * sum_bytes;
+  GradientArgs a{.block = block,
+                 .out_features = out_features,
+                 .in_features = in_features,
+                 .round = round,
+                 .dy_round = round,
+                 .x_panels = x_panels,
+                 .dy_panels = dy_panels,
+                 .out_of = out_of(g.layout).data(),
+                 .refs = walk_of(g.layout, false).refs.data(),
+                 .w = g.w,
+                 .gates = g.gates,
+                 .dw = g.dw,
+                 .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
+                 .dgates = g.dgates,
+                 .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
+  threads = worthwhile_threads(threads, 2.0 * static_cast<double>(n) * static_cast<double>(g.layout.blocks) *
+                                            static_cast<double>(block * block));
+  const int64_t task_blocks =
+      threads == 1 ? g.layout.blocks : std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
+  const auto run_blocks = [&](const GradientArgs& some) {
+    parallel_for(threads, divide_up(g.layout.blocks, task_blocks), [&](int64_t task) {
+      kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
+    });
+  };
+  if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
+    const GradTerm term = g.term(0);
+    a.direct = a.dy_direct = true;
+    a.x_token = term.x.token_stride;
+    a.dy_token = term.dy.token_stride;
+    a.sums = nullptr;
+    a.copies_dy = copies_dy(kernel->lanes * sum_bytes, this_cpu());
+    for (int64_t token = 0; token < n; token += kInPlaceTokens) {
+      a.n = std::min(kInPlaceTokens, n - token);
+      a.x_panels = advance(term.x.data, token * a.x_token, g.dtype);
+      a.dy_panels = advance(term.dy.data, token * a.dy_token, g.dtype);
+      a.accumulate = a.accumulate_gates = g.accumulate || token > 0;
+      run_blocks(a);
+    }
+    return {};
+  }
+  const bool dy_in_place = reads_dy_in_place(g);
+  if (dy_in_place) {
+    a.dy_direct = true;
+    a.dy_token = g.term(0).dy.token_stride;
+    a.dy_feature = g.term(0).dy.feature_stride;
+  }
+  Position at = advance(g, {}, 0);
+  for (int64_t token = 0; token == 0 || token < n; token += round) {
+    a.n = std::min(round, n - token);
+    a.accumulate = g.accumulate || (token > 0 && a.sums == nullptr);
+    a.accumulate_gates = g.accumulate || token > 0;
+    a.add_sums = token > 0;
+    a.keep_sums = a.sums != nullptr && token + round < n;
+    if (dy_in_place) a.dy_panels = advance(g.term(0).dy.data, token * a.dy_token, g.dtype);
+    const int64_t slices = in_slices + (dy_in_place ? 0 : out_slices);
+    parallel_for(threads, a.n > 0 ? slices : 0, [&](int64_t task) {
+      const bool of_x = task < in_slices;
+      const RowsToPack rows{.features = of_x ? in_features : out_features,
+                            .block = block,
+                            .starts = walk_of(g.layout, of_x).starts.data(),
+                            .panels = of_x ? x_panels : dy_panels,
+                            .round = round};
+      if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
+      else pack_tokens(*kernel, g, rows, at, a.n, task - in_slices, [](const GradTerm& t) { return t.dy; });
+    });
+    run_blocks(a);
+    if (n == 0) break;
+    at = advance(g, at, round);
+  }
+  return {};
+}
+
+}  // namespace blocksparse::linear

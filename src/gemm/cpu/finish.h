@@ -1,0 +1,201 @@
+// What a product kernel is compiled for, and its last step: y = f(sums + bias + residual), narrowed.
+#pragma once
+
+#include "cpu/activation.h"
+#include "cpu/pack.h"
+#include "gemm/cpu/kernels.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
+constexpr int kGroupBytes = 256;   // tokens of a group in the type of sums: 64 f32, 32 f64
+
+// Whether sums of a tile start from 0 and what was summed before is added at its end: where all registers are taken,
+// GCC 12 otherwise moves every sum through the stack, before and after the loop; with bfdot, too.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kAddsLast = true;
+#else
+constexpr bool kAddsLast = kVectorBytes == 32;
+#endif
+
+template <DType D, Tile kTile, class Panel = Sum<D>>
+struct ProductConfig {
+  static constexpr DType dtype = D;
+  using T = Element<D>;
+  using S = Sum<D>;
+  using P = Panel;
+  static constexpr Tile tile = kTile;
+  static constexpr int lanes = kLanes<S>;
+  static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
+  // Rows of x in a chunk, of blocks of up to 32; larger ones are a chunk each. 128 rows are 12 KB of a tile's panel
+  // with AVX2. Zen 3, 1024 x 1024, 10 and 25 %, packed, against 64 (b = 8: 96) rows: 2 to 5 % faster, 192 and 256 no
+  // more so; Zen 5 2 to 5 %.
+  static constexpr int chunk_inputs = kVectorBytes >= 32 ? 128 : 64, chunk_inputs_of_8 = chunk_inputs;
+  // Fewer with AVX2 where x is read in place and its rows are more than two lines apart, so that a tile's lines fall
+  // into half the sets of 32 KB (128 are 2 to 5 % slower), and for half a group of tokens, whose first tile would ask
+  // for W of a chunk while it makes few products (from memory up to 10 % slower).
+  static constexpr int few_chunk_inputs = 64, few_chunk_inputs_of_8 = 96;
+  static constexpr int most_shared = 32;
+  static constexpr bool by_token = false;  // sums are [b][lanes] rather than [lanes][b]
+  static constexpr bool narrow = sizeof(T) < sizeof(S);
+};
+
+// The sums of a slice.
+template <class C>
+typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
+  const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
+  return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
+}
+
+// The place of a block of outputs of one token in y, residual and bias.
+template <class C>
+struct Place {
+  typename C::T* y;
+  const typename C::T* residual;  // null: none
+  const typename C::T* bias;      // null: none
+  int64_t features;               // that exist
+
+  Place(const ProductArgs& a, int64_t to, int64_t token) {
+    const int64_t feature = to * a.block;
+    features = least<int64_t>(a.block, a.outputs - feature);
+    y = static_cast<typename C::T*>(a.y) + token * a.y_token + feature * a.y_feature;
+    residual = static_cast<const typename C::T*>(a.residual);
+    if (residual != nullptr) residual += token * a.residual_token + feature * a.residual_feature;
+    bias = static_cast<const typename C::T*>(a.bias);
+    if (bias != nullptr) bias += feature;
+  }
+};
+
+template <class C>
+BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
+  return a.gates != nullptr ? static_cast<const typename C::S*>(a.gates)[gate] : typename C::S{1};
+}
+
+inline bool is_plain(const ProductArgs& a) {
+  return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none;
+}
+
+// The sums of one token, which lie side by side in y.
+template <class C, int L>
+BS_INLINE void finish_features(const ProductArgs& a, const Place<C>& p, const typename C::S* sums) {
+  using S = typename C::S;
+  for (int64_t f = 0; f < p.features; f += L) {
+    const int64_t count = least<int64_t>(L, p.features - f);
+    Vec<S, L> z = load_as<S, L>(sums + f);
+    if (p.bias != nullptr) z += load_first<S, L>(p.bias + f, count);
+    if (p.residual != nullptr) z += load_first<S, L>(p.residual + f, count);
+    store_first<S, L>(p.y + f, activate<S, L>(a.activation, z), count);
+  }
+}
+
+// One sum.
+template <class C>
+BS_INLINE void finish_one(const ProductArgs& a, const Place<C>& p, int64_t feature, typename C::S sum) {
+  using S = typename C::S;
+  Vec<S, 1> z = {sum};
+  if (p.bias != nullptr) z += load_as<S, 1>(p.bias + feature);
+  if (p.residual != nullptr) z += load_as<S, 1>(p.residual + feature * a.residual_feature);
+  store_as<S, 1>(p.y + feature * a.y_feature, activate<S, 1>(a.activation, z));
+}
+
+// Writes sums [tokens][b] to y. W: lanes, no more than there are features in a block.
+template <class C, int W>
+void finish_tokens_by(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
+  const bool runs = a.y_feature == 1 && (a.residual == nullptr || a.residual_feature == 1);
+  if (runs && is_plain(a)) {
+    Place<C> p(a, to, token);
+    for (int64_t t = 0; t < tokens; ++t, sums += a.block, p.y += a.y_token) {
+      int64_t f = 0;
+      for (; f + W <= p.features; f += W) store_as<typename C::S, W>(p.y + f, load_as<typename C::S, W>(sums + f));
+      if (f < p.features) {
+        store_first<typename C::S, W>(p.y + f, load_as<typename C::S, W>(sums + f), p.features - f);
+      }
+    }
+    return;
+  }
+  for (int64_t t = 0; t < tokens; ++t, sums += a.block) {
+    const Place<C> p(a, to, token + t);
+    if (runs) {
+      finish_features<C, W>(a, p, sums);
+    } else {  // features-first, or y and residual of different orders
+      for (int64_t f = 0; f < p.features; ++f) finish_one<C>(a, p, f, sums[f]);
+    }
+  }
+}
+
+// Writes sums [b][lanes] of one vector of tokens to features-first y.
+template <class C>
+void finish_by_feature(const ProductArgs& a, const Place<C>& p, int64_t tokens, const typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  for (int64_t f = 0; f < p.features; ++f) {
+    Vec<S, L> z = load_as<S, L>(sums + f * L);
+    if (p.bias != nullptr) z += broadcast<S, L>(load_as<S, 1>(p.bias + f)[0]);
+    if (p.residual != nullptr) z += load_first<S, L>(p.residual + f * a.residual_feature, tokens);
+    store_first<S, L>(p.y + f * a.y_feature, activate<S, L>(a.activation, z), tokens);
+  }
+}
+
+// Writes sums [b][lanes] of one vector of tokens to y, by squares of W x W that are transposed.
+template <class C, int W>
+void finish_by_token(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  alignas(64) S rows[L * kMaxBlock];  // [lanes][b]
+  S* out = rows;
+  int64_t stride = a.block;
+  const Place<C> p(a, to, token);
+  bool written = false;
+  if constexpr (!C::narrow) {  // nothing to be added: straight into y, which saves a fifth of a product at b = 32
+    written = is_plain(a) && a.y_feature == 1 && tokens == L && p.features == a.block;
+    if (written) {
+      out = p.y;
+      stride = a.y_token;
+    }
+  }
+  for (int64_t t = 0; t < L; t += W) {
+    for (int64_t f = 0; f < a.block; f += W) {
+      pack_transposed<S, W>(sums + f * L + t, L, W, W, out + t * stride + f, stride);
+    }
+  }
+  if (!written) finish_tokens_by<C, W>(a, to, token, tokens, rows);
+}
+
+template <class C>
+void finish_tokens(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
+  if (C::lanes > kSmallestBlock && a.block < C::lanes) finish_tokens_by<C, kSmallestBlock>(a, to, token, tokens, sums);
+  else finish_tokens_by<C, C::lanes>(a, to, token, tokens, sums);
+}
+
+// sums [lanes][b] as [b][lanes].
+template <class C, int W>
+void exchange_sums(const ProductArgs& a, const typename C::S* sums, typename C::S* to) {
+  constexpr int L = C::lanes;
+  for (int64_t t = 0; t < L; t += W) {
+    for (int64_t f = 0; f < a.block; f += W) {
+      pack_transposed<typename C::S, W>(sums + t * a.block + f, a.block, W, W, to + f * L + t, L);
+    }
+  }
+}
+
+template <class C>
+void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
+  const int64_t token = vector * C::lanes, tokens = least<int64_t>(C::lanes, a.n - token);
+  const bool by_feature = a.y_token == 1 && (a.residual == nullptr || a.residual_token == 1);
+  if constexpr (C::by_token) {
+    if (!by_feature) return finish_tokens<C>(a, to, token, tokens, sums);
+    alignas(64) typename C::S exchanged[C::lanes * kMaxBlock];
+    exchange_sums<C, kSmallestBlock>(a, sums, exchanged);
+    finish_by_feature<C>(a, Place<C>(a, to, token), tokens, exchanged);
+  } else if (by_feature) {
+    finish_by_feature<C>(a, Place<C>(a, to, token), tokens, sums);
+  } else if (C::lanes > kSmallestBlock && a.block < C::lanes) {
+    finish_by_token<C, kSmallestBlock>(a, to, token, tokens, sums);
+  } else {
+    finish_by_token<C, C::lanes>(a, to, token, tokens, sums);
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,95 @@
+// Activations as CUDA kernels see them, and what becomes of a sum.
+#pragma once
+
+#include "cuda/number.h"
+#include "gemm/cuda/driver.h"
+
+namespace blocksparse::linear {
+namespace {
+
+struct DeviceMatrix {
+  const void* data;
+  int64_t token_stride, feature_stride;
+  bool aligned;  // rows begin at multiples of 16 bytes
+
+  __device__ bool features_contiguous() const { return feature_stride == 1; }
+
+  template <class T>
+  __device__ T* at(int64_t token, int64_t feature) const {
+    return static_cast<T*>(const_cast<void*>(data)) + token * token_stride + feature * feature_stride;
+  }
+};
+
+template <class T>
+DeviceMatrix matrix_of(const Activations& a) {
+  const int64_t rows = a.features_first() ? a.feature_stride : a.token_stride;
+  const bool aligned = reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && rows * sizeof(T) % 16 == 0;
+  return {a.data, a.token_stride, a.feature_stride, aligned};
+}
+
+// Whether outputs of 16 bits can be stored two at a time.
+template <class T>
+inline bool in_pairs(const Activations& y) {
+  return !y.features_first() && y.features % 2 == 0 && reinterpret_cast<uintptr_t>(y.data) % (2 * sizeof(T)) == 0 &&
+         (y.n == 1 || y.token_stride % 2 == 0);
+}
+
+// Whether sums are stored as they are.
+inline bool without_epilogue(const Product& p) {
+  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none;
+}
+
+inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
+
+__device__ inline float activated(Activation activation, float z) {
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: return z < 0 ? 0 : z;
+    case Activation::gelu: return 0.5f * z * erfcf(z * -0.707106781f);
+    case Activation::silu: return z / (1 + expf(-z));
+  }
+  return z;
+}
+
+__device__ inline double activated(Activation activation, double z) {
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: return z < 0 ? 0 : z;
+    case Activation::gelu: return 0.5 * z * erfc(z * -0.70710678118654752440);
+    case Activation::silu: return z / (1 + exp(-z));
+  }
+  return z;
+}
+
+struct Finish {
+  DeviceMatrix y, residual;
+  const void* bias;
+  Activation activation;
+
+  template <class T>
+  __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
+    return narrow<T>(activated(activation, before_activation<T>(token, output, sum)));
+  }
+
+  template <class T>
+  __device__ SumOf<T> before_activation(int64_t token, int64_t output, SumOf<T> sum) const {
+    if (bias != nullptr) sum += widen(static_cast<const T*>(bias)[output]);
+    if (residual.data != nullptr) {
+      sum += widen(*residual.at<T>(token, output));
+    }
+    return sum;
+  }
+
+  template <class T>
+  __device__ T* at(int64_t token, int64_t output) const {
+    return y.at<T>(token, output);
+  }
+
+  template <class T>
+  __device__ void store(int64_t token, int64_t output, SumOf<T> sum) const {
+    *at<T>(token, output) = value<T>(token, output, sum);
+  }
+};
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,111 @@
+// How the kernel for few tokens ends: the sums of a thread block's warps become y, or a slice of a split row in the
+// workspace; few_combine() adds those.
+#pragma once
+
+#include "cuda/ptx/griddepcontrol.h"
+#include "gemm/cuda/stream_w/tile.cuh"
+
+namespace blocksparse::linear {
+namespace {
+
+template <class T>
+__device__ inline void store_pair(T* at, T low, T high) {
+  if constexpr (sizeof(T) == 2) {
+    *reinterpret_cast<uint32_t*>(at) = low.bits | static_cast<uint32_t>(high.bits) << 16;
+  } else {
+    *reinterpret_cast<float2*>(at) = {low, high};
+  }
+}
+
+// What is stored of two outputs beside each other, `in_block` within the piece's block.
+template <class T>
+__device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int32_t to, int token, int in_block,
+                                   float2 sum) {
+  const int64_t output = int64_t{to} * block_size + in_block;
+  if (output >= p.outputs) return;
+  if (p.plain) {
+    store_pair(p.finish.at<T>(token, output), narrow<T>(sum.x), narrow<T>(sum.y));
+    return;
+  }
+  const bool both = output + 1 < p.outputs;
+  const T low = p.finish.value<T>(token, output, sum.x);
+  const T high = both ? p.finish.value<T>(token, output + 1, sum.y) : T{};
+  T* at = p.finish.at<T>(token, output);
+  if (p.y_pairs) {
+    store_pair(at, low, high);
+  } else {
+    *at = low;
+    if (both) at[p.finish.y.feature_stride] = high;
+  }
+}
+
+// Adds the sums of the warps, in their order. All reads are under way before the first store: one after the other they
+// take 2 us (n = 32), as long as a list of 8 blocks.
+template <class K, int Warps>
+__device__ inline void finish_few(const FewProduct& p, const Piece& piece, int strip, const float* staged) {
+  constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = (K::tokens * kPairs + kStep - 1) / kStep;
+  const bool slice = p.partial != nullptr && piece.slot >= 0;
+  const bool by_output = slice || p.finish.y.features_contiguous();
+  const int first_token = FewSlice<K::tokens>(p).first;
+  const auto token_of = [&](int e) { return by_output ? e / kPairs : e % K::tokens; };
+  const auto output_of = [&](int e) { return (by_output ? e % kPairs : e / K::tokens) * 2; };
+  float2 sums[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int e = static_cast<int>(threadIdx.x) + i * kStep;
+    if (e >= K::tokens * kPairs) break;
+    const float* from = staged + token_of(e) * K::staged_row + output_of(e);
+    sums[i] = {0, 0};
+#pragma unroll
+    for (int warp = 0; warp < Warps; ++warp, from += K::tokens * K::staged_row) {
+      sums[i].x += from[0], sums[i].y += from[1];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int e = static_cast<int>(threadIdx.x) + i * kStep, token = first_token + token_of(e);
+    if (e >= K::tokens * kPairs || token >= p.n) continue;
+    const int in_block = strip * K::Tile::kOutputs + output_of(e);
+    if (slice) {
+      const int64_t at = (int64_t{piece.slot} * p.n + token) * K::block + in_block;
+      *reinterpret_cast<float2*>(p.partial + at) = sums[i];
+    } else {
+      finish_pair<typename K::Element>(p, K::block, piece.to, token, in_block, sums[i]);
+    }
+  }
+}
+
+constexpr int kFewCombineThreads = 256;
+
+// Adds the slices of split rows in the order of slots. The tables are constant, so they may be read at once: the kernel
+// in front has waited for all before it.
+template <class T>
+__global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_constant__ FewProduct p, int32_t block) {
+  const int32_t width = p.n * block, count = p.walk.counts[1] * (width / 2);
+  auto i = static_cast<int32_t>(blockIdx.x * kFewCombineThreads + threadIdx.x);
+  Split split = i < count ? p.walk.splits[i / (width / 2)] : Split{};
+  ptx::griddepcontrol_wait();
+  while (i < count) {
+    const int32_t inner = i % (width / 2) * 2;
+    float2 sum = {0, 0};
+    constexpr int kAtOnce = 8;  // under way together
+    for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
+      float2 part[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int32_t at = split.first_slot + min(slot + k, split.slots - 1);
+        part[k] = *reinterpret_cast<const float2*>(p.partial + at * width + inner);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (slot + k < split.slots) sum.x += part[k].x, sum.y += part[k].y;
+      }
+    }
+    finish_pair<T>(p, block, split.to, inner / block, inner % block, sum);
+    i += static_cast<int32_t>(gridDim.x) * kFewCombineThreads;
+    if (i < count) split = p.walk.splits[i / (width / 2)];
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

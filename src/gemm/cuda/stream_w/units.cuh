@@ -1,0 +1,82 @@
+// The list of blocks as the warps of the kernel `few` walk it.
+#pragma once
+
+#include "gemm/cuda/stream_w/tile.cuh"
+
+namespace blocksparse::linear {
+namespace {
+
+// The units of a piece that one warp takes, in order, as its lanes know them: each one of the next 32.
+template <class K>
+class FewUnits {
+ public:
+  using Tile = typename K::Tile;
+
+  __device__ FewUnits(const FewProduct& p, const Piece& piece, int blocks, int strip)
+      : p_(p), first_(piece.first), strip_(strip), warp_(static_cast<int>(threadIdx.x) / 32) {
+    const int units = blocks * Tile::kUnits;
+    count_ = max(0, (units - warp_ + p.warps - 1) / p.warps);
+    ref_ = fetch(lane());
+    if (count_ > 32) next_ = fetch(32 + lane());
+    if constexpr (Tile::kReadyOffsets) w_offset_ = w_offset(ref_, lane());
+    if constexpr (K::gated) next_gate_ = gate_of(ref_);
+  }
+
+  __device__ int count() const { return count_; }
+
+  // Each of these is called with i going up by one a call; x never ahead of w, and its gate is that of unit i when it
+  // is multiplied.
+  __device__ uint32_t next_w(int i) {
+    if (i % 32 == 0 && i > 0) {
+      ref_ = next_;
+      if constexpr (Tile::kReadyOffsets) w_offset_ = w_offset(ref_, i + lane());
+      if constexpr (K::gated) next_gate_ = gate_of(ref_);
+      if (i + 32 < count_) next_ = fetch(i + 32 + lane());
+    }
+    if constexpr (Tile::kReadyOffsets) return from_lane(w_offset_, i);
+    const int weight = K::by_in ? from_lane(ref_.weight, i) : 0;
+    return w_offset({0, weight}, i);
+  }
+  __device__ uint32_t next_x(int i) {
+    constexpr bool kLags = K::config.x_ahead < K::config.w_ahead;
+    if constexpr (Tile::kReadyOffsets) {
+      if (i % 32 == 0) x_ = Tile::x_offset(p_, ref_.from, unit(i + lane()) % Tile::kUnits);
+      return from_lane(x_, i);
+    } else {
+      if (kLags && i % 32 == 0) x_ = static_cast<uint32_t>(ref_.from);
+      const int from = kLags ? static_cast<int>(from_lane(x_, i)) : from_lane(ref_.from, i);
+      return Tile::x_offset(p_, from, unit(i) % Tile::kUnits);
+    }
+  }
+  __device__ float next_gate(int i) {
+    if constexpr (!K::gated) return 1;
+    if (i % 32 == 0) gate_ = next_gate_;
+    return from_lane(gate_, i);
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  template <class V>
+  __device__ static V from_lane(V value, int i) {
+    return __shfl_sync(~0u, value, i % 32);
+  }
+  __device__ int unit(int i) const { return warp_ + p_.warps * i; }
+  __device__ BlockRef fetch(int i) const {
+    return i < count_ ? p_.walk.refs[first_ + unit(i) / Tile::kUnits] : BlockRef{0, 0};
+  }
+  __device__ float gate_of(BlockRef ref) const { return p_.gates[ref.weight]; }
+  // In fprop W lies in the order of the list, so its address needs no ref.
+  __device__ uint32_t w_offset(BlockRef ref, int i) const {
+    const int u = unit(i);
+    return Tile::w_offset(K::by_in ? ref.weight : first_ + u / Tile::kUnits, strip_, u % Tile::kUnits);
+  }
+
+  const FewProduct& p_;
+  int first_, strip_, warp_, count_;
+  BlockRef ref_, next_{0, 0};
+  uint32_t w_offset_ = 0, x_ = 0;
+  float gate_ = 1, next_gate_ = 1;
+};
+
+}  // namespace
+}  // namespace blocksparse::linear

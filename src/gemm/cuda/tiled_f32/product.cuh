@@ -1,0 +1,264 @@
+// y = f(x W^T + bias + residual) in f32 for many tokens, and dgrad likewise: see cuda_tiled.h.
+// Who does what
+//   grid      a tile of 128 tokens x 128 outputs for each thread block: 128 / b rows of blocks share their x
+//   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that are there
+//   compute   4 warps of 32 tokens x 128 outputs; a block that is not there costs a test
+//   finish    sums go through shared memory, so that memory is written in its order whatever that is
+// What a tile walks is listed by a small kernel before: cuda_tiled_tables.cu.
+#pragma once
+
+#include "gemm/cuda/tiled_f32/tile.cuh"
+
+namespace blocksparse::linear {
+namespace {
+
+struct TiledProduct {
+  TiledWalk walk;
+  const float *x, *w;
+  int64_t x_token;  // elements from token to token
+  int32_t n, inputs, outputs, input_blocks, block;
+  int32_t groups;  // of outputs
+  bool vectors;    // y is stored 4 outputs at a time
+  bool plain;      // and as it is: no bias, residual or activation
+  Finish finish;
+};
+
+// ---- Load -----------------------------------------------------------------------------------------------------------
+
+template <class K>
+struct TiledItem {
+  const int32_t *list, *weights;
+  int32_t entries, steps, whole_steps;  // of which the inputs are all there
+  int32_t token, output;                // the first
+  bool whole_tokens;
+  int rows_shift, parts_shift;  // of rows of blocks in a tile, and of stages in a block of 64 or 128
+
+  __device__ explicit TiledItem(const TiledProduct& p) {
+    const int group = static_cast<int>(blockIdx.x) % p.groups;
+    const int block_shift = 31 - __clz(p.block);
+    rows_shift = 7 - block_shift;
+    parts_shift = K::segments == 1 ? block_shift - 5 : 0;
+    entries = p.walk.counts[group];
+    list = p.walk.inputs + int64_t{group} * p.input_blocks;
+    weights = p.walk.weights + (int64_t{group} * p.input_blocks << rows_shift);
+    steps = K::segments == 1 ? entries << parts_shift : (entries + K::segments - 1) / K::segments;
+    whole_steps = steps;
+    if (p.inputs % p.block != 0 && entries > 0 && list[entries - 1] == p.input_blocks - 1) {
+      whole_steps = K::segments == 1 ? steps - (1 << parts_shift) : steps - 1;
+    }
+    token = static_cast<int32_t>(blockIdx.x) / p.groups * kTiledTokens;
+    whole_tokens = token + kTiledTokens <= p.n;
+    output = group * kTiledOutputs;
+  }
+  __device__ int part(int step) const { return step & ((1 << parts_shift) - 1); }
+};
+
+// The notes of a step: 1 + the block that each cell is, or 0; and which inputs.
+template <class K>
+__device__ inline void load_notes(const TiledItem<K>& item, int step, uint32_t note) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= K::words + K::segments) return;
+  if constexpr (K::segments == 1) {
+    const int entry = step >> item.parts_shift;
+    const int32_t* from =
+        i < K::words ? item.weights + (int64_t{entry} << item.rows_shift) + (i >> item.parts_shift) : item.list + entry;
+    ptx::cp_async_4(note + 4 * i, from, 4);
+  } else {
+    const int entry = step * K::segments + (i < K::words ? i / K::cells : i - K::words);
+    const bool there = entry < item.entries;
+    const int32_t* from = i < K::words ? item.weights + int64_t{entry} * K::cells + i % K::cells : item.list + entry;
+    ptx::cp_async_4(note + 4 * i, there ? from : item.list, there ? 4 : 0);
+  }
+}
+
+// Segments behind the last copy block 0, which nobody reads.
+template <class K>
+__device__ inline void load_tiled_x(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
+                                    uint32_t stage) {
+  constexpr int kVectors = K::inner / 4, kRows = kTiledThreads / kVectors;  // of a row; at a time
+  const int row = static_cast<int>(threadIdx.x) / kVectors, v = static_cast<int>(threadIdx.x) % kVectors;
+  const bool whole = item.whole_tokens && step < item.whole_steps;
+#pragma unroll
+  for (int s = 0; s < K::segments; ++s) {
+    const int input = note_word(note, K::words + s) * p.block + item.part(step) * K::inner + 4 * v;
+    const uint32_t to = stage + s * (kTiledTokens * K::inner * 4) + place_in_rows<K::inner>(row, v);
+    static_assert(kRows % 16 == 0);  // rows so far apart have vectors at the same places
+    if (whole) {
+      const float* from = p.x + (item.token + row) * p.x_token + input;
+#pragma unroll
+      for (int i = 0; i < kTiledTokens / kRows; ++i, from += kRows * p.x_token) {
+        ptx::cp_async_16_if(true, to + i * kRows * K::inner * 4, from);
+      }
+    } else {
+      const int bytes = min(max(p.inputs - input, 0), 4) * 4;
+      const float* x = p.x + (bytes > 0 ? input : 0);
+#pragma unroll 1
+      for (int i = 0; i < kTiledTokens / kRows; ++i) {
+        const float* from = x + min(item.token + row + i * kRows, p.n - 1) * p.x_token;
+        ptx::cp_async_16_at(to + i * kRows * K::inner * 4, from, bytes);
+      }
+    }
+  }
+}
+
+// A cell is 32 outputs and 32 inputs of a block of 64 or 128, else a block.
+template <class K>
+__device__ inline void load_tiled_w(const TiledProduct& p, const TiledItem<K>& item, int step, uint32_t note,
+                                    uint32_t stage) {
+  constexpr int kVectors = K::inner / 4, kOfCell = K::inner * kVectors;
+  constexpr int kEach = kOfCell > kTiledThreads ? kOfCell / kTiledThreads : 1;   // vectors of a cell for each thread
+  constexpr int kCells = kOfCell > kTiledThreads ? 1 : kTiledThreads / kOfCell;  // at a time
+  const int inside = static_cast<int>(threadIdx.x) % (kTiledThreads / kCells);
+  const int row = inside / kVectors, v = inside % kVectors, along = item.part(step) * K::inner;
+  int place = 0;
+  if constexpr (!K::by_in) place = place_in_rows<K::inner>(row, v);
+  else if constexpr (K::inner == 8) place = place_in_small_columns(row, v);
+  else place = place_in_columns<K::inner>(row, v);
+  const float* base = p.w + (K::by_in ? (along + row) * p.block + 4 * v : row * p.block + along + 4 * v);
+  const bool whole = step < item.whole_steps;
+#pragma unroll
+  for (int i = 0; i < K::words / kCells; ++i) {
+    const int cell = i * kCells + static_cast<int>(threadIdx.x) / (kTiledThreads / kCells);
+    const int weight = note_word(note, cell);
+    const int across = K::segments == 1 ? (cell & ((1 << item.parts_shift) - 1)) * K::inner : 0;
+    const float* from = base + int64_t{weight - 1} * (p.block * p.block) + (K::by_in ? across : across * p.block);
+    const uint32_t to = stage + K::x_bytes + cell * K::cell_bytes + place;
+    int bytes = 16;
+    if (!whole) {
+      const int input = note_word(note, K::words + cell / K::cells) * p.block + along + (K::by_in ? row : 4 * v);
+      const int left = min(max(p.inputs - input, 0), 4);
+      bytes = K::by_in ? (left > 0 ? 16 : 0) : left * 4;
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (whole) {
+        ptx::cp_async_16_if(weight > 0, to + k * 16 * K::inner * 4, from + k * 16 * p.block);
+      } else if (weight > 0) {
+        const bool there = !K::by_in || p.inputs > note_word(note, K::words) * p.block + along + row + k * 16;
+        ptx::cp_async_16_at(to + k * 16 * K::inner * 4, from + k * 16 * p.block, kEach == 1 || there ? bytes : 0);
+      }
+    }
+  }
+}
+
+// ---- Finish ---------------------------------------------------------------------------------------------------------
+
+template <class K>
+__device__ inline void finish_tiled(const TiledProduct& p, const TiledItem<K>& item, const float* staged) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (p.vectors) {
+#pragma unroll 4
+    for (int i = thread; i < kTiledTokens * kTiledOutputs / 4; i += kTiledThreads) {
+      const int token = item.token + i / (kTiledOutputs / 4), column = i % (kTiledOutputs / 4) * 4;
+      const int output = item.output + column;
+      if (token >= p.n || output >= p.outputs) continue;
+      const float4 sum = *reinterpret_cast<const float4*>(staged + i / (kTiledOutputs / 4) * K::pitch + column);
+      if (p.plain && output + 4 <= p.outputs) {
+        *reinterpret_cast<float4*>(p.finish.at<float>(token, output)) = sum;
+      } else if (output + 4 <= p.outputs) {
+        const float4 y = {p.finish.value<float>(token, output, sum.x), p.finish.value<float>(token, output + 1, sum.y),
+                          p.finish.value<float>(token, output + 2, sum.z),
+                          p.finish.value<float>(token, output + 3, sum.w)};
+        *reinterpret_cast<float4*>(p.finish.at<float>(token, output)) = y;
+      } else {
+        const float rest[3] = {sum.x, sum.y, sum.z};
+        for (int k = 0; k < p.outputs - output; ++k) p.finish.store<float>(token, output + k, rest[k]);
+      }
+    }
+    return;
+  }
+  const bool by_output = p.finish.y.features_contiguous();
+  for (int i = thread; i < kTiledTokens * kTiledOutputs; i += kTiledThreads) {
+    const int row = by_output ? i / kTiledOutputs : i % kTiledTokens;
+    const int column = by_output ? i % kTiledOutputs : i / kTiledTokens;
+    const int token = item.token + row, output = item.output + column;
+    if (token < p.n && output < p.outputs) p.finish.store<float>(token, output, staged[row * K::pitch + column]);
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(kTiledThreads, 2) tiled_product(const __grid_constant__ TiledProduct p) {
+  extern __shared__ float4 shared[];
+  const uint32_t stages = ptx::shared_address(shared), notes = stages + K::stages * K::stage_bytes;
+  const TiledItem<K> item(p);
+  std::conditional_t<K::tf32, TiledTf32Sums<K>, TiledF32Sums<K>> sums;
+  const auto note_of = [&](int step) { return notes + step % K::notes * K::note_bytes; };
+  constexpr int kAhead = K::stages - 1;
+  for (int step = 0; step < min(2 * kAhead, item.steps); ++step) load_notes<K>(item, step, note_of(step));
+  ptx::cp_async_commit();
+  wait_for_stage<0>();
+  // Step i + kAhead is copied while step i is computed; its notes came kAhead steps before.
+#pragma unroll 1
+  for (int i = -kAhead; i < item.steps; ++i) {
+    if (i >= 0) wait_for_stage<K::stages - 2>();
+    const int ahead = i + kAhead;
+    if (ahead < item.steps) {
+      const uint32_t stage = stages + ahead % K::stages * K::stage_bytes, note = note_of(ahead);
+      load_tiled_x<K>(p, item, ahead, note, stage);
+      load_tiled_w<K>(p, item, ahead, note, stage);
+      if (i >= 0 && ahead + kAhead < item.steps) load_notes<K>(item, ahead + kAhead, note_of(ahead + kAhead));
+    }
+    ptx::cp_async_commit();
+    if (i >= 0) sums.add(Cells<K>(note_of(i)), stages + i % K::stages * K::stage_bytes);
+  }
+  wait_for_stage<0>();
+  auto* staged = reinterpret_cast<float*>(shared);
+  sums.for_each([&](int token, int output, float sum) { staged[token * K::pitch + output] = sum; });
+  __syncthreads();
+  finish_tiled<K>(p, item, staged);
+}
+
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+template <bool Tf32, class Body>
+Status with_tiled_kernel(int32_t block, bool by_in, Body body) {
+  const auto with_inner = [&]<int Inner>() {
+    return by_in ? body.template operator()<Tiled<Inner, true, Tf32>>()
+                 : body.template operator()<Tiled<Inner, false, Tf32>>();
+  };
+  switch (block) {
+    case 8: return with_inner.template operator()<8>();
+    case 16: return with_inner.template operator()<16>();
+    default: return with_inner.template operator()<32>();
+  }
+}
+
+template <bool Tf32>
+Status launch_tiled_product(const Product& p, const CudaCall& call) {
+  const DeviceMatrix y = matrix_of<float>(p.y);
+  const TiledProduct args{.walk = tiled_walk(call.problem, call.workspace.data),
+                          .x = static_cast<const float*>(p.x.data),
+                          .w = static_cast<const float*>(p.w),
+                          .x_token = p.x.token_stride,
+                          .n = static_cast<int32_t>(p.x.n),
+                          .inputs = static_cast<int32_t>(p.x.features),
+                          .outputs = static_cast<int32_t>(p.y.features),
+                          .input_blocks = static_cast<int32_t>(call.problem.input_blocks()),
+                          .block = p.layout.block_size,
+                          .groups = static_cast<int32_t>(tiled_groups(call.problem)),
+                          .vectors = y.aligned && !p.y.features_first(),
+                          .plain = without_epilogue(p),
+                          .finish = {y, matrix_of<float>(p.residual), p.bias, p.activation}};
+  BS_RETURN_IF_ERROR(make_tiled_walk(p, call));
+  return with_tiled_kernel<Tf32>(p.layout.block_size, p.by_in, [&]<class K>() {
+    return cuda::launch({.blocks = (p.x.n + kTiledTokens - 1) / kTiledTokens * args.groups,
+                         .threads = kTiledThreads,
+                         .shared_bytes = K::shared_bytes,
+                         .stream = stream_of(call)},
+                        tiled_product<K>, args);
+  });
+}
+
+template <bool Tf32>
+Status prepare_tiled_product() {
+  for (int32_t block : {8, 16, 32}) {
+    for (bool by_in : {false, true}) {
+      BS_RETURN_IF_ERROR(with_tiled_kernel<Tf32>(
+          block, by_in, [&]<class K>() { return cuda::prepare_for_many(tiled_product<K>, K::shared_bytes); }));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

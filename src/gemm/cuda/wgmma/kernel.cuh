@@ -1,0 +1,149 @@
+// y = f(x W^T + bias + residual) for many tokens, and dgrad likewise: Hopper's tensor cores fed by copies of whole
+// boxes.
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
+// Who does what
+//   tables    a small kernel in front lists, for each tile of outputs, the chunks of 64 inputs in which it has blocks
+//   grid      one thread block an SM, which takes tiles of outputs x tokens, longest first, until there are no more
+//   load      a warpgroup of feeders keeps a ring of stages full: x once for all outputs of the tile, and the blocks
+//   compute   wgmma by 2 or 4 warpgroups, y in registers: see cuda_many_weights.h and cuda_many_tokens.h
+//   finish    through shared memory, while the feeders are at the next tile
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/ptx/griddepcontrol.h"
+#include "gemm/cuda/wgmma/tokens.cuh"
+#include "gemm/cuda/wgmma/weights.cuh"
+
+namespace blocksparse::linear {
+namespace {
+
+// Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
+// the loop.
+template <class K, bool Plain>
+__global__ void __launch_bounds__(K::kThreads, 1)
+    many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
+                 [[maybe_unused]] const __grid_constant__ ManyProduct p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char staged[];
+  __shared__ ManyShared shared;
+  const uint32_t ring = shared_address(staged) + K::kStagedBytes;
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  start_ring(shared, K::kStages, K::kGroups * 4);
+  ptx::griddepcontrol_wait();
+  if (group == K::kGroups) {
+    ptx::setmaxnreg_dec<K::kFeedRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    if (warp < kFeeders) ManyFeeder<K>(shared, p, maps, ring, warp).run();
+    else if (threadIdx.x % 32 == 0) hand_out_tiles(shared, p);
+    return;
+  }
+  ptx::setmaxnreg_inc<K::kRegisters>();
+  ManyConsumer<K> consumer(shared, ring, group);
+  consumer.begin();
+  while (consumer.goes_on()) {
+    typename K::Sums sums{};
+    const int2 tile =
+        consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
+    K::template finish<Plain>(p, maps, sums, shared_address(staged), group, tile);
+  }
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
+#endif
+}
+
+// body.template operator()<K>() with the kernel type K.
+template <class T, XOrder Order, class Body>
+Status with_many_form(ManyKind kind, bool by_in, Body body) {
+  switch (kind) {
+    case ManyKind::direct:
+      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, Order>>()
+                   : body.template operator()<ManyWeights<T, ManyKind::direct, false, Order>>();
+    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false, Order>>();
+    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32, Order>>();
+    case ManyKind::cells16: break;
+  }
+  return body.template operator()<ManyTokens<T, ManyKind::cells16, Order>>();
+}
+
+// Features-first, results go the other way too: no use for boxes.
+template <class K>
+auto many_kernel([[maybe_unused]] bool plain) {
+  if constexpr (!K::x_first) {
+    if (plain) return many_product<K, true>;
+  }
+  return many_product<K, false>;
+}
+
+// Tiles of tokens that are walked together. 4096 x 4096, n = 4096, density .25 and .1, of 4 and 8: b = 128 59.8, 34.5
+// and 55.9, 35.1 us, b = 64 equal, b = 32 107, 75.0 and 108, 76.7.
+constexpr int64_t many_group(ManyKind kind) { return kind == ManyKind::direct ? 8 : 4; }
+
+// What feeds the kernel, beside the product itself.
+struct ManyFeed {
+  DeviceWalk walk;
+  const float* gates;
+  ManyImages images = {};
+};
+
+template <class T, XOrder Order>
+Status launch_many_of(const Product& p, const ManyFeed& feed, const CudaCall& call) {
+  const ManyPlan plan = plan_many(call.problem);
+  const ManyTables tables = many_tables(plan, call.problem.block, call.workspace.data);
+  const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
+  const ManyProduct args{.tables = tables,
+                         .out_tiles = static_cast<int32_t>(plan.tiles),
+                         .token_tiles = static_cast<int32_t>(token_tiles),
+                         .group = static_cast<int32_t>(std::min<int64_t>(many_group(plan.kind), token_tiles)),
+                         .n = static_cast<int32_t>(p.x.n),
+                         .outputs = p.y.features,
+                         .boxes = in_boxes(p.y),
+                         .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
+  return with_many_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
+    typename K::Maps maps{};
+    const void* w = many_copies(call.problem) ? tables.copy : p.w;
+    BS_RETURN_IF_ERROR(K::make_maps(p, feed.images, w, maps));  // before anything is queued
+    BS_RETURN_IF_ERROR(make_many_tables(plan, call, feed.walk, feed.gates, tables));
+    BS_RETURN_IF_ERROR(pack_many_weights(plan, call, feed.walk, {p.w, feed.gates, p.dtype}, tables));
+    return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
+                         .threads = K::kThreads,
+                         .shared_bytes = K::kSharedBytes,
+                         .stream = stream_of(call),
+                         .overlap = true},
+                        many_kernel<K>(is_plain(p)), maps, args);
+  });
+}
+
+template <class T>
+Status launch_many(const Product& p, const CudaCall& call) {
+  const ManyFeed feed{walk_on_device(p.layout, p.by_in), static_cast<const float*>(p.gates)};
+  return p.x.features_first() ? launch_many_of<T, XOrder::features>(p, feed, call)
+                              : launch_many_of<T, XOrder::tokens>(p, feed, call);
+}
+
+template <class T, XOrder Order>
+Status prepare_many_of() {
+  for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
+    for (bool by_in : {false, true}) {
+      BS_RETURN_IF_ERROR((with_many_form<T, Order>(kind, by_in, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(many_kernel<K>(true), K::kSharedBytes));
+        return cuda::prepare(many_kernel<K>(false), K::kSharedBytes);
+      })));
+    }
+  }
+  BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
+  BS_RETURN_IF_ERROR(prepare_many_tables());
+  return prepare_many_pack();
+}
+
+template <class T>
+Status prepare_many() {
+  BS_RETURN_IF_ERROR((prepare_many_of<T, XOrder::tokens>()));
+  return prepare_many_of<T, XOrder::features>();
+}
+
+template <class T>
+CudaProductKernel make_many_product(DType dtype) {
+  return {CudaKernel::many, dtype, prepare_many<T>, launch_many<T>};
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

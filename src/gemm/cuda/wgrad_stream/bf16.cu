@@ -1,0 +1,5 @@
+#include "gemm/cuda/wgrad_stream/kernel.cuh"
+
+namespace blocksparse::linear {
+CudaGradientKernel cuda_gradient_few_bf16() { return make_few_gradient<Bf16>(DType::bf16); }
+}  // namespace blocksparse::linear

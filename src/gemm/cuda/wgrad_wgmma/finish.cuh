@@ -1,0 +1,251 @@
+// The last steps of wgrad for many tokens: sums of whole units to dW, those of cut ones added first, gradients of
+// gates.
+#pragma once
+
+#include "cuda/ptx/griddepcontrol.h"
+#include "cuda/turn_quad.h"
+#include "gemm/cuda/wgrad_wgmma/form.cuh"
+
+namespace blocksparse::linear {
+namespace {
+
+// ---- Store ----------------------------------------------------------------------------------------------------------
+
+// Where 8 sums of a row of dW go; id < 0: nowhere.
+struct EightOfGradient {
+  int32_t id = -1;
+  int inside = 0;  // the matrix
+  int64_t at = 0;  // in dW
+};
+
+// Of a warpgroup's [64, 256], whose columns are eight fours of eights: which rows, and of a four which columns, are
+// this lane's. `thread` counts both warpgroups. Tables are read as constants, else every store would be waited for.
+template <class K>
+struct PlaceOfSums {
+  const ManyGradient& g;
+  const GradientUnit& unit;
+  CellsOfGroup<K> cells;
+  int row, column;
+
+  __device__ PlaceOfSums(const ManyGradient& g, const GradientUnit& unit, int thread)
+      : g(g),
+        unit(unit),
+        cells(unit, thread / 128),
+        row(thread % 128 / 32 * 16 + thread % 32 / 4 + (K::wide ? thread / 128 * 64 : 0)),
+        column(thread % 4 * 8) {}
+
+  // In the upper row (half 0) or 8 further.
+  __device__ EightOfGradient eight(int four, int half) const {
+    const int shift = g.block_shift, in_block = (1 << shift) - 1;
+    const int id_columns = max(K::kCell >> shift, 1), ids = (K::form.strip_outputs >> shift) * id_columns;
+    const int cell = four * 32 / K::kCell, of_cell = four * 32 % K::kCell + column, r = row + 8 * half;
+    if (cell >= cells.count) return {};
+    const int64_t index = unit.first_cell + cells.first + cell;
+    const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + of_cell;
+    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (of_cell >> shift));
+    const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
+    return {id, inside ? static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{8})) : 0,
+            (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block)};
+  }
+};
+
+// The sums of a lane's eight: sums(j, i) are the four of the j-th eight, pairs of two rows.
+template <class Sums>
+__device__ inline void turn_eight(Sums sums, int half, float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = sums(j, 2 * half + i);
+    cuda::turn_quad(words);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[2 * j + i] = words[j];
+  }
+}
+
+// All lanes: <S, W> of the 16 x 8, or 8 x 8, in which a lane has a row.
+__device__ inline void leave_gate_part(const ManyGradient& g, const EightOfGradient& to, float product) {
+  for (int step = 4; step < 32; step *= 2) product += __shfl_xor_sync(~0u, product, step);
+  if (threadIdx.x % 32 >= 4 || to.id < 0) return;
+  const int in_block = (1 << g.block_shift) - 1, columns = 1 << (g.block_shift - 3), rows = max(columns / 2, 1);
+  const int row = static_cast<int>(to.at >> g.block_shift) & in_block, column = static_cast<int>(to.at) & in_block;
+  g.gate_parts[(int64_t{to.id} * rows + row / 16) * columns + column / 8] = product;
+}
+
+// Where the sums of a four go: of the upper row and of the lower.
+struct FourOfGradient {
+  EightOfGradient eights[2];
+  template <class K>
+  __device__ FourOfGradient(const PlaceOfSums<K>& place, int four)
+      : eights{place.eight(four, 0), place.eight(four, 1)} {}
+};
+
+template <class T, class Sums>
+__device__ inline void store_four(const GradientTarget& target, const FourOfGradient& four, Sums sums) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const EightOfGradient& to = four.eights[half];
+    float values[8];
+    turn_eight(sums, half, values);
+    if (to.id < 0) continue;
+    if (target.is_aligned() && (to.inside == 8 || !target.accumulate)) {  // else edges of dW would not be left alone
+      target.template store_eight<T>(to.id, to.at, to.inside, values);
+      continue;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+      target.template store_pair<T>(to.id, to.at + k, min(max(to.inside - k, 0), 2), {values[k], values[k + 1]});
+    }
+  }
+}
+
+template <class T, class Sums>
+__device__ inline void leave_gates_of_four(const ManyGradient& g, const FourOfGradient& four, Sums sums) {
+  float product = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const EightOfGradient& to = four.eights[half];
+    float values[8];
+    turn_eight(sums, half, values);
+    if (g.block_shift == 3) product = 0;
+    if (to.id >= 0) product += gate_product_of_eight<T>(g.w, to.at, to.inside, values);
+    if (g.block_shift == 3 || half == 1) leave_gate_part(g, to, product);
+  }
+}
+
+// All that a warpgroup has of a unit. A loop whose sums move up, since registers have no index: straight code for 128
+// of them runs once and takes 18 us to be fetched.
+template <class K>
+__device__ inline void store_unit(const ManyGradient& g, const GradientUnit& unit, GradientSums& sums) {
+  using T = typename K::Element;
+  const PlaceOfSums<K> place(g, unit, static_cast<int>(threadIdx.x));
+  const auto sum = [&](int j, int i) { return sums[4 * j + i]; };
+  FourOfGradient to(place, 0);
+#pragma unroll 1
+  for (int four = 0; four * 32 < place.cells.count * K::kCell; ++four) {
+    const FourOfGradient next(place, four + 1);
+    store_four<T>(g.target, to, sum);
+    if (g.gate_parts != nullptr) leave_gates_of_four<T>(g, to, sum);
+    to = next;
+#pragma unroll
+    for (int i = 0; i + 16 < 128; ++i) sums[i] = sums[i + 16];
+  }
+}
+
+// ---- Units that were cut --------------------------------------------------------------------------------------------
+
+// Where a warpgroup leaves partial sums, four of an eight of columns by four: a thread block has two parts at most, of
+// a unit that it begins in the midst of, and of one that it begins with the first token.
+__device__ inline float4* part_of(const ManyGradient& g, int thread_block, bool from_start, int thread) {
+  auto* parts = reinterpret_cast<float4*>(g.tables.parts);
+  return parts + ((2 * int64_t{thread_block} + from_start) * 2 + thread / 128) * (32 * 128) + thread % 128;
+}
+
+// The thread blocks whose parts are a unit's.
+struct GradientParts {
+  int first, last;
+  __device__ bool is_whole() const { return first == last; }
+};
+
+// From the last thread block that begins before the unit or with it to the last that begins in it.
+__device__ inline GradientParts parts_of(const GradientShare* shares, int grid, int unit) {
+  int before = 0, within = 0;  // how many begin so
+  for (int jump = 128; jump > 0; jump /= 2) {
+    const GradientShare a = shares[min(before + jump, grid) - 1], b = shares[min(within + jump, grid) - 1];
+    if (before + jump <= grid && (a.unit < unit || (a.unit == unit && a.step == 0))) before += jump;
+    if (within + jump <= grid && b.unit <= unit) within += jump;
+  }
+  return {before - 1, within - 1};
+}
+
+// A task adds 32 columns of both warpgroups of a unit, or of some of their threads; where there are few units, several
+// runs of parts are added side by side, each in the order of tokens, then the runs.
+struct CombineForm {
+  static constexpr int kThreads = 512, kBlocksPerSm = 2;
+  int runs = 1, threads = 256;  // of a task
+
+  __device__ explicit CombineForm(int units) {
+    while (runs < 16 && 2 * runs * units <= kMostGradientGrid / 2) runs *= 2;
+    threads = min(256, kThreads / runs);
+  }
+  __device__ int tasks_of_unit() const { return 8 * (256 / threads); }
+  __device__ int at_once() const { return kThreads / (threads * runs); }  // of a thread block
+};
+
+__device__ inline void add_to(float4& sum, const float4& more) {
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+// Sums of `four` from the parts of thread blocks from `first` on to before `end`.
+__device__ inline void add_parts(const ManyGradient& g, const GradientShare* shares, int first, int end,
+                                 bool from_start, int thread, int four, float4 (&sums)[4]) {
+  for (int c = first; c < end; ++c, from_start = false) {
+    if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // no step
+    const float4* part = part_of(g, c, from_start, thread) + four * 4 * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) add_to(sums[i], part[i * 128]);
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPerSm)
+    gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
+  __shared__ GradientShare shares[kMostGradientGrid + 1];
+  __shared__ float4 of_run[4][CombineForm::kThreads];
+  ptx::griddepcontrol_wait();
+  const int2 counts = g.tables.unit_counts();
+  const CombineForm form(counts.x - counts.y);
+  const auto index = static_cast<int>(threadIdx.x);
+  for (int i = index; i <= grid; i += CombineForm::kThreads) shares[i] = g.tables.share(i);
+  __syncthreads();
+  const int run = index / form.threads % form.runs, of_unit = form.tasks_of_unit();
+  const int tasks = (counts.x - counts.y) * of_unit;
+  for (int first = static_cast<int>(blockIdx.x) * form.at_once(); first < tasks;
+       first += static_cast<int>(gridDim.x) * form.at_once()) {
+    const int of_block = first + index / form.threads / form.runs, task = min(of_block, tasks - 1);
+    const int place = counts.y + task / of_unit, four = task % 8;
+    const int thread = task % of_unit / 8 * form.threads + index % form.threads;
+    const GradientParts parts = parts_of(shares, grid, place);
+    const GradientUnit unit = g.tables.units[place];
+    const bool is_cut = of_block < tasks && !parts.is_whole();  // a whole one has been stored
+    float4 sums[4] = {};
+    if (is_cut && four * 32 < CellsOfGroup<K>(unit, thread / 128).count * K::kCell) {
+      const int count = parts.last - parts.first + 1;
+      const int begin = parts.first + count * run / form.runs, end = parts.first + count * (run + 1) / form.runs;
+      add_parts(g, shares, begin, end, begin == parts.first, thread, four, sums);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_run[i][index] = sums[i];
+    __syncthreads();
+    if (is_cut && run == 0) {
+      for (int other = 1; other < form.runs; ++other) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) add_to(sums[i], of_run[i][index + other * form.threads]);
+      }
+      const auto sum = [&](int j, int i) {
+        return i == 0 ? sums[j].x : i == 1 ? sums[j].y : i == 2 ? sums[j].z : sums[j].w;
+      };
+      const FourOfGradient to(PlaceOfSums<K>(g, unit, thread), four);
+      store_four<typename K::Element>(g.target, to, sum);
+      if (g.gate_parts != nullptr) leave_gates_of_four<typename K::Element>(g, to, sum);
+    }
+    __syncthreads();
+  }
+}
+
+// A warp a gate: the parts of its blocks in order of the lanes, then the lanes.
+__global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__ ManyGradient g, int32_t gates) {
+  ptx::griddepcontrol_wait();
+  const int columns = 1 << (g.block_shift - 3), parts = g.gate_blocks * columns * max(columns / 2, 1);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (auto id = static_cast<int32_t>((blockIdx.x * 256 + threadIdx.x) / 32); id < gates;
+       id += static_cast<int32_t>(gridDim.x * 8)) {
+    float sum = 0;
+    for (int i = lane; i < parts; i += 32) sum += g.gate_parts[int64_t{id} * parts + i];
+    sum = sum_of_warp(sum);
+    if (lane == 0) g.dgates[id] = (g.target.accumulate ? g.dgates[id] : 0) + sum;
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

@@ -1,0 +1,426 @@
+// What the linear op promises on a card besides right results: repeatable bits, streams, graphs, large problems.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "blocksparse/blocksparse.h"
+#include "core/text.h"
+#include "cuda/memory.h"
+#include "gemm/cuda/wgrad_wgmma/terms.cuh"
+#include "ops/linear/problem.h"
+#include "gemm/cuda/select.h"
+#include "gemm/cuda/wgmma/plan.h"
+
+namespace blocksparse::linear {
+namespace {
+
+constexpr Device kCard{DeviceType::cuda, 0};
+
+class LinearCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  }
+};
+
+LinearData make(std::string line) {
+  auto data = LinearData::make(*parse_linear_case(line + " device=cuda"));
+  EXPECT_TRUE(data.ok()) << data.status().message();
+  return *std::move(data);
+}
+
+void expect_right(LinearData& data) {
+  const Status status = data.download_outputs();
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto error = data.compare();
+  EXPECT_LE(error.worst, 1) << error.where;
+  EXPECT_EQ(data.overrun(), "");
+}
+
+constexpr const char* kProblems[] = {
+    "linear:fprop bf16 n=70 b=8 ba(200,4) bias act=gelu gates",
+    "linear:fprop f32 n=33 b=32 random(20,0.3)",
+    "linear:dgrad f32 n=20 b=8 ba(200,4) gates tf32",
+    "linear:fprop f32 n=64 b=16 ba(200,4) x=first bias",
+    "linear:fprop f32 n=500 b=32 ba(80,4) tf32",
+    "linear:dgrad f32 n=300 b=16 ba(80,4)",
+    "linear:wgrad f32 n=600 b=64 ba(40,4) tf32",
+    "linear:dgrad f16 n=1100 b=16 ba(80,4)",
+    "linear:fprop bf16 n=33 b=32 random(20,0.3) bias act=silu",
+    "linear:dgrad f16 n=8 b=8 ba(200,4) gates",
+    "linear:fprop f16 n=64 b=16 ba(200,4) x=first",
+    "linear:fprop bf16 n=200 b=32 ba(40,4) bias act=relu",
+    "linear:dgrad bf16 n=129 b=8 ba(200,4)",
+    "linear:fprop bf16 n=700 b=8 ba(100,4) bias",
+    "linear:wgrad bf16 n=1024 b=16 ba(100,4)",
+    "linear:wgrad f16 n=1024 b=64 ba(20,4) dw=f32",
+    "linear:dgrad f16 n=300 b=16 ba(80,4)",
+    "linear:fprop f16 n=500 b=32 ba(80,4)",
+    "linear:dgrad bf16 n=600 b=64 ba(40,3)",
+    "linear:fprop bf16 n=300 b=128 ba(20,3) act=relu",
+    "linear:fprop bf16 n=256 b=32 dense(16,4)",
+    "linear:wgrad bf16 n=500 b=32 random(9,0.4) dgates",
+    "linear:wgrad bf16 n=32 b=32 ba(100,4)",
+    "linear:wgrad f16 n=60 b=8 ba(100,4) dw=f32 gates dgates",
+    "linear:wgrad f16 n=700 b=128 random(4,0.6) dgates",
+    "linear:wgrad bf16 n=200 b=32 ba(60,4) pairs=14 dw=f32 dgates",
+    "linear:wgrad f16 n=150 b=64 ba(20,4) pairs=5 x=first y=first",
+    "linear:fprop bf16 n=1100 b=16 ba(100,3) offset=1",
+    "linear:wgrad f32 n=40 b=128 random(3,0.6) dgates pairs=5",
+    "linear:fprop bf16 n=2100 b=16 random(64,0.1) bias",
+    "linear:dgrad f16 n=2100 b=8 random(130,0.1)",
+    "linear:fprop f16 n=3000 b=32 random(8,0.25)",
+    "linear:wgrad bf16 n=1100 b=16 random(64,0.2) dgates",
+};
+
+TEST_F(LinearCuda, TheseProblemsAreDoneByEveryKernel) {
+  std::set<std::string> chosen;
+  for (const char* line : kProblems) {
+    const auto kernel = make(line).kernel();
+    ASSERT_TRUE(kernel.ok()) << kernel.status().message();
+    chosen.insert(*kernel);
+  }
+  const auto card = cuda::card_of(kCard);
+  ASSERT_TRUE(card.ok()) << card.status().message();
+  for (const CudaKernel kernel : kAllCudaKernels) {
+    if (!cuda_runs(kernel, *card)) continue;
+    EXPECT_TRUE(chosen.contains(std::string(name_of(kernel)))) << name_of(kernel);
+  }
+}
+
+TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
+  for (const char* line : kProblems) {
+    LinearData data = make(line);
+    ASSERT_TRUE(data.run().ok());
+    const Tensor& y = data.output();
+    std::vector<char> first(static_cast<size_t>(y.shape[0] * y.stride[0] * size_of(y.dtype)));
+    std::memcpy(first.data(), y.data, first.size());
+    for (int run = 0; run < 20; ++run) {
+      ASSERT_TRUE(data.run().ok());
+      ASSERT_EQ(std::memcmp(first.data(), y.data, first.size()), 0) << line;
+    }
+  }
+}
+
+TEST_F(LinearCuda, AGraphReplaysWithOtherInputs) {
+  for (const char* line : kProblems) {
+    LinearData data = make(line);
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_TRUE(cuda_prepare(kCard).ok());
+    data.poison();
+    ASSERT_TRUE(data.upload_outputs().ok());
+    data.set_stream(stream);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const Status status = data.run_again(data.weights_on_device());
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int replay = 0; replay < 3; ++replay) {
+      ASSERT_TRUE(data.refill(static_cast<uint64_t>(replay)).ok());
+      ASSERT_TRUE(data.upload_outputs().ok());
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      expect_right(data);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST_F(LinearCuda, TwoStreamsAtOnce) {
+  std::vector<LinearData> data;
+  std::vector<cudaStream_t> streams(2);
+  for (const char* line : kProblems) data.push_back(make(line));
+  for (cudaStream_t& stream : streams) {
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  }
+  for (LinearData& d : data) {
+    d.poison();
+    ASSERT_TRUE(d.upload_outputs().ok());
+  }
+  for (int round = 0; round < 20; ++round) {
+    for (size_t i = 0; i < data.size(); ++i) {
+      data[i].set_stream(streams[i % 2]);
+      ASSERT_TRUE(data[i].run_again(data[i].weights_on_device()).ok());
+    }
+  }
+  for (LinearData& d : data) expect_right(d);
+  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+enum class Follow { waits, closely, chained };
+
+// y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
+std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
+  // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `sweep`.
+  const std::string graph = n > 2000             ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
+                            : n > kMostFewTokens ? "ba(16,3)"
+                                                 : "ba(100,3)";
+  const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 7);
+  const int64_t features = layout.out_features();
+  const auto place = [](const void* from, size_t bytes) {
+    auto memory = *cuda::allocate(kCard, bytes);
+    EXPECT_TRUE(cuda::copy_to_device(kCard, memory.get(), from, bytes).ok());
+    return memory;
+  };
+  // Plus and minus 1/8 (b = 8): results neither grow nor vanish.
+  std::vector<uint16_t> values(static_cast<size_t>(layout.blocks() * block * block)),
+      x(static_cast<size_t>(n * features));
+  uint32_t random = 1;
+  const auto sign = [&random] { return static_cast<uint16_t>((random = random * 1664525 + 1013904223) >> 31 << 15); };
+  for (uint16_t& w : values) w = (block == 8 ? 0x3e00 : 0x3d80) | sign();
+  for (uint16_t& v : x) v = 0x3f80 | sign();
+  const auto index = place(layout.index().data(), layout.index().size_bytes()),
+             w = place(values.data(), 2 * values.size());
+  const std::vector<std::shared_ptr<void>> buffers = {place(x.data(), 2 * x.size()), place(x.data(), 2 * x.size()),
+                                                      place(x.data(), 2 * x.size())};
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {block, features, features, layout.blocks()}, kCard);
+  const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+  const auto workspace = *cuda::allocate(kCard, bytes + 1);
+  for (size_t i = 0; i < 30; ++i) {
+    const Product product{.dtype = DType::bf16,
+                          .layout = view,
+                          .x = {buffers[i % 3].get(), n, features, features, 1},
+                          .y = {buffers[(i + 1) % 3].get(), n, features, features, 1},
+                          .residual = {},
+                          .w = w.get(),
+                          .x_is_last = follow == Follow::chained && i > 0};
+    const Status status = cuda_product(product, {workspace.get(), bytes}, {});
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (follow != Follow::waits) continue;
+    EXPECT_TRUE(cuda::synchronise(kCard).ok());
+  }
+  EXPECT_TRUE(cuda::copy_to_host(kCard, x.data(), buffers[0].get(), 2 * x.size()).ok());
+  return x;
+}
+
+// Kernels that begin before the one in front has ended must not read what it has yet to write.
+TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
+  for (const int32_t block : {8, 16, 32, 64, 128}) {
+    for (const int64_t n : {1, 8, 32, 64, 256, 2000, 2100}) {
+      const auto expected = chain(block, n, Follow::waits);
+      for (int run = 0; run < 10; ++run) {
+        ASSERT_EQ(chain(block, n, Follow::closely), expected) << "b=" << block << " n=" << n;
+        ASSERT_EQ(chain(block, n, Follow::chained), expected) << "b=" << block << " n=" << n;
+      }
+    }
+  }
+}
+
+// Each kernel has its own way to gelu and silu: with a few tokens, and with many.
+TEST_F(LinearCuda, InfGoesThroughActivations) {
+  constexpr int32_t kBlock = 64;
+  const Layout layout = *Layout::from_graph("dense(1,1)", {.block_size = kBlock});
+  const auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {kBlock, kBlock, kBlock, 1}, kCard);
+  const std::vector<uint16_t> ones(kBlock * kBlock, 0x3f80);
+  const auto w = *cuda::allocate(kCard, 2 * ones.size());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, w.get(), ones.data(), 2 * ones.size()).ok());
+  for (const int64_t n : {8, 600}) {
+    constexpr uint16_t kInf = 0x7f80;
+    std::vector<uint16_t> x(static_cast<size_t>(n * kBlock), kInf);
+    const std::vector<uint16_t> poison(x.size(), 0xffff);
+    const auto from = *cuda::allocate(kCard, 2 * x.size()), to = *cuda::allocate(kCard, 2 * x.size());
+    ASSERT_TRUE(cuda::copy_to_device(kCard, from.get(), x.data(), 2 * x.size()).ok());
+    ASSERT_TRUE(cuda::copy_to_device(kCard, to.get(), poison.data(), 2 * x.size()).ok());
+    const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+    const auto workspace = *cuda::allocate(kCard, bytes + 1);
+    for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
+      const Status status = linear_fprop(view, ConstTensor(from.get(), DType::bf16, {n, kBlock}, kCard),
+                                         ConstTensor(w.get(), DType::bf16, {1, kBlock, kBlock}, kCard),
+                                         {.bias = {}, .residual = {}, .activation = activation},
+                                         Tensor(to.get(), DType::bf16, {n, kBlock}, kCard), {workspace.get(), bytes});
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(cuda::copy_to_host(kCard, x.data(), to.get(), 2 * x.size()).ok());
+      for (const uint16_t y : x) ASSERT_EQ(y, kInf) << "n=" << n << " activation " << static_cast<int>(activation);
+    }
+  }
+}
+
+TEST_F(LinearCuda, ErrorsNameTheDevice) {
+  LinearData data = make("linear:fprop f32 n=4 b=8 random(4,0.5)");
+  const Status status = cuda_prepare({DeviceType::cuda, 63});
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("there is no cuda:63"), std::string::npos) << status.message();
+  EXPECT_FALSE(set_cuda_kernel("fastest").ok());
+}
+
+// A call on memory of its own, without a host copy: checked at a few tokens only.
+struct Large {
+  std::shared_ptr<void> memory;
+  Tensor tensor;
+
+  Large(int64_t n, int64_t features, int value) {
+    auto allocated = cuda::allocate(kCard, static_cast<size_t>(n * features));
+    if (!allocated.ok()) return;
+    memory = *std::move(allocated);
+    cudaMemset(memory.get(), value, static_cast<size_t>(n * features));
+    tensor = Tensor(memory.get(), DType::bf16, {n, features / 2}, kCard);
+  }
+};
+
+// x and y of more than 2^31 elements, so that 32-bit offsets would go wrong. x is 0 but for one token at the end.
+TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
+  const int64_t n = (int64_t{1} << 25) + 77, features = 64;
+  const Large x(n, 2 * features, 0), y(n, 2 * features, 0xff);
+  if (x.memory == nullptr || y.memory == nullptr) GTEST_SKIP() << "the card has too little memory";
+  const Layout layout = *Layout::from_graph("dense(2,2)", {.block_size = 32});
+  auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const std::vector<uint16_t> ones(4 * 32 * 32, 0x3f80);
+  auto w = *cuda::allocate(kCard, 2 * ones.size());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, w.get(), ones.data(), 2 * ones.size()).ok());
+  auto* last_x = static_cast<char*>(x.memory.get()) + (n - 1) * features * 2;
+  ASSERT_TRUE(cuda::copy_to_device(kCard, last_x, ones.data(), static_cast<size_t>(2 * features)).ok());
+  const auto view =
+      LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()}, {32, 64, 64, 4}, kCard);
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  const ConstTensor values(w.get(), DType::bf16, {4, 32, 32}, kCard);
+  const size_t scratch_bytes = linear_fprop_workspace_size(*view, DType::bf16, n, kCard);
+  auto scratch = *cuda::allocate(kCard, scratch_bytes);
+  const Status status = linear_fprop(*view, x.tensor, values, {}, y.tensor, {scratch.get(), scratch_bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+  std::vector<uint16_t> got(static_cast<size_t>(2 * features));
+  const auto* last_y = static_cast<const char*>(y.memory.get()) + (n - 2) * features * 2;
+  ASSERT_TRUE(cuda::copy_to_host(kCard, got.data(), last_y, 2 * got.size()).ok());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i < 64 ? 0x0000 : 0x4280) << i;  // 0 and 64
+
+  Tensor dw(w.get(), DType::bf16, {4, 32, 32}, kCard);
+  const GradPair pair{x.tensor, y.tensor};  // 1 x 64 in the last token alone
+  const size_t bytes = linear_wgrad_workspace_size(*view, DType::bf16, n, kCard);
+  auto workspace = *cuda::allocate(kCard, bytes);
+  ASSERT_TRUE(linear_wgrad(*view, {&pair, 1}, {}, Accumulate::no, dw, {workspace.get(), bytes}).ok());
+  std::vector<uint16_t> gradient(ones.size());
+  ASSERT_TRUE(cuda::copy_to_host(kCard, gradient.data(), w.get(), 2 * gradient.size()).ok());
+  for (size_t i = 0; i < gradient.size(); ++i) ASSERT_EQ(gradient[i], 0x4280) << i;
+}
+
+// A copy on the card of `bytes` bytes, all of that value, but for what `last` holds, which comes at their end.
+std::shared_ptr<void> filled(size_t bytes, int value, const std::vector<uint16_t>& last) {
+  auto memory = cuda::allocate(kCard, bytes);
+  if (!memory.ok()) return nullptr;
+  cudaMemset(memory->get(), value, bytes);
+  char* end = static_cast<char*>(memory->get()) + bytes;
+  EXPECT_TRUE(cuda::copy_to_device(kCard, end - 2 * last.size(), last.data(), 2 * last.size()).ok());
+  return *std::move(memory);
+}
+
+// The last `count` elements of a buffer.
+std::vector<uint16_t> end_of(const std::shared_ptr<void>& memory, size_t bytes, size_t count) {
+  std::vector<uint16_t> got(count);
+  const char* end = static_cast<const char*>(memory.get()) + bytes;
+  EXPECT_TRUE(cuda::copy_to_host(kCard, got.data(), end - 2 * count, 2 * count).ok());
+  return got;
+}
+
+// W of more than 2^31 elements, 0 but for its last block, which is 1; x and dy are 1 in that block's features alone.
+void check_large_weights(int32_t block, int64_t rows, int64_t columns, int64_t n, uint16_t expected_y,
+                         uint16_t expected_dw) {
+  const Layout layout =
+      *Layout::from_graph("dense(" + std::to_string(rows) + "," + std::to_string(columns) + ")", {.block_size = block});
+  const size_t of_block = static_cast<size_t>(block) * block, w_bytes = 2 * of_block * layout.blocks();
+  ASSERT_GT(w_bytes / 2, size_t{1} << 31);
+  const int64_t outputs = layout.out_features(), inputs = layout.in_features();
+  const auto row = [block](int64_t features) {
+    std::vector<uint16_t> ones(static_cast<size_t>(features), 0);
+    std::fill(ones.end() - block, ones.end(), 0x3f80);
+    return ones;
+  };
+  const auto rows_of = [n](const std::vector<uint16_t>& one) {
+    std::vector<uint16_t> all;
+    for (int64_t i = 0; i < n; ++i) all.insert(all.end(), one.begin(), one.end());
+    return all;
+  };
+  const size_t x_bytes = 2 * static_cast<size_t>(n * inputs), y_bytes = 2 * static_cast<size_t>(n * outputs);
+  const auto w = filled(w_bytes, 0, std::vector<uint16_t>(of_block, 0x3f80));
+  if (w == nullptr) GTEST_SKIP() << "the card has too little memory";
+  const auto x = filled(x_bytes, 0, rows_of(row(inputs))), dy = filled(y_bytes, 0, rows_of(row(outputs)));
+  const auto y = filled(y_bytes, 0xff, {});
+  const auto index = *cuda::allocate(kCard, layout.index().size_bytes());
+  ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {block, outputs, inputs, layout.blocks()}, kCard);
+  const size_t bytes = std::max(linear_fprop_workspace_size(view, DType::bf16, n, kCard),
+                                linear_wgrad_workspace_size(view, DType::bf16, n, kCard));
+  const auto workspace = *cuda::allocate(kCard, bytes);
+  const ConstTensor xs(x.get(), DType::bf16, {n, inputs}, kCard), dys(dy.get(), DType::bf16, {n, outputs}, kCard);
+  const Tensor ws(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);
+  const Tensor ys(y.get(), DType::bf16, {n, outputs}, kCard);
+  Status status = linear_fprop(view, xs, ws, {}, ys, {workspace.get(), bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto got = end_of(y, y_bytes, static_cast<size_t>(outputs));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i], i + static_cast<size_t>(block) < got.size() ? 0 : expected_y) << i;
+  }
+  cudaMemset(w.get(), 0xff, w_bytes);
+  const GradPair pair{xs, dys};
+  status = linear_wgrad(view, {&pair, 1}, {}, Accumulate::no, ws, {workspace.get(), bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto dw = end_of(w, w_bytes, of_block * static_cast<size_t>(columns));
+  for (size_t i = 0; i < dw.size(); ++i) ASSERT_EQ(dw[i], i + of_block < dw.size() ? 0 : expected_dw) << i;
+}
+
+TEST_F(LinearCuda, WeightsOfMoreThanTwoToThe31Elements) {
+  check_large_weights(32, 1500, 1400, 8, 0x4200, 0x4100);   // 32 and 8: `few`
+  check_large_weights(128, 363, 362, 128, 0x4300, 0x4300);  // 128: `many`
+}
+
+// The same on every other card as on the first, while that is the current one.
+TEST_F(LinearCuda, EveryCardGivesTheSameBits) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "there is one card";
+  for (const char* line : kProblems) {
+    std::vector<char> first;
+    for (int32_t card = 0; card < count; ++card) {
+      LinearCase c = *parse_linear_case(line);
+      c.device = {DeviceType::cuda, card};
+      LinearData data = *LinearData::make(c);
+      const Status status = data.run();
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Tensor& y = data.output();
+      std::vector<char> got(static_cast<size_t>(y.shape[0] * y.stride[0] * size_of(y.dtype)));
+      std::memcpy(got.data(), y.data, got.size());
+      if (card == 0) first = got;
+      EXPECT_EQ(got, first) << line << " on card " << card;
+    }
+  }
+}
+
+TEST(ManyTerms, StepsWalkThePairsOneBehindTheOther) {
+  constexpr int kTokens = 64;
+  std::mt19937 random(1);
+  for (int list = 0; list < 200; ++list) {
+    TermSteps<kMostManyTerms> steps{};
+    std::vector<std::pair<int, int>> places;  // pair, token
+    const int terms = list == 0 ? kMostManyTerms : static_cast<int>(random() % kMostManyTerms) + 1;
+    for (int term = 0; term < terms; ++term) {
+      const int n = static_cast<int>(random() % 300) + 1;
+      for (int token = 0; token < n; token += kTokens) places.emplace_back(term, token);
+      steps.ends[steps.terms++] = static_cast<int>(places.size());
+    }
+    ASSERT_EQ(steps.all(), static_cast<int>(places.size()));
+    for (size_t first = 0; first < places.size(); ++first) {
+      StepPlace<kTokens> at(steps, static_cast<int>(first));
+      for (size_t step = first; step < places.size(); ++step, at.advance(steps)) {
+        ASSERT_EQ(std::pair(at.term, at.token), places[step]) << "list " << list << " from " << first << " at " << step;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace blocksparse::linear

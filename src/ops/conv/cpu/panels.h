@@ -1,0 +1,40 @@
+// Packing images for the kernels: features side by side, in blocks of channels, zeros around where taps may leave them.
+#pragma once
+
+#include "ops/conv/cpu/plan.h"
+
+namespace blocksparse::conv {
+
+// Where a phase, or a box, is along each axis.
+struct Index {
+  int64_t z = 0, y = 0, x = 0;
+};
+inline Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
+
+// Sum [blocks of channels][round][b]
+struct Panels {
+  const Images& from;
+  const int32_t* order = nullptr;  // of channels, or null
+  DType dtype = DType::f32;
+  int64_t block = 0;
+  void* data = nullptr;
+  int64_t round = 0;  // positions
+  void (*pack)(const linear::RowsToPack&, int64_t first_block, int64_t last_block) = nullptr;
+  int32_t threads = 1;
+
+  // The box at `begin` with what its taps reach: an image is `phases` grids of `positions`, places in rows of
+  // axis[2].pitch.
+  void gathered(const AxisPlan (&axis)[3], int64_t positions, const Index& begin, int64_t image, int64_t images) const;
+  // The pixels of the box alone, one after the other.
+  void plain(const Index& begin, const Index& size, int64_t image, int64_t images) const;
+  void zero(int64_t first_block, int64_t last_block, int64_t position, int64_t count) const;
+
+ private:
+  linear::RowsToPack rows() const;
+  const void* pixel(int64_t image, int64_t z, int64_t y, int64_t x) const;
+  // Calls body(first block of channels, last, i) for slices of channels and i < count, in parallel.
+  template <class Body>
+  void for_each_slice(int64_t count, Body body) const;
+};
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,36 @@
+// The convolution's CUDA kernels: what they are given, and the list of them.
+#pragma once
+
+#include <array>
+
+#include "cuda/card.h"
+#include "ops/conv/conv.h"
+#include "ops/conv/cuda/select.h"
+
+namespace blocksparse::conv {
+
+struct CudaCall {
+  const cuda::Card& card;
+  Workspace workspace;
+  void* stream;
+};
+
+// Those of one element type.
+struct CudaKernels {
+  CudaWay way;
+  DType dtype;
+  Status (*prepare)();  // once for each device
+  Status (*product)(const Product&, const CudaCall&);
+  Status (*gradient)(const WeightGradient&, const CudaCall&);
+};
+
+CudaKernels cuda_generic_f32();
+CudaKernels cuda_generic_f64();
+CudaKernels cuda_generic_bf16();
+CudaKernels cuda_generic_f16();
+CudaKernels cuda_many_bf16();
+CudaKernels cuda_many_f16();
+CudaKernels cuda_halo_bf16();
+CudaKernels cuda_halo_f16();
+
+}  // namespace blocksparse::conv

@@ -1,0 +1,77 @@
+// Convolutions by the linear op's kernels for many tokens, which gather x as they copy it: 16 bits, channels-last.
+#pragma once
+
+#include "ops/conv/cuda/driver.h"
+#include "ops/conv/cuda/gather/taps.h"
+#include "gemm/cuda/wgmma/kernel.cuh"
+#include "gemm/cuda/wgrad_wgmma/launch.cuh"
+
+namespace blocksparse::conv {
+namespace {
+
+using linear::GatheredImages;
+using linear::XOrder;
+
+template <class T>
+Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) {
+  linear::CudaProblem problem = many_problem(p);
+  const int64_t rows = problem.output_blocks(), taps = p.gather.taps();
+  linear::Product product = as_linear(p);
+  product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
+  product.x.n = product.y.n = problem.n = phase.tokens();
+  problem.blocks = p.layout.blocks * phase.taps.taps();
+  problem.inputs = std::max<int64_t>(1, phase.taps.taps()) * phase.x.inputs_of_tap;
+  const auto list = list_taps(tap_list(phase, p.gather, p.layout, p.by_in, rows, p.gates), call.workspace.data,
+                              static_cast<cudaStream_t>(call.stream));
+  if (!list.ok()) return list.status();
+  const linear::ManyImages images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
+  return linear::launch_many_of<T, XOrder::images>(
+      product, {list->walk, list->gates, images},
+      {problem, call.card, after_taps(call.workspace, rows, p.layout.blocks, taps), call.stream});
+}
+
+template <class T>
+Status launch_many_product(const Product& p, const CudaCall& call) {
+  for (int64_t i = 0; i < phase_count(p.gather); ++i) {
+    const Phase phase = phase_of(p.gather, p.x, p.y, p.layout.block_size, i);
+    if (phase.tokens() > 0) BS_RETURN_IF_ERROR(launch_phase<T>(p, phase, call));
+  }
+  return {};
+}
+
+template <class T>
+Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
+  const linear::CudaProblem problem = many_problem(g);
+  const int64_t taps = g.gather.taps(), rows = problem.output_blocks();
+  const Phase phase = phase_of(g.gather, g.columns, g.rows, g.layout.block_size, 0);
+  const auto list = list_taps(tap_list(phase, g.gather, g.layout, false, rows, g.gates), call.workspace.data,
+                              static_cast<cudaStream_t>(call.stream));
+  if (!list.ok()) return list.status();
+  linear::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
+  term.x.n = problem.n;
+  return linear::launch_many_gradient_of<T, XOrder::images>(
+      {.terms = {&term, 1},
+       .images = &phase.x,
+       .walk = list->walk,
+       .target = {list->gates, g.dw, g.dw_dtype == DType::f32, g.accumulate},
+       .w = g.w,
+       .dgates = static_cast<float*>(g.dgates),
+       .gates = static_cast<int32_t>(g.layout.blocks),
+       .gate_blocks = static_cast<int32_t>(taps)},
+      {problem, call.card, after_taps(call.workspace, rows, g.layout.blocks, taps), call.stream});
+}
+
+template <class T>
+Status prepare_many() {
+  BS_RETURN_IF_ERROR(prepare_taps());
+  BS_RETURN_IF_ERROR((linear::prepare_many_of<T, XOrder::images>()));
+  return linear::prepare_many_gradient_of<T, XOrder::images>();
+}
+
+template <class T>
+CudaKernels make_many(DType dtype) {
+  return {CudaWay::many, dtype, prepare_many<T>, launch_many_product<T>, launch_many_gradient<T>};
+}
+
+}  // namespace
+}  // namespace blocksparse::conv

@@ -1,0 +1,34 @@
+// A convolution as products of gathered images. A forward gather is one. An inverse one of stride s is one for each
+// pixel of an s x s tile of y (likewise in one and three dimensions): there a step in y is a step in x, and every tap
+// either meets x everywhere or nowhere. The mirrored taps that do are a forward gather of stride 1.
+#pragma once
+
+#include "ops/conv/conv.h"
+#include "gemm/images.h"
+
+namespace blocksparse::conv {
+
+// The taps of a phase: start + i * step, i < count, of {depth, height, width}.
+struct TapSubset {
+  int32_t start[3] = {}, step[3] = {1, 1, 1}, count[3] = {1, 1, 1};
+  bool mirrored = false;  // the last one's inputs come first
+
+  int64_t taps() const { return int64_t{count[0]} * count[1] * count[2]; }
+};
+
+struct Phase {
+  linear::GatheredImages x;
+  linear::ScatteredImages y;
+  TapSubset taps;
+
+  int64_t tokens() const { return x.n * x.positions[0] * x.positions[1] * x.positions[2]; }
+};
+
+int64_t phase_count(const Gather& gather);
+// `y` are the images that x is gathered for. A phase may have no taps, and no tokens.
+Phase phase_of(const Gather& gather, const Images& x, const Images& y, int32_t block, int64_t index);
+
+// Whether the copying hardware of sm_90 walks it: see cuda/tensor_map.h.
+bool can_walk(const Phase& phase);
+
+}  // namespace blocksparse::conv

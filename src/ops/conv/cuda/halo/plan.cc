@@ -1,0 +1,116 @@
+#include "ops/conv/cuda/halo/plan.h"
+
+#include <algorithm>
+
+#include "core/places.h"
+#include "ops/conv/cuda/select.h"
+
+namespace blocksparse::conv {
+
+namespace {
+
+constexpr int64_t kPattern = 1024;  // after so many bytes swizzles repeat themselves
+
+int64_t whole_patterns(int64_t bytes) { return round_up(bytes, kPattern); }
+
+// Zeros between images must not cost more than they save.
+bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
+
+// As many stages as fit beside x; whether those are enough. Two thread blocks of three stages each take 61 us where one
+// of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
+bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
+  const int32_t least_stages = resident == 2 ? 4 : 3;
+  const int64_t rows = int64_t{groups} * kHaloHalves * kHaloUnit + plan.raster.reach;
+  const int64_t bytes = whole_patterns(rows * linear::kChunk * 2);
+  const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
+  const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
+  if (stages < least_stages) return false;
+  plan.groups = groups;
+  plan.resident = resident;
+  plan.rows = static_cast<int32_t>(rows);
+  plan.buffer_bytes = static_cast<int32_t>(bytes);
+  plan.stages = static_cast<int32_t>(stages);
+  return true;
+}
+
+}  // namespace
+
+std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
+  constexpr int64_t kMostRows = int64_t{1} << 31;
+  const int32_t block = p.layout.block_size, side = std::min(block, kHaloOutputs);
+  const int64_t taps = p.gather.taps();
+  if (phase_count(p.gather) != 1 || p.residual.data != nullptr || p.gates != nullptr || block < 16 ||
+      reinterpret_cast<uintptr_t>(p.w) % 16 != 0 || p.layout.blocks * taps * block >= kMostRows) {
+    return std::nullopt;
+  }
+  HaloProductPlan plan{};
+  plan.phase = phase_of(p.gather, p.x, p.y, block, 0);
+  const auto raster = raster_of(plan.phase);
+  if (!raster || !pays(*raster, p.y.n * p.y.pixels())) return std::nullopt;
+  plan.raster = *raster;
+  plan.tiles = divide_up(p.y.channels, kHaloOutputs);
+  plan.units = divide_up(raster->positions, kHaloUnit);
+  if (block == 16 && (plan.phase.x.taps[0] != 3 || plan.phase.x.taps[1] != 3)) return std::nullopt;
+  plan.stage_taps = block == 16 ? 9 : block == 32 && taps % 3 == 0 ? 3 : 1;
+  plan.stage_bytes = plan.stage_taps * side * side * 2;
+  if (!fit(plan, 2, 2) && !fit(plan, 4, 1) && !fit(plan, 2, 1)) return std::nullopt;
+  return plan;
+}
+
+// us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (many), 2026-11-22. 28 x 28    b = 128: density .5
+// 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
+// .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
+// b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
+bool halo_pays(const Product& p) {
+  if (p.layout.block_size == linear::kChunk) return true;
+  const auto problem = many_problem(p);
+  const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
+  return static_cast<double>(problem.blocks) <= (problem.block == 16 ? 0.13 : 0.4) * blocks;
+}
+
+std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
+  const SpatialSizes taps = {1, 3, 3};
+  const int32_t block = g.layout.block_size, of_strip = std::max(block, 64);
+  if (g.gather.kernel != taps || g.gathers_rows || g.gates != nullptr || g.dgates != nullptr ||
+      reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) != 0) {
+    return std::nullopt;
+  }
+  HaloGradientPlan plan{};
+  plan.phase = phase_of(g.gather, g.columns, g.rows, block, 0);
+  const auto raster = raster_of(plan.phase);
+  if (!raster || !pays(*raster, g.rows.n * g.rows.pixels())) return std::nullopt;
+  plan.raster = *raster;
+  const HaloGradientForm form = halo_gradient_form(block);
+  const int64_t strips = divide_up(g.rows.channels, of_strip) * (of_strip / 64);  // of whole blocks
+  const int64_t chunks = divide_up(g.columns.channels, form.cell_inputs), words = divide_up(chunks, 32);
+  if (strips > kMostHaloStrips || strips * words > kMostHaloWords) return std::nullopt;
+  const int64_t most_cells = std::min(strips * chunks, g.layout.blocks * (of_strip / 64) * (of_strip / 64));
+  const int64_t rows = int64_t{kHaloGradientTokens} + raster->reach;
+  const int64_t cell_bytes = whole_patterns(rows * form.cell_inputs * 2);
+  const int64_t stage_bytes = kHaloGradientTokens * 128 + cell_bytes * form.most_cells;
+  const int64_t stages = std::min<int64_t>(kMostHaloStages, kHaloSharedBytes / stage_bytes);
+  if (stages < 2) return std::nullopt;
+  plan.most_units = std::max<int64_t>(1, most_cells / form.most_cells + std::min(strips, most_cells));
+  plan.strips = static_cast<int32_t>(strips);
+  plan.words = static_cast<int32_t>(words);
+  plan.rows = static_cast<int32_t>(rows);
+  plan.cell_bytes = static_cast<int32_t>(cell_bytes);
+  plan.stage_bytes = static_cast<int32_t>(stage_bytes);
+  plan.stages = static_cast<int32_t>(stages);
+  return plan;
+}
+
+HaloGradientPlaces halo_gradient_places() {
+  constexpr int64_t kGrid = linear::kMostGradientGrid;
+  HaloGradientPlaces at{};
+  Places places;
+  at.counts = places.next(16);
+  at.shares = places.next((kGrid + 1) * 8);
+  at.units = places.next(kGrid * 16);
+  at.ids = places.next(kGrid * kHaloIds * 4);
+  at.parts = places.next(2 * kGrid * kHaloGradientGroups * kHaloGradientSums * 128 * 4);
+  at.end = places.end;
+  return at;
+}
+
+}  // namespace blocksparse::conv

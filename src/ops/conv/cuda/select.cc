@@ -1,0 +1,248 @@
+#include "ops/conv/cuda/select.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/places.h"
+#include "ops/conv/cuda/gather/phases.h"
+#include "ops/conv/cuda/halo/plan.h"
+#include "ops/conv/cuda/order/plan.h"
+#include "gemm/cuda/wgmma/plan.h"
+
+namespace blocksparse::conv {
+
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 31;
+constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
+constexpr int64_t kMostPhases = 64;
+
+bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+// x is gathered, y is not.
+bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
+  if (!is_16_bits(dtype) || !x.channels_last || x.channels % block != 0 || y.channels % 8 != 0) return false;
+  if (x.channels == 0 || y.channels == 0 || x.pixels() == 0 || y.n * y.pixels() >= kMost) return false;
+  if (!aligned(x.data) || !aligned(y.data)) return false;
+  for (int64_t i = 0; i < phase_count(gather); ++i) {
+    if (!can_walk(phase_of(gather, x, y, block, i))) return false;
+  }
+  return true;
+}
+
+linear::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, int64_t taps) {
+  linear::CudaProblem p;
+  p.pass = pass;
+  p.dtype = dtype;
+  p.block = layout.block_size;
+  p.blocks = layout.blocks * taps;
+  return p;
+}
+
+}  // namespace
+
+std::string_view name_of(CudaWay way) {
+  switch (way) {
+    case CudaWay::generic: return "generic";
+    case CudaWay::many: return "many";
+    case CudaWay::halo: return "halo";
+    case CudaWay::linear: break;
+  }
+  return "linear";
+}
+
+int64_t inputs_of_tap(int64_t channels, int32_t block) { return round_up(channels, std::max(linear::kChunk, block)); }
+
+linear::CudaProblem many_problem(const Product& p) {
+  auto problem = problem_of(p.by_in ? Pass::dgrad : Pass::fprop, p.dtype, p.layout, p.gather.taps());
+  problem.n = p.y.n * p.y.pixels();
+  problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
+  problem.outputs = p.y.channels;
+  // Of all taps, so that phases, which have some of them, do as the workspace was made for.
+  problem.may_fill = problem.inputs * problem.outputs * 2 < kMostFilled;
+  problem.by_in = p.by_in;
+  problem.w_aligned = aligned(p.w);
+  problem.gated = p.gates != nullptr;
+  return problem;
+}
+
+linear::CudaProblem many_problem(const WeightGradient& g) {
+  auto problem = problem_of(Pass::wgrad, g.dtype, g.layout, g.gather.taps());
+  problem.n = g.rows.n * g.rows.pixels();
+  problem.inputs = g.gather.taps() * inputs_of_tap(g.columns.channels, g.layout.block_size);
+  problem.outputs = g.rows.channels;
+  problem.w_aligned = reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) == 0;
+  problem.gated = g.dgates != nullptr;
+  return problem;
+}
+
+int32_t generic_slices(const WeightGradient& g) {
+  constexpr int64_t kThreadBlocks = 1024, kLeastPixels = 512, kMostBytes = int64_t{32} << 20;
+  const int64_t block = g.layout.block_size, taps = g.gather.taps(), pixels = g.plain().n * g.plain().pixels();
+  const int64_t run = std::max<int64_t>(1, kGenericRows / block), quarters = block > kGenericRows ? 4 : 1;
+  const int64_t there = std::max<int64_t>(1, divide_up(g.layout.blocks, run) * taps * quarters);
+  const int64_t bytes = std::max<int64_t>(1, g.layout.blocks * taps * block * block * (g.dtype == DType::f64 ? 8 : 4));
+  const int64_t slices = std::min({kThreadBlocks / there, pixels / kLeastPixels, kMostBytes / bytes});
+  return g.dgates == nullptr ? static_cast<int32_t>(std::max<int64_t>(1, slices)) : 1;
+}
+
+int64_t generic_workspace(const WeightGradient& g) {
+  const int64_t slices = generic_slices(g), block = g.layout.block_size;
+  if (slices == 1) return 0;
+  return slices * g.layout.blocks * g.gather.taps() * block * block * (g.dtype == DType::f64 ? 8 : 4);
+}
+
+TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
+  TapPlaces at{};
+  Places places;
+  at.starts = places.next((rows + 1) * 4);
+  at.refs = places.next(blocks * taps * 8);
+  at.gates = places.next(blocks * taps * 4);
+  at.end = places.end;
+  return at;
+}
+
+linear::Activations as_tokens(const Images& a) {
+  if (a.data == nullptr && a.n == 0) return {};
+  return {a.data, a.n * a.pixels(), a.channels, a.channels, 1};
+}
+
+linear::Product as_linear(const Product& p) {
+  return {.dtype = p.dtype,
+          .layout = p.layout,
+          .by_in = p.by_in,
+          .x = as_tokens(p.x),
+          .y = as_tokens(p.y),
+          .residual = as_tokens(p.residual),
+          .w = p.w,
+          .gates = p.gates,
+          .bias = p.bias,
+          .activation = p.activation};
+}
+
+namespace {
+
+bool is_linear(const Product& p) { return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && !has_order(p); }
+
+bool is_linear(const WeightGradient& g) {
+  return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && !has_order(g);
+}
+
+int64_t many_workspace(const Product& p) {
+  const auto problem = many_problem(p);
+  const int64_t rows = problem.output_blocks();
+  return tap_places(rows, p.layout.blocks, p.gather.taps()).end +
+         linear::many_places(linear::plan_many(problem), problem.block).end;
+}
+
+int64_t many_workspace(const WeightGradient& g) {
+  const auto problem = many_problem(g);
+  const int64_t rows = problem.output_blocks();
+  return tap_places(rows, g.layout.blocks, g.gather.taps()).end +
+         linear::gradient_places(problem, linear::gradient_form_of(problem)).end;
+}
+
+// A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
+bool could_be_many(const Product& p) {
+  return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
+         !has_order(p) && many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
+         linear::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
+}
+
+// Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
+bool could_be_many(const WeightGradient& g) {
+  return !has_order(g) && !g.gathers_rows && many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
+}
+
+bool could_be_halo(const Product& p) {
+  return !has_order(p) && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
+}
+
+bool could_be_halo(const WeightGradient& g) {
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
+}
+
+template <class Problem>
+bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
+  switch (way) {
+    case CudaWay::generic: return true;
+    case CudaWay::many: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_many(p);
+    case CudaWay::halo: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_halo(p);
+    case CudaWay::linear: break;
+  }
+  return is_linear(p);
+}
+
+// What ways other than `generic` are asked to do: the problem, or with an order of channels slices of it without one,
+// of either size. None: it cannot be copied.
+template <class Problem>
+std::vector<Problem> parts_of(const Problem& p) {
+  if (!has_order(p)) return {p};
+  const OrderPlan plan = plan_order(p);
+  if (plan.slices == 0 || !aligned(ordered_images(p).images.data)) return {};
+  std::vector<Problem> parts = {ordered_slice(p, plan, 0, nullptr)};
+  if (plan.slices > 1) parts.push_back(ordered_slice(p, plan, plan.slices - 1, nullptr));
+  return parts;
+}
+
+template <class Problem>
+bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Card& card) {
+  return !parts.empty() &&
+         std::all_of(parts.begin(), parts.end(), [&](const Problem& part) { return supports(way, part, card); });
+}
+
+// wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
+bool pays(const Product& p) { return halo_pays(p); }
+bool pays(const WeightGradient&) { return true; }
+
+template <class Problem>
+CudaWay choose(const Problem& p, const cuda::Card& card) {
+  const std::vector<Problem> parts = parts_of(p);
+  for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
+    if (supports_all(way, parts, card) && (way != CudaWay::halo || pays(p))) return way;
+  }
+  return CudaWay::generic;
+}
+
+}  // namespace
+
+bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(p), card);
+}
+bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card) {
+  return way == CudaWay::generic || supports_all(way, parts_of(g), card);
+}
+CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
+CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
+bool has_fast_way(const Product& p) { return is_linear(p) || could_be_halo(p) || could_be_many(p); }
+bool has_fast_way(const WeightGradient& g) { return is_linear(g) || could_be_halo(g) || could_be_many(g); }
+
+size_t cuda_workspace_bytes(const Product& p) {
+  if (has_order(p)) return static_cast<size_t>(plan_order(p).end);
+  int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
+  if (is_linear(p)) {
+    LayoutView plain = p.layout;
+    plain.transposed = false;
+    const auto problem =
+        linear::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+size_t cuda_workspace_bytes(const WeightGradient& g) {
+  if (has_order(g)) return static_cast<size_t>(std::max(generic_workspace(g), plan_order(g).end));
+  int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
+  if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
+  if (is_linear(g)) {
+    const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_generic_gradient.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_generic_bf16() { return make_generic<Bf16>(DType::bf16); }
-}  // namespace blocksparse::conv

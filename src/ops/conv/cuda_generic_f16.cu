@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_generic_gradient.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_generic_f16() { return make_generic<F16>(DType::f16); }
-}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_generic_gradient.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_generic_f32() { return make_generic<float>(DType::f32); }
-}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_generic_gradient.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_generic_f64() { return make_generic<double>(DType::f64); }
-}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_halo.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_halo_bf16() { return make_halo<Bf16>(DType::bf16); }
-}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/conv/cuda_halo.h"
-
-namespace blocksparse::conv {
-CudaKernels cuda_halo_f16() { return make_halo<F16>(DType::f16); }
-}  // namespace blocksparse::conv

@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_few_rounds.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_few_bf16() { return make_few_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear

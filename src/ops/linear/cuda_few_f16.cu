@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_few_rounds.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_few_f16() { return make_few_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear

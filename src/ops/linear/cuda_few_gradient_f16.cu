@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_few_gradient.h"
-
-namespace blocksparse::linear {
-CudaGradientKernel cuda_gradient_few_f16() { return make_few_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::linear

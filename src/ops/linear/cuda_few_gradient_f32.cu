@@ -1,6 +1,0 @@
-#include "ops/linear/cuda_few_gradient.h"
-
-namespace blocksparse::linear {
-// Where operands may be rounded to tf32.
-CudaGradientKernel cuda_gradient_few_f32() { return make_few_gradient<float>(DType::f32); }
-}  // namespace blocksparse::linear

@@ -1,6 +1,0 @@
-#include "ops/linear/cuda_few_rounds.h"
-
-namespace blocksparse::linear {
-Status prepare_few_tf32() { return prepare_few<float>(); }
-Status launch_few_tf32(const Product& p, const CudaCall& call) { return launch_few_in_rounds<float>(p, call); }
-}  // namespace blocksparse::linear

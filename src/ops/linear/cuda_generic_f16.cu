@@ -1,7 +1,0 @@
-#include "ops/linear/cuda_generic_gradient.h"
-#include "ops/linear/cuda_generic_product.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_generic_f16() { return make_generic_product<F16>(DType::f16); }
-CudaGradientKernel cuda_gradient_generic_f16() { return make_generic_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::linear

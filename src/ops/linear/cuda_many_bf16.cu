@@ -1,7 +1,0 @@
-#include "ops/linear/cuda_many.h"
-#include "ops/linear/cuda_many_gradient.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_many_bf16() { return make_many_product<Bf16>(DType::bf16); }
-CudaGradientKernel cuda_gradient_many_bf16() { return make_many_gradient<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear

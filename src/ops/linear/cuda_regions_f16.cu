@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_region_gradient.h"
-
-namespace blocksparse::linear {
-CudaGradientKernel cuda_gradient_regions_f16() { return make_regions_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::linear

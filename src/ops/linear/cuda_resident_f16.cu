@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_resident.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_resident_f16() { return make_resident_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear

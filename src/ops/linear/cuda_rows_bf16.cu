@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_rows.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_rows_bf16() { return make_rows_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear

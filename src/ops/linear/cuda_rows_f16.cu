@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_rows.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_rows_f16() { return make_rows_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear

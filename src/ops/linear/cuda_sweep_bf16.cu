@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_sweep.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_sweep_bf16() { return make_sweep_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear

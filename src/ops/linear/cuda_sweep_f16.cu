@@ -1,5 +1,0 @@
-#include "ops/linear/cuda_sweep.h"
-
-namespace blocksparse::linear {
-CudaProductKernel cuda_product_sweep_f16() { return make_sweep_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear

@@ -1,0 +1,79 @@
+// The layer norm on the CPU: rows are tasks; the gradients of gain and shift, strips of columns.
+#include <algorithm>
+#include <type_traits>
+
+#include "core/text.h"
+#include "cpu/threads.h"
+#include "ops/norm/cpu/kernels.h"
+
+namespace blocksparse::norm {
+
+namespace {
+
+constexpr int64_t kLeastWork = 1 << 14;  // elements that are worth another thread
+// Tokens whose gradients of columns are summed at a time, in bytes of x; a round has a group for each thread, so that
+// what rows have read is still in L2 when columns are. The bits of the sums do not depend on rounds.
+constexpr int64_t kGroupBytes = 256 << 10;
+
+int32_t worthwhile(int32_t threads, int64_t elements) {
+  return static_cast<int32_t>(std::clamp<int64_t>(elements / kLeastWork, 1, threads));
+}
+
+Result<const RowKernel*> kernel_for(Isa isa, DType dtype) {
+  if (isa == Isa::reference) isa = Isa::scalar;  // plain loops as well
+  const RowKernel* kernel = find_row_kernel(isa, dtype);
+  if (kernel != nullptr) return kernel;
+  return Status(StatusCode::unsupported, "[layer_norm] there is no kernel of this instruction set for this dtype");
+}
+
+// Some tokens of a pass. What the ones before gave to dgain and dshift is added to.
+Backward tokens_of(const Backward& b, int64_t begin, int64_t count) {
+  Backward part = b;
+  const int64_t elements = begin * b.groups * b.features;
+  const auto move = [&]<class P>(P*& p, int64_t bytes) {
+    using Byte = std::conditional_t<std::is_const_v<P>, const char, char>;
+    if (p != nullptr) p = static_cast<Byte*>(p) + bytes;
+  };
+  for (const void** p : {&part.x, &part.factor, &part.y, &part.dy}) move(*p, elements * size_of(b.dtype));
+  for (void** p : {&part.dx, &part.dfactor, &part.dterm}) move(*p, elements * size_of(b.dtype));
+  move(part.stats, begin * b.groups * 2 * size_of(sum_dtype(b.dtype)));
+  part.n = count;
+  part.accumulate = b.accumulate || begin > 0;
+  return part;
+}
+
+}  // namespace
+
+Status cpu_forward(const Forward& f, Isa isa, int32_t threads) {
+  const auto kernel = kernel_for(isa, f.dtype);
+  if (!kernel.ok()) return kernel.status();
+  threads = worthwhile(threads, f.rows() * f.features);
+  parallel_for(threads, f.rows(), [&](int64_t row) { (*kernel)->forward(f, row); });
+  return {};
+}
+
+Status cpu_backward(const Backward& b, Isa isa, int32_t threads) {
+  const auto kernel = kernel_for(isa, b.dtype);
+  if (!kernel.ok()) return kernel.status();
+  threads = worthwhile(threads, b.rows() * b.features);
+  const int64_t group = std::max<int64_t>(1, kGroupBytes / (b.groups * b.features * size_of(b.dtype)));
+  const int64_t strips = (b.features + kStrip - 1) / kStrip;
+  int64_t begin = 0;
+  do {
+    const Backward round = tokens_of(b, begin, std::min(group * threads, b.n - begin));
+    if (b.dx != nullptr) parallel_for(threads, round.rows(), [&](int64_t row) { (*kernel)->backward(round, row); });
+    const auto columns = [&](int64_t i) {
+      int64_t first = 0;
+      do {
+        const Backward part = tokens_of(round, first, std::min(group, round.n - first));
+        (*kernel)->columns(part, i / strips, i % strips * kStrip);
+        first += group;
+      } while (first < round.n);
+    };
+    if (b.dgain != nullptr) parallel_for(threads, b.groups * strips, columns);
+    begin += group * threads;
+  } while (begin < b.n);  // no tokens: gradients of 0
+  return {};
+}
+
+}  // namespace blocksparse::norm

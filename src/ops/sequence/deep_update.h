@@ -1,0 +1,117 @@
+// The deep-update op inside: what a checked call looks like, and where its memory is divided.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "blocksparse/deep_update.h"
+#include "ops/sequence/steps.h"
+
+namespace blocksparse::deep_update {
+
+inline constexpr int kGates = 4, kLeastMatrices = 3, kMostMatrices = 64;
+
+using lstm::round_up;
+
+struct Matrix : lstm::Weight {
+  const void *gain = nullptr, *shift = nullptr;
+};
+
+// What both passes share. Null where not given.
+struct Sequence : lstm::Steps {
+  int count = 0;  // of matrices
+  std::array<Matrix, kMostMatrices> matrices = {};
+  const void* term = nullptr;
+  double epsilon = 0;
+
+  int last() const { return count - 1; }
+  int64_t groups(int matrix) const { return matrix == last() ? kGates : 1; }
+};
+
+struct Forward : Sequence {
+  void *y = nullptr, *h = nullptr, *c = nullptr;
+  char* saved = nullptr;
+};
+
+struct MatrixGrads {
+  void *w = nullptr, *gain = nullptr, *shift = nullptr;
+  DType w_dtype = DType::f32;
+};
+
+struct Backward : Sequence {
+  const void* y = nullptr;
+  const char* saved = nullptr;
+  const void *dy = nullptr, *dh = nullptr, *dc = nullptr;
+  std::array<MatrixGrads, kMostMatrices> grads = {};
+  void *dfactor = nullptr, *dterm = nullptr, *dh0 = nullptr, *dc0 = nullptr;
+};
+
+// ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
+
+// Tensors of `steps` steps: of each matrix one like its product, and of each but the last one like its input.
+struct Stack {
+  int64_t one, four;  // [steps, n, H], [steps, n, 4, H]
+  int last;
+
+  Stack(const Sequence& s, int64_t steps)
+      : one(round_up(steps * s.n * s.hidden * size_of(s.dtype))),
+        four(round_up(kGates * steps * s.n * s.hidden * size_of(s.dtype))),
+        last(s.last()) {}
+  int64_t at(int matrix) const { return matrix * one; }
+  int64_t total() const { return last * one + four; }
+};
+
+// What the forward pass makes of `steps` steps.
+struct Made {
+  Stack products;          // W u
+  int64_t normed;          // u behind each matrix but the last
+  int64_t stats, of_four;  // of the norms; of the gates'
+  int64_t gates, cells, total;
+
+  Made(const Sequence& s, int64_t steps) : products(s, steps) {
+    const int64_t sum = size_of(sum_dtype(s.dtype));
+    of_one_ = round_up(2 * steps * s.n * sum);
+    normed = products.total();
+    stats = normed + products.last * products.one;
+    of_four = stats + products.last * of_one_;
+    gates = of_four + round_up(2 * kGates * steps * s.n * sum);
+    cells = gates + products.four;
+    total = cells + round_up(steps * s.n * s.hidden * sum);
+  }
+  int64_t normed_at(int matrix) const { return normed + matrix * products.one; }
+  int64_t stats_at(int matrix) const { return stats + matrix * of_one_; }
+
+ private:
+  int64_t of_one_ = 0;
+};
+
+// The workspace of the forward pass: z, and where nothing is saved what one step makes.
+struct ForwardSpace {
+  int64_t made, linear;
+
+  explicit ForwardSpace(const Sequence& s)
+      : made(round_up(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+};
+
+// Of the backward pass: gradients of the products, of all steps, and of what the norms give. The norms' gains and
+// shifts get their gradients step by step on the CPU, where a step lies in the cache, and from all steps at once on a
+// card.
+struct BackwardSpace {
+  Stack products, normed;
+  int64_t of_normed, dh, dc, linear;
+
+  explicit BackwardSpace(const Sequence& s)
+      : products(s, s.steps),
+        normed(s, keeps_steps(s) ? s.steps : 1),
+        of_normed(products.total()),
+        dh(of_normed + normed.total()),
+        dc(dh + round_up(s.n * s.hidden * size_of(s.dtype))),
+        linear(dc + round_up(s.n * s.hidden * size_of(sum_dtype(s.dtype)))) {}
+  static bool keeps_steps(const Sequence& s) { return s.device.type == DeviceType::cuda; }
+};
+
+Status run_forward(const Forward& f, Workspace workspace, Stream stream);
+Status run_backward(const Backward& b, Workspace workspace, Stream stream);
+
+}  // namespace blocksparse::deep_update

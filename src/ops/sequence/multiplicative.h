@@ -1,0 +1,75 @@
+// The multiplicative LSTM inside: what a checked call looks like, and where its memory is divided.
+#pragma once
+
+#include <cstdint>
+
+#include "blocksparse/multiplicative.h"
+#include "ops/sequence/steps.h"
+
+namespace blocksparse::multiplicative {
+
+inline constexpr int kGates = 4;
+
+using lstm::round_up;
+
+// What both passes share. Null where not given.
+struct Sequence : lstm::Steps {
+  lstm::Weight m, gates;  // W_m and W
+  const void* pre = nullptr;
+};
+
+struct Forward : Sequence {
+  void *y = nullptr, *h = nullptr, *c = nullptr;
+  char* saved = nullptr;
+};
+
+struct Backward : Sequence {
+  const void* y = nullptr;
+  const char* saved = nullptr;
+  const void *dy = nullptr, *dh = nullptr, *dc = nullptr;
+  void *dw_m = nullptr, *dw = nullptr, *dfactor = nullptr, *dpre = nullptr, *dh0 = nullptr, *dc0 = nullptr;
+  DType dw_m_dtype = DType::f32, dw_dtype = DType::f32;
+};
+
+// ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
+
+// What the forward pass makes of `steps` steps.
+struct Made {
+  int64_t product = 0;  // W_m h [steps, n, H]
+  int64_t m, gates, cells, total;
+
+  Made(const Sequence& s, int64_t steps) {
+    const int64_t one = steps * s.n * s.hidden;
+    m = round_up(one * size_of(s.dtype));
+    gates = 2 * m;
+    cells = gates + round_up(kGates * one * size_of(s.dtype));
+    total = cells + round_up(one * size_of(sum_dtype(s.dtype)));
+  }
+};
+
+// The workspace of the forward pass: z, and where nothing is saved what one step makes.
+struct ForwardSpace {
+  int64_t made, linear;
+
+  explicit ForwardSpace(const Sequence& s)
+      : made(round_up(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+};
+
+// Of the backward pass: gradients of W_m h of all steps, and of a step's m, h and c.
+struct BackwardSpace {
+  int64_t of_product = 0;
+  int64_t dm, dh, dc, linear;
+
+  explicit BackwardSpace(const Sequence& s) {
+    const int64_t one = round_up(s.n * s.hidden * size_of(s.dtype));
+    dm = round_up(s.steps * s.n * s.hidden * size_of(s.dtype));
+    dh = dm + one;
+    dc = dh + one;
+    linear = dc + round_up(s.n * s.hidden * size_of(sum_dtype(s.dtype)));
+  }
+};
+
+Status run_forward(const Forward& f, Workspace workspace, Stream stream);
+Status run_backward(const Backward& b, Workspace workspace, Stream stream);
+
+}  // namespace blocksparse::multiplicative

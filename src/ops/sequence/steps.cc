@@ -1,0 +1,114 @@
+#include "ops/sequence/steps.h"
+
+#include <algorithm>
+
+#include "blocksparse/blocksparse.h"
+
+namespace blocksparse::lstm {
+
+Status Pass::product(const Weight& w, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
+  const int64_t inputs = by_in ? w.rows() : s.hidden, outputs = by_in ? s.hidden : w.rows();
+  return on.product({.dtype = s.dtype,
+                     .layout = w.layout,
+                     .by_in = by_in != w.layout.transposed,
+                     .x = {x, s.n, inputs, inputs, 1},
+                     .y = {y, s.n, outputs, outputs, 1},
+                     .residual = {residual, s.n, outputs, outputs, 1},
+                     .w = w.w,
+                     .x_is_last = behind});
+}
+
+Status Pass::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,
+                      bool accumulate) const {
+  if (dw == nullptr || w.layout.blocks == 0) return {};
+  const GradPair pair{ConstTensor(x, s.dtype, {tokens, s.hidden}, s.device),
+                      ConstTensor(dy, s.dtype, {tokens, w.rows()}, s.device)};
+  linear::WeightGradient g{.dtype = s.dtype,
+                           .dw_dtype = dw_dtype,
+                           .layout = w.layout,
+                           .pairs = std::span<const GradPair>(&pair, 1),
+                           .w = w.w,
+                           .dw = dw,
+                           .accumulate = accumulate,
+                           .exchanged = w.layout.transposed};
+  g.layout.transposed = false;
+  return on.gradient(g);
+}
+
+void Pass::set_step(int64_t t, CellStep& step) const {
+  step.hidden = s.hidden;
+  step.t = t;
+  step.steps = s.steps;
+  step.lengths = s.lengths;
+}
+
+Status Pass::copy_of_empty(const void* from, void* to, DType dtype) const {
+  if (to == nullptr || (s.lengths == nullptr && s.steps > 0)) return {};
+  const int64_t* lengths = s.steps > 0 ? s.lengths : nullptr;
+  return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
+}
+
+Status check_steps(const char* op, const ConstTensor& factor, Steps& s) {
+  constexpr int64_t kMostElements = int64_t{1} << 40;  // more do not fit into any memory
+  if (factor.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
+  if (!factor.given()) return invalid("[", op, "] factor is not given");
+  BS_RETURN_IF_ERROR(check_tensor({op, "factor", factor}));
+  if (factor.rank != 3 || factor.shape[2] < 8 || factor.shape[2] % 8 != 0) {
+    return invalid("[", op, "] factor is ", shape_text(factor), ", needs [steps, n, H] with H a multiple of 8");
+  }
+  s.dtype = factor.dtype;
+  s.device = factor.device;
+  s.steps = factor.shape[0];
+  s.n = factor.shape[1];
+  s.hidden = factor.shape[2];
+  if (s.n > kMostElements / s.hidden || s.steps > kMostElements / std::max<int64_t>(s.n * s.hidden, 1)) {
+    return invalid("[", op, "] factor is ", shape_text(factor), ", too large");
+  }
+  return {};
+}
+
+Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Steps& s) {
+  if (layout.index == nullptr) return invalid("[", op, "] ", name, " is null");
+  if (layout.device != s.device) {
+    return invalid("[", op, "] ", name, "'s tables are not on the device of factor; copy Layout::index() there");
+  }
+  const int64_t out = layout.transposed ? layout.in_features : layout.out_features;
+  const int64_t in = layout.transposed ? layout.out_features : layout.in_features;
+  if (out == rows && in == s.hidden) return {};
+  return invalid("[", op, "] ", name, " is ", out, " x ", in, ", needs ", rows, " x ", s.hidden);
+}
+
+Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps) {
+  if (device.type != DeviceType::cpu || lengths == nullptr) return {};
+  for (int64_t i = 0; i < n; ++i) {
+    if (lengths[i] < 0 || lengths[i] > steps) {
+      return invalid("[", op, "] lengths[", i, "] is ", lengths[i], ", needs 0 to ", steps);
+    }
+  }
+  return {};
+}
+
+Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
+  if (saved.data == nullptr && saved.bytes > 0) {
+    return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
+  }
+  if (saved.bytes < static_cast<size_t>(needed)) {
+    return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);
+  }
+  if (reinterpret_cast<uintptr_t>(saved.data) % 64 != 0) return invalid("[", op, "] saved needs an alignment of 64");
+  return {};
+}
+
+size_t forward_product_bytes(const LayoutView& layout, const Steps& s) {
+  return linear_fprop_workspace_size(layout, s.dtype, s.n, s.device);
+}
+
+size_t backward_product_bytes(const LayoutView& layout, const Steps& s) {
+  size_t bytes = linear_dgrad_workspace_size(layout, s.dtype, s.n, s.device);
+  for (const int64_t steps : {s.steps, s.steps - 1, std::min<int64_t>(s.steps, 1)}) {
+    bytes = std::max(bytes, linear_wgrad_workspace_size(layout, s.dtype, steps * s.n, s.device));
+  }
+  return bytes;
+}
+
+}  // namespace blocksparse::lstm
