@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // Token t is a position of a filter, input i a channel at one of its taps: i = tap * inputs_of_tap + channel, taps and
 // positions in the order of their places, the width fastest. Three numbers are of {width, height, depth}. What lies
@@ -28,4 +28,4 @@ struct ScatteredImages {
   int32_t first[3] = {}, stride[3] = {1, 1, 1};
 };
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,4 +1,4 @@
-// The linear op inside: what a checked call looks like, and how it is divided.
+// A block-sparse product of any op, after its edge has checked the call.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "core/index.h"
 #include "cpu/isa.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 enum class Pass : int32_t { fprop = 0, dgrad = 1, wgrad = 2 };
 std::string_view name_of(Pass pass);
@@ -62,12 +62,8 @@ struct WeightGradient {
 
 Activations flatten(const ConstTensor& tensor);  // only what the edge has checked
 
-// The plain loops in double precision: the specification, and what tests compare with.
-void reference_product(const Product& p);
-void reference_weight_gradient(const WeightGradient& g);
-// Single results: before they are rounded, and before dW is gated or added to. Nothing beyond the matrix.
-double reference_product_at(const Product& p, int64_t token, int64_t output);
-std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t block, int64_t row, int64_t column);
+// Bytes of workspace that a call with n tokens needs (wgrad: in all pairs together), for activations on `device`.
+size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Device device);
 
 // The CPU path for an instruction set.
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
@@ -82,4 +78,4 @@ size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int
 Result<std::string> cuda_choice(const Product& p, Math math);
 Result<std::string> cuda_choice(const WeightGradient& g, Math math);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

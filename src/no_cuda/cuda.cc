@@ -31,7 +31,7 @@ Status synchronise(Device) { return cuda_status(); }
 
 }  // namespace cuda
 
-namespace linear {
+namespace gemm {
 
 Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
 Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
@@ -39,7 +39,7 @@ size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; 
 Result<std::string> cuda_choice(const Product&, Math) { return cuda_status(); }
 Result<std::string> cuda_choice(const WeightGradient&, Math) { return cuda_status(); }
 
-}  // namespace linear
+}  // namespace gemm
 
 namespace conv {
 

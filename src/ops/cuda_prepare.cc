@@ -9,7 +9,7 @@
 namespace blocksparse {
 
 Status cuda_prepare(Device device) {
-  BS_RETURN_IF_ERROR(linear::prepare_cuda(device));
+  BS_RETURN_IF_ERROR(gemm::prepare_cuda(device));
   BS_RETURN_IF_ERROR(conv::prepare_cuda(device));
   BS_RETURN_IF_ERROR(lstm::prepare_cuda(device));
   return norm::prepare_cuda(device);

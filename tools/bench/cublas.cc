@@ -105,7 +105,7 @@ Result<Contender> prepare(linear::LinearData& data, size_t rotate_bytes, bool tf
   const auto blas = cublas();
   if (!blas.ok()) return blas.status();
   BS_RETURN_IF_ERROR(check_plain("cublas", c));
-  const bool gradient = c.pass == linear::Pass::wgrad;
+  const bool gradient = c.pass == gemm::Pass::wgrad;
   Gemm gemm{c.dtype, gradient ? data.output().dtype : c.dtype, tf32, dense_product(data)};
   if (gemm.product.c.row_major) gemm.product = gemm.product.t();
   const size_t bytes = gemm.product.memory->size();

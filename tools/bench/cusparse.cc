@@ -35,7 +35,7 @@ int code_of(DType dtype) {
 struct Sparse {
   int64_t rows = 0, columns = 0, b = 0, blocks = 0, width = 0;  // in blocks
   std::vector<int32_t> starts, from;                            // from -1: padding
-  linear::Bytes values;
+  gemm::Bytes values;
 };
 
 // Where element (0, 0) of the i-th block of row r lies, and how far apart the rows of that block are.
@@ -56,7 +56,7 @@ void copy_block(const char* from, char* to, int64_t b, int64_t size, bool transp
 }
 
 Sparse sparse_of(const linear::LinearData& data, bool padded, Values order = Values::blockwise) {
-  const bool by_in = data.spec().pass == linear::Pass::dgrad;
+  const bool by_in = data.spec().pass == gemm::Pass::dgrad;
   const LayoutView view = data.layout().view();
   const Header& h = header_of(view);
   const IndexSections sections = index_sections(h.out_blocks, h.in_blocks, h.blocks);
@@ -287,7 +287,7 @@ Result<Contender> best(const std::vector<Result<Contender>>& tried) {
 Status check_problem(const linear::LinearData& data) {
   const linear::LinearCase& c = data.spec();
   if (c.device.type != DeviceType::cuda) return {StatusCode::unsupported, "cusparse: problems on a card only"};
-  if (c.pass == linear::Pass::wgrad) return {StatusCode::unsupported, "cusparse: fprop and dgrad only"};
+  if (c.pass == gemm::Pass::wgrad) return {StatusCode::unsupported, "cusparse: fprop and dgrad only"};
   const int64_t b = c.block;
   if (data.layout().out_features() % b != 0 || data.layout().in_features() % b != 0)
     return {StatusCode::unsupported, "cusparse: whole blocks only"};

@@ -169,7 +169,7 @@ void make_groups(Product& p) {
 
 Product make_product(const linear::LinearData& data) {
   const linear::LinearCase& c = data.spec();
-  const RowWalk walk = walk_of(data.layout().view(), c.pass == linear::Pass::dgrad);
+  const RowWalk walk = walk_of(data.layout().view(), c.pass == gemm::Pass::dgrad);
   Product p{.x = panel_of(data.x(), c.x_order),
             .y = panel_of(data.output(), c.y_order),
             .n = c.n,
@@ -240,11 +240,11 @@ void run_product(const Product& p, const Tiling& tiling, const char* weights) {
 }
 
 // The blocks as the kernels read them: as B [b outputs, b inputs], as A [b inputs, b outputs] or that in pairs.
-linear::Bytes stored_weights(const linear::LinearData& data, const Product& p) {
+gemm::Bytes stored_weights(const linear::LinearData& data, const Product& p) {
   const Tensor& w = data.weights();
   const int64_t b = data.spec().block, size = size_of(w.dtype);
-  const bool forward = data.spec().pass == linear::Pass::fprop, pairs = in_pairs(p);
-  linear::Bytes stored(static_cast<size_t>(w.shape[0] * b * b * size));
+  const bool forward = data.spec().pass == gemm::Pass::fprop, pairs = in_pairs(p);
+  gemm::Bytes stored(static_cast<size_t>(w.shape[0] * b * b * size));
   const char* from = static_cast<const char*>(w.data);
   char* to = stored.data();
   for (int64_t block = 0; block < w.shape[0]; ++block, from += b * b * size, to += b * b * size) {
@@ -330,9 +330,9 @@ Result<Contender> prepare_gradient(const Xsmm& xsmm, linear::LinearData& data) {
 Result<Contender> prepare_product(const Xsmm& xsmm, const linear::LinearData& data, size_t rotate_bytes) {
   const auto product = std::make_shared<const Product>(make_product(data));
   const Product& p = *product;
-  const linear::Bytes stored = stored_weights(data, p);
+  const gemm::Bytes stored = stored_weights(data, p);
   const int copies = copies_for(stored.size(), rotate_bytes);
-  const auto weights = std::make_shared<const std::vector<linear::Bytes>>(static_cast<size_t>(copies), stored);
+  const auto weights = std::make_shared<const std::vector<gemm::Bytes>>(static_cast<size_t>(copies), stored);
   std::vector<std::function<void(int)>> ways;
   for (const int64_t tile : token_counts(p.n)) {
     Tiling tiling{tile, false, product_kernel(xsmm, p, tile), nullptr};
@@ -363,7 +363,7 @@ Result<Contender> prepare_libxsmm(linear::LinearData& data, size_t rotate_bytes)
     return Status(StatusCode::unsupported, xsmm.name + ": whole blocks only");
   }
   auto contender =
-      c.pass == linear::Pass::wgrad ? prepare_gradient(xsmm, data) : prepare_product(xsmm, data, rotate_bytes);
+      c.pass == gemm::Pass::wgrad ? prepare_gradient(xsmm, data) : prepare_product(xsmm, data, rotate_bytes);
   if (!contender.ok()) return contender.status();
   BS_RETURN_IF_ERROR(check_output(*contender, data));
   return contender;

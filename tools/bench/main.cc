@@ -38,7 +38,7 @@ Contender ourselves(Data& data, const Options& options) {
   auto bytes = static_cast<size_t>(size_of(w.dtype));
   for (int i = 0; i < w.rank; ++i) bytes *= static_cast<size_t>(w.shape[static_cast<size_t>(i)]);
   const int copies = options.cold ? copies_for(bytes, options.rotate_bytes) : 1;
-  auto memory = std::make_shared<std::vector<linear::Bytes>>();
+  auto memory = std::make_shared<std::vector<gemm::Bytes>>();
   std::shared_ptr<void> on_card;
   if (data.spec().device.type == DeviceType::cuda) {
     on_card = must(copies_on_card(w.data, bytes, copies));

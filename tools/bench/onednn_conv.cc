@@ -19,7 +19,7 @@ constexpr int kDirect = 1;
 
 using conv::ConvCase;
 using conv::ConvData;
-using linear::Pass;
+using gemm::Pass;
 
 // Channels fall into as many groups as possible, each of them full: 1 for a dense filter, 0 for none.
 int64_t groups_of(const Layout& layout) {
@@ -60,7 +60,7 @@ struct Convolution {
   Object weights_form = nullptr;
   std::vector<Owned> memory, weights;  // copies of the filter, or one dW
   std::array<Argument, 3> arguments;
-  linear::Bytes dense;
+  gemm::Bytes dense;
 };
 
 Status refuse(const ConvCase& c) {

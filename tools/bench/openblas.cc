@@ -76,8 +76,8 @@ Result<Contender> prepare_openblas(linear::LinearData& data, size_t rotate_bytes
   const Gemm gemm{trans(a),       trans(b),     number(y.rows), number(y.cols),
                   number(a.cols), number(a.ld), number(b.ld),   number(y.ld)};
   Contender contender{.name = concat("openblas ", blas.version), .run = nullptr, .copies = 1};
-  if (c.pass != linear::Pass::wgrad) contender.copies = copies_for(memory->size(), rotate_bytes);
-  const auto weights = std::make_shared<std::vector<linear::Bytes>>(static_cast<size_t>(contender.copies), *memory);
+  if (c.pass != gemm::Pass::wgrad) contender.copies = copies_for(memory->size(), rotate_bytes);
+  const auto weights = std::make_shared<std::vector<gemm::Bytes>>(static_cast<size_t>(contender.copies), *memory);
   contender.run = [=, &blas, dtype = c.dtype](int copy) {
     const void* w = (*weights)[static_cast<size_t>(copy)].data();
     auto data_of = [w](const Matrix& m) { return m.data == nullptr ? w : m.data; };

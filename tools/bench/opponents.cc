@@ -46,7 +46,7 @@ void for_each_block_row(const linear::LinearData& data, Body&& body) {
 }
 
 // Copies the blocks of W into the dense W [out, in], which is zero so far.
-void store_weights(const linear::LinearData& data, linear::Bytes& dense) {
+void store_weights(const linear::LinearData& data, gemm::Bytes& dense) {
   const Tensor& w = data.weights();
   const int64_t size = size_of(w.dtype);
   for_each_block_row(data, [&](int64_t to, int64_t from, int64_t count) {
@@ -56,7 +56,7 @@ void store_weights(const linear::LinearData& data, linear::Bytes& dense) {
 }
 
 // Copies the blocks of a dense dW [out, in] into the problem's output, so that it can be compared.
-void store_gradient(const linear::Bytes& dense, linear::LinearData& data) {
+void store_gradient(const gemm::Bytes& dense, linear::LinearData& data) {
   const Tensor& dw = data.output();
   const int64_t size = size_of(dw.dtype);
   std::memset(dw.data, 0, static_cast<size_t>(dw.shape[0] * dw.stride[0] * size));  // ragged blocks end in zeros
@@ -74,16 +74,16 @@ Matrix matrix_of(const Tensor& t, Order order) {
 
 DenseProduct dense_product(const linear::LinearData& data) {
   const linear::LinearCase& c = data.spec();
-  const bool gradient = c.pass == linear::Pass::wgrad;
+  const bool gradient = c.pass == gemm::Pass::wgrad;
   const int64_t out = data.layout().out_features(), in = data.layout().in_features();
   const DType dtype = gradient ? data.output().dtype : c.dtype;
-  auto memory = std::make_shared<linear::Bytes>(static_cast<size_t>(out * in * size_of(dtype)), char{0});
+  auto memory = std::make_shared<gemm::Bytes>(static_cast<size_t>(out * in * size_of(dtype)), char{0});
   const Matrix x = matrix_of(data.placed(data.x()), c.x_order);
   if (gradient)
     return {matrix_of(data.placed(data.dy()), c.y_order).t(), x, {memory->data(), out, in, in, true}, memory};
   store_weights(data, *memory);
   const Matrix w{nullptr, out, in, in, true}, y = matrix_of(data.placed(data.output()), c.y_order);
-  return {x, c.pass == linear::Pass::fprop ? w.t() : w, y, memory};
+  return {x, c.pass == gemm::Pass::fprop ? w.t() : w, y, memory};
 }
 
 int copies_for(size_t bytes, size_t rotate_bytes) {
@@ -115,7 +115,7 @@ Status check_output(const Contender& contender, linear::LinearData& data, const 
   BS_RETURN_IF_ERROR(data.upload_outputs());
   contender.run(0);
   BS_RETURN_IF_ERROR(data.download_outputs());
-  if (dense != nullptr && data.spec().pass == linear::Pass::wgrad) {
+  if (dense != nullptr && data.spec().pass == gemm::Pass::wgrad) {
     auto& memory = *dense->memory;
     if (on_card != nullptr) {
       BS_RETURN_IF_ERROR(cuda::copy_to_host(data.spec().device, memory.data(), on_card, memory.size()));

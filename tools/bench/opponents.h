@@ -45,7 +45,7 @@ struct Matrix {
 //   fprop   y [n, out] = x W^T      dgrad   dx [n, in] = dy W      wgrad   dW [out, in] = dy^T x
 struct DenseProduct {
   Matrix a, b, c;
-  std::shared_ptr<linear::Bytes> memory;  // the one dense matrix [out, in]: W, or dW
+  std::shared_ptr<gemm::Bytes> memory;  // the one dense matrix [out, in]: W, or dW
   DenseProduct t() const { return {b.t(), a.t(), c.t(), memory}; }
 };
 DenseProduct dense_product(const linear::LinearData& data);

@@ -3,7 +3,7 @@
 
 #include "gemm/cpu/finish.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kUnroll = 8;  // inputs; divides every block size
@@ -99,4 +99,4 @@ Range bytes_of_strip(const ProductArgs& a, int strip) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -2,7 +2,7 @@
 #include "gemm/cpu/amx/product.h"
 #include "gemm/cpu/amx/gradient.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 #define LINEAR_PRODUCT_amx(dtype, ...)                                                \
   ProductKernel product_amx_##dtype() {                                               \
@@ -14,4 +14,4 @@ namespace blocksparse::linear {
   }
 #include "gemm/cpu/rows_of_isa.h"
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -2,7 +2,7 @@
 #include "gemm/cpu/gradient.h"
 #include "gemm/cpu/taps.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 #define LINEAR_PRODUCT_scalar(dtype, ...)                                                       \
   ProductKernel product_scalar_##dtype() {                                                      \
@@ -14,4 +14,4 @@ namespace blocksparse::linear {
   }
 #include "gemm/cpu/rows_of_isa.h"
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

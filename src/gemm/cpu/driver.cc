@@ -12,7 +12,7 @@
 #include "gemm/product.h"
 #include "gemm/cpu/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -377,4 +377,4 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   return {};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

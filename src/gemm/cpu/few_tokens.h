@@ -10,7 +10,7 @@
 
 #include "gemm/cpu/finish.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kSumsInFlight = 8;  // independent sums that keep two FMA units of latency 4 busy
@@ -354,4 +354,4 @@ void combine_few(const ProductArgs& a, int64_t split) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
@@ -198,4 +198,4 @@ void finish(const ProductArgs& a, int64_t to, int64_t vector, const typename C::
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -14,7 +14,7 @@
 
 #include "gemm/cpu/gradient_pack.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // A run of input features inside a block: the unit in which a row of dW is divided.
@@ -354,4 +354,4 @@ GradientKernel make_gradient(Isa isa) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <DType D, Tile kTile, class Panel = Sum<D>>
@@ -176,4 +176,4 @@ void pack_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_bl
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 std::span<const ProductKernel> product_kernels() {
   static const std::vector<ProductKernel> kernels = {
@@ -29,4 +29,4 @@ std::span<const GradientKernel> gradient_kernels() {
 const ProductKernel* find_product_kernel(Isa isa, DType dtype) { return find_kernel(product_kernels(), isa, dtype); }
 const GradientKernel* find_gradient_kernel(Isa isa, DType dtype) { return find_kernel(gradient_kernels(), isa, dtype); }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -9,7 +9,7 @@
 #include "core/index.h"
 #include "cpu/isa.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr int64_t kFewTokens = 4;
 inline constexpr int64_t kGroupAlongOutputs = 128;  // tokens, at most
@@ -208,4 +208,4 @@ const GradientKernel* find_gradient_kernel(Isa isa, DType dtype);
 #undef LINEAR_PRODUCT
 #undef LINEAR_GRADIENT
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

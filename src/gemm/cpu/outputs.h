@@ -23,7 +23,7 @@
 #include "gemm/cpu/ahead.h"
 #include "gemm/cpu/finish.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Whether the kernel is compiled: where W is not widened, and there are registers enough for its tiles.
@@ -374,4 +374,4 @@ void multiply_along_outputs(const ProductArgs& a, Range pieces, Range vectors) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 #include "core/places.h"
 #include "gemm/cpu/kernels.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -212,4 +212,4 @@ int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_byt
 
 size_t GradientPlan::workspace_bytes() const { return panel_bytes + sums_bytes + 2 * kAlignment; }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

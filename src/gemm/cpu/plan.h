@@ -9,7 +9,7 @@
 #include "cpu/isa.h"
 #include "gemm/product.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // What the choice looks at.
 struct Problem {
@@ -88,4 +88,4 @@ bool reads_dy_in_place(const WeightGradient& g);
 // Tokens that are packed and summed at a time, of the `most` that there is room for.
 int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_bytes);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

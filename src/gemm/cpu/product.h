@@ -22,7 +22,7 @@
 #include "gemm/cpu/product_pack.h"
 #include "gemm/cpu/product_tile.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Whether a tile of vectors goes through all strips of a chunk before the next one: with 32 KB of L1, that the chunk's
@@ -346,4 +346,4 @@ ProductKernel make_product(Isa isa) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -4,7 +4,7 @@
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Where a vector of packed x begins, and how far its inputs are apart.
@@ -99,4 +99,4 @@ void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t l
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 #include "gemm/cpu/ahead.h"
 #include "gemm/cpu/weights.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // x of some vectors: [inputs][lanes] each, rows feature[v] apart; vector v begins at data + at[v].
@@ -120,4 +120,4 @@ __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

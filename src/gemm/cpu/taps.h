@@ -14,7 +14,7 @@
 
 #include "gemm/cpu/product.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kTapDepth = 288;                             // inputs of a chunk
@@ -388,4 +388,4 @@ ProductKernel make_product_with_taps(Isa isa) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -3,7 +3,7 @@
 
 #include "gemm/cpu/finish.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // W(o, k) of a strip is block()[o * kOutput + k * input()]. kDepth: inputs of every block, 0 where that is not known; a
@@ -119,4 +119,4 @@ bool copies(const ProductArgs& a) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -4,7 +4,7 @@
 #include "blocksparse/ops.h"
 #include "cuda/ptx/approximate.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // For 16 bits: within 1e-5 of the result, without a branch, so that those of many sums overlap. erfcf and a true
@@ -29,4 +29,4 @@ __device__ inline float approximately_activated(float z) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -17,7 +17,7 @@
 
 namespace blocksparse {
 
-namespace linear {
+namespace gemm {
 
 namespace {
 
@@ -238,20 +238,20 @@ Result<std::string> cuda_choice(const WeightGradient& g, Math math) {
   return name_of_choice(problem_of(first, math), g.layout.device);
 }
 
-}  // namespace linear
+}  // namespace gemm
 
 std::vector<std::string> cuda_kernels() {
-  std::vector<std::string> names{std::string(linear::kHaloName)};
-  for (auto kernel = linear::kAllCudaKernels.rbegin(); kernel != linear::kAllCudaKernels.rend(); ++kernel) {
+  std::vector<std::string> names{std::string(gemm::kHaloName)};
+  for (auto kernel = gemm::kAllCudaKernels.rbegin(); kernel != gemm::kAllCudaKernels.rend(); ++kernel) {
     names.emplace_back(name_of(*kernel));
   }
   return names;
 }
 
 Status set_cuda_kernel(std::string_view name) {
-  const auto kernel = linear::named_kernel(name);
+  const auto kernel = gemm::named_kernel(name);
   if (!kernel.ok()) return kernel.status();
-  linear::forced = *kernel;
+  gemm::forced = *kernel;
   return {};
 }
 

@@ -9,7 +9,7 @@
 #include "gemm/product.h"
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // What a kernel sees of a layout in one direction; all of it lies on the device.
 struct DeviceWalk {
@@ -53,4 +53,4 @@ struct CudaGradientKernel {
 #undef LINEAR_CUDA_PRODUCT
 #undef LINEAR_CUDA_GRADIENT
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

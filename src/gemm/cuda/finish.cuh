@@ -4,7 +4,7 @@
 #include "cuda/number.h"
 #include "gemm/cuda/driver.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct DeviceMatrix {
@@ -92,4 +92,4 @@ struct Finish {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -6,10 +6,10 @@
 #include "blocksparse/status.h"
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 Result<std::optional<CudaKernel>> forced_cuda_kernel();
 bool cuda_kernel_is_forced();
 bool halo_is_forced();  // the convolution's way of that name; then it is none of these kernels
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct GradientTarget {
@@ -108,4 +108,4 @@ __device__ inline float sum_of_warp(float value) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -6,7 +6,7 @@
 #include "core/index.h"
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
   CudaProblem p{.pass = pass,
@@ -70,4 +70,4 @@ CudaProblem problem_of(const WeightGradient& g, Math math) {
   return problem;
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

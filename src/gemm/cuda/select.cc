@@ -11,7 +11,7 @@
 #include "gemm/cuda/stream_x/plan.h"
 #include "gemm/cuda/tiled_f32/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 std::string_view name_of(CudaKernel kernel) {
   switch (kernel) {
@@ -301,4 +301,4 @@ size_t most_cuda_workspace_bytes(const CudaProblem& p) {
                    region_workspace_bytes(p), tiled_workspace(p)});
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -11,7 +11,7 @@
 #include "cuda/card.h"
 #include "gemm/product.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // From plain to fast; a larger value is preferred.
 enum class CudaKernel : int32_t {
@@ -132,4 +132,4 @@ inline constexpr int64_t kTermBytes = 48;
 // How many of p.pairs, of p.n tokens together, a launch is best given. dW is rounded between launches unless it is f32.
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // Each with every instruction set that the CPU runs, and with every CUDA kernel that can do it.
 inline constexpr std::string_view kAwkward[] = {
@@ -126,4 +126,4 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f16 n=20 b=32 random(6,6,0.4) seed=66 values=int dgates",
 };
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,7 +1,7 @@
 // Awkward problems of few to some hundred tokens, for tests: each also with other types.
 #pragma once
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr const char* kAwkwardFewTokens[] = {
     // Slices of split rows.
@@ -64,4 +64,4 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop bf16 n=1 b=32 dense(8,70) seed=35 residual",
 };
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

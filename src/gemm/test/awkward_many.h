@@ -1,7 +1,7 @@
 // Awkward problems of many tokens and small blocks, for tests of what walks lists and cuts dW into units.
 #pragma once
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr const char* kAwkwardManyTokens[] = {
     // Lists of more than 32 and 64 blocks, an odd number of them; x of which the last 128 inputs are not all there, or
@@ -52,4 +52,4 @@ inline constexpr const char* kAwkwardManyTokens[] = {
     "linear:wgrad bf16 n=500 b=32 random(43,51,0.2) seed=37 in=1603",
 };
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -18,7 +18,7 @@
 #include "gemm/cuda/select.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr Device kCard{DeviceType::cuda, 0};
@@ -423,4 +423,4 @@ TEST(ManyTerms, StepsWalkThePairsOneBehindTheOther) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

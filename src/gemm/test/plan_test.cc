@@ -8,7 +8,7 @@
 #include "gemm/cpu/kernels.h"
 #include "gemm/cpu/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 #if defined(__x86_64__)
@@ -226,4 +226,4 @@ TEST(Select, NarrowGradientsOfSeveralRoundsAreSummedWide) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -9,7 +9,7 @@
 #include "core/random.h"
 #include "ops/linear/problem.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Tokens around what tiles, groups and rounds hold.
@@ -111,4 +111,4 @@ TEST(Linear, RandomProblemsOnCuda) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

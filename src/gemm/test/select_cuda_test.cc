@@ -11,7 +11,7 @@
 #include "gemm/cuda/w_in_smem/plan.h"
 #include "gemm/cuda/tiled_f32/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 TEST(SelectCuda, NamesAreReadAndWritten) {
@@ -384,4 +384,4 @@ TEST(LayoutView, TheNumberOfWordsTellsWhatIsCut) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

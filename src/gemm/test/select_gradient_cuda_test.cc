@@ -5,7 +5,7 @@
 #include "gemm/cuda/wgmma/plan.h"
 #include "gemm/cuda/wgrad_in_registers/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr cuda::Card kH200 = {.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .sm90a = true};
@@ -257,4 +257,4 @@ TEST(SelectCuda, RegionsFitTheCard) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

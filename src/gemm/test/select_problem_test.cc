@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Pairs of a layer of 64 outputs and 96 inputs in bf16, of memory that is not read.
@@ -101,4 +101,4 @@ TEST(CudaProblemOf, Products) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -4,7 +4,7 @@
 #include "blocksparse/layout.h"
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
@@ -74,4 +74,4 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -10,7 +10,7 @@
 #include "gemm/test/awkward_many.h"
 #include "ops/linear/problem.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // The line with other types in place of bf16 and f16.
@@ -356,4 +356,4 @@ INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_
 INSTANTIATE_TEST_SUITE_P(F32ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rounds("f32", "f32 tf32")));
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -14,7 +14,7 @@
 
 namespace blocksparse::conv {
 
-using linear::Pass;
+using gemm::Pass;
 
 // Activations after the edge has checked them: dense in one of two orders.
 struct Images {

@@ -122,7 +122,7 @@ Result<ConvCase> parse_conv_case(std::string_view line) {
   ConvCase c;
   bool known = false;
   for (Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
-    if (words->pass != linear::name_of(pass)) continue;
+    if (words->pass != gemm::name_of(pass)) continue;
     c.pass = pass;
     known = true;
   }
@@ -147,7 +147,7 @@ std::string to_string(const ConvCase& c) {
     return text;
   };
   std::string line =
-      concat("conv:", linear::name_of(c.pass), " ", blocksparse::name_of(c.dtype), " n=", c.n, " hw=", sizes(c.size),
+      concat("conv:", gemm::name_of(c.pass), " ", blocksparse::name_of(c.dtype), " n=", c.n, " hw=", sizes(c.size),
              g.rank == 1 ? " dims=1" : "", " r=", sizes(g.kernel), " b=", c.block, " ", c.graph);
   auto each = [&](std::string_view key, const SpatialSizes& value, const SpatialSizes& usual) {
     if (!std::equal(value.begin(), value.begin() + g.rank, usual.begin())) line += concat(" ", key, "=", sizes(value));

@@ -48,7 +48,7 @@ std::string to_string(const ConvCase& c);
 
 // A dense tensor with poison around it.
 struct Block {
-  linear::Bytes bytes;
+  gemm::Bytes bytes;
   Tensor tensor;
   int64_t count = 0;
   std::shared_ptr<void> device;  // a copy of `bytes` on a card, if the problem lies there
@@ -75,7 +75,7 @@ class ConvData {
   Status upload_outputs();
   Status download_outputs();
 
-  using Error = linear::ResultError;
+  using Error = gemm::ResultError;
   // Compares with the reference, which is run on first use.
   Error compare();
   // The same for `count` elements of the output at random, for problems too large for that.
@@ -88,7 +88,7 @@ class ConvData {
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
-  size_t workspace_bytes() const { return workspace_.size() - static_cast<size_t>(linear::kGuard); }
+  size_t workspace_bytes() const { return workspace_.size() - static_cast<size_t>(gemm::kGuard); }
   // x and dy of wgrad; the input of the pass otherwise.
   const Tensor& x() const { return x_.tensor; }
   const Tensor& dy() const { return dy_.tensor; }
@@ -126,7 +126,7 @@ class ConvData {
   std::optional<Block> expected_, expected_gates_;
   std::vector<int32_t> order_;
   double max_w_ = 0, max_x_ = 0, max_dy_ = 0, max_epilogue_ = 0;
-  linear::Bytes workspace_;  // and a guard behind it
+  gemm::Bytes workspace_;  // and a guard behind it
   std::shared_ptr<void> device_index_, device_workspace_, device_order_;
   LayoutView view_;
   void* stream_ = nullptr;

@@ -14,8 +14,8 @@ namespace blocksparse::conv {
 
 namespace {
 
-using linear::kGuard;
-using linear::kPoison;
+using gemm::kGuard;
+using gemm::kPoison;
 
 int64_t count_of(const Tensor& t) {
   int64_t count = t.rank > 0 ? 1 : 0;
@@ -291,7 +291,7 @@ double ConvData::bound() const {
                eps = epsilon(sum_dtype(case_.dtype));
   const bool on_card = case_.device.type == DeviceType::cuda;
   const double product_eps =
-      on_card && case_.tf32 && case_.dtype == DType::f32 ? 0x1.8p-11 : linear::sum_epsilon(case_.dtype, case_.device);
+      on_card && case_.tf32 && case_.dtype == DType::f32 ? 0x1.8p-11 : gemm::sum_epsilon(case_.dtype, case_.device);
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
   // On a card W may be rounded once more behind its gates.
   const bool rounds = case_.gates && !gradient && on_card && size_of(case_.dtype) == 2;
@@ -302,13 +302,13 @@ double ConvData::bound() const {
 double ConvData::gate_bound() const {
   const auto area = static_cast<double>(gather_of(case_.geometry, false).taps() * case_.block * case_.block);
   const auto k = static_cast<double>(case_.n * host_gradient().plain().pixels());
-  return 2 * linear::sum_epsilon(case_.dtype, case_.device) * (k + area) * area * max_x_ * max_dy_ * max_w_;
+  return 2 * gemm::sum_epsilon(case_.dtype, case_.device) * (k + area) * area * max_x_ * max_dy_ * max_w_;
 }
 
 void ConvData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {
   if (case_.integers) expected = rounded(expected, dtype);
   const double allowed = case_.integers ? 0 : bound + 2 * epsilon(dtype) * std::abs(expected);
-  linear::note_error(got, expected, allowed, at, error);
+  gemm::note_error(got, expected, allowed, at, error);
 }
 
 ConvData::Error ConvData::compare() {

@@ -10,8 +10,8 @@
 
 namespace blocksparse::conv {
 
-using linear::kGuard;
-using linear::kPoison;
+using gemm::kGuard;
+using gemm::kPoison;
 
 size_t ConvData::workspace_size() const {
   const ConvGeometry& g = case_.geometry;

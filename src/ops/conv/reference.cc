@@ -5,7 +5,7 @@
 
 #include "core/convert.h"
 #include "ops/conv/conv.h"
-#include "ops/linear/reference.h"
+#include "gemm/reference.h"
 
 namespace blocksparse::conv {
 
@@ -55,7 +55,7 @@ double reference_product_at(const Product& p, int64_t image, int64_t o, int64_t 
     if (!from) continue;
     for (int32_t i = starts[o / b]; i < starts[o / b + 1]; ++i) {
       const BlockRef ref = walk.refs[static_cast<size_t>(i)];
-      const double gate = linear::reference_gate(p.gates, ref.weight, p.dtype);
+      const double gate = gemm::reference_gate(p.gates, ref.weight, p.dtype);
       if (gate == 0) continue;
       const int64_t first = ref.from * b;
       for (int64_t k = 0; k < std::min(b, p.x.channels - first); ++k) {
@@ -68,7 +68,7 @@ double reference_product_at(const Product& p, int64_t image, int64_t o, int64_t 
   const int64_t channel = channel_of(p.y_channels, o);
   if (p.bias != nullptr) sum += load_element(p.bias, channel, p.dtype);
   if (p.residual.data != nullptr) sum += element(p.residual, image, channel, pixel, p.dtype);
-  return linear::reference_activation(p.activation, sum);
+  return gemm::reference_activation(p.activation, sum);
 }
 
 void reference_product(const Product& p) {
@@ -105,7 +105,7 @@ std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t blo
 void reference_weight_gradient(const WeightGradient& g) {
   const int64_t b = g.layout.block_size, taps = g.gather.taps();
   for (int64_t block = 0; block < g.layout.blocks; ++block) {
-    const double gate = linear::reference_gate(g.gates, block, g.dtype);
+    const double gate = gemm::reference_gate(g.gates, block, g.dtype);
     double gate_sum = 0;
     for (int64_t entry = 0; entry < taps * b * b; ++entry) {
       const int64_t at = block * taps * b * b + entry;

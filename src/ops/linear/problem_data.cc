@@ -85,16 +85,6 @@ void poison_beyond(const Buffer& w, const Layout& layout) {
   }
 }
 
-double epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 0x1p-53;
-    case DType::f32: return 0x1p-24;
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-  }
-  return 0;
-}
-
 // Without the row and column that shall be empty, and with all of those that shall be full.
 BlockCoordinates with_rows_of(BlockCoordinates all, const LinearCase& c) {
   BlockCoordinates kept{all.out_blocks, all.in_blocks, {}, {}};
@@ -283,12 +273,6 @@ void LinearData::run_reference() {
                              .exchanged = layout_.transposed()});
 }
 
-double sum_epsilon(DType dtype, const Device& device) {
-  const auto isa = current_isa();
-  const bool to_odd = dtype == DType::bf16 && device.type == DeviceType::cpu && isa.ok() && *isa == Isa::neon_bf16;
-  return epsilon(sum_dtype(dtype)) * (to_odd ? 2 : 1);
-}
-
 // |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum, and the rounding of the result itself.
 LinearData::Bounds LinearData::bounds() const {
   const RowWalk rows = walk_of(layout_.view(), layout_.transposed() != (case_.pass == Pass::dgrad));
@@ -314,16 +298,6 @@ LinearData::Bounds LinearData::bounds() const {
   const double gated = rounds ? 6 * std::sqrt(k) * epsilon(case_.dtype) * scale * gate_scale : 0;
   return {2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated + gated,
           2 * product_eps * (k + area) * area * scale * max_w_};
-}
-
-void note_error(double got, double expected, double allowed, int64_t at, ResultError& error) {
-  const double difference = std::abs(got - expected);
-  const bool same = got == expected || (std::isnan(got) && std::isnan(expected));
-  const double ratio = same ? 0 : difference / std::max(allowed, std::numeric_limits<double>::min());
-  if (ratio <= error.worst && !std::isnan(ratio)) return;
-  error.worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
-  error.absolute = difference;
-  error.where = concat("element ", at, ": got ", got, ", expected ", expected, ", allowed difference ", allowed);
 }
 
 void LinearData::check(double got, double expected, double bound, DType dtype, int64_t at, Error& error) const {

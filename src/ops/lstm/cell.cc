@@ -33,11 +33,11 @@ Isa isa_of_cell(Isa isa) { return isa == Isa::reference ? Isa::scalar : isa; }
 template <class Cell, class Run>
 Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) {
   const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
-  const linear::ProductKernel* product = linear::find_product_kernel(isa_of_cell(isa), dtype);
+  const gemm::ProductKernel* product = gemm::find_product_kernel(isa_of_cell(isa), dtype);
   if (cell == nullptr || product == nullptr) return no_kernel();
   step.block = block_of(step.hidden);
   const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = (step.n + lanes - 1) / lanes;
-  threads = linear::worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
+  threads = gemm::worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
   parallel_for(threads, units * groups, [&](int64_t i) {
     const int64_t first = i / units * lanes;
     run(*cell, step, CellTask{.unit = i % units * step.block, .first = first, .last = std::min(first + lanes, step.n)});

@@ -2,12 +2,26 @@
 #include "ops/lstm/lstm.h"
 
 #include "blocksparse/blocksparse.h"
+#include "core/checked_tensors.h"
 #include "cpu/threads.h"
-#include "ops/sequence/steps.h"
 
 namespace blocksparse {
 
 using namespace lstm;  // NOLINT(google-build-using-namespace)
+
+namespace lstm {
+
+Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps) {
+  if (device.type != DeviceType::cpu || lengths == nullptr) return {};
+  for (int64_t i = 0; i < n; ++i) {
+    if (lengths[i] < 0 || lengths[i] > steps) {
+      return invalid("[", op, "] lengths[", i, "] is ", lengths[i], ", needs 0 to ", steps);
+    }
+  }
+  return {};
+}
+
+}  // namespace lstm
 
 namespace {
 

@@ -40,6 +40,9 @@ struct Backward : Sequence {
   bool accumulate = false;
 };
 
+// Of n sequences; on a card they cannot be looked at. Other ops over sequences ask too.
+Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps);
+
 // The plain loops in double precision: the specification, and what tests compare with.
 void reference_forward(const Forward& f);
 void reference_backward(const Backward& b);

@@ -216,7 +216,7 @@ LstmData::Buffers LstmData::make_wide() const {
 // steps at most. dW sums the products of all tokens besides.
 double LstmData::bound(const Buffer& got, double largest) const {
   const double steps = static_cast<double>(case_.t) + 1, k = static_cast<double>(layout_.in_features());
-  const double of_sums = linear::sum_epsilon(case_.dtype, case_.device) * (k + 32);  // exp and tanh: a few ulp
+  const double of_sums = gemm::sum_epsilon(case_.dtype, case_.device) * (k + 32);  // exp and tanh: a few ulp
   const double step = unit_roundoff(case_.dtype) + of_sums;
   double scale = std::max(largest, 1.0);
   if (got.summed) scale = largest + static_cast<double>(case_.n) * steps;

@@ -22,7 +22,7 @@ struct OpOfMatrix {
 };
 
 Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
-  BS_RETURN_IF_ERROR(lstm::check_steps(op, in.factor, s));
+  BS_RETURN_IF_ERROR(sequence::check_steps(op, in.factor, s));
   const auto count = static_cast<int64_t>(in.matrices.size());
   if (count < kLeastMatrices || count > kMostMatrices) {
     return invalid("[", op, "] there are ", count, " matrices, needs ", kLeastMatrices, " to ", kMostMatrices);
@@ -31,7 +31,7 @@ Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
   for (int j = 0; j < s.count; ++j) {
     const LayoutView& layout = in.matrices[static_cast<size_t>(j)].layout;
     const OpOfMatrix named(op, j);
-    BS_RETURN_IF_ERROR(lstm::check_layout(named.text, "layout", layout, s.groups(j) * s.hidden, s));
+    BS_RETURN_IF_ERROR(sequence::check_layout(named.text, "layout", layout, s.groups(j) * s.hidden, s));
     s.matrices[static_cast<size_t>(j)].layout = layout;
   }
   return {};
@@ -94,7 +94,7 @@ Status check_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved, 
   BS_RETURN_IF_ERROR(c.output({c.op, "dh0", grads.h0}, dtype, {n, hidden}));
   BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {n, hidden}));
   BS_RETURN_IF_ERROR(check_matrix_grads(in, grads, b, c));
-  BS_RETURN_IF_ERROR(lstm::check_saved(c.op, saved.saved, Made(b, b.steps).total));
+  BS_RETURN_IF_ERROR(sequence::check_saved(c.op, saved.saved, Made(b, b.steps).total));
   b.y = saved.y.data;
   b.saved = static_cast<const char*>(saved.saved.data);
   b.dy = of.y.data, b.dh = of.h.data, b.dc = of.c.data;
@@ -125,7 +125,7 @@ Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& 
   f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
   f.saved = static_cast<char*>(out.saved.data);
   if (f.saved != nullptr || out.saved.bytes > 0)
-    BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
+    BS_RETURN_IF_ERROR(sequence::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in), f.device));
   return run_forward(f, workspace, stream);
@@ -153,7 +153,7 @@ size_t deep_update_forward_workspace_size(const DeepUpdateInputs& in) {
   return size_for(in, [](const Sequence& s) {
     size_t products = 0;
     for (int j = 0; j < s.count; ++j) {
-      products = std::max(products, lstm::forward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
+      products = std::max(products, sequence::forward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
     }
     return static_cast<size_t>(ForwardSpace(s).linear) + products;
   });
@@ -163,7 +163,7 @@ size_t deep_update_backward_workspace_size(const DeepUpdateInputs& in) {
   return size_for(in, [](const Sequence& s) {
     size_t products = 0;
     for (int j = 0; j < s.count; ++j) {
-      products = std::max(products, lstm::backward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
+      products = std::max(products, sequence::backward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
     }
     return static_cast<size_t>(BackwardSpace(s).linear) + products;
   });

@@ -9,9 +9,9 @@ namespace blocksparse::deep_update {
 
 namespace {
 
-using lstm::advance;
-using lstm::Machine;
-using lstm::Pass;
+using sequence::advance;
+using sequence::Machine;
+using sequence::StepRunner;
 
 Status run(const Machine& on, const norm::Forward& f) {
   return on.on_card() ? norm::cuda_forward(f, on.device, on.stream) : norm::cpu_forward(f, on.isa, on.threads);
@@ -21,20 +21,20 @@ Status run(const Machine& on, const norm::Backward& b) {
 }
 
 // Whether the gates' norm and the cell are one kernel.
-bool joins_cell(const Pass& pass, const Forward& f) { return pass.on.on_card() && f.lengths == nullptr; }
+bool joins_cell(const StepRunner& runner, const Forward& f) { return runner.on.on_card() && f.lengths == nullptr; }
 
 // z of a step, from h before it; where norm and cell are one, the gates' norm is left to it. `made` holds the step's
 // part of what is made, `at` being its place there.
-Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memory, int64_t t, const void* h, void* z) {
-  const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(pass.state);
+Status matrices(const StepRunner& runner, const Forward& f, const Made& made, char* memory, int64_t t, const void* h, void* z) {
+  const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(runner.state);
   const void* u = h;
   for (int j = 0; j < f.count; ++j) {
     const Matrix& matrix = f.matrices[static_cast<size_t>(j)];
     const int64_t groups = f.groups(j);
-    char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * pass.one, f.dtype);
-    BS_RETURN_IF_ERROR(pass.product(matrix, false, u, product, nullptr, t > 0 || j > 0));
-    if (j == f.last() && joins_cell(pass, f)) return {};
-    void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * pass.one, f.dtype) : z;
+    char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * runner.one, f.dtype);
+    BS_RETURN_IF_ERROR(runner.product(matrix, false, u, product, nullptr, t > 0 || j > 0));
+    if (j == f.last() && joins_cell(runner, f)) return {};
+    void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * runner.one, f.dtype) : z;
     norm::Forward n;
     n.dtype = f.dtype;
     n.n = f.n;
@@ -46,28 +46,28 @@ Status matrices(const Pass& pass, const Forward& f, const Made& made, char* memo
     n.x = product;
     n.gain = matrix.gain;
     n.shift = matrix.shift;
-    n.factor = j == 0 ? advance(f.factor, t * pass.one, f.dtype) : nullptr;
-    n.term = j == 1 ? advance(f.term, t * pass.one, f.dtype) : nullptr;
+    n.factor = j == 0 ? advance(f.factor, t * runner.one, f.dtype) : nullptr;
+    n.term = j == 1 ? advance(f.term, t * runner.one, f.dtype) : nullptr;
     n.y = normed;
     n.stats = memory + made.stats_at(j) + at * 2 * groups * f.n * sum;
-    BS_RETURN_IF_ERROR(run(pass.on, n));
+    BS_RETURN_IF_ERROR(run(runner.on, n));
     u = normed;
   }
   return {};
 }
 
 // Gradients of a step's products, from that of z, which `grads` hold; and of h before it, if `dh` is given.
-Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+Status matrices_backward(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                          char* memory, int64_t t, void* dh, const void* dy_before) {
-  const int64_t sum = size_of(pass.state);
+  const int64_t sum = size_of(runner.state);
   const int64_t normed_at = BackwardSpace::keeps_steps(b) ? t : 0;
   const auto of_normed = [&](int j) {
     return advance(static_cast<void*>(memory + space.of_normed + space.normed.at(j)),
-                   normed_at * b.groups(j) * pass.one, b.dtype);
+                   normed_at * b.groups(j) * runner.one, b.dtype);
   };
   for (int j = b.last(); j >= 0; --j) {
     const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
-    const int64_t groups = b.groups(j), elements = groups * pass.one;
+    const int64_t groups = b.groups(j), elements = groups * runner.one;
     norm::Backward n;
     n.dtype = b.dtype;
     n.n = b.n;
@@ -77,29 +77,29 @@ Status matrices_backward(const Pass& pass, const Backward& b, const Made& made, 
     n.x = advance(static_cast<const void*>(b.saved + made.products.at(j)), t * elements, b.dtype);
     n.gain = matrix.gain;
     n.shift = matrix.shift;
-    n.factor = j == 0 ? advance(b.factor, t * pass.one, b.dtype) : nullptr;
-    n.y = n.relu ? advance(static_cast<const void*>(b.saved + made.normed_at(j)), t * pass.one, b.dtype) : nullptr;
+    n.factor = j == 0 ? advance(b.factor, t * runner.one, b.dtype) : nullptr;
+    n.y = n.relu ? advance(static_cast<const void*>(b.saved + made.normed_at(j)), t * runner.one, b.dtype) : nullptr;
     n.stats = b.saved + made.stats_at(j) + t * 2 * groups * b.n * sum;
     n.dy = of_normed(j);
     n.dx = advance(static_cast<void*>(memory + space.products.at(j)), t * elements, b.dtype);
-    n.dfactor = j == 0 ? advance(b.dfactor, t * pass.one, b.dtype) : nullptr;
-    n.dterm = j == 1 ? advance(b.dterm, t * pass.one, b.dtype) : nullptr;
+    n.dfactor = j == 0 ? advance(b.dfactor, t * runner.one, b.dtype) : nullptr;
+    n.dterm = j == 1 ? advance(b.dterm, t * runner.one, b.dtype) : nullptr;
     if (!BackwardSpace::keeps_steps(b)) {
       n.dgain = b.grads[static_cast<size_t>(j)].gain;
       n.dshift = b.grads[static_cast<size_t>(j)].shift;
       n.accumulate = t + 1 < b.steps;
     }
-    BS_RETURN_IF_ERROR(run(pass.on, n));
+    BS_RETURN_IF_ERROR(run(runner.on, n));
     void* out = j > 0 ? of_normed(j - 1) : dh;
     if (out != nullptr) {
-      BS_RETURN_IF_ERROR(pass.product(matrix, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
+      BS_RETURN_IF_ERROR(runner.product(matrix, true, n.dx, out, j == 0 ? dy_before : nullptr, true));
     }
   }
   return {};
 }
 
 // Of gain and shift, over all steps; zeros where there are none.
-Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+Status norm_gradient(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                      const char* memory, int j) {
   const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
   norm::Backward n;
@@ -117,26 +117,26 @@ Status norm_gradient(const Pass& pass, const Backward& b, const Made& made, cons
   n.dy = memory + space.of_normed + space.normed.at(j);
   n.dgain = b.grads[static_cast<size_t>(j)].gain;
   n.dshift = b.grads[static_cast<size_t>(j)].shift;
-  return run(pass.on, n);
+  return run(runner.on, n);
 }
 
 // dW over all steps. The first matrix reads h, which is y of the step before: its first step is a product of its own.
-Status weight_gradient(const Pass& pass, const Backward& b, const Made& made, const BackwardSpace& space,
+Status weight_gradient(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                        const char* memory, int j) {
   const MatrixGrads& grads = b.grads[static_cast<size_t>(j)];
   const char* dz = memory + space.products.at(j);
   const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
-    return pass.gradient(b.matrices[static_cast<size_t>(j)], grads.w, grads.w_dtype, x, of, tokens, accumulate);
+    return runner.gradient(b.matrices[static_cast<size_t>(j)], grads.w, grads.w_dtype, x, of, tokens, accumulate);
   };
   if (j > 0) return add(b.saved + made.normed_at(j - 1), dz, b.steps * b.n, false);
   const int64_t later = std::max<int64_t>(b.steps - 1, 0) * b.n;
-  BS_RETURN_IF_ERROR(add(b.y, advance(static_cast<const void*>(dz), pass.one, b.dtype), later, false));
+  BS_RETURN_IF_ERROR(add(b.y, advance(static_cast<const void*>(dz), runner.one, b.dtype), later, false));
   return b.steps == 0 ? Status() : add(b.h0, dz, b.n, true);
 }
 
 // The gates' norm and the cell, of what the last matrix made.
-Status normed_cell(const Pass& pass, const Forward& f, const Made& made, char* memory, const lstm::ForwardCell& step) {
-  const int64_t at = f.saved != nullptr ? step.t : 0, sum = size_of(pass.state);
+Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made, char* memory, const lstm::ForwardCell& step) {
+  const int64_t at = f.saved != nullptr ? step.t : 0, sum = size_of(runner.state);
   const Matrix& gates = f.matrices[static_cast<size_t>(f.last())];
   const bool ends = step.t + 1 == f.steps;
   char* stats = memory + made.stats_at(f.last()) + at * 2 * kGates * f.n * sum;
@@ -146,7 +146,7 @@ Status normed_cell(const Pass& pass, const Forward& f, const Made& made, char* m
        .features = f.hidden,
        .z_is_last = true,
        .epsilon = f.epsilon,
-       .z = advance(static_cast<const void*>(memory + made.products.at(f.last())), at * kGates * pass.one, f.dtype),
+       .z = advance(static_cast<const void*>(memory + made.products.at(f.last())), at * kGates * runner.one, f.dtype),
        .gain = gates.gain,
        .shift = gates.shift,
        .c_before = step.c_before,
@@ -156,7 +156,7 @@ Status normed_cell(const Pass& pass, const Forward& f, const Made& made, char* m
        .stats = f.saved != nullptr ? stats : nullptr,
        .h_end = ends ? step.h_end : nullptr,
        .c_end = ends ? step.c_end : nullptr},
-      f.device, pass.on.stream);
+      f.device, runner.on.stream);
 }
 
 }  // namespace
@@ -165,30 +165,30 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
   const ForwardSpace space(f);
   const auto machine = Machine::of(f.device, stream, workspace, space.linear);
   if (!machine.ok()) return machine.status();
-  const Pass pass{f, *machine};
+  const StepRunner runner{f, *machine};
   auto* scratch = static_cast<char*>(workspace.data);
   if (!machine->on_card() && f.saved != nullptr) {
     advise_large_pages(f.saved, static_cast<size_t>(Made(f, f.steps).total));
   }
   char* memory = f.saved != nullptr ? f.saved : scratch + space.made;
   const Made made(f, f.saved != nullptr ? f.steps : 1);
-  BS_RETURN_IF_ERROR(pass.copy_of_empty(f.h0, f.h, f.dtype));
-  BS_RETURN_IF_ERROR(pass.copy_of_empty(f.c0, f.c, pass.state));
+  BS_RETURN_IF_ERROR(runner.copy_of_empty(f.h0, f.h, f.dtype));
+  BS_RETURN_IF_ERROR(runner.copy_of_empty(f.c0, f.c, runner.state));
   const void *h = f.h0, *c = f.c0;
   for (int64_t t = 0; t < f.steps && f.n > 0; ++t) {
-    BS_RETURN_IF_ERROR(matrices(pass, f, made, memory, t, h, scratch));
+    BS_RETURN_IF_ERROR(matrices(runner, f, made, memory, t, h, scratch));
     lstm::ForwardCell step;
-    pass.set_step(t, step);
+    runner.set_step(t, step);
     step.n = f.n;
     step.pre = scratch;
     step.c_before = c;
-    step.c = advance(static_cast<void*>(memory + made.cells), f.saved != nullptr ? t * pass.one : 0, pass.state);
-    step.y = advance(f.y, t * pass.one, f.dtype);
+    step.c = advance(static_cast<void*>(memory + made.cells), f.saved != nullptr ? t * runner.one : 0, runner.state);
+    step.y = advance(f.y, t * runner.one, f.dtype);
     step.gates =
-        f.saved == nullptr ? nullptr : advance(static_cast<void*>(memory + made.gates), t * kGates * pass.one, f.dtype);
+        f.saved == nullptr ? nullptr : advance(static_cast<void*>(memory + made.gates), t * kGates * runner.one, f.dtype);
     step.h_end = f.h;
     step.c_end = f.c;
-    BS_RETURN_IF_ERROR(joins_cell(pass, f) ? normed_cell(pass, f, made, memory, step) : machine->cell(step, f.dtype));
+    BS_RETURN_IF_ERROR(joins_cell(runner, f) ? normed_cell(runner, f, made, memory, step) : machine->cell(step, f.dtype));
     h = step.y;
     c = step.c;
   }
@@ -199,7 +199,7 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   const BackwardSpace space(b);
   const auto machine = Machine::of(b.device, stream, workspace, space.linear);
   if (!machine.ok()) return machine.status();
-  const Pass pass{b, *machine};
+  const StepRunner runner{b, *machine};
   auto* memory = static_cast<char*>(workspace.data);
   if (!machine->on_card()) advise_large_pages(workspace.data, workspace.bytes);
   const Made made(b, b.steps);
@@ -207,32 +207,32 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
   };
   // Of h behind a step: from its y, and from the step behind.
-  const void* dh = b.steps > 0 ? advance(b.dy, (b.steps - 1) * pass.one, b.dtype) : nullptr;
+  const void* dh = b.steps > 0 ? advance(b.dy, (b.steps - 1) * runner.one, b.dtype) : nullptr;
   for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {
     lstm::BackwardCell step;
-    pass.set_step(t, step);
+    runner.set_step(t, step);
     step.n = b.n;
-    step.gates = saved(made.gates, t * kGates * pass.one, b.dtype);
-    step.c = saved(made.cells, t * pass.one, pass.state);
-    step.c_before = t > 0 ? saved(made.cells, (t - 1) * pass.one, pass.state) : static_cast<const char*>(b.c0);
+    step.gates = saved(made.gates, t * kGates * runner.one, b.dtype);
+    step.c = saved(made.cells, t * runner.one, runner.state);
+    step.c_before = t > 0 ? saved(made.cells, (t - 1) * runner.one, runner.state) : static_cast<const char*>(b.c0);
     step.dy = dh;
     step.dh_end = b.dh;
     step.dc_end = b.dc;
     step.dc = b.dc0 != nullptr ? b.dc0 : memory + space.dc;
     step.dpre = advance(static_cast<void*>(memory + space.of_normed + space.normed.at(b.last())),
-                        BackwardSpace::keeps_steps(b) ? t * kGates * pass.one : 0, b.dtype);
+                        BackwardSpace::keeps_steps(b) ? t * kGates * runner.one : 0, b.dtype);
     BS_RETURN_IF_ERROR(machine->cell(step, b.dtype));
     void* before = t > 0 ? memory + space.dh : b.dh0;
-    const void* dy_before = t > 0 ? advance(b.dy, (t - 1) * pass.one, b.dtype) : nullptr;
-    BS_RETURN_IF_ERROR(matrices_backward(pass, b, made, space, memory, t, before, dy_before));
+    const void* dy_before = t > 0 ? advance(b.dy, (t - 1) * runner.one, b.dtype) : nullptr;
+    BS_RETURN_IF_ERROR(matrices_backward(runner, b, made, space, memory, t, before, dy_before));
     dh = before;
   }
-  BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dh, b.dh0, b.dtype));
-  BS_RETURN_IF_ERROR(pass.copy_of_empty(b.dc, b.dc0, pass.state));
+  BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dh, b.dh0, b.dtype));
+  BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dc, b.dc0, runner.state));
   const bool made_by_steps = !BackwardSpace::keeps_steps(b) && b.steps > 0 && b.n > 0;
   for (int j = 0; j < b.count; ++j) {
-    if (!made_by_steps) BS_RETURN_IF_ERROR(norm_gradient(pass, b, made, space, memory, j));
-    BS_RETURN_IF_ERROR(weight_gradient(pass, b, made, space, memory, j));
+    if (!made_by_steps) BS_RETURN_IF_ERROR(norm_gradient(runner, b, made, space, memory, j));
+    BS_RETURN_IF_ERROR(weight_gradient(runner, b, made, space, memory, j));
   }
   return {};
 }

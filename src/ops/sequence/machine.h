@@ -7,7 +7,7 @@
 #include "gemm/product.h"
 #include "ops/lstm/cell.h"
 
-namespace blocksparse::lstm {
+namespace blocksparse::sequence {
 
 struct Machine {
   Device device;
@@ -29,23 +29,23 @@ struct Machine {
     return m;
   }
   bool on_card() const { return device.type == DeviceType::cuda; }
-  Status product(const linear::Product& p) const {
-    return on_card() ? linear::cuda_product(p, linear, stream) : linear::cpu_product(p, isa, linear, threads);
+  Status product(const gemm::Product& p) const {
+    return on_card() ? gemm::cuda_product(p, linear, stream) : gemm::cpu_product(p, isa, linear, threads);
   }
-  Status gradient(const linear::WeightGradient& g) const {
-    return on_card() ? linear::cuda_weight_gradient(g, linear, stream)
-                     : linear::cpu_weight_gradient(g, isa, linear, threads);
+  Status gradient(const gemm::WeightGradient& g) const {
+    return on_card() ? gemm::cuda_weight_gradient(g, linear, stream)
+                     : gemm::cpu_weight_gradient(g, isa, linear, threads);
   }
   template <class Cell>
   Status cell(const Cell& step, DType dtype) const {
     return on_card() ? cuda_cell(step, dtype, device, stream) : cpu_cell(step, dtype, isa, threads);
   }
-  Status copy(const CopyOfEmpty& copy, DType dtype) const {
+  Status copy(const lstm::CopyOfEmpty& copy, DType dtype) const {
     if (on_card()) return cuda_copy(copy, dtype, device, stream);
     cpu_copy(copy, dtype);
     return {};
   }
-  Status multiply(const Multiply& m, DType dtype) const {
+  Status multiply(const lstm::Multiply& m, DType dtype) const {
     return on_card() ? cuda_multiply(m, dtype, device, stream) : cpu_multiply(m, dtype, isa, threads);
   }
 };
@@ -57,4 +57,4 @@ inline char* advance(void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
 }
 
-}  // namespace blocksparse::lstm
+}  // namespace blocksparse::sequence

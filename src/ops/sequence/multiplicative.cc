@@ -14,9 +14,9 @@ namespace {
 using Tensors = CheckedTensors<16>;
 
 Status check_sizes(const char* op, const MultiplicativeInputs& in, Sequence& s) {
-  BS_RETURN_IF_ERROR(lstm::check_steps(op, in.factor, s));
-  BS_RETURN_IF_ERROR(lstm::check_layout(op, "layout_m", in.layout_m, s.hidden, s));
-  BS_RETURN_IF_ERROR(lstm::check_layout(op, "layout", in.layout, kGates * s.hidden, s));
+  BS_RETURN_IF_ERROR(sequence::check_steps(op, in.factor, s));
+  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout_m", in.layout_m, s.hidden, s));
+  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout", in.layout, kGates * s.hidden, s));
   s.m = {in.layout_m, in.w_m.data};
   s.gates = {in.layout, in.w.data};
   return {};
@@ -55,7 +55,7 @@ Status check_backward(const MultiplicativeSaved& saved, const MultiplicativeOutp
   BS_RETURN_IF_ERROR(c.output({c.op, "dc0", grads.c0}, state, {n, hidden}));
   BS_RETURN_IF_ERROR(check_dw(c.op, "dw_m", grads.w_m, b.m.layout, dtype, c));
   BS_RETURN_IF_ERROR(check_dw(c.op, "dw", grads.w, b.gates.layout, dtype, c));
-  BS_RETURN_IF_ERROR(lstm::check_saved(c.op, saved.saved, Made(b, b.steps).total));
+  BS_RETURN_IF_ERROR(sequence::check_saved(c.op, saved.saved, Made(b, b.steps).total));
   b.y = saved.y.data;
   b.saved = static_cast<const char*>(saved.saved.data);
   b.dy = of.y.data, b.dh = of.h.data, b.dc = of.c.data;
@@ -88,7 +88,7 @@ Status multiplicative_forward(const MultiplicativeInputs& in, const Multiplicati
   f.y = out.y.data, f.h = out.h.data, f.c = out.c.data;
   f.saved = static_cast<char*>(out.saved.data);
   if (f.saved != nullptr || out.saved.bytes > 0)
-    BS_RETURN_IF_ERROR(lstm::check_saved(op, out.saved, Made(f, f.steps).total));
+    BS_RETURN_IF_ERROR(sequence::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
   BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in), f.device));
   return run_forward(f, workspace, stream);
@@ -115,14 +115,14 @@ size_t multiplicative_saved_size(const MultiplicativeInputs& in) {
 size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in) {
   return size_for(in, [](const Sequence& s) {
     return static_cast<size_t>(ForwardSpace(s).linear) +
-           std::max(lstm::forward_product_bytes(s.m.layout, s), lstm::forward_product_bytes(s.gates.layout, s));
+           std::max(sequence::forward_product_bytes(s.m.layout, s), sequence::forward_product_bytes(s.gates.layout, s));
   });
 }
 
 size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in) {
   return size_for(in, [](const Sequence& s) {
     return static_cast<size_t>(BackwardSpace(s).linear) +
-           std::max(lstm::backward_product_bytes(s.m.layout, s), lstm::backward_product_bytes(s.gates.layout, s));
+           std::max(sequence::backward_product_bytes(s.m.layout, s), sequence::backward_product_bytes(s.gates.layout, s));
   });
 }
 

@@ -10,11 +10,11 @@ namespace blocksparse::multiplicative {
 
 inline constexpr int kGates = 4;
 
-using lstm::round_up;
+using sequence::aligned;
 
 // What both passes share. Null where not given.
-struct Sequence : lstm::Steps {
-  lstm::Weight m, gates;  // W_m and W
+struct Sequence : sequence::Steps {
+  sequence::Weight m, gates;  // W_m and W
   const void* pre = nullptr;
 };
 
@@ -40,10 +40,10 @@ struct Made {
 
   Made(const Sequence& s, int64_t steps) {
     const int64_t one = steps * s.n * s.hidden;
-    m = round_up(one * size_of(s.dtype));
+    m = aligned(one * size_of(s.dtype));
     gates = 2 * m;
-    cells = gates + round_up(kGates * one * size_of(s.dtype));
-    total = cells + round_up(one * size_of(sum_dtype(s.dtype)));
+    cells = gates + aligned(kGates * one * size_of(s.dtype));
+    total = cells + aligned(one * size_of(sum_dtype(s.dtype)));
   }
 };
 
@@ -52,7 +52,7 @@ struct ForwardSpace {
   int64_t made, linear;
 
   explicit ForwardSpace(const Sequence& s)
-      : made(round_up(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+      : made(aligned(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
 // Of the backward pass: gradients of W_m h of all steps, and of a step's m, h and c.
@@ -61,11 +61,11 @@ struct BackwardSpace {
   int64_t dm, dh, dc, linear;
 
   explicit BackwardSpace(const Sequence& s) {
-    const int64_t one = round_up(s.n * s.hidden * size_of(s.dtype));
-    dm = round_up(s.steps * s.n * s.hidden * size_of(s.dtype));
+    const int64_t one = aligned(s.n * s.hidden * size_of(s.dtype));
+    dm = aligned(s.steps * s.n * s.hidden * size_of(s.dtype));
     dh = dm + one;
     dc = dh + one;
-    linear = dc + round_up(s.n * s.hidden * size_of(sum_dtype(s.dtype)));
+    linear = dc + aligned(s.n * s.hidden * size_of(sum_dtype(s.dtype)));
   }
 };
 

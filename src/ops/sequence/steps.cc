@@ -4,9 +4,9 @@
 
 #include "blocksparse/blocksparse.h"
 
-namespace blocksparse::lstm {
+namespace blocksparse::sequence {
 
-Status Pass::product(const Weight& w, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
+Status StepRunner::product(const Weight& w, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
   const int64_t inputs = by_in ? w.rows() : s.hidden, outputs = by_in ? s.hidden : w.rows();
   return on.product({.dtype = s.dtype,
                      .layout = w.layout,
@@ -18,12 +18,12 @@ Status Pass::product(const Weight& w, bool by_in, const void* x, void* y, const 
                      .x_is_last = behind});
 }
 
-Status Pass::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,
+Status StepRunner::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,
                       bool accumulate) const {
   if (dw == nullptr || w.layout.blocks == 0) return {};
   const GradPair pair{ConstTensor(x, s.dtype, {tokens, s.hidden}, s.device),
                       ConstTensor(dy, s.dtype, {tokens, w.rows()}, s.device)};
-  linear::WeightGradient g{.dtype = s.dtype,
+  gemm::WeightGradient g{.dtype = s.dtype,
                            .dw_dtype = dw_dtype,
                            .layout = w.layout,
                            .pairs = std::span<const GradPair>(&pair, 1),
@@ -35,14 +35,14 @@ Status Pass::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, 
   return on.gradient(g);
 }
 
-void Pass::set_step(int64_t t, CellStep& step) const {
+void StepRunner::set_step(int64_t t, lstm::CellStep& step) const {
   step.hidden = s.hidden;
   step.t = t;
   step.steps = s.steps;
   step.lengths = s.lengths;
 }
 
-Status Pass::copy_of_empty(const void* from, void* to, DType dtype) const {
+Status StepRunner::copy_of_empty(const void* from, void* to, DType dtype) const {
   if (to == nullptr || (s.lengths == nullptr && s.steps > 0)) return {};
   const int64_t* lengths = s.steps > 0 ? s.lengths : nullptr;
   return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
@@ -78,16 +78,6 @@ Status check_layout(const char* op, const char* name, const LayoutView& layout, 
   return invalid("[", op, "] ", name, " is ", out, " x ", in, ", needs ", rows, " x ", s.hidden);
 }
 
-Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps) {
-  if (device.type != DeviceType::cpu || lengths == nullptr) return {};
-  for (int64_t i = 0; i < n; ++i) {
-    if (lengths[i] < 0 || lengths[i] > steps) {
-      return invalid("[", op, "] lengths[", i, "] is ", lengths[i], ", needs 0 to ", steps);
-    }
-  }
-  return {};
-}
-
 Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
   if (saved.data == nullptr && saved.bytes > 0) {
     return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
@@ -111,4 +101,4 @@ size_t backward_product_bytes(const LayoutView& layout, const Steps& s) {
   return bytes;
 }
 
-}  // namespace blocksparse::lstm
+}  // namespace blocksparse::sequence

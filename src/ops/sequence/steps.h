@@ -6,7 +6,7 @@
 #include "core/checked_tensors.h"
 #include "ops/sequence/machine.h"
 
-namespace blocksparse::lstm {
+namespace blocksparse::sequence {
 
 // Null where not given.
 struct Steps {
@@ -18,7 +18,7 @@ struct Steps {
 };
 
 // Tensors in one piece of memory begin at multiples of 64 bytes.
-inline int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A block-sparse W [rows, H], which may be stored transposed.
 struct Weight {
@@ -29,7 +29,7 @@ struct Weight {
 };
 
 // Runs parts of steps.
-struct Pass {
+struct StepRunner {
   const Steps& s;
   const Machine& on;
   DType state = sum_dtype(s.dtype);
@@ -40,7 +40,7 @@ struct Pass {
   // dW, or dW += sum over `tokens` of dy^T x; dw null: nothing is done.
   Status gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,
                   bool accumulate) const;
-  void set_step(int64_t t, CellStep& step) const;
+  void set_step(int64_t t, lstm::CellStep& step) const;
   // The state of sequences that have no step at all.
   Status copy_of_empty(const void* from, void* to, DType dtype) const;
 };
@@ -50,12 +50,10 @@ struct Pass {
 // Sizes, dtype and device, which `factor` [steps, n, H] tells.
 Status check_steps(const char* op, const ConstTensor& factor, Steps& s);
 Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Steps& s);
-// Of n sequences; on a card they cannot be looked at.
-Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps);
 Status check_saved(const char* op, const Workspace& saved, int64_t needed);
 
 // Bytes that the products of a forward and of a backward pass with such a layout need.
 size_t forward_product_bytes(const LayoutView& layout, const Steps& s);
 size_t backward_product_bytes(const LayoutView& layout, const Steps& s);
 
-}  // namespace blocksparse::lstm
+}  // namespace blocksparse::sequence

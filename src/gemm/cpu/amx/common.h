@@ -5,7 +5,7 @@
 
 #include "gemm/cpu/product.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kTileRows = 16, kTileDepth = 32;  // inputs: 16 pairs
@@ -28,4 +28,4 @@ inline BFloat16* panel_of(const ProductArgs& a, int64_t vector) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

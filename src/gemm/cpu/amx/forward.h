@@ -10,7 +10,7 @@
 
 #include "gemm/cpu/amx/common.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Tiles 0 to 3 are sums, 4 and 5 x, 6 and 7 W.
@@ -260,4 +260,4 @@ inline void pack_forward(const ProductArgs& a, int64_t vector, int64_t first_fea
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

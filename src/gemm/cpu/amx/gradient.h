@@ -11,7 +11,7 @@
 #include "gemm/cpu/gradient.h"
 #include "gemm/cpu/amx/product.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int64_t kMostRoundTokens = 1024;  // of select.cc
@@ -136,4 +136,4 @@ GradientKernel make_tile_gradient(Isa isa) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

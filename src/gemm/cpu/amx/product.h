@@ -8,7 +8,7 @@
 #include "gemm/cpu/amx/backward.h"
 #include "gemm/cpu/amx/forward.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <DType D, Tile kTile>
@@ -57,4 +57,4 @@ ProductKernel make_tile_product(Isa isa) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

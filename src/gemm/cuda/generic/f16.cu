@@ -1,7 +1,7 @@
 #include "gemm/cuda/generic/gradient.cuh"
 #include "gemm/cuda/generic/product.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_generic_f16() { return make_generic_product<F16>(DType::f16); }
 CudaGradientKernel cuda_gradient_generic_f16() { return make_generic_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,7 +1,7 @@
 #include "gemm/cuda/generic/gradient.cuh"
 #include "gemm/cuda/generic/product.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_generic_f32() { return make_generic_product<float>(DType::f32); }
 CudaGradientKernel cuda_gradient_generic_f32() { return make_generic_gradient<float>(DType::f32); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/generic/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct DeviceTerm {
@@ -255,4 +255,4 @@ CudaGradientKernel make_generic_gradient(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

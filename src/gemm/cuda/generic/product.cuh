@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/generic/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
@@ -206,4 +206,4 @@ CudaProductKernel make_generic_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -14,7 +14,7 @@
 #include "cuda/multiply.h"
 #include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 using cuda::Even;
@@ -75,4 +75,4 @@ Status with_outputs(int32_t block, Body body) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

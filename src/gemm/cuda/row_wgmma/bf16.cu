@@ -1,5 +1,5 @@
 #include "gemm/cuda/row_wgmma/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_rows_bf16() { return make_rows_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -10,7 +10,7 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/row_wgmma/pieces.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 using ptx::shared_address;
@@ -224,4 +224,4 @@ class RowsFeeder {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -21,7 +21,7 @@
 #include "gemm/cuda/row_wgmma/feed.cuh"
 #include "gemm/cuda/row_wgmma/slices.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
@@ -271,4 +271,4 @@ CudaProductKernel make_rows_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

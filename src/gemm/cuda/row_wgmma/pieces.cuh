@@ -4,7 +4,7 @@
 
 #include "gemm/cuda/driver.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 inline constexpr int kClusterPieces = kFewSlices;
@@ -30,4 +30,4 @@ __device__ inline bool find_cluster_piece(const DeviceWalk& walk, int item, Clus
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -7,7 +7,7 @@
 #include "cuda/ptx/warpgroup.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <class K>
@@ -89,4 +89,4 @@ class RowsSlices {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,5 +1,5 @@
 #include "gemm/cuda/stream_w/rounds.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_few_bf16() { return make_few_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,5 +1,5 @@
 #include "gemm/cuda/stream_w/rounds.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_few_f16() { return make_few_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

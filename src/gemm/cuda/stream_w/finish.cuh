@@ -5,7 +5,7 @@
 #include "cuda/ptx/griddepcontrol.h"
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <class T>
@@ -108,4 +108,4 @@ __global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_c
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -24,7 +24,7 @@
 #include "gemm/cuda/stream_w/tile_tf32.cuh"
 #include "gemm/cuda/stream_w/units.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
@@ -306,4 +306,4 @@ Status prepare_few() {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

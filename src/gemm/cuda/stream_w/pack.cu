@@ -7,7 +7,7 @@
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/load.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kPackThreads = 128;
@@ -142,4 +142,4 @@ Status prepare_few_pack() {
 
 bool few_overlaps(int32_t device) { return static_cast<size_t>(device) < kMostDevices && overlaps[device]; }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

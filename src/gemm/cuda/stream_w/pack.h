@@ -7,7 +7,7 @@
 
 #include "blocksparse/status.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 struct FewPack {
   int64_t size;  // of an element, bytes: 2 or 4
@@ -33,4 +33,4 @@ Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream);
 Status prepare_few_pack();
 bool few_overlaps(int32_t device);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

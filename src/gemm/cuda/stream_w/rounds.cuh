@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/stream_w/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <class T>
@@ -34,4 +34,4 @@ CudaProductKernel make_few_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

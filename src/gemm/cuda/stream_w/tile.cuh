@@ -10,7 +10,7 @@
 #include "cuda/ptx/movmatrix.h"
 #include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct FewProduct {
@@ -275,4 +275,4 @@ struct FewTile<T, 8, N, ByIn> {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

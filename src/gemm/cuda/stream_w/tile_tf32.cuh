@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <bool Gated>
@@ -167,4 +167,4 @@ struct FewTile<float, 8, N, ByIn> {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

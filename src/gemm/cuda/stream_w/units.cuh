@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // The units of a piece that one warp takes, in order, as its lanes know them: each one of the next 32.
@@ -79,4 +79,4 @@ class FewUnits {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

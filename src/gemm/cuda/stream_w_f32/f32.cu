@@ -1,6 +1,6 @@
 #include "gemm/cuda/stream_w_f32/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 CudaProductKernel cuda_product_few_f32() {
   const auto prepare = [] {
@@ -13,4 +13,4 @@ CudaProductKernel cuda_product_few_f32() {
   return {CudaKernel::few, DType::f32, prepare, launch};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

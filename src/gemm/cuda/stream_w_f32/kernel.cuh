@@ -17,7 +17,7 @@
 #include "gemm/cuda/stream_w_f32/tile.cuh"
 #include "gemm/cuda/stream_w/pack.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // Those of tf32, compiled by themselves.
 Status prepare_few_tf32();
@@ -305,4 +305,4 @@ inline Status prepare_few_f32() {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

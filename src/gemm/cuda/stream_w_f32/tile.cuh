@@ -11,7 +11,7 @@
 #include "cuda/ptx/shared.h"
 #include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct FewF32Product {
@@ -205,4 +205,4 @@ class FewF32Sums {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,5 +1,5 @@
 #include "gemm/cuda/stream_x/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_sweep_f16() { return make_sweep_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -10,7 +10,7 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/stream_x/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Outputs from `output` on, of which `inside` are there.
@@ -157,4 +157,4 @@ __device__ inline void finish_row(const Finish& f, const SweepCorner<K>& at, int
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -19,7 +19,7 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/stream_x/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct SweepProduct {
@@ -372,4 +372,4 @@ CudaProductKernel make_sweep_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,6 +1,6 @@
 #include "gemm/cuda/stream_x/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
 bool sweep_supports(const CudaProblem& p) {
@@ -36,4 +36,4 @@ bool sweep_pays(const CudaProblem& p) {
   }
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr int32_t kSweepTokens = 128, kSweepOutputs = 256;  // of a tile
 inline constexpr int32_t kSweepInputs = 128;                       // of a chunk of x: two boxes of 64
@@ -24,4 +24,4 @@ constexpr int64_t sweep_tiles(const CudaProblem& p) {
 bool sweep_supports(const CudaProblem& p);  // on a card that runs it
 bool sweep_pays(const CudaProblem& p);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -13,7 +13,7 @@
 #include "gemm/cuda/driver.h"
 #include "gemm/cuda/stream_x/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Without a residual there is no trace of it: it cost those who have none 2 %.
@@ -242,4 +242,4 @@ __device__ inline void multiply_sweep_single(SweepSums<K>& sums, uint32_t x, con
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,7 +1,7 @@
 #include "gemm/cuda/tiled_f32/gradient.cuh"
 #include "gemm/cuda/tiled_f32/product.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 CudaProductKernel cuda_product_tiled_f32() {
   const auto prepare = [] {
@@ -22,4 +22,4 @@ CudaGradientKernel cuda_gradient_tiled_f32() {
   return {CudaKernel::tiled, DType::f32, prepare_tiled_gradient<false>, launch};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

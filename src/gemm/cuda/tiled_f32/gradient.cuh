@@ -9,7 +9,7 @@
 
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct TiledGradient {
@@ -328,4 +328,4 @@ Status prepare_tiled_gradient() {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 
 #include "core/places.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -48,4 +48,4 @@ bool tiled_pays(const CudaProblem& p, const cuda::Card& card) {
   return 4 * tiles >= 3 * card.multiprocessors;
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

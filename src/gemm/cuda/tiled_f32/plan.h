@@ -4,7 +4,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 bool tiled_supports(const CudaProblem& p);
 // Not where there are too few tiles for the card.
@@ -28,4 +28,4 @@ int64_t tiled_runs(const CudaProblem& p);
 
 int64_t tiled_workspace_bytes(const CudaProblem& p);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -9,7 +9,7 @@
 
 #include "gemm/cuda/tiled_f32/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct TiledProduct {
@@ -261,4 +261,4 @@ Status prepare_tiled_product() {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

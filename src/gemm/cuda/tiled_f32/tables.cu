@@ -2,7 +2,7 @@
 
 #include "cuda/launch.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kTableThreads = 256, kWarps = kTableThreads / 32;
@@ -162,4 +162,4 @@ Status prepare_tiled_tables() {
   return cuda::prepare(tiled_make_runs, 0);
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -6,7 +6,7 @@
 #include "gemm/cuda/driver.h"
 #include "gemm/cuda/tiled_f32/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // fprop and dgrad. A group is the rows of blocks of one tile of outputs; an entry is a block of inputs that one of them
 // has, in order.
@@ -31,4 +31,4 @@ Status make_tiled_runs(const WeightGradient& g, const CudaCall& call);
 
 Status prepare_tiled_tables();
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -1,7 +1,7 @@
 #include "gemm/cuda/tiled_f32/gradient.cuh"
 #include "gemm/cuda/tiled_f32/product.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 Status prepare_tiled_tf32() {
   BS_RETURN_IF_ERROR(prepare_tiled_product<true>());
@@ -14,4 +14,4 @@ Status launch_tiled_gradient_tf32(const WeightGradient& g, const CudaCall& call)
   return launch_tiled_gradient<true>(g, call);
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

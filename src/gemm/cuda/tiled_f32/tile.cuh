@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Config. Inner: the block, or 32 of a larger one.
@@ -215,4 +215,4 @@ class TiledF32Sums {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -14,7 +14,7 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/tiled_f32/tables.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // The same kernels with tensor cores, compiled by themselves.
 Status prepare_tiled_tf32();
@@ -80,4 +80,4 @@ __device__ inline void wait_for_stage() {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

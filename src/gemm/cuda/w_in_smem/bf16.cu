@@ -1,5 +1,5 @@
 #include "gemm/cuda/w_in_smem/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_resident_bf16() { return make_resident_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

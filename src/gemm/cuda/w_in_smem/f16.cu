@@ -1,5 +1,5 @@
 #include "gemm/cuda/w_in_smem/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaProductKernel cuda_product_resident_f16() { return make_resident_product<F16>(DType::f16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

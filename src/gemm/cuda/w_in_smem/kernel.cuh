@@ -15,7 +15,7 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/w_in_smem/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 inline constexpr int kResidentThreads = kResidentWarps * 32;
@@ -183,4 +183,4 @@ CudaProductKernel make_resident_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

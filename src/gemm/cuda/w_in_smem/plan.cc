@@ -5,7 +5,7 @@
 #include "core/places.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 std::optional<ResidentPlan> plan_resident(const CudaProblem& p) {
   const int64_t strips = divide_up(p.outputs, kResidentSide), chunks = divide_up(p.inputs, kChunk);
@@ -46,4 +46,4 @@ bool resident_pays(const CudaProblem& p) {
          static_cast<double>(p.blocks) <= most * grid;
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

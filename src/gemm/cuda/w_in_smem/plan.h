@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr int32_t kResidentWarps = 16;  // that multiply
 inline constexpr int32_t kResidentSide = 32;   // of a unit: tokens, and outputs
@@ -31,4 +31,4 @@ std::optional<ResidentPlan> plan_resident(const CudaProblem& p);
 bool resident_supports(const CudaProblem& p);  // on a card that runs it
 bool resident_pays(const CudaProblem& p);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

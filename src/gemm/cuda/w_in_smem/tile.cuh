@@ -9,7 +9,7 @@
 #include "gemm/cuda/wgmma/finish.cuh"
 #include "gemm/cuda/w_in_smem/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct ResidentProduct {
@@ -300,4 +300,4 @@ __device__ inline void finish_unit(const ResidentProduct& p, uint32_t staged, in
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -12,7 +12,7 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/wgmma/tables.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 using ptx::shared_address;
@@ -266,4 +266,4 @@ class ManyConsumer {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -8,7 +8,7 @@
 #include "gemm/cuda/wgmma/feed.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 inline constexpr int kBox = 64;  // y is stored in boxes of 64 tokens x 64 outputs
@@ -227,4 +227,4 @@ __device__ inline void store_box_of_sums(const ManyProduct& p, const ManyY<Order
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

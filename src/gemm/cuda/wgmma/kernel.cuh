@@ -14,7 +14,7 @@
 #include "gemm/cuda/wgmma/tokens.cuh"
 #include "gemm/cuda/wgmma/weights.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
@@ -146,4 +146,4 @@ CudaProductKernel make_many_product(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -7,7 +7,7 @@
 #include "gemm/product.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Of x: rows are tokens, or features, or it is gathered from images.
@@ -123,4 +123,4 @@ Status make_x_map(const Activations& x, const ManyImages& images, int32_t tokens
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

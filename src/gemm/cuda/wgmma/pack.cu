@@ -7,7 +7,7 @@
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/wgmma/tables.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kPackThreads = 256;
@@ -207,4 +207,4 @@ Status prepare_many_pack() {
   return {};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

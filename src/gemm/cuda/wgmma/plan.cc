@@ -5,7 +5,7 @@
 
 #include "core/places.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -132,4 +132,4 @@ bool many_pays(const CudaProblem& p) {
   return p.n >= (p.block >= 64 ? 256 : kMostFewTokens + 1);
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

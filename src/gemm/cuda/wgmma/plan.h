@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // Inputs are walked in chunks of 64: x is then read in lines of 128 bytes, at 20 TB/s; lines of 64 come at 8 (H200).
 inline constexpr int32_t kChunk = 64;
@@ -116,4 +116,4 @@ inline constexpr int32_t kMostGradientGrid = 132;
 // The (x, dy) that one launch sums. Their maps are the kernel's arguments, which have 4 KB.
 inline constexpr int32_t kMostManyTerms = 12;
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -6,7 +6,7 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
@@ -328,4 +328,4 @@ Status prepare_many_tables() {
   return {};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -11,7 +11,7 @@
 #include "gemm/cuda/driver.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // What a tile of outputs has in a chunk of inputs; chunks in which it has nothing are left out. With W where it lies: a
 // and b are the rows of the boxes of the tile's two strips of 64 outputs, in W seen as [blocks b, b], or -1, c their
@@ -73,4 +73,4 @@ Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const Devic
                          const ManyTables& to);
 Status prepare_many_pack();
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -7,7 +7,7 @@
 #include "gemm/cuda/wgmma/finish.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <XOrder Order>
@@ -111,4 +111,4 @@ struct ManyTokens {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -8,7 +8,7 @@
 #include "gemm/cuda/wgmma/finish.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 template <XOrder Order>
@@ -121,4 +121,4 @@ struct ManyWeights {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

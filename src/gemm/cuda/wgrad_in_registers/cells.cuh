@@ -8,7 +8,7 @@
 #include "gemm/cuda/gradient_target.cuh"
 #include "gemm/cuda/wgrad_in_registers/units.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct RegionGradient {
@@ -205,4 +205,4 @@ __device__ inline void load_region_boxes(const RegionGradient& g, const RegionMa
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

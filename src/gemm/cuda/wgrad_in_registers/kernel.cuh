@@ -21,7 +21,7 @@
 #include "cuda/tile.h"
 #include "gemm/cuda/wgrad_in_registers/tile.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // The items of a thread block, in turn.
@@ -316,4 +316,4 @@ CudaGradientKernel make_regions_gradient(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

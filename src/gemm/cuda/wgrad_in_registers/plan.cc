@@ -8,7 +8,7 @@
 #include "core/places.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -210,4 +210,4 @@ RegionPlaces region_places(const CudaProblem& p) {
   return at;
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/select.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 inline constexpr int64_t kLeastRegionTokens = 128;
 inline constexpr int32_t kRegionTokens = 32;  // of a stage
@@ -64,4 +64,4 @@ struct RegionPlaces {
 };
 RegionPlaces region_places(const CudaProblem& p);
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

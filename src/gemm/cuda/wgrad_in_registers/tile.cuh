@@ -5,7 +5,7 @@
 #include "cuda/ptx/mma.h"
 #include "gemm/cuda/wgrad_in_registers/cells.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // Fragments of a cell for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]; of dy of b = 8, 32 tokens at once.
@@ -155,4 +155,4 @@ __device__ inline void store_region(const RegionGradient& g, const RegionItem& i
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

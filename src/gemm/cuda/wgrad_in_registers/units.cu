@@ -5,7 +5,7 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kUnitThreads = 1024;
@@ -252,4 +252,4 @@ Status prepare_region_units() {
   return cuda::prepare(region_units, kWords * 4 + kMostHeld * 2);
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

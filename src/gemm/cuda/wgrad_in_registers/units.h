@@ -9,7 +9,7 @@
 #include "gemm/cuda/driver.h"
 #include "gemm/cuda/wgrad_in_registers/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 struct alignas(16) RegionUnit {
   int32_t first_column, columns;  // of blocks
@@ -42,4 +42,4 @@ inline RegionTables region_tables(const CudaProblem& p, void* workspace) {
 Status make_region_units(const CudaCall& call, const RegionPlan& plan, const DeviceWalk& walk, const RegionTables& to);
 Status prepare_region_units();
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

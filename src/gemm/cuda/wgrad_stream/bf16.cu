@@ -1,5 +1,5 @@
 #include "gemm/cuda/wgrad_stream/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 CudaGradientKernel cuda_gradient_few_bf16() { return make_few_gradient<Bf16>(DType::bf16); }
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

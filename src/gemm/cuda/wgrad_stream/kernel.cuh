@@ -17,7 +17,7 @@
 #include "gemm/cuda/stream_w/pack.h"
 #include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kGradientThreads = 128;
@@ -397,4 +397,4 @@ CudaGradientKernel make_few_gradient(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -8,7 +8,7 @@
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/movmatrix.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kPackThreads = 128;
@@ -173,4 +173,4 @@ Status prepare_gradient_pack() {
   return {};
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

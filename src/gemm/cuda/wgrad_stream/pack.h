@@ -8,7 +8,7 @@
 
 #include "blocksparse/status.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 // One (x, dy). Strides of tokens, or features-first of features; the other is 1.
 struct GradientTerm {
@@ -40,4 +40,4 @@ constexpr int gradient_chunk_tokens(int64_t element_size) { return static_cast<i
 Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, bool overlap, cudaStream_t stream);
 Status prepare_gradient_pack();
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

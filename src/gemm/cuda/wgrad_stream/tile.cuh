@@ -10,7 +10,7 @@
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/driver.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct FewGradient {
@@ -359,4 +359,4 @@ __device__ inline int end_of_row(const GradientUnit& known, int lane, int first,
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

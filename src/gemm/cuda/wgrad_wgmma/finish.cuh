@@ -6,7 +6,7 @@
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/wgrad_wgmma/form.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // ---- Store ----------------------------------------------------------------------------------------------------------
@@ -248,4 +248,4 @@ __global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -6,7 +6,7 @@
 #include "gemm/cuda/wgrad_wgmma/terms.cuh"
 #include "gemm/cuda/wgrad_wgmma/units.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 struct ManyGradient {
@@ -70,4 +70,4 @@ struct CellsOfGroup {
 };
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -10,7 +10,7 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/wgrad_wgmma/finish.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 using ptx::shared_address;
@@ -204,4 +204,4 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -17,7 +17,7 @@
 #include "cuda/launch.h"
 #include "gemm/cuda/wgrad_wgmma/kernel.cuh"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 // body.template operator()<K>() with the kernel type K.
@@ -160,4 +160,4 @@ CudaGradientKernel make_many_gradient(DType dtype) {
 }
 
 }  // namespace
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

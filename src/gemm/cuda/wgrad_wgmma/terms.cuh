@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 template <int Most>
 struct TermSteps {
@@ -43,4 +43,4 @@ struct StepPlace {
   }
 };
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -5,7 +5,7 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 namespace {
 
 constexpr int kThreads = 256;
@@ -366,4 +366,4 @@ Status prepare_gradient_units() {
   return cuda::prepare(gradient_units, 0);
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -9,7 +9,7 @@
 #include "gemm/cuda/driver.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 struct alignas(16) GradientUnit {
   int32_t strip;
@@ -58,4 +58,4 @@ Status make_gradient_units(const CudaCall& call, const ManyGradientForm& form, c
                            const GradientTables& to, int32_t grid, int32_t steps);
 Status prepare_gradient_units();
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm

@@ -14,21 +14,21 @@ namespace blocksparse::conv {
 
 namespace {
 
-using linear::GradientArgs;
-using linear::GradientKernel;
-using linear::Range;
-using linear::TokenRun;
+using gemm::GradientArgs;
+using gemm::GradientKernel;
+using gemm::Range;
+using gemm::TokenRun;
 
 constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
 
 // Kernels of pairs of tokens cannot begin at any token.
 const GradientKernel* find_taps_kernel(Isa isa, DType dtype) {
-  const linear::ProductKernel* product = nullptr;
+  const gemm::ProductKernel* product = nullptr;
   for (; isa != Isa::reference; isa = next_below(isa)) {
-    product = linear::find_product_kernel(isa, dtype);
+    product = gemm::find_product_kernel(isa, dtype);
     if (product == nullptr || product->multiply_taps != nullptr) break;
   }
-  return linear::find_gradient_kernel(isa, dtype);
+  return gemm::find_gradient_kernel(isa, dtype);
 }
 
 class GradientRun {
@@ -294,7 +294,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   }
   const double flops = 2.0 * static_cast<double>(g.rows.n * g.plain().pixels()) * static_cast<double>(g.layout.blocks) *
                        static_cast<double>(g.gather.taps() * g.layout.block_size * g.layout.block_size);
-  GradientRun(g, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops)).all();
+  GradientRun(g, plan, *kernel, workspace, gemm::worthwhile_threads(threads, flops)).all();
   return {};
 }
 

@@ -13,7 +13,7 @@ constexpr int64_t kPackFeatures = 512;  // that one task packs
 
 }  // namespace
 
-linear::RowsToPack Panels::rows() const {
+gemm::RowsToPack Panels::rows() const {
   return {.token_stride = from.pixel_stride(),
           .feature_stride = from.channel_stride(),
           .features = from.channels,
@@ -52,7 +52,7 @@ void Panels::gathered(const AxisPlan (&axis)[3], int64_t positions, const Index&
   const int64_t phases = z.phases * y.phases * x.phases;
   for_each_slice(images * phases, [&](int64_t first, int64_t last, int64_t i) {
     const Index f = index_of(i % phases, y.phases, x.phases);
-    linear::RowsToPack to = rows();
+    gemm::RowsToPack to = rows();
     to.token_stride *= x.in_step();
     const int64_t x_first = x.first_pixel(f.x, begin.x);
     const int64_t lo = std::clamp<int64_t>(divide_up(std::max<int64_t>(0, -x_first), x.in_step()), 0, x.reach);
@@ -77,7 +77,7 @@ void Panels::gathered(const AxisPlan (&axis)[3], int64_t positions, const Index&
 
 void Panels::plain(const Index& begin, const Index& size, int64_t image, int64_t images) const {
   for_each_slice(images, [&](int64_t first, int64_t last, int64_t i) {
-    linear::RowsToPack to = rows();
+    gemm::RowsToPack to = rows();
     to.tokens = size.x;
     for (int64_t row = 0; row < size.z * size.y; ++row) {
       to.source = pixel(image + i, begin.z + row / size.y, begin.y + row % size.y, begin.x);

@@ -19,7 +19,7 @@ struct Panels {
   int64_t block = 0;
   void* data = nullptr;
   int64_t round = 0;  // positions
-  void (*pack)(const linear::RowsToPack&, int64_t first_block, int64_t last_block) = nullptr;
+  void (*pack)(const gemm::RowsToPack&, int64_t first_block, int64_t last_block) = nullptr;
   int32_t threads = 1;
 
   // The box at `begin` with what its taps reach: an image is `phases` grids of `positions`, places in rows of
@@ -30,7 +30,7 @@ struct Panels {
   void zero(int64_t first_block, int64_t last_block, int64_t position, int64_t count) const;
 
  private:
-  linear::RowsToPack rows() const;
+  gemm::RowsToPack rows() const;
   const void* pixel(int64_t image, int64_t z, int64_t y, int64_t x) const;
   // Calls body(first block of channels, last, i) for slices of channels and i < count, in parallel.
   template <class Body>

@@ -84,7 +84,7 @@ bool plan_far(const Product& p, int64_t pixel_bytes, Plan& plan) {
   const auto most = static_cast<double>(kMostWorkspace);
   const auto taps = static_cast<double>(p.gather.taps()), places = static_cast<double>(p.y.pixels());
   const double image = static_cast<double>(p.x.pixels() + 1) * static_cast<double>(pixel_bytes);
-  if (image > most * 3 / 4 || taps * places * sizeof(int64_t) > most / 16 || taps * sizeof(linear::Tap) > most / 16) {
+  if (image > most * 3 / 4 || taps * places * sizeof(int64_t) > most / 16 || taps * sizeof(gemm::Tap) > most / 16) {
     return false;
   }
   plan.far = true;
@@ -94,7 +94,7 @@ bool plan_far(const Product& p, int64_t pixel_bytes, Plan& plan) {
   plan.panel_bytes = static_cast<size_t>(plan.round * pixel_bytes);
   plan.place_bytes = static_cast<size_t>(p.y.pixels()) * sizeof(int64_t);
   plan.source_bytes = static_cast<size_t>(p.gather.taps()) * plan.place_bytes;
-  plan.tap_bytes = static_cast<size_t>(p.gather.taps()) * sizeof(linear::Tap);
+  plan.tap_bytes = static_cast<size_t>(p.gather.taps()) * sizeof(gemm::Tap);
   return true;
 }
 
@@ -130,7 +130,7 @@ Plan plan_product(const Product& p) {
     return bytes;
   };
   const auto most = static_cast<double>(kMostWorkspace);
-  const double tap_bytes = static_cast<double>(taps) * static_cast<double>(sizeof(linear::Tap));
+  const double tap_bytes = static_cast<double>(taps) * static_cast<double>(sizeof(gemm::Tap));
   const double weight_bytes = static_cast<double>(p.layout.blocks * b * b * size) * static_cast<double>(taps);
   const auto keep_weights = [&] {
     const double left = most - static_cast<double>(plan.workspace_bytes());
@@ -193,7 +193,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
                            static_cast<double>(g.plain().pixels()) * static_cast<double>(plain * size);
   const AxisPlan(&axis)[3] = plan.axis;
   const double runs = static_cast<double>(axis[0].places) * static_cast<double>(axis[1].places) *
-                      static_cast<double>(divide_up(axis[2].places, kStepTokens)) * sizeof(linear::TokenRun);
+                      static_cast<double>(divide_up(axis[2].places, kStepTokens)) * sizeof(gemm::TokenRun);
   const double sums = size_of(g.dtype) < size ? static_cast<double>(kSumBytes) : 0;
   // 2048 channels to 256 at 65 x 65, dilation 24 and 36 (DeepLab's), take 39 MB.
   const bool holds_image = own_bytes + runs + sums + shift_bytes <= most * 49 / 50;
@@ -215,7 +215,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   plan.gathered_bytes = static_cast<size_t>(plan.gathered_round * gathered * size);
   plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
   plan.run_bytes =
-      static_cast<size_t>(plan.images * z.box * y.box * divide_up(x.box, kStepTokens)) * sizeof(linear::TokenRun);
+      static_cast<size_t>(plan.images * z.box * y.box * divide_up(x.box, kStepTokens)) * sizeof(gemm::TokenRun);
   if (!plan.far) {
     const auto round_bytes = static_cast<int64_t>(plan.gathered_bytes + plan.plain_bytes);
     plan.at_once = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, round_bytes), 1,

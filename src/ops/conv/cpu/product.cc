@@ -14,10 +14,10 @@ namespace blocksparse::conv {
 
 namespace {
 
-using linear::ProductKernel;
-using linear::Range;
-using linear::Tap;
-using linear::TapArgs;
+using gemm::ProductKernel;
+using gemm::Range;
+using gemm::Tap;
+using gemm::TapArgs;
 
 constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
 
@@ -29,14 +29,14 @@ T* advance(T* data, int64_t elements, DType dtype) {
 
 const ProductKernel* find_taps_kernel(Isa isa, DType dtype) {
   for (; isa != Isa::reference; isa = next_below(isa)) {
-    const ProductKernel* kernel = linear::find_product_kernel(isa, dtype);
+    const ProductKernel* kernel = gemm::find_product_kernel(isa, dtype);
     if (kernel == nullptr || kernel->multiply_taps != nullptr) return kernel;
   }
   return nullptr;
 }
 
 size_t linear_workspace_size(const Product& p) {
-  return linear::plan_product({.dtype = p.dtype,
+  return gemm::plan_product({.dtype = p.dtype,
                                .block = p.layout.block_size,
                                .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
                                .inputs = p.x.channels,
@@ -51,11 +51,11 @@ bool is_linear(const Product& p) {
          linear_workspace_size(p) <= kMostWorkspace;
 }
 
-linear::Product linear_product(const Product& p, int64_t image) {
+gemm::Product linear_product(const Product& p, int64_t image) {
   // One image, or all of them as one.
   const auto tokens = [&](const Images& a) {
     const int64_t images = a.channels_last ? a.n : 1;
-    return linear::Activations{advance(a.data, image * a.image_stride(), p.dtype), images * a.pixels(), a.channels,
+    return gemm::Activations{advance(a.data, image * a.image_stride(), p.dtype), images * a.pixels(), a.channels,
                                a.pixel_stride(), a.channel_stride()};
   };
   return {.dtype = p.dtype,
@@ -63,7 +63,7 @@ linear::Product linear_product(const Product& p, int64_t image) {
           .by_in = p.by_in,
           .x = tokens(p.x),
           .y = tokens(p.y),
-          .residual = p.residual.data == nullptr ? linear::Activations{} : tokens(p.residual),
+          .residual = p.residual.data == nullptr ? gemm::Activations{} : tokens(p.residual),
           .w = p.w,
           .gates = p.gates,
           .bias = p.bias,
@@ -72,7 +72,7 @@ linear::Product linear_product(const Product& p, int64_t image) {
 
 Status run_linear(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
   for (int64_t image = 0; image < (p.x.channels_last ? 1 : p.x.n); ++image) {
-    BS_RETURN_IF_ERROR(linear::cpu_product(linear_product(p, image), isa, workspace, threads));
+    BS_RETURN_IF_ERROR(gemm::cpu_product(linear_product(p, image), isa, workspace, threads));
   }
   return {};
 }
@@ -139,10 +139,10 @@ class Run {
     return {.from = p_.x,
             .order = p_.x_channels,
             .dtype = p_.dtype,
-            .block = std::min<int64_t>(p_.layout.block_size, linear::kTapInputs),
+            .block = std::min<int64_t>(p_.layout.block_size, gemm::kTapInputs),
             .data = panels_,
             .round = plan_.round,
-            .pack = linear::find_gradient_kernel(kernel_.isa, p_.dtype)->pack,
+            .pack = gemm::find_gradient_kernel(kernel_.isa, p_.dtype)->pack,
             .threads = threads_};
   }
 
@@ -274,7 +274,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
-  Run run(p, plan, *kernel, workspace, linear::worthwhile_threads(threads, flops));
+  Run run(p, plan, *kernel, workspace, gemm::worthwhile_threads(threads, flops));
   if (plan.far) run.all_far();
   else run.all();
   return {};

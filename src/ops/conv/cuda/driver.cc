@@ -23,7 +23,7 @@ const std::array<CudaKernels, 8>& all_kernels() {
 
 bool runs(CudaWay way, const cuda::Card& card) {
   const bool copies = way == CudaWay::many || way == CudaWay::halo;
-  return !copies || linear::cuda_runs(linear::CudaKernel::many, card);
+  return !copies || gemm::cuda_runs(gemm::CudaKernel::many, card);
 }
 
 Status prepare_all(const cuda::Card& card) {
@@ -51,18 +51,18 @@ Status check_pixels(const Images& x, const Images& y) {
 // none of it.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
-  const auto forced = linear::forced_cuda_kernel();
+  const auto forced = gemm::forced_cuda_kernel();
   if (!forced.ok()) return forced.status();
   std::string_view name;
-  if (linear::halo_is_forced()) {
+  if (gemm::halo_is_forced()) {
     if (cuda_supports(CudaWay::halo, p, card)) return CudaWay::halo;
     name = name_of(CudaWay::halo);
   } else {
     if (!forced->has_value()) return choose_cuda_way(p, card);
-    if (**forced == linear::CudaKernel::generic) return CudaWay::generic;
-    if (**forced == linear::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
+    if (**forced == gemm::CudaKernel::generic) return CudaWay::generic;
+    if (**forced == gemm::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
     if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
-    name = linear::name_of(**forced);
+    name = gemm::name_of(**forced);
   }
   return Status(StatusCode::unsupported,
                 concat("[cuda] the kernel \"", name, "\", which was asked for, does not do this convolution"));
@@ -89,7 +89,7 @@ Status launch(CudaWay way, DType dtype, Device device, const cuda::Card& card, L
 }
 
 Status run(CudaWay way, const Product& p, const CudaCall& call, Stream stream) {
-  if (way == CudaWay::linear) return linear::cuda_product(as_linear(p), call.workspace, stream);
+  if (way == CudaWay::linear) return gemm::cuda_product(as_linear(p), call.workspace, stream);
   return launch(way, p.dtype, p.layout.device, call.card,
                 [&](const CudaKernels& kernels) { return kernels.product(p, call); });
 }
@@ -99,7 +99,7 @@ Status run(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream st
     const int64_t n = g.rows.n * g.rows.pixels();
     const auto tensor = [&](const Images& a) { return ConstTensor(a.data, g.dtype, {n, a.channels}, g.layout.device); };
     const GradPair pair{tensor(g.columns), tensor(g.rows)};
-    const linear::WeightGradient plain{.dtype = g.dtype,
+    const gemm::WeightGradient plain{.dtype = g.dtype,
                                        .dw_dtype = g.dw_dtype,
                                        .layout = g.layout,
                                        .pairs = {&pair, 1},
@@ -108,7 +108,7 @@ Status run(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream st
                                        .dw = g.dw,
                                        .dgates = g.dgates,
                                        .accumulate = g.accumulate};
-    return linear::cuda_weight_gradient(plain, call.workspace, stream);
+    return gemm::cuda_weight_gradient(plain, call.workspace, stream);
   }
   return launch(way, g.dtype, g.layout.device, call.card,
                 [&](const CudaKernels& kernels) { return kernels.gradient(g, call); });

@@ -31,8 +31,8 @@ bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, co
   return true;
 }
 
-linear::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, int64_t taps) {
-  linear::CudaProblem p;
+gemm::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, int64_t taps) {
+  gemm::CudaProblem p;
   p.pass = pass;
   p.dtype = dtype;
   p.block = layout.block_size;
@@ -52,9 +52,9 @@ std::string_view name_of(CudaWay way) {
   return "linear";
 }
 
-int64_t inputs_of_tap(int64_t channels, int32_t block) { return round_up(channels, std::max(linear::kChunk, block)); }
+int64_t inputs_of_tap(int64_t channels, int32_t block) { return round_up(channels, std::max(gemm::kChunk, block)); }
 
-linear::CudaProblem many_problem(const Product& p) {
+gemm::CudaProblem many_problem(const Product& p) {
   auto problem = problem_of(p.by_in ? Pass::dgrad : Pass::fprop, p.dtype, p.layout, p.gather.taps());
   problem.n = p.y.n * p.y.pixels();
   problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
@@ -67,7 +67,7 @@ linear::CudaProblem many_problem(const Product& p) {
   return problem;
 }
 
-linear::CudaProblem many_problem(const WeightGradient& g) {
+gemm::CudaProblem many_problem(const WeightGradient& g) {
   auto problem = problem_of(Pass::wgrad, g.dtype, g.layout, g.gather.taps());
   problem.n = g.rows.n * g.rows.pixels();
   problem.inputs = g.gather.taps() * inputs_of_tap(g.columns.channels, g.layout.block_size);
@@ -103,12 +103,12 @@ TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps) {
   return at;
 }
 
-linear::Activations as_tokens(const Images& a) {
+gemm::Activations as_tokens(const Images& a) {
   if (a.data == nullptr && a.n == 0) return {};
   return {a.data, a.n * a.pixels(), a.channels, a.channels, 1};
 }
 
-linear::Product as_linear(const Product& p) {
+gemm::Product as_linear(const Product& p) {
   return {.dtype = p.dtype,
           .layout = p.layout,
           .by_in = p.by_in,
@@ -133,36 +133,36 @@ int64_t many_workspace(const Product& p) {
   const auto problem = many_problem(p);
   const int64_t rows = problem.output_blocks();
   return tap_places(rows, p.layout.blocks, p.gather.taps()).end +
-         linear::many_places(linear::plan_many(problem), problem.block).end;
+         gemm::many_places(gemm::plan_many(problem), problem.block).end;
 }
 
 int64_t many_workspace(const WeightGradient& g) {
   const auto problem = many_problem(g);
   const int64_t rows = problem.output_blocks();
   return tap_places(rows, g.layout.blocks, g.gather.taps()).end +
-         linear::gradient_places(problem, linear::gradient_form_of(problem)).end;
+         gemm::gradient_places(problem, gemm::gradient_form_of(problem)).end;
 }
 
 // A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
 bool could_be_many(const Product& p) {
   return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
          !has_order(p) && many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
-         linear::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
+         gemm::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
 }
 
 // Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
 bool could_be_many(const WeightGradient& g) {
   return !has_order(g) && !g.gathers_rows && many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
-         linear::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
+         gemm::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
 }
 
 bool could_be_halo(const Product& p) {
-  return !has_order(p) && p.y.n * p.y.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(p) && p.y.n * p.y.pixels() >= gemm::kLeastManyTokens &&
          many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
-  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= linear::kLeastManyTokens &&
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= gemm::kLeastManyTokens &&
          many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
@@ -170,8 +170,8 @@ template <class Problem>
 bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   switch (way) {
     case CudaWay::generic: return true;
-    case CudaWay::many: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_many(p);
-    case CudaWay::halo: return linear::cuda_runs(linear::CudaKernel::many, card) && could_be_halo(p);
+    case CudaWay::many: return gemm::cuda_runs(gemm::CudaKernel::many, card) && could_be_many(p);
+    case CudaWay::halo: return gemm::cuda_runs(gemm::CudaKernel::many, card) && could_be_halo(p);
     case CudaWay::linear: break;
   }
   return is_linear(p);
@@ -228,8 +228,8 @@ size_t cuda_workspace_bytes(const Product& p) {
     LayoutView plain = p.layout;
     plain.transposed = false;
     const auto problem =
-        linear::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
-    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
+        gemm::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(gemm::most_cuda_workspace_bytes(problem)));
   }
   return static_cast<size_t>(bytes);
 }
@@ -239,8 +239,8 @@ size_t cuda_workspace_bytes(const WeightGradient& g) {
   int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
   if (is_linear(g)) {
-    const auto problem = linear::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
-    bytes = std::max(bytes, static_cast<int64_t>(linear::most_cuda_workspace_bytes(problem)));
+    const auto problem = gemm::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
+    bytes = std::max(bytes, static_cast<int64_t>(gemm::most_cuda_workspace_bytes(problem)));
   }
   return static_cast<size_t>(bytes);
 }

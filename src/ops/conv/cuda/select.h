@@ -19,8 +19,8 @@ enum class CudaWay : int32_t {
 std::string_view name_of(CudaWay way);
 
 // The problem that the linear op's kernel sees: a column of W is a block of channels at one tap.
-linear::CudaProblem many_problem(const Product& p);
-linear::CudaProblem many_problem(const WeightGradient& g);
+gemm::CudaProblem many_problem(const Product& p);
+gemm::CudaProblem many_problem(const WeightGradient& g);
 int64_t inputs_of_tap(int64_t channels, int32_t block);  // filled up to whole chunks
 
 // An order of channels is left to `generic`, or the way does it on a copy: see select_order.h.
@@ -40,8 +40,8 @@ struct TapPlaces {
 TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps);
 
 // As an ordinary product, or pair of activations, of one tap in place.
-linear::Product as_linear(const Product& p);
-linear::Activations as_tokens(const Images& a);
+gemm::Product as_linear(const Product& p);
+gemm::Activations as_tokens(const Images& a);
 
 // The generic kernel's wgrad: slices of the pixels whose sums are added afterwards, so that there are thread blocks
 // enough. 16 blocks of 32 at 9 taps, f32, 64 images of 28 x 28: 72 thread blocks without, 10.1 ms (H200, 2026-11-22).

@@ -38,7 +38,7 @@ struct Plan {
   // `inputs` features are packed, for products of `rows` rows of blocks.
   Plan(DType dtype, int64_t n, int64_t hidden, int64_t inputs, int64_t rows) {
     const int64_t sum = size_of(sum_dtype(dtype));
-    const int64_t panel_bytes = n <= linear::kFewTokens ? 0 : round_up(n, kMostLanes) * inputs * sum;
+    const int64_t panel_bytes = n <= gemm::kFewTokens ? 0 : round_up(n, kMostLanes) * inputs * sum;
     state = panel = 2 * round_up(panel_bytes, kAlignment);
     pieces = state + round_up(n * hidden * sum, kAlignment);
     total = pieces + round_up(rows * static_cast<int64_t>(sizeof(Piece)), kAlignment) + kAlignment;
@@ -53,10 +53,10 @@ char* aligned(Workspace workspace) {
 class Products {
  public:
   // Each block of units needs the sums of `gates` rows of blocks (columns, with by_in).
-  Products(const Sequence& s, const linear::ProductKernel& kernel, bool by_in, char* memory, const Plan& plan)
+  Products(const Sequence& s, const gemm::ProductKernel& kernel, bool by_in, char* memory, const Plan& plan)
       : kernel_(kernel), n_(s.n), gates_(by_in ? 1 : kGates), dtype_(s.dtype) {
     const int64_t inputs = by_in ? kGates * s.hidden : s.hidden;
-    few_ = s.n <= linear::kFewTokens;
+    few_ = s.n <= gemm::kFewTokens;
     group_ = kGroupBytes / size_of(sum_dtype(s.dtype));
     panels_ = {memory, memory + plan.panel / 2};
     auto* pieces = reinterpret_cast<Piece*>(memory + plan.pieces);
@@ -122,11 +122,11 @@ class Products {
  private:
   // The sums of all gates for the tokens of a group that have an input.
   void multiply(int64_t block, int64_t first, int64_t tokens, char* sums) const {
-    linear::ProductArgs a = args_;
+    gemm::ProductArgs a = args_;
     a.n = tokens;
     a.partial = sums;
     a.panels = panel_of(panels_[0], first);
-    const linear::Range pieces{block * gates_, (block + 1) * gates_};
+    const gemm::Range pieces{block * gates_, (block + 1) * gates_};
     if (few_) {
       for (int64_t piece = pieces.first; piece < pieces.last; ++piece) kernel_.few(a, piece);
     } else {
@@ -137,7 +137,7 @@ class Products {
   // Features of a group's tokens, as far as they are among the first `tokens`.
   void pack(char* panels, const void* x, int64_t tokens, int64_t first, int64_t first_feature,
             int64_t last_feature) const {
-    linear::ProductArgs a = args_;
+    gemm::ProductArgs a = args_;
     a.x = advance(x, first * a.x_token, dtype_);
     a.n = std::min(group_, tokens - first);
     a.panels = panel_of(panels, first);
@@ -151,8 +151,8 @@ class Products {
     return panels + first * args_.inputs * size_of(sum_dtype(dtype_));
   }
 
-  const linear::ProductKernel& kernel_;
-  linear::ProductArgs args_;
+  const gemm::ProductKernel& kernel_;
+  gemm::ProductArgs args_;
   int64_t n_, gates_;
   DType dtype_;
   bool few_;
@@ -162,19 +162,19 @@ class Products {
 };
 
 struct Kernels {
-  const linear::ProductKernel* product;
+  const gemm::ProductKernel* product;
   const CellKernel* cell;
 };
 
 Result<Kernels> kernels_for(Isa isa, DType dtype) {
-  const Kernels k{linear::find_product_kernel(isa, dtype), find_cell_kernel(isa, dtype)};
+  const Kernels k{gemm::find_product_kernel(isa, dtype), find_cell_kernel(isa, dtype)};
   if (k.product != nullptr && k.cell != nullptr) return k;
   return Status(StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype");
 }
 
 int32_t threads_of_step(const Sequence& s, int32_t threads) {
   const double area = static_cast<double>(s.layout.blocks) * s.layout.block_size * s.layout.block_size;
-  return linear::worthwhile_threads(
+  return gemm::worthwhile_threads(
       threads, static_cast<double>(s.n) * (2 * area + static_cast<double>(kCellFlops * kGates * s.hidden)));
 }
 
@@ -192,7 +192,7 @@ Status weight_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t 
                       ConstTensor(advance(b.dpre, b.n * four, b.dtype), b.dtype, {later, four})};
   std::array<GradPair, 2> pairs{rest, first};
   const bool starts = b.h0 != nullptr && b.steps > 0;
-  return linear::cpu_weight_gradient({.dtype = b.dtype,
+  return gemm::cpu_weight_gradient({.dtype = b.dtype,
                                       .dw_dtype = b.dw_dtype,
                                       .layout = b.layout,
                                       .pairs = std::span<const GradPair>(pairs.data(), starts ? 2 : 1),
@@ -205,7 +205,7 @@ Status weight_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t 
 Status initial_state_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t threads) {
   const int64_t four = kGates * b.hidden;
   if (b.dh0 != nullptr && b.steps > 0) {
-    BS_RETURN_IF_ERROR(linear::cpu_product({.dtype = b.dtype,
+    BS_RETURN_IF_ERROR(gemm::cpu_product({.dtype = b.dtype,
                                             .layout = b.layout,
                                             .by_in = true,
                                             .x = {b.dpre, b.n, four, four, 1},

@@ -48,18 +48,18 @@ struct Memory {
         linear{at + plan.linear, static_cast<size_t>(plan.total - plan.linear - kAlignment)} {}
 };
 
-size_t linear_bytes(linear::Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
-  return linear::cuda_workspace_size(pass, layout, dtype, n);
+size_t linear_bytes(gemm::Pass pass, const LayoutView& layout, DType dtype, int64_t n) {
+  return gemm::cuda_workspace_size(pass, layout, dtype, n);
 }
 
 Plan plan_forward(const LayoutView& layout, DType dtype, int64_t n) {
-  return {dtype, n, layout.in_features, layout.out_features, linear_bytes(linear::Pass::fprop, layout, dtype, n)};
+  return {dtype, n, layout.in_features, layout.out_features, linear_bytes(gemm::Pass::fprop, layout, dtype, n)};
 }
 
 Plan plan_backward(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  size_t bytes = linear_bytes(linear::Pass::dgrad, layout, dtype, n);
+  size_t bytes = linear_bytes(gemm::Pass::dgrad, layout, dtype, n);
   for (const int64_t tokens : {n, (std::max<int64_t>(steps, 1) - 1) * n}) {  // dW: of the first step, and of the rest
-    bytes = std::max(bytes, linear_bytes(linear::Pass::wgrad, layout, dtype, tokens));
+    bytes = std::max(bytes, linear_bytes(gemm::Pass::wgrad, layout, dtype, tokens));
   }
   return {dtype, n, layout.in_features, layout.in_features, bytes};
 }
@@ -77,7 +77,7 @@ Result<bool> prepared(Device device) {
 }
 
 // y [n, outputs] = x W^T, or x W by_in. `behind_cell`: the kernel in front is the cell's that made x.
-linear::Product product_of(const Sequence& s, bool by_in, const void* x, void* y, bool behind_cell) {
+gemm::Product product_of(const Sequence& s, bool by_in, const void* x, void* y, bool behind_cell) {
   const int64_t four = kGates * s.hidden, inputs = by_in ? four : s.hidden, outputs = by_in ? s.hidden : four;
   return {.dtype = s.dtype,
           .layout = s.layout,
@@ -112,18 +112,18 @@ Status weight_gradient(const Backward& b, Workspace workspace, Stream stream) {
                       ConstTensor(advance(b.dpre, b.n * four, b.dtype), b.dtype, {later, four}, device)};
   const GradPair first{ConstTensor(b.h0, b.dtype, {b.n, b.hidden}, device),
                        ConstTensor(b.dpre, b.dtype, {b.n, four}, device)};
-  linear::WeightGradient g{.dtype = b.dtype,
+  gemm::WeightGradient g{.dtype = b.dtype,
                            .dw_dtype = b.dw_dtype,
                            .layout = b.layout,
                            .pairs = std::span<const GradPair>(&rest, 1),
                            .w = b.w,
                            .dw = b.dw,
                            .accumulate = b.accumulate};
-  BS_RETURN_IF_ERROR(linear::cuda_weight_gradient(g, workspace, stream));
+  BS_RETURN_IF_ERROR(gemm::cuda_weight_gradient(g, workspace, stream));
   if (b.h0 == nullptr || b.steps == 0) return {};
   g.pairs = std::span<const GradPair>(&first, 1);
   g.accumulate = true;
-  return linear::cuda_weight_gradient(g, workspace, stream);
+  return gemm::cuda_weight_gradient(g, workspace, stream);
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ Status cuda_forward(const Forward& f, Workspace workspace, Stream stream) {
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.h0, f.h, f.dtype, stream.handle));
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.c0, f.c, state, stream.handle));
   const ResidentPlan resident = plan_resident(f.layout, f.dtype, f.steps, f.n, *card);
-  if (resident.fits() && resident_takes(f) && !linear::cuda_kernel_is_forced()) {
+  if (resident.fits() && resident_takes(f) && !gemm::cuda_kernel_is_forced()) {
     return launch_resident(f, resident, memory.at, stream.handle);
   }
   const void *h = f.h0, *c = f.c0;
@@ -153,7 +153,7 @@ Status cuda_forward(const Forward& f, Workspace workspace, Stream stream) {
     if (h != nullptr) {
       step.sums = memory.at + plan.sums;
       BS_RETURN_IF_ERROR(
-          linear::cuda_product(product_of(f, false, h, memory.at + plan.sums, t > 0), memory.linear, stream));
+          gemm::cuda_product(product_of(f, false, h, memory.at + plan.sums, t > 0), memory.linear, stream));
     }
     step.pre = advance(f.pre, t * kGates * matrix, f.dtype);
     step.c_before = c;
@@ -197,7 +197,7 @@ Status cuda_backward(const Backward& b, Workspace workspace, Stream stream) {
     BS_RETURN_IF_ERROR(launch_cell(step, b.dtype, *overlap, stream.handle));
     void* dh = t > 0 ? memory.at + plan.sums : b.dh0;
     if (dh == nullptr) continue;
-    BS_RETURN_IF_ERROR(linear::cuda_product(product_of(b, true, step.dpre, dh, true), memory.linear, stream));
+    BS_RETURN_IF_ERROR(gemm::cuda_product(product_of(b, true, step.dpre, dh, true), memory.linear, stream));
     sums = dh;
   }
   BS_RETURN_IF_ERROR(copy_of_empty(b, b.dh, b.dh0, b.dtype, stream.handle));

@@ -9,14 +9,14 @@
 namespace blocksparse::conv {
 namespace {
 
-using linear::GatheredImages;
-using linear::XOrder;
+using gemm::GatheredImages;
+using gemm::XOrder;
 
 template <class T>
 Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) {
-  linear::CudaProblem problem = many_problem(p);
+  gemm::CudaProblem problem = many_problem(p);
   const int64_t rows = problem.output_blocks(), taps = p.gather.taps();
-  linear::Product product = as_linear(p);
+  gemm::Product product = as_linear(p);
   product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
   product.x.n = product.y.n = problem.n = phase.tokens();
   problem.blocks = p.layout.blocks * phase.taps.taps();
@@ -24,8 +24,8 @@ Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) 
   const auto list = list_taps(tap_list(phase, p.gather, p.layout, p.by_in, rows, p.gates), call.workspace.data,
                               static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  const linear::ManyImages images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
-  return linear::launch_many_of<T, XOrder::images>(
+  const gemm::ManyImages images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
+  return gemm::launch_many_of<T, XOrder::images>(
       product, {list->walk, list->gates, images},
       {problem, call.card, after_taps(call.workspace, rows, p.layout.blocks, taps), call.stream});
 }
@@ -41,15 +41,15 @@ Status launch_many_product(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
-  const linear::CudaProblem problem = many_problem(g);
+  const gemm::CudaProblem problem = many_problem(g);
   const int64_t taps = g.gather.taps(), rows = problem.output_blocks();
   const Phase phase = phase_of(g.gather, g.columns, g.rows, g.layout.block_size, 0);
   const auto list = list_taps(tap_list(phase, g.gather, g.layout, false, rows, g.gates), call.workspace.data,
                               static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  linear::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
+  gemm::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
   term.x.n = problem.n;
-  return linear::launch_many_gradient_of<T, XOrder::images>(
+  return gemm::launch_many_gradient_of<T, XOrder::images>(
       {.terms = {&term, 1},
        .images = &phase.x,
        .walk = list->walk,
@@ -64,8 +64,8 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
 template <class T>
 Status prepare_many() {
   BS_RETURN_IF_ERROR(prepare_taps());
-  BS_RETURN_IF_ERROR((linear::prepare_many_of<T, XOrder::images>()));
-  return linear::prepare_many_gradient_of<T, XOrder::images>();
+  BS_RETURN_IF_ERROR((gemm::prepare_many_of<T, XOrder::images>()));
+  return gemm::prepare_many_gradient_of<T, XOrder::images>();
 }
 
 template <class T>

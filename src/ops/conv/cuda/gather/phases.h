@@ -17,8 +17,8 @@ struct TapSubset {
 };
 
 struct Phase {
-  linear::GatheredImages x;
-  linear::ScatteredImages y;
+  gemm::GatheredImages x;
+  gemm::ScatteredImages y;
   TapSubset taps;
 
   int64_t tokens() const { return x.n * x.positions[0] * x.positions[1] * x.positions[2]; }

@@ -11,12 +11,12 @@
 namespace blocksparse::conv {
 
 struct TapWalk {
-  linear::DeviceWalk walk;
+  gemm::DeviceWalk walk;
   const float* gates;  // of each block and tap; null: 1
 };
 
 struct TapList {
-  linear::DeviceWalk from;  // of blocks
+  gemm::DeviceWalk from;  // of blocks
   int64_t rows, blocks;
   TapSubset taps;          // that are listed
   int32_t kernel[3];       // of how many in all
@@ -30,7 +30,7 @@ Status prepare_taps();
 
 inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutView& layout, bool by_in, int64_t rows,
                         const void* gates) {
-  TapList list{.from = linear::walk_on_device(layout, by_in),
+  TapList list{.from = gemm::walk_on_device(layout, by_in),
                .rows = rows,
                .blocks = layout.blocks,
                .taps = phase.taps,

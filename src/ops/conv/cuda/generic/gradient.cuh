@@ -229,8 +229,8 @@ template <class T>
 Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   const int32_t block = g.layout.block_size;
   const auto taps = static_cast<int32_t>(g.gather.taps());
-  const GenericGradient args{.refs = linear::walk_on_device(g.layout, false).refs,
-                             .out_of = linear::out_of_on_device(g.layout),
+  const GenericGradient args{.refs = gemm::walk_on_device(g.layout, false).refs,
+                             .out_of = gemm::out_of_on_device(g.layout),
                              .blocks = static_cast<int32_t>(g.layout.blocks),
                              .block = block,
                              .block_shift = shift_of(block),

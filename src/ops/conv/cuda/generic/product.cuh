@@ -7,7 +7,7 @@ namespace blocksparse::conv {
 namespace {
 
 struct GenericProduct {
-  linear::DeviceWalk walk;
+  gemm::DeviceWalk walk;
   int32_t rows, block, block_shift;
   cuda::Divider taps;
   DeviceGather gather;
@@ -136,7 +136,7 @@ __device__ void finish_product(const GenericProduct& p, const ProductItem& item,
     typename K::Sum sum = sums[row * K::pitch + column];
     if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[channel]);
     if (p.residual.data != nullptr) sum += widen(static_cast<const T*>(p.residual.data)[at]);
-    static_cast<T*>(const_cast<void*>(p.y.data))[at] = narrow<T>(linear::activated(p.activation, sum));
+    static_cast<T*>(const_cast<void*>(p.y.data))[at] = narrow<T>(gemm::activated(p.activation, sum));
   }
 }
 
@@ -169,7 +169,7 @@ template <class T>
 Status launch_product(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
   const int64_t rows = (p.y.channels + block - 1) / block;
-  const GenericProduct args{.walk = linear::walk_on_device(p.layout, p.by_in),
+  const GenericProduct args{.walk = gemm::walk_on_device(p.layout, p.by_in),
                             .rows = static_cast<int32_t>(rows),
                             .block = block,
                             .block_shift = shift_of(block),

@@ -22,12 +22,12 @@ using cuda::kThreads;
 using cuda::kTileRows;
 using cuda::kVector;
 using cuda::Place;
-using linear::Generic;
-using linear::inside_tile;
-using linear::shift_of;
-using linear::Stage;
-using linear::warp_has_rows;
-using linear::with_outputs;
+using gemm::Generic;
+using gemm::inside_tile;
+using gemm::shift_of;
+using gemm::Stage;
+using gemm::warp_has_rows;
+using gemm::with_outputs;
 
 struct DevicePixel {
   int at[3];  // depth, height, width

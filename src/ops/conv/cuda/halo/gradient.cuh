@@ -24,8 +24,8 @@ Status with_halo_gradient(int32_t block, Body body) {
 }
 
 // dy as images of the raster's positions.
-inline linear::GatheredImages rows_in_raster(const WeightGradient& g, const HaloGradientPlan& plan) {
-  linear::GatheredImages dy;
+inline gemm::GatheredImages rows_in_raster(const WeightGradient& g, const HaloGradientPlan& plan) {
+  gemm::GatheredImages dy;
   dy.data = g.rows.data;
   dy.n = g.rows.n;
   dy.channels = g.rows.channels;
@@ -37,7 +37,7 @@ inline HaloTables halo_tables(void* workspace) {
   auto* base = static_cast<char*>(workspace);
   const HaloGradientPlaces at = halo_gradient_places();
   return {.counts = reinterpret_cast<int4*>(base + at.counts),
-          .shares = reinterpret_cast<linear::GradientShare*>(base + at.shares),
+          .shares = reinterpret_cast<gemm::GradientShare*>(base + at.shares),
           .units = reinterpret_cast<int4*>(base + at.units),
           .ids = reinterpret_cast<int32_t*>(base + at.ids),
           .parts = reinterpret_cast<float*>(base + at.parts)};
@@ -45,7 +45,7 @@ inline HaloTables halo_tables(void* workspace) {
 
 inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradientPlan& plan, void* workspace) {
   const int32_t b = g.layout.block_size;
-  const HaloCells cells{.blocks = linear::walk_on_device(g.layout, false),
+  const HaloCells cells{.blocks = gemm::walk_on_device(g.layout, false),
                         .rows = static_cast<int32_t>((g.rows.channels + b - 1) / b),
                         .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                         .strips = plan.strips,
@@ -56,7 +56,7 @@ inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradie
           .target = {nullptr, g.dw, g.dw_dtype == DType::f32, g.accumulate},
           .outputs = g.rows.channels,
           .inputs = g.columns.channels,
-          .pixels = linear::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
+          .pixels = gemm::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
           .row_step = plan.raster.row_step,
           .column_step = plan.raster.column_step,
           .x_bytes = plan.rows * halo_gradient_form(b).cell_inputs * 2,
@@ -69,13 +69,13 @@ template <class T>
 Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
   const auto plan = plan_halo_gradient(g);
   if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 3 x 3 taps"};
-  const int32_t grid = std::min(call.card.multiprocessors, linear::kMostGradientGrid);
+  const int32_t grid = std::min(call.card.multiprocessors, gemm::kMostGradientGrid);
   return with_halo_gradient<T>(g.layout.block_size, [&]<class K>() {
     HaloGradientMaps maps{};
     const auto x =
-        linear::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell, static_cast<uint32_t>(plan->rows));
+        gemm::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell, static_cast<uint32_t>(plan->rows));
     BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
-    BS_RETURN_IF_ERROR(cuda::make_image_map(linear::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
+    BS_RETURN_IF_ERROR(cuda::make_image_map(gemm::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
     const HaloGradient args = gradient_arguments(g, *plan, call.workspace.data);
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,

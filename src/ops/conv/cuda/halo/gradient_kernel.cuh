@@ -12,9 +12,9 @@ using ptx::shared_address;
 struct HaloGradient {
   HaloCells cells;
   HaloTables tables;
-  linear::GradientTarget target;
+  gemm::GradientTarget target;
   int64_t outputs, inputs;
-  linear::ImageSteps pixels;  // of x
+  gemm::ImageSteps pixels;  // of x
   int32_t row_step;           // positions between rows of taps
   int32_t column_step;        // and between taps
   int32_t x_bytes;            // of a box
@@ -67,7 +67,7 @@ __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, c
         ptx::mbarrier_arrive_expect(ring.full_at(), static_cast<uint32_t>(K::kDyBytes + unit.cells * h.x_bytes));
       }
       __syncwarp();
-      const linear::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
+      const gemm::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
       if (cell < 0) {
         ptx::load_image_box(ring.at(), &maps.dy, ring.full_at(), unit.strip * 64, at.column - h.pixels.first[0],
                             at.row - h.pixels.first[1], at.image, 0, 0);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
   const int4 counts = *h.tables.counts;
   const int index = static_cast<int>(blockIdx.x) / kHaloSlices, slice = static_cast<int>(blockIdx.x) % kHaloSlices;
   if (counts.y + index >= counts.x) return;
-  __shared__ GradientShare shares[linear::kMostGradientGrid + 1];
+  __shared__ GradientShare shares[gemm::kMostGradientGrid + 1];
   __shared__ float of_run[kHaloRuns][4][128];
   const auto thread = static_cast<int>(threadIdx.x), run = thread / 128;
   const int group = slice / (kHaloGradientSums / 4), eight = slice % (kHaloGradientSums / 4), grid = counts.z;
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
   if (eight / K::kEights >= unit.cells) return;
   if (thread <= grid) shares[thread] = h.tables.shares[thread];
   __syncthreads();
-  const auto [first, last] = linear::parts_of(shares, grid, counts.y + index);
+  const auto [first, last] = gemm::parts_of(shares, grid, counts.y + index);
   if (first == last) return;  // and has been stored
   const int count = last - first + 1, end = first + count * (run + 1) / kHaloRuns;
   constexpr int kAtOnce = 8;

@@ -21,7 +21,7 @@ bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 *
 bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
   const int32_t least_stages = resident == 2 ? 4 : 3;
   const int64_t rows = int64_t{groups} * kHaloHalves * kHaloUnit + plan.raster.reach;
-  const int64_t bytes = whole_patterns(rows * linear::kChunk * 2);
+  const int64_t bytes = whole_patterns(rows * gemm::kChunk * 2);
   const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
   const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
   if (stages < least_stages) return false;
@@ -62,7 +62,7 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
 // .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
 // b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
 bool halo_pays(const Product& p) {
-  if (p.layout.block_size == linear::kChunk) return true;
+  if (p.layout.block_size == gemm::kChunk) return true;
   const auto problem = many_problem(p);
   const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
   return static_cast<double>(problem.blocks) <= (problem.block == 16 ? 0.13 : 0.4) * blocks;
@@ -101,7 +101,7 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
 }
 
 HaloGradientPlaces halo_gradient_places() {
-  constexpr int64_t kGrid = linear::kMostGradientGrid;
+  constexpr int64_t kGrid = gemm::kMostGradientGrid;
   HaloGradientPlaces at{};
   Places places;
   at.counts = places.next(16);

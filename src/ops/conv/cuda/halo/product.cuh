@@ -36,7 +36,7 @@ Status with_halo_kernel(int32_t block, int32_t stage_taps, int32_t groups, bool 
 template <class T>
 HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
   const int32_t b = p.layout.block_size;
-  const HaloWalk walk{.blocks = linear::walk_on_device(p.layout, p.by_in),
+  const HaloWalk walk{.blocks = gemm::walk_on_device(p.layout, p.by_in),
                       .outputs = p.y.channels,
                       .tiles = static_cast<int32_t>(plan.tiles),
                       .units = static_cast<int32_t>(plan.units),
@@ -49,8 +49,8 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .has_blocks = p.layout.blocks > 0,
                       .block_cost = halo_block_cost(b, p.gather.taps())};
   return {.walk = walk,
-          .finish = {linear::matrix_of<T>(as_tokens(p.y)), {}, p.bias, p.activation},
-          .pixels = linear::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
+          .finish = {gemm::matrix_of<T>(as_tokens(p.y)), {}, p.bias, p.activation},
+          .pixels = gemm::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
           .taps = walk.taps,
           .tap_columns = static_cast<int32_t>(plan.phase.x.taps[0]),
           .row_step = plan.raster.row_step,
@@ -60,7 +60,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
           .columns = static_cast<int32_t>(p.y.size[2]),
           .rows = static_cast<int32_t>(p.y.size[1]),
           .images = static_cast<int32_t>(p.y.n),
-          .x_bytes = plan.rows * linear::kChunk * 2,
+          .x_bytes = plan.rows * gemm::kChunk * 2,
           .buffer_bytes = plan.buffer_bytes,
           .stages = plan.stages};
 }
@@ -68,7 +68,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
 inline Status make_halo_maps(const Product& p, const HaloProductPlan& plan, HaloMaps& maps) {
   const int32_t b = p.layout.block_size, side = std::min(b, kHaloOutputs);
   const auto x =
-      linear::boxed(in_raster(plan.phase.x, plan.raster), false, linear::kChunk, static_cast<uint32_t>(plan.rows));
+      gemm::boxed(in_raster(plan.phase.x, plan.raster), false, gemm::kChunk, static_cast<uint32_t>(plan.rows));
   BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
   if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
   return cuda::make_tensor_map({.data = p.w,

@@ -17,8 +17,8 @@ using ptx::shared_address;
 
 struct HaloProduct {
   HaloWalk walk;
-  linear::Finish finish;      // tokens are pixels of y
-  linear::ImageSteps pixels;  // of x, in the order of the raster
+  gemm::Finish finish;      // tokens are pixels of y
+  gemm::ImageSteps pixels;  // of x, in the order of the raster
   int32_t taps, tap_columns, row_step, column_step, reach;
   bool mirrored;                          // the last tap of W meets the first pixel
   int32_t columns, rows, images;          // of y
@@ -163,8 +163,8 @@ class HaloFeeder {
   __device__ void load_x(int chunk, int unit) {
     if (++buffer_ == kHaloBuffers) buffer_ = 0, x_phase_ ^= 1;
     ptx::mbarrier_wait(shared_address(&shared_.x_empty[buffer_]), x_phase_ ^ 1);
-    const linear::ImagePixel at = h_.pixels.pixel_of(unit * kHaloUnit);
-    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(), chunk * linear::kChunk,
+    const gemm::ImagePixel at = h_.pixels.pixel_of(unit * kHaloUnit);
+    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(), chunk * gemm::kChunk,
                         at.column, at.row, at.image, 0, 0);
   }
 
@@ -291,9 +291,9 @@ __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums su
   }
   switch (h.finish.activation) {
     case Activation::none: break;
-    case Activation::relu: linear::activate<Activation::relu>(sums); break;
-    case Activation::gelu: linear::activate<Activation::gelu>(sums); break;
-    case Activation::silu: linear::activate<Activation::silu>(sums); break;
+    case Activation::relu: gemm::activate<Activation::relu>(sums); break;
+    case Activation::gelu: gemm::activate<Activation::gelu>(sums); break;
+    case Activation::silu: gemm::activate<Activation::silu>(sums); break;
   }
 }
 
@@ -304,7 +304,7 @@ __device__ inline void store_unit(const HaloProduct& h, int unit, int64_t output
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % 128 / 32;
 #pragma unroll
   for (int low = 0; low < 2; ++low) {
-    linear::ImagePixel pixel = h.pixels.pixel_of(unit * kHaloUnit + warp * 16 + lane / 4 + 8 * low);
+    gemm::ImagePixel pixel = h.pixels.pixel_of(unit * kHaloUnit + warp * 16 + lane / 4 + 8 * low);
     pixel.column -= h.pixels.first[0], pixel.row -= h.pixels.first[1];
     const bool inside = pixel.image < h.images && pixel.row < h.rows && pixel.column < h.columns;
     const int64_t place = (int64_t{pixel.image} * h.rows + pixel.row) * h.columns + pixel.column;

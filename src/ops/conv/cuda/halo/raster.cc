@@ -8,7 +8,7 @@ namespace {
 
 // Columns (or rows) of an image in the raster: all that is read from `size` on is zero, and lies before the first pixel
 // of the next one.
-int64_t raster_side(const linear::GatheredImages& x, int axis) {
+int64_t raster_side(const gemm::GatheredImages& x, int axis) {
   const int64_t before = -int64_t{x.first[axis]}, size = x.size[axis];
   const int64_t last = x.positions[axis] - 1 + (x.taps[axis] - 1) * x.dilation[axis] - before;
   return std::max({x.positions[axis], size + before, last + 1, before});
@@ -18,7 +18,7 @@ int64_t raster_side(const linear::GatheredImages& x, int axis) {
 
 std::optional<Raster> raster_of(const Phase& phase) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostCorner = 128;  // a tile may end beyond the last
-  const linear::GatheredImages& x = phase.x;
+  const gemm::GatheredImages& x = phase.x;
   if (x.deep() || phase.y.size[2] != 1 || !can_walk(phase)) return std::nullopt;
   int64_t side[2];
   for (int axis = 0; axis < 2; ++axis) {
@@ -40,8 +40,8 @@ std::optional<Raster> raster_of(const Phase& phase) {
                 .reach = static_cast<int32_t>(reach)};
 }
 
-linear::GatheredImages in_raster(const linear::GatheredImages& x, const Raster& raster) {
-  linear::GatheredImages to = x;
+gemm::GatheredImages in_raster(const gemm::GatheredImages& x, const Raster& raster) {
+  gemm::GatheredImages to = x;
   to.positions[0] = raster.width;
   to.positions[1] = raster.height;
   return to;

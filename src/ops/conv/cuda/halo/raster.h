@@ -26,6 +26,6 @@ struct Raster {
 std::optional<Raster> raster_of(const Phase& phase);
 
 // x and y as images of the raster's positions.
-linear::GatheredImages in_raster(const linear::GatheredImages& x, const Raster& raster);
+gemm::GatheredImages in_raster(const gemm::GatheredImages& x, const Raster& raster);
 
 }  // namespace blocksparse::conv

@@ -9,10 +9,10 @@
 namespace blocksparse::conv {
 namespace {
 
-using linear::GradientShare;
+using gemm::GradientShare;
 
 struct HaloCells {
-  linear::DeviceWalk blocks;
+  gemm::DeviceWalk blocks;
   int32_t rows, block_shift;  // of blocks
   int32_t strips, words;      // 32 cells each, of a strip
   int32_t steps;              // of a unit

@@ -13,7 +13,7 @@ namespace {
 // need not be whole tiles: of those, 28 x 28 would make 4 rounds out of 3.2. In the order of positions, so that every
 // thread block had rows of W of all lengths, it took 27 instead of 23 us (b = 64, density .12): more tiles are cut.
 struct HaloWalk {
-  linear::DeviceWalk blocks;
+  gemm::DeviceWalk blocks;
   int64_t outputs;
   int32_t tiles, units;             // of outputs, and of positions for each
   int32_t tile_units;               // of a tile, at most
@@ -120,7 +120,7 @@ class HaloRow {
     const int from = __shfl_sync(~0u, mine_.y, source), weight = __shfl_sync(~0u, mine_.z, source);
     const int inner = from & ((1 << walk_.split_shift) - 1);  // of the block's inputs
     block_ = {.chunk = static_cast<int>(found >> 5),
-              .in_chunk = from * B % linear::kChunk * 2 / 16,
+              .in_chunk = from * B % gemm::kChunk * 2 / 16,
               .slot = source / kLanes,
               .row = weight * walk_.taps << walk_.block_shift,
               .column = 0};
@@ -144,7 +144,7 @@ class HaloRow {
     if (at >= count_) return {-1, 0, 0};
     const BlockRef ref = walk_.blocks.refs[first_ + (at >> walk_.split_shift)];
     const int from = (ref.from << walk_.split_shift) + (at & ((1 << walk_.split_shift) - 1));
-    return {from * B / linear::kChunk, from, ref.weight};
+    return {from * B / gemm::kChunk, from, ref.weight};
   }
 
   const HaloWalk& walk_;

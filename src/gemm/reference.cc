@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "core/convert.h"
-#include "ops/linear/reference.h"
+#include "gemm/reference.h"
 
-namespace blocksparse::linear {
+namespace blocksparse::gemm {
 
 namespace {
 
@@ -97,4 +97,4 @@ void reference_weight_gradient(const WeightGradient& g) {
   }
 }
 
-}  // namespace blocksparse::linear
+}  // namespace blocksparse::gemm
