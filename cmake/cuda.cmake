@@ -48,6 +48,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/memory.cc
   src/cuda/tensor_map.cc
   src/gemm/cuda/driver.cc
+  src/gemm/cuda/forced.cc
   src/gemm/cuda/generic/bf16.cu
   src/gemm/cuda/generic/f16.cu
   src/gemm/cuda/generic/f32.cu
@@ -66,18 +67,21 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/gemm/cuda/tiled_f32/tf32.cu
   src/gemm/cuda/w_in_smem/bf16.cu
   src/gemm/cuda/w_in_smem/f16.cu
+  src/gemm/cuda/walk.cc
   src/gemm/cuda/wgmma/bf16.cu
   src/gemm/cuda/wgmma/f16.cu
   src/gemm/cuda/wgmma/pack.cu
   src/gemm/cuda/wgmma/tables.cu
   src/gemm/cuda/wgrad_in_registers/bf16.cu
   src/gemm/cuda/wgrad_in_registers/f16.cu
-  src/gemm/cuda/wgrad_in_registers/units.cu
+  src/gemm/cuda/wgrad_in_registers/jobs.cu
   src/gemm/cuda/wgrad_stream/bf16.cu
   src/gemm/cuda/wgrad_stream/f16.cu
   src/gemm/cuda/wgrad_stream/f32.cu
   src/gemm/cuda/wgrad_stream/pack.cu
-  src/gemm/cuda/wgrad_wgmma/units.cu
+  src/gemm/cuda/wgrad_wgmma/bf16.cu
+  src/gemm/cuda/wgrad_wgmma/f16.cu
+  src/gemm/cuda/wgrad_wgmma/jobs.cu
   src/ops/conv/cuda/driver.cc
   src/ops/conv/cuda/gather/bf16.cu
   src/ops/conv/cuda/gather/f16.cu
@@ -89,7 +93,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/conv/cuda/halo/bf16.cu
   src/ops/conv/cuda/halo/f16.cu
   src/ops/conv/cuda/order/copy.cu
-  src/ops/cuda_prepare.cc
+  src/ops/cuda_kernels.cc
   src/ops/lstm/cuda/cell.cu
   src/ops/lstm/cuda/driver.cc
   src/ops/lstm/cuda/w_in_smem/kernel.cu

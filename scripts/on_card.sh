@@ -45,8 +45,8 @@ done
 # racecheck reports the notes of three kernels, cuda_many_feed.h says why: those of two are shown, and fail nothing. The
 # third is `rows`, whose clusters, waiting at barriers in each other's shared memory, never end under it (CUDA 13.0).
 sanitize racecheck racecheck --error-exitcode 9 \
-  --kernel-name-exclude kns=many_product,kns=halo_product,kns=rows_product
-sanitize racecheck_notes racecheck --kernel-name kns=many_product,kns=halo_product
+  --kernel-name-exclude kns=wgmma_product,kns=halo_product,kns=row_wgmma_product
+sanitize racecheck_notes racecheck --kernel-name kns=wgmma_product,kns=halo_product
 
 if [[ -n $problems ]]; then
   timeout "$seconds" "$folder/blocksparse-bench" --device cuda --cold --samples 7 --vs cublas --json --file "$problems" \

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "blocksparse/dtype.h"
-#include "blocksparse/stream.h"
+#include "blocksparse/tensor.h"
 
 namespace blocksparse::gemm {
 

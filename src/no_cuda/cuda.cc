@@ -1,8 +1,8 @@
 // The CUDA entry points in a build without CUDA: each says so.
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
-#include "ops/conv/conv.h"
 #include "gemm/product.h"
+#include "ops/conv/conv.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"

@@ -129,29 +129,24 @@ void fill_in(Row& row, const Data& data, const std::vector<Contender>& contender
   row.bound = compute_us >= memory_us ? "compute" : "memory";
 }
 
-template <class Data, class Case>
-Status run_case(Result<Case> c, const Options& options, int32_t usual_threads) {
-  if (!c.ok()) return c.status();
-  if (options.threads > 0) c->threads = options.threads;
-  if (options.cuda) c->device.type = DeviceType::cuda;
-  if (c->threads == 0) c->threads = usual_threads;
-  auto data = Data::make(*c);
-  if (!data.ok()) return data.status();
-  BS_RETURN_IF_ERROR(data->run());
-  const auto error = check_results(*data);
-  if (!(error.worst <= 1)) return invalid("wrong result in \"", to_string(*c), "\": ", error.where);
-  const auto kernel = data->kernel();
+template <class Data>
+Status run_data(Data& data, const Options& options) {
+  BS_RETURN_IF_ERROR(data.run());
+  const auto& c = data.spec();
+  const auto error = check_results(data);
+  if (!(error.worst <= 1)) return invalid("wrong result in \"", to_string(c), "\": ", error.where);
+  const auto kernel = data.kernel();
   if (!kernel.ok()) return kernel.status();
 
-  const bool on_card = c->device.type == DeviceType::cuda;
+  const bool on_card = c.device.type == DeviceType::cuda;
   Row row;
-  row.problem = to_string(*c);
+  row.problem = to_string(c);
   row.kernel = *kernel;
-  row.out = data->layout().out_features();
-  row.in = data->layout().in_features();
-  row.density = data->layout().density();
+  row.out = data.layout().out_features();
+  row.in = data.layout().in_features();
+  row.density = data.layout().density();
   row.device = on_card ? "cuda: " + card_name() : "cpu: " + cpu_model();
-  row.threads = on_card ? 0 : static_cast<int>(c->threads);
+  row.threads = on_card ? 0 : static_cast<int>(c.threads);
   row.error = error.worst;
   if (options.check_only && options.json) {
     std::printf("{\"problem\": \"%s\", \"error\": %.3g}\n", row.problem.c_str(), row.error);
@@ -161,15 +156,41 @@ Status run_case(Result<Case> c, const Options& options, int32_t usual_threads) {
     std::printf("%s: right, error %.2g of its bound\n", row.problem.c_str(), row.error);
     return {};
   }
-  if (data->flops() == 0) return invalid("\"", row.problem, "\" has no work to time");
-  const std::vector<Contender> contenders = all_contenders(*data, options, row);
-  const auto timings = on_card ? time_problem_on_card(*data, contenders, options)
-                               : time_problem(*data, contenders, options, row.threads);
+  if (data.flops() == 0) return invalid("\"", row.problem, "\" has no work to time");
+  const std::vector<Contender> contenders = all_contenders(data, options, row);
+  const auto timings =
+      on_card ? time_problem_on_card(data, contenders, options) : time_problem(data, contenders, options, row.threads);
   if (!timings.ok()) return timings.status();
-  fill_in(row, *data, contenders, *timings, options);
+  fill_in(row, data, contenders, *timings, options);
   if (options.json) print_json(row, options.sink);
   else print_text(row);
   return {};
+}
+
+// With each kernel that can do it; others are timed beside the first alone.
+template <class Data>
+Status run_each_kernel(Data& data, Options options) {
+  for (const std::string& kernel : cuda_kernels()) {
+    BS_RETURN_IF_ERROR(set_cuda_kernel(kernel));
+    const Status status = run_data(data, options);
+    if (status.code() == StatusCode::unsupported) continue;
+    BS_RETURN_IF_ERROR(status);
+    options.opponents.clear();
+  }
+  return {};
+}
+
+template <class Data, class Case>
+Status run_case(Result<Case> c, const Options& options, int32_t usual_threads) {
+  if (!c.ok()) return c.status();
+  if (options.threads > 0) c->threads = options.threads;
+  if (options.cuda) c->device.type = DeviceType::cuda;
+  if (c->threads == 0) c->threads = usual_threads;
+  // The workspace of a kernel that was asked for by name is enough for all of them.
+  if (options.each_kernel) BS_RETURN_IF_ERROR(set_cuda_kernel("generic"));
+  auto data = Data::make(*c);
+  if (!data.ok()) return data.status();
+  return options.each_kernel ? run_each_kernel(*data, options) : run_data(*data, options);
 }
 
 Status run_problem(const std::string& line, const Options& options, int32_t usual_threads) {

@@ -27,7 +27,7 @@ reference before it is timed.
   --output PATH    the folder of that file (default benchmarks/results), or its name, which ends in .jsonl
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       amx, avx512_bf16, avx512, avx2, neon_bf16, neon, scalar or reference
-  --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL
+  --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL; each: all that can do a problem, in turn
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
@@ -90,7 +90,9 @@ Status set_option(Options& options, int code, const char* value) {
     case kVs: return choose_opponents(value, options.opponents);
     case kFile: return read_problems(value, options.problems);
     case kIsa: return set_cpu_isa(value);
-    case kCudaKernel: return set_cuda_kernel(value);
+    case kCudaKernel:
+      options.each_kernel = std::string_view(value) == "each";
+      return options.each_kernel ? Status() : set_cuda_kernel(value);
     case kDevice:
       options.cuda = std::string_view(value) == "cuda";
       return options.cuda || std::string_view(value) == "cpu" ? Status() : invalid("--device ", value, ": cpu or cuda");

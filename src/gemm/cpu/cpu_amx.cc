@@ -1,6 +1,6 @@
 #include "cpu/simd_amx.h"
-#include "gemm/cpu/amx/product.h"
 #include "gemm/cpu/amx/gradient.h"
+#include "gemm/cpu/amx/product.h"
 
 namespace blocksparse::gemm {
 

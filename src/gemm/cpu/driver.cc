@@ -9,8 +9,9 @@
 #include "cpu/carver.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
-#include "gemm/product.h"
 #include "gemm/cpu/plan.h"
+#include "gemm/product.h"
+#include "gemm/reference.h"
 
 namespace blocksparse::gemm {
 

@@ -332,7 +332,7 @@ template <class C>
 void few(const ProductArgs& a, int64_t index) {
   using S = typename C::S;
   const Piece& piece = a.pieces[index];
-  alignas(64) S own[kFewTokens * kMaxBlock];
+  alignas(64) S own[kUnpackedTokens * kMaxBlock];
   S* sums = piece.slot < 0 ? own : partial_of_few<C>(a, piece.slot);
   int64_t t = 0;
   for (; t + 4 <= a.n; t += 4) few_tokens<C, 4>(a, piece, t, sums + t * a.block);
@@ -345,7 +345,7 @@ template <class C>
 void combine_few(const ProductArgs& a, int64_t split) {
   using S = typename C::S;
   const Split& s = a.splits[split];
-  alignas(64) S sums[kFewTokens * kMaxBlock] = {};
+  alignas(64) S sums[kUnpackedTokens * kMaxBlock] = {};
   for (int64_t slot = s.first_slot; slot < s.first_slot + s.slots; ++slot) {
     const S* part = partial_of_few<C>(a, slot);
     for (int64_t i = 0; i < a.n * a.block; ++i) sums[i] += part[i];

@@ -11,7 +11,7 @@
 
 namespace blocksparse::gemm {
 
-inline constexpr int64_t kFewTokens = 4;
+inline constexpr int64_t kUnpackedTokens = 4;       // of features-last x, at most: it is read where it lies
 inline constexpr int64_t kGroupAlongOutputs = 128;  // tokens, at most
 
 struct Range {
@@ -116,7 +116,7 @@ struct ProductKernel {
   void (*combine)(const ProductArgs&, Range splits, Range vectors);
   // Finishes outputs that are staged, from a multiple of kStagedOutputs on; null: it stages nothing.
   void (*finish_staged)(const ProductArgs&, int64_t vector, int64_t first_output, int64_t last_output);
-  // The same for up to kFewTokens tokens of features-last x, which need no packing.
+  // The same for up to kUnpackedTokens tokens of features-last x, which need no packing.
   void (*few)(const ProductArgs&, int64_t piece);
   void (*combine_few)(const ProductArgs&, int64_t split);
   int along_outputs;  // the smallest block whose outputs may be the vectors of features-last x and y; 0: none

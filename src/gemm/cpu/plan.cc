@@ -73,7 +73,7 @@ ProductPlan plan_product(const Problem& p) {
   const int64_t sum_bytes = size_of(sum_dtype(p.dtype));
   ProductPlan plan;
   plan.group = 256 / sum_bytes;
-  plan.few = p.n <= kFewTokens && p.x_feature_stride == 1;
+  plan.few = p.n <= kUnpackedTokens && p.x_feature_stride == 1;
   plan.direct = reads_in_place(p, sum_bytes);
   plan.round = round_tokens(p.n, p.inputs * sum_bytes, plan.group);
   const int64_t features = round_up(p.inputs, p.block);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/number.h"
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
 
 namespace blocksparse::gemm {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/index.h"
-#include "gemm/cuda/select.h"
+#include "gemm/cuda/families.h"
 
 namespace blocksparse::gemm {
 

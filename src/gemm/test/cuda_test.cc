@@ -13,12 +13,18 @@
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "cuda/memory.h"
+#include "gemm/cuda/families.h"
+#include "gemm/cuda/stream_w/plan.h"
+#include "gemm/cuda/wgmma/plan.h"
+#include "gemm/cuda/wgrad_wgmma/plan.h"
 #include "gemm/cuda/wgrad_wgmma/terms.cuh"
 #include "ops/linear/problem.h"
-#include "gemm/cuda/select.h"
-#include "gemm/cuda/wgmma/plan.h"
 
 namespace blocksparse::gemm {
+
+using linear::LinearCase;
+using linear::LinearData;
+using linear::parse_linear_case;
 namespace {
 
 constexpr Device kCard{DeviceType::cuda, 0};
@@ -89,9 +95,9 @@ TEST_F(LinearCuda, TheseProblemsAreDoneByEveryKernel) {
   }
   const auto card = cuda::card_of(kCard);
   ASSERT_TRUE(card.ok()) << card.status().message();
-  for (const CudaKernel kernel : kAllCudaKernels) {
-    if (!cuda_runs(kernel, *card)) continue;
-    EXPECT_TRUE(chosen.contains(std::string(name_of(kernel)))) << name_of(kernel);
+  for (const Family& family : families()) {
+    if (!family.runs(*card)) continue;
+    EXPECT_TRUE(chosen.contains(std::string(family.name))) << family.name;
   }
 }
 
@@ -163,9 +169,9 @@ enum class Follow { waits, closely, chained };
 // y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
   // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `sweep`.
-  const std::string graph = n > 2000             ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
-                            : n > kMostFewTokens ? "ba(16,3)"
-                                                 : "ba(100,3)";
+  const std::string graph = n > 2000 ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
+                            : n > stream_w::kMostTokens ? "ba(16,3)"
+                                                        : "ba(100,3)";
   const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 7);
   const int64_t features = layout.out_features();
   const auto place = [](const void* from, size_t bytes) {
@@ -404,9 +410,10 @@ TEST(ManyTerms, StepsWalkThePairsOneBehindTheOther) {
   constexpr int kTokens = 64;
   std::mt19937 random(1);
   for (int list = 0; list < 200; ++list) {
-    TermSteps<kMostManyTerms> steps{};
+    wgrad_wgmma::TermSteps<wgrad_wgmma::kTermsOfLaunch> steps{};
     std::vector<std::pair<int, int>> places;  // pair, token
-    const int terms = list == 0 ? kMostManyTerms : static_cast<int>(random() % kMostManyTerms) + 1;
+    const int terms =
+        list == 0 ? wgrad_wgmma::kTermsOfLaunch : static_cast<int>(random() % wgrad_wgmma::kTermsOfLaunch) + 1;
     for (int term = 0; term < terms; ++term) {
       const int n = static_cast<int>(random() % 300) + 1;
       for (int token = 0; token < n; token += kTokens) places.emplace_back(term, token);
@@ -414,7 +421,7 @@ TEST(ManyTerms, StepsWalkThePairsOneBehindTheOther) {
     }
     ASSERT_EQ(steps.all(), static_cast<int>(places.size()));
     for (size_t first = 0; first < places.size(); ++first) {
-      StepPlace<kTokens> at(steps, static_cast<int>(first));
+      wgrad_wgmma::StepPlace<kTokens> at(steps, static_cast<int>(first));
       for (size_t step = first; step < places.size(); ++step, at.advance(steps)) {
         ASSERT_EQ(std::pair(at.term, at.token), places[step]) << "list " << list << " from " << first << " at " << step;
       }

@@ -10,6 +10,10 @@
 #include "ops/linear/problem.h"
 
 namespace blocksparse::gemm {
+
+using linear::LinearCase;
+using linear::LinearData;
+using linear::parse_linear_case;
 namespace {
 
 // Tokens around what tiles, groups and rounds hold.

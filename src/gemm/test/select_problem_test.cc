@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "gemm/cuda/select.h"
+#include "gemm/cuda/families.h"
 
 namespace blocksparse::gemm {
 namespace {

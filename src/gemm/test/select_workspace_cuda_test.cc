@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "blocksparse/layout.h"
-#include "gemm/cuda/select.h"
+#include "gemm/cuda/families.h"
+#include "gemm/cuda/generic/plan.h"
+#include "gemm/cuda/stream_w/plan.h"
 
 namespace blocksparse::gemm {
 namespace {
@@ -20,7 +22,7 @@ TEST(SelectCuda, WorkspaceHoldsSlicesOfFewTokens) {
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::fprop, view, DType::f64, 5000)), 0u) << "rows are walked whole";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f64, 64)), 0u) << "terms fit into a launch";
   EXPECT_EQ(cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::f64, 100000)),
-            static_cast<size_t>(kMostTerms * kTermBytes));
+            static_cast<size_t>(generic::kMostTerms * generic::kTermBytes));
 }
 
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLessInEveryPassWhereNoRowIsCut) {
@@ -59,11 +61,11 @@ TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
       EXPECT_GE(bytes, before) << n;
       before = bytes;
       p.tf32 = dtype == DType::f32;
-      if (n > few_round(p)) continue;
-      const FewWorkspace w = few_workspace(p);
+      if (n > stream_w::round_tokens(p)) continue;
+      const stream_w::WorkspaceParts w = stream_w::workspace_parts(p);
       EXPECT_GE(bytes, static_cast<size_t>(w.partial_bytes + w.packed_bytes));
       for (bool gated : {false, true}) {
-        const FewPlan plan = plan_few(p, gated, {.arch = 90, .multiprocessors = 132});
+        const stream_w::Plan plan = stream_w::plan_of(p, gated, {.arch = 90, .multiprocessors = 132});
         const int64_t tokens = int64_t{plan.tokens} * plan.slices;
         EXPECT_GE(tokens, n);
         EXPECT_LT(tokens - plan.tokens, n) << "an empty slice";

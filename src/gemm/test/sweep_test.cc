@@ -11,6 +11,10 @@
 #include "ops/linear/problem.h"
 
 namespace blocksparse::gemm {
+
+using linear::LinearCase;
+using linear::LinearData;
+using linear::parse_linear_case;
 namespace {
 
 // The line with other types in place of bf16 and f16.

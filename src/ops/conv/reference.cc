@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "core/convert.h"
-#include "ops/conv/conv.h"
 #include "gemm/reference.h"
+#include "ops/conv/conv.h"
 
 namespace blocksparse::conv {
 

@@ -52,6 +52,7 @@ struct LinearCase {
 
 Result<LinearCase> parse_linear_case(std::string_view line);
 std::string to_string(const LinearCase& c);
+Result<Layout> layout_of(const LinearCase& c);  // as the op is given it
 
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {

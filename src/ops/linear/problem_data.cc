@@ -1,6 +1,5 @@
 // Data for a linear problem, and its comparison with the reference.
 #include "ops/linear/problem.h"
-#include "gemm/cuda/wgmma/plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,8 @@
 #include "core/text.h"
 #include "cpu/isa.h"
 #include "cuda/memory.h"
+#include "gemm/cuda/wgmma/plan.h"
+#include "gemm/reference.h"
 
 namespace blocksparse::linear {
 
@@ -117,15 +118,21 @@ Buffer Buffer::wide() const {
   return copy;
 }
 
-Result<LinearData> LinearData::make(const LinearCase& c) {
-  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
+Result<Layout> layout_of(const LinearCase& c) {
   auto coordinates = graphs::by_name(c.graph, c.seed);
   if (!coordinates.ok()) return coordinates.status();
   auto layout = Layout::from_coordinates(
       with_rows_of(*std::move(coordinates), c),
       {.block_size = static_cast<int32_t>(c.block), .out_features = c.out_features, .in_features = c.in_features});
   if (!layout.ok()) return layout.status();
-  LinearData data(c, c.transposed ? layout->t() : *layout);
+  return c.transposed ? layout->t() : *layout;
+}
+
+Result<LinearData> LinearData::make(const LinearCase& c) {
+  if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
+  auto layout = layout_of(c);
+  if (!layout.ok()) return layout.status();
+  LinearData data(c, *std::move(layout));
   data.view_ = data.layout_;
   data.make_data();
   data.view_.device = c.device;  // so that the workspace is that of the card
@@ -294,7 +301,7 @@ LinearData::Bounds LinearData::bounds() const {
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
   // On a card W is rounded once more behind its gates: 6 sigma of that, for so many errors as there are products.
   const bool rounds = case_.gates && case_.pass != Pass::wgrad && case_.device.type == DeviceType::cuda &&
-                      size_of(case_.dtype) == 2 && case_.n >= kLeastManyTokens;
+                      size_of(case_.dtype) == 2 && case_.n >= wgmma::kLeastTokens;
   const double gated = rounds ? 6 * std::sqrt(k) * epsilon(case_.dtype) * scale * gate_scale : 0;
   return {2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated + gated,
           2 * product_eps * (k + area) * area * scale * max_w_};

@@ -6,6 +6,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
+#include "ops/lstm/lstm.h"
 
 namespace blocksparse {
 

@@ -2,8 +2,8 @@
 // while the one in front still runs.
 #include "core/text.h"
 #include "cpu/pages.h"
-#include "ops/sequence/deep_update.h"
 #include "ops/norm/norm.h"
+#include "ops/sequence/deep_update.h"
 
 namespace blocksparse::deep_update {
 
@@ -25,7 +25,8 @@ bool joins_cell(const StepRunner& runner, const Forward& f) { return runner.on.o
 
 // z of a step, from h before it; where norm and cell are one, the gates' norm is left to it. `made` holds the step's
 // part of what is made, `at` being its place there.
-Status matrices(const StepRunner& runner, const Forward& f, const Made& made, char* memory, int64_t t, const void* h, void* z) {
+Status matrices(const StepRunner& runner, const Forward& f, const Made& made, char* memory, int64_t t, const void* h,
+                void* z) {
   const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(runner.state);
   const void* u = h;
   for (int j = 0; j < f.count; ++j) {
@@ -135,7 +136,8 @@ Status weight_gradient(const StepRunner& runner, const Backward& b, const Made& 
 }
 
 // The gates' norm and the cell, of what the last matrix made.
-Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made, char* memory, const lstm::ForwardCell& step) {
+Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made, char* memory,
+                   const lstm::ForwardCell& step) {
   const int64_t at = f.saved != nullptr ? step.t : 0, sum = size_of(runner.state);
   const Matrix& gates = f.matrices[static_cast<size_t>(f.last())];
   const bool ends = step.t + 1 == f.steps;
@@ -184,11 +186,13 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
     step.c_before = c;
     step.c = advance(static_cast<void*>(memory + made.cells), f.saved != nullptr ? t * runner.one : 0, runner.state);
     step.y = advance(f.y, t * runner.one, f.dtype);
-    step.gates =
-        f.saved == nullptr ? nullptr : advance(static_cast<void*>(memory + made.gates), t * kGates * runner.one, f.dtype);
+    step.gates = f.saved == nullptr
+                     ? nullptr
+                     : advance(static_cast<void*>(memory + made.gates), t * kGates * runner.one, f.dtype);
     step.h_end = f.h;
     step.c_end = f.c;
-    BS_RETURN_IF_ERROR(joins_cell(runner, f) ? normed_cell(runner, f, made, memory, step) : machine->cell(step, f.dtype));
+    BS_RETURN_IF_ERROR(joins_cell(runner, f) ? normed_cell(runner, f, made, memory, step)
+                                             : machine->cell(step, f.dtype));
     h = step.y;
     c = step.c;
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "blocksparse/blocksparse.h"
+#include "ops/lstm/lstm.h"
 
 namespace blocksparse {
 
@@ -121,8 +122,8 @@ size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in) {
 
 size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in) {
   return size_for(in, [](const Sequence& s) {
-    return static_cast<size_t>(BackwardSpace(s).linear) +
-           std::max(sequence::backward_product_bytes(s.m.layout, s), sequence::backward_product_bytes(s.gates.layout, s));
+    return static_cast<size_t>(BackwardSpace(s).linear) + std::max(sequence::backward_product_bytes(s.m.layout, s),
+                                                                   sequence::backward_product_bytes(s.gates.layout, s));
   });
 }
 

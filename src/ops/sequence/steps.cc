@@ -6,7 +6,8 @@
 
 namespace blocksparse::sequence {
 
-Status StepRunner::product(const Weight& w, bool by_in, const void* x, void* y, const void* residual, bool behind) const {
+Status StepRunner::product(const Weight& w, bool by_in, const void* x, void* y, const void* residual,
+                           bool behind) const {
   const int64_t inputs = by_in ? w.rows() : s.hidden, outputs = by_in ? s.hidden : w.rows();
   return on.product({.dtype = s.dtype,
                      .layout = w.layout,
@@ -19,18 +20,18 @@ Status StepRunner::product(const Weight& w, bool by_in, const void* x, void* y, 
 }
 
 Status StepRunner::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,
-                      bool accumulate) const {
+                            bool accumulate) const {
   if (dw == nullptr || w.layout.blocks == 0) return {};
   const GradPair pair{ConstTensor(x, s.dtype, {tokens, s.hidden}, s.device),
                       ConstTensor(dy, s.dtype, {tokens, w.rows()}, s.device)};
   gemm::WeightGradient g{.dtype = s.dtype,
-                           .dw_dtype = dw_dtype,
-                           .layout = w.layout,
-                           .pairs = std::span<const GradPair>(&pair, 1),
-                           .w = w.w,
-                           .dw = dw,
-                           .accumulate = accumulate,
-                           .exchanged = w.layout.transposed};
+                         .dw_dtype = dw_dtype,
+                         .layout = w.layout,
+                         .pairs = std::span<const GradPair>(&pair, 1),
+                         .w = w.w,
+                         .dw = dw,
+                         .accumulate = accumulate,
+                         .exchanged = w.layout.transposed};
   g.layout.transposed = false;
   return on.gradient(g);
 }

@@ -8,8 +8,8 @@
 //                   merge: gate, gradient of the gate, accumulate, narrow, store
 #pragma once
 
-#include "gemm/cpu/gradient.h"
 #include "gemm/cpu/amx/product.h"
+#include "gemm/cpu/gradient.h"
 
 namespace blocksparse::gemm {
 namespace {

@@ -1,7 +1,15 @@
 #include "gemm/cuda/generic/gradient.cuh"
 #include "gemm/cuda/generic/product.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_generic_bf16() { return make_generic_product<Bf16>(DType::bf16); }
-CudaGradientKernel cuda_gradient_generic_bf16() { return make_generic_gradient<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::generic {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  const auto prepare = [] {
+    BS_RETURN_IF_ERROR(prepare_product<Bf16>());
+    return prepare_gradient<Bf16>();
+  };
+  return {.prepare = prepare, .product = launch_product<Bf16>, .gradient = launch_gradient<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::generic

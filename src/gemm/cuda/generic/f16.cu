@@ -1,7 +1,15 @@
 #include "gemm/cuda/generic/gradient.cuh"
 #include "gemm/cuda/generic/product.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_generic_f16() { return make_generic_product<F16>(DType::f16); }
-CudaGradientKernel cuda_gradient_generic_f16() { return make_generic_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::generic {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  const auto prepare = [] {
+    BS_RETURN_IF_ERROR(prepare_product<F16>());
+    return prepare_gradient<F16>();
+  };
+  return {.prepare = prepare, .product = launch_product<F16>, .gradient = launch_gradient<F16>};
+}
+
+}  // namespace blocksparse::gemm::generic

@@ -1,7 +1,15 @@
 #include "gemm/cuda/generic/gradient.cuh"
 #include "gemm/cuda/generic/product.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_generic_f32() { return make_generic_product<float>(DType::f32); }
-CudaGradientKernel cuda_gradient_generic_f32() { return make_generic_gradient<float>(DType::f32); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::generic {
+
+template <>
+FamilyKernels kernels<DType::f32>() {
+  const auto prepare = [] {
+    BS_RETURN_IF_ERROR(prepare_product<float>());
+    return prepare_gradient<float>();
+  };
+  return {.prepare = prepare, .product = launch_product<float>, .gradient = launch_gradient<float>};
+}
+
+}  // namespace blocksparse::gemm::generic

@@ -3,7 +3,7 @@
 
 #include "gemm/cuda/generic/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::generic {
 namespace {
 
 struct DeviceTerm {
@@ -25,7 +25,7 @@ __global__ void generic_keep_terms(const __grid_constant__ Terms terms, DeviceTe
   if (static_cast<int>(threadIdx.x) < count) to[threadIdx.x] = terms.term[threadIdx.x];
 }
 
-struct GenericGradient {
+struct GradientArgs {
   const BlockRef* refs;
   const int32_t* out_of;
   int32_t blocks, block, block_shift;
@@ -47,7 +47,7 @@ struct GradientItem {
 };
 
 template <class K>
-__device__ void load_gradient(const GenericGradient& g, const GradientItem& item, const DeviceTerm& term, int64_t token,
+__device__ void load_gradient(const GradientArgs& g, const GradientItem& item, const DeviceTerm& term, int64_t token,
                               const Stage<K>& stage) {
   using T = typename K::Element;
   const int64_t row = int64_t{g.out_of[item.first]} * g.block + item.output;
@@ -73,7 +73,7 @@ __device__ void load_gradient(const GenericGradient& g, const GradientItem& item
 // Calls body(offset in dW, sum) for the elements of block `i` in the tile that lie inside of the matrix, and with 0 for
 // those beyond.
 template <class K, class Body>
-__device__ void for_each_of_block(const GenericGradient& g, const GradientItem& item, int32_t i,
+__device__ void for_each_of_block(const GradientArgs& g, const GradientItem& item, int32_t i,
                                   const typename K::Sum* sums, Body body) {
   const int width = min(g.block, kTileRows), row = (i - item.first) * width;
   const int64_t output = int64_t{g.out_of[i]} * g.block, input = int64_t{g.refs[i].from} * g.block;
@@ -86,7 +86,7 @@ __device__ void for_each_of_block(const GenericGradient& g, const GradientItem& 
 }
 
 template <class K>
-__device__ void store_gradient(const GenericGradient& g, const GradientItem& item, int32_t i,
+__device__ void store_gradient(const GradientArgs& g, const GradientItem& item, int32_t i,
                                const typename K::Sum* sums) {
   using T = typename K::Element;
   using Sum = typename K::Sum;
@@ -106,7 +106,7 @@ __device__ void store_gradient(const GenericGradient& g, const GradientItem& ite
 
 // <S, W> of the part of block `i` in the tile, in thread 0: lanes first, then warps, always in the same order.
 template <class K>
-__device__ typename K::Sum gate_gradient(const GenericGradient& g, const GradientItem& item, int32_t i,
+__device__ typename K::Sum gate_gradient(const GradientArgs& g, const GradientItem& item, int32_t i,
                                          const typename K::Sum* sums) {
   using Sum = typename K::Sum;
   __shared__ Sum of_warp[kThreads / 32];
@@ -124,7 +124,7 @@ __device__ typename K::Sum gate_gradient(const GenericGradient& g, const Gradien
 }
 
 template <class K>
-__device__ void sum_gradient(const GenericGradient& g, const GradientItem& item, void* shared) {
+__device__ void sum_gradient(const GradientArgs& g, const GradientItem& item, void* shared) {
   using T = typename K::Element;
   cuda::Sums<T, K::outputs> sums;
   for (int i = 0; i < g.terms; ++i) {
@@ -146,7 +146,7 @@ __device__ void sum_gradient(const GenericGradient& g, const GradientItem& item,
 
 // Blocks of 128 have four quarters: each is an item, or, where their gates' gradients are added, all are one.
 template <class K>
-__global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_constant__ GenericGradient g) {
+__global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_constant__ GradientArgs g) {
   using Sum = typename K::Sum;
   extern __shared__ uint4 shared[];
   const auto* staged = reinterpret_cast<const Sum*>(shared);
@@ -197,22 +197,22 @@ template <class T>
 Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   const int32_t block = g.layout.block_size;
   auto* more = static_cast<DeviceTerm*>(call.workspace.data);
-  GenericGradient args{.refs = walk_on_device(g.layout, false).refs,
-                       .out_of = out_of_on_device(g.layout),
-                       .blocks = static_cast<int32_t>(g.layout.blocks),
-                       .block = block,
-                       .block_shift = shift_of(block),
-                       .out_features = g.layout.out_features,
-                       .in_features = g.layout.in_features,
-                       .w = g.w,
-                       .gates = g.gates,
-                       .dw = g.dw,
-                       .dgates = g.dgates,
-                       .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
-                       .accumulate = g.accumulate,
-                       .terms = 0,
-                       .more = more,
-                       .first = {}};
+  GradientArgs args{.refs = walk_on_device(g.layout, false).refs,
+                    .out_of = out_of_on_device(g.layout),
+                    .blocks = static_cast<int32_t>(g.layout.blocks),
+                    .block = block,
+                    .block_shift = shift_of(block),
+                    .out_features = g.layout.out_features,
+                    .in_features = g.layout.in_features,
+                    .w = g.w,
+                    .gates = g.gates,
+                    .dw = g.dw,
+                    .dgates = g.dgates,
+                    .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
+                    .accumulate = g.accumulate,
+                    .terms = 0,
+                    .more = more,
+                    .first = {}};
   Terms rest{};
   const auto keep = [&](int count) {
     const auto before = args.terms - kTermsByValue - count;
@@ -234,9 +234,9 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
     const int64_t run = std::max(kTileRows / block, 1);
     return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * quarters,
                          .threads = kThreads,
-                         .shared_bytes = Generic<T, N>::shared_bytes,
+                         .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = stream_of(call)},
-                        generic_gradient<Generic<T, N>>, args);
+                        generic_gradient<Kernel<T, N>>, args);
   });
 }
 
@@ -244,15 +244,10 @@ template <class T>
 Status prepare_gradient() {
   for (int32_t block : {8, 16, 32, 64}) {
     BS_RETURN_IF_ERROR(with_outputs(
-        block, [&]<int N>() { return cuda::prepare(generic_gradient<Generic<T, N>>, Generic<T, N>::shared_bytes); }));
+        block, [&]<int N>() { return cuda::prepare(generic_gradient<Kernel<T, N>>, Kernel<T, N>::shared_bytes); }));
   }
   return cuda::prepare(generic_keep_terms, 0);
 }
 
-template <class T>
-CudaGradientKernel make_generic_gradient(DType dtype) {
-  return {CudaKernel::generic, dtype, prepare_gradient<T>, launch_gradient<T>};
-}
-
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::generic

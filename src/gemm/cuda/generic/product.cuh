@@ -3,12 +3,12 @@
 
 #include "gemm/cuda/generic/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::generic {
 namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-struct GenericProduct {
+struct ProductArgs {
   DeviceWalk walk;
   int32_t block, block_shift;
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
@@ -26,7 +26,7 @@ struct ProductItem {
   int32_t output;  // within the block
 
   template <class K>
-  __device__ static bool find(const GenericProduct& p, int64_t item, ProductItem& found) {
+  __device__ static bool find(const ProductArgs& p, int64_t item, ProductItem& found) {
     const int64_t pieces = p.walk.counts[0], parts = p.block / K::outputs;
     const int64_t part = item % parts, rest = item / parts;
     found.token = rest / pieces * kTileRows;
@@ -45,7 +45,7 @@ struct BlocksInDepth {
   int32_t block, shift;
   int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
 
-  __device__ static BlocksInDepth make(const GenericProduct& p, const Piece& piece, int64_t depth) {
+  __device__ static BlocksInDepth make(const ProductArgs& p, const Piece& piece, int64_t depth) {
     const auto blocks = static_cast<int32_t>(depth >> p.block_shift);
     return {p.walk.refs + piece.first + blocks,
             piece.last - piece.first - blocks,
@@ -67,7 +67,7 @@ struct BlocksInDepth {
 };
 
 template <class K>
-__device__ void load_product(const GenericProduct& p, const ProductItem& item, int64_t step, const Stage<K>& stage) {
+__device__ void load_product(const ProductArgs& p, const ProductItem& item, int64_t step, const Stage<K>& stage) {
   using T = typename K::Element;
   const auto blocks = BlocksInDepth::make(p, item.piece, step * kDepth<T>);
   const auto inputs = [&](int k) {
@@ -95,7 +95,7 @@ __device__ void load_product(const GenericProduct& p, const ProductItem& item, i
 }
 
 template <class K>
-__device__ void finish_product(const GenericProduct& p, const ProductItem& item, const typename K::Sum* sums) {
+__device__ void finish_product(const ProductArgs& p, const ProductItem& item, const typename K::Sum* sums) {
   const bool slice = item.piece.slot >= 0 && p.partial != nullptr;
   const bool by_output = slice || p.finish.y.features_contiguous();
   const int64_t output = int64_t{item.piece.to} * p.block + item.output;
@@ -114,7 +114,7 @@ __device__ void finish_product(const GenericProduct& p, const ProductItem& item,
 }
 
 template <class K>
-__global__ void __launch_bounds__(kThreads) generic_product(const __grid_constant__ GenericProduct p) {
+__global__ void __launch_bounds__(kThreads) generic_product(const __grid_constant__ ProductArgs p) {
   using T = typename K::Element;
   extern __shared__ uint4 shared[];
   ProductItem item;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
 
 // Adds the slices of split rows in the order of slots.
 template <class T>
-__global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constant__ GenericProduct p) {
+__global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constant__ ProductArgs p) {
   const int64_t width = p.n * p.block, count = p.walk.counts[1] * width;
   const auto* partial = static_cast<const SumOf<T>*>(p.partial);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
@@ -162,29 +162,29 @@ __global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constan
 template <class T>
 Status launch_product(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
-  const bool split = generic_splits(call.problem);
+  const bool split = splits(call.problem);
   const int64_t last_block = (p.x.features - 1) / block;
   const bool w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
-  GenericProduct args{.walk = walk_on_device(p.layout, p.by_in),
-                      .block = block,
-                      .block_shift = shift_of(block),
-                      .last_block = static_cast<int32_t>(last_block),
-                      .ragged = static_cast<int32_t>(p.x.features - last_block * block),
-                      .n = p.x.n,
-                      .outputs = p.y.features,
-                      .x = matrix_of<T>(p.x),
-                      .w = {p.w, p.by_in ? 1 : block, p.by_in ? block : 1, w_aligned},
-                      .gates = p.gates,
-                      .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
-                      .partial = split ? call.workspace.data : nullptr};
+  ProductArgs args{.walk = walk_on_device(p.layout, p.by_in),
+                   .block = block,
+                   .block_shift = shift_of(block),
+                   .last_block = static_cast<int32_t>(last_block),
+                   .ragged = static_cast<int32_t>(p.x.features - last_block * block),
+                   .n = p.x.n,
+                   .outputs = p.y.features,
+                   .x = matrix_of<T>(p.x),
+                   .w = {p.w, p.by_in ? 1 : block, p.by_in ? block : 1, w_aligned},
+                   .gates = p.gates,
+                   .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
+                   .partial = split ? call.workspace.data : nullptr};
   BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
     const int64_t tiles = (p.x.n + kTileRows - 1) / kTileRows;
     const int64_t pieces = call.problem.output_blocks() + call.problem.slots;
     return cuda::launch({.blocks = tiles * pieces * (block / N),
                          .threads = kThreads,
-                         .shared_bytes = Generic<T, N>::shared_bytes,
+                         .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = stream_of(call)},
-                        generic_product<Generic<T, N>>, args);
+                        generic_product<Kernel<T, N>>, args);
   }));
   if (!split) return {};
   const int64_t blocks = std::min<int64_t>(4 * call.card.multiprocessors, p.x.n * block / kThreads + 1);
@@ -195,15 +195,10 @@ template <class T>
 Status prepare_product() {
   for (int32_t block : {8, 16, 32, 64}) {
     BS_RETURN_IF_ERROR(with_outputs(
-        block, [&]<int N>() { return cuda::prepare(generic_product<Generic<T, N>>, Generic<T, N>::shared_bytes); }));
+        block, [&]<int N>() { return cuda::prepare(generic_product<Kernel<T, N>>, Kernel<T, N>::shared_bytes); }));
   }
   return cuda::prepare(generic_combine<T>, 0);
 }
 
-template <class T>
-CudaProductKernel make_generic_product(DType dtype) {
-  return {CudaKernel::generic, dtype, prepare_product<T>, launch_product<T>};
-}
-
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::generic

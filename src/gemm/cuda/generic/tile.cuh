@@ -13,8 +13,9 @@
 #include "cuda/launch.h"
 #include "cuda/multiply.h"
 #include "gemm/cuda/finish.cuh"
+#include "gemm/cuda/generic/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::generic {
 namespace {
 
 using cuda::Even;
@@ -25,7 +26,7 @@ using cuda::Place;
 
 // Config: the element type and the outputs of a tile.
 template <class T, int N>
-struct Generic {
+struct Kernel {
   using Element = T;
   using Sum = SumOf<T>;
   static constexpr int outputs = N;
@@ -75,4 +76,4 @@ Status with_outputs(int32_t block, Body body) {
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::generic

@@ -1,5 +1,10 @@
 #include "gemm/cuda/row_wgmma/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_rows_bf16() { return make_rows_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::row_wgmma {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .product = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::row_wgmma

@@ -1,5 +1,10 @@
 #include "gemm/cuda/row_wgmma/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_rows_f16() { return make_rows_product<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::row_wgmma {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .product = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::row_wgmma

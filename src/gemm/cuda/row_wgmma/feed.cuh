@@ -1,4 +1,4 @@
-// The feeding side of the kernel `rows`: its tasks, and the warp that fills a ring of stages for them. A stage carries
+// The feeding side of the kernel `rows`: its jobs, and the warp that fills a ring of stages for them. A stage carries
 // a note of what to do with it, for the warps that multiply look nothing up.
 #pragma once
 
@@ -9,20 +9,21 @@
 #include "cuda/ptx/shared.h"
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/row_wgmma/pieces.cuh"
+#include "gemm/cuda/row_wgmma/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::row_wgmma {
 namespace {
 
 using ptx::shared_address;
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
 
-inline constexpr int kRowsBlock = 32, kRowsTokens = 128;
+inline constexpr int kBlock = 32, kTokens = 128;
 
-struct RowsProduct {
+struct Args {
   CUtensorMap x, w;
   DeviceWalk walk;
-  int32_t tasks;
+  int32_t jobs;
   int32_t slices;  // of tokens
   int32_t groups;  // where four rows are walked together: how many fours
   bool cut;        // some rows are several pieces
@@ -35,120 +36,119 @@ struct RowsProduct {
 };
 
 // Group 4: the rows r, r + groups, ... of W are walked together, as the gates of an LSTM lie. Where their lists are the
-// same, they share x. Clusters: rows are cut, and the thread blocks of a cluster take tasks side by side.
+// same, they share x. Clusters: rows are cut, and the thread blocks of a cluster take jobs side by side.
 template <class T, bool ByIn, int Group, bool Plain, bool Clusters>
-struct Rows {
+struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn, plain = Plain, clusters = Clusters;
   static constexpr int together = Clusters ? kClusterPieces : 1;
   static constexpr int group = Group;
-  static constexpr int kXBytes = kRowsTokens * kRowsBlock * 2, kWBytes = kRowsBlock * kRowsBlock * 2;
+  static constexpr int kXBytes = kTokens * kBlock * 2, kWBytes = kBlock * kBlock * 2;
   static constexpr int kStageBytes = kXBytes + Group * kWBytes;
   // Three thread blocks an SM, or two, and room for the kernels in front and behind.
   static constexpr int kStages = Group == 1 ? 7 : 6, kResident = Group == 1 ? 3 : 2;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static constexpr int kConsumers = Group == 1 ? 1 : 2;  // warpgroups
   static constexpr int kHalves = 2 / kConsumers;         // of 64 tokens, of a warpgroup
-  static constexpr int kSums = kRowsBlock / 2;           // of a lane, for each half and row of blocks
+  static constexpr int kSums = kBlock / 2;               // of a lane, for each half and row of blocks
   static constexpr int kThreads = 128 * kConsumers + 32;
   static_assert(Group == 1 || (Group == 4 && !ByIn && Plain && !Clusters));
 };
 
-enum RowsFlag : int32_t { kRowsData = 1, kRowsShared = 2, kRowsLast = 4, kRowsExit = 8 };
+enum Flag : int32_t { kData = 1, kShared = 2, kLast = 4, kExit = 8 };
 
 template <class K>
-struct RowsShared {
+struct Shared {
   uint64_t full[K::kStages], empty[K::kStages];
-  int4 notes[K::kStages];  // flags, row of blocks, first token, RowsTask::slice
+  int4 notes[K::kStages];  // flags, row of blocks, first token, Job::slice
   uint64_t slices[2];      // of a row, in turn: all have left their sums
 };
 
 // The list of a row of blocks.
-struct RowsList {
+struct List {
   int first, last;
   __device__ int count() const { return last - first; }
 };
 
 template <class K>
-struct RowsTask {
+struct Job {
   int to, token;  // the first row of blocks, and the first token
   bool shared;    // one list serves the group
   int slice;      // 16 * slot + slices of the row; 0: it is walked whole
-  RowsList lists[K::group];
+  List lists[K::group];
 };
 
 // A warp. False: a later slice of a row that is done with the first one, or nothing at all.
 template <class K>
-__device__ inline bool find_task(const RowsProduct& p, int index, RowsTask<K>& task) {
+__device__ inline bool find_job(const Args& p, int index, Job<K>& job) {
   const int of_cluster = index / K::together;
   const int item = of_cluster / p.slices * K::together + index % K::together;
-  if (index >= p.tasks) return false;
-  task.token = of_cluster % p.slices * kRowsTokens;
-  task.shared = true;
-  task.slice = 0;
+  if (index >= p.jobs) return false;
+  job.token = of_cluster % p.slices * kTokens;
+  job.shared = true;
+  job.slice = 0;
   if constexpr (K::clusters) {
     ClusterPiece found;
     if (!find_cluster_piece(p.walk, item, found)) return false;
-    task.to = found.piece.to, task.lists[0] = {found.piece.first, found.piece.last};
-    if (found.slices > 1) task.slice = 16 * found.piece.slot + found.slices;
+    job.to = found.piece.to, job.lists[0] = {found.piece.first, found.piece.last};
+    if (found.slices > 1) job.slice = 16 * found.piece.slot + found.slices;
   } else if constexpr (K::group == 1) {
     if (p.cut && item >= p.walk.counts[0]) return false;
     const Piece piece = p.walk.pieces[item];
-    task.to = piece.to, task.lists[0] = {piece.first, piece.last};
+    job.to = piece.to, job.lists[0] = {piece.first, piece.last};
     if (!p.cut || piece.slot < 0) return true;
     if (piece.first != p.walk.starts[piece.to]) return false;
-    task.lists[0].last = p.walk.starts[piece.to + 1];
+    job.lists[0].last = p.walk.starts[piece.to + 1];
   } else {
-    task.to = item;
+    job.to = item;
 #pragma unroll
     for (int g = 0; g < K::group; ++g) {
       const int row = item + g * p.groups;
-      task.lists[g] = {p.walk.starts[row], p.walk.starts[row + 1]};
+      job.lists[g] = {p.walk.starts[row], p.walk.starts[row + 1]};
     }
 #pragma unroll
-    for (int g = 1; g < K::group; ++g) task.shared = task.shared && task.lists[g].count() == task.lists[0].count();
+    for (int g = 1; g < K::group; ++g) job.shared = job.shared && job.lists[g].count() == job.lists[0].count();
     bool same = true;
-    for (int i = static_cast<int>(threadIdx.x) % 32; task.shared && i < task.lists[0].count(); i += 32) {
-      const int from = p.walk.refs[task.lists[0].first + i].from;
+    for (int i = static_cast<int>(threadIdx.x) % 32; job.shared && i < job.lists[0].count(); i += 32) {
+      const int from = p.walk.refs[job.lists[0].first + i].from;
 #pragma unroll
-      for (int g = 1; g < K::group; ++g) same = same && p.walk.refs[task.lists[g].first + i].from == from;
+      for (int g = 1; g < K::group; ++g) same = same && p.walk.refs[job.lists[g].first + i].from == from;
     }
-    task.shared = task.shared && __all_sync(~0u, same);
+    job.shared = job.shared && __all_sync(~0u, same);
   }
   return true;
 }
 
 // The warp that fills the ring.
 template <class K>
-class RowsFeeder {
+class Feeder {
  public:
-  __device__ RowsFeeder(const RowsProduct& p, RowsShared<K>& shared, uint32_t ring)
-      : p_(p), shared_(shared), ring_(ring) {}
+  __device__ Feeder(const Args& p, Shared<K>& shared, uint32_t ring) : p_(p), shared_(shared), ring_(ring) {}
 
   __device__ void run() {
-    for (int round = 0; round * static_cast<int>(gridDim.x) < p_.tasks; ++round) {
-      if (!find_task(p_, task_of(round), task_)) continue;
+    for (int wave = 0; wave * static_cast<int>(gridDim.x) < p_.jobs; ++wave) {
+      if (!find_job(p_, job_of(wave), job_)) continue;
 #pragma unroll
       for (int walk = 0; walk < K::group; ++walk) {
-        if (walk == 0 || !task_.shared) send_list(task_.lists[walk], task_.to + walk * p_.groups);
+        if (walk == 0 || !job_.shared) send_list(job_.lists[walk], job_.to + walk * p_.groups);
       }
     }
     if (!waited_) wait();
     take_stage();
-    if (lane() == 0) leave_note(kRowsExit, 0), ptx::mbarrier_arrive(full());
+    if (lane() == 0) leave_note(kExit, 0), ptx::mbarrier_arrive(full());
   }
 
  private:
   // There and back, so that who begins with a long list ends with a short one.
-  __device__ int task_of(int round) const {
+  __device__ int job_of(int wave) const {
     const int count = static_cast<int>(gridDim.x) / K::together, place = static_cast<int>(blockIdx.x) / K::together;
-    const int cluster = round * count + (round % 2 == 0 ? place : count - 1 - place);
+    const int cluster = wave * count + (wave % 2 == 0 ? place : count - 1 - place);
     return cluster * K::together + static_cast<int>(blockIdx.x) % K::together;
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
   __device__ uint32_t place() const { return ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes); }
-  __device__ BlockRef fetch(const RowsList& list, int i) const {
+  __device__ BlockRef fetch(const List& list, int i) const {
     const int at = list.first + i + lane();
     return at < list.last ? p_.walk.refs[at] : BlockRef{0, 0};
   }
@@ -165,10 +165,10 @@ class RowsFeeder {
     if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
   }
   __device__ void leave_note(int flags, int to) {
-    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, task_.token, task_.slice});
+    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, job_.token, job_.slice});
   }
 
-  __device__ void send_list(const RowsList& list, int to) {
+  __device__ void send_list(const List& list, int to) {
     BlockRef batch = fetch(list, 0), ahead{0, 0};
     int sent = 0;
     if (!waited_) {  // the ring is empty: W first, and x when it is there
@@ -180,8 +180,8 @@ class RowsFeeder {
     }
     if (list.count() == 0) {
       take_stage();
-      const bool all = K::group > 1 && task_.shared;  // then zeros are stored in all rows of the group
-      if (lane() == 0) leave_note(kRowsLast | (all ? kRowsShared : 0), to), ptx::mbarrier_arrive(full());
+      const bool all = K::group > 1 && job_.shared;  // then zeros are stored in all rows of the group
+      if (lane() == 0) leave_note(kLast | (all ? kShared : 0), to), ptx::mbarrier_arrive(full());
       next_stage();
     }
     for (int i = sent; i < list.count(); ++i) {
@@ -194,29 +194,29 @@ class RowsFeeder {
     }
   }
   // With the note, and the bytes that the stage waits for.
-  __device__ void load_w(const BlockRef& batch, const RowsList& list, int to, int i) {
+  __device__ void load_w(const BlockRef& batch, const List& list, int to, int i) {
     const int weight = __shfl_sync(~0u, batch.weight, i % 32);
     if (lane() != 0) return;
-    const bool all = K::group > 1 && task_.shared;
-    leave_note(kRowsData | (all ? kRowsShared : 0) | (i + 1 == list.count() ? kRowsLast : 0), to);
+    const bool all = K::group > 1 && job_.shared;
+    leave_note(kData | (all ? kShared : 0) | (i + 1 == list.count() ? kLast : 0), to);
     const uint32_t barrier = full(), w = place() + K::kXBytes;
     ptx::mbarrier_arrive_expect(barrier, static_cast<uint32_t>(K::kXBytes + (all ? K::group : 1) * K::kWBytes));
-    ptx::load_box(w, &p_.w, barrier, 0, weight * kRowsBlock);
+    ptx::load_box(w, &p_.w, barrier, 0, weight * kBlock);
 #pragma unroll
     for (int g = 1; g < K::group; ++g) {  // by_out, so W lies in the order of the lists
       if (!all) break;
-      const int other = weight + task_.lists[g].first - list.first;
-      ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, barrier, 0, other * kRowsBlock);
+      const int other = weight + job_.lists[g].first - list.first;
+      ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, barrier, 0, other * kBlock);
     }
   }
   __device__ void load_x(const BlockRef& batch, int i) const {
     const int from = __shfl_sync(~0u, batch.from, i % 32);
-    if (lane() == 0) ptx::load_box(place(), &p_.x, full(), from * kRowsBlock, task_.token);
+    if (lane() == 0) ptx::load_box(place(), &p_.x, full(), from * kBlock, job_.token);
   }
 
-  const RowsProduct& p_;
-  RowsShared<K>& shared_;
-  RowsTask<K> task_{};
+  const Args& p_;
+  Shared<K>& shared_;
+  Job<K> job_{};
   uint32_t ring_;
   bool waited_ = false;
   int stage_ = 0;
@@ -224,4 +224,4 @@ class RowsFeeder {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::row_wgmma

@@ -2,9 +2,9 @@
 // multiple of their number on (core/tables.h), so they can add their sums without a kernel behind.
 #pragma once
 
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::row_wgmma {
 namespace {
 
 inline constexpr int kClusterPieces = kFewSlices;
@@ -30,4 +30,4 @@ __device__ inline bool find_cluster_piece(const DeviceWalk& walk, int item, Clus
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::row_wgmma

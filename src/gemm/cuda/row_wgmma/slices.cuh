@@ -1,22 +1,22 @@
 // How the kernel `rows` adds the slices of a row: the thread blocks of a cluster that have them leave their sums in the
 // workspace, say so to each other, and then each adds all slices of its part of the tokens, in order. While they wait,
-// others of the SM multiply, and their own feeding warps fill the rings for the next task.
+// others of the SM multiply, and their own feeding warps fill the rings for the next job.
 #pragma once
 
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/warpgroup.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::row_wgmma {
 namespace {
 
 template <class K>
-class RowsSlices {
+class Slices {
  public:
-  // The warps that multiply. All slices of a row have been tasks of a cluster as often as each other, so they agree
+  // The warps that multiply. All slices of a row have been jobs of a cluster as often as each other, so they agree
   // which of two barriers it is; none is used again before all have passed the other.
   template <class Sums>
-  __device__ void share(const RowsProduct& p, RowsShared<K>& shared, const int4& note, const Sums& sums) {
+  __device__ void share(const Args& p, Shared<K>& shared, const int4& note, const Sums& sums) {
     const int slot = note.w / 16, slices = note.w % 16, index = rank() % slices;
     leave(p, slot, note.z, sums);
     const uint32_t barrier = shared_address(&shared.slices[turn_]);
@@ -31,15 +31,15 @@ class RowsSlices {
   }
 
  private:
-  static constexpr int kThreads = 128, kBarrier = 1, kVectors = kRowsBlock / 8;  // of 8 outputs
+  static constexpr int kThreads = 128, kBarrier = 1, kVectors = kBlock / 8;  // of 8 outputs
 
   __device__ static int rank() { return static_cast<int>(blockIdx.x) % kClusterPieces; }
-  __device__ static float* at(const RowsProduct& p, int slot, int token, int output) {
-    return p.partial + (int64_t{slot} * p.n + token) * kRowsBlock + output;
+  __device__ static float* at(const Args& p, int slot, int token, int output) {
+    return p.partial + (int64_t{slot} * p.n + token) * kBlock + output;
   }
 
   template <class Sums>
-  __device__ static void leave(const RowsProduct& p, int slot, int first_token, const Sums& sums) {
+  __device__ static void leave(const Args& p, int slot, int first_token, const Sums& sums) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
@@ -52,8 +52,8 @@ class RowsSlices {
     }
   }
 
-  __device__ static void add(const RowsProduct& p, int first_slot, int slices, int index, const int4& note) {
-    const int each = kRowsTokens * kVectors / slices;
+  __device__ static void add(const Args& p, int first_slot, int slices, int index, const int4& note) {
+    const int each = kTokens * kVectors / slices;
     for (int i = static_cast<int>(threadIdx.x); i < each; i += kThreads) {
       const int token = note.z + (index * each + i) / kVectors, in_block = i % kVectors * 8;
       if (token >= p.n) continue;
@@ -65,11 +65,11 @@ class RowsSlices {
         sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
         sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
       }
-      store(p, token, int64_t{note.y} * kRowsBlock + in_block, sum);
+      store(p, token, int64_t{note.y} * kBlock + in_block, sum);
     }
   }
 
-  __device__ static void store(const RowsProduct& p, int token, int64_t output, const float (&sum)[8]) {
+  __device__ static void store(const Args& p, int token, int64_t output, const float (&sum)[8]) {
     using T = typename K::Element;
     if constexpr (K::plain) {
       if (output >= p.outputs) return;
@@ -89,4 +89,4 @@ class RowsSlices {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::row_wgmma

@@ -1,5 +1,10 @@
 #include "gemm/cuda/stream_w/rounds.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_few_bf16() { return make_few_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::stream_w {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .product = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::stream_w

@@ -1,5 +1,10 @@
 #include "gemm/cuda/stream_w/rounds.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_few_f16() { return make_few_product<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::stream_w {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .product = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::stream_w

@@ -1,11 +1,11 @@
 // How the kernel for few tokens ends: the sums of a thread block's warps become y, or a slice of a split row in the
-// workspace; few_combine() adds those.
+// workspace; stream_w_combine() adds those.
 #pragma once
 
 #include "cuda/ptx/griddepcontrol.h"
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
 template <class T>
@@ -19,8 +19,7 @@ __device__ inline void store_pair(T* at, T low, T high) {
 
 // What is stored of two outputs beside each other, `in_block` within the piece's block.
 template <class T>
-__device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int32_t to, int token, int in_block,
-                                   float2 sum) {
+__device__ inline void finish_pair(const Args& p, int32_t block_size, int32_t to, int token, int in_block, float2 sum) {
   const int64_t output = int64_t{to} * block_size + in_block;
   if (output >= p.outputs) return;
   if (p.plain) {
@@ -42,11 +41,11 @@ __device__ inline void finish_pair(const FewProduct& p, int32_t block_size, int3
 // Adds the sums of the warps, in their order. All reads are under way before the first store: one after the other they
 // take 2 us (n = 32), as long as a list of 8 blocks.
 template <class K, int Warps>
-__device__ inline void finish_few(const FewProduct& p, const Piece& piece, int strip, const float* staged) {
+__device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
   constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = (K::tokens * kPairs + kStep - 1) / kStep;
   const bool slice = p.partial != nullptr && piece.slot >= 0;
   const bool by_output = slice || p.finish.y.features_contiguous();
-  const int first_token = FewSlice<K::tokens>(p).first;
+  const int first_token = Slice<K::tokens>(p).first;
   const auto token_of = [&](int e) { return by_output ? e / kPairs : e % K::tokens; };
   const auto output_of = [&](int e) { return (by_output ? e % kPairs : e / K::tokens) * 2; };
   float2 sums[kItems];
@@ -75,14 +74,14 @@ __device__ inline void finish_few(const FewProduct& p, const Piece& piece, int s
   }
 }
 
-constexpr int kFewCombineThreads = 256;
+constexpr int kCombineThreads = 256;
 
 // Adds the slices of split rows in the order of slots. The tables are constant, so they may be read at once: the kernel
 // in front has waited for all before it.
 template <class T>
-__global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_constant__ FewProduct p, int32_t block) {
+__global__ void __launch_bounds__(kCombineThreads) stream_w_combine(const __grid_constant__ Args p, int32_t block) {
   const int32_t width = p.n * block, count = p.walk.counts[1] * (width / 2);
-  auto i = static_cast<int32_t>(blockIdx.x * kFewCombineThreads + threadIdx.x);
+  auto i = static_cast<int32_t>(blockIdx.x * kCombineThreads + threadIdx.x);
   Split split = i < count ? p.walk.splits[i / (width / 2)] : Split{};
   ptx::griddepcontrol_wait();
   while (i < count) {
@@ -102,10 +101,10 @@ __global__ void __launch_bounds__(kFewCombineThreads) few_combine(const __grid_c
       }
     }
     finish_pair<T>(p, block, split.to, inner / block, inner % block, sum);
-    i += static_cast<int32_t>(gridDim.x) * kFewCombineThreads;
+    i += static_cast<int32_t>(gridDim.x) * kCombineThreads;
     if (i < count) split = p.walk.splits[i / (width / 2)];
   }
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

@@ -7,14 +7,14 @@
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/load.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
 constexpr int kPackThreads = 128;
 
 // 16 bytes of a token's features as 4 words.
 template <class Bits>
-__device__ void read_vector(const FewPack& p, int32_t token, int64_t feature, uint32_t* to) {
+__device__ void read_vector(const Pack& p, int32_t token, int64_t feature, uint32_t* to) {
   constexpr int kElements = 16 / sizeof(Bits);
   const auto* from = static_cast<const Bits*>(p.x) + token * p.token_stride + feature * p.feature_stride;
   if (token < p.n && p.vectors && feature + kElements <= p.features) {
@@ -36,7 +36,7 @@ struct SliceItem {
   int64_t index, first_vector;  // of 16 bytes, where the slice begins
   int32_t slice, first_token;
 
-  __device__ SliceItem(const FewPack& p, int64_t items) {
+  __device__ SliceItem(const Pack& p, int64_t items) {
     const int64_t i = blockIdx.x * int64_t{kPackThreads} + threadIdx.x;
     slice = static_cast<int32_t>(i / items);
     index = i - slice * items;
@@ -47,7 +47,7 @@ struct SliceItem {
 
 // Blocks of 8 and 16 inputs. A thread has all inputs of a block for Tokens tokens: what four lanes want.
 template <int Block, int Tokens>
-__global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant__ FewPack p) {
+__global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant__ Pack p) {
   // All in front is complete before anything behind begins, so that may read at once all but what is written here.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
 // Blocks of 32 and more, and any of f32. A thread has 16 bytes of a token; threads side by side go along x's contiguous
 // side.
 template <class Bits>
-__global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ FewPack p) {
+__global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ Pack p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   constexpr int kElements = 16 / sizeof(Bits);
@@ -116,7 +116,7 @@ std::array<std::atomic<bool>, kMostDevices> overlaps{};
 
 }  // namespace
 
-Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
+Status pack_x(const Pack& p, bool overlap, cudaStream_t stream) {
   return with_pack_kernel(p.size, p.block, p.tokens, [&](auto kernel, int elements) {
     const int64_t threads = p.blocks * p.block * p.tokens / elements * p.slices;
     return cuda::launch({.blocks = (threads + kPackThreads - 1) / kPackThreads,
@@ -127,7 +127,7 @@ Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream) {
   });
 }
 
-Status prepare_few_pack() {
+Status prepare_pack() {
   for (int32_t block : {8, 16, 32}) {
     for (int32_t tokens : {8, 16, 32}) {
       BS_RETURN_IF_ERROR(with_pack_kernel(2, block, tokens, [](auto kernel, int) { return cuda::prepare(kernel, 0); }));
@@ -140,6 +140,6 @@ Status prepare_few_pack() {
   return {};
 }
 
-bool few_overlaps(int32_t device) { return static_cast<size_t>(device) < kMostDevices && overlaps[device]; }
+bool kernels_overlap(int32_t device) { return static_cast<size_t>(device) < kMostDevices && overlaps[device]; }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

@@ -1,4 +1,4 @@
-// Few tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0.
+// Kernel tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,9 +7,9 @@
 
 #include "blocksparse/status.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 
-struct FewPack {
+struct Pack {
   int64_t size;  // of an element, bytes: 2 or 4
   const void* x;
   int64_t token_stride, feature_stride;
@@ -27,10 +27,10 @@ struct FewPack {
   void* to;
 };
 
-Status few_pack(const FewPack& p, bool overlap, cudaStream_t stream);
+Status pack_x(const Pack& p, bool overlap, cudaStream_t stream);
 
-// On the current device; few_overlaps() then says whether the kernels of this file and of `few` wait for each other.
-Status prepare_few_pack();
-bool few_overlaps(int32_t device);
+// On the current device; kernels_overlap() then says whether the kernels of this file and of `few` wait for each other.
+Status prepare_pack();
+bool kernels_overlap(int32_t device);
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

@@ -1,9 +1,9 @@
-// fprop and dgrad of few tokens, and of more in rounds, all in the same workspace: see few_round().
+// fprop and dgrad of few tokens, and of more in rounds, all in the same workspace: see round_tokens().
 #pragma once
 
 #include "gemm/cuda/stream_w/kernel.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
 template <class T>
@@ -14,8 +14,8 @@ Activations tokens_of(Activations a, int64_t first, int64_t n) {
 }
 
 template <class T>
-Status launch_few_in_rounds(const Product& p, const CudaCall& call) {
-  const int64_t round = few_round(call.problem);
+Status launch(const Product& p, const CudaCall& call) {
+  const int64_t round = round_tokens(call.problem);
   Product part = p;
   CudaProblem problem = call.problem;
   for (int64_t first = 0; first < p.x.n; first += round) {
@@ -23,15 +23,10 @@ Status launch_few_in_rounds(const Product& p, const CudaCall& call) {
     part.x = tokens_of<T>(p.x, first, problem.n), part.y = tokens_of<T>(p.y, first, problem.n);
     part.residual = tokens_of<T>(p.residual, first, problem.n);
     part.x_is_last = p.x_is_last || first > 0;
-    BS_RETURN_IF_ERROR(launch_few<T>(part, {problem, call.card, call.workspace, call.stream}));
+    BS_RETURN_IF_ERROR(launch_round<T>(part, {problem, call.card, call.workspace, call.stream}));
   }
   return {};
 }
 
-template <class T>
-CudaProductKernel make_few_product(DType dtype) {
-  return {CudaKernel::few, dtype, prepare_few<T>, launch_few_in_rounds<T>};
-}
-
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

@@ -1,25 +1,26 @@
-// What a warp loads for one unit of work of the kernel `few`, and how it multiplies: a unit is a block, or a piece of
-// 32 x 32 of a larger one. Fragments come from memory as mma wants them: inputs may change places within a unit as long
-// as those of W and x do alike, and outputs until they are stored. So a lane's loads are 16 bytes wide, and where W is
-// read transposed (by_in) they are the same, turned by movmatrix. W is mma's left operand and the tokens its columns,
-// but for b = 8 the other way round.
+// What a warp loads for one patch of work of the kernel `few`, and how it multiplies: a patch is a block, or a piece of
+// 32 x 32 of a larger one. Fragments come from memory as mma wants them: inputs may change places within a patch as
+// long as those of W and x do alike, and outputs until they are stored. So a lane's loads are 16 bytes wide, and where
+// W is read transposed (by_in) they are the same, turned by movmatrix. W is mma's left operand and the tokens its
+// columns, but for b = 8 the other way round.
 #pragma once
 
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/movmatrix.h"
 #include "gemm/cuda/finish.cuh"
+#include "gemm/cuda/stream_w/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
-struct FewProduct {
+struct Args {
   DeviceWalk walk;
   const void *x, *w;
   const float* gates;
-  // x: bytes from token to token, and from unit to unit, for b >= 32 and f32. Smaller blocks of 16 bits are packed: see
-  // cuda_few_pack.h.
-  uint32_t x_token_bytes, x_unit_vectors;
+  // x: bytes from token to token, and from patch to patch, for b >= 32 and f32. Smaller blocks of 16 bits are packed:
+  // see cuda_few_pack.h.
+  uint32_t x_token_bytes, x_patch_vectors;
   int32_t n;
   int32_t slices;          // of tokens, side by side in the grid
   uint32_t slice_vectors;  // from slice to slice of a packed x, in 16 bytes; 0 where x is read in place
@@ -36,19 +37,19 @@ struct FewProduct {
 // What of the tokens is this thread block's. Slices of the same outputs are neighbours, so they read W from L2
 // together.
 template <int N>
-struct FewSlice {
+struct Slice {
   int32_t first = 0;          // token
   uint64_t packed_bytes = 0;  // in front of it
 
-  __device__ explicit FewSlice(const FewProduct& p) {
+  __device__ explicit Slice(const Args& p) {
     if (p.slices == 1) return;
     const uint32_t slice = blockIdx.x % static_cast<uint32_t>(p.slices);
     first = static_cast<int32_t>(slice) * N;
     packed_bytes = uint64_t{slice} * p.slice_vectors * 16;
   }
   // Tokens as rows of x: of a packed one those of the slice, all of them there.
-  __device__ int first_in_x(const FewProduct& p) const { return p.slice_vectors == 0 ? first : 0; }
-  __device__ static int last_in_x(const FewProduct& p) { return p.slice_vectors == 0 ? p.n - 1 : N - 1; }
+  __device__ int first_in_x(const Args& p) const { return p.slice_vectors == 0 ? first : 0; }
+  __device__ static int last_in_x(const Args& p) { return p.slice_vectors == 0 ? p.n - 1 : N - 1; }
 };
 
 __device__ inline int lane_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
@@ -80,19 +81,19 @@ __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], cons
 
 // b >= 32. A lane has of each row (of W: g, g + 8, ...; of x: token g, g + 8, ...) 8 inputs beside each other: 4 words.
 template <class T, int B, int N, bool ByIn>
-struct FewTile {
-  static constexpr int kOutputs = 32, kDepth = 32;                    // of a unit
-  static constexpr int kStrips = B / 32, kUnits = B / 32;             // of a block
+struct Tile {
+  static constexpr int kOutputs = 32, kDepth = 32;                    // of a patch
+  static constexpr int kStrips = B / 32, kPatches = B / 32;           // of a block
   static constexpr int kWordsW = 16, kWordsX = N / 2, kSums = N / 4;  // of a lane; sums in fours
   static constexpr int kPad = ByIn ? 1 : 4;                           // keeps the banks apart when staged
   static constexpr bool kReadyOffsets = false;  // made when used: ready-made ones take two registers more
   const char *w, *x;                            // of this lane
   uint32_t row[N / 8];
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ explicit Tile(const Args& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 8 * (g / 2) + g % 2 : g) * B + 8 * t) * 2;
-    const FewSlice<N> slice(p);
+    const Slice<N> slice(p);
     x = static_cast<const char*>(p.x) + slice.packed_bytes + 16 * t;
     const int first = slice.first_in_x(p), last = slice.last_in_x(p);
 #pragma unroll
@@ -100,12 +101,12 @@ struct FewTile {
   }
 
   // In units of 64 and 16 bytes.
-  __device__ static uint32_t w_offset(int weight, int strip, int unit) {
+  __device__ static uint32_t w_offset(int weight, int strip, int patch) {
     return static_cast<uint32_t>(weight) * (B * B / 32) +
-           static_cast<uint32_t>(ByIn ? unit * B + strip : strip * B + unit);
+           static_cast<uint32_t>(ByIn ? patch * B + strip : strip * B + patch);
   }
-  __device__ static uint32_t x_offset(const FewProduct& p, int from, int unit) {
-    return static_cast<uint32_t>(from * kUnits + unit) * p.x_unit_vectors;
+  __device__ static uint32_t x_offset(const Args& p, int from, int patch) {
+    return static_cast<uint32_t>(from * kPatches + patch) * p.x_patch_vectors;
   }
 
   __device__ void load_w(uint32_t (&f)[kWordsW], uint32_t offset) const {
@@ -163,21 +164,21 @@ struct FewTile {
 // b = 16: 4 inputs beside each other, 2 words.
 template <class T, int N, bool ByIn>
   requires(sizeof(T) == 2)
-struct FewTile<T, 16, N, ByIn> {
-  static constexpr int kOutputs = 16, kDepth = 16, kStrips = 1, kUnits = 1;
+struct Tile<T, 16, N, ByIn> {
+  static constexpr int kOutputs = 16, kDepth = 16, kStrips = 1, kPatches = 1;
   static constexpr int kWordsW = 4, kWordsX = N / 4, kSums = N / 8;
   static constexpr int kPad = 4;
   static constexpr bool kReadyOffsets = true;
   static_assert(N >= 16);
   const char *w, *x;
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ explicit Tile(const Args& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + ((ByIn ? 4 * (g / 2) + g % 2 : g) * 16 + 4 * t) * 2;
-    x = static_cast<const char*>(p.x) + FewSlice<N>(p).packed_bytes + (4 * g + t) * 16;
+    x = static_cast<const char*>(p.x) + Slice<N>(p).packed_bytes + (4 * g + t) * 16;
   }
   __device__ static uint32_t w_offset(int weight, int, int) { return static_cast<uint32_t>(weight) * 8; }
-  __device__ static uint32_t x_offset(const FewProduct&, int from, int) { return static_cast<uint32_t>(from) * 2 * N; }
+  __device__ static uint32_t x_offset(const Args&, int from, int) { return static_cast<uint32_t>(from) * 2 * N; }
 
   __device__ void load_w(uint32_t (&f)[kWordsW], uint32_t offset) const {
     const char* from = w + static_cast<uint64_t>(offset) * 64;
@@ -220,21 +221,21 @@ struct FewTile<T, 16, N, ByIn> {
 // b = 8: 2 inputs, 1 word; tokens are mma's rows.
 template <class T, int N, bool ByIn>
   requires(sizeof(T) == 2)
-struct FewTile<T, 8, N, ByIn> {
-  static constexpr int kOutputs = 8, kDepth = 8, kStrips = 1, kUnits = 1;
+struct Tile<T, 8, N, ByIn> {
+  static constexpr int kOutputs = 8, kDepth = 8, kStrips = 1, kPatches = 1;
   static constexpr int kWordsW = 1, kWordsX = N / 8, kSums = N / 16;
   static constexpr int kPad = 0;
-  static constexpr bool kReadyOffsets = true;  // made by the lanes for 32 units: 1.1x to 1.2x
+  static constexpr bool kReadyOffsets = true;  // made by the lanes for 32 patches: 1.1x to 1.2x
   static_assert(N >= 16);
   const char *w, *x;
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ explicit Tile(const Args& p) {
     const int lane = 4 * lane_row() + lane_column();
     w = static_cast<const char*>(p.w) + lane * 4;
-    x = static_cast<const char*>(p.x) + FewSlice<N>(p).packed_bytes + lane * (N >= 32 ? 16 : 8);
+    x = static_cast<const char*>(p.x) + Slice<N>(p).packed_bytes + lane * (N >= 32 ? 16 : 8);
   }
   __device__ static uint32_t w_offset(int weight, int, int) { return static_cast<uint32_t>(weight) * 2; }
-  __device__ static uint32_t x_offset(const FewProduct&, int from, int) { return static_cast<uint32_t>(from) * N; }
+  __device__ static uint32_t x_offset(const Args&, int from, int) { return static_cast<uint32_t>(from) * N; }
 
   __device__ void load_w(uint32_t (&f)[kWordsW], uint32_t offset) const {
     ptx::ld_stream_4(f, w + static_cast<uint64_t>(offset) * 64);
@@ -275,4 +276,4 @@ struct FewTile<T, 8, N, ByIn> {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

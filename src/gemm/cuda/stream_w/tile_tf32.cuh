@@ -1,11 +1,11 @@
-// FewTile of f32 by tensor cores in tf32. A unit is 16 inputs of up to 32 outputs, so it has the bytes of one of 32
+// Tile of f32 by tensor cores in tf32. A patch is 16 inputs of up to 32 outputs, so it has the bytes of one of 32
 // inputs of 16 bits. mma wants no two inputs of a lane beside each other: where W is read transposed, loads are those
 // of a lane's outputs, and nothing has to be turned. Operands are rounded when they are multiplied.
 #pragma once
 
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
 template <bool Gated>
@@ -25,8 +25,8 @@ __device__ inline uint32_t to_tf32(uint32_t bits) { return rounded_to_tf32(__uin
 // b >= 16. W: inputs 4 t to 4 t + 3 of outputs g, g + 8, ...; by_in, outputs kWide g to kWide g + kWide - 1 of those
 // inputs. x: those inputs of tokens g, g + 8, ...
 template <int B, int N, bool ByIn>
-struct FewTile<float, B, N, ByIn> {
-  static constexpr int kOutputs = B < 32 ? B : 32, kStrips = B / kOutputs, kDepth = 16, kUnits = B / kDepth;
+struct Tile<float, B, N, ByIn> {
+  static constexpr int kOutputs = B < 32 ? B : 32, kStrips = B / kOutputs, kDepth = 16, kPatches = B / kDepth;
   static constexpr int kWide = kOutputs / 8, kTiles = kOutputs / 16;
   static constexpr int kWordsW = kOutputs / 2, kWordsX = N / 2, kSums = kTiles * (N / 8);
   static constexpr int kPad = ByIn && kOutputs == 32 ? 1 : 4;
@@ -35,10 +35,10 @@ struct FewTile<float, B, N, ByIn> {
   const char *w, *x;
   uint32_t row[kPacked ? 1 : N / 8];
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ explicit Tile(const Args& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + (ByIn ? 4 * t * B + kWide * g : g * B + 4 * t) * 4;
-    const FewSlice<N> slice(p);
+    const Slice<N> slice(p);
     x = static_cast<const char*>(p.x) + slice.packed_bytes + 16 * t;
     if constexpr (kPacked) {
       row[0] = 64 * g;
@@ -50,12 +50,12 @@ struct FewTile<float, B, N, ByIn> {
   }
 
   // In units of 64 and 16 bytes.
-  __device__ static uint32_t w_offset(int weight, int strip, int unit) {
+  __device__ static uint32_t w_offset(int weight, int strip, int patch) {
     return static_cast<uint32_t>(weight) * (B * B / 16) +
-           static_cast<uint32_t>(ByIn ? unit * B + strip * 2 : strip * 2 * B + unit);
+           static_cast<uint32_t>(ByIn ? patch * B + strip * 2 : strip * 2 * B + patch);
   }
-  __device__ static uint32_t x_offset(const FewProduct& p, int from, int unit) {
-    return static_cast<uint32_t>(from * kUnits + unit) * p.x_unit_vectors;
+  __device__ static uint32_t x_offset(const Args& p, int from, int patch) {
+    return static_cast<uint32_t>(from * kPatches + patch) * p.x_patch_vectors;
   }
 
   __device__ void load_w(uint32_t (&f)[kWordsW], uint32_t offset) const {
@@ -118,22 +118,22 @@ struct FewTile<float, B, N, ByIn> {
 
 // b = 8: inputs 2 t and 2 t + 1; tokens are mma's rows. x is packed.
 template <int N, bool ByIn>
-struct FewTile<float, 8, N, ByIn> {
-  static constexpr int kOutputs = 8, kStrips = 1, kDepth = 8, kUnits = 1;
+struct Tile<float, 8, N, ByIn> {
+  static constexpr int kOutputs = 8, kStrips = 1, kDepth = 8, kPatches = 1;
   static constexpr int kWordsW = 2, kWordsX = N / 4, kSums = N / 16;
   static constexpr int kPad = 0;
   static constexpr bool kReadyOffsets = true;
   static_assert(N >= 16);
   const char *w, *x;
 
-  __device__ explicit FewTile(const FewProduct& p) {
+  __device__ explicit Tile(const Args& p) {
     const int g = lane_row(), t = lane_column();
     w = static_cast<const char*>(p.w) + (ByIn ? 2 * t * 8 + g : g * 8 + 2 * t) * 4;
-    x = static_cast<const char*>(p.x) + FewSlice<N>(p).packed_bytes + (4 * g + t) * 8;
+    x = static_cast<const char*>(p.x) + Slice<N>(p).packed_bytes + (4 * g + t) * 8;
   }
   __device__ static uint32_t w_offset(int weight, int, int) { return static_cast<uint32_t>(weight) * 4; }
-  __device__ static uint32_t x_offset(const FewProduct& p, int from, int) {
-    return static_cast<uint32_t>(from) * p.x_unit_vectors;
+  __device__ static uint32_t x_offset(const Args& p, int from, int) {
+    return static_cast<uint32_t>(from) * p.x_patch_vectors;
   }
 
   __device__ void load_w(uint32_t (&f)[kWordsW], uint32_t offset) const {
@@ -167,4 +167,4 @@ struct FewTile<float, 8, N, ByIn> {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

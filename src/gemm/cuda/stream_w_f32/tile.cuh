@@ -1,5 +1,5 @@
-// What a warp copies to shared memory for one unit of work of the kernel `few` for f32, and how it multiplies: 16
-// inputs of W for up to 32 outputs, and of x for all tokens. A unit is a part of a block, or two blocks of 8.
+// What a warp copies to shared memory for one patch of work of the kernel `few` for f32, and how it multiplies: 16
+// inputs of W for up to 32 outputs, and of x for all tokens. A patch is a part of a block, or two blocks of 8.
 //
 // Vectors of 16 bytes have places of their own, so that neither copies nor reads meet in a bank:
 //   x, and W as fprop reads it   rows of 16 inputs, vector v of row r at v ^ (r / 2 % 4)
@@ -10,11 +10,12 @@
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/shared.h"
 #include "gemm/cuda/finish.cuh"
+#include "gemm/cuda/stream_w_f32/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w_f32 {
 namespace {
 
-struct FewF32Product {
+struct Args {
   DeviceWalk walk;
   const float *x, *w, *gates;
   uint32_t x_token;   // vectors from token to token
@@ -27,9 +28,9 @@ struct FewF32Product {
 };
 
 template <int Outputs, int Tokens, bool ByIn>
-struct FewF32Tile {
+struct Tile {
   static constexpr int kOutputs = Outputs, kTokens = Tokens, kDepth = 16;
-  static constexpr int kBlocks = Outputs == 8 ? 2 : 1;  // of a unit
+  static constexpr int kBlocks = Outputs == 8 ? 2 : 1;  // of a patch
   static constexpr int kVectors = Outputs / 4;          // dgrad: of a row of W
   static constexpr int kW = Tokens * 64, kGates = kW + Outputs * 64, kBytes = kGates + 16;
 
@@ -44,22 +45,22 @@ struct FewF32Tile {
   }
 };
 
-__device__ inline int few_lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 
-// Starts the copies of units.
+// Starts the copies of patches.
 template <class Tile, bool ByIn>
-class FewF32Copy {
+class Copy {
  public:
-  __device__ FewF32Copy(const FewF32Product& p, int strip) : p_(p) {
-    const int lane = few_lane();
+  __device__ Copy(const Args& p, int strip) : p_(p) {
+    const int lane = lane_id();
     const int row = ByIn ? lane / Tile::kVectors : lane / 4, v = ByIn ? lane % Tile::kVectors : lane % 4;
     if constexpr (Tile::kBlocks == 2) w_ = row % 8 * 8 + 4 * (v % 2);
     else w_ = ByIn ? row * p.block + strip * Tile::kOutputs + 4 * v : (strip * Tile::kOutputs + row) * p.block + 4 * v;
   }
 
-  // refs: the blocks of the unit, from < 0 where there is none; part: which 16 inputs of a block.
+  // refs: the blocks of the patch, from < 0 where there is none; part: which 16 inputs of a block.
   __device__ void operator()(const BlockRef (&refs)[Tile::kBlocks], int part, uint32_t stage) const {
-    const int lane = few_lane(), v = lane % 4;
+    const int lane = lane_id(), v = lane % 4;
     const BlockRef x_ref = refs[Tile::kBlocks == 2 ? v / 2 : 0];
     const int input = x_ref.from * p_.block + (Tile::kBlocks == 2 ? 4 * (v % 2) : part * 16 + 4 * v);
     const int bytes = x_ref.from < 0 ? 0 : min(max(p_.inputs - input, 0), 4) * 4;
@@ -88,7 +89,7 @@ class FewF32Copy {
  private:
   __device__ void copy_rows_of_inputs(const BlockRef (&refs)[Tile::kBlocks], int part, uint32_t stage) const {
     constexpr int kStep = 32 / Tile::kVectors;  // rows of all lanes
-    const int lane = few_lane(), first = lane / Tile::kVectors, v = lane % Tile::kVectors;
+    const int lane = lane_id(), first = lane / Tile::kVectors, v = lane % Tile::kVectors;
     const BlockRef ref = refs[Tile::kBlocks == 2 ? first / 8 : 0];
     const int input = ref.from * p_.block + (Tile::kBlocks == 2 ? first % 8 : part * 16 + first);
     const float* w = p_.w + (int64_t{ref.weight} * p_.block + part * 16) * p_.block + w_;
@@ -101,32 +102,32 @@ class FewF32Copy {
     }
   }
 
-  const FewF32Product& p_;
+  const Args& p_;
   int w_;
 };
 
-__device__ inline float4 few_vector(uint32_t from) {
+__device__ inline float4 read_vector(uint32_t from) {
   const int4 v = ptx::ld_shared_16(from);
   return {__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w)};
 }
 
-__device__ inline void few_vector(float (&to)[4], uint32_t from) {
-  const float4 v = few_vector(from);
+__device__ inline void read_vector(float (&to)[4], uint32_t from) {
+  const float4 v = read_vector(from);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
 // Fused multiply-add. A lane has 8 outputs (4, of 8) and 8 tokens (2, of 8) of some inputs. Which bits of the lane say
 // what is such that half-warps read pairs of equal addresses, which shared memory serves at once.
 template <class Tile, bool ByIn>
-class FewF32Sums {
+class Sums {
  public:
   static constexpr int kTokens = Tile::kTokens, kOutputs = Tile::kOutputs;
   static constexpr int kMine = kOutputs == 8 ? 4 : 8, kOutputGroups = kOutputs / kMine;
   static constexpr int kTokenGroups = kTokens == 64 ? 8 : 4, kMineTokens = kTokens / kTokenGroups;
   static constexpr int kDepthGroups = 32 / (kOutputGroups * kTokenGroups);
 
-  __device__ FewF32Sums() {
-    const int lane = few_lane();
+  __device__ Sums() {
+    const int lane = lane_id();
     int rest = lane >> 2;
     output_ = lane >> 1 & 1;
     token_ = (lane & 1) | (rest & 1) << 1;
@@ -154,7 +155,7 @@ class FewF32Sums {
 #pragma unroll
       for (int j = 0; j < kMineTokens; ++j) {
         float x[4];
-        few_vector(x, stage + Tile::rows_place(token_, v, kTokenGroups * j));
+        read_vector(x, stage + Tile::rows_place(token_, v, kTokenGroups * j));
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
 #pragma unroll
@@ -184,7 +185,7 @@ class FewF32Sums {
   __device__ void load_w(float (&w)[kMine][4], uint32_t from, int v) const {
     if constexpr (!ByIn) {
 #pragma unroll
-      for (int i = 0; i < kMine; ++i) few_vector(w[i], from + Tile::rows_place(output_, v, kOutputGroups * i));
+      for (int i = 0; i < kMine; ++i) read_vector(w[i], from + Tile::rows_place(output_, v, kOutputGroups * i));
     } else {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {  // input 4 v + c
@@ -192,7 +193,7 @@ class FewF32Sums {
 #pragma unroll
         for (int part = 0; part < kMine / 4; ++part) {
           float f[4];
-          few_vector(f, from + (row * Tile::kVectors + ((output_ + kOutputGroups * part) ^ swap)) * 16);
+          read_vector(f, from + (row * Tile::kVectors + ((output_ + kOutputGroups * part) ^ swap)) * 16);
 #pragma unroll
           for (int i = 0; i < 4; ++i) w[4 * part + i][c] = f[i];
         }
@@ -205,4 +206,4 @@ class FewF32Sums {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w_f32

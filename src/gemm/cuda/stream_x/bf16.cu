@@ -1,5 +1,10 @@
 #include "gemm/cuda/stream_x/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_sweep_bf16() { return make_sweep_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::stream_x {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .product = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::stream_x

@@ -1,5 +1,10 @@
 #include "gemm/cuda/stream_x/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_sweep_f16() { return make_sweep_product<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::stream_x {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .product = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::stream_x

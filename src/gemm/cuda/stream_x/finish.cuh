@@ -10,16 +10,16 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/stream_x/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_x {
 namespace {
 
 // Outputs from `output` on, of which `inside` are there.
-struct SweepTarget {
+struct Target {
   int64_t token, output, inside;
 };
 
 template <class T, int Words>
-__device__ inline void load_words(const DeviceMatrix& m, const SweepTarget& at, uint32_t (&words)[Words]) {
+__device__ inline void load_words(const DeviceMatrix& m, const Target& at, uint32_t (&words)[Words]) {
   const T* from = m.at<T>(at.token, at.output);
   if (m.aligned && m.features_contiguous() && at.inside >= 2 * Words) {
     if constexpr (Words == 4) ptx::ld_stream_16(words, from);
@@ -35,7 +35,7 @@ __device__ inline void load_words(const DeviceMatrix& m, const SweepTarget& at, 
 }
 
 template <class T, int Words>
-__device__ inline void store_words(const DeviceMatrix& m, const SweepTarget& at, const uint32_t (&words)[Words]) {
+__device__ inline void store_words(const DeviceMatrix& m, const Target& at, const uint32_t (&words)[Words]) {
   T* to = m.at<T>(at.token, at.output);
   if (m.aligned && m.features_contiguous() && at.inside >= 2 * Words) {
     if constexpr (Words == 4) *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
@@ -51,9 +51,9 @@ __device__ inline void store_words(const DeviceMatrix& m, const SweepTarget& at,
 
 // The sums of a lane that are a word of y, tile by tile of 8 tokens: word(tile, word of the lane), two of them.
 template <class K>
-struct SweepResult {
+struct Output {
   static constexpr int kEach = K::block / 4, kWords = K::kEights;
-  SweepSums<K>& sums;
+  Sums<K>& sums;
 
   __device__ float* word(int t, int e) const {
     if constexpr (K::block == 8) return sums[0][t / 2] + t % 2 * 2;
@@ -67,7 +67,7 @@ struct SweepResult {
 };
 
 template <class K>
-__device__ inline void add_bias(const SweepResult<K>& y, const void* bias, int64_t first, int64_t outputs) {
+__device__ inline void add_bias(const Output<K>& y, const void* bias, int64_t first, int64_t outputs) {
   using T = typename K::Element;
   const auto* from = static_cast<const T*>(bias);
   const int g = lane_id() / 4, q = lane_id() % 4;
@@ -76,7 +76,7 @@ __device__ inline void add_bias(const SweepResult<K>& y, const void* bias, int64
     float of[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t output = first + (K::block == 8 ? 2 * q + i : sweep_output<K>(e, g));
+      const int64_t output = first + (K::block == 8 ? 2 * q + i : output_of<K>(e, g));
       of[i] = output < outputs ? widen(from[output]) : 0;
     }
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ inline void add_bias(const SweepResult<K>& y, const void* bias, int64
 }
 
 template <Activation Act, class K>
-__device__ inline void activate(const SweepResult<K>& y) {
+__device__ inline void activate(const Output<K>& y) {
 #pragma unroll
   for (int t = 0; t < K::kTiles; ++t) {
 #pragma unroll
@@ -96,26 +96,26 @@ __device__ inline void activate(const SweepResult<K>& y) {
   }
 }
 
-// Where the lane's word of each tile of 8 tokens lies, of a row of blocks. No side is 2^31 long (sweep_supports).
+// Where the lane's word of each tile of 8 tokens lies, of a row of blocks. No side is 2^31 long (supports).
 template <class K>
-struct SweepCorner {
+struct Corner {
   int token, output, tokens_inside, inside;
 
-  __device__ SweepCorner(int n, int64_t outputs, int first_token, int row)
+  __device__ Corner(int n, int64_t outputs, int first_token, int row)
       : token(first_token + lane_id() / 4),
-        output(row * K::block + lane_id() % 4 * SweepResult<K>::kEach),
+        output(row * K::block + lane_id() % 4 * Output<K>::kEach),
         tokens_inside(n - token),
         inside(static_cast<int>(outputs) - output) {}
-  __device__ SweepTarget tile(int t) const { return {token + 8 * t, output, inside}; }
+  __device__ Target tile(int t) const { return {token + 8 * t, output, inside}; }
   __device__ bool has(int t) const { return inside > 0 && 8 * t < tokens_inside; }
 };
 
 // The residual, which sums begin with. us of 4096 x 4096, 4096 tokens, density .25, hot, H200, 2026-11-24: b = 16, 32
 // 143, 120 (without a residual 119, 104); read behind the products it took 157, 145.
 template <class K>
-__device__ inline void begin_with(const DeviceMatrix& residual, const SweepCorner<K>& at, SweepSums<K>& sums) {
+__device__ inline void begin_with(const DeviceMatrix& residual, const Corner<K>& at, Sums<K>& sums) {
   using T = typename K::Element;
-  const SweepResult<K> y{sums};
+  const Output<K> y{sums};
   uint32_t words[K::kTiles][K::kEights] = {};
 #pragma unroll
   for (int t = 0; t < K::kTiles; ++t) {
@@ -133,10 +133,10 @@ __device__ inline void begin_with(const DeviceMatrix& residual, const SweepCorne
 }
 
 template <class K>
-__device__ inline void finish_row(const Finish& f, const SweepCorner<K>& at, int64_t first_output, int64_t outputs,
-                                  SweepSums<K>& sums) {
+__device__ inline void finish_row(const Finish& f, const Corner<K>& at, int64_t first_output, int64_t outputs,
+                                  Sums<K>& sums) {
   using T = typename K::Element;
-  const SweepResult<K> y{sums};
+  const Output<K> y{sums};
   if (f.bias != nullptr) add_bias(y, f.bias, first_output, outputs);
   switch (f.activation) {
     case Activation::none: break;
@@ -157,4 +157,4 @@ __device__ inline void finish_row(const Finish& f, const SweepCorner<K>& at, int
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_x

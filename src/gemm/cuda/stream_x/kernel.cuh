@@ -19,10 +19,10 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/stream_x/finish.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_x {
 namespace {
 
-struct SweepProduct {
+struct Args {
   CUtensorMap x;
   DeviceWalk walk;
   const char* w;
@@ -34,45 +34,45 @@ struct SweepProduct {
   Finish finish;
 };
 
-// Tiles are dealt there and back, so that a thread block with long rows in one round has short ones in the next.
-struct SweepPlace {
-  int round = 0;
+// Tiles are dealt there and back, so that a thread block with long rows in one wave has short ones in the next.
+struct Place {
+  int wave = 0;
 
   __device__ int tile() const {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    return wave * blocks + (wave % 2 == 0 ? block : blocks - 1 - block);
   }
-  __device__ bool is_tile(const SweepProduct& p) const { return tile() < p.out_tiles * p.token_tiles; }
-  __device__ int first_token(const SweepProduct& p) const { return tile() / p.out_tiles * kSweepTokens; }
+  __device__ bool is_tile(const Args& p) const { return tile() < p.out_tiles * p.token_tiles; }
+  __device__ int first_token(const Args& p) const { return tile() / p.out_tiles * kTokens; }
 };
 
 // Where a warp is in the ring of chunks. Its barriers lie behind the chunks and all of W. Addresses are steps of the
 // one before: made anew from the stage, as the compiler did with those of static shared memory, they were a fifth of
 // the instructions of b = 16 at density .10.
-struct SweepRing {
-  static constexpr uint32_t kBarriers = kSweepStages * kSweepStageBytes + kSweepWeightBytes;
+struct Ring {
+  static constexpr uint32_t kBarriers = kStages * kStageBytes + kWeightBytes;
   uint32_t begin, data, full;
   uint32_t phase = 0;
 
-  __device__ explicit SweepRing(uint32_t at) : begin(at), data(at), full(at + kBarriers) {}
-  __device__ uint32_t empty() const { return full + kSweepStages * 8; }
-  __device__ uint32_t weights() const { return begin + kSweepStages * kSweepStageBytes; }
+  __device__ explicit Ring(uint32_t at) : begin(at), data(at), full(at + kBarriers) {}
+  __device__ uint32_t empty() const { return full + kStages * 8; }
+  __device__ uint32_t weights() const { return begin + kStages * kStageBytes; }
   __device__ void advance() {
-    data += kSweepStageBytes, full += 8;
-    if (full == begin + kBarriers + kSweepStages * 8) data = begin, full = begin + kBarriers, phase ^= 1;
+    data += kStageBytes, full += 8;
+    if (full == begin + kBarriers + kStages * 8) data = begin, full = begin + kBarriers, phase ^= 1;
   }
 };
 
 // One lane.
-__device__ inline void load_chunks(const SweepProduct& p, SweepRing ring) {
-  for (SweepPlace at; at.is_tile(p); ++at.round) {
+__device__ inline void load_chunks(const Args& p, Ring ring) {
+  for (Place at; at.is_tile(p); ++at.wave) {
     const int token = at.first_token(p);
-    for (int input = 0; input < p.inputs; input += kSweepInputs) {
+    for (int input = 0; input < p.inputs; input += kInputs) {
       ptx::mbarrier_wait(ring.empty(), ring.phase ^ 1);
       const bool both = input + 64 < p.inputs;
-      ptx::mbarrier_arrive_expect(ring.full, static_cast<uint32_t>(both ? kSweepStageBytes : kSweepStageBytes / 2));
+      ptx::mbarrier_arrive_expect(ring.full, static_cast<uint32_t>(both ? kStageBytes : kStageBytes / 2));
       ptx::load_box(ring.data, &p.x, ring.full, input, token);
-      if (both) ptx::load_box(ring.data + kSweepStageBytes / 2, &p.x, ring.full, input + 64, token);
+      if (both) ptx::load_box(ring.data + kStageBytes / 2, &p.x, ring.full, input + 64, token);
       ring.advance();
     }
   }
@@ -81,13 +81,13 @@ __device__ inline void load_chunks(const SweepProduct& p, SweepRing ring) {
 // A warp's place in the list of a row, and what comes of W. Each lane knows an entry of the 32 that the place is among,
 // and one of the 32 behind. What the next step needs is made ready a step before; of b = 8 not W.
 template <class K>
-struct SweepList {
+struct List {
   static constexpr int kNone = 0x7fffffff;
-  static constexpr unsigned kUnitBlocks = K::kUnitBytes / K::kBlockBytes;
+  static constexpr unsigned kPortionBlocks = K::kPortionBytes / K::kBlockBytes;
   int next;  // block of the inputs that the next block has; of b = 8 lanes from 16 on know the one behind
-  SweepWeights<K> w;
+  WeightFragments<K> w;
 
-  __device__ void begin(const SweepProduct& p, const SweepCopy<K>& copy, const Piece& piece, const BlockRef& entries,
+  __device__ void begin(const Args& p, const Copy<K>& copy, const Piece& piece, const BlockRef& entries,
                         uint32_t weights_at) {
     at_ = piece.first, last_ = piece.last, place_ = 0, weights_ = weights_at;
     here_ = entries, behind_ = entry(p, 32);
@@ -98,11 +98,11 @@ struct SweepList {
     for (unsigned k = 0; k < K::kRing; ++k) fetch(copy, k);
     look_up();
   }
-  __device__ void advance(const SweepProduct& p, const SweepCopy<K>& copy, unsigned blocks) {
-    const unsigned unit = place_ / kUnitBlocks;
+  __device__ void advance(const Args& p, const Copy<K>& copy, unsigned blocks) {
+    const unsigned portion = place_ / kPortionBlocks;
     at_ += static_cast<int>(blocks), place_ += blocks;
     __syncwarp();  // what is fetched now may lie where another lane has just read
-    if (place_ / kUnitBlocks != unit) fetch(copy, K::kRing - 1);  // to where the unit before lay
+    if (place_ / kPortionBlocks != portion) fetch(copy, K::kRing - 1);  // to where the portion before lay
     if (place_ >= 32) {
       place_ -= 32;
       here_ = behind_, behind_ = entry(p, 32 - static_cast<int>(place_));
@@ -110,9 +110,9 @@ struct SweepList {
     look_up();
     if (K::kAhead) load();
   }
-  // W of the next block, of b = 8 of two, which may be of two units. Behind the copy that it waits for there are those
-  // of as many units as the ring has but for the one, or the two, that are read; copies of another list only make it
-  // wait for more.
+  // W of the next block, of b = 8 of two, which may be of two portions. Behind the copy that it waits for there are
+  // those of as many portions as the ring has but for the one, or the two, that are read; copies of another list only
+  // make it wait for more.
   __device__ void load() {
     ptx::cp_async_wait<K::block == 8 ? K::kRing - 2 : K::kRing - 1>();
     __syncwarp();
@@ -122,32 +122,32 @@ struct SweepList {
 
  private:
   int at_, last_;       // the next block and the end of the list
-  unsigned place_;      // of the next block, among 32, which are whole rounds of the ring
+  unsigned place_;      // of the next block, among 32, which are whole waves of the ring
   uint32_t weights_;    // the row's ring
-  const char* source_;  // of this lane: its part of the unit that is fetched next; by_in: of block 0
+  const char* source_;  // of this lane: its part of the portion that is fetched next; by_in: of block 0
   BlockRef here_, behind_;
 
-  __device__ static unsigned lane_block() { return kUnitBlocks == 1 ? 0 : static_cast<unsigned>(lane_id()) / 8; }
+  __device__ static unsigned lane_block() { return kPortionBlocks == 1 ? 0 : static_cast<unsigned>(lane_id()) / 8; }
   __device__ uint32_t block(unsigned ahead) const {
     return weights_ + (place_ + ahead) * K::kBlockBytes % K::kRingBytes;
   }
-  __device__ BlockRef entry(const SweepProduct& p, int ahead) const {
+  __device__ BlockRef entry(const Args& p, int ahead) const {
     const int mine = at_ + ahead + lane_id();
     return mine < last_ ? p.walk.refs[mine] : BlockRef{kNone, 0};
   }
-  // Starts the copy of the unit that is `ahead` units behind that of the next block.
-  __device__ void fetch(const SweepCopy<K>& copy, unsigned ahead) {
-    const unsigned mine = ahead * kUnitBlocks + lane_block() - place_ % kUnitBlocks;  // from the next block on
+  // Starts the copy of the portion that is `ahead` portions behind that of the next block.
+  __device__ void fetch(const Copy<K>& copy, unsigned ahead) {
+    const unsigned mine = ahead * kPortionBlocks + lane_block() - place_ % kPortionBlocks;  // from the next block on
     const char* from = source_;
     if constexpr (K::by_in) {
-      // The lane asked decides for itself which entry it gives, and rightly: units do not reach past the 32nd.
+      // The lane asked decides for itself which entry it gives, and rightly: portions do not reach past the 32nd.
       const int weight = __shfl_sync(~0u, place_ + mine < 32 ? here_.weight : behind_.weight, (place_ + mine) % 32);
       from += int64_t{weight} * K::kBlockBytes;
     } else {
-      source_ += K::kUnitBytes;
+      source_ += K::kPortionBytes;
     }
-    const unsigned unit = place_ / kUnitBlocks + ahead;
-    if (at_ + static_cast<int>(mine) < last_) copy.start(weights_ + unit * K::kUnitBytes % K::kRingBytes, from);
+    const unsigned portion = place_ / kPortionBlocks + ahead;
+    if (at_ + static_cast<int>(mine) < last_) copy.start(weights_ + portion * K::kPortionBytes % K::kRingBytes, from);
     ptx::cp_async_commit();
   }
   __device__ void look_up() {
@@ -162,25 +162,25 @@ struct SweepList {
 
 // All blocks of a row in the chunk that ends before block `end` of the inputs.
 template <class K>
-__device__ inline void multiply_chunk(const SweepProduct& p, const SweepCopy<K>& copy, SweepList<K>& list, int end,
-                                      uint32_t stage, uint32_t lane, SweepSums<K>& sums) {
+__device__ inline void multiply_chunk(const Args& p, const Copy<K>& copy, List<K>& list, int end, uint32_t stage,
+                                      uint32_t lane, Sums<K>& sums) {
   if constexpr (K::block == 8) {
     while (const unsigned inside = __ballot_sync(~0u, list.next < end)) {
       if (!K::kAhead) list.load();
-      const SweepWeights<K> w = list.w.operands();
+      const WeightFragments<K> w = list.w.operands();
       const bool two = inside == ~0u;
       const int from = two ? list.next : __shfl_sync(~0u, list.next, 0);
       list.advance(p, copy, two ? 2 : 1);
-      const uint32_t x = sweep_x<K>(stage, lane, from);
-      if (two) multiply_sweep_pair<K>(sums, x, w);
-      else multiply_sweep_single<K>(sums, x + static_cast<uint32_t>(lane_id() / 16 * 16 * 128), w);
+      const uint32_t x = x_address<K>(stage, lane, from);
+      if (two) multiply_pair<K>(sums, x, w);
+      else multiply_single<K>(sums, x + static_cast<uint32_t>(lane_id() / 16 * 16 * 128), w);
     }
   } else {
     while (list.next < end) {
-      const SweepWeights<K> w = list.w.operands();
-      const uint32_t x = sweep_x<K>(stage, lane, list.next);
+      const WeightFragments<K> w = list.w.operands();
+      const uint32_t x = x_address<K>(stage, lane, list.next);
       list.advance(p, copy, 1);
-      multiply_sweep_block<K>(sums, x, w);
+      multiply_block<K>(sums, x, w);
     }
   }
 }
@@ -188,23 +188,22 @@ __device__ inline void multiply_chunk(const SweepProduct& p, const SweepCopy<K>&
 // The rows of blocks of a warp in a tile; beyond the last they are empty. Where the lists of the next tile are, and
 // their first entries, are read while this one is multiplied; of b = 8 behind it.
 template <class K>
-struct SweepRows {
+struct Rows {
   Piece pieces[K::kRows];
   BlockRef entries[K::kRows];
 
-  __device__ void read_pieces(const SweepProduct& p, const SweepPlace& at) {
+  __device__ void read_pieces(const Args& p, const Place& at) {
 #pragma unroll
     for (int r = 0; r < K::kRows; ++r) pieces[r] = piece_of(p, at, r);
   }
-  __device__ void read_entries(const SweepProduct& p) {
+  __device__ void read_entries(const Args& p) {
 #pragma unroll
     for (int r = 0; r < K::kRows; ++r) {
       const int mine = pieces[r].first + lane_id();
-      entries[r] = mine < pieces[r].last ? p.walk.refs[mine] : BlockRef{SweepList<K>::kNone, 0};
+      entries[r] = mine < pieces[r].last ? p.walk.refs[mine] : BlockRef{List<K>::kNone, 0};
     }
   }
-  __device__ void begin(const SweepProduct& p, const SweepCopy<K>& copy, uint32_t weights,
-                        SweepList<K> (&lists)[K::kRows]) const {
+  __device__ void begin(const Args& p, const Copy<K>& copy, uint32_t weights, List<K> (&lists)[K::kRows]) const {
     const auto first = static_cast<uint32_t>(threadIdx.x / 32 * K::kRows);
 #pragma unroll
     for (uint32_t r = 0; r < K::kRows; ++r) {
@@ -213,7 +212,7 @@ struct SweepRows {
   }
 
  private:
-  __device__ static Piece piece_of(const SweepProduct& p, const SweepPlace& at, int r) {
+  __device__ static Piece piece_of(const Args& p, const Place& at, int r) {
     const int row = (at.tile() % p.out_tiles * K::kWarps + static_cast<int>(threadIdx.x) / 32) * K::kRows + r;
     if (!at.is_tile(p) || row >= p.rows) return {p.rows, 0, 0, 0};
     if (p.longest_first) return p.walk.pieces[row];
@@ -224,13 +223,13 @@ struct SweepRows {
 // ---- Kernel ---------------------------------------------------------------------------------------------------------
 
 template <class K>
-__device__ inline void multiply_tiles(const SweepProduct& p, SweepRing ring) {
+__device__ inline void multiply_tiles(const Args& p, Ring ring) {
   const uint32_t weights = ring.weights();
-  const uint32_t lane = sweep_lane<K>();
-  const SweepCopy<K> copy = SweepCopy<K>::of_lane();
-  SweepRows<K> rows;
-  SweepList<K> lists[K::kRows];
-  SweepPlace at;
+  const uint32_t lane = lane_of<K>();
+  const Copy<K> copy = Copy<K>::of_lane();
+  Rows<K> rows;
+  List<K> lists[K::kRows];
+  Place at;
   rows.read_pieces(p, at);
   rows.read_entries(p);
   rows.begin(p, copy, weights, lists);
@@ -242,13 +241,13 @@ __device__ inline void multiply_tiles(const SweepProduct& p, SweepRing ring) {
       to[r] = rows.pieces[r].to;
       if (K::kAhead) lists[r].load();
     }
-    SweepSums<K> sums[K::kRows] = {};
-    const auto corner = [&](int r) { return SweepCorner<K>(p.n, p.outputs, token, to[r]); };
+    Sums<K> sums[K::kRows] = {};
+    const auto corner = [&](int r) { return Corner<K>(p.n, p.outputs, token, to[r]); };
     if constexpr (K::residual) {
 #pragma unroll
       for (int r = 0; r < K::kRows; ++r) begin_with<K>(p.finish.residual, corner(r), sums[r]);
     }
-    ++at.round;
+    ++at.wave;
     if (K::kAhead) rows.read_pieces(p, at);
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       ptx::mbarrier_wait(ring.full, ring.phase);
@@ -274,14 +273,13 @@ __device__ inline void multiply_tiles(const SweepProduct& p, SweepRing ring) {
 }
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads, 1)
-    sweep_product([[maybe_unused]] const __grid_constant__ SweepProduct p) {
+__global__ void __launch_bounds__(K::kThreads, 1) stream_x_product([[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  const SweepRing ring(ptx::held(ptx::shared_address(staged)));
+  const Ring ring(ptx::held(ptx::shared_address(staged)));
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&p.x);
-    for (uint32_t s = 0; s < kSweepStages; ++s) {
+    for (uint32_t s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(ring.full + 8 * s, 1);
       ptx::mbarrier_init(ring.empty() + 8 * s, K::kWarps);
     }
@@ -304,14 +302,14 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_sweep_kernel(int32_t block, bool by_in, bool residual, Body body) {
+Status with_kernel(int32_t block, bool by_in, bool residual, Body body) {
   const auto with = [&]<int B>() {
     if (residual) {
-      return by_in ? body.template operator()<Sweep<T, B, true, true>>()
-                   : body.template operator()<Sweep<T, B, false, true>>();
+      return by_in ? body.template operator()<Kernel<T, B, true, true>>()
+                   : body.template operator()<Kernel<T, B, false, true>>();
     }
-    return by_in ? body.template operator()<Sweep<T, B, true, false>>()
-                 : body.template operator()<Sweep<T, B, false, false>>();
+    return by_in ? body.template operator()<Kernel<T, B, true, false>>()
+                 : body.template operator()<Kernel<T, B, false, false>>();
   };
   switch (block) {
     case 8: return with.template operator()<8>();
@@ -321,55 +319,50 @@ Status with_sweep_kernel(int32_t block, bool by_in, bool residual, Body body) {
 }
 
 template <class T>
-Status launch_sweep(const Product& p, const CudaCall& call) {
+Status launch(const Product& p, const CudaCall& call) {
   const CudaProblem& problem = call.problem;
-  SweepProduct args{.x = {},
-                    .walk = walk_on_device(p.layout, p.by_in),
-                    .w = static_cast<const char*>(p.w),
-                    .rows = static_cast<int32_t>(problem.output_blocks()),
-                    .inputs = static_cast<int32_t>(problem.inputs),
-                    .n = static_cast<int32_t>(p.x.n),
-                    .outputs = problem.outputs,
-                    .out_tiles = static_cast<int32_t>((problem.outputs + kSweepOutputs - 1) / kSweepOutputs),
-                    .token_tiles = static_cast<int32_t>((p.x.n + kSweepTokens - 1) / kSweepTokens),
-                    .chunks = static_cast<int32_t>((problem.inputs + kSweepInputs - 1) / kSweepInputs),
-                    .longest_first = problem.slots == 0,
-                    .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
+  Args args{.x = {},
+            .walk = walk_on_device(p.layout, p.by_in),
+            .w = static_cast<const char*>(p.w),
+            .rows = static_cast<int32_t>(problem.output_blocks()),
+            .inputs = static_cast<int32_t>(problem.inputs),
+            .n = static_cast<int32_t>(p.x.n),
+            .outputs = problem.outputs,
+            .out_tiles = static_cast<int32_t>((problem.outputs + kOutputs - 1) / kOutputs),
+            .token_tiles = static_cast<int32_t>((p.x.n + kTokens - 1) / kTokens),
+            .chunks = static_cast<int32_t>((problem.inputs + kInputs - 1) / kInputs),
+            .longest_first = problem.slots == 0,
+            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
                                             .columns = p.x.features,
                                             .rows = p.x.n,
                                             .row_stride = p.x.token_stride,
                                             .box_columns = 64,
-                                            .box_rows = kSweepTokens},
+                                            .box_rows = kTokens},
                                            args.x));
-  return with_sweep_kernel<T>(p.layout.block_size, p.by_in, p.residual.data != nullptr, [&]<class K>() {
+  return with_kernel<T>(p.layout.block_size, p.by_in, p.residual.data != nullptr, [&]<class K>() {
     return cuda::launch(
         {.blocks = std::min<int64_t>(call.card.multiprocessors, int64_t{args.out_tiles} * args.token_tiles),
          .threads = K::kThreads,
-         .shared_bytes = kSweepSharedBytes,
+         .shared_bytes = kSharedBytes,
          .stream = stream_of(call),
          .overlap = true},
-        sweep_product<K>, args);
+        stream_x_product<K>, args);
   });
 }
 
 template <class T>
-Status prepare_sweep() {
+Status prepare() {
   for (int32_t block : {8, 16, 32}) {
     for (bool by_in : {false, true}) {
       for (bool residual : {false, true}) {
-        BS_RETURN_IF_ERROR(with_sweep_kernel<T>(
-            block, by_in, residual, [&]<class K>() { return cuda::prepare(sweep_product<K>, kSweepSharedBytes); }));
+        BS_RETURN_IF_ERROR(with_kernel<T>(block, by_in, residual,
+                                          [&]<class K>() { return cuda::prepare(stream_x_product<K>, kSharedBytes); }));
       }
     }
   }
   return cuda::prepare_tensor_maps();
 }
 
-template <class T>
-CudaProductKernel make_sweep_product(DType dtype) {
-  return {CudaKernel::sweep, dtype, prepare_sweep<T>, launch_sweep<T>};
-}
-
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_x

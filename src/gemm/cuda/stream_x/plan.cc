@@ -1,39 +1,43 @@
 #include "gemm/cuda/stream_x/plan.h"
 
-namespace blocksparse::gemm {
+#include "gemm/cuda/stream_w/plan.h"
+
+namespace blocksparse::gemm::stream_x {
 
 // The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
-bool sweep_supports(const CudaProblem& p) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kSweepTokens;
+bool supports(const CudaProblem& p) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kTokens;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block <= 32 && p.n >= 1 && p.n < kMost && p.inputs >= 1 &&
          p.inputs < kMost && p.outputs >= 1 && p.outputs < kMost && p.inputs % p.block == 0 && p.x_in_rows &&
-         !p.x_first && p.w_aligned && !p.gated && sweep_tiles(p) < kMost;
+         !p.x_first && p.w_aligned && !p.gated && tiles_of(p) < kMost;
 }
 
-// us of bf16 fprop, H200, 2026-11-24, of sweep and of the best other, which is `many` if not said:
+// us of bf16 fprop, H200, 2026-11-24, of stream_x and of the best other, which is wgmma if not said:
 //
 //   4096 x 4096, 4096 tokens    b = 8: of density .25 217, 192; .10 117, 190; .05 94, 133; .02 83, 92
 //                               b = 16: .45 194, 191; .25 117, 158; .10 76, 100; .05 63, 81; .02 57, 58
 //                               b = 32: .50 162, 180; .25 103, 108; .10 73, 71
-//   4096 x 4096, 512 tokens     b = 8: .10 32.5, few 31.6   b = 16: .25 36, few 44; .10 20, few 26
-//                               b = 32: .50 46, 59; .25 31, few 33; .10 20, rows 15
+//   4096 x 4096, 512 tokens     b = 8: .10 32.5, stream_w 31.6   b = 16: .25 36, stream_w 44; .10 20, stream_w 26
+//                               b = 32: .50 46, 59; .25 31, stream_w 33; .10 20, row_wgmma 15
 //   6144 x 6144, 8192 tokens    b = 8: .10 475, 772   b = 16: .10 305, 392   b = 32: .40 622, 605
 //   1024 x 1024, 4096 tokens    b = 8: .10 16.3, 23.4   b = 16: .25 14.2, 20.5   b = 32: .25 12.8, 14.9
-//   1024 x 1024, 1024 tokens    b = 16: .25 13.3, few 12.6
+//   1024 x 1024, 1024 tokens    b = 16: .25 13.3, stream_w 12.6
 //   hubs, 4096 tokens           b = 8: ba(512,16) 109, 179   b = 16: ba(256,16) 88, 130; ba(768,8) 547, 385
-bool sweep_pays(const CudaProblem& p) {
+int64_t least_tokens(const CudaProblem& p) { return p.block == 8 ? stream_w::kMostTokens + 1 : stream_w::kMostTokens; }
+
+bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kLeastTiles = 64, kLeastInputs = 1024;  // fewer: not measured
-  if (p.n < kMostFewTokens || sweep_tiles(p) < kLeastTiles || p.inputs < kLeastInputs) return false;
-  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
-  const double density = static_cast<double>(p.blocks) / grid;
+  if (tiles_of(p) < kLeastTiles || p.inputs < kLeastInputs) return false;
   // A warp has a row to the end: one with a block for every input takes 1 / density as long as others. There may be
   // such rows, where any can be cut; tables made on a card do not say that there are none.
-  if (p.slots > 0 && density < 0.05) return false;
+  if (p.slots > 0 && p.density() < 0.05) return false;
   switch (p.block) {
-    case 8: return p.n > kMostFewTokens && density < 0.2;
-    case 16: return density >= 0.015 && density < 0.44;
-    default: return p.n <= 4096 && density >= 0.2 && density < 0.58;
+    case 8: return p.density() < 0.2;
+    case 16: return p.density() >= 0.015 && p.density() < 0.44;
+    default: return p.n <= 4096 && p.density() >= 0.2 && p.density() < 0.58;
   }
 }
 
-}  // namespace blocksparse::gemm
+int64_t workspace_bytes(const CudaProblem&) { return 0; }
+
+}  // namespace blocksparse::gemm::stream_x

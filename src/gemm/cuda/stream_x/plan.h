@@ -1,27 +1,30 @@
-// How the kernel `sweep` divides a product of many tokens: pure functions of sizes.
+// The family `stream_x`: how a product of small blocks and many tokens is divided. Pure functions of sizes.
 #pragma once
 
 #include <cstdint>
 
-#include "gemm/cuda/select.h"
+#include "gemm/cuda/problem.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_x {
 
-inline constexpr int32_t kSweepTokens = 128, kSweepOutputs = 256;  // of a tile
-inline constexpr int32_t kSweepInputs = 128;                       // of a chunk of x: two boxes of 64
-inline constexpr int32_t kSweepStages = 5;
-inline constexpr int32_t kSweepStageBytes = kSweepTokens * kSweepInputs * 2;
-inline constexpr int32_t kSweepWeightBytes = 64 * 1024;  // of W, on its way to the warps
-inline constexpr int32_t kSweepSharedBytes = kSweepStages * (kSweepStageBytes + 16) + kSweepWeightBytes;
+// The family's row of the table: see families.h.
+bool supports(const CudaProblem& p);
+int64_t least_tokens(const CudaProblem& p);
+bool pays(const CudaProblem& p, const cuda::Card& card);
+int64_t workspace_bytes(const CudaProblem& p);
+
+inline constexpr int32_t kTokens = 128, kOutputs = 256;  // of a tile
+inline constexpr int32_t kInputs = 128;                  // of a chunk of x: two boxes of 64
+inline constexpr int32_t kStages = 5;
+inline constexpr int32_t kStageBytes = kTokens * kInputs * 2;
+inline constexpr int32_t kWeightBytes = 64 * 1024;  // of W, on its way to the warps
+inline constexpr int32_t kSharedBytes = kStages * (kStageBytes + 16) + kWeightBytes;
 
 // That multiply. Of b = 32 each has 128 sums a lane, else 64.
-constexpr int32_t sweep_warps(int32_t block) { return block == 32 ? 8 : 16; }
+constexpr int32_t warps_of(int32_t block) { return block == 32 ? 8 : 16; }
 
-constexpr int64_t sweep_tiles(const CudaProblem& p) {
-  return ((p.n + kSweepTokens - 1) / kSweepTokens) * ((p.outputs + kSweepOutputs - 1) / kSweepOutputs);
+constexpr int64_t tiles_of(const CudaProblem& p) {
+  return ((p.n + kTokens - 1) / kTokens) * ((p.outputs + kOutputs - 1) / kOutputs);
 }
 
-bool sweep_supports(const CudaProblem& p);  // on a card that runs it
-bool sweep_pays(const CudaProblem& p);
-
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_x

@@ -10,28 +10,28 @@
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/movmatrix.h"
 #include "cuda/ptx/shared.h"
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
 #include "gemm/cuda/stream_x/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_x {
 namespace {
 
 // Without a residual there is no trace of it: it cost those who have none 2 %.
 template <class T, int B, bool ByIn, bool Residual>
-struct Sweep {
+struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn, residual = Residual;
   static constexpr int block = B, kBlockBytes = B * B * 2;
-  static constexpr int kWarps = sweep_warps(B), kRows = kSweepOutputs / B / kWarps;  // of blocks, of a warp
-  static constexpr int kEights = B / 8;                                              // of a block's outputs, or inputs
-  static constexpr int kTiles = kSweepTokens / 8;                                    // of tokens
-  static constexpr int kSixteens = (B + 15) / 16;                                    // of a block's outputs
-  static constexpr int kBlocks = kSweepInputs / B;                                   // of a chunk, along the inputs
+  static constexpr int kWarps = warps_of(B), kRows = kOutputs / B / kWarps;  // of blocks, of a warp
+  static constexpr int kEights = B / 8;                                      // of a block's outputs, or inputs
+  static constexpr int kTiles = kTokens / 8;                                 // of tokens
+  static constexpr int kSixteens = (B + 15) / 16;                            // of a block's outputs
+  static constexpr int kBlocks = kInputs / B;                                // of a chunk, along the inputs
   static constexpr int kThreads = kWarps * 32 + 128;
   static constexpr int kRegisters = kWarps == 8 ? 240 : 112, kFeedRegisters = 24;
   // A row's ring of what comes of W: blocks, or of b = 8 fours.
-  static constexpr int kUnitBytes = B == 8 ? 4 * kBlockBytes : kBlockBytes;
-  static constexpr int kRingBytes = kSweepWeightBytes / (kWarps * kRows), kRing = kRingBytes / kUnitBytes;
+  static constexpr int kPortionBytes = B == 8 ? 4 * kBlockBytes : kBlockBytes;
+  static constexpr int kRingBytes = kWeightBytes / (kWarps * kRows), kRing = kRingBytes / kPortionBytes;
   // Whether W and lists are read a step, and a tile, ahead. Of b = 8 the registers for that are those of the x that is
   // under way: 132 us instead of 118 (4096 x 4096, 4096 tokens, density .10, H200, 2026-11-24).
   static constexpr bool kAhead = B != 8;
@@ -40,14 +40,14 @@ struct Sweep {
 
 // Of a row of blocks. b = 8: [-][16 tokens][mma's], else [16 outputs][8 tokens][mma's].
 template <class K>
-using SweepSums = std::conditional_t<K::block == 8, float[1][kSweepTokens / 16][4], float[K::kSixteens][K::kTiles][4]>;
+using Sums = std::conditional_t<K::block == 8, float[1][kTokens / 16][4], float[K::kSixteens][K::kTiles][4]>;
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 
 // Offset of the row of x that this lane hands to ldmatrix, of the first tokens and the first block of a box of 64
 // inputs. b = 32: 8 tokens x 32 inputs, b = 16: 16 x 16, b = 8: 16 x 8 of two blocks.
 template <class K>
-__device__ inline uint32_t sweep_lane() {
+__device__ inline uint32_t lane_of() {
   const int lane = lane_id();
   int row = lane % 16, vector = 0;
   if constexpr (K::block == 32) row = lane % 8, vector = lane / 8;
@@ -57,30 +57,30 @@ __device__ inline uint32_t sweep_lane() {
 
 // Where a block's x begins for a lane.
 template <class K>
-__device__ inline uint32_t sweep_x(uint32_t stage, uint32_t lane, int from) {
+__device__ inline uint32_t x_address(uint32_t stage, uint32_t lane, int from) {
   constexpr unsigned kOfBox = 64 / K::block;
   const unsigned in_chunk = static_cast<unsigned>(from) % K::kBlocks;
-  return stage + in_chunk / kOfBox * (kSweepTokens * 128) + (lane ^ in_chunk % kOfBox * (K::block * 2));
+  return stage + in_chunk / kOfBox * (kTokens * 128) + (lane ^ in_chunk % kOfBox * (K::block * 2));
 }
 
 // The output that row g of eighth e is: a lane's two columns of all eighths are side by side.
 template <class K>
-__device__ inline int sweep_output(int e, int g) {
+__device__ inline int output_of(int e, int g) {
   return g / 2 * (K::block / 4) + 2 * e + g % 2;
 }
 
 // ---- W --------------------------------------------------------------------------------------------------------------
 
-// How a lane copies its part of each unit to shared memory. Eight lanes have a line of 128 bytes and two a sector of
+// How a lane copies its part of each portion to shared memory. Eight lanes have a line of 128 bytes and two a sector of
 // 32, there as well, or L2 would be asked for it twice. Where W is read as it lies, sectors change places within the
 // line, and halves within the sector, so that the rows that a lane of ldmatrix asks for meet all banks; else it is read
 // by words, which movmatrix turns.
 template <class K>
-struct SweepCopy {
+struct Copy {
   uint32_t to;
   int32_t from;
 
-  __device__ static SweepCopy of_lane() {
+  __device__ static Copy of_lane() {
     const int lane = lane_id(), line = lane / 8, sector = lane % 8 / 2 ^ line;
     const auto to = static_cast<uint32_t>(lane * 16);
     if constexpr (K::block == 8) return {to, lane % 8 * 16};
@@ -89,11 +89,11 @@ struct SweepCopy {
     else return {to, line * 128 + sector * 32 + (lane ^ sector) % 2 * 16};
   }
   // `block` is this lane's block, from `from` on.
-  __device__ void start(uint32_t unit, const char* block) const {
+  __device__ void start(uint32_t portion, const char* block) const {
     constexpr int kTimes = K::block == 32 ? 4 : 1;
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {
-      ptx::cp_async_16_at(unit + to + static_cast<uint32_t>(i * 512), block + (K::by_in ? i * 512 : i * 128), 16);
+      ptx::cp_async_16_at(portion + to + static_cast<uint32_t>(i * 512), block + (K::by_in ? i * 512 : i * 128), 16);
     }
   }
   // Where the row of W lies that this lane hands to ldmatrix for the first 16 outputs and inputs; of the next 16
@@ -109,7 +109,7 @@ struct SweepCopy {
 // Fragments of W. b = 8: of two blocks, mma's right operands, [8 inputs][8 outputs] each. Else of a block, left
 // operands, [16 outputs][16 inputs] each. What is loaded is not looked at before the next step, but for b = 8.
 template <class K>
-struct SweepWeights {
+struct WeightFragments {
   static constexpr int kSteps = K::kEights / 2;  // of 16 inputs
   uint32_t words[K::kEights == 1 ? 2 : K::kEights * K::kEights];
 
@@ -118,34 +118,34 @@ struct SweepWeights {
     words[0] = __float_as_uint(ptx::ld_shared_4(first + lane * 4));
     words[1] = __float_as_uint(ptx::ld_shared_4(second + lane * 4));
   }
-  __device__ void load(uint32_t unit) {
+  __device__ void load(uint32_t portion) {
     const auto lane = static_cast<uint32_t>(lane_id());
     if constexpr (!K::by_in) {
-      const uint32_t row = SweepCopy<K>::row();
+      const uint32_t row = Copy<K>::row();
 #pragma unroll
       for (int i = 0; i < K::kSixteens * kSteps; ++i) {
         const auto m = static_cast<uint32_t>(i / kSteps), s = static_cast<uint32_t>(i % kSteps);
-        ptx::ldmatrix_x4_at(four(i), (unit + m * 1024 + row) ^ (s * 32));
+        ptx::ldmatrix_x4_at(four(i), (portion + m * 1024 + row) ^ (s * 32));
       }
     } else if constexpr (K::block == 32) {
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) {
-        const int4 v = ptx::ld_shared_16(unit + e * 512 + lane * 16);
+        const int4 v = ptx::ld_shared_16(portion + e * 512 + lane * 16);
         words[4 * e] = static_cast<uint32_t>(v.x), words[4 * e + 1] = static_cast<uint32_t>(v.y);
         words[4 * e + 2] = static_cast<uint32_t>(v.z), words[4 * e + 3] = static_cast<uint32_t>(v.w);
       }
     } else {
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
-        const float2 v = ptx::ld_shared_8(unit + e * 256 + lane * 8);
+        const float2 v = ptx::ld_shared_8(portion + e * 256 + lane * 8);
         words[2 * e] = __float_as_uint(v.x), words[2 * e + 1] = __float_as_uint(v.y);
       }
     }
   }
   // Of what was loaded, operands: [16 outputs][step][mma's words].
-  __device__ SweepWeights operands() const {
+  __device__ WeightFragments operands() const {
     if constexpr (!K::by_in) return *this;
-    SweepWeights w;
+    WeightFragments w;
     if constexpr (K::block == 8) {
       w.words[0] = ptx::movmatrix_trans(words[0]), w.words[1] = ptx::movmatrix_trans(words[1]);
     } else {
@@ -169,7 +169,7 @@ struct SweepWeights {
 
 // mma's right operands for two times 8 tokens: [tokens][step of 16 inputs][words].
 template <class K>
-struct SweepTokens {
+struct Tokens {
   uint32_t words[2][K::kEights / 2][2];
 
   __device__ void load(uint32_t from) {
@@ -190,8 +190,8 @@ struct SweepTokens {
 
 // sums += W x^T for a block of at least 16 x 16.
 template <class K>
-__device__ inline void multiply_sweep_block(SweepSums<K>& sums, uint32_t x, const SweepWeights<K>& w) {
-  SweepTokens<K> tokens[2];
+__device__ inline void multiply_block(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
+  Tokens<K> tokens[2];
   tokens[0].load(x);
 #pragma unroll
   for (int pair = 0; pair < K::kTiles / 2; ++pair) {
@@ -226,20 +226,20 @@ __device__ inline void each_of_x(uint32_t from, uint32_t step, Body body) {
 
 // Two blocks of 8 x 8 of a row: 16 inputs.
 template <class K>
-__device__ inline void multiply_sweep_pair(SweepSums<K>& sums, uint32_t x, const SweepWeights<K>& w) {
-  each_of_x<kSweepTokens / 16>(x, 16 * 128, [&](int m, const uint32_t(&of_x)[4]) {
+__device__ inline void multiply_pair(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
+  each_of_x<kTokens / 16>(x, 16 * 128, [&](int m, const uint32_t(&of_x)[4]) {
     ptx::mma_m16n8k16(sums[0][m], of_x, w.words, typename K::Element{});
   });
 }
 
 // One: lanes hand over rows 0 ... 31.
 template <class K>
-__device__ inline void multiply_sweep_single(SweepSums<K>& sums, uint32_t x, const SweepWeights<K>& w) {
-  each_of_x<kSweepTokens / 32>(x, 32 * 128, [&](int m, const uint32_t(&of_x)[4]) {
+__device__ inline void multiply_single(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
+  each_of_x<kTokens / 32>(x, 32 * 128, [&](int m, const uint32_t(&of_x)[4]) {
     ptx::mma_m16n8k8(sums[0][2 * m], of_x[0], of_x[1], w.words[0], typename K::Element{});
     ptx::mma_m16n8k8(sums[0][2 * m + 1], of_x[2], of_x[3], w.words[0], typename K::Element{});
   });
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_x

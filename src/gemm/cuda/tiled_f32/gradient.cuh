@@ -9,12 +9,12 @@
 
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 namespace {
 
-struct TiledGradient {
+struct GradientArgs {
   const int32_t* run_count;
-  const TiledRun* runs;
+  const Run* runs;
   const BlockRef* refs;
   const float *x, *dy, *gates;
   int64_t x_token, dy_token;
@@ -24,7 +24,7 @@ struct TiledGradient {
 };
 
 template <int Block, bool Tf32_>
-struct TiledGrad {
+struct GradientKernel {
   static constexpr int block = Block;
   static constexpr bool tf32 = Tf32_;
   static constexpr int inputs = Block == 128 ? 128 : 256, warp_inputs = inputs / 4, depth = 16, stages = 4;
@@ -38,12 +38,12 @@ struct TiledGrad {
 
 // One thread's columns of x and dy.
 template <class K>
-class TiledGradCopy {
+class GradientCopy {
  public:
   static constexpr int kX = K::inputs / 4, kDy = K::block / 4;  // vectors of a row
-  static constexpr int kXStep = kTiledThreads / kX, kDyStep = kTiledThreads / kDy;
+  static constexpr int kXStep = kThreads / kX, kDyStep = kThreads / kDy;
 
-  __device__ TiledGradCopy(const TiledGradient& g, const TiledRun& run) : g_(g) {
+  __device__ GradientCopy(const GradientArgs& g, const Run& run) : g_(g) {
     const int thread = static_cast<int>(threadIdx.x), column = thread % kX * 4, block = run.first + column / K::block;
     x_row_ = thread / kX;
     if (block < run.last) {
@@ -83,7 +83,7 @@ class TiledGradCopy {
   }
 
  private:
-  const TiledGradient& g_;
+  const GradientArgs& g_;
   const float *x_ = nullptr, *dy_;
   int x_row_, x_bytes_ = 0, dy_row_, dy_bytes_;
 };
@@ -92,7 +92,7 @@ class TiledGradCopy {
 
 // x is mma's left operand: its rows are inputs.
 template <class K>
-class TiledTf32Grads {
+class Tf32Grads {
  public:
   __device__ void add(uint32_t stage) {
     const uint32_t x = stage + static_cast<int>(threadIdx.x) / 32 * (K::warp_inputs * 4), dy = stage + K::x_bytes;
@@ -164,9 +164,9 @@ class TiledTf32Grads {
 
 // A lane has an eighth of the warp's inputs and a quarter of the outputs.
 template <class K>
-class TiledF32Grads {
+class F32Grads {
  public:
-  __device__ TiledF32Grads() {
+  __device__ F32Grads() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     input_ = (lane >> 1 & 1) + (lane >> 2 & 6);
     output_ = (lane & 1) + (lane >> 1 & 2);
@@ -226,10 +226,10 @@ class TiledF32Grads {
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
 template <class K>
-__device__ inline void finish_tiled_gradient(const TiledGradient& g, const TiledRun& run, const float* staged) {
+__device__ inline void finish_gradient(const GradientArgs& g, const Run& run, const float* staged) {
   constexpr int kVectors = K::inputs / 4;
 #pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < K::block * kVectors; i += kTiledThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < K::block * kVectors; i += kThreads) {
     const int row = i / kVectors, column = i % kVectors * 4, block = run.first + column / K::block;
     if (block >= run.last) continue;
     const float gate = g.gates == nullptr ? 1 : g.gates[block];
@@ -254,13 +254,13 @@ __device__ inline void finish_tiled_gradient(const TiledGradient& g, const Tiled
 }
 
 template <class K>
-__global__ void __launch_bounds__(kTiledThreads, 2) tiled_gradient(const __grid_constant__ TiledGradient g) {
+__global__ void __launch_bounds__(kThreads, 2) tiled_f32_gradient(const __grid_constant__ GradientArgs g) {
   extern __shared__ float4 shared[];
   if (static_cast<int>(blockIdx.x) >= *g.run_count) return;
-  const TiledRun run = g.runs[blockIdx.x];
+  const Run run = g.runs[blockIdx.x];
   const uint32_t stages = ptx::shared_address(shared);
-  TiledGradCopy<K> copy(g, run);
-  std::conditional_t<K::tf32, TiledTf32Grads<K>, TiledF32Grads<K>> sums;
+  GradientCopy<K> copy(g, run);
+  std::conditional_t<K::tf32, Tf32Grads<K>, F32Grads<K>> sums;
   const int steps = (g.n + K::depth - 1) / K::depth;
   const bool mine = static_cast<int>(threadIdx.x) / 32 * K::warp_inputs < (run.last - run.first) * K::block;
 #pragma unroll 1
@@ -275,57 +275,57 @@ __global__ void __launch_bounds__(kTiledThreads, 2) tiled_gradient(const __grid_
   auto* staged = reinterpret_cast<float*>(shared);
   sums.for_each([&](int input, int output, float sum) { staged[output * K::pitch + input] = sum; });
   __syncthreads();
-  finish_tiled_gradient<K>(g, run, staged);
+  finish_gradient<K>(g, run, staged);
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 template <bool Tf32, class Body>
-Status with_tiled_grad(int32_t block, Body body) {
+Status with_gradient_kernel(int32_t block, Body body) {
   switch (block) {
-    case 8: return body.template operator()<TiledGrad<8, Tf32>>();
-    case 16: return body.template operator()<TiledGrad<16, Tf32>>();
-    case 32: return body.template operator()<TiledGrad<32, Tf32>>();
-    case 64: return body.template operator()<TiledGrad<64, Tf32>>();
-    default: return body.template operator()<TiledGrad<128, Tf32>>();
+    case 8: return body.template operator()<GradientKernel<8, Tf32>>();
+    case 16: return body.template operator()<GradientKernel<16, Tf32>>();
+    case 32: return body.template operator()<GradientKernel<32, Tf32>>();
+    case 64: return body.template operator()<GradientKernel<64, Tf32>>();
+    default: return body.template operator()<GradientKernel<128, Tf32>>();
   }
 }
 
 template <bool Tf32>
-Status launch_tiled_gradient(const WeightGradient& g, const CudaCall& call) {
+Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   const GradTerm term = g.term(0);
-  const TiledGradient args{.run_count = tiled_run_count(call.workspace.data),
-                           .runs = tiled_run_list(call.workspace.data),
-                           .refs = walk_on_device(g.layout, false).refs,
-                           .x = static_cast<const float*>(term.x.data),
-                           .dy = static_cast<const float*>(term.dy.data),
-                           .gates = static_cast<const float*>(g.gates),
-                           .x_token = term.x.token_stride,
-                           .dy_token = term.dy.token_stride,
-                           .n = static_cast<int32_t>(term.x.n),
-                           .inputs = static_cast<int32_t>(g.layout.in_features),
-                           .outputs = static_cast<int32_t>(g.layout.out_features),
-                           .accumulate = g.accumulate,
-                           .vectors = reinterpret_cast<uintptr_t>(g.dw) % 16 == 0,
-                           .dw = static_cast<float*>(g.dw)};
-  BS_RETURN_IF_ERROR(make_tiled_runs(g, call));
-  return with_tiled_grad<Tf32>(g.layout.block_size, [&]<class K>() {
-    return cuda::launch({.blocks = tiled_runs(call.problem),
-                         .threads = kTiledThreads,
+  const GradientArgs args{.run_count = run_count(call.workspace.data),
+                          .runs = run_list(call.workspace.data),
+                          .refs = walk_on_device(g.layout, false).refs,
+                          .x = static_cast<const float*>(term.x.data),
+                          .dy = static_cast<const float*>(term.dy.data),
+                          .gates = static_cast<const float*>(g.gates),
+                          .x_token = term.x.token_stride,
+                          .dy_token = term.dy.token_stride,
+                          .n = static_cast<int32_t>(term.x.n),
+                          .inputs = static_cast<int32_t>(g.layout.in_features),
+                          .outputs = static_cast<int32_t>(g.layout.out_features),
+                          .accumulate = g.accumulate,
+                          .vectors = reinterpret_cast<uintptr_t>(g.dw) % 16 == 0,
+                          .dw = static_cast<float*>(g.dw)};
+  BS_RETURN_IF_ERROR(make_runs(g, call));
+  return with_gradient_kernel<Tf32>(g.layout.block_size, [&]<class K>() {
+    return cuda::launch({.blocks = most_runs(call.problem),
+                         .threads = kThreads,
                          .shared_bytes = K::shared_bytes,
                          .stream = stream_of(call)},
-                        tiled_gradient<K>, args);
+                        tiled_f32_gradient<K>, args);
   });
 }
 
 template <bool Tf32>
-Status prepare_tiled_gradient() {
+Status prepare_gradient() {
   for (int32_t block : {8, 16, 32, 64, 128}) {
-    BS_RETURN_IF_ERROR(with_tiled_grad<Tf32>(
-        block, [&]<class K>() { return cuda::prepare_for_many(tiled_gradient<K>, K::shared_bytes); }));
+    BS_RETURN_IF_ERROR(with_gradient_kernel<Tf32>(
+        block, [&]<class K>() { return cuda::prepare_for_many(tiled_f32_gradient<K>, K::shared_bytes); }));
   }
   return {};
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

@@ -4,8 +4,10 @@
 #include <limits>
 
 #include "core/places.h"
+#include "gemm/cuda/stream_w/plan.h"
+#include "gemm/cuda/wgrad_stream/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 
 namespace {
 
@@ -13,39 +15,62 @@ constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
 
 }  // namespace
 
-int64_t tiled_groups(const CudaProblem& p) { return divide_up(p.output_blocks() * p.block, kTiledOutputs); }
+int64_t groups_of(const CudaProblem& p) { return divide_up(p.output_blocks() * p.block, kOutputs); }
 
-TiledPlaces tiled_places(const CudaProblem& p) {
-  const int64_t groups = tiled_groups(p), entries = groups * p.input_blocks();
-  TiledPlaces at;
+WorkspacePlaces workspace_places(const CudaProblem& p) {
+  const int64_t groups = groups_of(p), entries = groups * p.input_blocks();
+  WorkspacePlaces at;
   Places places;
   at.counts = places.next(groups * 4);
   at.inputs = places.next(entries * 4);
   at.weights = places.end;
-  at.end = at.weights + entries * (kTiledOutputs / p.block) * 4;
+  at.end = at.weights + entries * (kOutputs / p.block) * 4;
   return at;
 }
 
-int32_t tiled_run_blocks(int32_t block) { return block == 128 ? 1 : 256 / block; }
+int32_t run_blocks(int32_t block) { return block == 128 ? 1 : 256 / block; }
 
-int64_t tiled_runs(const CudaProblem& p) { return p.blocks / tiled_run_blocks(p.block) + p.output_blocks(); }
+int64_t most_runs(const CudaProblem& p) { return p.blocks / run_blocks(p.block) + p.output_blocks(); }
 
-int64_t tiled_workspace_bytes(const CudaProblem& p) {
-  return p.pass == Pass::wgrad ? 64 + tiled_runs(p) * 12 : tiled_places(p).end;
+namespace {
+
+int64_t table_bytes(const CudaProblem& p) {
+  return p.pass == Pass::wgrad ? 64 + most_runs(p) * 12 : workspace_places(p).end;
 }
 
-bool tiled_supports(const CudaProblem& p) {
+// Whether tf32 is faster where W or x and dy are streamed. us, H200, 2026-11-22, stream_w or wgrad_stream (tiled_f32).
+// 4096 x 4096, fprop: b = 32, .25, n = 128, 256, 512 19 (115), 32 (115), 63 (115); b = 8, .1, n = 128, 512 15 (218), 62
+// (207); b = 128, .25, n = 512 59 (96). 12288 x 12288, density .1, wgrad: b = 32, n = 32, 64, 128, 512 24 (52), 38
+// (60), 60 (77), 201 (182); b = 8, n = 32, 512 50 (114), 561 (794).
+bool streams_in_tf32(const CudaProblem& p) {
+  if (!p.tf32) return false;
+  if (p.pass == Pass::wgrad) return wgrad_stream::supports(p);
+  return stream_w::supports(p) && (p.block <= 16 || p.n <= stream_w::kMostTokens);
+}
+
+}  // namespace
+
+bool supports(const CudaProblem& p) {
   constexpr int64_t kMostTable = int64_t{1} << 26;  // bytes, beside those of W
-  const int64_t least = p.pass == Pass::wgrad ? 1 : kFewTokens + 1;
-  return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTiledTokens && p.w_aligned && p.x_in_rows &&
-         !p.x_first && !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
-         divide_up(p.n, kTiledTokens) * tiled_groups(p) <= kInt &&
-         tiled_workspace_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
+  const int64_t least = p.pass == Pass::wgrad ? 1 : stream_w::kTokens + 1;
+  return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTokens && p.w_aligned && p.x_in_rows && !p.x_first &&
+         !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
+         divide_up(p.n, kTokens) * groups_of(p) <= kInt &&
+         table_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
 }
 
-bool tiled_pays(const CudaProblem& p, const cuda::Card& card) {
-  const int64_t tiles = p.pass == Pass::wgrad ? tiled_runs(p) : tiled_groups(p) * divide_up(p.n, kTiledTokens);
-  return 4 * tiles >= 3 * card.multiprocessors;
+int64_t least_tokens(const CudaProblem&) { return 1; }
+
+// Not where there are too few tiles for the card.
+bool pays(const CudaProblem& p, const cuda::Card& card) {
+  const int64_t tiles = p.pass == Pass::wgrad ? most_runs(p) : groups_of(p) * divide_up(p.n, kTokens);
+  return 4 * tiles >= 3 * card.multiprocessors && !streams_in_tf32(p);
 }
 
-}  // namespace blocksparse::gemm
+int64_t workspace_bytes(const CudaProblem& asked) {
+  CudaProblem p = asked;
+  p.n = std::min<int64_t>(p.n, kTokens);
+  return supports(p) ? table_bytes(p) : 0;
+}
+
+}  // namespace blocksparse::gemm::tiled_f32

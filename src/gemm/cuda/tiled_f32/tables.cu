@@ -2,7 +2,7 @@
 
 #include "cuda/launch.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 namespace {
 
 constexpr int kTableThreads = 256, kWarps = kTableThreads / 32;
@@ -38,7 +38,7 @@ struct WalkTask {
 // A thread block makes the list of one group: all its blocks are written to their places, then entries without any are
 // taken out.
 template <int Rows>
-__global__ void __launch_bounds__(kTableThreads) tiled_make_walk(const WalkTask t) {
+__global__ void __launch_bounds__(kTableThreads) tiled_f32_walk(const WalkTask t) {
   __shared__ int shared[kWarps];
   const int thread = static_cast<int>(threadIdx.x), group = static_cast<int>(blockIdx.x);
   int32_t* weights = t.weights + int64_t{group} * t.inputs * Rows;
@@ -80,11 +80,11 @@ struct RunTask {
   const int32_t* starts;
   int32_t rows, most;  // blocks of a run
   int32_t* count;
-  TiledRun* runs;
+  Run* runs;
 };
 
 // Rows are cut into runs of equal lengths. One thread block.
-__global__ void __launch_bounds__(kTableThreads) tiled_make_runs(const RunTask t) {
+__global__ void __launch_bounds__(kTableThreads) tiled_f32_runs(const RunTask t) {
   __shared__ int shared[kWarps];
   int count = 0;
   for (int first = 0; first < t.rows; first += kTableThreads) {
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(kTableThreads) tiled_make_runs(const RunTask t
 template <class Body>
 Status with_rows(int32_t block, Body body) {
   switch (block) {
-    case 8: return body(tiled_make_walk<16>);
-    case 16: return body(tiled_make_walk<8>);
-    case 32: return body(tiled_make_walk<4>);
-    case 64: return body(tiled_make_walk<2>);
-    default: return body(tiled_make_walk<1>);
+    case 8: return body(tiled_f32_walk<16>);
+    case 16: return body(tiled_f32_walk<8>);
+    case 32: return body(tiled_f32_walk<4>);
+    case 64: return body(tiled_f32_walk<2>);
+    default: return body(tiled_f32_walk<1>);
   }
 }
 
@@ -117,16 +117,16 @@ char* bytes_of(void* workspace) { return static_cast<char*>(workspace); }
 
 }  // namespace
 
-TiledWalk tiled_walk(const CudaProblem& p, void* workspace) {
-  const TiledPlaces at = tiled_places(p);
+Walk walk_in(const CudaProblem& p, void* workspace) {
+  const WorkspacePlaces at = workspace_places(p);
   char* base = bytes_of(workspace);
   return {reinterpret_cast<int32_t*>(base + at.counts), reinterpret_cast<int32_t*>(base + at.inputs),
           reinterpret_cast<int32_t*>(base + at.weights)};
 }
 
-Status make_tiled_walk(const Product& p, const CudaCall& call) {
+Status make_walk(const Product& p, const CudaCall& call) {
   const DeviceWalk walk = walk_on_device(p.layout, p.by_in);
-  const TiledWalk to = tiled_walk(call.problem, call.workspace.data);
+  const Walk to = walk_in(call.problem, call.workspace.data);
   const WalkTask task{.starts = walk.starts,
                       .refs = walk.refs,
                       .rows = static_cast<int32_t>(call.problem.output_blocks()),
@@ -135,31 +135,30 @@ Status make_tiled_walk(const Product& p, const CudaCall& call) {
                       .list = const_cast<int32_t*>(to.inputs),
                       .weights = const_cast<int32_t*>(to.weights)};
   return with_rows(p.layout.block_size, [&](auto kernel) {
-    return cuda::launch({.blocks = tiled_groups(call.problem),
-                         .threads = kTableThreads,
-                         .stream = static_cast<cudaStream_t>(call.stream)},
-                        kernel, task);
+    return cuda::launch(
+        {.blocks = groups_of(call.problem), .threads = kTableThreads, .stream = static_cast<cudaStream_t>(call.stream)},
+        kernel, task);
   });
 }
 
-const int32_t* tiled_run_count(void* workspace) { return static_cast<int32_t*>(workspace); }
-const TiledRun* tiled_run_list(void* workspace) { return reinterpret_cast<TiledRun*>(bytes_of(workspace) + 64); }
+const int32_t* run_count(void* workspace) { return static_cast<int32_t*>(workspace); }
+const Run* run_list(void* workspace) { return reinterpret_cast<Run*>(bytes_of(workspace) + 64); }
 
-Status make_tiled_runs(const WeightGradient& g, const CudaCall& call) {
+Status make_runs(const WeightGradient& g, const CudaCall& call) {
   const RunTask task{.starts = walk_on_device(g.layout, false).starts,
                      .rows = static_cast<int32_t>(call.problem.output_blocks()),
-                     .most = tiled_run_blocks(g.layout.block_size),
+                     .most = run_blocks(g.layout.block_size),
                      .count = static_cast<int32_t*>(call.workspace.data),
-                     .runs = const_cast<TiledRun*>(tiled_run_list(call.workspace.data))};
-  return cuda::launch({.threads = kTableThreads, .stream = static_cast<cudaStream_t>(call.stream)}, tiled_make_runs,
+                     .runs = const_cast<Run*>(run_list(call.workspace.data))};
+  return cuda::launch({.threads = kTableThreads, .stream = static_cast<cudaStream_t>(call.stream)}, tiled_f32_runs,
                       task);
 }
 
-Status prepare_tiled_tables() {
+Status prepare_tables() {
   for (int32_t block : {8, 16, 32, 64, 128}) {
     BS_RETURN_IF_ERROR(with_rows(block, [](auto kernel) { return cuda::prepare(kernel, 0); }));
   }
-  return cuda::prepare(tiled_make_runs, 0);
+  return cuda::prepare(tiled_f32_runs, 0);
 }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

@@ -3,32 +3,32 @@
 
 #include <cuda_runtime_api.h>
 
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
 #include "gemm/cuda/tiled_f32/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 
 // fprop and dgrad. A group is the rows of blocks of one tile of outputs; an entry is a block of inputs that one of them
 // has, in order.
-struct TiledWalk {
+struct Walk {
   const int32_t* counts;   // [groups]
   const int32_t* inputs;   // [groups][input blocks]
   const int32_t* weights;  // [groups][input blocks][rows of a group]: 1 + the block, 0 where there is none
 };
 
 // wgrad. Blocks beside each other in one row of W.
-struct TiledRun {
+struct Run {
   int32_t row, first, last;
 };
 
-TiledWalk tiled_walk(const CudaProblem& p, void* workspace);
-Status make_tiled_walk(const Product& p, const CudaCall& call);
+Walk walk_in(const CudaProblem& p, void* workspace);
+Status make_walk(const Product& p, const CudaCall& call);
 
-// The number of runs, and the runs: at most tiled_runs().
-const int32_t* tiled_run_count(void* workspace);
-const TiledRun* tiled_run_list(void* workspace);
-Status make_tiled_runs(const WeightGradient& g, const CudaCall& call);
+// The number of runs, and the runs: at most most_runs().
+const int32_t* run_count(void* workspace);
+const Run* run_list(void* workspace);
+Status make_runs(const WeightGradient& g, const CudaCall& call);
 
-Status prepare_tiled_tables();
+Status prepare_tables();
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

@@ -1,17 +1,15 @@
 #include "gemm/cuda/tiled_f32/gradient.cuh"
 #include "gemm/cuda/tiled_f32/product.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 
-Status prepare_tiled_tf32() {
-  BS_RETURN_IF_ERROR(prepare_tiled_product<true>());
-  return prepare_tiled_gradient<true>();
+Status prepare_tf32() {
+  BS_RETURN_IF_ERROR(prepare_product<true>());
+  return prepare_gradient<true>();
 }
 
-Status launch_tiled_product_tf32(const Product& p, const CudaCall& call) { return launch_tiled_product<true>(p, call); }
+Status launch_product_tf32(const Product& p, const CudaCall& call) { return launch_product<true>(p, call); }
 
-Status launch_tiled_gradient_tf32(const WeightGradient& g, const CudaCall& call) {
-  return launch_tiled_gradient<true>(g, call);
-}
+Status launch_gradient_tf32(const WeightGradient& g, const CudaCall& call) { return launch_gradient<true>(g, call); }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

@@ -3,44 +3,44 @@
 
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 namespace {
 
 // Config. Inner: the block, or 32 of a larger one.
 template <int Inner, bool ByIn, bool Tf32_>
-struct Tiled {
-  static constexpr int inner = Inner, segments = 32 / Inner, cells = kTiledOutputs / Inner;  // of a stage, of each
+struct Kernel {
+  static constexpr int inner = Inner, segments = 32 / Inner, patches = kOutputs / Inner;  // of a stage, of each
   static constexpr bool by_in = ByIn, tf32 = Tf32_;
   static constexpr int stages = 3;
-  static constexpr int x_bytes = kTiledTokens * 32 * 4, cell_bytes = Inner * Inner * 4;
-  static constexpr int stage_bytes = x_bytes + kTiledOutputs * 32 * 4;
-  static constexpr int words = segments * cells;  // of a stage's notes: the blocks, and behind them the inputs
+  static constexpr int x_bytes = kTokens * 32 * 4, patch_bytes = Inner * Inner * 4;
+  static constexpr int stage_bytes = x_bytes + kOutputs * 32 * 4;
+  static constexpr int words = segments * patches;  // of a stage's notes: the blocks, and behind them the inputs
   static constexpr int note_bytes = (words + segments + 3) / 4 * 16, notes = 8;
   static constexpr int shared_bytes = stages * stage_bytes + notes * note_bytes;
-  static constexpr int pitch = kTiledOutputs + 4;
-  static_assert(kTiledTokens * pitch * 4 <= stages * stage_bytes, "sums take the place of the stages");
+  static constexpr int pitch = kOutputs + 4;
+  static_assert(kTokens * pitch * 4 <= stages * stage_bytes, "sums take the place of the stages");
 };
 
 __device__ inline int note_word(uint32_t note, int i) { return __float_as_int(ptx::ld_shared_4(note + 4 * i)); }
 
-// Which cells are there: bit c of word c / 32.
+// Which patches are there: bit c of word c / 32.
 template <class K>
-struct Cells {
+struct Patches {
   static constexpr int kWords = (K::words + 31) / 32;
   uint32_t bits[kWords];
 
-  __device__ explicit Cells(uint32_t note) {
+  __device__ explicit Patches(uint32_t note) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      const int cell = static_cast<int>(threadIdx.x) % 32 + 32 * i;
-      const bool mine = cell < K::words && note_word(note, cell) > 0;
+      const int patch = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      const bool mine = patch < K::words && note_word(note, patch) > 0;
       bits[i] = __ballot_sync(~0u, mine);
     }
   }
-  __device__ bool has(int cell) const { return (bits[cell / 32] >> cell % 32 & 1) != 0; }
+  __device__ bool has(int patch) const { return (bits[patch / 32] >> patch % 32 & 1) != 0; }
   __device__ bool any(int segment) const {
-    if constexpr (K::cells == 16) return (bits[segment / 2] >> segment % 2 * 16 & 0xffff) != 0;
-    else if constexpr (K::cells == 8) return (bits[0] >> segment * 8 & 0xff) != 0;
+    if constexpr (K::patches == 16) return (bits[segment / 2] >> segment % 2 * 16 & 0xffff) != 0;
+    else if constexpr (K::patches == 8) return (bits[0] >> segment * 8 & 0xff) != 0;
     else return true;
   }
 };
@@ -48,15 +48,15 @@ struct Cells {
 // ---- Compute --------------------------------------------------------------------------------------------------------
 
 template <class K>
-class TiledTf32Sums {
+class Tf32Sums {
  public:
-  __device__ void add(const Cells<K>& cells, uint32_t stage) {
+  __device__ void add(const Patches<K>& patches, uint32_t stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
     const int first = static_cast<int>(threadIdx.x) / 32 * 32;  // token of the warp
 #pragma unroll
     for (int s = 0; s < K::segments; ++s) {
-      if (!cells.any(s)) continue;
-      const uint32_t x = stage + (s * kTiledTokens + first) * (K::inner * 4);
+      if (!patches.any(s)) continue;
+      const uint32_t x = stage + (s * kTokens + first) * (K::inner * 4);
 #pragma unroll
       for (int half = 0; half < (K::inner == 32 ? 2 : 1); ++half) {
         uint32_t a[2][kSteps][4];
@@ -69,9 +69,9 @@ class TiledTf32Sums {
           for (int i = 0; i < 2 * kSteps; ++i) a[r / 2][i / 2][r % 2 + i % 2 * 2] = rounded_to_tf32(f[i]);
         }
 #pragma unroll
-        for (int c = 0; c < K::cells; ++c) {
-          if (!cells.has(s * K::cells + c)) continue;
-          add_cell(c, a, stage + K::x_bytes + (s * K::cells + c) * K::cell_bytes, half);
+        for (int c = 0; c < K::patches; ++c) {
+          if (!patches.has(s * K::patches + c)) continue;
+          add_patch(c, a, stage + K::x_bytes + (s * K::patches + c) * K::patch_bytes, half);
         }
       }
     }
@@ -87,9 +87,9 @@ class TiledTf32Sums {
       for (int j = 0; j < 16; ++j) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const int column = 2 * t + c % 2, cell = j / kTiles, in_cell = j % kTiles;
-          const int output = K::by_in ? kTiles * column + in_cell : 8 * in_cell + column;
-          body(token + 16 * m + c / 2 * 8, cell * K::inner + output, sum_[m][j][c]);
+          const int column = 2 * t + c % 2, patch = j / kTiles, in_patch = j % kTiles;
+          const int output = K::by_in ? kTiles * column + in_patch : 8 * in_patch + column;
+          body(token + 16 * m + c / 2 * 8, patch * K::inner + output, sum_[m][j][c]);
         }
       }
     }
@@ -97,9 +97,9 @@ class TiledTf32Sums {
 
  private:
   static constexpr int kSteps = K::inner == 8 ? 1 : 2;  // of 8 inputs
-  static constexpr int kTiles = K::inner / 8;           // of 8 outputs, of a cell
+  static constexpr int kTiles = K::inner / 8;           // of 8 outputs, of a patch
 
-  __device__ void add_cell(int c, const uint32_t (&a)[2][kSteps][4], uint32_t w, int half) {
+  __device__ void add_patch(int c, const uint32_t (&a)[2][kSteps][4], uint32_t w, int half) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
     uint32_t b[kTiles][kSteps][2];
     if constexpr (!K::by_in) {
@@ -134,32 +134,32 @@ class TiledTf32Sums {
   float sum_[2][16][4] = {};
 };
 
-// A lane has 8 tokens and an eighth of the outputs of every cell. Its bits are such that half-warps read pairs of equal
-// addresses, which shared memory serves at once.
+// A lane has 8 tokens and an eighth of the outputs of every patch. Its bits are such that half-warps read pairs of
+// equal addresses, which shared memory serves at once.
 template <class K>
-class TiledF32Sums {
+class F32Sums {
  public:
-  __device__ TiledF32Sums() {
+  __device__ F32Sums() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     first_ = static_cast<int>(threadIdx.x) / 32 * 32;
     token_ = (lane & 1) + (lane >> 1 & 2);
     output_ = (lane >> 1 & 1) + (lane >> 2 & 6);
   }
 
-  __device__ void add(const Cells<K>& cells, uint32_t stage) {
+  __device__ void add(const Patches<K>& patches, uint32_t stage) {
 #pragma unroll
     for (int s = 0; s < K::segments; ++s) {
-      if (!cells.any(s)) continue;
-      const uint32_t x = stage + (s * kTiledTokens + first_) * (K::inner * 4);
+      if (!patches.any(s)) continue;
+      const uint32_t x = stage + (s * kTokens + first_) * (K::inner * 4);
 #pragma unroll 1
       for (int v = 0; v < K::inner / 4; ++v) {
         float a[8][4];
 #pragma unroll
         for (int i = 0; i < 8; ++i) read_4(a[i], x + place_in_rows<K::inner>(token_, v, 4 * i));
 #pragma unroll
-        for (int c = 0; c < K::cells; ++c) {
-          if (cells.has(s * K::cells + c)) {
-            add_cell(c, a, stage + K::x_bytes + (s * K::cells + c) * K::cell_bytes, v);
+        for (int c = 0; c < K::patches; ++c) {
+          if (patches.has(s * K::patches + c)) {
+            add_patch(c, a, stage + K::x_bytes + (s * K::patches + c) * K::patch_bytes, v);
           }
         }
       }
@@ -172,16 +172,16 @@ class TiledF32Sums {
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
-        const int cell = j / kMine, in_cell = K::by_in ? kMine * output_ + j % kMine : output_ + j % kMine * 8;
-        body(first_ + token_ + 4 * i, cell * K::inner + in_cell, sum_[i][j]);
+        const int patch = j / kMine, in_patch = K::by_in ? kMine * output_ + j % kMine : output_ + j % kMine * 8;
+        body(first_ + token_ + 4 * i, patch * K::inner + in_patch, sum_[i][j]);
       }
     }
   }
 
  private:
-  static constexpr int kMine = K::inner / 8;  // outputs of a cell
+  static constexpr int kMine = K::inner / 8;  // outputs of a patch
 
-  __device__ void add_cell(int c, const float (&a)[8][4], uint32_t w, int v) {
+  __device__ void add_patch(int c, const float (&a)[8][4], uint32_t w, int v) {
     float b[4][kMine];
     if constexpr (!K::by_in) {
 #pragma unroll
@@ -215,4 +215,4 @@ class TiledF32Sums {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

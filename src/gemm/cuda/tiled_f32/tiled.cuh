@@ -14,16 +14,16 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/tiled_f32/tables.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::tiled_f32 {
 
 // The same kernels with tensor cores, compiled by themselves.
-Status prepare_tiled_tf32();
-Status launch_tiled_product_tf32(const Product& p, const CudaCall& call);
-Status launch_tiled_gradient_tf32(const WeightGradient& g, const CudaCall& call);
+Status prepare_tf32();
+Status launch_product_tf32(const Product& p, const CudaCall& call);
+Status launch_gradient_tf32(const WeightGradient& g, const CudaCall& call);
 
 namespace {
 
-constexpr int kTiledThreads = 128;
+constexpr int kThreads = 128;
 
 // Where vector v lies, in bytes.
 //   rows     [row][Depth]: of each row of 8 (32 deep), 4 or 2 vectors
@@ -80,4 +80,4 @@ __device__ inline void wait_for_stage() {
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::tiled_f32

@@ -1,5 +1,10 @@
 #include "gemm/cuda/w_in_smem/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_resident_bf16() { return make_resident_product<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::w_in_smem {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .product = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::w_in_smem

@@ -1,5 +1,10 @@
 #include "gemm/cuda/w_in_smem/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_resident_f16() { return make_resident_product<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::w_in_smem {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .product = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::w_in_smem

@@ -15,17 +15,17 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/w_in_smem/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::w_in_smem {
 namespace {
 
-inline constexpr int kResidentThreads = kResidentWarps * 32;
+inline constexpr int kThreads = kWarps * 32;
 
-struct ResidentShared {
-  uint64_t full[kMostResidentStages], empty[kMostResidentStages];
+struct Shared {
+  uint64_t full[kMostStages], empty[kMostStages];
 };
 
 // Where a thread block is in the ring.
-struct ResidentStage {
+struct Stage {
   int at = 0;
   uint32_t phase = 0;
 
@@ -35,76 +35,74 @@ struct ResidentStage {
 };
 
 // One lane: the tiles of this thread block, chunk by chunk.
-__device__ inline void load_tiles(const ResidentProduct& p, ResidentShared& shared, uint32_t ring) {
-  ResidentStage stage;
+__device__ inline void load_tiles(const Args& p, Shared& shared, uint32_t ring) {
+  Stage stage;
   for (auto tile = static_cast<int>(blockIdx.x); tile < p.plan.tiles; tile += static_cast<int>(gridDim.x)) {
     const uint32_t full = ptx::shared_address(&shared.full[stage.at]);
     uint32_t to = ring + static_cast<uint32_t>(stage.at * p.plan.stage_bytes);
     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage.at]), stage.phase ^ 1);
     ptx::mbarrier_arrive_expect(full, static_cast<uint32_t>(p.plan.stage_bytes));
     for (int chunk = 0; chunk < p.plan.chunks; ++chunk, to += p.chunk_bytes()) {
-      ptx::load_box(to, &p.x, full, chunk * kChunk, tile * p.plan.tokens);
+      ptx::load_box(to, &p.x, full, chunk * wgmma::kChunk, tile * p.plan.tokens);
     }
     stage.advance(p.plan.stages);
   }
 }
 
-// One warp: its units of all tiles. Strips change from tile to tile, so that each warp meets long rows and short ones.
+// One warp: its warp tiles of all tiles. Strips change from tile to tile, so that each warp meets long rows and short
+// ones.
 template <class K>
-__device__ inline void multiply_tiles(const ResidentProduct& p, ResidentShared& shared, uint32_t ring, uint32_t staged,
-                                      const ResidentW& w) {
-  const int units = p.plan.units();
-  const ResidentLane lane = ResidentLane::of<K>();
-  ResidentStage stage;
-  int unit = static_cast<int>(threadIdx.x) / 32;
+__device__ inline void multiply_tiles(const Args& p, Shared& shared, uint32_t ring, uint32_t staged, const Weights& w) {
+  const int warp_tiles = p.plan.warp_tiles();
+  const Lane lane = Lane::of<K>();
+  Stage stage;
+  int warp_tile = static_cast<int>(threadIdx.x) / 32;
   for (auto tile = static_cast<int>(blockIdx.x); tile < p.plan.tiles; tile += static_cast<int>(gridDim.x)) {
-    const int part = unit >= p.plan.strips, strip = unit - part * p.plan.strips;
-    ResidentSums sums{};
+    const int part = warp_tile >= p.plan.strips, strip = warp_tile - part * p.plan.strips;
+    Sums sums{};
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage.at]), stage.phase);
-    if (unit < units) {
-      const int x = stage.at * p.plan.stage_bytes + part * kResidentSide * kChunk * 2;
-      multiply_unit<K>(w, lane, ring + static_cast<uint32_t>(x), strip, sums);
+    if (warp_tile < warp_tiles) {
+      const int x = stage.at * p.plan.stage_bytes + part * kSide * wgmma::kChunk * 2;
+      multiply_tile<K>(w, lane, ring + static_cast<uint32_t>(x), strip, sums);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage.at]));
-    if (unit < units) {
-      const int token = tile * p.plan.tokens + part * kResidentSide;
-      finish_unit<typename K::Element>(p, staged, token, strip * kResidentSide, sums);
+    if (warp_tile < warp_tiles) {
+      const int token = tile * p.plan.tokens + part * kSide;
+      finish_tile<typename K::Element>(p, staged, token, strip * kSide, sums);
     }
     stage.advance(p.plan.stages);
-    unit = (unit + units + 1) % kResidentWarps;
+    warp_tile = (warp_tile + warp_tiles + 1) % kWarps;
   }
   if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
 }
 
 template <class K>
-__global__ void __launch_bounds__(kResidentThreads + 32, 1)
-    resident_product([[maybe_unused]] const __grid_constant__ ResidentProduct p) {
+__global__ void __launch_bounds__(kThreads + 32, 1) w_in_smem_product([[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  __shared__ ResidentShared shared;
-  const uint32_t units = ptx::shared_address(staged), ring = units + kResidentWarps * kResidentUnitBytes;
+  __shared__ Shared shared;
+  const uint32_t warp_tiles = ptx::shared_address(staged), ring = warp_tiles + kWarps * kTileBytes;
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&p.x);
     if (p.boxes) ptx::prefetch_map(&p.y);
     for (int s = 0; s < p.plan.stages; ++s) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]), kResidentWarps);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]), kWarps);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (!p.early || threadIdx.x >= kResidentThreads) ptx::griddepcontrol_wait();
-  if (threadIdx.x >= kResidentThreads) {
+  if (!p.early || threadIdx.x >= kThreads) ptx::griddepcontrol_wait();
+  if (threadIdx.x >= kThreads) {
     ptx::griddepcontrol_launch_dependents();
-    if (threadIdx.x == kResidentThreads) load_tiles(p, shared, ring);
+    if (threadIdx.x == kThreads) load_tiles(p, shared, ring);
     return;
   }
-  const ResidentW w =
-      copy_weights<K>(p, staged + kResidentWarps * kResidentUnitBytes + p.plan.stages * p.plan.stage_bytes);
+  const Weights w = copy_weights<K>(p, staged + kWarps * kTileBytes + p.plan.stages * p.plan.stage_bytes);
   ptx::griddepcontrol_wait();  // y, and what the last step reads
   ptx::griddepcontrol_launch_dependents();
-  multiply_tiles<K>(p, shared, ring, units + threadIdx.x / 32 * kResidentUnitBytes, w);
+  multiply_tiles<K>(p, shared, ring, warp_tiles + threadIdx.x / 32 * kTileBytes, w);
 #endif
 }
 
@@ -112,9 +110,9 @@ __global__ void __launch_bounds__(kResidentThreads + 32, 1)
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_resident_kernel(int32_t block, bool by_in, Body body) {
+Status with_kernel(int32_t block, bool by_in, Body body) {
   const auto with = [&]<int B>() {
-    return by_in ? body.template operator()<Resident<T, B, true>>() : body.template operator()<Resident<T, B, false>>();
+    return by_in ? body.template operator()<Kernel<T, B, true>>() : body.template operator()<Kernel<T, B, false>>();
   };
   switch (block) {
     case 8: return with.template operator()<8>();
@@ -124,27 +122,27 @@ Status with_resident_kernel(int32_t block, bool by_in, Body body) {
 }
 
 template <class T>
-Status launch_resident(const Product& p, const CudaCall& call) {
-  const auto plan = plan_resident(call.problem);
+Status launch(const Product& p, const CudaCall& call) {
+  const auto plan = plan_of(call.problem);
   if (!plan) return {StatusCode::unsupported, "[linear] W does not fit in shared memory"};
-  ResidentProduct args{.x = {},
-                       .y = {},
-                       .plan = *plan,
-                       .walk = walk_on_device(p.layout, p.by_in),
-                       .w = p.w,
-                       .blocks = static_cast<int32_t>(p.layout.blocks),
-                       .rows = static_cast<int32_t>(call.problem.output_blocks()),
-                       .inputs = static_cast<int32_t>(call.problem.inputs),
-                       .outputs = static_cast<int32_t>(call.problem.outputs),
-                       .n = static_cast<int32_t>(p.x.n),
-                       .boxes = in_boxes(p.y) && !p.y.features_first(),
-                       .early = p.x_is_last,
-                       .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
+  Args args{.x = {},
+            .y = {},
+            .plan = *plan,
+            .walk = walk_on_device(p.layout, p.by_in),
+            .w = p.w,
+            .blocks = static_cast<int32_t>(p.layout.blocks),
+            .rows = static_cast<int32_t>(call.problem.output_blocks()),
+            .inputs = static_cast<int32_t>(call.problem.inputs),
+            .outputs = static_cast<int32_t>(call.problem.outputs),
+            .n = static_cast<int32_t>(p.x.n),
+            .boxes = wgmma::in_boxes(p.y) && !p.y.features_first(),
+            .early = p.x_is_last,
+            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
                                             .columns = p.x.features,
                                             .rows = p.x.n,
                                             .row_stride = p.x.token_stride,
-                                            .box_columns = kChunk,
+                                            .box_columns = wgmma::kChunk,
                                             .box_rows = static_cast<uint32_t>(plan->tokens)},
                                            args.x));
   if (args.boxes) {
@@ -152,35 +150,30 @@ Status launch_resident(const Product& p, const CudaCall& call) {
                                               .columns = p.y.features,
                                               .rows = p.y.n,
                                               .row_stride = p.y.token_stride,
-                                              .box_columns = kResidentSide,
-                                              .box_rows = kResidentSide},
+                                              .box_columns = kSide,
+                                              .box_rows = kSide},
                                              args.y));
   }
-  return with_resident_kernel<T>(p.layout.block_size, p.by_in, [&]<class K>() {
+  return with_kernel<T>(p.layout.block_size, p.by_in, [&]<class K>() {
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan->tiles),
-                         .threads = kResidentThreads + 32,
+                         .threads = kThreads + 32,
                          .shared_bytes = plan->shared_bytes(),
                          .stream = stream_of(call),
                          .overlap = true},
-                        resident_product<K>, args);
+                        w_in_smem_product<K>, args);
   });
 }
 
 template <class T>
-Status prepare_resident() {
+Status prepare() {
   for (int32_t block : {8, 16, 32}) {
     for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR(with_resident_kernel<T>(
-          block, by_in, [&]<class K>() { return cuda::prepare(resident_product<K>, kResidentBytes); }));
+      BS_RETURN_IF_ERROR(
+          with_kernel<T>(block, by_in, [&]<class K>() { return cuda::prepare(w_in_smem_product<K>, kSharedBytes); }));
     }
   }
   return cuda::prepare_tensor_maps();
 }
 
-template <class T>
-CudaProductKernel make_resident_product(DType dtype) {
-  return {CudaKernel::resident, dtype, prepare_resident<T>, launch_resident<T>};
-}
-
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::w_in_smem

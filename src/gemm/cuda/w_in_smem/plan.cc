@@ -3,47 +3,50 @@
 #include <algorithm>
 
 #include "core/places.h"
+#include "gemm/cuda/stream_w/plan.h"
 #include "gemm/cuda/wgmma/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::w_in_smem {
 
-std::optional<ResidentPlan> plan_resident(const CudaProblem& p) {
-  const int64_t strips = divide_up(p.outputs, kResidentSide), chunks = divide_up(p.inputs, kChunk);
-  if (strips > kResidentWarps || chunks > kResidentWarps) return std::nullopt;
+std::optional<Plan> plan_of(const CudaProblem& p) {
+  const int64_t strips = divide_up(p.outputs, kSide), chunks = divide_up(p.inputs, wgmma::kChunk);
+  if (strips > kWarps || chunks > kWarps) return std::nullopt;
   const int64_t w_bytes = p.blocks * p.block * p.block * 2;
   const int64_t list_bytes = whole_lines((p.blocks + 1 + p.output_blocks() + 1) * 4);
-  // Each warp has a unit of a tile, so tiles of 32 tokens where there are more than 256 outputs.
-  const int32_t tokens = 2 * strips > kResidentWarps ? kResidentSide : 2 * kResidentSide;
-  const int64_t stage_bytes = chunks * tokens * kChunk * 2;
-  const int64_t stages = (kResidentBytes - kResidentWarps * kResidentUnitBytes - w_bytes - list_bytes) / stage_bytes;
+  // Each warp has a warp tile of a tile, so tiles of 32 tokens where there are more than 256 outputs.
+  const int32_t tokens = 2 * strips > kWarps ? kSide : 2 * kSide;
+  const int64_t stage_bytes = chunks * tokens * wgmma::kChunk * 2;
+  const int64_t stages = (kSharedBytes - kWarps * kTileBytes - w_bytes - list_bytes) / stage_bytes;
   if (stages < 2) return std::nullopt;
-  return ResidentPlan{.tokens = tokens,
-                      .chunks = static_cast<int32_t>(chunks),
-                      .strips = static_cast<int32_t>(strips),
-                      .tiles = static_cast<int32_t>(divide_up(p.n, tokens)),
-                      .stages = static_cast<int32_t>(std::min<int64_t>(kMostResidentStages, stages)),
-                      .stage_bytes = static_cast<int32_t>(stage_bytes),
-                      .w_bytes = static_cast<int32_t>(whole_lines(w_bytes)),
-                      .list_bytes = static_cast<int32_t>(list_bytes)};
+  return Plan{.tokens = tokens,
+              .chunks = static_cast<int32_t>(chunks),
+              .strips = static_cast<int32_t>(strips),
+              .tiles = static_cast<int32_t>(divide_up(p.n, tokens)),
+              .stages = static_cast<int32_t>(std::min<int64_t>(kMostStages, stages)),
+              .stage_bytes = static_cast<int32_t>(stage_bytes),
+              .w_bytes = static_cast<int32_t>(whole_lines(w_bytes)),
+              .list_bytes = static_cast<int32_t>(list_bytes)};
 }
 
-bool resident_supports(const CudaProblem& p) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kResidentSide;
+bool supports(const CudaProblem& p) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kSide;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block <= 32 && p.n >= 1 && p.n < kMost && p.inputs >= 1 &&
-         p.outputs >= 1 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated && plan_resident(p);
+         p.outputs >= 1 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated && plan_of(p);
 }
 
-// us, bf16, density .25, H200, 2026-11-22, resident (many)
+// us, bf16, density .25, H200, 2026-11-22, w_in_smem (wgmma)
 //   256 x 256, n = 50176: b = 32 14.3 (20.1), .5 17.0 (21.3)   b = 16 16.4 (20.7)   b = 8 22.6 (22.2)
 //   n = 16384, b = 32: 5.4 (11.0)   n = 4096, b = 16: 4.1 (10.3)   n = 1024, b = 16: 3.9 (10.2)
 //   512 x 512, n = 16384, b = 32: 10.6 (16.3)   n = 50176, b = 16, .12: 32.9 (37.8)
-// With more blocks it is bound by its products, and `many` fills W up. What lies beyond these figures is `many`'s.
-bool resident_pays(const CudaProblem& p) {
+// With more blocks it is bound by its products, and wgmma fills W up. What lies beyond these figures is left to wgmma.
+int64_t least_tokens(const CudaProblem&) { return stream_w::kMostTokens + 1; }
+
+bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kMostOfSmallest = 32768;
-  const double grid = static_cast<double>(p.output_blocks()) * static_cast<double>(p.input_blocks());
   const double most = p.block == 8 ? 0.25 : p.block == 16 ? 0.36 : 0.56;
-  return p.n > kMostFewTokens && (p.block > 8 || p.n <= kMostOfSmallest) &&
-         static_cast<double>(p.blocks) <= most * grid;
+  return (p.block > 8 || p.n <= kMostOfSmallest) && p.density() <= most;
 }
 
-}  // namespace blocksparse::gemm
+int64_t workspace_bytes(const CudaProblem&) { return 0; }
+
+}  // namespace blocksparse::gemm::w_in_smem

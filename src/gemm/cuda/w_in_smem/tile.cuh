@@ -6,15 +6,15 @@
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/movmatrix.h"
 #include "cuda/turn_quad.h"
-#include "gemm/cuda/wgmma/finish.cuh"
 #include "gemm/cuda/w_in_smem/plan.h"
+#include "gemm/cuda/wgmma/finish.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::w_in_smem {
 namespace {
 
-struct ResidentProduct {
+struct Args {
   CUtensorMap x, y;
-  ResidentPlan plan;
+  Plan plan;
   DeviceWalk walk;
   const void* w;
   int32_t blocks, rows;  // rows of blocks
@@ -23,35 +23,35 @@ struct ResidentProduct {
   bool early;  // W may be read before the kernel in front has ended
   Finish finish;
 
-  __device__ uint32_t chunk_bytes() const { return static_cast<uint32_t>(plan.tokens * kChunk * 2); }
+  __device__ uint32_t chunk_bytes() const { return static_cast<uint32_t>(plan.tokens * wgmma::kChunk * 2); }
 };
 
 template <class T, int B, bool ByIn>
-struct Resident {
+struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn;
   static constexpr int block = B, kPitch = B * 2, kBlockBytes = B * kPitch, kVectors = B / 8;  // of a row
-  static constexpr int kRows = kResidentSide / B;                                              // of blocks, of a unit
+  static constexpr int kRows = kSide / B;  // of blocks, of a warp tile
 
   // Which other 16 bytes of its row a vector changes places with: 8 rows, one below the other, then meet all banks.
   __device__ static int swizzle(int row) { return row * kPitch / 128 & (kVectors - 1); }
 };
 
 // Blocks of a row lie side by side, in the order of the walk.
-struct ResidentW {
+struct Weights {
   uint32_t blocks;
   const uint32_t* offsets;  // of each block: where its x lies in a tile, 64 inputs in lines of 128 bytes
   const int32_t* starts;    // [rows + 1]
   int32_t rows;
 };
 
-struct ResidentSums {
+struct Sums {
   float of[2][4][4];  // 16 tokens, 8 outputs, as mma.sync has them
 };
 
 // One block by a warp. Inputs beyond the edge become zeros, for there W may hold anything.
 template <class K>
-__device__ inline void copy_block(const ResidentProduct& p, uint32_t to, BlockRef ref) {
+__device__ inline void copy_block(const Args& p, uint32_t to, BlockRef ref) {
   const auto lane = static_cast<int>(threadIdx.x) % 32;
   const int left = p.inputs - ref.from * K::block;
   const auto* block = static_cast<const uint16_t*>(p.w) + int64_t{ref.weight} * (K::block * K::block);
@@ -67,40 +67,40 @@ __device__ inline void copy_block(const ResidentProduct& p, uint32_t to, BlockRe
 // All warps that multiply. Thread blocks begin at different blocks, or all of them would ask for the same lines at
 // once.
 template <class K>
-__device__ inline ResidentW copy_weights(const ResidentProduct& p, char* to) {
+__device__ inline Weights copy_weights(const Args& p, char* to) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   auto* offsets = reinterpret_cast<uint32_t*>(to + p.plan.w_bytes);
   auto* starts = reinterpret_cast<int32_t*>(offsets + p.blocks + 1);
   const uint32_t blocks = ptx::shared_address(to);
   const auto begin = static_cast<int>(blockIdx.x * static_cast<unsigned>(p.blocks) / gridDim.x);
-  for (int first = warp; first < p.blocks; first += 32 * kResidentWarps) {
-    const int mine = first + lane * kResidentWarps, index = mine + begin - (mine + begin < p.blocks ? 0 : p.blocks);
+  for (int first = warp; first < p.blocks; first += 32 * kWarps) {
+    const int mine = first + lane * kWarps, index = mine + begin - (mine + begin < p.blocks ? 0 : p.blocks);
     BlockRef ref{0, 0};
     if (mine < p.blocks) {
       ref = p.walk.refs[index];
       const int input = ref.from * K::block;
-      offsets[index] =
-          static_cast<uint32_t>(input / kChunk) * p.chunk_bytes() + static_cast<uint32_t>(input % kChunk * 2);
+      offsets[index] = static_cast<uint32_t>(input / wgmma::kChunk) * p.chunk_bytes() +
+                       static_cast<uint32_t>(input % wgmma::kChunk * 2);
     }
-    for (int k = 0; k < 32 && first + k * kResidentWarps < p.blocks; ++k) {
+    for (int k = 0; k < 32 && first + k * kWarps < p.blocks; ++k) {
       const BlockRef of{__shfl_sync(~0u, ref.from, k), __shfl_sync(~0u, ref.weight, k)};
       copy_block<K>(p, blocks + static_cast<uint32_t>(__shfl_sync(~0u, index, k) * K::kBlockBytes), of);
     }
   }
   ptx::cp_async_commit();
   if (thread == 0) offsets[p.blocks] = 0;
-  for (int i = thread; i <= p.rows; i += 32 * kResidentWarps) starts[i] = p.walk.starts[i];
+  for (int i = thread; i <= p.rows; i += 32 * kWarps) starts[i] = p.walk.starts[i];
   ptx::cp_async_wait<0>();
-  ptx::bar_sync(1, 32 * kResidentWarps);
+  ptx::bar_sync(1, 32 * kWarps);
   return {blocks, offsets, starts, p.rows};
 }
 
 // Which row of a matrix a lane hands to ldmatrix, and which half of its 16 columns.
-struct ResidentLane {
+struct Lane {
   uint32_t x, w;
 
   template <class K>
-  __device__ static ResidentLane of() {
+  __device__ static Lane of() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (K::block == 8) return {of_x(lane, 0), static_cast<uint32_t>(lane * 4)};
     const int row = K::by_in ? lane % 16 : lane / 16 * 8 + lane % 8, half = K::by_in ? lane / 16 : lane / 8 % 2;
@@ -113,9 +113,9 @@ struct ResidentLane {
   }
 };
 
-// A block of at least 16 x 16; `row` is that of the unit's rows of blocks.
+// A block of at least 16 x 16; `row` is that of the warp tile's rows of blocks.
 template <class K>
-__device__ inline void multiply_block(uint32_t x, uint32_t w, int row, ResidentSums& sums) {
+__device__ inline void multiply_block(uint32_t x, uint32_t w, int row, Sums& sums) {
   using T = typename K::Element;
   constexpr int kParts = K::block / 16;
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ inline void multiply_block(uint32_t x, uint32_t w, int row, ResidentS
 
 // The same of 8 x 8: all 32 tokens are one ldmatrix, W a word a lane.
 template <class K>
-__device__ inline void multiply_small_block(uint32_t x, uint32_t w, int row, ResidentSums& sums) {
+__device__ inline void multiply_small_block(uint32_t x, uint32_t w, int row, Sums& sums) {
   uint32_t of_x[4];
   ptx::ldmatrix_x4_at(of_x, x);
   uint32_t of_w = __float_as_uint(ptx::ld_shared_4(w));
@@ -152,10 +152,9 @@ __device__ inline void multiply_small_block(uint32_t x, uint32_t w, int row, Res
   }
 }
 
-// x: the unit's tokens, in the first chunk of inputs.
+// x: the warp tile's tokens, in the first chunk of inputs.
 template <class K>
-__device__ inline void multiply_unit(const ResidentW& w, const ResidentLane& lane, uint32_t x, int strip,
-                                     ResidentSums& sums) {
+__device__ inline void multiply_tile(const Weights& w, const Lane& lane, uint32_t x, int strip, Sums& sums) {
 #pragma unroll
   for (int r = 0; r < K::kRows; ++r) {
     const int row = min(strip * K::kRows + r, w.rows);
@@ -204,7 +203,7 @@ __device__ inline void write_eight(const DeviceMatrix& m, int64_t token, int64_t
 }
 
 template <class T>
-__device__ inline void add_bias(const ResidentProduct& p, int output, ResidentSums& sums) {
+__device__ inline void add_bias(const Args& p, int output, Sums& sums) {
   const auto* bias = static_cast<const T*>(p.finish.bias);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -224,8 +223,7 @@ __device__ inline void each_row(int64_t first_token, Body body) {
 
 // A lane reads 8 outputs of a token; four lanes turn them to the columns that they have sums of.
 template <class T>
-__device__ inline void add_residual(const ResidentProduct& p, int64_t first_token, int first_output,
-                                    ResidentSums& sums) {
+__device__ inline void add_residual(const Args& p, int64_t first_token, int first_output, Sums& sums) {
   const int64_t output = first_output + static_cast<int>(threadIdx.x) % 4 * 8, inside = p.outputs - output;
   each_row(first_token, [&](int row, int64_t token) {
     uint32_t words[4] = {};
@@ -242,11 +240,11 @@ __device__ inline void add_residual(const ResidentProduct& p, int64_t first_toke
 // By way of shared memory and one copy: turned among lanes and stored 16 bytes a lane, as below, this took 42 % of all
 // cycles (b = 32, density .25, 256 features), for the latency of shuffles.
 template <class T>
-__device__ inline void store_unit_as_box(const ResidentProduct& p, uint32_t staged, int first_token, int first_output,
-                                         const ResidentSums& sums) {
+__device__ inline void store_tile_as_box(const Args& p, uint32_t staged, int first_token, int first_output,
+                                         const Sums& sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8, row = matrix % 2 * 8 + lane % 8;
   const uint32_t to = staged + static_cast<uint32_t>(row * 64 + ((matrix / 2 ^ row / 2 % 4) << 4));
-  if (lane == 0) ptx::bulk_wait_read<0>();  // of the unit before
+  if (lane == 0) ptx::bulk_wait_read<0>();  // of the warp tile before
   __syncwarp();
 #pragma unroll
   for (int part = 0; part < 4; ++part) {
@@ -268,8 +266,7 @@ __device__ inline void store_unit_as_box(const ResidentProduct& p, uint32_t stag
 }
 
 template <class T>
-__device__ inline void store_unit(const ResidentProduct& p, int64_t first_token, int first_output,
-                                  const ResidentSums& sums) {
+__device__ inline void store_tile(const Args& p, int64_t first_token, int first_output, const Sums& sums) {
   const int64_t output = first_output + static_cast<int>(threadIdx.x) % 4 * 8, inside = p.outputs - output;
   each_row(first_token, [&](int row, int64_t token) {
     uint32_t words[4];
@@ -284,20 +281,19 @@ __device__ inline void store_unit(const ResidentProduct& p, int64_t first_token,
 }
 
 template <class T>
-__device__ inline void finish_unit(const ResidentProduct& p, uint32_t staged, int token, int output,
-                                   ResidentSums& sums) {
+__device__ inline void finish_tile(const Args& p, uint32_t staged, int token, int output, Sums& sums) {
   if (p.finish.bias != nullptr) add_bias<T>(p, output, sums);
   if (p.finish.residual.data != nullptr) add_residual<T>(p, token, output, sums);
   const auto all = [&](int v) { return sums.of[v / 4][v % 4]; };
   switch (p.finish.activation) {
     case Activation::none: break;
-    case Activation::relu: activate<Activation::relu>(all); break;
-    case Activation::gelu: activate<Activation::gelu>(all); break;
-    case Activation::silu: activate<Activation::silu>(all); break;
+    case Activation::relu: wgmma::activate<Activation::relu>(all); break;
+    case Activation::gelu: wgmma::activate<Activation::gelu>(all); break;
+    case Activation::silu: wgmma::activate<Activation::silu>(all); break;
   }
-  if (p.boxes) store_unit_as_box<T>(p, staged, token, output, sums);
-  else store_unit<T>(p, token, output, sums);
+  if (p.boxes) store_tile_as_box<T>(p, staged, token, output, sums);
+  else store_tile<T>(p, token, output, sums);
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::w_in_smem

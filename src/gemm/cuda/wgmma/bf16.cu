@@ -1,7 +1,10 @@
 #include "gemm/cuda/wgmma/kernel.cuh"
-#include "gemm/cuda/wgrad_wgmma/launch.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_many_bf16() { return make_many_product<Bf16>(DType::bf16); }
-CudaGradientKernel cuda_gradient_many_bf16() { return make_many_gradient<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::wgmma {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .product = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::wgmma

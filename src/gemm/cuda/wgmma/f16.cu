@@ -1,7 +1,10 @@
 #include "gemm/cuda/wgmma/kernel.cuh"
-#include "gemm/cuda/wgrad_wgmma/launch.cuh"
 
-namespace blocksparse::gemm {
-CudaProductKernel cuda_product_many_f16() { return make_many_product<F16>(DType::f16); }
-CudaGradientKernel cuda_gradient_many_f16() { return make_many_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::wgmma {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .product = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::wgmma

@@ -12,13 +12,13 @@
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/wgmma/tables.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 using ptx::shared_address;
 
-struct ManyProduct {
-  ManyTables tables;
+struct Args {
+  Tables tables;
   int32_t out_tiles, token_tiles;
   int32_t group;  // token tiles that are walked together, so that their x stays in L2
   int32_t n;
@@ -27,14 +27,14 @@ struct ManyProduct {
   Finish finish;
 };
 
-enum ManyFlag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };
+enum Flag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };
 
 // Warps that take turns with the records, the one behind them hands out tiles: one alone needs 370 clocks each, as much
 // as two wide products.
 inline constexpr int kFeeders = 3;
 inline constexpr int kMostStages = 10;
 
-struct ManyShared {
+struct Shared {
   uint64_t full[kMostStages], empty[kMostStages];
   uint64_t handed, taken;  // the next tile. More ahead, others cannot have them: 4 in a queue cost 13 to 17 %
   int4 notes[kMostStages];
@@ -44,7 +44,7 @@ struct ManyShared {
 };
 
 // All threads. `consumers` arrive when they have used a stage.
-__device__ inline void start_ring(ManyShared& shared, int stages, int consumers) {
+__device__ inline void start_ring(Shared& shared, int stages, int consumers) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
       ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
@@ -58,11 +58,11 @@ __device__ inline void start_ring(ManyShared& shared, int stages, int consumers)
 }
 
 // What is multiplied next, in the order of memory.
-struct ManyWork {
+struct Work {
   int4 tile{-1, 0, 0, 0}, strips{0, 0, 0, 0};
 };
 
-__device__ inline ManyWork work_at(const ManyProduct& p, int index) {
+__device__ inline Work work_at(const Args& p, int index) {
   if (index >= p.out_tiles * p.token_tiles) return {};
   const int size = p.group * p.out_tiles, group = index / size, in_group = index % size;
   const int tokens = min(p.group, p.token_tiles - group * p.group);
@@ -72,10 +72,10 @@ __device__ inline ManyWork work_at(const ManyProduct& p, int index) {
 }
 
 // One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
-__device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) {
+__device__ inline void hand_out_tiles(Shared& shared, const Args& p) {
   uint32_t phase = 0;
   for (int index = static_cast<int>(blockIdx.x);;) {
-    const ManyWork work = work_at(p, index);
+    const Work work = work_at(p, index);
     ptx::st_shared_16(shared_address(&shared.tile), work.tile);
     ptx::st_shared_16(shared_address(&shared.tile_strips), work.strips);
     ptx::mbarrier_arrive(shared_address(&shared.handed));
@@ -88,24 +88,24 @@ __device__ inline void hand_out_tiles(ManyShared& shared, const ManyProduct& p) 
 
 // A feeding warp. K::load(...) starts the copies of a stage and returns their bytes.
 template <class K>
-class ManyFeeder {
+class Feeder {
   // So that its own last record shows that the stage's data before the last came: then parity tells the last.
   static_assert(K::kStages >= kFeeders);
 
  public:
-  __device__ ManyFeeder(ManyShared& shared, const ManyProduct& p, const typename K::Maps& maps, uint32_t ring, int id)
+  __device__ Feeder(Shared& shared, const Args& p, const typename K::Maps& maps, uint32_t ring, int id)
       : shared_(shared), p_(p), maps_(maps), ring_(ring), id_(id) {}
 
   __device__ void run() {
-    ManyWork work = next();
-    ManyRecord batch = fetch(work.tile.y, work.tile.z);
+    Work work = next();
+    Record batch = fetch(work.tile.y, work.tile.z);
     while (work.tile.x >= 0) {
-      ManyWork following;
-      ManyRecord ahead = K::no_record();
+      Work following;
+      Record ahead = K::no_record();
       const int first = work.tile.y, last = work.tile.z;
       int i = first;
       do {
-        const ManyRecord now = batch;
+        const Record now = batch;
         if (i + 32 < last) batch = fetch(i + 32, last);
         const int count = max(1, min(32, last - i));  // an empty tile has one record without data
         for (int j = 0; j < count; ++j) {
@@ -113,8 +113,8 @@ class ManyFeeder {
             following = next();
             ahead = fetch(following.tile.y, following.tile.z);
           }
-          const ManyRecord record{__shfl_sync(~0u, now.chunk, j), __shfl_sync(~0u, now.a, j),
-                                  __shfl_sync(~0u, now.b, j), __shfl_sync(~0u, now.c, j)};
+          const Record record{__shfl_sync(~0u, now.chunk, j), __shfl_sync(~0u, now.a, j), __shfl_sync(~0u, now.b, j),
+                              __shfl_sync(~0u, now.c, j)};
           send(record, work, i + j + 1 >= last ? kEndsTile : kGoesOn);
         }
         i += 32;
@@ -128,15 +128,15 @@ class ManyFeeder {
   static constexpr int kAhead = 4;  // records before the end of a tile at which the next one is asked for
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ ManyRecord fetch(int first, int last) const {
+  __device__ Record fetch(int first, int last) const {
     return first + lane() < last ? p_.tables.records[first + lane()] : K::no_record();
   }
   // Its strips are known to lane 0 alone.
-  __device__ ManyWork next() {
+  __device__ Work next() {
     ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
     tile_phase_ ^= 1;
     __syncwarp();  // none still waits for a phase that could pass once lane 0 has answered
-    ManyWork work;
+    Work work;
     if (lane() == 0) {  // one lane reads and says so
       work.tile = ptx::ld_shared_16(shared_address(&shared_.tile));
       work.strips = ptx::ld_shared_16(shared_address(&shared_.tile_strips));
@@ -151,7 +151,7 @@ class ManyFeeder {
   // once from warps that skip a record, late from those that multiply. So this feeder could be a ring ahead of another
   // that still waits for this stage, and take, by its parity, an older phase of `empty` for that one's: it waits for
   // the stage's last data first.
-  __device__ void send(const ManyRecord& record, const ManyWork& work, ManyFlag flag) {
+  __device__ void send(const Record& record, const Work& work, Flag flag) {
     if (turn_ == id_ && lane() == 0) {
       const uint32_t full = shared_address(&shared_.full[stage_]);
       int4 note = K::note(record);
@@ -172,14 +172,14 @@ class ManyFeeder {
     if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
   }
 
-  ManyShared& shared_;
-  const ManyProduct& p_;
+  Shared& shared_;
+  const Args& p_;
   const typename K::Maps& maps_;
   uint32_t ring_;
   int id_;
   int stage_ = 0, turn_ = 0;
   uint32_t tile_phase_ = 0, phase_ = 0;
-  ManyRecord held_{-1, 0, 0, 0};
+  Record held_{-1, 0, 0, 0};
   int held_tokens_ = 0;
   int4 held_strips_{0, 0, 0, 0};
 };
@@ -189,9 +189,9 @@ class ManyFeeder {
 // racecheck reports the notes. With reads by that lane alone it is silent, but ptxas then takes addresses for different
 // from lane to lane: 171 instead of 148 us (b = 16, density .25).
 template <class K>
-class ManyConsumer {
+class Consumer {
  public:
-  __device__ ManyConsumer(ManyShared& shared, uint32_t ring, int group)
+  __device__ Consumer(Shared& shared, uint32_t ring, int group)
       : shared_(shared), ring_(ring), group_(group), arrives_(threadIdx.x % 32 == 0) {}
 
   // Past the record without data.
@@ -202,11 +202,11 @@ class ManyConsumer {
     advance();
   }
   __device__ bool goes_on() const { return flag_ != kExit; }
-  __device__ uint32_t mask() const { return mask_; }      // of this warpgroup's cells in the record
-  __device__ uint32_t before() const { return before_; }  // cells of the record in front of them
+  __device__ uint32_t mask() const { return mask_; }      // of this warpgroup's patches in the record
+  __device__ uint32_t before() const { return before_; }  // patches of the record in front of them
 
-  // All records of a tile, multiply(stage address) for those in which the warpgroup has a cell. Returns the warpgroup's
-  // strip of outputs, and the tile of tokens.
+  // All records of a tile, multiply(stage address) for those in which the warpgroup has a patch. Returns the
+  // warpgroup's strip of outputs, and the tile of tokens.
   template <class Multiply>
   __device__ int2 tile(Multiply multiply) {
     while (true) {
@@ -256,7 +256,7 @@ class ManyConsumer {
     flag_ = __shfl_sync(~0u, note_.w, 0);
   }
 
-  ManyShared& shared_;
+  Shared& shared_;
   uint32_t ring_;
   int group_;
   bool arrives_;
@@ -266,4 +266,4 @@ class ManyConsumer {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

@@ -8,13 +8,13 @@
 #include "gemm/cuda/wgmma/feed.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 inline constexpr int kBox = 64;  // y is stored in boxes of 64 tokens x 64 outputs
 inline constexpr int kBoxBytes = kBox * kBox * 2;
 
-struct ManyCorner {
+struct Corner {
   int token, output;
 };
 
@@ -74,7 +74,7 @@ __device__ inline void add_box(uint32_t box, Sums sums) {
 
 // Columns of the sums are outputs, or, Transposed, tokens. All of the bias is under way before any of it is added.
 template <class T, bool Transposed, class Sums>
-__device__ inline void add_bias(const ManyProduct& p, ManyCorner at, Sums sums) {
+__device__ inline void add_bias(const Args& p, Corner at, Sums sums) {
   constexpr int kGroups = Transposed ? 1 : 4, kEach = Transposed ? 2 : 4;  // a lane's outputs
   const auto* from = static_cast<const T*>(p.finish.bias);
   float bias[kGroups][kEach];
@@ -98,8 +98,8 @@ __device__ inline void add_bias(const ManyProduct& p, ManyCorner at, Sums sums) 
 // A box in shared memory and what it holds of a matrix: body(16 bytes there, their first element, elements from one to
 // the next, how many of the 8 are inside).
 template <class T, class Body>
-__device__ inline void each_vector(const ManyProduct& p, const DeviceMatrix& m, ManyCorner at, uint32_t box,
-                                   bool rows_are_outputs, Body body) {
+__device__ inline void each_vector(const Args& p, const DeviceMatrix& m, Corner at, uint32_t box, bool rows_are_outputs,
+                                   Body body) {
   const int64_t rows = rows_are_outputs ? p.outputs - at.output : p.n - at.token;
   const int64_t columns = rows_are_outputs ? p.n - at.token : p.outputs - at.output;
   const int64_t pitch = rows_are_outputs ? m.feature_stride : m.token_stride;
@@ -122,7 +122,7 @@ __device__ inline bool is_whole(const T* first, int64_t step, int64_t inside) {
 
 // The residual of a tile's `tokens` x 64 outputs begins its way from memory, while the first box is waited for.
 template <class T>
-__device__ inline void prefetch_residual(const ManyProduct& p, ManyCorner at, int tokens) {
+__device__ inline void prefetch_residual(const Args& p, Corner at, int tokens) {
   const DeviceMatrix& r = p.finish.residual;
   if (r.data == nullptr) return;
 #pragma unroll 1
@@ -137,7 +137,7 @@ __device__ inline void prefetch_residual(const ManyProduct& p, ManyCorner at, in
 // The residual of a box, by way of the box: read where the sums lie, an element at a time, it took 120 us at b = 64,
 // density .25, n = 4096. Where nothing is inside, the box keeps what it held, for sums that are not stored.
 template <class T, bool Transposed, class Sums>
-__device__ inline void add_residual(const ManyProduct& p, uint32_t box, int group, ManyCorner at, Sums sums) {
+__device__ inline void add_residual(const Args& p, uint32_t box, int group, Corner at, Sums sums) {
   const bool rows_are_outputs = !p.finish.residual.features_contiguous();
   each_vector<T>(p, p.finish.residual, at, box, rows_are_outputs,
                  [](uint32_t to, const T* from, int64_t step, int64_t inside) {
@@ -175,7 +175,7 @@ __device__ inline void activate(Sums sums) {
 
 // An element at a time where 8 of them are not inside and aligned.
 template <class T>
-__device__ inline void copy_box(const ManyProduct& p, uint32_t box, ManyCorner at, bool rows_are_outputs) {
+__device__ inline void copy_box(const Args& p, uint32_t box, Corner at, bool rows_are_outputs) {
   each_vector<T>(p, p.finish.y, at, box, rows_are_outputs, [](uint32_t from, T* to, int64_t step, int64_t inside) {
     const int4 words = ptx::ld_shared_16(from);
     if (is_whole(to, step, inside)) {
@@ -191,8 +191,8 @@ __device__ inline void copy_box(const ManyProduct& p, uint32_t box, ManyCorner a
 }
 
 template <class T, int Buffers, bool Transposed, bool Plain, XOrder Order, class Sums>
-__device__ inline void store_box_of_sums(const ManyProduct& p, const ManyY<Order>& y, uint32_t box, int group,
-                                         ManyCorner at, Sums sums) {
+__device__ inline void store_box_of_sums(const Args& p, const YMap<Order>& y, uint32_t box, int group, Corner at,
+                                         Sums sums) {
   const bool leads = threadIdx.x % 128 == 0;
   const auto wait_for_box = [&] {
     if (leads) ptx::bulk_wait_read<Buffers - 1>();
@@ -221,10 +221,10 @@ __device__ inline void store_box_of_sums(const ManyProduct& p, const ManyY<Order
   if (!Plain && !p.boxes) {
     copy_box<T>(p, box, at, rows_are_outputs);
   } else if (leads) {
-    store_many_y(y, box, at.output, at.token, rows_are_outputs);
+    store_y(y, box, at.output, at.token, rows_are_outputs);
     ptx::bulk_commit();
   }
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

@@ -8,7 +8,7 @@
 #include "cuda/tensor_map.h"
 #include "gemm/images.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 
 template <class Images>
 cuda::BoxedImages boxed(const Images& images, bool deep, uint32_t channels, uint32_t positions) {
@@ -95,4 +95,4 @@ __device__ inline void store_positions(const CUtensorMap* map, uint32_t from, bo
   else ptx::store_image_box(map, from, channel, pixel.column, pixel.row, pixel.image);
 }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

@@ -14,18 +14,18 @@
 #include "gemm/cuda/wgmma/tokens.cuh"
 #include "gemm/cuda/wgmma/weights.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 // Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
 // the loop.
 template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, 1)
-    many_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
-                 [[maybe_unused]] const __grid_constant__ ManyProduct p) {
+    wgmma_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
+                  [[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  __shared__ ManyShared shared;
+  __shared__ Shared shared;
   const uint32_t ring = shared_address(staged) + K::kStagedBytes;
   const int group = static_cast<int>(threadIdx.x) / 128;
   start_ring(shared, K::kStages, K::kGroups * 4);
@@ -33,12 +33,12 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   if (group == K::kGroups) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    if (warp < kFeeders) ManyFeeder<K>(shared, p, maps, ring, warp).run();
+    if (warp < kFeeders) Feeder<K>(shared, p, maps, ring, warp).run();
     else if (threadIdx.x % 32 == 0) hand_out_tiles(shared, p);
     return;
   }
   ptx::setmaxnreg_inc<K::kRegisters>();
-  ManyConsumer<K> consumer(shared, ring, group);
+  Consumer<K> consumer(shared, ring, group);
   consumer.begin();
   while (consumer.goes_on()) {
     typename K::Sums sums{};
@@ -52,98 +52,93 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, XOrder Order, class Body>
-Status with_many_form(ManyKind kind, bool by_in, Body body) {
+Status with_form(Kind kind, bool by_in, Body body) {
   switch (kind) {
-    case ManyKind::direct:
-      return by_in ? body.template operator()<ManyWeights<T, ManyKind::direct, true, Order>>()
-                   : body.template operator()<ManyWeights<T, ManyKind::direct, false, Order>>();
-    case ManyKind::filled: return body.template operator()<ManyWeights<T, ManyKind::filled, false, Order>>();
-    case ManyKind::cells32: return body.template operator()<ManyTokens<T, ManyKind::cells32, Order>>();
-    case ManyKind::cells16: break;
+    case Kind::direct:
+      return by_in ? body.template operator()<WeightRows<T, Kind::direct, true, Order>>()
+                   : body.template operator()<WeightRows<T, Kind::direct, false, Order>>();
+    case Kind::filled: return body.template operator()<WeightRows<T, Kind::filled, false, Order>>();
+    case Kind::patches32: return body.template operator()<TokenRows<T, Kind::patches32, Order>>();
+    case Kind::patches16: break;
   }
-  return body.template operator()<ManyTokens<T, ManyKind::cells16, Order>>();
+  return body.template operator()<TokenRows<T, Kind::patches16, Order>>();
 }
 
 // Features-first, results go the other way too: no use for boxes.
 template <class K>
-auto many_kernel([[maybe_unused]] bool plain) {
+auto kernel_of([[maybe_unused]] bool plain) {
   if constexpr (!K::x_first) {
-    if (plain) return many_product<K, true>;
+    if (plain) return wgmma_product<K, true>;
   }
-  return many_product<K, false>;
+  return wgmma_product<K, false>;
 }
 
 // Tiles of tokens that are walked together. 4096 x 4096, n = 4096, density .25 and .1, of 4 and 8: b = 128 59.8, 34.5
 // and 55.9, 35.1 us, b = 64 equal, b = 32 107, 75.0 and 108, 76.7.
-constexpr int64_t many_group(ManyKind kind) { return kind == ManyKind::direct ? 8 : 4; }
+constexpr int64_t token_group(Kind kind) { return kind == Kind::direct ? 8 : 4; }
 
 // What feeds the kernel, beside the product itself.
-struct ManyFeed {
+struct Feed {
   DeviceWalk walk;
   const float* gates;
-  ManyImages images = {};
+  Images images = {};
 };
 
 template <class T, XOrder Order>
-Status launch_many_of(const Product& p, const ManyFeed& feed, const CudaCall& call) {
-  const ManyPlan plan = plan_many(call.problem);
-  const ManyTables tables = many_tables(plan, call.problem.block, call.workspace.data);
+Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
+  const Plan plan = plan_of(call.problem);
+  const Tables tables = tables_in(plan, call.problem.block, call.workspace.data);
   const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
-  const ManyProduct args{.tables = tables,
-                         .out_tiles = static_cast<int32_t>(plan.tiles),
-                         .token_tiles = static_cast<int32_t>(token_tiles),
-                         .group = static_cast<int32_t>(std::min<int64_t>(many_group(plan.kind), token_tiles)),
-                         .n = static_cast<int32_t>(p.x.n),
-                         .outputs = p.y.features,
-                         .boxes = in_boxes(p.y),
-                         .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  return with_many_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
+  const Args args{.tables = tables,
+                  .out_tiles = static_cast<int32_t>(plan.tiles),
+                  .token_tiles = static_cast<int32_t>(token_tiles),
+                  .group = static_cast<int32_t>(std::min<int64_t>(token_group(plan.kind), token_tiles)),
+                  .n = static_cast<int32_t>(p.x.n),
+                  .outputs = p.y.features,
+                  .boxes = in_boxes(p.y),
+                  .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
+  return with_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
-    const void* w = many_copies(call.problem) ? tables.copy : p.w;
+    const void* w = copies_w(call.problem) ? tables.copy : p.w;
     BS_RETURN_IF_ERROR(K::make_maps(p, feed.images, w, maps));  // before anything is queued
-    BS_RETURN_IF_ERROR(make_many_tables(plan, call, feed.walk, feed.gates, tables));
-    BS_RETURN_IF_ERROR(pack_many_weights(plan, call, feed.walk, {p.w, feed.gates, p.dtype}, tables));
+    BS_RETURN_IF_ERROR(make_tables(plan, call, feed.walk, feed.gates, tables));
+    BS_RETURN_IF_ERROR(pack_weights(plan, call, feed.walk, {p.w, feed.gates, p.dtype}, tables));
     return cuda::launch({.blocks = std::min<int64_t>(call.card.multiprocessors, plan.tiles * token_tiles),
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
                          .stream = stream_of(call),
                          .overlap = true},
-                        many_kernel<K>(is_plain(p)), maps, args);
+                        kernel_of<K>(is_plain(p)), maps, args);
   });
 }
 
 template <class T>
-Status launch_many(const Product& p, const CudaCall& call) {
-  const ManyFeed feed{walk_on_device(p.layout, p.by_in), static_cast<const float*>(p.gates)};
-  return p.x.features_first() ? launch_many_of<T, XOrder::features>(p, feed, call)
-                              : launch_many_of<T, XOrder::tokens>(p, feed, call);
+Status launch(const Product& p, const CudaCall& call) {
+  const Feed feed{walk_on_device(p.layout, p.by_in), static_cast<const float*>(p.gates)};
+  return p.x.features_first() ? launch_of<T, XOrder::features>(p, feed, call)
+                              : launch_of<T, XOrder::tokens>(p, feed, call);
 }
 
 template <class T, XOrder Order>
-Status prepare_many_of() {
-  for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
+Status prepare_of() {
+  for (auto kind : {Kind::direct, Kind::filled, Kind::patches32, Kind::patches16}) {
     for (bool by_in : {false, true}) {
-      BS_RETURN_IF_ERROR((with_many_form<T, Order>(kind, by_in, [&]<class K>() {
-        BS_RETURN_IF_ERROR(cuda::prepare(many_kernel<K>(true), K::kSharedBytes));
-        return cuda::prepare(many_kernel<K>(false), K::kSharedBytes);
+      BS_RETURN_IF_ERROR((with_form<T, Order>(kind, by_in, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(kernel_of<K>(true), K::kSharedBytes));
+        return cuda::prepare(kernel_of<K>(false), K::kSharedBytes);
       })));
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
-  BS_RETURN_IF_ERROR(prepare_many_tables());
-  return prepare_many_pack();
+  BS_RETURN_IF_ERROR(prepare_tables());
+  return prepare_pack();
 }
 
 template <class T>
-Status prepare_many() {
-  BS_RETURN_IF_ERROR((prepare_many_of<T, XOrder::tokens>()));
-  return prepare_many_of<T, XOrder::features>();
-}
-
-template <class T>
-CudaProductKernel make_many_product(DType dtype) {
-  return {CudaKernel::many, dtype, prepare_many<T>, launch_many<T>};
+Status prepare() {
+  BS_RETURN_IF_ERROR((prepare_of<T, XOrder::tokens>()));
+  return prepare_of<T, XOrder::features>();
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

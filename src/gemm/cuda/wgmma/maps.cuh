@@ -4,46 +4,46 @@
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/wgmma/images.cuh"
-#include "gemm/product.h"
 #include "gemm/cuda/wgmma/plan.h"
+#include "gemm/product.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 // Of x: rows are tokens, or features, or it is gathered from images.
 enum class XOrder { tokens, features, images };
 
 template <XOrder>
-struct ManyX {
+struct XMap {
   CUtensorMap map;
 };
 template <>
-struct ManyX<XOrder::images> {
+struct XMap<XOrder::images> {
   CUtensorMap map;
   ImageSteps steps;
   TapSteps taps;
 };
 
 template <XOrder>
-struct ManyY {
+struct YMap {
   CUtensorMap map;
 };
 template <>
-struct ManyY<XOrder::images> {
+struct YMap<XOrder::images> {
   CUtensorMap map;
   ImageSteps steps;
   bool scattered;  // else its rows are tokens
 };
 
 // How x and y lie in space, where x is gathered; y only where it is scattered.
-struct ManyImages {
+struct Images {
   const GatheredImages* x = nullptr;
   const ScatteredImages* y = nullptr;
 };
 
 // Of a stage's x: [tokens][64 inputs], or features-first [tokens / 64][64 inputs][64 tokens].
 template <XOrder Order, int Tokens>
-__device__ inline void load_many_x(uint32_t to, const ManyX<Order>& x, uint32_t full, int input, int token) {
+__device__ inline void load_x(uint32_t to, const XMap<Order>& x, uint32_t full, int input, int token) {
   if constexpr (Order == XOrder::features) {
 #pragma unroll
     for (int i = 0; i < Tokens / 64; ++i) ptx::load_box(to + i * 64 * kChunk * 2, &x.map, full, token + 64 * i, input);
@@ -80,7 +80,7 @@ inline Status make_rows_map(const Activations& y, CUtensorMap& map) {
 }
 
 template <XOrder Order>
-Status make_y_map(const Activations& y, const ManyImages& images, ManyY<Order>& to) {
+Status make_y_map(const Activations& y, const Images& images, YMap<Order>& to) {
   if constexpr (Order == XOrder::images) {
     to.scattered = images.y != nullptr;
     if (to.scattered) {
@@ -93,7 +93,7 @@ Status make_y_map(const Activations& y, const ManyImages& images, ManyY<Order>& 
 }
 
 template <XOrder Order>
-__device__ inline void store_many_y(const ManyY<Order>& y, uint32_t box, int output, int token, bool rows_are_outputs) {
+__device__ inline void store_y(const YMap<Order>& y, uint32_t box, int output, int token, bool rows_are_outputs) {
   if constexpr (Order == XOrder::images) {
     if (y.scattered) {
       store_positions(&y.map, box, y.steps.deep, output, y.steps.pixel_of(token));
@@ -105,7 +105,7 @@ __device__ inline void store_many_y(const ManyY<Order>& y, uint32_t box, int out
 
 // Boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
 template <XOrder Order>
-Status make_x_map(const Activations& x, const ManyImages& images, int32_t tokens, ManyX<Order>& to) {
+Status make_x_map(const Activations& x, const Images& images, int32_t tokens, XMap<Order>& to) {
   if constexpr (Order == XOrder::images) {
     to.steps = ImageSteps(*images.x, images.x->deep());
     to.taps = TapSteps(*images.x);
@@ -123,4 +123,4 @@ Status make_x_map(const Activations& x, const ManyImages& images, int32_t tokens
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

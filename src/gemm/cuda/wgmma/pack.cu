@@ -7,20 +7,20 @@
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/wgmma/tables.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 constexpr int kPackThreads = 256;
 constexpr int kAtOnce = 2;  // times four matrices that a warp has under way
 
-struct ManyPack {
-  const ManySource* sources;
+struct Pack {
+  const Source* sources;
   const uint16_t* w;
   const float* gates;
   bool bf16;
   bool w_aligned;
   char* to;
-  int64_t cells;
+  int64_t patches;
   int64_t inputs;
   bool by_in;
 };
@@ -52,23 +52,23 @@ __device__ void load_vector(const uint16_t* from, bool aligned, uint32_t (&words
   for (int i = 0; i < 4; ++i) words[i] = load_pair(from + 2 * i, false);
 }
 
-// Cells are core matrices of 8 outputs x 8 inputs, one behind the other. Four lanes have the same row of four matrices
-// that lie side by side in W: 512 bytes of it a warp, and rows of 16 bytes go to their matrices.
-template <ManyKind Kind, int B>
-__global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant__ ManyPack p) {
-  constexpr ManyForm form = form_of(Kind);
-  constexpr int kRows = form.slot_outputs / 8, kMatrices = kRows * form.cell_inputs / 8;
-  constexpr int kColumns = form.cell_inputs / B, kSide = B / 8, kOfBlock = kSide * kSide;
+// Patches are core matrices of 8 outputs x 8 inputs, one behind the other. Four lanes have the same row of four
+// matrices that lie side by side in W: 512 bytes of it a warp, and rows of 16 bytes go to their matrices.
+template <Kind Kind, int B>
+__global__ void __launch_bounds__(kPackThreads) wgmma_pack(const __grid_constant__ Pack p) {
+  constexpr Form form = form_of(Kind);
+  constexpr int kRows = form.band_outputs / 8, kMatrices = kRows * form.patch_inputs / 8;
+  constexpr int kColumns = form.patch_inputs / B, kSide = B / 8, kOfBlock = kSide * kSide;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4;
   const int64_t first = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) / 32 * (4 * kAtOnce) + lane % 4;
-  ManySource sources[kAtOnce];
+  Source sources[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int64_t matrix = first + 4 * i;  // in the order of the cell's blocks, and of W in each
-    sources[i] = {kNoCell, 0};
-    if (matrix < p.cells * kMatrices) sources[i] = p.sources[matrix / kOfBlock];
+    const int64_t matrix = first + 4 * i;  // in the order of the patch's blocks, and of W in each
+    sources[i] = {kNoPatch, 0};
+    if (matrix < p.patches * kMatrices) sources[i] = p.sources[matrix / kOfBlock];
   }
   uint32_t words[kAtOnce][4] = {};
 #pragma unroll
@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant_
       for (int k = 0; k < 4; ++k) words[i][k] = ptx::movmatrix_trans(words[i][k]);
       cuda::turn_quad(words[i]);
     }
-    if (sources[i].weight == kNoCell) continue;
-    const auto in_cell = static_cast<int>((first + 4 * i) % kMatrices);
-    const int block = in_cell / kOfBlock, up = in_cell % kOfBlock / kSide, along = in_cell % kSide;
+    if (sources[i].weight == kNoPatch) continue;
+    const auto in_patch = static_cast<int>((first + 4 * i) % kMatrices);
+    const int block = in_patch / kOfBlock, up = in_patch % kOfBlock / kSide, along = in_patch % kSide;
     const int in = p.by_in ? up : along, out = p.by_in ? along : up;
     const int64_t inside = p.inputs - int64_t{sources[i].from} * B - 8 * in;
 #pragma unroll
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kPackThreads) many_pack(const __grid_constant_
 }
 
 // Blocks as they lie, an entry of the list each thread block in turn.
-struct ManyCopy {
+struct Copy {
   DeviceWalk walk;
   const uint16_t* w;
   const float* gates;
@@ -114,7 +114,7 @@ struct ManyCopy {
   uint32_t* to;
 };
 
-__global__ void __launch_bounds__(kPackThreads) many_copy(const __grid_constant__ ManyCopy p) {
+__global__ void __launch_bounds__(kPackThreads) wgmma_copy(const __grid_constant__ Copy p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const int shift = p.block_shift, pairs = 1 << (2 * shift - 1);
@@ -133,63 +133,63 @@ __global__ void __launch_bounds__(kPackThreads) many_copy(const __grid_constant_
   }
 }
 
-Status copy_blocks(const CudaCall& call, const DeviceWalk& walk, const ManyPackedWeights& w, const ManyTables& to) {
+Status copy_blocks(const CudaCall& call, const DeviceWalk& walk, const PackedWeights& w, const Tables& to) {
   const CudaProblem& p = call.problem;
   const int64_t last = p.input_blocks() - 1;
-  const ManyCopy args{.walk = walk,
-                      .w = static_cast<const uint16_t*>(w.w),
-                      .gates = w.gates,
-                      .bf16 = w.dtype == DType::bf16,
-                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 4 == 0,
-                      .by_in = p.by_in,
-                      .blocks = static_cast<int32_t>(p.blocks),
-                      .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
-                      .last_block = static_cast<int32_t>(last),
-                      .inside = static_cast<int32_t>(p.inputs - last * p.block),
-                      .to = reinterpret_cast<uint32_t*>(to.copy)};
+  const Copy args{.walk = walk,
+                  .w = static_cast<const uint16_t*>(w.w),
+                  .gates = w.gates,
+                  .bf16 = w.dtype == DType::bf16,
+                  .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 4 == 0,
+                  .by_in = p.by_in,
+                  .blocks = static_cast<int32_t>(p.blocks),
+                  .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
+                  .last_block = static_cast<int32_t>(last),
+                  .inside = static_cast<int32_t>(p.inputs - last * p.block),
+                  .to = reinterpret_cast<uint32_t*>(to.copy)};
   return cuda::launch({.blocks = std::clamp<int64_t>(p.blocks, 1, int64_t{8} * call.card.multiprocessors),
                        .threads = kPackThreads,
                        .stream = static_cast<cudaStream_t>(call.stream),
                        .overlap = true},
-                      many_copy, args);
+                      wgmma_copy, args);
 }
 
 // body(kernel) with the kernel for that kind and block size.
 template <class Body>
-Status with_pack_kernel(ManyKind kind, int32_t block, Body body) {
+Status with_pack_kernel(Kind kind, int32_t block, Body body) {
   switch (kind) {
-    case ManyKind::direct: return {};
-    case ManyKind::filled:
+    case Kind::direct: return {};
+    case Kind::filled:
       switch (block) {
-        case 8: return body(many_pack<ManyKind::filled, 8>);
-        case 16: return body(many_pack<ManyKind::filled, 16>);
-        default: return body(many_pack<ManyKind::filled, 32>);
+        case 8: return body(wgmma_pack<Kind::filled, 8>);
+        case 16: return body(wgmma_pack<Kind::filled, 16>);
+        default: return body(wgmma_pack<Kind::filled, 32>);
       }
-    case ManyKind::cells32: return body(many_pack<ManyKind::cells32, 32>);
-    case ManyKind::cells16: break;
+    case Kind::patches32: return body(wgmma_pack<Kind::patches32, 32>);
+    case Kind::patches16: break;
   }
-  return block == 8 ? body(many_pack<ManyKind::cells16, 8>) : body(many_pack<ManyKind::cells16, 16>);
+  return block == 8 ? body(wgmma_pack<Kind::patches16, 8>) : body(wgmma_pack<Kind::patches16, 16>);
 }
 
 }  // namespace
 
-Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const ManyPackedWeights& w,
-                         const ManyTables& to) {
+Status pack_weights(const Plan& plan, const CudaCall& call, const DeviceWalk& walk, const PackedWeights& w,
+                    const Tables& to) {
   const CudaProblem& p = call.problem;
-  if (plan.kind == ManyKind::direct) return many_copies(p) ? copy_blocks(call, walk, w, to) : Status();
-  const ManyPack args{.sources = to.sources,
-                      .w = static_cast<const uint16_t*>(w.w),
-                      .gates = w.gates,
-                      .bf16 = w.dtype == DType::bf16,
-                      .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 16 == 0,
-                      .to = to.cells,
-                      .cells = plan.cells,
-                      .inputs = p.inputs,
-                      .by_in = p.by_in};
+  if (plan.kind == Kind::direct) return copies_w(p) ? copy_blocks(call, walk, w, to) : Status();
+  const Pack args{.sources = to.sources,
+                  .w = static_cast<const uint16_t*>(w.w),
+                  .gates = w.gates,
+                  .bf16 = w.dtype == DType::bf16,
+                  .w_aligned = reinterpret_cast<uintptr_t>(w.w) % 16 == 0,
+                  .to = to.patches,
+                  .patches = plan.patches,
+                  .inputs = p.inputs,
+                  .by_in = p.by_in};
   return with_pack_kernel(plan.kind, p.block, [&](auto kernel) {
     constexpr int64_t kBytes = int64_t{128} * 4 * kAtOnce * kPackThreads / 32;  // of a thread block
     return cuda::launch(
-        {.blocks = std::max<int64_t>(1, (plan.cells * form_of(plan.kind).cell_bytes() + kBytes - 1) / kBytes),
+        {.blocks = std::max<int64_t>(1, (plan.patches * form_of(plan.kind).patch_bytes() + kBytes - 1) / kBytes),
          .threads = kPackThreads,
          .stream = static_cast<cudaStream_t>(call.stream),
          .overlap = true},
@@ -197,9 +197,9 @@ Status pack_many_weights(const ManyPlan& plan, const CudaCall& call, const Devic
   });
 }
 
-Status prepare_many_pack() {
-  BS_RETURN_IF_ERROR(cuda::prepare(many_copy, 0));
-  for (auto kind : {ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
+Status prepare_pack() {
+  BS_RETURN_IF_ERROR(cuda::prepare(wgmma_copy, 0));
+  for (auto kind : {Kind::filled, Kind::patches32, Kind::patches16}) {
     for (int32_t block : {8, 16, 32}) {
       BS_RETURN_IF_ERROR(with_pack_kernel(kind, block, [](auto kernel) { return cuda::prepare(kernel, 0); }));
     }
@@ -207,4 +207,4 @@ Status prepare_many_pack() {
   return {};
 }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

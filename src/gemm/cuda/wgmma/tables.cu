@@ -6,17 +6,17 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 // A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
-constexpr int walk_threads(ManyKind kind) { return kind == ManyKind::direct || kind == ManyKind::cells32 ? 256 : 1024; }
+constexpr int walk_threads(Kind kind) { return kind == Kind::direct || kind == Kind::patches32 ? 256 : 1024; }
 constexpr int kMostTileRows = 32;  // of blocks
 
-struct ManyWalk {
+struct TableWalk {
   DeviceWalk walk;
   const float* gates;
-  ManyTables to;
+  Tables to;
   int32_t block, block_shift;
   bool by_in;
   int32_t rows;                     // of blocks
@@ -33,47 +33,47 @@ struct ManyWalk {
 };
 
 // Of one tile, in shared memory.
-template <ManyKind Kind>
+template <Kind Kind>
 struct TileMap {
-  static constexpr ManyForm form = form_of(Kind);
-  static constexpr bool direct = Kind == ManyKind::direct;
+  static constexpr Form form = form_of(Kind);
+  static constexpr bool direct = Kind == Kind::direct;
   static constexpr int threads = walk_threads(Kind);
   int32_t row_before[kMostTileRows + 1], row_first[kMostTileRows];  // blocks in front in the tile; where its own begin
-  uint32_t low[kMostChunks], high[kMostChunks];  // bits of the cells; direct: the blocks of both strips
-  int32_t cells_before[kMostChunks];
-  int2 of_warp[threads / 32];  // cells and records
+  uint32_t low[kMostChunks], high[kMostChunks];  // bits of the patches; direct: the blocks of both strips
+  int32_t patches_before[kMostChunks];
+  int2 of_warp[threads / 32];  // patches and records
 
-  __device__ int blocks(const ManyWalk& p) const { return row_before[p.tile_rows]; }
-  __device__ BlockRef block(const ManyWalk& p, int row, int i) const {
+  __device__ int blocks(const TableWalk& p) const { return row_before[p.tile_rows]; }
+  __device__ BlockRef block(const TableWalk& p, int row, int i) const {
     return p.walk.refs[row_first[row] + i - row_before[row]];
   }
   __device__ uint64_t mask(int chunk) const { return static_cast<uint64_t>(high[chunk]) << 32 | low[chunk]; }
-  __device__ int cells(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
+  __device__ int patches(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
   __device__ int records(int chunk) const {
     if (direct) return (low[chunk] & high[chunk]) != ~0u;  // no block is ~0
-    return (cells(chunk) + form.most_cells - 1) / form.most_cells;
+    return (patches(chunk) + form.most_patches - 1) / form.most_patches;
   }
 };
 
-// Where block `from` of row `row` of the tile lies among its cells.
-template <ManyKind Kind>
-struct CellPlace {
-  int chunk, bit, output, input;  // the last two within the cell
+// Where block `from` of row `row` of the tile lies among its patches.
+template <Kind Kind>
+struct PatchPlace {
+  int chunk, bit, output, input;  // the last two within the patch
 
-  __device__ CellPlace(const ManyWalk& p, int row, int from) {
-    constexpr ManyForm form = form_of(Kind);
-    const int out = row << p.block_shift, in = from << p.block_shift, slot = out / form.slot_outputs;
+  __device__ PatchPlace(const TableWalk& p, int row, int from) {
+    constexpr Form form = form_of(Kind);
+    const int out = row << p.block_shift, in = from << p.block_shift, band = out / form.band_outputs;
     chunk = in / kChunk;
-    const int part = slot / form.part_slots(), cell = in % kChunk / form.cell_inputs;
-    bit = part * form.part_bits() + cell * form.part_slots() + slot % form.part_slots();
-    output = out % form.slot_outputs;
-    input = in % form.cell_inputs;
+    const int part = band / form.part_bands(), patch = in % kChunk / form.patch_inputs;
+    bit = part * form.part_bits() + patch * form.part_bands() + band % form.part_bands();
+    output = out % form.band_outputs;
+    input = in % form.patch_inputs;
   }
 };
 
 // Of block i of the tile.
-template <ManyKind Kind>
-__device__ int row_of(const ManyWalk& p, const TileMap<Kind>& map, int i) {
+template <Kind Kind>
+__device__ int row_of(const TableWalk& p, const TileMap<Kind>& map, int i) {
   int row = 0;
 #pragma unroll
   for (int step = kMostTileRows / 2; step > 0; step /= 2) {
@@ -82,8 +82,8 @@ __device__ int row_of(const ManyWalk& p, const TileMap<Kind>& map, int i) {
   return row;
 }
 
-template <ManyKind Kind>
-__device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
+template <Kind Kind>
+__device__ void map_blocks(const TableWalk& p, TileMap<Kind>& map) {
   const auto thread = static_cast<int>(threadIdx.x);
   for (int c = thread; c < p.chunks; c += map.threads) map.low[c] = map.high[c] = map.direct ? ~0u : 0;
   __syncthreads();
@@ -92,7 +92,7 @@ __device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
     const int row = row_of(p, map, i);
     const BlockRef ref = map.block(p, row, i);
     if (!p.counts(ref)) continue;
-    if constexpr (Kind == ManyKind::direct) {
+    if constexpr (Kind == Kind::direct) {
       const int halves = p.block / kChunk;
       for (int half = 0; half < halves; ++half) {
         const int chunk = ref.from * halves + half;
@@ -100,23 +100,23 @@ __device__ void map_blocks(const ManyWalk& p, TileMap<Kind>& map) {
         else (row == 0 ? map.low : map.high)[chunk] = static_cast<uint32_t>(ref.weight);
       }
     } else {
-      const CellPlace<Kind> at(p, row, ref.from);
+      const PatchPlace<Kind> at(p, row, ref.from);
       atomicOr((at.bit < 32 ? map.low : map.high) + at.chunk, 1u << at.bit % 32);
     }
   }
   __syncthreads();
 }
 
-// Cells and records before each chunk; returns the records before this thread's first chunk, and all cells.
-template <ManyKind Kind>
-__device__ int2 count_before(const ManyWalk& p, TileMap<Kind>& map, int first, int last) {
+// Patches and records before each chunk; returns the records before this thread's first chunk, and all patches.
+template <Kind Kind>
+__device__ int2 count_before(const TableWalk& p, TileMap<Kind>& map, int first, int last) {
   const auto thread = static_cast<int>(threadIdx.x);
   int2 mine{0, 0};
-  for (int c = first; c < last; ++c) mine.x += map.cells(c), mine.y += map.records(c);
+  for (int c = first; c < last; ++c) mine.x += map.patches(c), mine.y += map.records(c);
   int2 sum = mine;
   for (int step = 1; step < 32; step *= 2) {
-    const int cells = __shfl_up_sync(~0u, sum.x, step), records = __shfl_up_sync(~0u, sum.y, step);
-    if (thread % 32 >= step) sum.x += cells, sum.y += records;
+    const int patches = __shfl_up_sync(~0u, sum.x, step), records = __shfl_up_sync(~0u, sum.y, step);
+    if (thread % 32 >= step) sum.x += patches, sum.y += records;
   }
   if (thread % 32 == 31) map.of_warp[thread / 32] = sum;
   __syncthreads();
@@ -127,20 +127,21 @@ __device__ int2 count_before(const ManyWalk& p, TileMap<Kind>& map, int first, i
     if (warp < thread / 32) before.x += of.x, before.y += of.y;
     all += of.x;
   }
-  for (int c = first, cells = before.x; c < last; ++c) {
-    map.cells_before[c] = cells;
-    cells += map.cells(c);
+  for (int c = first, patches = before.x; c < last; ++c) {
+    map.patches_before[c] = patches;
+    patches += map.patches(c);
   }
   __syncthreads();
   return {before.y, all};
 }
 
 // The records of chunks first ... last - 1, from `at` on; returns where they end.
-template <ManyKind Kind>
-__device__ int write_records(const ManyWalk& p, const TileMap<Kind>& map, int first, int last, int at, int first_cell) {
+template <Kind Kind>
+__device__ int write_records(const TableWalk& p, const TileMap<Kind>& map, int first, int last, int at,
+                             int first_patch) {
   for (int c = first; c < last; ++c) {
     if (map.records(c) == 0) continue;
-    if constexpr (Kind == ManyKind::direct) {
+    if constexpr (Kind == Kind::direct) {
       const int b = p.block, half = b == 128 ? c % 2 : 0;  // of the block's inputs
       const auto low = static_cast<int>(map.low[c]), high = static_cast<int>(map.high[c]);
       if (b == 64) p.to.records[at++] = {c, low < 0 ? -1 : low * 64, high < 0 ? -1 : high * 64, 0};
@@ -148,13 +149,13 @@ __device__ int write_records(const ManyWalk& p, const TileMap<Kind>& map, int fi
       else p.to.records[at++] = {c, low * 128, low * 128 + 64, 64 * half | 64 * half << 16};
     } else {
       uint64_t mask = map.mask(c);
-      for (int cell = first_cell + map.cells_before[c]; mask != 0;) {
+      for (int patch = first_patch + map.patches_before[c]; mask != 0;) {
         uint64_t rest = mask;
         int count = 0;
-        for (; count < map.form.most_cells && rest != 0; ++count) rest &= rest - 1;
+        for (; count < map.form.most_patches && rest != 0; ++count) rest &= rest - 1;
         const uint64_t taken = mask ^ rest;
-        p.to.records[at++] = {c, static_cast<int32_t>(taken), static_cast<int32_t>(taken >> 32), cell};
-        cell += count, mask = rest;
+        p.to.records[at++] = {c, static_cast<int32_t>(taken), static_cast<int32_t>(taken >> 32), patch};
+        patch += count, mask = rest;
       }
     }
   }
@@ -165,7 +166,7 @@ __device__ int write_records(const ManyWalk& p, const TileMap<Kind>& map, int fi
 struct TileLengths {
   int mine, other;
 
-  __device__ static int of(const ManyWalk& p, int tile) {
+  __device__ static int of(const TableWalk& p, int tile) {
     int blocks = 0;
     for (int i = 0; i < p.tile_strips; ++i) {
       const int strip = p.strip_at(tile * p.tile_strips + i);
@@ -173,16 +174,16 @@ struct TileLengths {
     }
     return blocks;
   }
-  __device__ TileLengths(const ManyWalk& p, int tile) : mine(of(p, tile)), other(of_thread(p, 0)) {}
-  __device__ static int of_thread(const ManyWalk& p, int first) {
+  __device__ TileLengths(const TableWalk& p, int tile) : mine(of(p, tile)), other(of_thread(p, 0)) {}
+  __device__ static int of_thread(const TableWalk& p, int first) {
     const int tile = first + static_cast<int>(threadIdx.x);
     return tile < p.tiles ? of(p, tile) : -1;
   }
 };
 
 // Of the tiles in front. All threads; map.of_warp is written.
-template <ManyKind Kind>
-__device__ int blocks_in_front(const ManyWalk& p, TileMap<Kind>& map, const TileLengths& lengths, int tile) {
+template <Kind Kind>
+__device__ int blocks_in_front(const TableWalk& p, TileMap<Kind>& map, const TileLengths& lengths, int tile) {
   const auto thread = static_cast<int>(threadIdx.x);
   int sum = thread < tile ? lengths.other : 0;
   for (int t = thread + map.threads; t < tile; t += map.threads) sum += TileLengths::of(p, t);
@@ -195,8 +196,8 @@ __device__ int blocks_in_front(const ManyWalk& p, TileMap<Kind>& map, const Tile
 }
 
 // The tile's rows: by the first warp.
-template <ManyKind Kind>
-__device__ void map_rows(const ManyWalk& p, TileMap<Kind>& map, int tile) {
+template <Kind Kind>
+__device__ void map_rows(const TableWalk& p, TileMap<Kind>& map, int tile) {
   const auto row = static_cast<int>(threadIdx.x);
   const int strip = row < p.tile_rows ? p.strip_at(tile * p.tile_strips + row / p.strip_rows) : 0;
   const int of_matrix = min(strip * p.strip_rows + row % p.strip_rows, p.rows);
@@ -213,7 +214,7 @@ __device__ void map_rows(const ManyWalk& p, TileMap<Kind>& map, int tile) {
 
 // Place of a tile in the order: how many are longer. All threads.
 template <int Threads>
-__device__ int rank_of(const ManyWalk& p, const TileLengths& lengths, int tile) {
+__device__ int rank_of(const TableWalk& p, const TileLengths& lengths, int tile) {
   int rank = 0;
   for (int first = 0; first < p.tiles; first += Threads) {
     const int t = first + static_cast<int>(threadIdx.x);
@@ -223,15 +224,15 @@ __device__ int rank_of(const ManyWalk& p, const TileLengths& lengths, int tile) 
   return rank;
 }
 
-// Which block each part of the tile's cells is a copy of; there is room for `room` cells.
-template <ManyKind Kind>
-__device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int cells, int room, int first_cell) {
-  constexpr ManyForm form = form_of(Kind);
+// Which block each part of the tile's patches is a copy of; there is room for `room` patches.
+template <Kind Kind>
+__device__ void write_sources(const TableWalk& p, const TileMap<Kind>& map, int patches, int room, int first_patch) {
+  constexpr Form form = form_of(Kind);
   const auto thread = static_cast<int>(threadIdx.x);
-  const int columns = form.cell_inputs >> p.block_shift, ids = (form.slot_outputs >> p.block_shift) * columns;
-  ManySource* sources = p.to.sources + int64_t{first_cell} * ids;
+  const int columns = form.patch_inputs >> p.block_shift, ids = (form.band_outputs >> p.block_shift) * columns;
+  Source* sources = p.to.sources + int64_t{first_patch} * ids;
   if (ids > 1 || p.gates != nullptr) {
-    for (int i = thread; i < room * ids; i += map.threads) sources[i] = {i < cells * ids ? kZeros : kNoCell, 0};
+    for (int i = thread; i < room * ids; i += map.threads) sources[i] = {i < patches * ids ? kZeros : kNoPatch, 0};
     __syncthreads();
   }
   const int blocks = map.blocks(p);
@@ -239,14 +240,15 @@ __device__ void write_sources(const ManyWalk& p, const TileMap<Kind>& map, int c
     const int row = row_of(p, map, i);
     const BlockRef ref = map.block(p, row, i);
     if (!p.counts(ref)) continue;
-    const CellPlace<Kind> at(p, row, ref.from);
-    const int cell = map.cells_before[at.chunk] + __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
-    sources[cell * ids + (at.output >> p.block_shift) * columns + (at.input >> p.block_shift)] = {ref.weight, ref.from};
+    const PatchPlace<Kind> at(p, row, ref.from);
+    const int patch = map.patches_before[at.chunk] + __popcll(map.mask(at.chunk) & ((uint64_t{1} << at.bit) - 1));
+    sources[patch * ids + (at.output >> p.block_shift) * columns + (at.input >> p.block_shift)] = {ref.weight,
+                                                                                                   ref.from};
   }
 }
 
-template <ManyKind Kind>
-__global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_constant__ ManyWalk p) {
+template <Kind Kind>
+__global__ void __launch_bounds__(walk_threads(Kind)) wgmma_tables(const __grid_constant__ TableWalk p) {
   __shared__ TileMap<Kind> map;
   // All in front is complete before anything behind begins: see cuda_few_pack.cu.
   ptx::griddepcontrol_wait();
@@ -260,59 +262,59 @@ __global__ void __launch_bounds__(walk_threads(Kind)) many_walk(const __grid_con
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
   const int2 counts = count_before<Kind>(p, map, first, last);
   // As many as the tile has blocks, or, where W is filled up, chunks.
-  constexpr ManyForm form = form_of(Kind);
-  constexpr bool kFilled = Kind == ManyKind::filled;
+  constexpr Form form = form_of(Kind);
+  constexpr bool kFilled = Kind == Kind::filled;
   const int blocks_before = in_front * max(1, p.block / kChunk);
   const int first_record = kFilled ? tile * p.chunks : blocks_before;
-  const int first_cell = kFilled ? tile * p.chunks * form.slots : blocks_before;
-  const int end = write_records<Kind>(p, map, first, last, first_record + counts.x, first_cell);
+  const int first_patch = kFilled ? tile * p.chunks * form.bands : blocks_before;
+  const int end = write_records<Kind>(p, map, first, last, first_record + counts.x, first_patch);
   const int rank = rank_of<walk_threads(Kind)>(p, lengths, tile);
   if (thread == map.threads - 1) p.to.tiles[rank].first = first_record, p.to.tiles[rank].last = end;
   if (thread < 4) {
-    const int place = tile * form.slots * form.slot_outputs / kStrip + thread;
+    const int place = tile * form.bands * form.band_outputs / kStrip + thread;
     p.to.tiles[rank].strips[thread] = p.block > kStrip ? place : p.strip_at(place);
   }
   if (tile == 0 && thread == 0) *p.to.counter = 0;
-  if constexpr (Kind != ManyKind::direct) {
-    const int room = kFilled ? p.chunks * form.slots : map.blocks(p);
-    write_sources<Kind>(p, map, counts.y, room, first_cell);
+  if constexpr (Kind != Kind::direct) {
+    const int room = kFilled ? p.chunks * form.bands : map.blocks(p);
+    write_sources<Kind>(p, map, counts.y, room, first_patch);
   }
 }
 
 template <class Body>
-Status with_many_walk(ManyKind kind, Body body) {
+Status with_walk(Kind kind, Body body) {
   switch (kind) {
-    case ManyKind::direct: return body(many_walk<ManyKind::direct>);
-    case ManyKind::filled: return body(many_walk<ManyKind::filled>);
-    case ManyKind::cells32: return body(many_walk<ManyKind::cells32>);
-    case ManyKind::cells16: break;
+    case Kind::direct: return body(wgmma_tables<Kind::direct>);
+    case Kind::filled: return body(wgmma_tables<Kind::filled>);
+    case Kind::patches32: return body(wgmma_tables<Kind::patches32>);
+    case Kind::patches16: break;
   }
-  return body(many_walk<ManyKind::cells16>);
+  return body(wgmma_tables<Kind::patches16>);
 }
 
 }  // namespace
 
-Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const DeviceWalk& walk, const float* gates,
-                        const ManyTables& to) {
+Status make_tables(const Plan& plan, const CudaCall& call, const DeviceWalk& walk, const float* gates,
+                   const Tables& to) {
   const CudaProblem& p = call.problem;
   const auto tiles = static_cast<int32_t>(plan.tiles);
   const int32_t tile_rows = std::max(1, form_of(plan.kind).outputs() / p.block);
   const int32_t strip_rows = std::max(1, kStrip / p.block);
-  ManyWalk args{.walk = walk,
-                .gates = gates,
-                .to = to,
-                .block = p.block,
-                .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
-                .by_in = p.by_in,
-                .rows = static_cast<int32_t>(p.output_blocks()),
-                .tile_rows = tile_rows,
-                .strip_rows = strip_rows,
-                .tile_strips = tile_rows / strip_rows,
-                .all_strips = static_cast<int32_t>((p.outputs + kStrip - 1) / kStrip),
-                .tiles = tiles,
-                .chunks = static_cast<int32_t>(plan.chunks)};
+  TableWalk args{.walk = walk,
+                 .gates = gates,
+                 .to = to,
+                 .block = p.block,
+                 .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
+                 .by_in = p.by_in,
+                 .rows = static_cast<int32_t>(p.output_blocks()),
+                 .tile_rows = tile_rows,
+                 .strip_rows = strip_rows,
+                 .tile_strips = tile_rows / strip_rows,
+                 .all_strips = static_cast<int32_t>((p.outputs + kStrip - 1) / kStrip),
+                 .tiles = tiles,
+                 .chunks = static_cast<int32_t>(plan.chunks)};
   if (p.block > kStrip) args.walk.order = nullptr;  // a block is a tile
-  return with_many_walk(plan.kind, [&](auto kernel) {
+  return with_walk(plan.kind, [&](auto kernel) {
     return cuda::launch({.blocks = tiles,
                          .threads = walk_threads(plan.kind),
                          .stream = static_cast<cudaStream_t>(call.stream),
@@ -321,11 +323,11 @@ Status make_many_tables(const ManyPlan& plan, const CudaCall& call, const Device
   });
 }
 
-Status prepare_many_tables() {
-  for (auto kind : {ManyKind::direct, ManyKind::filled, ManyKind::cells32, ManyKind::cells16}) {
-    BS_RETURN_IF_ERROR(with_many_walk(kind, [](auto kernel) { return cuda::prepare(kernel, 0); }));
+Status prepare_tables() {
+  for (auto kind : {Kind::direct, Kind::filled, Kind::patches32, Kind::patches16}) {
+    BS_RETURN_IF_ERROR(with_walk(kind, [](auto kernel) { return cuda::prepare(kernel, 0); }));
   }
   return {};
 }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgmma

@@ -1,5 +1,10 @@
 #include "gemm/cuda/wgrad_in_registers/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaGradientKernel cuda_gradient_regions_bf16() { return make_regions_gradient<Bf16>(DType::bf16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::wgrad_in_registers {
+
+template <>
+FamilyKernels kernels<DType::bf16>() {
+  return {.prepare = prepare<Bf16>, .gradient = launch<Bf16>};
+}
+
+}  // namespace blocksparse::gemm::wgrad_in_registers

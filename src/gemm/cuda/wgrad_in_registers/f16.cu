@@ -1,5 +1,10 @@
 #include "gemm/cuda/wgrad_in_registers/kernel.cuh"
 
-namespace blocksparse::gemm {
-CudaGradientKernel cuda_gradient_regions_f16() { return make_regions_gradient<F16>(DType::f16); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::wgrad_in_registers {
+
+template <>
+FamilyKernels kernels<DType::f16>() {
+  return {.prepare = prepare<F16>, .gradient = launch<F16>};
+}
+
+}  // namespace blocksparse::gemm::wgrad_in_registers

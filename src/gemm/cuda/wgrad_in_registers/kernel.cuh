@@ -2,14 +2,14 @@
 // registers, and walks the tokens once.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
 // Who does what
-//   tables    a kernel in front cuts strips of outputs into units of about as many blocks: cuda_region_units.cu
-//   grid      a thread block for each unit and slice of the tokens, one an SM
-//   load      32 tokens of the unit's x and dy a stage: by a warp of its own in boxes (sm_90a), or by all threads with
+//   tables    a kernel in front cuts strips of outputs into jobs of about as many blocks: cuda_region_jobs.cu
+//   grid      a thread block for each job and slice of the tokens, one an SM
+//   load      32 tokens of the job's x and dy a stage: by a warp of its own in boxes (sm_90a), or by all threads with
 //             cp.async, whose copies and products then wait for each other
 //   compute   each warp has some of the blocks, in the order of rows, so that dy of a row is read once: mma.sync
 //             b = 16, 32: outputs are its rows, inputs its columns. b = 8: two blocks' inputs are its rows
 //   finish    registers to dW; slices go to the workspace, and a last kernel adds them, and gates' gradients
-// wgmma would need cells of 64 outputs or inputs, of which a random pattern leaves most empty. Here no product is
+// wgmma would need patches of 64 outputs or inputs, of which a random pattern leaves most empty. Here no product is
 // wasted, and shared memory is the limit: 4 to 5 reads of 128 bytes a block of 16 x 16 and 16 tokens, where tensor
 // cores take 3.
 #pragma once
@@ -21,14 +21,14 @@
 #include "cuda/tile.h"
 #include "gemm/cuda/wgrad_in_registers/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_in_registers {
 namespace {
 
 // The items of a thread block, in turn.
-class RegionWork {
+class Work {
  public:
   // All threads.
-  __device__ RegionWork(const RegionGradient& g, int32_t* counts, int32_t* before) : g_(g), before_(before) {
+  __device__ Work(const Args& g, int32_t* counts, int32_t* before) : g_(g), before_(before) {
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread < g.strips) counts[thread] = g.tables.counts[thread];
     __syncthreads();
@@ -38,17 +38,17 @@ class RegionWork {
       before[thread] = sum;
     }
     __syncthreads();
-    units_ = before[g.strips];
+    jobs_ = before[g.strips];
     next_ = static_cast<int>(blockIdx.x);
   }
 
-  __device__ bool next(RegionItem& item) {
-    if (next_ >= units_ * g_.slices) return false;
-    const int unit = next_ % units_;
-    item.slice = next_ / units_;
+  __device__ bool next(Item& item) {
+    if (next_ >= jobs_ * g_.slices) return false;
+    const int job = next_ % jobs_;
+    item.slice = next_ / jobs_;
     item.strip = 0;
-    while (unit >= before_[item.strip + 1]) ++item.strip;
-    item.unit = g_.tables.units[item.strip * kMostStripUnits + unit - before_[item.strip]];
+    while (job >= before_[item.strip + 1]) ++item.strip;
+    item.job = g_.tables.jobs[item.strip * kMostStripJobs + job - before_[item.strip]];
     item.first_step = static_cast<int32_t>(int64_t{g_.steps} * item.slice / g_.slices);
     item.last_step = static_cast<int32_t>(int64_t{g_.steps} * (item.slice + 1) / g_.slices);
     next_ += static_cast<int>(gridDim.x);
@@ -56,33 +56,33 @@ class RegionWork {
   }
 
  private:
-  const RegionGradient& g_;
+  const Args& g_;
   const int32_t* before_;
-  int units_, next_;
+  int jobs_, next_;
 };
 
-struct RegionShared {
-  int32_t counts[kMostRegionStrips], before[kMostRegionStrips + 1];
-  uint64_t full[kMostRegionStages], empty[kMostRegionStages];
+struct Shared {
+  int32_t counts[kMostStrips], before[kMostStrips + 1];
+  uint64_t full[kMostStages], empty[kMostStages];
 };
 
 template <class K>
-__global__ void __launch_bounds__(K::threads, 1) region_gradient(const __grid_constant__ RegionGradient g) {
+__global__ void __launch_bounds__(K::threads, 1) wgrad_in_registers_sums(const __grid_constant__ Args g) {
   extern __shared__ __align__(1024) char stages[];
-  __shared__ RegionShared shared;
+  __shared__ Shared shared;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const uint32_t begin = ptx::shared_address(stages);
-  const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kRegionBoxBytes); };
-  RegionItem item{};
-  for (RegionWork work(g, shared.counts, shared.before); work.next(item);) {
-    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
-      const RegionCells<K> cells(g, item, first);
-      float sum[K::cells][K::sums] = {};
-      cuda::pipeline<kLeastRegionStages>(
-          item.last_step - item.first_step, [&](int64_t step, int stage) { load_region<K>(g, item, step, at(stage)); },
-          [&](int stage) { multiply_region<K>(g, cells, at(stage), sum); });
-      store_region<K>(g, item, cells, sum);
+  const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kBoxBytes); };
+  Item item{};
+  for (Work work(g, shared.counts, shared.before); work.next(item);) {
+    for (int first = 0; first < patches_of_job<K>(g, item.job); first += K::patches_of_pass) {
+      const Patches<K> patches(g, item, first);
+      float sum[K::patches][K::sums] = {};
+      cuda::pipeline<kLeastStages>(
+          item.last_step - item.first_step, [&](int64_t step, int stage) { load_rows<K>(g, item, step, at(stage)); },
+          [&](int stage) { multiply_patches<K>(g, patches, at(stage), sum); });
+      store_patch<K>(g, item, patches, sum);
     }
   }
 }
@@ -90,11 +90,11 @@ __global__ void __launch_bounds__(K::threads, 1) region_gradient(const __grid_co
 // The same with a warp that loads in boxes.
 template <class K>
 __global__ void __launch_bounds__(K::threads + 128, 1)
-    region_gradient_in_boxes([[maybe_unused]] const __grid_constant__ RegionMaps maps,
-                             [[maybe_unused]] const __grid_constant__ RegionGradient g) {
+    wgrad_in_registers_boxes([[maybe_unused]] const __grid_constant__ Maps maps,
+                             [[maybe_unused]] const __grid_constant__ Args g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char stages[];
-  __shared__ RegionShared shared;
+  __shared__ Shared shared;
   const uint32_t begin = ptx::shared_address(stages);
   if (threadIdx.x == 0) {
     for (int s = 0; s < g.stages; ++s) {
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
   }
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  RegionWork work(g, shared.counts, shared.before);
-  const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kRegionBoxBytes); };
-  RegionItem item{};
+  Work work(g, shared.counts, shared.before);
+  const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kBoxBytes); };
+  Item item{};
   int stage = 0;
   uint32_t phase = 0;
   const auto advance = [&] {
@@ -117,11 +117,11 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
     ptx::setmaxnreg_dec<K::load_registers>();
     if (threadIdx.x >= K::threads + 32) return;
     while (work.next(item)) {
-      const RegionBoxes of(g, item);
-      for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
+      const Boxes of(g, item);
+      for (int first = 0; first < patches_of_job<K>(g, item.job); first += K::patches_of_pass) {
         for (int step = item.first_step; step < item.last_step; ++step) {
           ptx::mbarrier_wait(ptx::shared_address(shared.empty + stage), phase ^ 1);
-          load_region_boxes(g, maps, of, step * kRegionTokens, at(stage), ptx::shared_address(shared.full + stage));
+          load_boxes(g, maps, of, step * kTokens, at(stage), ptx::shared_address(shared.full + stage));
           advance();
         }
       }
@@ -130,17 +130,17 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
   }
   ptx::setmaxnreg_inc<K::registers>();
   while (work.next(item)) {
-    for (int first = 0; first < cells_of_unit<K>(g, item.unit); first += K::cells_of_pass) {
-      const RegionCells<K> cells(g, item, first);
-      float sum[K::cells][K::sums] = {};
+    for (int first = 0; first < patches_of_job<K>(g, item.job); first += K::patches_of_pass) {
+      const Patches<K> patches(g, item, first);
+      float sum[K::patches][K::sums] = {};
       for (int step = item.first_step; step < item.last_step; ++step) {
         ptx::mbarrier_wait(ptx::shared_address(shared.full + stage), phase);
-        multiply_region<K>(g, cells, at(stage), sum);
+        multiply_patches<K>(g, patches, at(stage), sum);
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(shared.empty + stage));
         advance();
       }
-      store_region<K>(g, item, cells, sum);
+      store_patch<K>(g, item, patches, sum);
     }
   }
 #endif
@@ -148,15 +148,15 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
 
 // Sums beside each other, float2 or float4, from all slices in their order.
 template <class Vector>
-__device__ inline Vector sum_of_slices(const RegionGradient& g, int64_t at) {
-  Vector of[kMostRegionSlices];
+__device__ inline Vector sum_of_slices(const Args& g, int64_t at) {
+  Vector of[kMostSlices];
 #pragma unroll
-  for (int s = 0; s < kMostRegionSlices; ++s) {
+  for (int s = 0; s < kMostSlices; ++s) {
     if (s < g.slices) of[s] = *reinterpret_cast<const Vector*>(g.partial + s * g.values + at);
   }
   Vector sum = of[0];
 #pragma unroll
-  for (int s = 1; s < kMostRegionSlices; ++s) {
+  for (int s = 1; s < kMostSlices; ++s) {
     if (s >= g.slices) continue;
     sum.x += of[s].x, sum.y += of[s].y;
     if constexpr (sizeof(Vector) == 16) sum.z += of[s].z, sum.w += of[s].w;
@@ -165,7 +165,7 @@ __device__ inline Vector sum_of_slices(const RegionGradient& g, int64_t at) {
 }
 
 // How many of the two elements from `e` on of block `id` are in the matrix.
-__device__ inline int inside_of_block(const RegionGradient& g, int32_t id, int e) {
+__device__ inline int inside_of_block(const Args& g, int32_t id, int e) {
   const int64_t output = (int64_t{g.out_of[id]} << g.block_shift) + (e >> g.block_shift);
   const int64_t left = g.inputs - (int64_t{g.refs[id].from} << g.block_shift) - (e & (g.block - 1));
   return output < g.outputs ? static_cast<int>(min(max(left, int64_t{0}), int64_t{2})) : 0;
@@ -173,7 +173,7 @@ __device__ inline int inside_of_block(const RegionGradient& g, int32_t id, int e
 
 // A thread four sums. A warp a block, as below, took 25 us for 1638 blocks of 32.
 template <class T>
-__device__ inline void combine_sums(const RegionGradient& g) {
+__device__ inline void combine_sums(const Args& g) {
   const int area_shift = 2 * g.block_shift;
   const bool whole = ((g.inputs | g.outputs) & (g.block - 1)) == 0;
   const int64_t step = int64_t{gridDim.x} * blockDim.x * 4;
@@ -188,7 +188,7 @@ __device__ inline void combine_sums(const RegionGradient& g) {
 
 // And <S, W>: a warp a block.
 template <class T>
-__device__ inline void combine_blocks(const RegionGradient& g) {
+__device__ inline void combine_blocks(const Args& g) {
   const int lane = static_cast<int>(threadIdx.x) % 32, area = g.block * g.block;
   const auto warps = static_cast<int32_t>(gridDim.x * blockDim.x / 32);
   for (auto id = static_cast<int32_t>((blockIdx.x * blockDim.x + threadIdx.x) / 32); id < g.blocks; id += warps) {
@@ -206,7 +206,7 @@ __device__ inline void combine_blocks(const RegionGradient& g) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(256) region_combine(const __grid_constant__ RegionGradient g) {
+__global__ void __launch_bounds__(256) wgrad_in_registers_combine(const __grid_constant__ Args g) {
   ptx::griddepcontrol_wait();
   if (g.dgates == nullptr) combine_sums<T>(g);
   else combine_blocks<T>(g);
@@ -216,73 +216,73 @@ __global__ void __launch_bounds__(256) region_combine(const __grid_constant__ Re
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_region_kernel(int32_t block, Body body) {
+Status with_kernel(int32_t block, Body body) {
   switch (block) {
-    case 8: return body.template operator()<RegionKernel<T, 8>>();
-    case 16: return body.template operator()<RegionKernel<T, 16>>();
-    default: return body.template operator()<RegionKernel<T, 32>>();
+    case 8: return body.template operator()<Kernel<T, 8>>();
+    case 16: return body.template operator()<Kernel<T, 16>>();
+    default: return body.template operator()<Kernel<T, 32>>();
   }
 }
 
-inline Status region_map(const Activations& a, CUtensorMap& map) {
+inline Status map_of(const Activations& a, CUtensorMap& map) {
   return cuda::make_tensor_map({.data = a.data,
                                 .columns = a.features,
                                 .rows = a.n,
                                 .row_stride = a.token_stride,
                                 .box_columns = 64,
-                                .box_rows = kRegionTokens},
+                                .box_rows = kTokens},
                                map);
 }
 
 template <class T>
-Status launch_regions(const WeightGradient& g, const CudaCall& call) {
+Status launch(const WeightGradient& g, const CudaCall& call) {
   const CudaProblem& p = call.problem;
   const GradTerm term = g.term(0);
-  const RegionPlan plan = plan_regions(p, call.card);
-  const RegionTables tables = region_tables(p, call.workspace.data);
+  const Plan plan = plan_of(p, call.card);
+  const Tables tables = tables_in(p, call.workspace.data);
   const auto walk = walk_on_device(g.layout, false);
   const bool partial = plan.slices > 1 || g.dgates != nullptr, overlap = call.card.sm90a;
-  const RegionGradient args{.tables = tables,
-                            .target = target_of(g),
-                            .x = term.x.data,
-                            .dy = term.dy.data,
-                            .x_stride = term.x.token_stride,
-                            .dy_stride = term.dy.token_stride,
-                            .n = term.x.n,
-                            .inputs = p.inputs,
-                            .outputs = p.outputs,
-                            .block = p.block,
-                            .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
-                            .wide_shift = p.block > 32 ? __builtin_ctz(static_cast<unsigned>(p.block)) - 5 : 0,
-                            .strips = plan.strips,
-                            .strip_rows = plan.strip_rows,
-                            .slices = plan.slices,
-                            .steps = static_cast<int32_t>((p.n + kRegionTokens - 1) / kRegionTokens),
-                            .stages = plan.stages,
-                            .dy_boxes = region_dy_boxes(plan.strip_rows, p.block),
-                            .boxes = plan.boxes,
-                            .partial = partial ? tables.partial : nullptr,
-                            .values = p.blocks * p.block * p.block,
-                            .refs = walk.refs,
-                            .out_of = out_of_on_device(g.layout),
-                            .w = g.w,
-                            .dgates = static_cast<float*>(g.dgates),
-                            .blocks = static_cast<int32_t>(p.blocks)};
-  RegionMaps maps{};
+  const Args args{.tables = tables,
+                  .target = target_of(g),
+                  .x = term.x.data,
+                  .dy = term.dy.data,
+                  .x_stride = term.x.token_stride,
+                  .dy_stride = term.dy.token_stride,
+                  .n = term.x.n,
+                  .inputs = p.inputs,
+                  .outputs = p.outputs,
+                  .block = p.block,
+                  .block_shift = __builtin_ctz(static_cast<unsigned>(p.block)),
+                  .wide_shift = p.block > 32 ? __builtin_ctz(static_cast<unsigned>(p.block)) - 5 : 0,
+                  .strips = plan.strips,
+                  .strip_rows = plan.strip_rows,
+                  .slices = plan.slices,
+                  .steps = static_cast<int32_t>((p.n + kTokens - 1) / kTokens),
+                  .stages = plan.stages,
+                  .dy_boxes = dy_boxes_of(plan.strip_rows, p.block),
+                  .boxes = plan.boxes,
+                  .partial = partial ? tables.partial : nullptr,
+                  .values = p.blocks * p.block * p.block,
+                  .refs = walk.refs,
+                  .out_of = out_of_on_device(g.layout),
+                  .w = g.w,
+                  .dgates = static_cast<float*>(g.dgates),
+                  .blocks = static_cast<int32_t>(p.blocks)};
+  Maps maps{};
   if (call.card.sm90a) {
-    BS_RETURN_IF_ERROR(region_map(term.x, maps.x));
-    BS_RETURN_IF_ERROR(region_map(term.dy, maps.dy));
+    BS_RETURN_IF_ERROR(map_of(term.x, maps.x));
+    BS_RETURN_IF_ERROR(map_of(term.dy, maps.dy));
   }
-  BS_RETURN_IF_ERROR(make_region_units(call, plan, walk, tables));
-  BS_RETURN_IF_ERROR(with_region_kernel<T>(p.block, [&]<class K>() {
+  BS_RETURN_IF_ERROR(make_jobs(call, plan, walk, tables));
+  BS_RETURN_IF_ERROR(with_kernel<T>(p.block, [&]<class K>() {
     cuda::Launch how{.blocks = call.card.multiprocessors,
                      .threads = K::threads,
-                     .shared_bytes = plan.stages * plan.boxes * kRegionBoxBytes,
+                     .shared_bytes = plan.stages * plan.boxes * kBoxBytes,
                      .stream = stream_of(call),
                      .overlap = overlap};
-    if (!call.card.sm90a) return cuda::launch(how, region_gradient<K>, args);
+    if (!call.card.sm90a) return cuda::launch(how, wgrad_in_registers_sums<K>, args);
     how.threads += 128;
-    return cuda::launch(how, region_gradient_in_boxes<K>, maps, args);
+    return cuda::launch(how, wgrad_in_registers_boxes<K>, maps, args);
   }));
   if (!partial) return {};
   const int64_t tasks = g.dgates != nullptr ? p.blocks / 8 : args.values / 1024;
@@ -290,30 +290,25 @@ Status launch_regions(const WeightGradient& g, const CudaCall& call) {
                        .threads = 256,
                        .stream = stream_of(call),
                        .overlap = overlap},
-                      region_combine<T>, args);
+                      wgrad_in_registers_combine<T>, args);
 }
 
 template <class T>
-Status prepare_regions() {
+Status prepare() {
   const auto card = cuda::current_card();
   if (!card.ok()) return card.status();
   const bool boxes = card->arch >= 90;
   const int bytes = card->shared_bytes - 2048;  // the rest is not dynamic
   for (int32_t block : {8, 16, 32}) {
-    BS_RETURN_IF_ERROR(with_region_kernel<T>(block, [&]<class K>() {
-      if (boxes) BS_RETURN_IF_ERROR(cuda::prepare(region_gradient_in_boxes<K>, bytes));
-      return cuda::prepare(region_gradient<K>, bytes);
+    BS_RETURN_IF_ERROR(with_kernel<T>(block, [&]<class K>() {
+      if (boxes) BS_RETURN_IF_ERROR(cuda::prepare(wgrad_in_registers_boxes<K>, bytes));
+      return cuda::prepare(wgrad_in_registers_sums<K>, bytes);
     }));
   }
-  BS_RETURN_IF_ERROR(cuda::prepare(region_combine<T>, 0));
+  BS_RETURN_IF_ERROR(cuda::prepare(wgrad_in_registers_combine<T>, 0));
   if (boxes) BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
-  return prepare_region_units();
-}
-
-template <class T>
-CudaGradientKernel make_regions_gradient(DType dtype) {
-  return {CudaKernel::regions, dtype, prepare_regions<T>, launch_regions<T>};
+  return prepare_jobs();
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_in_registers

@@ -3,23 +3,24 @@
 
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/mma.h"
-#include "gemm/cuda/wgrad_in_registers/cells.cuh"
+#include "gemm/cuda/wgrad_in_registers/patches.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_in_registers {
 namespace {
 
-// Fragments of a cell for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]; of dy of b = 8, 32 tokens at once.
+// Fragments of a patch for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]; of dy of b = 8, 32 tokens at
+// once.
 template <class K>
-struct RegionFragments {
-  static constexpr int kTimes = 2, kParts = K::cell == 8 ? 1 : K::cell / 16;
-  static_assert(kTimes * 16 == kRegionTokens);
+struct Fragments {
+  static constexpr int kTimes = 2, kParts = K::patch == 8 ? 1 : K::patch / 16;
+  static_assert(kTimes * 16 == kTokens);
   uint32_t words[kTimes][kParts][4];
 
   __device__ void load_x(uint32_t at) {
     each([&](int t, int k) { ptx::ldmatrix_x4_trans_at(words[t][k], (at ^ (32 * k)) + t * 16 * 128); });
   }
   __device__ void load_dy_if(uint32_t at, uint32_t wanted) {
-    if constexpr (K::cell == 8) ptx::ldmatrix_x4_trans_if(words[0][0], at, wanted);
+    if constexpr (K::patch == 8) ptx::ldmatrix_x4_trans_if(words[0][0], at, wanted);
     else each([&](int t, int k) { ptx::ldmatrix_x4_trans_if(words[t][k], (at ^ (32 * k)) + t * 16 * 128, wanted); });
   }
 
@@ -36,10 +37,9 @@ struct RegionFragments {
 
 // sum += dy^T x of 16 tokens; of b = 8, the transposed.
 template <class K>
-__device__ inline void multiply_cell(float (&sum)[K::sums], const RegionFragments<K>& x, const RegionFragments<K>& dy,
-                                     int t) {
+__device__ inline void multiply_patch(float (&sum)[K::sums], const Fragments<K>& x, const Fragments<K>& dy, int t) {
   using T = typename K::T;
-  if constexpr (K::cell == 8) {
+  if constexpr (K::patch == 8) {
     const uint32_t b[2] = {dy.words[0][0][2 * t], dy.words[0][0][2 * t + 1]};
     ptx::mma_m16n8k16(sum, x.words[t][0], b, T{});
   } else {
@@ -54,35 +54,34 @@ __device__ inline void multiply_cell(float (&sum)[K::sums], const RegionFragment
 }
 
 // Tokens are rows in shared memory and the depth of the product, so all fragments are transposed as they are loaded. A
-// cell's addresses serve two times 16 tokens: one time each, instructions were what bound this.
+// patch's addresses serve two times 16 tokens: one time each, instructions were what bound this.
 template <class K>
-__device__ inline void multiply_region(const RegionGradient& g, const RegionCells<K>& cells, uint32_t stage,
-                                       float (&sum)[K::cells][K::sums]) {
+__device__ inline void multiply_patches(const Args& g, const Patches<K>& patches, uint32_t stage,
+                                        float (&sum)[K::patches][K::sums]) {
   const uint32_t lane = threadIdx.x % 32, left = lane % 8 + lane / 16 * 8, right = lane % 16;  // tokens
-  const uint32_t x_stage = stage + static_cast<uint32_t>(g.dy_boxes * kRegionBoxBytes);
-  const uint32_t x_lane = x_stage + (K::cell == 8 ? left : right) * 128;
-  const uint32_t dy_lane = stage + (K::cell == 8 ? lane : left) * 128;
-  RegionFragments<K> x[K::ahead + 1], dy = {};
+  const uint32_t x_stage = stage + static_cast<uint32_t>(g.dy_boxes * kBoxBytes);
+  const uint32_t x_lane = x_stage + (K::patch == 8 ? left : right) * 128;
+  const uint32_t dy_lane = stage + (K::patch == 8 ? lane : left) * 128;
+  Fragments<K> x[K::ahead + 1], dy = {};
 #pragma unroll
-  for (int j = 0; j < K::ahead; ++j) x[j].load_x(x_lane + cells.x_offset(j));
+  for (int j = 0; j < K::ahead; ++j) x[j].load_x(x_lane + patches.x_offset(j));
 #pragma unroll
-  for (int j = 0; j < K::cells; ++j) {
-    if (j % K::together == 0 && j >= cells.count) return;
-    dy.load_dy_if(dy_lane + cells.dy_offset(j), cells.is_new_row(j));
-    const RegionFragments<K>& of_x = x[j % (K::ahead + 1)];
-    multiply_cell<K>(sum[j], of_x, dy, 0);  // the next waits for this one
-    if (j + K::ahead < K::cells) x[(j + K::ahead) % (K::ahead + 1)].load_x(x_lane + cells.x_offset(j + K::ahead));
-    multiply_cell<K>(sum[j], of_x, dy, 1);
+  for (int j = 0; j < K::patches; ++j) {
+    if (j % K::together == 0 && j >= patches.count) return;
+    dy.load_dy_if(dy_lane + patches.dy_offset(j), patches.is_new_row(j));
+    const Fragments<K>& of_x = x[j % (K::ahead + 1)];
+    multiply_patch<K>(sum[j], of_x, dy, 0);  // the next waits for this one
+    if (j + K::ahead < K::patches) x[(j + K::ahead) % (K::ahead + 1)].load_x(x_lane + patches.x_offset(j + K::ahead));
+    multiply_patch<K>(sum[j], of_x, dy, 1);
   }
 }
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
 template <class T>
-__device__ inline void store_region_pair(const RegionGradient& g, const RegionItem& item, RegionEntry e, int row,
-                                         int column, float2 sum) {
+__device__ inline void store_pair(const Args& g, const Item& item, Entry e, int row, int column, float2 sum) {
   const int64_t output = ((int64_t{item.strip} * g.strip_rows + e.row) << g.block_shift) + row;
-  const int64_t input = ((int64_t{item.unit.first_column} + e.column) << g.block_shift) + column;
+  const int64_t input = ((int64_t{item.job.first_column} + e.column) << g.block_shift) + column;
   const int64_t at = (((int64_t{e.weight} << g.block_shift) + row) << g.block_shift) + column;
   if (g.partial != nullptr) {
     *reinterpret_cast<float2*>(g.partial + item.slice * g.values + at) = sum;
@@ -101,58 +100,58 @@ __device__ inline float2 transposed(float first, float second) {
   return {odd ? b : a, odd ? d : c};
 }
 
-// The entries of a warp's cells, one a lane and some: read one by one between the stores, each would be waited for.
+// The entries of a warp's patches, one a lane and some: read one by one between the stores, each would be waited for.
 template <class K>
 struct EntriesOfLanes {
-  static constexpr int kEach = (K::cells * (K::cell == 8 ? 2 : 1) + 31) / 32;
-  RegionEntry held[kEach];
+  static constexpr int kEach = (K::patches * (K::patch == 8 ? 2 : 1) + 31) / 32;
+  Entry held[kEach];
 
-  __device__ EntriesOfLanes(const RegionGradient& g, const RegionItem& item, const RegionCells<K>& cells) {
-    const RegionEntry* entries = g.tables.entries + item.unit.first_entry;
-    const int lane = static_cast<int>(threadIdx.x) % 32, count = cells.count * (K::cell == 8 ? 2 : 1);
+  __device__ EntriesOfLanes(const Args& g, const Item& item, const Patches<K>& patches) {
+    const Entry* entries = g.tables.entries + item.job.first_entry;
+    const int lane = static_cast<int>(threadIdx.x) % 32, count = patches.count * (K::patch == 8 ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = lane + 32 * i;
       held[i] = {-1, 0, 0};
-      if (at < count) held[i] = entries[K::cell == 8 ? 2 * cells.first + at : entry_of(g, cells.first + at)];
+      if (at < count) held[i] = entries[K::patch == 8 ? 2 * patches.first + at : entry_of(g, patches.first + at)];
     }
   }
-  __device__ RegionEntry at(int i) const {
-    const RegionEntry& e = held[i / 32];
+  __device__ Entry at(int i) const {
+    const Entry& e = held[i / 32];
     const uint32_t place = __shfl_sync(~0u, e.row | static_cast<uint32_t>(e.column) << 16, i % 32);
     return {__shfl_sync(~0u, e.weight, i % 32), static_cast<uint16_t>(place), static_cast<uint16_t>(place >> 16)};
   }
 };
 
 template <class K>
-__device__ inline void store_region(const RegionGradient& g, const RegionItem& item, const RegionCells<K>& cells,
-                                    const float (&sum)[K::cells][K::sums]) {
+__device__ inline void store_patch(const Args& g, const Item& item, const Patches<K>& patches,
+                                   const float (&sum)[K::patches][K::sums]) {
   using T = typename K::T;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const EntriesOfLanes<K> entries(g, item, cells);
+  const EntriesOfLanes<K> entries(g, item, patches);
 #pragma unroll
-  for (int j = 0; j < K::cells; ++j) {
-    if (j >= cells.count) return;
-    if constexpr (K::cell == 8) {
+  for (int j = 0; j < K::patches; ++j) {
+    if (j >= patches.count) return;
+    if constexpr (K::patch == 8) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const RegionEntry e = entries.at(2 * j + i);
+        const Entry e = entries.at(2 * j + i);
         const float2 pair = transposed(sum[j][2 * i], sum[j][2 * i + 1]);
-        if (e.weight >= 0) store_region_pair<T>(g, item, e, lane / 4, lane % 4 * 2, pair);
+        if (e.weight >= 0) store_pair<T>(g, item, e, lane / 4, lane % 4 * 2, pair);
       }
     } else {
-      const RegionEntry e = entries.at(j);
-      const CellInBlock at(g, cells.first + j);
-      const int row = at.row * K::cell + lane / 4, column = at.column * K::cell + lane % 4 * 2;
-      constexpr int kColumns = K::cell / 8;
+      const Entry e = entries.at(j);
+      const PatchInBlock at(g, patches.first + j);
+      const int row = at.row * K::patch + lane / 4, column = at.column * K::patch + lane % 4 * 2;
+      constexpr int kColumns = K::patch / 8;
 #pragma unroll
       for (int k = 0; k < K::sums / 2; ++k) {  // pairs: 8 rows on, then 8 columns, then 16 rows
         const int rows = k % 2 * 8 + k / (2 * kColumns) * 16, columns = k / 2 % kColumns * 8;
-        store_region_pair<T>(g, item, e, row + rows, column + columns, {sum[j][2 * k], sum[j][2 * k + 1]});
+        store_pair<T>(g, item, e, row + rows, column + columns, {sum[j][2 * k], sum[j][2 * k + 1]});
       }
     }
   }
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_in_registers

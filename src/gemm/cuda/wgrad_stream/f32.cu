@@ -1,6 +1,10 @@
 #include "gemm/cuda/wgrad_stream/kernel.cuh"
 
-namespace blocksparse::gemm {
-// Where operands may be rounded to tf32.
-CudaGradientKernel cuda_gradient_few_f32() { return make_few_gradient<float>(DType::f32); }
-}  // namespace blocksparse::gemm
+namespace blocksparse::gemm::wgrad_stream {
+
+template <>
+FamilyKernels kernels<DType::f32>() {
+  return {.prepare = prepare<float>, .gradient = launch<float>};
+}
+
+}  // namespace blocksparse::gemm::wgrad_stream

@@ -3,39 +3,39 @@
 // Who does what
 //   pack      a small kernel in front puts x and dy in mma's order, chunks of 32 tokens (f32: 16): any order of memory,
 //             any edge
-//   units     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each other
-//   held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the same
-//   deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens
-//   finish    a lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
+//   patches     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each
+//   other held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the
+//   same deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens finish    a
+//   lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
 #pragma once
 
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/warpgroup.h"
+#include "gemm/cuda/finish.cuh"
+#include "gemm/cuda/stream_w/pack.h"
 #include "gemm/cuda/wgrad_stream/pack.h"
 #include "gemm/cuda/wgrad_stream/tile.cuh"
-#include "gemm/cuda/stream_w/pack.h"
-#include "gemm/cuda/finish.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_stream {
 namespace {
 
-constexpr int kGradientThreads = 128;
-constexpr int kGradientWarps = kGradientThreads / 32;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 
 // ---- Up to 64 tokens ------------------------------------------------------------------------------------------------
 
-// Wide: of blocks that are several units, two side by side.
-template <class Element, int U, int C, GradientStore S, bool Wide = false>
+// Wide: of blocks that are several patches, two side by side.
+template <class Element, int U, int C, Store S, bool Wide = false>
 struct HeldGradient {
   using T = Element;
-  using Tile = GradientTile<T, U, Wide ? 8 : 4>;
-  static constexpr int unit = U, chunks = C;
-  static constexpr GradientStore store = S;
+  using Tile = wgrad_stream::Tile<T, U, Wide ? 8 : 4>;
+  static constexpr int patch = U, chunks = C;
+  static constexpr Store store = S;
   static constexpr int ahead = Wide ? 1 : (U == 32 ? 2 : 4) / C;  // tiles of x that a warp has under way
   // Warps of an SM, which decides the registers of a thread, in thread blocks.
-  static constexpr int resident = (Wide || (U == 32 && S == GradientStore::wide) ? 4 : 5) - C;
-  static constexpr int batch = 32 / Tile::kUnits;  // tiles whose units the lanes know
+  static constexpr int resident = (Wide || (U == 32 && S == Store::wide) ? 4 : 5) - C;
+  static constexpr int batch = 32 / Tile::kPatches;  // tiles whose patches the lanes know
 };
 
 template <class K>
@@ -44,27 +44,27 @@ using HeldInputs = uint32_t[K::chunks][K::Tile::kGroups][4];
 // The tiles of a warp, as its lanes know them: those of this batch and of the next.
 template <class K>
 struct HeldTiles {
-  const FewGradient& g;
+  const Args& g;
   int first, count;
-  GradientUnit now, next;
+  DwTile now, next;
 
-  __device__ HeldTiles(const FewGradient& g, int warp) : g(g) {
+  __device__ HeldTiles(const Args& g, int warp) : g(g) {
     first = static_cast<int>(int64_t{warp} * g.tiles / g.warps);
     count = static_cast<int>(int64_t{warp + 1} * g.tiles / g.warps) - first;
     now = batch(0), next = batch(1);
   }
-  __device__ GradientUnit batch(int i) const {
-    return gradient_unit<K::unit>(g, (first + i * K::batch) * K::Tile::kUnits + static_cast<int>(threadIdx.x) % 32);
+  __device__ DwTile batch(int i) const {
+    return dw_tile_of<K::patch>(g, (first + i * K::batch) * K::Tile::kPatches + static_cast<int>(threadIdx.x) % 32);
   }
   // x of tile i of the batch, or of the next batch.
   __device__ void load(HeldInputs<K>& x, int i) const {
     const int known = i < K::batch ? now.input : next.input;
 #pragma unroll
-    for (int r = 0; r < K::Tile::kUnits; ++r) {
-      const int unit = __shfl_sync(~0u, known, (i * K::Tile::kUnits + r) % 32);
+    for (int r = 0; r < K::Tile::kPatches; ++r) {
+      const int patch = __shfl_sync(~0u, known, (i * K::Tile::kPatches + r) % 32);
 #pragma unroll
       for (int c = 0; c < K::chunks; ++c) {
-        K::Tile::load(x[c] + r * K::Tile::kOfUnit, g.x, K::chunks, unit, c);
+        K::Tile::load(x[c] + r * K::Tile::kOfPatch, g.x, K::chunks, patch, c);
       }
     }
   }
@@ -72,34 +72,34 @@ struct HeldTiles {
 
 template <class K>
 struct HeldOutputs {
-  uint32_t data[K::chunks][K::Tile::kOfUnit][4];
-  int unit = -1;
+  uint32_t data[K::chunks][K::Tile::kOfPatch][4];
+  int patch = -1;
 };
 
 template <class K>
 __device__ inline void finish_tile(const HeldTiles<K>& tiles, int i, int tile, const HeldInputs<K>& x,
                                    HeldOutputs<K>& dy) {
-  const FewGradient& g = tiles.g;
-  const int lane = i * K::Tile::kUnits, units = min(K::Tile::kUnits, g.units - tile * K::Tile::kUnits);
-  for (int done = 0; done < units;) {
+  const Args& g = tiles.g;
+  const int lane = i * K::Tile::kPatches, patches = min(K::Tile::kPatches, g.patches - tile * K::Tile::kPatches);
+  for (int done = 0; done < patches;) {
     const int output = __shfl_sync(~0u, tiles.now.output, lane + done);
-    if (output != dy.unit) {
-      dy.unit = output;
+    if (output != dy.patch) {
+      dy.patch = output;
 #pragma unroll
       for (int c = 0; c < K::chunks; ++c) K::Tile::load(dy.data[c], g.dy, K::chunks, output, c);
     }
     typename K::Tile::Sums sum = {};
 #pragma unroll
     for (int c = 0; c < K::chunks; ++c) K::Tile::multiply(x[c], dy.data[c], sum);
-    const int last = end_of_row<typename K::Tile>(tiles.now, lane, done, units);
-    store_units<typename K::Tile, typename K::T, K::unit, K::store>(g, tiles.now, lane, done, last, sum);
+    const int last = end_of_row<typename K::Tile>(tiles.now, lane, done, patches);
+    store_patches<typename K::Tile, typename K::T, K::patch, K::store>(g, tiles.now, lane, done, last, sum);
     done = last;
   }
 }
 
 template <class K>
-__global__ void __launch_bounds__(kGradientThreads, K::resident) held_gradient(const __grid_constant__ FewGradient g) {
-  const int warp = static_cast<int>(blockIdx.x * kGradientWarps + threadIdx.x / 32);
+__global__ void __launch_bounds__(kThreads, K::resident) wgrad_stream_held(const __grid_constant__ Args g) {
+  const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
   if (warp >= g.warps) return;
   HeldTiles<K> tiles(g, warp);
   ptx::griddepcontrol_wait();
@@ -129,20 +129,20 @@ __global__ void __launch_bounds__(kGradientThreads, K::resident) held_gradient(c
 
 // us of 512 tokens, 4096 x 4096, density .1, b = 32 and 64: 4 groups, two stages 13.5, 14.3; 8 groups, one stage 21.8,
 // 16.0; 8, two 28.9, 24.1. 12288 x 12288, b = 64: 8 groups 86.9, 4 groups 120 (H200, 2026-11-21).
-template <class Element, int U, GradientStore S, int Groups = 4, int Stages = 2, int Resident = 4>
+template <class Element, int U, Store S, int Groups = 4, int Stages = 2, int Resident = 4>
 struct DeepGradient {
   using T = Element;
-  using Tile = GradientTile<T, U, Groups>;
+  using Tile = wgrad_stream::Tile<T, U, Groups>;
   static constexpr int stages = Stages, resident = Resident;
-  static constexpr int unit = U;
-  static constexpr GradientStore store = S;
+  static constexpr int patch = U;
+  static constexpr Store store = S;
   static constexpr int sums_bytes = Tile::kSums * 4 * 32 * 4;  // of a warp
-  static constexpr int shared_bytes = kGradientWarps * sums_bytes;
+  static constexpr int shared_bytes = kWarps * sums_bytes;
 };
 
 // The sums of this warp's part of the tokens.
 template <class K>
-__device__ inline void sum_chunks(const FewGradient& g, const GradientUnit& known, int output, int part,
+__device__ inline void sum_chunks(const Args& g, const DwTile& known, int output, int part,
                                   typename K::Tile::Sums& sum) {
   using Tile = typename K::Tile;
   typename Tile::Inputs x[K::stages];
@@ -150,8 +150,8 @@ __device__ inline void sum_chunks(const FewGradient& g, const GradientUnit& know
   const auto load = [&](int stage, int chunk) {
     Tile::load(dy[stage], g.dy, g.chunks, output, chunk);
 #pragma unroll
-    for (int r = 0; r < Tile::kUnits; ++r) {
-      Tile::load(x[stage] + r * Tile::kOfUnit, g.x, g.chunks, __shfl_sync(~0u, known.input, r), chunk);
+    for (int r = 0; r < Tile::kPatches; ++r) {
+      Tile::load(x[stage] + r * Tile::kOfPatch, g.x, g.chunks, __shfl_sync(~0u, known.input, r), chunk);
     }
   };
   if constexpr (K::stages == 1) {
@@ -175,7 +175,7 @@ __device__ inline void sum_chunks(const FewGradient& g, const GradientUnit& know
 
 // Adds what the warps of a tile have, in their order; the first one has the result.
 template <class K>
-__device__ inline void add_parts(const FewGradient& g, int part, float* shared, typename K::Tile::Sums& sum) {
+__device__ inline void add_parts(const Args& g, int part, float* shared, typename K::Tile::Sums& sum) {
   if (g.warps == 1) return;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int barrier = 1 + warp / g.warps;
@@ -200,31 +200,31 @@ __device__ inline void add_parts(const FewGradient& g, int part, float* shared, 
 }
 
 template <class K>
-__global__ void __launch_bounds__(kGradientThreads, K::resident) deep_gradient(const __grid_constant__ FewGradient g) {
+__global__ void __launch_bounds__(kThreads, K::resident) wgrad_stream_deep(const __grid_constant__ Args g) {
   using Tile = typename K::Tile;
   extern __shared__ float shared[];
-  const int warp = static_cast<int>(blockIdx.x * kGradientWarps + threadIdx.x / 32);
+  const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
   const int tile = warp / g.warps, part = warp % g.warps, lane = static_cast<int>(threadIdx.x) % 32;
-  const GradientUnit known = gradient_unit<K::unit>(g, tile * Tile::kUnits + lane % Tile::kUnits);
-  const int units = min(Tile::kUnits, g.units - tile * Tile::kUnits);
+  const DwTile known = dw_tile_of<K::patch>(g, tile * Tile::kPatches + lane % Tile::kPatches);
+  const int patches = min(Tile::kPatches, g.patches - tile * Tile::kPatches);
   ptx::griddepcontrol_wait();
-  if (units <= 0) return;
+  if (patches <= 0) return;
   int done = 0;
-  do {  // not a loop where a tile is one unit: it would hold on to registers
+  do {  // not a loop where a tile is one patch: it would hold on to registers
     const int output = __shfl_sync(~0u, known.output, done);
     typename Tile::Sums sum = {};
     sum_chunks<K>(g, known, output, part, sum);
     add_parts<K>(g, part, shared, sum);
-    const int last = end_of_row<Tile>(known, 0, done, units);
-    if (part == 0) store_units<Tile, typename K::T, K::unit, K::store>(g, known, 0, done, last, sum);
+    const int last = end_of_row<Tile>(known, 0, done, patches);
+    if (part == 0) store_patches<Tile, typename K::T, K::patch, K::store>(g, known, 0, done, last, sum);
     done = last;
-  } while (Tile::kUnits > 1 && done < units);
+  } while (Tile::kPatches > 1 && done < patches);
 }
 
-// The gates' gradients of blocks that are several units, in the order of units.
-__global__ void __launch_bounds__(kGradientThreads)
+// The gates' gradients of blocks that are several patches, in the order of patches.
+__global__ void __launch_bounds__(kThreads)
     add_gate_sums(const float* parts, float* to, int32_t blocks, int32_t parts_of_block, bool accumulate) {
-  const int i = static_cast<int>(blockIdx.x * kGradientThreads + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= blocks) return;
   float sum = 0;
   for (int k = 0; k < parts_of_block; ++k) sum += parts[int64_t{i} * parts_of_block + k];
@@ -234,27 +234,27 @@ __global__ void __launch_bounds__(kGradientThreads)
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 // body.template operator()<K>() with the kernel type K; the kernel itself is kernel_of<K>.
-template <class T, GradientStore S, class Body>
-Status with_few_gradient(int32_t unit, bool wide, int64_t chunks, Body body) {
+template <class T, Store S, class Body>
+Status with_kernel(int32_t patch, bool wide, int64_t chunks, Body body) {
   const auto with = [&]<int U>() {
     if constexpr (U == 32) {
       using One = HeldGradient<T, U, 1, S, true>;
       using Two = HeldGradient<T, U, 2, S, true>;
-      if (wide && chunks == 1) return body.template operator()<One>(held_gradient<One>, 0);
-      if (wide && chunks == 2) return body.template operator()<Two>(held_gradient<Two>, 0);
+      if (wide && chunks == 1) return body.template operator()<One>(wgrad_stream_held<One>, 0);
+      if (wide && chunks == 2) return body.template operator()<Two>(wgrad_stream_held<Two>, 0);
     }
     if (chunks == 1)
-      return body.template operator()<HeldGradient<T, U, 1, S>>(held_gradient<HeldGradient<T, U, 1, S>>, 0);
+      return body.template operator()<HeldGradient<T, U, 1, S>>(wgrad_stream_held<HeldGradient<T, U, 1, S>>, 0);
     if (chunks == 2)
-      return body.template operator()<HeldGradient<T, U, 2, S>>(held_gradient<HeldGradient<T, U, 2, S>>, 0);
-    if constexpr (U == 32 && S != GradientStore::any) {
+      return body.template operator()<HeldGradient<T, U, 2, S>>(wgrad_stream_held<HeldGradient<T, U, 2, S>>, 0);
+    if constexpr (U == 32 && S != Store::any) {
       using Wide = DeepGradient<T, U, S, 8, 1, 3>;
-      if (wide) return body.template operator()<Wide>(deep_gradient<Wide>, Wide::shared_bytes);
+      if (wide) return body.template operator()<Wide>(wgrad_stream_deep<Wide>, Wide::shared_bytes);
     }
     using Deep = DeepGradient<T, U, S>;
-    return body.template operator()<Deep>(deep_gradient<Deep>, Deep::shared_bytes);
+    return body.template operator()<Deep>(wgrad_stream_deep<Deep>, Deep::shared_bytes);
   };
-  switch (unit) {
+  switch (patch) {
     case 8: return with.template operator()<8>();
     case 16: return with.template operator()<16>();
     default: return with.template operator()<32>();
@@ -263,17 +263,17 @@ Status with_few_gradient(int32_t unit, bool wide, int64_t chunks, Body body) {
 
 // The pairs from `next` on that one launch copies; `next` becomes the first of those behind them.
 template <class T>
-GradientPack next_pack(const WeightGradient& g, size_t& next) {
-  constexpr int kChunkTokens = gradient_chunk_tokens(sizeof(T));
+Pack next_pack(const WeightGradient& g, size_t& next) {
+  constexpr int kChunkTokens = chunk_tokens(sizeof(T));
   const auto stride = [](const Activations& a) { return a.features_first() ? a.feature_stride : a.token_stride; };
-  GradientPack pack{};
-  for (; next < g.pairs.size() && pack.terms < GradientTerm::kMost; ++next) {
+  Pack pack{};
+  for (; next < g.pairs.size() && pack.terms < Term::kMost; ++next) {
     const GradTerm term = g.term(next);
     if (term.x.n == 0) continue;
     pack.features[0] = term.x.features, pack.features[1] = term.dy.features;
     const int32_t first = pack.terms == 0 ? 0 : pack.term[pack.terms - 1].first + pack.term[pack.terms - 1].n;
     const Activations* sides[2] = {&term.x, &term.dy};
-    GradientTerm& to = pack.term[pack.terms++];
+    Term& to = pack.term[pack.terms++];
     to.first = first, to.n = static_cast<int32_t>(term.x.n);
     for (int s = 0; s < 2; ++s) {
       to.data[s] = sides[s]->data;
@@ -288,69 +288,69 @@ GradientPack next_pack(const WeightGradient& g, size_t& next) {
 
 // Queues the copies of x and dy, and returns the number of chunks that they have.
 template <class T>
-Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const FewGradientPlan& plan, bool overlap,
-                            FewGradient& args) {
+Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const Plan& plan, bool overlap, Args& args) {
   int32_t chunks = 0;
   for (size_t next = 0; next < g.pairs.size();) chunks += next_pack<T>(g, next).chunks;
   args.x = static_cast<const uint4*>(call.workspace.data);
-  args.dy = args.x + plan.input_units * chunks * plan.unit * 4;
+  args.dy = args.x + plan.input_patches * chunks * plan.patch * 4;
   int32_t first_chunk = 0;
   for (size_t next = 0; next < g.pairs.size();) {
-    GradientPack pack = next_pack<T>(g, next);
+    Pack pack = next_pack<T>(g, next);
     if (pack.terms == 0) continue;
     pack.first_chunk = first_chunk, pack.all_chunks = chunks;
     first_chunk += pack.chunks;
-    pack.units[0] = static_cast<int32_t>(plan.input_units), pack.units[1] = static_cast<int32_t>(plan.output_units);
+    pack.patches[0] = static_cast<int32_t>(plan.input_patches),
+    pack.patches[1] = static_cast<int32_t>(plan.output_patches);
     pack.to[0] = const_cast<uint4*>(args.x), pack.to[1] = const_cast<uint4*>(args.dy);
-    BS_RETURN_IF_ERROR(pack_gradient(pack, sizeof(T), plan.unit, overlap, stream_of(call)));
+    BS_RETURN_IF_ERROR(pack_operands(pack, sizeof(T), plan.patch, overlap, stream_of(call)));
   }
   return chunks;
 }
 
 template <class T>
-Status launch_few_gradient(const WeightGradient& g, const CudaCall& call) {
-  const FewGradientPlan plan = plan_few_gradient(call.problem);
-  if (plan.units == 0) return {};
+Status launch(const WeightGradient& g, const CudaCall& call) {
+  const Plan plan = plan_of(call.problem);
+  if (plan.patches == 0) return {};
   const int32_t block = g.layout.block_size;
-  const bool overlap = few_overlaps(g.layout.device.index);
+  const bool overlap = stream_w::kernels_overlap(g.layout.device.index);
   const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  FewGradient args{.refs = walk_on_device(g.layout, false).refs,
-                   .out_of = out_of_on_device(g.layout),
-                   .starts = walk_on_device(g.layout, false).starts,
-                   .x = nullptr,
-                   .dy = nullptr,
-                   .chunks = 0,
-                   .units = static_cast<int32_t>(plan.units),
-                   .tiles = 0,
-                   .warps = 0,
-                   .shift = __builtin_ctz(static_cast<unsigned>(block)),
-                   .side = __builtin_ctz(static_cast<unsigned>(block / plan.unit)),
-                   .outputs = g.layout.out_features,
-                   .inputs = g.layout.in_features,
-                   .dw = g.dw,
-                   .wide = g.dw_dtype == DType::f32,
-                   .accumulate = g.accumulate,
-                   .vectors = aligned(g.dw),
-                   .w_vectors = aligned(g.w),
-                   .gates = static_cast<const float*>(g.gates),
-                   .w = g.w,
-                   .gate_sums = static_cast<float*>(g.dgates)};
+  Args args{.refs = walk_on_device(g.layout, false).refs,
+            .out_of = out_of_on_device(g.layout),
+            .starts = walk_on_device(g.layout, false).starts,
+            .x = nullptr,
+            .dy = nullptr,
+            .chunks = 0,
+            .patches = static_cast<int32_t>(plan.patches),
+            .tiles = 0,
+            .warps = 0,
+            .shift = __builtin_ctz(static_cast<unsigned>(block)),
+            .side = __builtin_ctz(static_cast<unsigned>(block / plan.patch)),
+            .outputs = g.layout.out_features,
+            .inputs = g.layout.in_features,
+            .dw = g.dw,
+            .wide = g.dw_dtype == DType::f32,
+            .accumulate = g.accumulate,
+            .vectors = aligned(g.dw),
+            .w_vectors = aligned(g.w),
+            .gates = static_cast<const float*>(g.gates),
+            .w = g.w,
+            .gate_sums = static_cast<float*>(g.dgates)};
   const auto chunks = place_terms<T>(g, call, plan, overlap, args);
   if (!chunks.ok()) return chunks.status();
   args.chunks = *chunks;
   const bool parts = g.dgates != nullptr && (args.side > 0 || g.accumulate);
   if (parts) args.gate_sums = reinterpret_cast<float*>(static_cast<char*>(call.workspace.data) + plan.packed_bytes);
   const auto launch = [&]<class K>(auto kernel, int shared_bytes) {
-    args.tiles = (args.units + K::Tile::kUnits - 1) / K::Tile::kUnits;
+    args.tiles = (args.patches + K::Tile::kPatches - 1) / K::Tile::kPatches;
     int64_t warps = 0;
     if (shared_bytes == 0) {
-      warps = args.warps = std::min(args.tiles, call.card.multiprocessors * kGradientWarps * K::resident);
+      warps = args.warps = std::min(args.tiles, call.card.multiprocessors * kWarps * K::resident);
     } else {
-      args.warps = few_gradient_split(args.tiles, args.chunks, call.card);
+      args.warps = warps_of_tile(args.tiles, args.chunks, call.card);
       warps = int64_t{args.tiles} * args.warps;
     }
-    return cuda::launch({.blocks = (warps + kGradientWarps - 1) / kGradientWarps,
-                         .threads = kGradientThreads,
+    return cuda::launch({.blocks = (warps + kWarps - 1) / kWarps,
+                         .threads = kThreads,
                          .shared_bytes = args.warps == 1 ? 0 : shared_bytes,
                          .stream = stream_of(call),
                          .overlap = overlap},
@@ -358,43 +358,34 @@ Status launch_few_gradient(const WeightGradient& g, const CudaCall& call) {
   };
   const bool plain = args.vectors && !g.accumulate && g.gates == nullptr && g.dgates == nullptr &&
                      args.outputs % block == 0 && args.inputs % block == 0;
-  const auto with = [&]<GradientStore S>() {
-    return with_few_gradient<T, S>(plan.unit, args.side > 0, args.chunks, launch);
-  };
-  if (!plain) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::any>());
-  else if (args.wide) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::wide>());
-  else if constexpr (sizeof(T) == 2) BS_RETURN_IF_ERROR(with.template operator()<GradientStore::narrow>());
+  const auto with = [&]<Store S>() { return with_kernel<T, S>(plan.patch, args.side > 0, args.chunks, launch); };
+  if (!plain) BS_RETURN_IF_ERROR(with.template operator()<Store::any>());
+  else if (args.wide) BS_RETURN_IF_ERROR(with.template operator()<Store::wide>());
+  else if constexpr (sizeof(T) == 2) BS_RETURN_IF_ERROR(with.template operator()<Store::narrow>());
   if (!parts) return {};
   const auto blocks = static_cast<int32_t>(g.layout.blocks);
-  return cuda::launch({.blocks = (blocks + kGradientThreads - 1) / kGradientThreads,
-                       .threads = kGradientThreads,
-                       .stream = stream_of(call)},
+  return cuda::launch({.blocks = (blocks + kThreads - 1) / kThreads, .threads = kThreads, .stream = stream_of(call)},
                       add_gate_sums, args.gate_sums, static_cast<float*>(g.dgates), blocks, 1 << 2 * args.side,
                       g.accumulate);
 }
 
 template <class T>
-Status prepare_few_gradient() {
+Status prepare() {
   const auto prepare = [&]<class K>(auto kernel, int shared_bytes) { return cuda::prepare(kernel, shared_bytes); };
-  for (int32_t unit : {8, 16, 32}) {
+  for (int32_t patch : {8, 16, 32}) {
     for (int32_t chunks : {1, 2, 3}) {
       for (bool wide : {false, true}) {
         if constexpr (sizeof(T) == 2) {
-          BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::narrow>(unit, wide, chunks, prepare)));
+          BS_RETURN_IF_ERROR((with_kernel<T, Store::narrow>(patch, wide, chunks, prepare)));
         }
-        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::wide>(unit, wide, chunks, prepare)));
-        BS_RETURN_IF_ERROR((with_few_gradient<T, GradientStore::any>(unit, wide, chunks, prepare)));
+        BS_RETURN_IF_ERROR((with_kernel<T, Store::wide>(patch, wide, chunks, prepare)));
+        BS_RETURN_IF_ERROR((with_kernel<T, Store::any>(patch, wide, chunks, prepare)));
       }
     }
   }
   BS_RETURN_IF_ERROR(cuda::prepare(add_gate_sums, 0));
-  return prepare_gradient_pack();
-}
-
-template <class T>
-CudaGradientKernel make_few_gradient(DType dtype) {
-  return {CudaKernel::few, dtype, prepare_few_gradient<T>, launch_few_gradient<T>};
+  return prepare_pack();
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_stream

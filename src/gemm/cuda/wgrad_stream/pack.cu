@@ -8,12 +8,12 @@
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/movmatrix.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_stream {
 namespace {
 
 constexpr int kPackThreads = 128;
 
-__device__ int term_of(const GradientPack& p, int token) {
+__device__ int term_of(const Pack& p, int token) {
   int low = 0;
   for (int high = p.terms; high - low > 1;) {
     const int middle = (low + high) / 2;
@@ -25,7 +25,7 @@ __device__ int term_of(const GradientPack& p, int token) {
 
 // What is outside is 0.
 template <class Bits>
-__device__ Bits element(const GradientPack& p, const GradientTerm& of, int side, int64_t token, int64_t feature) {
+__device__ Bits element(const Pack& p, const Term& of, int side, int64_t token, int64_t feature) {
   if (token < 0 || token >= of.n || feature >= p.features[side]) return 0;
   const auto* data = static_cast<const Bits*>(of.data[side]);
   return data[of.features_first[side] ? feature * of.stride[side] + token : token * of.stride[side] + feature];
@@ -38,25 +38,25 @@ __device__ void load_words(uint32_t (&to)[Words], const uint16_t* from) {
   else ptx::ld_4(to, from);
 }
 
-// What one warp packs: a unit of x or dy, a chunk of tokens.
+// What one warp packs: a patch of x or dy, a chunk of tokens.
 template <class Bits, int U>
 struct PackWork {
-  static constexpr int kGroups = U / 8, kTokens = gradient_chunk_tokens(sizeof(Bits));
-  const GradientPack& p;
+  static constexpr int kGroups = U / 8, kTokens = chunk_tokens(sizeof(Bits));
+  const Pack& p;
   int side;
   int64_t first_feature;
   int first_token, term;
   int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
 
   __device__ int64_t feature(int group) const { return first_feature + U / 4 * (g / 2) + 2 * group + g % 2; }
-  __device__ const uint16_t* data(const GradientTerm& of) const { return static_cast<const uint16_t*>(of.data[side]); }
-  __device__ uint32_t pair(const GradientTerm& low, const GradientTerm& high, int token, int64_t feature) const {
+  __device__ const uint16_t* data(const Term& of) const { return static_cast<const uint16_t*>(of.data[side]); }
+  __device__ uint32_t pair(const Term& low, const Term& high, int token, int64_t feature) const {
     return element<uint16_t>(p, low, side, token - low.first, feature) |
            static_cast<uint32_t>(element<uint16_t>(p, high, side, token + 1 - high.first, feature)) << 16;
   }
 
   // Rows of features, whole and aligned.
-  __device__ void read_rows(const GradientTerm& of, uint32_t (&words)[kGroups][4]) const {
+  __device__ void read_rows(const Term& of, uint32_t (&words)[kGroups][4]) const {
     uint32_t row[4][kGroups] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -72,7 +72,7 @@ struct PackWork {
     }
   }
   // Rows of tokens.
-  __device__ void read_columns(const GradientTerm& of, uint32_t (&words)[kGroups][4]) const {
+  __device__ void read_columns(const Term& of, uint32_t (&words)[kGroups][4]) const {
     const int64_t token = first_token - of.first + 8 * t;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
@@ -91,18 +91,18 @@ struct PackWork {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first_token + 8 * t + 2 * i;
-      const GradientTerm &low = p.term[term_of(p, token)], &high = p.term[term_of(p, token + 1)];
+      const Term &low = p.term[term_of(p, token)], &high = p.term[term_of(p, token + 1)];
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) words[j][i] = pair(low, high, token, feature(j));
     }
   }
 
-  // f32 of any terms, one by one: a unit's are 16 lines, which stay in L1.
+  // f32 of any terms, one by one: a patch's are 16 lines, which stay in L1.
   __device__ void read_wide(bool alone, uint32_t (&words)[kGroups][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first_token + 4 * t + i;
-      const GradientTerm& of = p.term[alone ? term : term_of(p, token)];
+      const Term& of = p.term[alone ? term : term_of(p, token)];
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         words[j][i] = rounded_to_tf32(__uint_as_float(element<uint32_t>(p, of, side, token - of.first, feature(j))));
@@ -111,7 +111,7 @@ struct PackWork {
   }
 
   __device__ void read(uint32_t (&words)[kGroups][4]) const {
-    const GradientTerm& of = p.term[term];
+    const Term& of = p.term[term];
     const bool alone = term + 1 == p.terms || p.term[term + 1].first >= first_token + kTokens;
     if constexpr (sizeof(Bits) == 4) read_wide(alone, words);
     else if (!alone || !of.vectors[side]) read_elements(words);
@@ -122,40 +122,41 @@ struct PackWork {
 };
 
 template <class Work>
-__global__ void __launch_bounds__(kPackThreads) gradient_pack(const __grid_constant__ GradientPack p) {
+__global__ void __launch_bounds__(kPackThreads) wgrad_stream_pack(const __grid_constant__ Pack p) {
   // All in front is complete before anything behind begins: see cuda_few_pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  constexpr int kGroups = Work::kGroups, kUnit = 8 * kGroups;
+  constexpr int kGroups = Work::kGroups, kPatch = 8 * kGroups;
   const int64_t warp = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) / 32;
   const auto both = static_cast<int>(warp / p.chunks), chunk = static_cast<int>(warp % p.chunks);
-  if (both >= p.units[0] + p.units[1]) return;
-  const int side = both >= p.units[0] ? 1 : 0, unit = both - (side == 1 ? p.units[0] : 0);
+  if (both >= p.patches[0] + p.patches[1]) return;
+  const int side = both >= p.patches[0] ? 1 : 0, patch = both - (side == 1 ? p.patches[0] : 0);
   const int first_token = chunk * Work::kTokens;
-  const Work work{p, side, int64_t{unit} * kUnit, first_token, term_of(p, first_token)};
+  const Work work{p, side, int64_t{patch} * kPatch, first_token, term_of(p, first_token)};
   uint32_t words[kGroups][4];
   work.read(words);
-  auto* to = static_cast<uint4*>(p.to[side]) + (int64_t{unit} * p.all_chunks + p.first_chunk + chunk) * kGroups * 32 +
+  auto* to = static_cast<uint4*>(p.to[side]) + (int64_t{patch} * p.all_chunks + p.first_chunk + chunk) * kGroups * 32 +
              threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kGroups; ++j) to[32 * j] = {words[j][0], words[j][1], words[j][2], words[j][3]};
 }
 
 template <class Body>
-Status with_pack(int64_t element_size, int32_t unit, Body body) {
+Status with_pack(int64_t element_size, int32_t patch, Body body) {
   const auto with = [&]<int U>() {
-    return element_size == 4 ? body(gradient_pack<PackWork<uint32_t, U>>) : body(gradient_pack<PackWork<uint16_t, U>>);
+    return element_size == 4 ? body(wgrad_stream_pack<PackWork<uint32_t, U>>)
+                             : body(wgrad_stream_pack<PackWork<uint16_t, U>>);
   };
-  return unit == 8    ? with.template operator()<8>()
-         : unit == 16 ? with.template operator()<16>()
-                      : with.template operator()<32>();
+  return patch == 8    ? with.template operator()<8>()
+         : patch == 16 ? with.template operator()<16>()
+                       : with.template operator()<32>();
 }
 
 }  // namespace
 
-Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, bool overlap, cudaStream_t stream) {
-  const int64_t warps = (int64_t{p.units[0]} + p.units[1]) * p.chunks;
-  return with_pack(element_size, unit, [&](auto kernel) {
+Status pack_operands(const Pack& p, int64_t element_size, int32_t patch, bool overlap, cudaStream_t stream) {
+  const int64_t warps = (int64_t{p.patches[0]} + p.patches[1]) * p.chunks;
+  return with_pack(element_size, patch, [&](auto kernel) {
     return cuda::launch({.blocks = (warps * 32 + kPackThreads - 1) / kPackThreads,
                          .threads = kPackThreads,
                          .stream = stream,
@@ -164,13 +165,13 @@ Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, 
   });
 }
 
-Status prepare_gradient_pack() {
-  for (int32_t unit : {8, 16, 32}) {
+Status prepare_pack() {
+  for (int32_t patch : {8, 16, 32}) {
     for (int64_t element_size : {2, 4}) {
-      BS_RETURN_IF_ERROR(with_pack(element_size, unit, [](auto kernel) { return cuda::prepare(kernel, 0); }));
+      BS_RETURN_IF_ERROR(with_pack(element_size, patch, [](auto kernel) { return cuda::prepare(kernel, 0); }));
     }
   }
   return {};
 }
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_stream

@@ -7,11 +7,12 @@
 #include <cstdint>
 
 #include "blocksparse/status.h"
+#include "gemm/cuda/wgrad_stream/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_stream {
 
 // One (x, dy). Strides of tokens, or features-first of features; the other is 1.
-struct GradientTerm {
+struct Term {
   const void* data[2];  // x, dy
   int64_t stride[2];
   int32_t first, n;  // its tokens among those of a launch
@@ -21,23 +22,24 @@ struct GradientTerm {
   static constexpr int kMost = 64;  // of a launch
 };
 
-// The terms one behind the other, in chunks of 32 tokens; features in units of U = min(b, 32), which have U / 8 groups
-// of 8. Lane (g, t) = (lane / 4, lane % 4) has of group j the feature U / 4 * (g / 2) + 2 j + g % 2, whose tokens 8 t
-// ... 8 t + 7 are four words: to[unit][chunk][group][lane][4]. So a lane of mma's result has 2 U / 8 features beside
+// The terms one behind the other, in chunks of 32 tokens; features in patches of U = min(b, 32), which have U / 8
+// groups of 8. Lane (g, t) = (lane / 4, lane % 4) has of group j the feature U / 4 * (g / 2) + 2 j + g % 2, whose
+// tokens 8 t
+// ... 8 t + 7 are four words: to[patch][chunk][group][lane][4]. So a lane of mma's result has 2 U / 8 features beside
 // each other, and words are pairs of tokens however they lay before. f32: chunks of 16 tokens, words are tokens 4 t to
 // 4 t + 3.
-struct GradientPack {
-  GradientTerm term[GradientTerm::kMost] = {};
+struct Pack {
+  Term term[Term::kMost] = {};
   int32_t terms = 0;
   int64_t features[2] = {};
-  int32_t units[2] = {};
+  int32_t patches[2] = {};
   void* to[2] = {};
   int32_t first_chunk = 0, chunks = 0, all_chunks = 0;  // of this launch, and of all
 };
 
-constexpr int gradient_chunk_tokens(int64_t element_size) { return static_cast<int>(64 / element_size); }
+constexpr int chunk_tokens(int64_t element_size) { return static_cast<int>(64 / element_size); }
 
-Status pack_gradient(const GradientPack& p, int64_t element_size, int32_t unit, bool overlap, cudaStream_t stream);
-Status prepare_gradient_pack();
+Status pack_operands(const Pack& p, int64_t element_size, int32_t patch, bool overlap, cudaStream_t stream);
+Status prepare_pack();
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_stream

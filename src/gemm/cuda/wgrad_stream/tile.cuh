@@ -1,5 +1,5 @@
-// What a warp of the gradient `few` does with some units of dW that share their dy: loads, products, the places of
-// sums. A unit is a block of 8, 16 or 32, or a 32 x 32 part of a larger one; operands lie as cuda_few_gradient_pack.h
+// What a warp of the gradient `few` does with some patches of dW that share their dy: loads, products, the places of
+// sums. A patch is a block of 8, 16 or 32, or a 32 x 32 part of a larger one; operands lie as cuda_few_gradient_pack.h
 // says.
 #pragma once
 
@@ -8,40 +8,41 @@
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/movmatrix.h"
 #include "cuda/turn_quad.h"
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
+#include "gemm/cuda/wgrad_stream/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_stream {
 namespace {
 
-struct FewGradient {
+struct Args {
   const BlockRef* refs;
   const int32_t *out_of, *starts;
   const uint4 *x, *dy;  // packed
   int32_t chunks;       // of 32 tokens, f32: 16
-  int32_t units, tiles;
+  int32_t patches, tiles;
   int32_t warps;        // that share the tiles, or a tile
-  int32_t shift, side;  // log2 of b, and of the units of a block's side
+  int32_t shift, side;  // log2 of b, and of the patches of a block's side
   int64_t outputs, inputs;
   void* dw;
   bool wide, accumulate, vectors, w_vectors;  // vectors: of 16 bytes, dW's and W's rows begin there
   const float* gates;
   const void* w;
-  float* gate_sums;  // [units], null: not asked for
+  float* gate_sums;  // [patches], null: not asked for
 };
 
 // How dW is stored: as it is, of 16 bits or of f32, or with gates, what was there, edges, at any address.
-enum class GradientStore { narrow, wide, any };
+enum class Store { narrow, wide, any };
 
-// By number: the unit of inputs and of outputs, and where it begins in dW, in units of U elements.
-struct GradientUnit {
+// By number: the patch of inputs and of outputs, and where it begins in dW, in units of U elements.
+struct DwTile {
   int32_t input, output;
   uint32_t at;
 };
 
-// Units of a row of W go strip by strip, so that those that follow each other share dy.
+// Patches of a row of W go strip by strip, so that those that follow each other share dy.
 template <int U>
-__device__ inline GradientUnit gradient_unit(const FewGradient& g, int u) {
-  if (u >= g.units) u = g.units - 1;
+__device__ inline DwTile dw_tile_of(const Args& g, int u) {
+  if (u >= g.patches) u = g.patches - 1;
   if (U < 32 || g.side == 0) return {g.refs[u].from, g.out_of[u], static_cast<uint32_t>(u) * U};
   const int row = g.out_of[u >> 2 * g.side], first = g.starts[row];
   const int strip = (g.starts[row + 1] - first) << g.side, rest = u - (first << 2 * g.side);
@@ -54,26 +55,26 @@ __device__ inline GradientUnit gradient_unit(const FewGradient& g, int u) {
 
 // Of a fragment's words k and k + 1: 16 tokens, f32: 8, in tf32.
 template <class T>
-__device__ inline void add_gradient(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+__device__ inline void add_chunk(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (sizeof(T) == 4) ptx::mma_m16n8k8_tf32(sum, a, b[0], b[1]);
   else ptx::mma_m16n8k16(sum, a, b, T{});
 }
 
 template <class T, int U, int Groups>
-struct GradientTile {
-  static constexpr int kGroups = Groups;  // of 8 inputs, of all units
-  static constexpr int kOfUnit = U / 8;   // groups
-  static constexpr int kUnits = Groups / kOfUnit;
+struct Tile {
+  static constexpr int kGroups = Groups;  // of 8 inputs, of all patches
+  static constexpr int kOfPatch = U / 8;  // groups
+  static constexpr int kPatches = Groups / kOfPatch;
   static constexpr int kSums = U == 8 ? Groups / 2 : U / 16 * Groups;  // in fours
   static constexpr int kRow = U / 4;                                   // inputs beside each other that a lane has
   using Sums = float[kSums][4];
   using Inputs = uint32_t[Groups][4];
-  using Outputs = uint32_t[kOfUnit][4];
+  using Outputs = uint32_t[kOfPatch][4];
 
-  __device__ static void load(uint32_t (*to)[4], const uint4* packed, int chunks, int unit, int chunk) {
-    const uint4* from = packed + (int64_t{unit} * chunks + chunk) * kOfUnit * 32 + threadIdx.x % 32;
+  __device__ static void load(uint32_t (*to)[4], const uint4* packed, int chunks, int patch, int chunk) {
+    const uint4* from = packed + (int64_t{patch} * chunks + chunk) * kOfPatch * 32 + threadIdx.x % 32;
 #pragma unroll
-    for (int j = 0; j < kOfUnit; ++j) ptx::ld_16(to[j], from + 32 * j);
+    for (int j = 0; j < kOfPatch; ++j) ptx::ld_16(to[j], from + 32 * j);
   }
 
   // A chunk.
@@ -85,7 +86,7 @@ struct GradientTile {
 #pragma unroll
         for (int q = 0; q < kSums; ++q) {
           const uint32_t a[4] = {x[2 * q][k], x[2 * q + 1][k], x[2 * q][k + 1], x[2 * q + 1][k + 1]};
-          add_gradient<T>(sum[q], a, b);
+          add_chunk<T>(sum[q], a, b);
         }
       } else {
 #pragma unroll
@@ -94,22 +95,22 @@ struct GradientTile {
 #pragma unroll
           for (int j = 0; j < Groups; ++j) {
             const uint32_t b[2] = {x[j][k], x[j][k + 1]};
-            add_gradient<T>(sum[m * Groups + j], a, b);
+            add_chunk<T>(sum[m * Groups + j], a, b);
           }
         }
       }
     }
   }
 
-  // body(output, input, values[kRow]) for the rows of a unit that this lane has.
+  // body(output, input, values[kRow]) for the rows of a patch that this lane has.
   template <class Body>
-  __device__ static void for_each_row(const Sums& sum, int unit, Body body) {
+  __device__ static void for_each_row(const Sums& sum, int patch, Body body) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     float row[kRow];
     if constexpr (U == 8) {
       // The lane has input g of outputs 2 t and 2 t + 1: upper and lower halves are turned.
-      const uint32_t a = __float_as_uint(sum[unit / 2][unit % 2 * 2]),
-                     b = __float_as_uint(sum[unit / 2][unit % 2 * 2 + 1]);
+      const uint32_t a = __float_as_uint(sum[patch / 2][patch % 2 * 2]),
+                     b = __float_as_uint(sum[patch / 2][patch % 2 * 2 + 1]);
       const uint32_t high = ptx::movmatrix_trans(__byte_perm(a, b, 0x7632));
       const uint32_t low = ptx::movmatrix_trans(__byte_perm(a, b, 0x5410));
       row[0] = __uint_as_float(__byte_perm(low, high, 0x5410)),
@@ -120,7 +121,7 @@ struct GradientTile {
       for (int i = 0; i < U / 8; ++i) {
 #pragma unroll
         for (int k = 0; k < kRow; ++k) {
-          row[k] = sum[i / 2 * Groups + unit * kOfUnit + k / 2][i % 2 * 2 + k % 2];
+          row[k] = sum[i / 2 * Groups + patch * kOfPatch + k / 2][i % 2 * 2 + k % 2];
         }
         body(kRow * (g / 2) + 2 * i + g % 2, kRow * t, row);
       }
@@ -161,9 +162,9 @@ __device__ inline void narrow_row(const float (&row)[Count], uint32_t (&words)[C
 
 // dW in f32.
 template <class Tile, int U>
-__device__ inline void store_wide(const FewGradient& g, uint32_t at, const typename Tile::Sums& sum, int unit) {
+__device__ inline void store_wide(const Args& g, uint32_t at, const typename Tile::Sums& sum, int patch) {
   float* first = static_cast<float*>(g.dw) + int64_t{at} * U;
-  Tile::for_each_row(sum, unit, [&](int output, int input, const float(&row)[Tile::kRow]) {
+  Tile::for_each_row(sum, patch, [&](int output, int input, const float(&row)[Tile::kRow]) {
     float* to = first + (output << g.shift);
     if constexpr (U == 32) {
       const auto four = [&row](int i) -> uint4 {
@@ -181,11 +182,11 @@ __device__ inline void store_wide(const FewGradient& g, uint32_t at, const typen
 
 // Blocks of 16 and 32, or half of the columns of larger ones.
 template <class Tile, class T, int U>
-__device__ inline void store_narrow(const FewGradient& g, uint32_t at, const typename Tile::Sums& sum, int unit) {
+__device__ inline void store_narrow(const Args& g, uint32_t at, const typename Tile::Sums& sum, int patch) {
   T* first = static_cast<T*>(g.dw) + int64_t{at} * U;
   uint32_t before[Tile::kRow / 2];
   bool second = false;
-  Tile::for_each_row(sum, unit, [&](int output, int input, const float(&row)[Tile::kRow]) {
+  Tile::for_each_row(sum, patch, [&](int output, int input, const float(&row)[Tile::kRow]) {
     uint32_t words[Tile::kRow / 2];
     narrow_row<T>(row, words);
     if constexpr (U == 32) {
@@ -205,18 +206,18 @@ __device__ inline void store_narrow(const FewGradient& g, uint32_t at, const typ
 
 // Both halves of 64 columns.
 template <class Tile, class T>
-__device__ inline void store_narrow_pair(const FewGradient& g, uint32_t at, const typename Tile::Sums& sum) {
+__device__ inline void store_narrow_pair(const Args& g, uint32_t at, const typename Tile::Sums& sum) {
   T* first = static_cast<T*>(g.dw) + int64_t{at} * 32;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int lane = static_cast<int>(threadIdx.x) % 32, output = 8 * (lane / 8) + 2 * i + lane / 4 % 2;
     uint32_t words[2][4];
 #pragma unroll
-    for (int unit = 0; unit < 2; ++unit) {
+    for (int patch = 0; patch < 2; ++patch) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const float(&of)[4] = sum[i / 2 * Tile::kGroups + unit * 4 + k];
-        words[unit][k] = narrow_pair(of[i % 2 * 2], of[i % 2 * 2 + 1], T{});
+        const float(&of)[4] = sum[i / 2 * Tile::kGroups + patch * 4 + k];
+        words[patch][k] = narrow_pair(of[i % 2 * 2], of[i % 2 * 2 + 1], T{});
       }
     }
     store_two_rows(first + (output << g.shift), 1 << g.shift, lane % 4 * 8, 32,
@@ -227,12 +228,12 @@ __device__ inline void store_narrow_pair(const FewGradient& g, uint32_t at, cons
 
 // Four blocks of 8: a lane stores a row of one. `at` is that of the lane's block, which may be left out.
 template <class Tile, class T>
-__device__ inline void store_narrow_blocks(const FewGradient& g, uint32_t at, bool wanted,
-                                           const typename Tile::Sums& sum, int unit) {
+__device__ inline void store_narrow_blocks(const Args& g, uint32_t at, bool wanted, const typename Tile::Sums& sum,
+                                           int patch) {
   uint32_t words[4];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const float(&of)[4] = sum[(unit + r) / 2];
+    const float(&of)[4] = sum[(patch + r) / 2];
     words[r] = ptx::movmatrix_trans(narrow_pair(of[r % 2 * 2], of[r % 2 * 2 + 1], T{}));
   }
   cuda::turn_quad(words);
@@ -260,7 +261,7 @@ __device__ inline void read_row(float (&row)[Count], const V* from, bool vectors
 
 // With gates, what was there, ragged edges, any alignment. Beyond the edge there are zeros, or what there was.
 template <class T, int Count>
-__device__ inline void store_row(const FewGradient& g, int64_t at, float gate, int inside, float (&row)[Count]) {
+__device__ inline void store_row(const Args& g, int64_t at, float gate, int inside, float (&row)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) row[i] = i < inside && gate != 0 ? gate * row[i] : 0;
   const auto store = [&](auto* to) {
@@ -287,16 +288,15 @@ __device__ inline void store_row(const FewGradient& g, int64_t at, float gate, i
   else store(static_cast<T*>(g.dw) + at);
 }
 
-// Unit number `unit` of the tile to dW, with all that a call may ask for.
+// Patch number `patch` of the tile to dW, with all that a call may ask for.
 template <class Tile, class T, int U>
-__device__ inline void store_any(const FewGradient& g, const GradientUnit& of, const typename Tile::Sums& sum,
-                                 int unit) {
+__device__ inline void store_any(const Args& g, const DwTile& of, const typename Tile::Sums& sum, int patch) {
   const int64_t first = int64_t{of.at} * U;
   constexpr int kLog = U == 8 ? 3 : U == 16 ? 4 : 5;
   const uint32_t block = of.at >> (2 * g.shift - kLog), rest = of.at & ((1u << (2 * g.shift - kLog)) - 1);
   const float gate = g.gates == nullptr ? 1 : g.gates[block];
   float gate_sum = 0;
-  Tile::for_each_row(sum, unit, [&](int output, int input, float(&row)[Tile::kRow]) {
+  Tile::for_each_row(sum, patch, [&](int output, int input, float(&row)[Tile::kRow]) {
     const int64_t at = first + (output << g.shift) + input;
     const int64_t left = int64_t{of.output} * U + output < g.outputs ? g.inputs - int64_t{of.input} * U - input : 0;
     const int inside = static_cast<int>(min(max(left, int64_t{0}), int64_t{Tile::kRow}));
@@ -318,40 +318,40 @@ __device__ inline void store_any(const FewGradient& g, const GradientUnit& of, c
   if (threadIdx.x % 32 == 0) g.gate_sums[U < 32 || g.side == 0 ? block : part] = gate_sum;
 }
 
-// Units first ... last - 1 of the tile; lane `lane` + i knows unit i.
-template <class Tile, class T, int U, GradientStore Store>
-__device__ inline void store_units(const FewGradient& g, const GradientUnit& known, int lane, int first, int last,
-                                   const typename Tile::Sums& sum) {
-  constexpr bool kNarrow = Store == GradientStore::narrow;
+// Patches first ... last - 1 of the tile; lane `lane` + i knows patch i.
+template <class Tile, class T, int U, Store Store>
+__device__ inline void store_patches(const Args& g, const DwTile& known, int lane, int first, int last,
+                                     const typename Tile::Sums& sum) {
+  constexpr bool kNarrow = Store == Store::narrow;
   if constexpr (kNarrow && U == 8) {
 #pragma unroll
-    for (int unit = 0; unit < Tile::kUnits; unit += 4) {
-      const int mine = unit + static_cast<int>(threadIdx.x) % 4;
+    for (int patch = 0; patch < Tile::kPatches; patch += 4) {
+      const int mine = patch + static_cast<int>(threadIdx.x) % 4;
       const uint32_t at = __shfl_sync(~0u, known.at, lane + mine);
-      store_narrow_blocks<Tile, T>(g, at, mine >= first && mine < last, sum, unit);
+      store_narrow_blocks<Tile, T>(g, at, mine >= first && mine < last, sum, patch);
     }
-  } else if constexpr (kNarrow && U == 32 && Tile::kUnits == 2) {
+  } else if constexpr (kNarrow && U == 32 && Tile::kPatches == 2) {
     store_narrow_pair<Tile, T>(g, __shfl_sync(~0u, known.at, lane), sum);
   } else {
 #pragma unroll
-    for (int r = 0; r < Tile::kUnits; ++r) {
+    for (int r = 0; r < Tile::kPatches; ++r) {
       const uint32_t at = __shfl_sync(~0u, known.at, lane + r);
       const int32_t input = __shfl_sync(~0u, known.input, lane + r), output = __shfl_sync(~0u, known.output, lane + r);
       if (r < first || r >= last) continue;
       if constexpr (kNarrow) store_narrow<Tile, T, U>(g, at, sum, r);
-      else if constexpr (Store == GradientStore::wide) store_wide<Tile, U>(g, at, sum, r);
+      else if constexpr (Store == Store::wide) store_wide<Tile, U>(g, at, sum, r);
       else store_any<Tile, T, U>(g, {input, output, at}, sum, r);
     }
   }
 }
 
-// Where the units from `first` on end that have the same outputs, of `count`.
+// Where the patches from `first` on end that have the same outputs, of `count`.
 template <class Tile>
-__device__ inline int end_of_row(const GradientUnit& known, int lane, int first, int count) {
+__device__ inline int end_of_row(const DwTile& known, int lane, int first, int count) {
   const int output = __shfl_sync(~0u, known.output, lane + first);
   int last = first;
 #pragma unroll
-  for (int r = 0; r < Tile::kUnits; ++r) {
+  for (int r = 0; r < Tile::kPatches; ++r) {
     const int other = __shfl_sync(~0u, known.output, lane + r);
     if (r == last && r < count && other == output) ++last;
   }
@@ -359,4 +359,4 @@ __device__ inline int end_of_row(const GradientUnit& known, int lane, int first,
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_stream

@@ -1,4 +1,4 @@
-// The last steps of wgrad for many tokens: sums of whole units to dW, those of cut ones added first, gradients of
+// The last steps of wgrad for many tokens: sums of whole jobs to dW, those of cut ones added first, gradients of
 // gates.
 #pragma once
 
@@ -6,13 +6,13 @@
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/wgrad_wgmma/form.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_wgmma {
 namespace {
 
 // ---- Store ----------------------------------------------------------------------------------------------------------
 
 // Where 8 sums of a row of dW go; id < 0: nowhere.
-struct EightOfGradient {
+struct EightSums {
   int32_t id = -1;
   int inside = 0;  // the matrix
   int64_t at = 0;  // in dW
@@ -22,28 +22,28 @@ struct EightOfGradient {
 // this lane's. `thread` counts both warpgroups. Tables are read as constants, else every store would be waited for.
 template <class K>
 struct PlaceOfSums {
-  const ManyGradient& g;
-  const GradientUnit& unit;
-  CellsOfGroup<K> cells;
+  const Args& g;
+  const Job& job;
+  PatchesOfGroup<K> patches;
   int row, column;
 
-  __device__ PlaceOfSums(const ManyGradient& g, const GradientUnit& unit, int thread)
+  __device__ PlaceOfSums(const Args& g, const Job& job, int thread)
       : g(g),
-        unit(unit),
-        cells(unit, thread / 128),
+        job(job),
+        patches(job, thread / 128),
         row(thread % 128 / 32 * 16 + thread % 32 / 4 + (K::wide ? thread / 128 * 64 : 0)),
         column(thread % 4 * 8) {}
 
   // In the upper row (half 0) or 8 further.
-  __device__ EightOfGradient eight(int four, int half) const {
+  __device__ EightSums eight(int four, int half) const {
     const int shift = g.block_shift, in_block = (1 << shift) - 1;
-    const int id_columns = max(K::kCell >> shift, 1), ids = (K::form.strip_outputs >> shift) * id_columns;
-    const int cell = four * 32 / K::kCell, of_cell = four * 32 % K::kCell + column, r = row + 8 * half;
-    if (cell >= cells.count) return {};
-    const int64_t index = unit.first_cell + cells.first + cell;
-    const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kCell + of_cell;
-    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (of_cell >> shift));
-    const bool inside = int64_t{unit.strip} * K::form.strip_outputs + r < g.outputs;
+    const int id_columns = max(K::kPatch >> shift, 1), ids = (K::form.strip_outputs >> shift) * id_columns;
+    const int patch = four * 32 / K::kPatch, of_patch = four * 32 % K::kPatch + column, r = row + 8 * half;
+    if (patch >= patches.count) return {};
+    const int64_t index = job.first_patch + patches.first + patch;
+    const int64_t input = int64_t{__ldg(g.tables.chunks + index)} * K::kPatch + of_patch;
+    const int32_t id = __ldg(g.tables.ids + index * ids + (r >> shift) * id_columns + (of_patch >> shift));
+    const bool inside = int64_t{job.strip} * K::form.strip_outputs + r < g.outputs;
     return {id, inside ? static_cast<int>(min(max(g.inputs - input, int64_t{0}), int64_t{8})) : 0,
             (((int64_t{id} << shift) + (r & in_block)) << shift) + (input & in_block)};
   }
@@ -64,7 +64,7 @@ __device__ inline void turn_eight(Sums sums, int half, float (&values)[8]) {
 }
 
 // All lanes: <S, W> of the 16 x 8, or 8 x 8, in which a lane has a row.
-__device__ inline void leave_gate_part(const ManyGradient& g, const EightOfGradient& to, float product) {
+__device__ inline void leave_gate_part(const Args& g, const EightSums& to, float product) {
   for (int step = 4; step < 32; step *= 2) product += __shfl_xor_sync(~0u, product, step);
   if (threadIdx.x % 32 >= 4 || to.id < 0) return;
   const int in_block = (1 << g.block_shift) - 1, columns = 1 << (g.block_shift - 3), rows = max(columns / 2, 1);
@@ -73,18 +73,17 @@ __device__ inline void leave_gate_part(const ManyGradient& g, const EightOfGradi
 }
 
 // Where the sums of a four go: of the upper row and of the lower.
-struct FourOfGradient {
-  EightOfGradient eights[2];
+struct FourSums {
+  EightSums eights[2];
   template <class K>
-  __device__ FourOfGradient(const PlaceOfSums<K>& place, int four)
-      : eights{place.eight(four, 0), place.eight(four, 1)} {}
+  __device__ FourSums(const PlaceOfSums<K>& place, int four) : eights{place.eight(four, 0), place.eight(four, 1)} {}
 };
 
 template <class T, class Sums>
-__device__ inline void store_four(const GradientTarget& target, const FourOfGradient& four, Sums sums) {
+__device__ inline void store_four(const GradientTarget& target, const FourSums& four, Sums sums) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const EightOfGradient& to = four.eights[half];
+    const EightSums& to = four.eights[half];
     float values[8];
     turn_eight(sums, half, values);
     if (to.id < 0) continue;
@@ -100,11 +99,11 @@ __device__ inline void store_four(const GradientTarget& target, const FourOfGrad
 }
 
 template <class T, class Sums>
-__device__ inline void leave_gates_of_four(const ManyGradient& g, const FourOfGradient& four, Sums sums) {
+__device__ inline void leave_gates_of_four(const Args& g, const FourSums& four, Sums sums) {
   float product = 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const EightOfGradient& to = four.eights[half];
+    const EightSums& to = four.eights[half];
     float values[8];
     turn_eight(sums, half, values);
     if (g.block_shift == 3) product = 0;
@@ -113,17 +112,17 @@ __device__ inline void leave_gates_of_four(const ManyGradient& g, const FourOfGr
   }
 }
 
-// All that a warpgroup has of a unit. A loop whose sums move up, since registers have no index: straight code for 128
+// All that a warpgroup has of a job. A loop whose sums move up, since registers have no index: straight code for 128
 // of them runs once and takes 18 us to be fetched.
 template <class K>
-__device__ inline void store_unit(const ManyGradient& g, const GradientUnit& unit, GradientSums& sums) {
+__device__ inline void store_job(const Args& g, const Job& job, Sums& sums) {
   using T = typename K::Element;
-  const PlaceOfSums<K> place(g, unit, static_cast<int>(threadIdx.x));
+  const PlaceOfSums<K> place(g, job, static_cast<int>(threadIdx.x));
   const auto sum = [&](int j, int i) { return sums[4 * j + i]; };
-  FourOfGradient to(place, 0);
+  FourSums to(place, 0);
 #pragma unroll 1
-  for (int four = 0; four * 32 < place.cells.count * K::kCell; ++four) {
-    const FourOfGradient next(place, four + 1);
+  for (int four = 0; four * 32 < place.patches.count * K::kPatch; ++four) {
+    const FourSums next(place, four + 1);
     store_four<T>(g.target, to, sum);
     if (g.gate_parts != nullptr) leave_gates_of_four<T>(g, to, sum);
     to = next;
@@ -132,43 +131,43 @@ __device__ inline void store_unit(const ManyGradient& g, const GradientUnit& uni
   }
 }
 
-// ---- Units that were cut --------------------------------------------------------------------------------------------
+// ---- Jobs that were cut --------------------------------------------------------------------------------------------
 
 // Where a warpgroup leaves partial sums, four of an eight of columns by four: a thread block has two parts at most, of
-// a unit that it begins in the midst of, and of one that it begins with the first token.
-__device__ inline float4* part_of(const ManyGradient& g, int thread_block, bool from_start, int thread) {
+// a job that it begins in the midst of, and of one that it begins with the first token.
+__device__ inline float4* part_of(const Args& g, int thread_block, bool from_start, int thread) {
   auto* parts = reinterpret_cast<float4*>(g.tables.parts);
   return parts + ((2 * int64_t{thread_block} + from_start) * 2 + thread / 128) * (32 * 128) + thread % 128;
 }
 
-// The thread blocks whose parts are a unit's.
-struct GradientParts {
+// The thread blocks whose parts are a job's.
+struct Parts {
   int first, last;
   __device__ bool is_whole() const { return first == last; }
 };
 
-// From the last thread block that begins before the unit or with it to the last that begins in it.
-__device__ inline GradientParts parts_of(const GradientShare* shares, int grid, int unit) {
+// From the last thread block that begins before the job or with it to the last that begins in it.
+__device__ inline Parts parts_of(const Share* shares, int grid, int job) {
   int before = 0, within = 0;  // how many begin so
   for (int jump = 128; jump > 0; jump /= 2) {
-    const GradientShare a = shares[min(before + jump, grid) - 1], b = shares[min(within + jump, grid) - 1];
-    if (before + jump <= grid && (a.unit < unit || (a.unit == unit && a.step == 0))) before += jump;
-    if (within + jump <= grid && b.unit <= unit) within += jump;
+    const Share a = shares[min(before + jump, grid) - 1], b = shares[min(within + jump, grid) - 1];
+    if (before + jump <= grid && (a.job < job || (a.job == job && a.step == 0))) before += jump;
+    if (within + jump <= grid && b.job <= job) within += jump;
   }
   return {before - 1, within - 1};
 }
 
-// A task adds 32 columns of both warpgroups of a unit, or of some of their threads; where there are few units, several
+// A task adds 32 columns of both warpgroups of a job, or of some of their threads; where there are few jobs, several
 // runs of parts are added side by side, each in the order of tokens, then the runs.
 struct CombineForm {
   static constexpr int kThreads = 512, kBlocksPerSm = 2;
   int runs = 1, threads = 256;  // of a task
 
-  __device__ explicit CombineForm(int units) {
-    while (runs < 16 && 2 * runs * units <= kMostGradientGrid / 2) runs *= 2;
+  __device__ explicit CombineForm(int jobs) {
+    while (runs < 16 && 2 * runs * jobs <= kMostGrid / 2) runs *= 2;
     threads = min(256, kThreads / runs);
   }
-  __device__ int tasks_of_unit() const { return 8 * (256 / threads); }
+  __device__ int tasks_of_job() const { return 8 * (256 / threads); }
   __device__ int at_once() const { return kThreads / (threads * runs); }  // of a thread block
 };
 
@@ -177,10 +176,10 @@ __device__ inline void add_to(float4& sum, const float4& more) {
 }
 
 // Sums of `four` from the parts of thread blocks from `first` on to before `end`.
-__device__ inline void add_parts(const ManyGradient& g, const GradientShare* shares, int first, int end,
-                                 bool from_start, int thread, int four, float4 (&sums)[4]) {
+__device__ inline void add_parts(const Args& g, const Share* shares, int first, int end, bool from_start, int thread,
+                                 int four, float4 (&sums)[4]) {
   for (int c = first; c < end; ++c, from_start = false) {
-    if (shares[c].unit == shares[c + 1].unit && shares[c].step == shares[c + 1].step) continue;  // no step
+    if (shares[c].job == shares[c + 1].job && shares[c].step == shares[c + 1].step) continue;  // no step
     const float4* part = part_of(g, c, from_start, thread) + four * 4 * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) add_to(sums[i], part[i * 128]);
@@ -189,27 +188,27 @@ __device__ inline void add_parts(const ManyGradient& g, const GradientShare* sha
 
 template <class K>
 __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPerSm)
-    gradient_combine(const __grid_constant__ ManyGradient g, int32_t grid) {
-  __shared__ GradientShare shares[kMostGradientGrid + 1];
+    wgrad_wgmma_combine(const __grid_constant__ Args g, int32_t grid) {
+  __shared__ Share shares[kMostGrid + 1];
   __shared__ float4 of_run[4][CombineForm::kThreads];
   ptx::griddepcontrol_wait();
-  const int2 counts = g.tables.unit_counts();
+  const int2 counts = g.tables.job_counts();
   const CombineForm form(counts.x - counts.y);
   const auto index = static_cast<int>(threadIdx.x);
   for (int i = index; i <= grid; i += CombineForm::kThreads) shares[i] = g.tables.share(i);
   __syncthreads();
-  const int run = index / form.threads % form.runs, of_unit = form.tasks_of_unit();
-  const int tasks = (counts.x - counts.y) * of_unit;
+  const int run = index / form.threads % form.runs, of_job = form.tasks_of_job();
+  const int tasks = (counts.x - counts.y) * of_job;
   for (int first = static_cast<int>(blockIdx.x) * form.at_once(); first < tasks;
        first += static_cast<int>(gridDim.x) * form.at_once()) {
     const int of_block = first + index / form.threads / form.runs, task = min(of_block, tasks - 1);
-    const int place = counts.y + task / of_unit, four = task % 8;
-    const int thread = task % of_unit / 8 * form.threads + index % form.threads;
-    const GradientParts parts = parts_of(shares, grid, place);
-    const GradientUnit unit = g.tables.units[place];
+    const int place = counts.y + task / of_job, four = task % 8;
+    const int thread = task % of_job / 8 * form.threads + index % form.threads;
+    const Parts parts = parts_of(shares, grid, place);
+    const Job job = g.tables.jobs[place];
     const bool is_cut = of_block < tasks && !parts.is_whole();  // a whole one has been stored
     float4 sums[4] = {};
-    if (is_cut && four * 32 < CellsOfGroup<K>(unit, thread / 128).count * K::kCell) {
+    if (is_cut && four * 32 < PatchesOfGroup<K>(job, thread / 128).count * K::kPatch) {
       const int count = parts.last - parts.first + 1;
       const int begin = parts.first + count * run / form.runs, end = parts.first + count * (run + 1) / form.runs;
       add_parts(g, shares, begin, end, begin == parts.first, thread, four, sums);
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPer
       const auto sum = [&](int j, int i) {
         return i == 0 ? sums[j].x : i == 1 ? sums[j].y : i == 2 ? sums[j].z : sums[j].w;
       };
-      const FourOfGradient to(PlaceOfSums<K>(g, unit, thread), four);
+      const FourSums to(PlaceOfSums<K>(g, job, thread), four);
       store_four<typename K::Element>(g.target, to, sum);
       if (g.gate_parts != nullptr) leave_gates_of_four<typename K::Element>(g, to, sum);
     }
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPer
 }
 
 // A warp a gate: the parts of its blocks in order of the lanes, then the lanes.
-__global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__ ManyGradient g, int32_t gates) {
+__global__ void __launch_bounds__(256) wgrad_wgmma_gates(const __grid_constant__ Args g, int32_t gates) {
   ptx::griddepcontrol_wait();
   const int columns = 1 << (g.block_shift - 3), parts = g.gate_blocks * columns * max(columns / 2, 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -248,4 +247,4 @@ __global__ void __launch_bounds__(256) gradient_of_gates(const __grid_constant__
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_wgmma

@@ -3,14 +3,14 @@
 
 #include "gemm/cuda/gradient_target.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
+#include "gemm/cuda/wgrad_wgmma/jobs.h"
 #include "gemm/cuda/wgrad_wgmma/terms.cuh"
-#include "gemm/cuda/wgrad_wgmma/units.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_wgmma {
 namespace {
 
-struct ManyGradient {
-  GradientTables tables;
+struct Args {
+  Tables tables;
   GradientTarget target;
   const void* w;        // if the gates' gradients are wanted
   float* gate_parts;    // [blocks][b / 16][b / 8]; null: they are not
@@ -22,9 +22,9 @@ struct ManyGradient {
 };
 
 // Of each (x, dy) of a list.
-template <XOrder Order, int Terms>
-struct GradientMaps {
-  ManyX<Order> x[Terms];
+template <wgmma::XOrder Order, int Terms>
+struct TermMaps {
+  wgmma::XMap<Order> x[Terms];
   CUtensorMap dy[Terms];
   TermSteps<Terms> steps;
 };
@@ -32,42 +32,42 @@ struct GradientMaps {
 // B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by
 // tokens where x is gathered. Terms: the (x, dy) of a launch, at most. One alone has a kernel of its own: there, which
 // pair's maps are used takes no register of the feeding warps, by which wgrad is bound.
-template <class T, int B, XOrder Order, int Terms = 1>
-struct GradientKernel {
+template <class T, int B, wgmma::XOrder Order, int Terms = 1>
+struct Kernel {
   using Element = T;
-  using OfOne = GradientKernel<T, B, Order>;
+  using OfOne = Kernel<T, B, Order>;
   static constexpr bool wide = B == 128;
   static constexpr int kTerms = Terms;
-  using Maps = GradientMaps<Order, Terms>;
-  static constexpr XOrder order = Order;
-  static constexpr bool first = Order == XOrder::features;
-  static constexpr ManyGradientForm form = gradient_form_of(B, wide);
+  using Maps = TermMaps<Order, Terms>;
+  static constexpr wgmma::XOrder order = Order;
+  static constexpr bool first = Order == wgmma::XOrder::features;
+  static constexpr Form form = form_of(B, wide);
   // Of a step: a box costs as much as its bytes do. b = 128, .25, 14336 x 4096, n = 8192: 64 tokens 408 us, 32 435 (one
   // feeding warp: 408, 524); b = 64, whose stages would be three of 72 KB: 559, 517.
   static constexpr int kTokens = first || B != 64 ? 64 : 32;
   static constexpr int kFeeders = 4;  // warps
-  static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kDyBoxes = form.strip_outputs / 64;
-  static constexpr int kDyBox = kTokens * 64 * 2, kXBox = kTokens * kCell * 2;
-  static constexpr int kStageBytes = kDyBoxes * kDyBox + kCells * kXBox;
+  static constexpr int kPatch = form.patch_inputs, kPatches = form.most_patches, kDyBoxes = form.strip_outputs / 64;
+  static constexpr int kDyBox = kTokens * 64 * 2, kXBox = kTokens * kPatch * 2;
+  static constexpr int kStageBytes = kDyBoxes * kDyBox + kPatches * kXBox;
   static constexpr int kMostStages = 10;
   static constexpr int kStages = 220 * 1024 / kStageBytes > kMostStages ? kMostStages : 220 * 1024 / kStageBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static constexpr int kThreads = 384;
-  static_assert(sizeof(Maps) + sizeof(ManyGradient) <= 4096, "a kernel's arguments");
+  static_assert(sizeof(Maps) + sizeof(Args) <= 4096, "a kernel's arguments");
 };
 
-using GradientSums = float[128];  // [64, 256] of a warpgroup
+using Sums = float[128];  // [64, 256] of a warpgroup
 
-// Which cells of a unit are a warpgroup's.
+// Which patches of a job are a warpgroup's.
 template <class K>
-struct CellsOfGroup {
+struct PatchesOfGroup {
   int first, count;
-  __device__ CellsOfGroup(const GradientUnit& unit, int group) {
-    const int half = (unit.cells + 1) / 2;
+  __device__ PatchesOfGroup(const Job& job, int group) {
+    const int half = (job.patches + 1) / 2;
     first = K::wide || group == 0 ? 0 : half;
-    count = K::wide ? unit.cells : group == 0 ? half : unit.cells - half;
+    count = K::wide ? job.patches : group == 0 ? half : job.patches - half;
   }
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_wgmma

@@ -10,12 +10,12 @@
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/wgrad_wgmma/finish.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_wgmma {
 namespace {
 
 using ptx::shared_address;
 
-struct GradientRing {
+struct Ring {
   uint32_t stages, full, empty;
   uint32_t phase = 0;
   int stage = 0;
@@ -37,34 +37,34 @@ struct GradientRing {
   }
 };
 
-// The steps of units that are a thread block's, in turn: whole units, then its part of the shared ones.
-class GradientWork {
+// The steps of jobs that are a thread block's, in turn: whole jobs, then its part of the shared ones.
+class Work {
  public:
-  int unit = 0, first = 0, last = 0;
+  int job = 0, first = 0, last = 0;
 
-  __device__ explicit GradientWork(const ManyGradient& g)
-      : whole_(g.tables.unit_counts().y),
+  __device__ explicit Work(const Args& g)
+      : whole_(g.tables.job_counts().y),
         steps_(g.steps),
         begin_(g.tables.share(static_cast<int>(blockIdx.x))),
         end_(g.tables.share(static_cast<int>(blockIdx.x) + 1)) {}
 
   __device__ bool next() {
     if (!shared_) {
-      unit = unit_in_turn(round_++, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+      job = job_in_turn(round_++, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
       first = 0, last = steps_;
-      if (unit < whole_) return true;
+      if (job < whole_) return true;
     }
-    unit = shared_ ? unit + 1 : begin_.unit;
+    job = shared_ ? job + 1 : begin_.job;
     shared_ = true;
-    first = unit == begin_.unit ? begin_.step : 0;
-    last = unit == end_.unit ? end_.step : steps_;
-    return unit < end_.unit || (unit == end_.unit && end_.step > first);
+    first = job == begin_.job ? begin_.step : 0;
+    last = job == end_.job ? end_.step : steps_;
+    return job < end_.job || (job == end_.job && end_.step > first);
   }
   __device__ bool is_whole() const { return first == 0 && last == steps_; }
 
  private:
   int whole_, steps_;
-  GradientShare begin_, end_;
+  Share begin_, end_;
   int round_ = 0;
   bool shared_ = false;
 };
@@ -72,7 +72,7 @@ class GradientWork {
 // ---- Load -----------------------------------------------------------------------------------------------------------
 
 template <class K>
-__device__ inline void load_gradient_box(uint32_t to, const CUtensorMap* map, uint32_t full, int feature, int token) {
+__device__ inline void load_stage_box(uint32_t to, const CUtensorMap* map, uint32_t full, int feature, int token) {
   if constexpr (K::first) ptx::load_box(to, map, full, token, feature);
   else ptx::load_box(to, map, full, feature, token);
 }
@@ -81,20 +81,20 @@ inline constexpr int kFeedBarrier = 1;
 
 // Every lane of the feeding warps has a box of each step; copies of a warp start one after the other, so warps share
 // them. The first warp says how many bytes a stage awaits: they may come before. A stage waits for each warp
-// with a box. One without could be a whole ring late, and await a phase that is over: it leaves out the unit, and they
+// with a box. One without could be a whole ring late, and await a phase that is over: it leaves out the job, and they
 // meet behind it. Were all to arrive at every stage, b = 64 took 107 us instead of 88 (.25, 4096 x 4096, n 4096).
 template <class K>
-__device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& maps, GradientRing ring) {
+__device__ void feed(const Args& g, const typename K::Maps& maps, Ring ring) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const int index = thread / 32 + lane * K::kFeeders, box = index - K::kDyBoxes;
-  for (GradientWork work(g); work.next();) {
-    const GradientUnit unit = g.tables.units[work.unit];
-    const int column = box < 0            ? unit.strip * K::form.strip_outputs + index * 64
-                       : box < unit.cells ? g.tables.chunks[unit.first_cell + box] * K::kCell
-                                          : 0;
-    [[maybe_unused]] ImageTap tap{};
-    if constexpr (K::order == XOrder::images) tap = maps.x[0].taps.tap_of(column);
-    const bool has_box = thread / 32 - K::kDyBoxes < unit.cells;
+  for (Work work(g); work.next();) {
+    const Job job = g.tables.jobs[work.job];
+    const int column = box < 0             ? job.strip * K::form.strip_outputs + index * 64
+                       : box < job.patches ? g.tables.chunks[job.first_patch + box] * K::kPatch
+                                           : 0;
+    [[maybe_unused]] wgmma::ImageTap tap{};
+    if constexpr (K::order == wgmma::XOrder::images) tap = maps.x[0].taps.tap_of(column);
+    const bool has_box = thread / 32 - K::kDyBoxes < job.patches;
     if (!has_box) ring.advance<K>(work.last - work.first);
     StepPlace<K::kTokens> at(maps.steps, work.first);
     for (int step = work.first; has_box && step < work.last; ++step, at.advance(maps.steps)) {
@@ -104,19 +104,19 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
       // All lanes have the same, which the compiler does not see otherwise: addresses would be each lane's own.
       const int term = K::kTerms == 1 ? 0 : __shfl_sync(~0u, at.term, 0);
       if (box < 0) {
-        load_gradient_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full_at(), column, at.token);
-      } else if (box < unit.cells) {
+        load_stage_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full_at(), column, at.token);
+      } else if (box < job.patches) {
         const uint32_t to = data + K::kDyBoxes * K::kDyBox + box * K::kXBox;
-        if constexpr (K::order == XOrder::images) {
+        if constexpr (K::order == wgmma::XOrder::images) {
           const auto& x = maps.x[0];
-          load_positions(to, &x.map, ring.full_at(), x.steps.deep, tap, x.steps.pixel_of(at.token));
+          wgmma::load_positions(to, &x.map, ring.full_at(), x.steps.deep, tap, x.steps.pixel_of(at.token));
         } else {
-          load_gradient_box<K>(to, &maps.x[term].map, ring.full_at(), column, at.token);
+          load_stage_box<K>(to, &maps.x[term].map, ring.full_at(), column, at.token);
         }
       }
       if (thread == 0) {
         ptx::mbarrier_arrive_expect(ring.full_at(),
-                                    static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + unit.cells * K::kXBox));
+                                    static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + job.patches * K::kXBox));
       }
       ring.advance<K>();
     }
@@ -127,18 +127,18 @@ __device__ void feed_gradient(const ManyGradient& g, const typename K::Maps& map
 // ---- Compute --------------------------------------------------------------------------------------------------------
 
 template <class K, int N>
-__device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int dy_box, int first_cell) {
+__device__ void add_steps(Sums& sums, Ring& ring, int steps, int dy_box, int first_patch) {
   constexpr bool kTurned = !K::first;  // tokens, the depth, are rows of the boxes
-  constexpr ptx::Swizzle kOfX = K::first || K::kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
-  constexpr int kStepDy = kTurned ? 128 : 2, kStepX = kTurned ? K::kCell * 2 : 2;
+  constexpr ptx::Swizzle kOfX = K::first || K::kPatch == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  constexpr int kStepDy = kTurned ? 128 : 2, kStepX = kTurned ? K::kPatch * 2 : 2;
   const bool arrives = threadIdx.x % 128 == 0;
   uint32_t previous = 0;
   for (int i = 0; i < steps; ++i) {
     ptx::mbarrier_wait(ring.full_at(), ring.phase);
     const uint32_t dy = ring.data<K>() + dy_box * K::kDyBox;
-    const uint32_t x = ring.data<K>() + K::kDyBoxes * K::kDyBox + first_cell * K::kXBox;
+    const uint32_t x = ring.data<K>() + K::kDyBoxes * K::kDyBox + first_patch * K::kXBox;
     const uint64_t a = ptx::wgmma_matrix(dy, K::kDyBox, 1024, ptx::Swizzle::bytes_128);
-    const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, kTurned ? K::kCell * 16 : 1024, kOfX);
+    const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, kTurned ? K::kPatch * 16 : 1024, kOfX);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K::kTokens / 16; ++k) {
@@ -156,13 +156,13 @@ __device__ void add_steps(GradientSums& sums, GradientRing& ring, int steps, int
 
 template <class K>
 __global__ void __launch_bounds__(K::kThreads, 1)
-    many_gradient([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
-                  [[maybe_unused]] const __grid_constant__ ManyGradient g) {
+    wgrad_wgmma_sums([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
+                     [[maybe_unused]] const __grid_constant__ Args g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char stages[];
   __shared__ uint64_t full[K::kMostStages], empty[K::kMostStages];
   const int group = static_cast<int>(threadIdx.x) / 128;
-  GradientRing ring{shared_address(stages), shared_address(full), shared_address(empty)};
+  Ring ring{shared_address(stages), shared_address(full), shared_address(empty)};
   if (threadIdx.x == 0) {
     for (int s = 0; s < K::kStages; ++s) {
       ptx::mbarrier_init(shared_address(full + s), 1);
@@ -174,24 +174,24 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   ptx::griddepcontrol_wait();
   if (group == 2) {
     ptx::setmaxnreg_dec<56>();
-    if (threadIdx.x < 2 * 128 + 32 * K::kFeeders) feed_gradient<K>(g, maps, ring);
+    if (threadIdx.x < 2 * 128 + 32 * K::kFeeders) feed<K>(g, maps, ring);
     return;
   }
   ptx::setmaxnreg_inc<224>();
-  GradientSums sums;
-  for (GradientWork work(g); work.next();) {
-    const GradientUnit unit = g.tables.units[work.unit];
-    const CellsOfGroup<K> cells(unit, group);
+  Sums sums;
+  for (Work work(g); work.next();) {
+    const Job job = g.tables.jobs[work.job];
+    const PatchesOfGroup<K> patches(job, group);
     const int dy_box = K::wide ? group : 0, steps = work.last - work.first;
 #pragma unroll
     for (float& sum : sums) sum = 0;
-    const int quarters = __shfl_sync(~0u, (cells.count * K::kCell + 63) / 64, 0);
-    if (quarters == 4) add_steps<K, 256>(sums, ring, steps, dy_box, cells.first);
-    else if (quarters == 3) add_steps<K, 192>(sums, ring, steps, dy_box, cells.first);
-    else if (quarters == 2) add_steps<K, 128>(sums, ring, steps, dy_box, cells.first);
-    else add_steps<K, 64>(sums, ring, steps, dy_box, cells.first);  // also where it has no cell
+    const int quarters = __shfl_sync(~0u, (patches.count * K::kPatch + 63) / 64, 0);
+    if (quarters == 4) add_steps<K, 256>(sums, ring, steps, dy_box, patches.first);
+    else if (quarters == 3) add_steps<K, 192>(sums, ring, steps, dy_box, patches.first);
+    else if (quarters == 2) add_steps<K, 128>(sums, ring, steps, dy_box, patches.first);
+    else add_steps<K, 64>(sums, ring, steps, dy_box, patches.first);  // also where it has no patch
     if (work.is_whole()) {
-      store_unit<K>(g, unit, sums);
+      store_job<K>(g, job, sums);
     } else {
       float4* part = part_of(g, static_cast<int>(blockIdx.x), work.first == 0, static_cast<int>(threadIdx.x));
 #pragma unroll
@@ -204,4 +204,4 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 }
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_wgmma

@@ -5,8 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include "gemm/cuda/wgrad_wgmma/plan.h"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::wgrad_wgmma {
 
 template <int Most>
 struct TermSteps {
@@ -43,4 +44,4 @@ struct StepPlace {
   }
 };
 
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::wgrad_wgmma

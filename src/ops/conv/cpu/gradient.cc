@@ -5,10 +5,10 @@
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
-#include "ops/conv/conv.h"
-#include "ops/conv/cpu/panels.h"
 #include "gemm/cpu/kernels.h"
 #include "gemm/cpu/plan.h"
+#include "ops/conv/conv.h"
+#include "ops/conv/cpu/panels.h"
 
 namespace blocksparse::conv {
 

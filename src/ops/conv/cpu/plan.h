@@ -12,8 +12,8 @@
 #pragma once
 
 #include "core/places.h"
-#include "ops/conv/conv.h"
 #include "gemm/cpu/kernels.h"
+#include "ops/conv/conv.h"
 
 namespace blocksparse::conv {
 

@@ -5,10 +5,10 @@
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
-#include "ops/conv/conv.h"
-#include "ops/conv/cpu/panels.h"
 #include "gemm/cpu/kernels.h"
 #include "gemm/cpu/plan.h"
+#include "ops/conv/conv.h"
+#include "ops/conv/cpu/panels.h"
 
 namespace blocksparse::conv {
 
@@ -35,28 +35,28 @@ const ProductKernel* find_taps_kernel(Isa isa, DType dtype) {
   return nullptr;
 }
 
-size_t linear_workspace_size(const Product& p) {
+size_t pointwise_workspace_size(const Product& p) {
   return gemm::plan_product({.dtype = p.dtype,
-                               .block = p.layout.block_size,
-                               .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
-                               .inputs = p.x.channels,
-                               .outputs = p.y.channels,
-                               .slots = walk_of(p.layout, p.by_in).slots})
+                             .block = p.layout.block_size,
+                             .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
+                             .inputs = p.x.channels,
+                             .outputs = p.y.channels,
+                             .slots = walk_of(p.layout, p.by_in).slots})
       .workspace_bytes();
 }
 
 // A filter of one tap that stays where it is: tokens are pixels. Hubs may ask for more workspace than is promised.
-bool is_linear(const Product& p) {
+bool is_pointwise(const Product& p) {
   return is_in_place(p.gather, p.x, p.y) && p.x_channels == nullptr && p.y_channels == nullptr &&
-         linear_workspace_size(p) <= kMostWorkspace;
+         pointwise_workspace_size(p) <= kMostWorkspace;
 }
 
-gemm::Product linear_product(const Product& p, int64_t image) {
+gemm::Product pointwise_product(const Product& p, int64_t image) {
   // One image, or all of them as one.
   const auto tokens = [&](const Images& a) {
     const int64_t images = a.channels_last ? a.n : 1;
     return gemm::Activations{advance(a.data, image * a.image_stride(), p.dtype), images * a.pixels(), a.channels,
-                               a.pixel_stride(), a.channel_stride()};
+                             a.pixel_stride(), a.channel_stride()};
   };
   return {.dtype = p.dtype,
           .layout = p.layout,
@@ -70,9 +70,9 @@ gemm::Product linear_product(const Product& p, int64_t image) {
           .activation = p.activation};
 }
 
-Status run_linear(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
+Status run_pointwise(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
   for (int64_t image = 0; image < (p.x.channels_last ? 1 : p.x.n); ++image) {
-    BS_RETURN_IF_ERROR(gemm::cpu_product(linear_product(p, image), isa, workspace, threads));
+    BS_RETURN_IF_ERROR(gemm::cpu_product(pointwise_product(p, image), isa, workspace, threads));
   }
   return {};
 }
@@ -267,7 +267,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
     reference_product(p);
     return {};
   }
-  if (is_linear(p)) return run_linear(p, isa, workspace, threads);
+  if (is_pointwise(p)) return run_pointwise(p, isa, workspace, threads);
   const ProductKernel* kernel = find_taps_kernel(isa, p.dtype);
   if (kernel == nullptr) {
     return {StatusCode::unsupported, concat("[conv] there is no ", name_of(isa), " kernel for ", name_of(p.dtype))};
@@ -282,7 +282,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
 
 size_t cpu_workspace_size(const Product& p) {
   const size_t taps = plan_product(p).workspace_bytes();
-  return is_linear(p) ? std::max(taps, linear_workspace_size(p)) : taps;
+  return is_pointwise(p) ? std::max(taps, pointwise_workspace_size(p)) : taps;
 }
 
 }  // namespace blocksparse::conv

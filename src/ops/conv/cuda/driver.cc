@@ -7,8 +7,9 @@
 
 #include "core/text.h"
 #include "cuda/once.h"
-#include "ops/conv/cuda/order/copy.h"
+#include "gemm/cuda/families.h"
 #include "gemm/cuda/forced.h"
+#include "ops/conv/cuda/order/copy.h"
 
 namespace blocksparse::conv {
 
@@ -22,8 +23,8 @@ const std::array<CudaKernels, 8>& all_kernels() {
 }
 
 bool runs(CudaWay way, const cuda::Card& card) {
-  const bool copies = way == CudaWay::many || way == CudaWay::halo;
-  return !copies || gemm::cuda_runs(gemm::CudaKernel::many, card);
+  const bool copies = way == CudaWay::gather || way == CudaWay::halo;
+  return !copies || copies_boxes(card);
 }
 
 Status prepare_all(const cuda::Card& card) {
@@ -47,25 +48,20 @@ Status check_pixels(const Images& x, const Images& y) {
   return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
 }
 
-// "halo", and "generic" and "many" as of the linear op, can be asked for; a convolution of one tap in place is then
-// none of it.
+// A convolution is held to the ways that were asked for; a pointwise one to families of the engine.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
-  const auto forced = gemm::forced_cuda_kernel();
+  const auto forced = gemm::forced_kernels();
   if (!forced.ok()) return forced.status();
-  std::string_view name;
-  if (gemm::halo_is_forced()) {
-    if (cuda_supports(CudaWay::halo, p, card)) return CudaWay::halo;
-    name = name_of(CudaWay::halo);
-  } else {
-    if (!forced->has_value()) return choose_cuda_way(p, card);
-    if (**forced == gemm::CudaKernel::generic) return CudaWay::generic;
-    if (**forced == gemm::CudaKernel::many && cuda_supports(CudaWay::many, p, card)) return CudaWay::many;
-    if (cuda_supports(CudaWay::linear, p, card)) return CudaWay::linear;
-    name = gemm::name_of(**forced);
+  if (!forced->any()) return choose_cuda_way(p, card);
+  for (CudaWay way : {CudaWay::generic, CudaWay::halo, CudaWay::gather}) {
+    if (forced->has(name_of(way)) && cuda_supports(way, p, card)) return way;
   }
-  return Status(StatusCode::unsupported,
-                concat("[cuda] the kernel \"", name, "\", which was asked for, does not do this convolution"));
+  for (const gemm::Family& family : gemm::families()) {
+    if (forced->has(family.name) && cuda_supports(CudaWay::pointwise, p, card)) return CudaWay::pointwise;
+  }
+  return Status(StatusCode::unsupported, concat("[cuda] the kernel \"", forced->text(),
+                                                "\", which was asked for, does not do this convolution"));
 }
 
 template <class Problem>
@@ -89,25 +85,25 @@ Status launch(CudaWay way, DType dtype, Device device, const cuda::Card& card, L
 }
 
 Status run(CudaWay way, const Product& p, const CudaCall& call, Stream stream) {
-  if (way == CudaWay::linear) return gemm::cuda_product(as_linear(p), call.workspace, stream);
+  if (way == CudaWay::pointwise) return gemm::cuda_product(as_product(p), call.workspace, stream);
   return launch(way, p.dtype, p.layout.device, call.card,
                 [&](const CudaKernels& kernels) { return kernels.product(p, call); });
 }
 
 Status run(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream stream) {
-  if (way == CudaWay::linear) {
+  if (way == CudaWay::pointwise) {
     const int64_t n = g.rows.n * g.rows.pixels();
     const auto tensor = [&](const Images& a) { return ConstTensor(a.data, g.dtype, {n, a.channels}, g.layout.device); };
     const GradPair pair{tensor(g.columns), tensor(g.rows)};
     const gemm::WeightGradient plain{.dtype = g.dtype,
-                                       .dw_dtype = g.dw_dtype,
-                                       .layout = g.layout,
-                                       .pairs = {&pair, 1},
-                                       .w = g.w,
-                                       .gates = g.gates,
-                                       .dw = g.dw,
-                                       .dgates = g.dgates,
-                                       .accumulate = g.accumulate};
+                                     .dw_dtype = g.dw_dtype,
+                                     .layout = g.layout,
+                                     .pairs = {&pair, 1},
+                                     .w = g.w,
+                                     .gates = g.gates,
+                                     .dw = g.dw,
+                                     .dgates = g.dgates,
+                                     .accumulate = g.accumulate};
     return gemm::cuda_weight_gradient(plain, call.workspace, stream);
   }
   return launch(way, g.dtype, g.layout.device, call.card,

@@ -4,10 +4,11 @@
 #include <vector>
 
 #include "core/places.h"
+#include "gemm/cuda/wgmma/plan.h"
+#include "gemm/cuda/wgrad_wgmma/plan.h"
 #include "ops/conv/cuda/gather/phases.h"
 #include "ops/conv/cuda/halo/plan.h"
 #include "ops/conv/cuda/order/plan.h"
-#include "gemm/cuda/wgmma/plan.h"
 
 namespace blocksparse::conv {
 
@@ -21,7 +22,7 @@ bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f1
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 // x is gathered, y is not.
-bool many_takes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
+bool fits_boxes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
   if (!is_16_bits(dtype) || !x.channels_last || x.channels % block != 0 || y.channels % 8 != 0) return false;
   if (x.channels == 0 || y.channels == 0 || x.pixels() == 0 || y.n * y.pixels() >= kMost) return false;
   if (!aligned(x.data) || !aligned(y.data)) return false;
@@ -42,19 +43,23 @@ gemm::CudaProblem problem_of(Pass pass, DType dtype, const LayoutView& layout, i
 
 }  // namespace
 
+bool copies_boxes(const cuda::Card& card) { return gemm::find_family("wgmma")->runs(card); }
+
 std::string_view name_of(CudaWay way) {
   switch (way) {
     case CudaWay::generic: return "generic";
-    case CudaWay::many: return "many";
+    case CudaWay::gather: return "gather";
     case CudaWay::halo: return "halo";
-    case CudaWay::linear: break;
+    case CudaWay::pointwise: break;
   }
-  return "linear";
+  return "pointwise";
 }
 
-int64_t inputs_of_tap(int64_t channels, int32_t block) { return round_up(channels, std::max(gemm::kChunk, block)); }
+int64_t inputs_of_tap(int64_t channels, int32_t block) {
+  return round_up(channels, std::max(gemm::wgmma::kChunk, block));
+}
 
-gemm::CudaProblem many_problem(const Product& p) {
+gemm::CudaProblem gathered_problem(const Product& p) {
   auto problem = problem_of(p.by_in ? Pass::dgrad : Pass::fprop, p.dtype, p.layout, p.gather.taps());
   problem.n = p.y.n * p.y.pixels();
   problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
@@ -67,7 +72,7 @@ gemm::CudaProblem many_problem(const Product& p) {
   return problem;
 }
 
-gemm::CudaProblem many_problem(const WeightGradient& g) {
+gemm::CudaProblem gathered_problem(const WeightGradient& g) {
   auto problem = problem_of(Pass::wgrad, g.dtype, g.layout, g.gather.taps());
   problem.n = g.rows.n * g.rows.pixels();
   problem.inputs = g.gather.taps() * inputs_of_tap(g.columns.channels, g.layout.block_size);
@@ -108,7 +113,7 @@ gemm::Activations as_tokens(const Images& a) {
   return {a.data, a.n * a.pixels(), a.channels, a.channels, 1};
 }
 
-gemm::Product as_linear(const Product& p) {
+gemm::Product as_product(const Product& p) {
   return {.dtype = p.dtype,
           .layout = p.layout,
           .by_in = p.by_in,
@@ -123,58 +128,58 @@ gemm::Product as_linear(const Product& p) {
 
 namespace {
 
-bool is_linear(const Product& p) { return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && !has_order(p); }
+bool is_pointwise(const Product& p) { return is_in_place(p.gather, p.x, p.y) && p.x.channels_last && !has_order(p); }
 
-bool is_linear(const WeightGradient& g) {
+bool is_pointwise(const WeightGradient& g) {
   return is_in_place(g.gather, g.rows, g.columns) && g.rows.channels_last && !has_order(g);
 }
 
-int64_t many_workspace(const Product& p) {
-  const auto problem = many_problem(p);
+int64_t gather_workspace(const Product& p) {
+  const auto problem = gathered_problem(p);
   const int64_t rows = problem.output_blocks();
   return tap_places(rows, p.layout.blocks, p.gather.taps()).end +
-         gemm::many_places(gemm::plan_many(problem), problem.block).end;
+         gemm::wgmma::workspace_places(gemm::wgmma::plan_of(problem), problem.block).end;
 }
 
-int64_t many_workspace(const WeightGradient& g) {
-  const auto problem = many_problem(g);
+int64_t gather_workspace(const WeightGradient& g) {
+  const auto problem = gathered_problem(g);
   const int64_t rows = problem.output_blocks();
   return tap_places(rows, g.layout.blocks, g.gather.taps()).end +
-         gemm::gradient_places(problem, gemm::gradient_form_of(problem)).end;
+         gemm::wgrad_wgmma::workspace_places(problem, gemm::wgrad_wgmma::form_of(problem)).end;
 }
 
 // A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
-bool could_be_many(const Product& p) {
+bool could_be_gather(const Product& p) {
   return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
-         !has_order(p) && many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
-         gemm::many_supports(many_problem(p)) && many_workspace(p) < kMostConvWorkspace;
+         !has_order(p) && fits_boxes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
+         gemm::wgmma::supports(gathered_problem(p)) && gather_workspace(p) < kMostConvWorkspace;
 }
 
 // Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
-bool could_be_many(const WeightGradient& g) {
-  return !has_order(g) && !g.gathers_rows && many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
-         gemm::many_supports(many_problem(g)) && many_workspace(g) < kMostConvWorkspace;
+bool could_be_gather(const WeightGradient& g) {
+  return !has_order(g) && !g.gathers_rows && fits_boxes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         gemm::wgrad_wgmma::supports(gathered_problem(g)) && gather_workspace(g) < kMostConvWorkspace;
 }
 
 bool could_be_halo(const Product& p) {
-  return !has_order(p) && p.y.n * p.y.pixels() >= gemm::kLeastManyTokens &&
-         many_takes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
+  return !has_order(p) && p.y.n * p.y.pixels() >= gemm::wgmma::kLeastTokens &&
+         fits_boxes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) && plan_halo_product(p);
 }
 
 bool could_be_halo(const WeightGradient& g) {
-  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= gemm::kLeastManyTokens &&
-         many_takes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= gemm::wgmma::kLeastTokens &&
+         fits_boxes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
 template <class Problem>
 bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   switch (way) {
     case CudaWay::generic: return true;
-    case CudaWay::many: return gemm::cuda_runs(gemm::CudaKernel::many, card) && could_be_many(p);
-    case CudaWay::halo: return gemm::cuda_runs(gemm::CudaKernel::many, card) && could_be_halo(p);
-    case CudaWay::linear: break;
+    case CudaWay::gather: return copies_boxes(card) && could_be_gather(p);
+    case CudaWay::halo: return copies_boxes(card) && could_be_halo(p);
+    case CudaWay::pointwise: break;
   }
-  return is_linear(p);
+  return is_pointwise(p);
 }
 
 // What ways other than `generic` are asked to do: the problem, or with an order of channels slices of it without one,
@@ -195,14 +200,14 @@ bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Ca
          std::all_of(parts.begin(), parts.end(), [&](const Problem& part) { return supports(way, part, card); });
 }
 
-// wgrad of 256 channels at 28 x 28 takes half of the time that `many` does, at any density.
+// wgrad of 256 channels at 28 x 28 takes half of the time that `gather` does, at any density.
 bool pays(const Product& p) { return halo_pays(p); }
 bool pays(const WeightGradient&) { return true; }
 
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
   const std::vector<Problem> parts = parts_of(p);
-  for (CudaWay way : {CudaWay::linear, CudaWay::halo, CudaWay::many}) {
+  for (CudaWay way : {CudaWay::pointwise, CudaWay::halo, CudaWay::gather}) {
     if (supports_all(way, parts, card) && (way != CudaWay::halo || pays(p))) return way;
   }
   return CudaWay::generic;
@@ -218,17 +223,16 @@ bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card)
 }
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card) { return choose(p, card); }
 CudaWay choose_cuda_way(const WeightGradient& g, const cuda::Card& card) { return choose(g, card); }
-bool has_fast_way(const Product& p) { return is_linear(p) || could_be_halo(p) || could_be_many(p); }
-bool has_fast_way(const WeightGradient& g) { return is_linear(g) || could_be_halo(g) || could_be_many(g); }
+bool has_fast_way(const Product& p) { return is_pointwise(p) || could_be_halo(p) || could_be_gather(p); }
+bool has_fast_way(const WeightGradient& g) { return is_pointwise(g) || could_be_halo(g) || could_be_gather(g); }
 
 size_t cuda_workspace_bytes(const Product& p) {
   if (has_order(p)) return static_cast<size_t>(plan_order(p).end);
-  int64_t bytes = could_be_many(p) ? many_workspace(p) : 0;
-  if (is_linear(p)) {
+  int64_t bytes = could_be_gather(p) ? gather_workspace(p) : 0;
+  if (is_pointwise(p)) {
     LayoutView plain = p.layout;
     plain.transposed = false;
-    const auto problem =
-        gemm::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
+    const auto problem = gemm::cuda_problem(p.by_in ? Pass::dgrad : Pass::fprop, plain, p.dtype, p.y.n * p.y.pixels());
     bytes = std::max(bytes, static_cast<int64_t>(gemm::most_cuda_workspace_bytes(problem)));
   }
   return static_cast<size_t>(bytes);
@@ -236,9 +240,9 @@ size_t cuda_workspace_bytes(const Product& p) {
 
 size_t cuda_workspace_bytes(const WeightGradient& g) {
   if (has_order(g)) return static_cast<size_t>(std::max(generic_workspace(g), plan_order(g).end));
-  int64_t bytes = std::max(generic_workspace(g), could_be_many(g) ? many_workspace(g) : 0);
+  int64_t bytes = std::max(generic_workspace(g), could_be_gather(g) ? gather_workspace(g) : 0);
   if (could_be_halo(g)) bytes = std::max(bytes, halo_gradient_places().end);
-  if (is_linear(g)) {
+  if (is_pointwise(g)) {
     const auto problem = gemm::cuda_problem(Pass::wgrad, g.layout, g.dtype, g.rows.n * g.rows.pixels());
     bytes = std::max(bytes, static_cast<int64_t>(gemm::most_cuda_workspace_bytes(problem)));
   }

@@ -4,23 +4,26 @@
 #include <string_view>
 
 #include "cuda/card.h"
+#include "gemm/cuda/families.h"
 #include "ops/conv/conv.h"
-#include "gemm/cuda/select.h"
 
 namespace blocksparse::conv {
 
 enum class CudaWay : int32_t {
-  generic = 0,  // any card, any problem
-  many = 1,     // 16 bits, channels-last: the linear op's kernel for many tokens on gathered x
-  linear = 2,   // one tap in place: the linear op itself
-  halo = 3,     // as many, steps of one pixel: x is in shared memory once for all taps
+  generic = 0,    // any card, any problem
+  gather = 1,     // 16 bits, channels-last: the engine's families `wgmma` and `wgrad_wgmma` on gathered x
+  pointwise = 2,  // one tap in place: pixels are tokens, and the engine does it as any product
+  halo = 3,       // as `gather`, steps of one pixel: x is in shared memory once for all taps
 };
 
 std::string_view name_of(CudaWay way);
 
-// The problem that the linear op's kernel sees: a column of W is a block of channels at one tap.
-gemm::CudaProblem many_problem(const Product& p);
-gemm::CudaProblem many_problem(const WeightGradient& g);
+// Whether `gather` and `halo` run on a card: they need copies of boxes of images by hardware.
+bool copies_boxes(const cuda::Card& card);
+
+// The problem that the engine's kernel sees: a column of W is a block of channels at one tap.
+gemm::CudaProblem gathered_problem(const Product& p);
+gemm::CudaProblem gathered_problem(const WeightGradient& g);
 int64_t inputs_of_tap(int64_t channels, int32_t block);  // filled up to whole chunks
 
 // An order of channels is left to `generic`, or the way does it on a copy: see select_order.h.
@@ -40,7 +43,7 @@ struct TapPlaces {
 TapPlaces tap_places(int64_t rows, int64_t blocks, int64_t taps);
 
 // As an ordinary product, or pair of activations, of one tap in place.
-gemm::Product as_linear(const Product& p);
+gemm::Product as_product(const Product& p);
 gemm::Activations as_tokens(const Images& a);
 
 // The generic kernel's wgrad: slices of the pixels whose sums are added afterwards, so that there are thread blocks
@@ -49,7 +52,7 @@ inline constexpr int32_t kGenericRows = 64;  // of a tile, channels
 int32_t generic_slices(const WeightGradient& g);
 int64_t generic_workspace(const WeightGradient& g);
 
-// No way but `linear` takes as much.
+// No way but `pointwise` takes as much.
 inline constexpr int64_t kMostConvWorkspace = int64_t{64} << 20;
 
 // Enough for any way that there is without a card's being known.

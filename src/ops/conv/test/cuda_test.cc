@@ -160,11 +160,11 @@ class ConvCuda : public testing::Test {
 class ConvCudaSweep : public ConvCuda, public testing::WithParamInterface<std::string_view> {};
 
 TEST_P(ConvCudaSweep, EveryKernelMatchesTheReference) {
-  for (std::string_view kernel : {"", "many", "halo", "generic"}) {
+  for (std::string_view kernel : {"", "gather", "halo", "generic"}) {
     ASSERT_TRUE(set_cuda_kernel(kernel).ok());
     ConvData data = make(GetParam());
     const Status status = data.run();
-    if ((kernel == "many" || kernel == "halo") && status.code() == StatusCode::unsupported) continue;
+    if ((kernel == "gather" || kernel == "halo") && status.code() == StatusCode::unsupported) continue;
     ASSERT_TRUE(status.ok()) << status.message();
     const auto error = data.compare();
     EXPECT_LE(error.worst, 1) << kernel << ": " << error.where;

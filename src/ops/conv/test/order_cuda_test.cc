@@ -15,7 +15,7 @@
 namespace blocksparse::conv {
 namespace {
 
-constexpr std::string_view kKernels[] = {"", "many", "halo", "generic"};
+constexpr std::string_view kKernels[] = {"", "gather", "halo", "generic"};
 
 ConvData make(std::string_view line) {
   auto data = ConvData::make(*parse_conv_case(concat(line, " device=cuda")));
@@ -149,7 +149,7 @@ TEST_F(ConvCudaOrder, SlicesOfImages) {
                                 "conv:wgrad bf16 n=21 hw=112 b=32 random(2,2,0.8) c=64 k=56 gates order",
                                 "conv:wgrad f16 n=21 hw=112 r=5 b=32 random(2,2,0.8) dw=f32 accumulate order",
                                 "conv:wgrad f16 n=45 hw=112 r=1 b=32 random(2,2,0.8) dw=f32 order"}) {
-    for (std::string_view kernel : {"", "many", "halo"}) {
+    for (std::string_view kernel : {"", "gather", "halo"}) {
       ASSERT_TRUE(set_cuda_kernel(kernel).ok());
       ConvData data = make(line);
       const auto way = data.kernel();

@@ -42,19 +42,19 @@ class ConvSelect : public testing::Test {
 TEST_F(ConvSelect, OneTapInPlaceIsTheLinearOp) {
   for (DType dtype : {DType::f32, DType::bf16}) {
     const Product p = product_of(layout_, dtype, gather_of(1, 1, 0), 28, 28);
-    EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::linear);
-    EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::linear);
+    EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::pointwise);
+    EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::pointwise);
   }
-  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 2, 0), 28, 14), kHopper), CudaWay::linear);
-  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 1), 28, 30), kHopper), CudaWay::linear);
-  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 0), 28, 29), kHopper), CudaWay::linear);
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 2, 0), 28, 14), kHopper), CudaWay::pointwise);
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 1), 28, 30), kHopper), CudaWay::pointwise);
+  EXPECT_NE(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(1, 1, 0), 28, 29), kHopper), CudaWay::pointwise);
 }
 
 TEST_F(ConvSelect, ImagesThatTheCopyingHardwareWalks) {
   Product p = product_of(layout_, DType::bf16, gather_of(3, 1, 1), 28, 28);
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::halo);
   EXPECT_EQ(choose_cuda_way(p, kAmpere), CudaWay::generic);
-  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(3, 2, 1), 28, 14), kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::bf16, gather_of(3, 2, 1), 28, 14), kHopper), CudaWay::gather);
   EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f32, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::generic);
   p.x.channels_last = p.y.channels_last = false;
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
@@ -63,7 +63,7 @@ TEST_F(ConvSelect, ImagesThatTheCopyingHardwareWalks) {
 TEST_F(ConvSelect, InverseGathersAreDoneByPhases) {
   EXPECT_EQ(choose_cuda_way(product_of(layout_, DType::f16, gather_of(3, 1, 1, true), 28, 28), kHopper), CudaWay::halo);
   Product p = product_of(layout_, DType::f16, gather_of(3, 2, 1, true), 14, 28);
-  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::gather);
   p.residual = p.y;
   p.residual.data = &p;
   EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::generic);
@@ -148,7 +148,7 @@ TEST_F(ConvSelect, TheWorkspaceHoldsTablesAndACopyOfWAlone) {
   // As if it were dense this W would take 72 MiB.
   const Layout wide = *Layout::from_graph("random(128,128,0.4)", {.block_size = 16}, 1);
   const Product filled = product_of(wide, DType::bf16, gather_of(3, 1, 1), 7, 7);
-  EXPECT_EQ(choose_cuda_way(filled, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(filled, kHopper), CudaWay::gather);
   EXPECT_LT(cuda_workspace_bytes(filled), size_t{64} << 20);
 }
 
@@ -160,13 +160,13 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   };
   EXPECT_EQ(way(gather_of(5, 1, 2), 28), CudaWay::halo);
   EXPECT_EQ(way(gather_of(3, 1, 1), 112), CudaWay::halo);
-  EXPECT_EQ(way(gather_of(5, 1, 2), 224), CudaWay::many) << "five rows of an image do not fit";
-  EXPECT_EQ(way(gather_of(3, 1, 1), 2), CudaWay::many) << "most of the raster is zeros";
+  EXPECT_EQ(way(gather_of(5, 1, 2), 224), CudaWay::gather) << "five rows of an image do not fit";
+  EXPECT_EQ(way(gather_of(3, 1, 1), 2), CudaWay::gather) << "most of the raster is zeros";
   Product p = product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28);
   p.residual = p.y, p.residual.data = &p;
-  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::gather);
   const Layout wide = *Layout::from_graph("random(2,2,1)", {.block_size = 128}, 1);
-  EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(product_of(wide, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper), CudaWay::gather);
   WeightGradient g{.dtype = DType::bf16,
                    .dw_dtype = DType::bf16,
                    .layout = layout.view(),
@@ -175,9 +175,9 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
                    .columns = p.x};
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
   g.dgates = &g;
-  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
   g.dgates = nullptr, g.gather = gather_of(5, 1, 2);
-  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::many);
+  EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
 }
 
 TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
@@ -203,14 +203,14 @@ TEST_F(ConvSelect, DensityDecides) {
     return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper);
   };
   EXPECT_EQ(way("random(8,8,0.25)", 32), CudaWay::halo);
-  EXPECT_EQ(way("random(8,8,0.5)", 32), CudaWay::many);
+  EXPECT_EQ(way("random(8,8,0.5)", 32), CudaWay::gather);
   EXPECT_EQ(way("random(4,4,1)", 64), CudaWay::halo);
   EXPECT_EQ(way("random(2,2,0.25)", 128), CudaWay::halo);
-  EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::many);
-  EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::many);
+  EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::gather);
+  EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.12)", 16), CudaWay::halo);
   EXPECT_EQ(way("diagonal(16)", 16), CudaWay::halo);
-  EXPECT_EQ(way("diagonal(32)", 8), CudaWay::many);
+  EXPECT_EQ(way("diagonal(32)", 8), CudaWay::gather);
 }
 
 TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
@@ -227,7 +227,7 @@ TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
       EXPECT_EQ(p->stage_taps, block == 16 ? 9 : block == 32 ? 3 : 1);
       EXPECT_EQ(p->resident, hw <= (block == 16 ? 56 : 28) ? 2 : 1) << block << " " << hw;
       EXPECT_LE(p->shared_bytes(), p->resident == 2 ? kHaloHalfBytes : kHaloWholeBytes);
-      EXPECT_GE(p->units * kHaloUnit, p->raster.positions);
+      EXPECT_GE(p->jobs * kHaloJob, p->raster.positions);
     }
   }
 }

@@ -8,8 +8,8 @@
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
-#include "gemm/product.h"
 #include "gemm/cpu/plan.h"
+#include "gemm/product.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 
@@ -38,7 +38,7 @@ struct Plan {
   // `inputs` features are packed, for products of `rows` rows of blocks.
   Plan(DType dtype, int64_t n, int64_t hidden, int64_t inputs, int64_t rows) {
     const int64_t sum = size_of(sum_dtype(dtype));
-    const int64_t panel_bytes = n <= gemm::kFewTokens ? 0 : round_up(n, kMostLanes) * inputs * sum;
+    const int64_t panel_bytes = n <= gemm::kUnpackedTokens ? 0 : round_up(n, kMostLanes) * inputs * sum;
     state = panel = 2 * round_up(panel_bytes, kAlignment);
     pieces = state + round_up(n * hidden * sum, kAlignment);
     total = pieces + round_up(rows * static_cast<int64_t>(sizeof(Piece)), kAlignment) + kAlignment;
@@ -56,7 +56,7 @@ class Products {
   Products(const Sequence& s, const gemm::ProductKernel& kernel, bool by_in, char* memory, const Plan& plan)
       : kernel_(kernel), n_(s.n), gates_(by_in ? 1 : kGates), dtype_(s.dtype) {
     const int64_t inputs = by_in ? kGates * s.hidden : s.hidden;
-    few_ = s.n <= gemm::kFewTokens;
+    few_ = s.n <= gemm::kUnpackedTokens;
     group_ = kGroupBytes / size_of(sum_dtype(s.dtype));
     panels_ = {memory, memory + plan.panel / 2};
     auto* pieces = reinterpret_cast<Piece*>(memory + plan.pieces);
@@ -193,26 +193,26 @@ Status weight_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t 
   std::array<GradPair, 2> pairs{rest, first};
   const bool starts = b.h0 != nullptr && b.steps > 0;
   return gemm::cpu_weight_gradient({.dtype = b.dtype,
-                                      .dw_dtype = b.dw_dtype,
-                                      .layout = b.layout,
-                                      .pairs = std::span<const GradPair>(pairs.data(), starts ? 2 : 1),
-                                      .w = b.w,
-                                      .dw = b.dw,
-                                      .accumulate = b.accumulate},
-                                     isa, workspace, threads);
+                                    .dw_dtype = b.dw_dtype,
+                                    .layout = b.layout,
+                                    .pairs = std::span<const GradPair>(pairs.data(), starts ? 2 : 1),
+                                    .w = b.w,
+                                    .dw = b.dw,
+                                    .accumulate = b.accumulate},
+                                   isa, workspace, threads);
 }
 
 Status initial_state_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t threads) {
   const int64_t four = kGates * b.hidden;
   if (b.dh0 != nullptr && b.steps > 0) {
     BS_RETURN_IF_ERROR(gemm::cpu_product({.dtype = b.dtype,
-                                            .layout = b.layout,
-                                            .by_in = true,
-                                            .x = {b.dpre, b.n, four, four, 1},
-                                            .y = {b.dh0, b.n, b.hidden, b.hidden, 1},
-                                            .residual = {},
-                                            .w = b.w},
-                                           isa, workspace, threads));
+                                          .layout = b.layout,
+                                          .by_in = true,
+                                          .x = {b.dpre, b.n, four, four, 1},
+                                          .y = {b.dh0, b.n, b.hidden, b.hidden, 1},
+                                          .residual = {},
+                                          .w = b.w},
+                                         isa, workspace, threads));
   }
   copy_of_empty(b, b.dh, b.dh0, b.dtype);
   copy_of_empty(b, b.dc, b.dc0, sum_dtype(b.dtype));

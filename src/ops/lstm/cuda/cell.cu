@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "blocksparse/status.h"
+#include "cuda/gates.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "cuda/gates.cuh"
 
 namespace blocksparse::lstm {
 namespace {

@@ -113,12 +113,12 @@ Status weight_gradient(const Backward& b, Workspace workspace, Stream stream) {
   const GradPair first{ConstTensor(b.h0, b.dtype, {b.n, b.hidden}, device),
                        ConstTensor(b.dpre, b.dtype, {b.n, four}, device)};
   gemm::WeightGradient g{.dtype = b.dtype,
-                           .dw_dtype = b.dw_dtype,
-                           .layout = b.layout,
-                           .pairs = std::span<const GradPair>(&rest, 1),
-                           .w = b.w,
-                           .dw = b.dw,
-                           .accumulate = b.accumulate};
+                         .dw_dtype = b.dw_dtype,
+                         .layout = b.layout,
+                         .pairs = std::span<const GradPair>(&rest, 1),
+                         .w = b.w,
+                         .dw = b.dw,
+                         .accumulate = b.accumulate};
   BS_RETURN_IF_ERROR(gemm::cuda_weight_gradient(g, workspace, stream));
   if (b.h0 == nullptr || b.steps == 0) return {};
   g.pairs = std::span<const GradPair>(&first, 1);
@@ -142,7 +142,7 @@ Status cuda_forward(const Forward& f, Workspace workspace, Stream stream) {
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.h0, f.h, f.dtype, stream.handle));
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.c0, f.c, state, stream.handle));
   const ResidentPlan resident = plan_resident(f.layout, f.dtype, f.steps, f.n, *card);
-  if (resident.fits() && resident_takes(f) && !gemm::cuda_kernel_is_forced()) {
+  if (resident.fits() && resident_takes(f) && !gemm::kernels_are_forced()) {
     return launch_resident(f, resident, memory.at, stream.handle);
   }
   const void *h = f.h0, *c = f.c0;

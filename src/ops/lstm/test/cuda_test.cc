@@ -7,8 +7,8 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/random.h"
-#include "ops/lstm/test/awkward.h"
 #include "ops/lstm/problem.h"
+#include "ops/lstm/test/awkward.h"
 
 namespace blocksparse::lstm {
 namespace {

@@ -57,7 +57,7 @@ Status cpu_backward(const Backward& b, Isa isa, int32_t threads) {
   if (!kernel.ok()) return kernel.status();
   threads = worthwhile(threads, b.rows() * b.features);
   const int64_t group = std::max<int64_t>(1, kGroupBytes / (b.groups * b.features * size_of(b.dtype)));
-  const int64_t strips = (b.features + kStrip - 1) / kStrip;
+  const int64_t strips = (b.features + kColumnsOfTask - 1) / kColumnsOfTask;
   int64_t begin = 0;
   do {
     const Backward round = tokens_of(b, begin, std::min(group * threads, b.n - begin));
@@ -66,7 +66,7 @@ Status cpu_backward(const Backward& b, Isa isa, int32_t threads) {
       int64_t first = 0;
       do {
         const Backward part = tokens_of(round, first, std::min(group, round.n - first));
-        (*kernel)->columns(part, i / strips, i % strips * kStrip);
+        (*kernel)->columns(part, i / strips, i % strips * kColumnsOfTask);
         first += group;
       } while (first < round.n);
     };

@@ -6,7 +6,7 @@
 
 namespace blocksparse::norm {
 
-inline constexpr int64_t kStrip = 64;  // columns of a task
+inline constexpr int64_t kColumnsOfTask = 64;  // columns of a task
 
 struct RowKernel {
   Isa isa;

@@ -200,8 +200,8 @@ BS_INLINE void columns_at(const Backward& b, int64_t group, int64_t begin, Part 
 template <class C>
 void columns(const Backward& b, int64_t group, int64_t first) {
   constexpr int L = C::lanes, kVectors = 4, kAtOnce = kVectors * L;
-  static_assert(kStrip % kAtOnce == 0);
-  const int64_t last = least(first + kStrip, b.features);
+  static_assert(kColumnsOfTask % kAtOnce == 0);
+  const int64_t last = least(first + kColumnsOfTask, b.features);
   int64_t i = first;
   for (; i + kAtOnce <= last; i += kAtOnce) columns_at<C, kVectors>(b, group, i, Whole{});
   for_vectors<L>(i, last, [&](int64_t begin, auto part) { columns_at<C, 1>(b, group, begin, part); });

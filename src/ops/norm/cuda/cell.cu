@@ -2,11 +2,11 @@
 //   wide    16-bit types on Hopper: a thread has 8 units of two sequences; gain and shift come to shared memory once,
 //           before z is there
 //   plain   anything else: a thread block for each sequence, which reads z three times, twice of them from L1 and L2
+#include "cuda/gates.cuh"
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/mbarrier.h"
-#include "cuda/gates.cuh"
 #include "ops/norm/cuda/launch.cuh"
 #include "ops/norm/cuda/wide.cuh"
 

@@ -7,8 +7,8 @@
 #include <cooperative_groups.h>
 
 #include "cuda/ptx/cluster.h"
-#include "ops/norm/cuda/vector.cuh"
 #include "ops/norm/cuda/plan.h"
+#include "ops/norm/cuda/vector.cuh"
 
 namespace blocksparse::norm {
 namespace {

@@ -1,22 +1,22 @@
 // Convolutions by the linear op's kernels for many tokens, which gather x as they copy it: 16 bits, channels-last.
 #pragma once
 
-#include "ops/conv/cuda/driver.h"
-#include "ops/conv/cuda/gather/taps.h"
 #include "gemm/cuda/wgmma/kernel.cuh"
 #include "gemm/cuda/wgrad_wgmma/launch.cuh"
+#include "ops/conv/cuda/driver.h"
+#include "ops/conv/cuda/gather/taps.h"
 
 namespace blocksparse::conv {
 namespace {
 
 using gemm::GatheredImages;
-using gemm::XOrder;
+using gemm::wgmma::XOrder;
 
 template <class T>
 Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) {
-  gemm::CudaProblem problem = many_problem(p);
+  gemm::CudaProblem problem = gathered_problem(p);
   const int64_t rows = problem.output_blocks(), taps = p.gather.taps();
-  gemm::Product product = as_linear(p);
+  gemm::Product product = as_product(p);
   product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
   product.x.n = product.y.n = problem.n = phase.tokens();
   problem.blocks = p.layout.blocks * phase.taps.taps();
@@ -24,8 +24,8 @@ Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) 
   const auto list = list_taps(tap_list(phase, p.gather, p.layout, p.by_in, rows, p.gates), call.workspace.data,
                               static_cast<cudaStream_t>(call.stream));
   if (!list.ok()) return list.status();
-  const gemm::ManyImages images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
-  return gemm::launch_many_of<T, XOrder::images>(
+  const gemm::wgmma::Images images{&phase.x, phase_count(p.gather) == 1 ? nullptr : &phase.y};
+  return gemm::wgmma::launch_of<T, XOrder::images>(
       product, {list->walk, list->gates, images},
       {problem, call.card, after_taps(call.workspace, rows, p.layout.blocks, taps), call.stream});
 }
@@ -41,7 +41,7 @@ Status launch_many_product(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
-  const gemm::CudaProblem problem = many_problem(g);
+  const gemm::CudaProblem problem = gathered_problem(g);
   const int64_t taps = g.gather.taps(), rows = problem.output_blocks();
   const Phase phase = phase_of(g.gather, g.columns, g.rows, g.layout.block_size, 0);
   const auto list = list_taps(tap_list(phase, g.gather, g.layout, false, rows, g.gates), call.workspace.data,
@@ -49,7 +49,7 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
   if (!list.ok()) return list.status();
   gemm::GradTerm term{.x = as_tokens(g.columns), .dy = as_tokens(g.rows)};
   term.x.n = problem.n;
-  return gemm::launch_many_gradient_of<T, XOrder::images>(
+  return gemm::wgrad_wgmma::launch_of<T, XOrder::images>(
       {.terms = {&term, 1},
        .images = &phase.x,
        .walk = list->walk,
@@ -64,13 +64,13 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
 template <class T>
 Status prepare_many() {
   BS_RETURN_IF_ERROR(prepare_taps());
-  BS_RETURN_IF_ERROR((gemm::prepare_many_of<T, XOrder::images>()));
-  return gemm::prepare_many_gradient_of<T, XOrder::images>();
+  BS_RETURN_IF_ERROR((gemm::wgmma::prepare_of<T, XOrder::images>()));
+  return gemm::wgrad_wgmma::prepare_of<T, XOrder::images>();
 }
 
 template <class T>
 CudaKernels make_many(DType dtype) {
-  return {CudaWay::many, dtype, prepare_many<T>, launch_many_product<T>, launch_many_gradient<T>};
+  return {CudaWay::gather, dtype, prepare_many<T>, launch_many_product<T>, launch_many_gradient<T>};
 }
 
 }  // namespace

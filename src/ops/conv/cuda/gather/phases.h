@@ -3,8 +3,8 @@
 // either meets x everywhere or nowhere. The mirrored taps that do are a forward gather of stride 1.
 #pragma once
 
-#include "ops/conv/conv.h"
 #include "gemm/images.h"
+#include "ops/conv/conv.h"
 
 namespace blocksparse::conv {
 

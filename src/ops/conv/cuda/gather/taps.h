@@ -4,9 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "gemm/cuda/call.h"
 #include "ops/conv/cuda/gather/phases.h"
 #include "ops/conv/cuda/select.h"
-#include "gemm/cuda/driver.h"
 
 namespace blocksparse::conv {
 

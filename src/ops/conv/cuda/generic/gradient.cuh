@@ -253,9 +253,9 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
     const int64_t run = std::max(kTileRows / block, 1);
     return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * parts * args.slices,
                          .threads = kThreads,
-                         .shared_bytes = Generic<T, N>::shared_bytes,
+                         .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = stream},
-                        generic_gradient<Generic<T, N>>, args);
+                        generic_gradient<Kernel<T, N>>, args);
   }));
   if (args.partial == nullptr) return {};
   const int64_t count = g.layout.blocks * taps * block * block;
@@ -270,8 +270,8 @@ Status prepare_generic() {
   BS_RETURN_IF_ERROR(cuda::prepare(generic_combine<T>, 0));
   for (int32_t block : {8, 16, 32, 64}) {
     BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(generic_product<Generic<T, N>>, Generic<T, N>::shared_bytes));
-      return cuda::prepare(generic_gradient<Generic<T, N>>, Generic<T, N>::shared_bytes);
+      BS_RETURN_IF_ERROR(cuda::prepare(generic_product<Kernel<T, N>>, Kernel<T, N>::shared_bytes));
+      return cuda::prepare(generic_gradient<Kernel<T, N>>, Kernel<T, N>::shared_bytes);
     }));
   }
   return {};

@@ -188,9 +188,9 @@ Status launch_product(const Product& p, const CudaCall& call) {
     const int64_t tiles = (p.y.n * p.y.pixels() + kTileRows - 1) / kTileRows;
     return cuda::launch({.blocks = tiles * rows * (block / N),
                          .threads = kThreads,
-                         .shared_bytes = Generic<T, N>::shared_bytes,
+                         .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = static_cast<cudaStream_t>(call.stream)},
-                        generic_product<Generic<T, N>>, args);
+                        generic_product<Kernel<T, N>>, args);
   });
 }
 

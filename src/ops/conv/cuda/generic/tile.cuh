@@ -11,8 +11,8 @@
 
 #include "cuda/divider.h"
 #include "cuda/launch.h"
-#include "ops/conv/cuda/driver.h"
 #include "gemm/cuda/generic/tile.cuh"
+#include "ops/conv/cuda/driver.h"
 
 namespace blocksparse::conv {
 namespace {
@@ -22,12 +22,12 @@ using cuda::kThreads;
 using cuda::kTileRows;
 using cuda::kVector;
 using cuda::Place;
-using gemm::Generic;
-using gemm::inside_tile;
-using gemm::shift_of;
-using gemm::Stage;
-using gemm::warp_has_rows;
-using gemm::with_outputs;
+using gemm::generic::inside_tile;
+using gemm::generic::Kernel;
+using gemm::generic::shift_of;
+using gemm::generic::Stage;
+using gemm::generic::warp_has_rows;
+using gemm::generic::with_outputs;
 
 struct DevicePixel {
   int at[3];  // depth, height, width

@@ -2,10 +2,10 @@
 // memory once for all nine.
 //   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
 // Who does what
-//   units     of up to 64 inputs whose dy is the same: each thread block finds them, see cuda_halo_units.h
-//   grid      one thread block an SM; units and parts of units as for the linear op's wgrad
-//   load      a warp: boxes of 128 positions of dy, and for each cell of these and all that taps reach beyond them of x
-//   compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read
+//   jobs     of up to 64 inputs whose dy is the same: each thread block finds them, see cuda_halo_jobs.h
+//   grid      one thread block an SM; jobs and parts of jobs as for the linear op's wgrad
+//   load      a warp: boxes of 128 positions of dy, and for each patch of these and all that taps reach beyond them of
+//   x compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read
 //             from shared memory once for three taps, and the tensor cores have no less than the whole of their time
 //   finish    as there
 #pragma once
@@ -37,30 +37,30 @@ inline HaloTables halo_tables(void* workspace) {
   auto* base = static_cast<char*>(workspace);
   const HaloGradientPlaces at = halo_gradient_places();
   return {.counts = reinterpret_cast<int4*>(base + at.counts),
-          .shares = reinterpret_cast<gemm::GradientShare*>(base + at.shares),
-          .units = reinterpret_cast<int4*>(base + at.units),
+          .shares = reinterpret_cast<gemm::wgrad_wgmma::Share*>(base + at.shares),
+          .jobs = reinterpret_cast<int4*>(base + at.jobs),
           .ids = reinterpret_cast<int32_t*>(base + at.ids),
           .parts = reinterpret_cast<float*>(base + at.parts)};
 }
 
 inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradientPlan& plan, void* workspace) {
   const int32_t b = g.layout.block_size;
-  const HaloCells cells{.blocks = gemm::walk_on_device(g.layout, false),
-                        .rows = static_cast<int32_t>((g.rows.channels + b - 1) / b),
-                        .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
-                        .strips = plan.strips,
-                        .words = plan.words,
-                        .steps = static_cast<int32_t>(plan.steps())};
-  return {.cells = cells,
+  const HaloPatches patches{.blocks = gemm::walk_on_device(g.layout, false),
+                            .rows = static_cast<int32_t>((g.rows.channels + b - 1) / b),
+                            .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
+                            .strips = plan.strips,
+                            .words = plan.words,
+                            .steps = static_cast<int32_t>(plan.steps())};
+  return {.patches = patches,
           .tables = halo_tables(workspace),
           .target = {nullptr, g.dw, g.dw_dtype == DType::f32, g.accumulate},
           .outputs = g.rows.channels,
           .inputs = g.columns.channels,
-          .pixels = gemm::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
+          .pixels = gemm::wgmma::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
           .row_step = plan.raster.row_step,
           .column_step = plan.raster.column_step,
-          .x_bytes = plan.rows * halo_gradient_form(b).cell_inputs * 2,
-          .cell_bytes = plan.cell_bytes,
+          .x_bytes = plan.rows * halo_gradient_form(b).patch_inputs * 2,
+          .patch_bytes = plan.patch_bytes,
           .stage_bytes = plan.stage_bytes,
           .stages = plan.stages};
 }
@@ -69,13 +69,14 @@ template <class T>
 Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
   const auto plan = plan_halo_gradient(g);
   if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 3 x 3 taps"};
-  const int32_t grid = std::min(call.card.multiprocessors, gemm::kMostGradientGrid);
+  const int32_t grid = std::min(call.card.multiprocessors, gemm::wgrad_wgmma::kMostGrid);
   return with_halo_gradient<T>(g.layout.block_size, [&]<class K>() {
     HaloGradientMaps maps{};
     const auto x =
-        gemm::boxed(in_raster(plan->phase.x, plan->raster), false, K::kCell, static_cast<uint32_t>(plan->rows));
+        gemm::wgmma::boxed(in_raster(plan->phase.x, plan->raster), false, K::kPatch, static_cast<uint32_t>(plan->rows));
     BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
-    BS_RETURN_IF_ERROR(cuda::make_image_map(gemm::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
+    BS_RETURN_IF_ERROR(
+        cuda::make_image_map(gemm::wgmma::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
     const HaloGradient args = gradient_arguments(g, *plan, call.workspace.data);
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
@@ -83,7 +84,7 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
                                      .stream = static_cast<cudaStream_t>(call.stream),
                                      .overlap = true},
                                     halo_gradient<K>, maps, args));
-    return cuda::launch({.blocks = std::min<int64_t>(grid, plan->most_units) * kHaloSlices,
+    return cuda::launch({.blocks = std::min<int64_t>(grid, plan->most_jobs) * kHaloSlices,
                          .threads = kHaloRuns * 128,
                          .stream = static_cast<cudaStream_t>(call.stream),
                          .overlap = true},

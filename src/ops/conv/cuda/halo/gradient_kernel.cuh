@@ -1,8 +1,8 @@
 // The kernels of wgrad of 3 x 3 taps: see cuda_halo_gradient.h.
 #pragma once
 
-#include "ops/conv/cuda/halo/units.cuh"
 #include "gemm/cuda/wgrad_wgmma/kernel.cuh"
+#include "ops/conv/cuda/halo/jobs.cuh"
 
 namespace blocksparse::conv {
 namespace {
@@ -10,15 +10,15 @@ namespace {
 using ptx::shared_address;
 
 struct HaloGradient {
-  HaloCells cells;
+  HaloPatches patches;
   HaloTables tables;
   gemm::GradientTarget target;
   int64_t outputs, inputs;
-  gemm::ImageSteps pixels;  // of x
-  int32_t row_step;           // positions between rows of taps
-  int32_t column_step;        // and between taps
-  int32_t x_bytes;            // of a box
-  int32_t cell_bytes, stage_bytes, stages;
+  gemm::wgmma::ImageSteps pixels;  // of x
+  int32_t row_step;                // positions between rows of taps
+  int32_t column_step;             // and between taps
+  int32_t x_bytes;                 // of a box
+  int32_t patch_bytes, stage_bytes, stages;
 };
 
 struct HaloGradientMaps {
@@ -31,13 +31,13 @@ struct HaloGradientKernel {
   using Element = T;
   static constexpr HaloGradientForm form = halo_gradient_form(B);
   static constexpr int kTokens = kHaloGradientTokens, kGroups = kHaloGradientGroups;
-  static constexpr int kCell = form.cell_inputs, kCells = form.most_cells, kColumns = 3 * kCell;
-  static constexpr int kEights = kColumns / 8, kSums = kColumns / 2;  // of a cell
+  static constexpr int kPatch = form.patch_inputs, kPatches = form.most_patches, kColumns = 3 * kPatch;
+  static constexpr int kEights = kColumns / 8, kSums = kColumns / 2;  // of a patch
   static constexpr int kDyBytes = kTokens * 64 * 2;
   static constexpr int kThreads = (kGroups + 1) * 128, kRegisters = 152, kFeedRegisters = 56;
-  static constexpr ptx::Swizzle swizzle = kCell == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
-  using Sums = float[kCells][kSums];  // [64, 3 taps x inputs of a cell] of a warpgroup
-  static_assert(kCells * kSums == kHaloGradientSums);
+  static constexpr ptx::Swizzle swizzle = kPatch == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  using Sums = float[kPatches][kSums];  // [64, 3 taps x inputs of a patch] of a warpgroup
+  static_assert(kPatches * kSums == kHaloGradientSums);
 };
 
 struct HaloRing {
@@ -54,25 +54,25 @@ struct HaloRing {
   }
 };
 
-// One warp, a lane a box: dy, then x of each cell.
+// One warp, a lane a box: dy, then x of each patch.
 template <class K>
-__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloUnits& units, HaloRing ring) {
-  const auto lane = static_cast<int>(threadIdx.x) % 32, cell = lane - 1;
-  for (HaloWork work(units, h.cells); work.next();) {
-    const HaloUnit unit = units.unit(h.cells, work.unit);
-    const int chunk = unit.chunk[cell == 1];
+__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloJobs& jobs, HaloRing ring) {
+  const auto lane = static_cast<int>(threadIdx.x) % 32, patch = lane - 1;
+  for (HaloWork work(jobs, h.patches); work.next();) {
+    const HaloJob job = jobs.job(h.patches, work.job);
+    const int chunk = job.chunk[patch == 1];
     for (int step = work.first; step < work.last; ++step) {
       if (lane == 0) {
         ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
-        ptx::mbarrier_arrive_expect(ring.full_at(), static_cast<uint32_t>(K::kDyBytes + unit.cells * h.x_bytes));
+        ptx::mbarrier_arrive_expect(ring.full_at(), static_cast<uint32_t>(K::kDyBytes + job.patches * h.x_bytes));
       }
       __syncwarp();
-      const gemm::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
-      if (cell < 0) {
-        ptx::load_image_box(ring.at(), &maps.dy, ring.full_at(), unit.strip * 64, at.column - h.pixels.first[0],
+      const gemm::wgmma::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
+      if (patch < 0) {
+        ptx::load_image_box(ring.at(), &maps.dy, ring.full_at(), job.strip * 64, at.column - h.pixels.first[0],
                             at.row - h.pixels.first[1], at.image, 0, 0);
-      } else if (cell < unit.cells) {
-        ptx::load_image_box(ring.at() + K::kDyBytes + cell * h.cell_bytes, &maps.x, ring.full_at(), chunk * K::kCell,
+      } else if (patch < job.patches) {
+        ptx::load_image_box(ring.at() + K::kDyBytes + patch * h.patch_bytes, &maps.x, ring.full_at(), chunk * K::kPatch,
                             at.column, at.row, at.image, 0, 0);
       }
       ring.advance();
@@ -82,9 +82,9 @@ __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, c
 
 // A warpgroup has a row of taps. Its three taps are columns of one product: what lies a tap further on in x lies a tap
 // further on in shared memory, so they differ in where the columns begin.
-template <class K, int Cells>
+template <class K, int Patches>
 __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, HaloRing& ring, int steps, int group) {
-  constexpr int kRow = K::kCell * 2;  // bytes of a position
+  constexpr int kRow = K::kPatch * 2;  // bytes of a position
   const auto row = static_cast<uint32_t>(group * h.row_step * kRow);
   const auto lead = static_cast<uint32_t>(h.column_step * kRow);
   const bool arrives = threadIdx.x % 32 == 0;
@@ -98,9 +98,9 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, Ha
 #pragma unroll
     for (int k = 0; k < K::kTokens / 16; ++k) {
 #pragma unroll
-      for (int cell = 0; cell < Cells; ++cell) {
+      for (int patch = 0; patch < Patches; ++patch) {
         ptx::wgmma<typename K::Element, K::kColumns, true, true>(
-            sums[cell], a + k * 128, b + static_cast<uint64_t>(k * kRow + cell * (h.cell_bytes >> 4)));
+            sums[patch], a + k * 128, b + static_cast<uint64_t>(k * kRow + patch * (h.patch_bytes >> 4)));
       }
     }
     ptx::wgmma_commit();
@@ -115,23 +115,23 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, Ha
   if (previous != 0) ptx::mbarrier_arrive(previous);
 }
 
-// Of a warpgroup's sums the 8 columns from 8 `eight` on of a cell; sums(i) are 4, ids are block_of_unit's.
+// Of a warpgroup's sums the 8 columns from 8 `eight` on of a patch; sums(i) are 4, ids are block_of_job's.
 template <class K, class Sums>
-__device__ void store_halo(const HaloGradient& h, const HaloUnit& unit, const int32_t* ids, int group, int cell,
+__device__ void store_halo(const HaloGradient& h, const HaloJob& job, const int32_t* ids, int group, int patch,
                            int eight, Sums sums) {
   constexpr int kTaps = 9;
-  const int shift = h.cells.block_shift, in_block = (1 << shift) - 1, id_columns = max(1, K::kCell >> shift);
+  const int shift = h.patches.block_shift, in_block = (1 << shift) - 1, id_columns = max(1, K::kPatch >> shift);
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
-  const int row = thread / 32 * 16 + lane / 4, column = eight * 8 % K::kCell + lane % 4 * 2;
-  const int tap = group * 3 + eight * 8 / K::kCell;
-  const int64_t input = int64_t{unit.chunk[cell]} * K::kCell + column;
+  const int row = thread / 32 * 16 + lane / 4, column = eight * 8 % K::kPatch + lane % 4 * 2;
+  const int tap = group * 3 + eight * 8 / K::kPatch;
+  const int64_t input = int64_t{job.chunk[patch]} * K::kPatch + column;
   const int inside_inputs = static_cast<int>(min(max(h.inputs - input, int64_t{0}), int64_t{2}));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + 8 * half;
-    const int32_t id = ids[(cell * max(1, 64 >> shift) + (r >> shift)) * id_columns + (column >> shift)];
+    const int32_t id = ids[(patch * max(1, 64 >> shift) + (r >> shift)) * id_columns + (column >> shift)];
     if (id < 0) continue;
-    const int64_t output = int64_t{unit.strip} * 64 + r;
+    const int64_t output = int64_t{job.strip} * 64 + r;
     const int64_t at = (((int64_t{id} * kTaps + tap) << shift) + (output & in_block) << shift) + (input & in_block);
     h.target.template store_pair<typename K::Element>(id, at, output < h.outputs ? inside_inputs : 0,
                                                       {sums(2 * half), sums(2 * half + 1)});
@@ -143,18 +143,18 @@ __device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, b
   return h.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
 }
 
-// Of a unit that is a thread block's alone, found before its sums take the registers. By the threads that multiply.
+// Of a job that is a thread block's alone, found before its sums take the registers. By the threads that multiply.
 struct HaloWhole {
-  HaloUnit unit;
+  HaloJob job;
   int32_t ids[kHaloIds];
 };
 
 template <class K>
-__device__ void find_whole(HaloWhole& whole, const HaloUnit& unit, const HaloCells& cells) {
+__device__ void find_whole(HaloWhole& whole, const HaloJob& job, const HaloPatches& patches) {
   const auto thread = static_cast<int>(threadIdx.x);
   ptx::bar_sync(1, K::kGroups * 128);
-  if (thread == 0) whole.unit = unit;
-  if (thread < kHaloIds) whole.ids[thread] = block_of_unit<K>(cells, unit, thread);
+  if (thread == 0) whole.job = job;
+  if (thread < kHaloIds) whole.ids[thread] = block_of_job<K>(patches, job, thread);
   ptx::bar_sync(1, K::kGroups * 128);
 }
 
@@ -168,11 +168,11 @@ __device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const H
     return;
   }
 #pragma unroll
-  for (int cell = 0; cell < K::kCells; ++cell) {
-    if (cell >= whole.unit.cells) continue;
+  for (int patch = 0; patch < K::kPatches; ++patch) {
+    if (patch >= whole.job.patches) continue;
 #pragma unroll
     for (int j = 0; j < K::kEights; ++j) {
-      store_halo<K>(h, whole.unit, whole.ids, group, cell, j, [&](int i) { return sums[cell][4 * j + i]; });
+      store_halo<K>(h, whole.job, whole.ids, group, patch, j, [&](int i) { return sums[patch][4 * j + i]; });
     }
   }
 }
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char stages[];
   __shared__ uint64_t full[kMostHaloStages], empty[kMostHaloStages];
-  __shared__ HaloUnits units;
+  __shared__ HaloJobs jobs;
   __shared__ HaloWhole whole;
   const int group = static_cast<int>(threadIdx.x) / 128;
   HaloRing ring{shared_address(stages), shared_address(full), shared_address(empty), h.stage_bytes, h.stages};
@@ -198,49 +198,49 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     ptx::prefetch_map(&maps.dy);
   }
   ptx::griddepcontrol_wait();
-  find_units<K>(units, h.cells);
-  if (static_cast<int>(blockIdx.x) >= units.grid) return;
+  find_jobs<K>(jobs, h.patches);
+  if (static_cast<int>(blockIdx.x) >= jobs.grid) return;
   if (group == K::kGroups) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - K::kGroups * 128 - 32;
-    if (thread < 0) feed_halo<K>(h, maps, units, ring);
-    else leave_tables<K>(h.tables, units, h.cells, thread);
+    if (thread < 0) feed_halo<K>(h, maps, jobs, ring);
+    else leave_tables<K>(h.tables, jobs, h.patches, thread);
     return;
   }
   ptx::setmaxnreg_inc<K::kRegisters>();
-  for (HaloWork work(units, h.cells); work.next();) {
-    const HaloUnit unit = units.unit(h.cells, work.unit);
-    if (work.is_whole()) find_whole<K>(whole, unit, h.cells);
+  for (HaloWork work(jobs, h.patches); work.next();) {
+    const HaloJob job = jobs.job(h.patches, work.job);
+    if (work.is_whole()) find_whole<K>(whole, job, h.patches);
     typename K::Sums sums = {};
-    const int cells = __shfl_sync(~0u, unit.cells, 0), steps = work.last - work.first;
-    if (cells == K::kCells) add_halo_steps<K, K::kCells>(sums, h, ring, steps, group);
+    const int patches = __shfl_sync(~0u, job.patches, 0), steps = work.last - work.first;
+    if (patches == K::kPatches) add_halo_steps<K, K::kPatches>(sums, h, ring, steps, group);
     else add_halo_steps<K, 1>(sums, h, ring, steps, group);
     finish_halo<K>(h, work, whole, group, sums);
   }
 #endif
 }
 
-// Thread blocks that finish a unit together, each 8 columns of a warpgroup's sums, and runs of parts that are added
-// side by side. With all warpgroups in one of 24 thread blocks and a single run: 10 to 13 us of two units, 132 parts.
+// Thread blocks that finish a job together, each 8 columns of a warpgroup's sums, and runs of parts that are added
+// side by side. With all warpgroups in one of 24 thread blocks and a single run: 10 to 13 us of two jobs, 132 parts.
 constexpr int kHaloSlices = kHaloGradientGroups * kHaloGradientSums / 4, kHaloRuns = 4;
 
-// Units that several thread blocks shared: the parts of a run in the order of positions, then the runs.
+// Jobs that several thread blocks shared: the parts of a run in the order of positions, then the runs.
 template <class K>
 __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_constant__ HaloGradient h) {
   ptx::griddepcontrol_wait();
   const int4 counts = *h.tables.counts;
   const int index = static_cast<int>(blockIdx.x) / kHaloSlices, slice = static_cast<int>(blockIdx.x) % kHaloSlices;
   if (counts.y + index >= counts.x) return;
-  __shared__ GradientShare shares[gemm::kMostGradientGrid + 1];
+  __shared__ gemm::wgrad_wgmma::Share shares[gemm::wgrad_wgmma::kMostGrid + 1];
   __shared__ float of_run[kHaloRuns][4][128];
   const auto thread = static_cast<int>(threadIdx.x), run = thread / 128;
   const int group = slice / (kHaloGradientSums / 4), eight = slice % (kHaloGradientSums / 4), grid = counts.z;
-  const int4 of_unit = h.tables.units[index];
-  const HaloUnit unit{of_unit.x, of_unit.y, {of_unit.z, of_unit.w}};
-  if (eight / K::kEights >= unit.cells) return;
+  const int4 of_job = h.tables.jobs[index];
+  const HaloJob job{of_job.x, of_job.y, {of_job.z, of_job.w}};
+  if (eight / K::kEights >= job.patches) return;
   if (thread <= grid) shares[thread] = h.tables.shares[thread];
   __syncthreads();
-  const auto [first, last] = gemm::parts_of(shares, grid, counts.y + index);
+  const auto [first, last] = gemm::wgrad_wgmma::parts_of(shares, grid, counts.y + index);
   if (first == last) return;  // and has been stored
   const int count = last - first + 1, end = first + count * (run + 1) / kHaloRuns;
   constexpr int kAtOnce = 8;
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = min(c + j, end - 1);
-      const bool has_step = shares[at].unit != shares[at + 1].unit || shares[at].step != shares[at + 1].step;
+      const bool has_step = shares[at].job != shares[at + 1].job || shares[at].step != shares[at + 1].step;
       const float* part = halo_part_of(h, at, at == first, group) + eight * 4 * 128;
 #pragma unroll
       for (int i = 0; i < 4; ++i) more[j][i] = c + j < end && has_step ? part[i * 128] : 0;
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += of_run[other][i][thread];
   }
-  store_halo<K>(h, unit, h.tables.ids + index * kHaloIds, group, eight / K::kEights, eight % K::kEights,
+  store_halo<K>(h, job, h.tables.ids + index * kHaloIds, group, eight / K::kEights, eight % K::kEights,
                 [&](int i) { return sums[i]; });
 }
 

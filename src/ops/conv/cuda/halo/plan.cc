@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/places.h"
+#include "gemm/cuda/wgrad_wgmma/plan.h"
 #include "ops/conv/cuda/select.h"
 
 namespace blocksparse::conv {
@@ -20,8 +21,8 @@ bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 *
 // of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
 bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
   const int32_t least_stages = resident == 2 ? 4 : 3;
-  const int64_t rows = int64_t{groups} * kHaloHalves * kHaloUnit + plan.raster.reach;
-  const int64_t bytes = whole_patterns(rows * gemm::kChunk * 2);
+  const int64_t rows = int64_t{groups} * kHaloHalves * kHaloJob + plan.raster.reach;
+  const int64_t bytes = whole_patterns(rows * gemm::wgmma::kChunk * 2);
   const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
   const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
   if (stages < least_stages) return false;
@@ -49,7 +50,7 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   if (!raster || !pays(*raster, p.y.n * p.y.pixels())) return std::nullopt;
   plan.raster = *raster;
   plan.tiles = divide_up(p.y.channels, kHaloOutputs);
-  plan.units = divide_up(raster->positions, kHaloUnit);
+  plan.jobs = divide_up(raster->positions, kHaloJob);
   if (block == 16 && (plan.phase.x.taps[0] != 3 || plan.phase.x.taps[1] != 3)) return std::nullopt;
   plan.stage_taps = block == 16 ? 9 : block == 32 && taps % 3 == 0 ? 3 : 1;
   plan.stage_bytes = plan.stage_taps * side * side * 2;
@@ -62,8 +63,8 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
 // .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
 // b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
 bool halo_pays(const Product& p) {
-  if (p.layout.block_size == gemm::kChunk) return true;
-  const auto problem = many_problem(p);
+  if (p.layout.block_size == gemm::wgmma::kChunk) return true;
+  const auto problem = gathered_problem(p);
   const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
   return static_cast<double>(problem.blocks) <= (problem.block == 16 ? 0.13 : 0.4) * blocks;
 }
@@ -82,31 +83,31 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   plan.raster = *raster;
   const HaloGradientForm form = halo_gradient_form(block);
   const int64_t strips = divide_up(g.rows.channels, of_strip) * (of_strip / 64);  // of whole blocks
-  const int64_t chunks = divide_up(g.columns.channels, form.cell_inputs), words = divide_up(chunks, 32);
+  const int64_t chunks = divide_up(g.columns.channels, form.patch_inputs), words = divide_up(chunks, 32);
   if (strips > kMostHaloStrips || strips * words > kMostHaloWords) return std::nullopt;
-  const int64_t most_cells = std::min(strips * chunks, g.layout.blocks * (of_strip / 64) * (of_strip / 64));
+  const int64_t most_patches = std::min(strips * chunks, g.layout.blocks * (of_strip / 64) * (of_strip / 64));
   const int64_t rows = int64_t{kHaloGradientTokens} + raster->reach;
-  const int64_t cell_bytes = whole_patterns(rows * form.cell_inputs * 2);
-  const int64_t stage_bytes = kHaloGradientTokens * 128 + cell_bytes * form.most_cells;
+  const int64_t patch_bytes = whole_patterns(rows * form.patch_inputs * 2);
+  const int64_t stage_bytes = kHaloGradientTokens * 128 + patch_bytes * form.most_patches;
   const int64_t stages = std::min<int64_t>(kMostHaloStages, kHaloSharedBytes / stage_bytes);
   if (stages < 2) return std::nullopt;
-  plan.most_units = std::max<int64_t>(1, most_cells / form.most_cells + std::min(strips, most_cells));
+  plan.most_jobs = std::max<int64_t>(1, most_patches / form.most_patches + std::min(strips, most_patches));
   plan.strips = static_cast<int32_t>(strips);
   plan.words = static_cast<int32_t>(words);
   plan.rows = static_cast<int32_t>(rows);
-  plan.cell_bytes = static_cast<int32_t>(cell_bytes);
+  plan.patch_bytes = static_cast<int32_t>(patch_bytes);
   plan.stage_bytes = static_cast<int32_t>(stage_bytes);
   plan.stages = static_cast<int32_t>(stages);
   return plan;
 }
 
 HaloGradientPlaces halo_gradient_places() {
-  constexpr int64_t kGrid = gemm::kMostGradientGrid;
+  constexpr int64_t kGrid = gemm::wgrad_wgmma::kMostGrid;
   HaloGradientPlaces at{};
   Places places;
   at.counts = places.next(16);
   at.shares = places.next((kGrid + 1) * 8);
-  at.units = places.next(kGrid * 16);
+  at.jobs = places.next(kGrid * 16);
   at.ids = places.next(kGrid * kHaloIds * 4);
   at.parts = places.next(2 * kGrid * kHaloGradientGroups * kHaloGradientSums * 128 * 4);
   at.end = places.end;

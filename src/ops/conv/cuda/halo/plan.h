@@ -4,15 +4,15 @@
 
 #include <optional>
 
+#include "gemm/cuda/wgmma/plan.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cuda/halo/raster.h"
-#include "gemm/cuda/wgmma/plan.h"
 
 namespace blocksparse::conv {
 
 // fprop and dgrad: tiles of 64 outputs x 256 or 512 positions, 128 for each warpgroup.
-inline constexpr int32_t kHaloOutputs = 64, kHaloHalves = 2;  // units of a warpgroup
-inline constexpr int32_t kHaloUnit = 64;                      // positions: thread blocks divide these among themselves
+inline constexpr int32_t kHaloOutputs = 64, kHaloHalves = 2;  // jobs of a warpgroup
+inline constexpr int32_t kHaloJob = 64;                       // positions: thread blocks divide these among themselves
 inline constexpr int32_t kHaloBuffers = 2;                    // of x
 inline constexpr int32_t kMostHaloProductStages = 8;
 
@@ -22,9 +22,9 @@ inline constexpr int32_t kHaloWholeBytes = 226 * 1024, kHaloHalfBytes = 112 * 10
 struct HaloProductPlan {
   Phase phase;
   Raster raster;
-  int64_t tiles, units;  // of outputs, and of positions for each
-  int32_t rows;          // positions of x in a box
-  int32_t stage_taps;    // of a block of W that a stage holds
+  int64_t tiles, jobs;  // of outputs, and of positions for each
+  int32_t rows;         // positions of x in a box
+  int32_t stage_taps;   // of a block of W that a stage holds
   int32_t buffer_bytes, stage_bytes, stages;
   int32_t groups;    // warpgroups that multiply: 2 or 4
   int32_t resident;  // thread blocks of an SM
@@ -37,24 +37,24 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p);
 // Whether it is faster than `many`, for what it does.
 bool halo_pays(const Product& p);
 
-// What a unit of positions and 64 outputs takes: its y, and for each block, of at most 64 x 64, x and the taps.
-inline constexpr int32_t kHaloUnitCost = 20;
+// What a job of positions and 64 outputs takes: its y, and for each block, of at most 64 x 64, x and the taps.
+inline constexpr int32_t kHaloJobCost = 20;
 constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
   return static_cast<int32_t>(10 + taps * (block == 16 ? 1 : block == 32 ? 2 : 6));
 }
 
-// wgrad of 3 x 3 taps: 128 positions a step, strips of 64 outputs as in the linear op's wgrad, cells of 32 or 64 inputs
-// with all of their taps.
+// wgrad of 3 x 3 taps: 128 positions a step, strips of 64 outputs as in the linear op's wgrad, patches of 32 or 64
+// inputs with all of their taps.
 inline constexpr int64_t kHaloSharedBytes = int64_t{204} * 1024;
 inline constexpr int32_t kMostHaloStages = 8;
 inline constexpr int32_t kHaloGradientTokens = 128;
 inline constexpr int32_t kHaloGradientGroups = 3, kHaloGradientSums = 96;  // warpgroups, and sums of a thread
-inline constexpr int32_t kHaloIds = 64;                                    // blocks of a unit, at most
+inline constexpr int32_t kHaloIds = 64;                                    // blocks of a job, at most
 inline constexpr int32_t kMostHaloStrips = 256, kMostHaloWords = 1024;     // in shared memory
 inline constexpr int32_t kLeastHaloSteps = 4;                              // of a thread block
 
 struct HaloGradientForm {
-  int32_t cell_inputs, most_cells;  // of a unit
+  int32_t patch_inputs, most_patches;  // of a job
 };
 constexpr HaloGradientForm halo_gradient_form(int32_t block) {
   return block >= 64 ? HaloGradientForm{64, 1} : HaloGradientForm{32, 2};
@@ -63,19 +63,19 @@ constexpr HaloGradientForm halo_gradient_form(int32_t block) {
 struct HaloGradientPlan {
   Phase phase;
   Raster raster;
-  int64_t most_units;
-  int32_t strips, words;  // of outputs; 32 cells each, of a strip
+  int64_t most_jobs;
+  int32_t strips, words;  // of outputs; 32 patches each, of a strip
   int32_t rows;           // positions of x in a box
-  int32_t cell_bytes, stage_bytes, stages;
+  int32_t patch_bytes, stage_bytes, stages;
 
   int64_t steps() const { return (raster.positions + kHaloGradientTokens - 1) / kHaloGradientTokens; }
 };
 // Nothing where it does not do that.
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g);
 
-// In the workspace: see cuda_halo_units.h.
+// In the workspace: see cuda_halo_jobs.h.
 struct HaloGradientPlaces {
-  int64_t counts, shares, units, ids, parts, end;
+  int64_t counts, shares, jobs, ids, parts, end;
 };
 HaloGradientPlaces halo_gradient_places();
 

@@ -39,8 +39,8 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
   const HaloWalk walk{.blocks = gemm::walk_on_device(p.layout, p.by_in),
                       .outputs = p.y.channels,
                       .tiles = static_cast<int32_t>(plan.tiles),
-                      .units = static_cast<int32_t>(plan.units),
-                      .tile_units = plan.groups * kHaloHalves,
+                      .jobs = static_cast<int32_t>(plan.jobs),
+                      .tile_jobs = plan.groups * kHaloHalves,
                       .block_rows = static_cast<int32_t>((p.y.channels + b - 1) / b),
                       .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                       .split_shift = b == 128 ? 1 : 0,
@@ -50,7 +50,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .block_cost = halo_block_cost(b, p.gather.taps())};
   return {.walk = walk,
           .finish = {gemm::matrix_of<T>(as_tokens(p.y)), {}, p.bias, p.activation},
-          .pixels = gemm::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
+          .pixels = gemm::wgmma::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
           .taps = walk.taps,
           .tap_columns = static_cast<int32_t>(plan.phase.x.taps[0]),
           .row_step = plan.raster.row_step,
@@ -60,15 +60,15 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
           .columns = static_cast<int32_t>(p.y.size[2]),
           .rows = static_cast<int32_t>(p.y.size[1]),
           .images = static_cast<int32_t>(p.y.n),
-          .x_bytes = plan.rows * gemm::kChunk * 2,
+          .x_bytes = plan.rows * gemm::wgmma::kChunk * 2,
           .buffer_bytes = plan.buffer_bytes,
           .stages = plan.stages};
 }
 
 inline Status make_halo_maps(const Product& p, const HaloProductPlan& plan, HaloMaps& maps) {
   const int32_t b = p.layout.block_size, side = std::min(b, kHaloOutputs);
-  const auto x =
-      gemm::boxed(in_raster(plan.phase.x, plan.raster), false, gemm::kChunk, static_cast<uint32_t>(plan.rows));
+  const auto x = gemm::wgmma::boxed(in_raster(plan.phase.x, plan.raster), false, gemm::wgmma::kChunk,
+                                    static_cast<uint32_t>(plan.rows));
   BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
   if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
   return cuda::make_tensor_map({.data = p.w,
@@ -89,7 +89,7 @@ Status launch_halo_product(const Product& p, const CudaCall& call) {
   const bool plain = p.bias == nullptr && p.activation == Activation::none;
   return with_halo_kernel<T>(p.layout.block_size, plan->stage_taps, plan->groups, p.by_in, [&]<class K>() {
     const int64_t resident = int64_t{plan->resident} * call.card.multiprocessors;
-    return cuda::launch({.blocks = std::min(resident, plan->tiles * plan->units),
+    return cuda::launch({.blocks = std::min(resident, plan->tiles * plan->jobs),
                          .threads = K::kThreads,
                          .shared_bytes = plan->shared_bytes(),
                          .stream = static_cast<cudaStream_t>(call.stream),

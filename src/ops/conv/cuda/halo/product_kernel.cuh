@@ -7,8 +7,8 @@
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/turn_quad.h"
-#include "ops/conv/cuda/halo/walk.cuh"
 #include "gemm/cuda/wgmma/finish.cuh"
+#include "ops/conv/cuda/halo/walk.cuh"
 
 namespace blocksparse::conv {
 namespace {
@@ -17,8 +17,8 @@ using ptx::shared_address;
 
 struct HaloProduct {
   HaloWalk walk;
-  gemm::Finish finish;      // tokens are pixels of y
-  gemm::ImageSteps pixels;  // of x, in the order of the raster
+  gemm::Finish finish;             // tokens are pixels of y
+  gemm::wgmma::ImageSteps pixels;  // of x, in the order of the raster
   int32_t taps, tap_columns, row_step, column_step, reach;
   bool mirrored;                          // the last tap of W meets the first pixel
   int32_t columns, rows, images;          // of y
@@ -49,7 +49,7 @@ struct HaloKernel {
   __device__ static void multiply(Sums& sums, int slot, uint32_t x, uint32_t w, const uint32_t (&shifts)[Taps]) {
     const uint64_t of_x = ptx::wgmma_matrix(0, 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t of_w = ptx::wgmma_matrix(0, 0, B * 16, kSwizzle);
-    constexpr uint32_t kHalf = kGroups * kHaloUnit * 128 / 16, kStep = ByIn ? 2 * B : 2;
+    constexpr uint32_t kHalf = kGroups * kHaloJob * 128 / 16, kStep = ByIn ? 2 * B : 2;
     ptx::wgmma_fence();
 #pragma unroll
     for (int tap = 0; tap < Taps; ++tap) {
@@ -73,7 +73,7 @@ struct HaloShared {
   int4 tiles[kMostHaloProductStages];  // of a tile's last stage
 };
 
-// A note's `what`: slot | flags << 8 | units of the tile << 16.
+// A note's `what`: slot | flags << 8 | jobs of the tile << 16.
 enum HaloFlag : int32_t { kEndsTile = 1, kBegins = 2, kExit = 4 };
 inline constexpr int kNoSlot = 255;
 
@@ -107,7 +107,7 @@ class HaloFeeder {
     for (HaloTiles tiles(h_.walk); tiles.next();) {
       HaloRow<K::block> row(h_.walk, tiles.tile.out);
       channels_ = -1;
-      if (!row.next() && leads_) send_empty(kNoSlot | kEndsTile << 8 | tiles.tile.units << 16, tiles.tile);
+      if (!row.next() && leads_) send_empty(kNoSlot | kEndsTile << 8 | tiles.tile.jobs << 16, tiles.tile);
       while (row.found()) {
         const HaloBlock block = row.block();
         const bool ends = !row.next(), begins = block.chunk != channels_;
@@ -134,7 +134,7 @@ class HaloFeeder {
   }
   __device__ void note(int what, int shifts, int third, const HaloTile& tile) {
     ptx::st_shared_16(shared_address(&shared_.notes[stage_]), {what, shifts, third, 0});
-    ptx::st_shared_16(shared_address(&shared_.tiles[stage_]), {tile.out, tile.unit, tile.units, 0});
+    ptx::st_shared_16(shared_address(&shared_.tiles[stage_]), {tile.out, tile.job, tile.jobs, 0});
   }
   __device__ void send_block(const HaloBlock& block, const HaloTile& tile, bool begins, bool ends) {
     int row = 0, column = 0;
@@ -151,21 +151,21 @@ class HaloFeeder {
       for (int i = 0; i < K::taps; ++i) shifts[i] = next_shift();
       wait_for_stage();
       const int first = K::taps > 3 ? shifts[0] : shifts[0] | shifts[1] << 16;
-      note(block.slot | flags << 8 | tile.units << 16, first, shifts[2], tile);
+      note(block.slot | flags << 8 | tile.jobs << 16, first, shifts[2], tile);
       constexpr int kBytes = K::taps * K::kTapBytes;
       ptx::mbarrier_arrive_expect(full(), static_cast<uint32_t>(kBytes + (brings_x ? h_.x_bytes : 0)));
       ptx::load_box(w_ + static_cast<uint32_t>(stage_ * kBytes), &maps_.w, full(), block.column,
                     block.row + (tap << h_.walk.block_shift));
-      if (brings_x) load_x(block.chunk, tile.unit);
+      if (brings_x) load_x(block.chunk, tile.job);
       advance();
     }
   }
-  __device__ void load_x(int chunk, int unit) {
+  __device__ void load_x(int chunk, int job) {
     if (++buffer_ == kHaloBuffers) buffer_ = 0, x_phase_ ^= 1;
     ptx::mbarrier_wait(shared_address(&shared_.x_empty[buffer_]), x_phase_ ^ 1);
-    const gemm::ImagePixel at = h_.pixels.pixel_of(unit * kHaloUnit);
-    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(), chunk * gemm::kChunk,
-                        at.column, at.row, at.image, 0, 0);
+    const gemm::wgmma::ImagePixel at = h_.pixels.pixel_of(job * kHaloJob);
+    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(),
+                        chunk * gemm::wgmma::kChunk, at.column, at.row, at.image, 0, 0);
   }
 
   HaloShared& shared_;
@@ -184,7 +184,7 @@ class HaloConsumer {
   __device__ HaloConsumer(HaloShared& shared, const HaloProduct& h, uint32_t x, int group)
       : shared_(shared),
         h_(h),
-        x_(x + static_cast<uint32_t>(group * kHaloUnit * 128)),
+        x_(x + static_cast<uint32_t>(group * kHaloJob * 128)),
         w_(x + static_cast<uint32_t>(kHaloBuffers * h.buffer_bytes)),
         group_(group),
         arrives_(threadIdx.x % 32 == 0) {
@@ -224,7 +224,7 @@ class HaloConsumer {
     holds_ = arrives_ ? shared_address(&shared_.x_empty[buffer_]) : 0;
     return old;
   }
-  // Units of positions are dealt to the warpgroups in turn.
+  // Jobs of positions are dealt to the warpgroups in turn.
   __device__ void multiply(typename K::Sums& sums) {
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
     const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
@@ -291,20 +291,20 @@ __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums su
   }
   switch (h.finish.activation) {
     case Activation::none: break;
-    case Activation::relu: gemm::activate<Activation::relu>(sums); break;
-    case Activation::gelu: gemm::activate<Activation::gelu>(sums); break;
-    case Activation::silu: gemm::activate<Activation::silu>(sums); break;
+    case Activation::relu: gemm::wgmma::activate<Activation::relu>(sums); break;
+    case Activation::gelu: gemm::wgmma::activate<Activation::gelu>(sums); break;
+    case Activation::silu: gemm::wgmma::activate<Activation::silu>(sums); break;
   }
 }
 
 // 64 positions of the raster to the pixels of y that they are, where there is one, 16 bytes a lane. By way of shared
 // memory there would be no room for a second thread block.
 template <class T, class Sums>
-__device__ inline void store_unit(const HaloProduct& h, int unit, int64_t output, Sums sums) {
+__device__ inline void store_job(const HaloProduct& h, int job, int64_t output, Sums sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % 128 / 32;
 #pragma unroll
   for (int low = 0; low < 2; ++low) {
-    gemm::ImagePixel pixel = h.pixels.pixel_of(unit * kHaloUnit + warp * 16 + lane / 4 + 8 * low);
+    gemm::wgmma::ImagePixel pixel = h.pixels.pixel_of(job * kHaloJob + warp * 16 + lane / 4 + 8 * low);
     pixel.column -= h.pixels.first[0], pixel.row -= h.pixels.first[1];
     const bool inside = pixel.image < h.images && pixel.row < h.rows && pixel.column < h.columns;
     const int64_t place = (int64_t{pixel.image} * h.rows + pixel.row) * h.columns + pixel.column;
@@ -350,12 +350,12 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
     ptx::wgmma_wait<0>();  // again, else ptxas waits where sums are used, and for each product (C7518)
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
-      const int unit = half * K::kGroups + group;
-      if (__shfl_sync(~0u, unit >= tile.units, 0)) continue;
+      const int job = half * K::kGroups + group;
+      if (__shfl_sync(~0u, job >= tile.jobs, 0)) continue;
       const int64_t output = int64_t{tile.out} * kHaloOutputs;
       const auto of = [&](int v) { return sums.of[half][8 * v / K::block] + 8 * v % K::block / 2; };
       if constexpr (!Plain) finish_sums<T>(h, output, of);
-      store_unit<T>(h, tile.unit + unit, output, of);
+      store_job<T>(h, tile.job + job, output, of);
     }
   }
 #endif

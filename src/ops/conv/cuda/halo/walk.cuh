@@ -2,26 +2,26 @@
 // in front of the kernel, which takes some us itself.
 #pragma once
 
-#include "ops/conv/cuda/halo/plan.h"
-#include "gemm/cuda/driver.h"
+#include "gemm/cuda/call.h"
 #include "gemm/cuda/wgmma/images.cuh"
+#include "ops/conv/cuda/halo/plan.h"
 
 namespace blocksparse::conv {
 namespace {
 
-// Units of 64 positions are in the order of tiles of outputs. Each thread block has a run of them of equal cost, which
+// Jobs of 64 positions are in the order of tiles of outputs. Each thread block has a run of them of equal cost, which
 // need not be whole tiles: of those, 28 x 28 would make 4 rounds out of 3.2. In the order of positions, so that every
 // thread block had rows of W of all lengths, it took 27 instead of 23 us (b = 64, density .12): more tiles are cut.
 struct HaloWalk {
   gemm::DeviceWalk blocks;
   int64_t outputs;
-  int32_t tiles, units;             // of outputs, and of positions for each
-  int32_t tile_units;               // of a tile, at most
+  int32_t tiles, jobs;              // of outputs, and of positions for each
+  int32_t tile_jobs;                // of a tile, at most
   int32_t block_rows, block_shift;  // of W's blocks
   int32_t split_shift;              // log2 of the 64s along a block
   int32_t taps;
   bool by_in, has_blocks;
-  int32_t block_cost;  // of a block of at most 64 x 64 and a unit; that of no block is kHaloUnitCost
+  int32_t block_cost;  // of a block of at most 64 x 64 and a job; that of no block is kHaloJobCost
 
   // Of all tiles in front of `tile`.
   __device__ int64_t cost_before(int tile) const {
@@ -33,12 +33,12 @@ struct HaloWalk {
       const int64_t first = blocks.starts[min(row, block_rows)], end = blocks.starts[min(row + 1, block_rows)];
       before = (first << (2 * split_shift)) + ((end - first) << split_shift) * part;
     }
-    return int64_t{kHaloUnitCost} * tile + before * block_cost;
+    return int64_t{kHaloJobCost} * tile + before * block_cost;
   }
 };
 
 struct HaloTile {
-  int out, unit, units;  // of outputs; the first of some units
+  int out, job, jobs;  // of outputs; the first of some jobs
 };
 
 // The tiles of a thread block. Called by a whole warp.
@@ -48,21 +48,21 @@ class HaloTiles {
 
   __device__ explicit HaloTiles(const HaloWalk& walk) : walk_(walk) {
     const int2 place = find();
-    tile.out = __shfl_sync(~0u, place.x, 0), tile.unit = __shfl_sync(~0u, place.y, 0);
+    tile.out = __shfl_sync(~0u, place.x, 0), tile.job = __shfl_sync(~0u, place.y, 0);
     end_ = {__shfl_sync(~0u, place.x, 1), __shfl_sync(~0u, place.y, 1)};
   }
 
   __device__ bool next() {
-    tile.unit += tile.units;
-    if (tile.unit >= walk_.units) ++tile.out, tile.unit = 0;
-    if (tile.out > end_.x || (tile.out == end_.x && tile.unit >= end_.y)) return false;
-    const int last = tile.out == end_.x ? end_.y : walk_.units;
-    tile.units = min(walk_.tile_units, last - tile.unit);
+    tile.job += tile.jobs;
+    if (tile.job >= walk_.jobs) ++tile.out, tile.job = 0;
+    if (tile.out > end_.x || (tile.out == end_.x && tile.job >= end_.y)) return false;
+    const int last = tile.out == end_.x ? end_.y : walk_.jobs;
+    tile.jobs = min(walk_.tile_jobs, last - tile.job);
     return true;
   }
 
  private:
-  // Even lanes: where this thread block begins, the first unit in front of which is as much as its share of all; odd
+  // Even lanes: where this thread block begins, the first job in front of which is as much as its share of all; odd
   // ones: where the next does. Nothing can be copied before that is known, so up to 16 tiles are looked at in one read,
   // and there is no division of 64 bits, of which three took 1.2 us.
   __device__ int2 find() const {
@@ -78,8 +78,8 @@ class HaloTiles {
     }
     if (low == walk_.tiles) return {low, 0};
     const int64_t before = walk_.cost_before(low), each = walk_.cost_before(low + 1) - before;
-    const float units = static_cast<float>(share - before * grid) / static_cast<float>(each * grid);
-    return {low, static_cast<int>(ceilf(units * static_cast<float>(walk_.units)))};
+    const float jobs = static_cast<float>(share - before * grid) / static_cast<float>(each * grid);
+    return {low, static_cast<int>(ceilf(jobs * static_cast<float>(walk_.jobs)))};
   }
 
   const HaloWalk& walk_;
@@ -120,7 +120,7 @@ class HaloRow {
     const int from = __shfl_sync(~0u, mine_.y, source), weight = __shfl_sync(~0u, mine_.z, source);
     const int inner = from & ((1 << walk_.split_shift) - 1);  // of the block's inputs
     block_ = {.chunk = static_cast<int>(found >> 5),
-              .in_chunk = from * B % gemm::kChunk * 2 / 16,
+              .in_chunk = from * B % gemm::wgmma::kChunk * 2 / 16,
               .slot = source / kLanes,
               .row = weight * walk_.taps << walk_.block_shift,
               .column = 0};
@@ -144,7 +144,7 @@ class HaloRow {
     if (at >= count_) return {-1, 0, 0};
     const BlockRef ref = walk_.blocks.refs[first_ + (at >> walk_.split_shift)];
     const int from = (ref.from << walk_.split_shift) + (at & ((1 << walk_.split_shift) - 1));
-    return {from * B / gemm::kChunk, from, ref.weight};
+    return {from * B / gemm::wgmma::kChunk, from, ref.weight};
   }
 
   const HaloWalk& walk_;

@@ -13,6 +13,7 @@
 #include "ops/lstm/cuda/w_in_smem/kernel.h"
 
 #include "core/index.h"
+#include "cuda/gates.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/copy.h"
@@ -20,7 +21,6 @@
 #include "cuda/ptx/load.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared.h"
-#include "cuda/gates.cuh"
 #include "ops/lstm/cuda/w_in_smem/lists.cuh"
 
 namespace blocksparse::lstm {
@@ -62,7 +62,7 @@ struct Worker {
       : p(p), strip(strip), part(part), group(group), barrier(barrier), lists(p, max(strip, 0)) {}
 
   __device__ int token(int tile, int half) const { return group * K::tokens + 16 * tile + 8 * half + lane() / 4; }
-  __device__ int unit() const { return strip * kStrip + 8 * part + lane() % 4 * 2; }
+  __device__ int unit() const { return strip * kStripUnits + 8 * part + lane() % 4 * 2; }
 
   __device__ void start() {
     if (lane() < lists.of[0].count) chunk_of_lane = lists.chunk(0, lane());
@@ -106,7 +106,7 @@ struct Worker {
 #pragma unroll
     for (int j = 0; j < 2 * K::tiles; ++j) {
       const int row = min(token(j / 2, j % 2), p.n - 1);
-      ptx::ld_16(x[j], h + int64_t{row} * p.hidden + chunk * kStrip + lane() % 4 * 8);
+      ptx::ld_16(x[j], h + int64_t{row} * p.hidden + chunk * kStripUnits + lane() % 4 * 8);
     }
   }
 
@@ -368,10 +368,10 @@ Status launch_resident(const Forward& f, const ResidentPlan& plan, void* memory,
                           .steps = static_cast<int32_t>(f.steps),
                           .n = static_cast<int32_t>(f.n),
                           .hidden = static_cast<int32_t>(f.hidden),
-                          .strips = static_cast<int32_t>(f.hidden / kStrip),
+                          .strips = static_cast<int32_t>(f.hidden / kStripUnits),
                           .groups = plan.groups,
                           .block = f.layout.block_size,
-                          .shift = f.layout.block_size / kStrip / 2};
+                          .shift = f.layout.block_size / kStripUnits / 2};
   const auto queue = static_cast<cudaStream_t>(stream);
   BS_RETURN_IF_ERROR(
       cuda::status_of(cudaMemsetAsync(memory, 0, resident_workspace_bytes(f.layout), queue), "cudaMemsetAsync"));

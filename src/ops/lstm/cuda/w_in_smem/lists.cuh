@@ -32,7 +32,7 @@ struct Lists {
   List of[kGates];
 
   __device__ Lists(const ResidentArgs& p, int strip) : refs(p.refs), block(p.block), shift(p.shift) {
-    row = (strip & ((1 << shift) - 1)) * kStrip;
+    row = (strip & ((1 << shift) - 1)) * kStripUnits;
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
       const int32_t* start = p.starts + gate * (p.hidden / block) + (strip >> shift);
@@ -45,7 +45,7 @@ struct Lists {
   // Where this lane's 8 inputs begin, of its row of part `part`; in elements.
   __device__ int64_t weight(int gate, int unit, int part) const {
     const int64_t row_of_lane = int64_t{of[gate].first + (unit >> shift)} * block + row + 8 * part + lane() / 4;
-    return row_of_lane * block + (unit & ((1 << shift) - 1)) * kStrip + lane() % 4 * 8;
+    return row_of_lane * block + (unit & ((1 << shift) - 1)) * kStripUnits + lane() % 4 * 8;
   }
   // Whether all gates have the same.
   __device__ bool agree() const {

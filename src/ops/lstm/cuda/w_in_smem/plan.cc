@@ -8,9 +8,9 @@ namespace blocksparse::lstm {
 
 ResidentPlan plan_resident(const LayoutView& layout, DType dtype, int64_t steps, int64_t n, const cuda::Card& card) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  const int64_t hidden = layout.in_features, strips = hidden / kStrip, multiprocessors = card.multiprocessors;
+  const int64_t hidden = layout.in_features, strips = hidden / kStripUnits, multiprocessors = card.multiprocessors;
   // Of cut rows one is much longer than the others, and all would wait for it.
-  if (!card.sm90a || size_of(dtype) != 2 || layout.block_size < kStrip || layout.cut_by_out) return {};
+  if (!card.sm90a || size_of(dtype) != 2 || layout.block_size < kStripUnits || layout.cut_by_out) return {};
   if (steps < 2 || steps >= kMost / 64 || n < 1 || n > 32 * kMostGroups || strips < 1) return {};
   if (hidden >= kMost / 64 || layout.blocks * layout.block_size >= kMost) return {};
   ResidentPlan plan;
@@ -26,7 +26,7 @@ ResidentPlan plan_resident(const LayoutView& layout, DType dtype, int64_t steps,
 }
 
 size_t resident_workspace_bytes(const LayoutView& layout) {
-  return static_cast<size_t>(layout.in_features / kStrip) * kMostGroups * kFlagWords * sizeof(uint32_t);
+  return static_cast<size_t>(layout.in_features / kStripUnits) * kMostGroups * kFlagWords * sizeof(uint32_t);
 }
 
 }  // namespace blocksparse::lstm

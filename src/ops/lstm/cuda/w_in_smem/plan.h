@@ -10,7 +10,7 @@
 
 namespace blocksparse::lstm {
 
-inline constexpr int kStrip = 32;          // units of a strip, and inputs of a unit of work
+inline constexpr int kStripUnits = 32;     // units of a strip, and inputs of a unit of work
 inline constexpr int kParts = 4;           // warps of a strip
 inline constexpr int kUnit = 8192;         // bytes of W: 32 inputs of a strip, four gates
 inline constexpr int kResidentUnits = 28;  // in the shared memory of an SM

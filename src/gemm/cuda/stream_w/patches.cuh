@@ -3,19 +3,19 @@
 
 #include "gemm/cuda/stream_w/tile.cuh"
 
-namespace blocksparse::gemm {
+namespace blocksparse::gemm::stream_w {
 namespace {
 
-// The units of a piece that one warp takes, in order, as its lanes know them: each one of the next 32.
+// The patches of a piece that one warp takes, in order, as its lanes know them: each one of the next 32.
 template <class K>
-class FewUnits {
+class Patches {
  public:
   using Tile = typename K::Tile;
 
-  __device__ FewUnits(const FewProduct& p, const Piece& piece, int blocks, int strip)
+  __device__ Patches(const Args& p, const Piece& piece, int blocks, int strip)
       : p_(p), first_(piece.first), strip_(strip), warp_(static_cast<int>(threadIdx.x) / 32) {
-    const int units = blocks * Tile::kUnits;
-    count_ = max(0, (units - warp_ + p.warps - 1) / p.warps);
+    const int patches = blocks * Tile::kPatches;
+    count_ = max(0, (patches - warp_ + p.warps - 1) / p.warps);
     ref_ = fetch(lane());
     if (count_ > 32) next_ = fetch(32 + lane());
     if constexpr (Tile::kReadyOffsets) w_offset_ = w_offset(ref_, lane());
@@ -24,7 +24,7 @@ class FewUnits {
 
   __device__ int count() const { return count_; }
 
-  // Each of these is called with i going up by one a call; x never ahead of w, and its gate is that of unit i when it
+  // Each of these is called with i going up by one a call; x never ahead of w, and its gate is that of patch i when it
   // is multiplied.
   __device__ uint32_t next_w(int i) {
     if (i % 32 == 0 && i > 0) {
@@ -40,12 +40,12 @@ class FewUnits {
   __device__ uint32_t next_x(int i) {
     constexpr bool kLags = K::config.x_ahead < K::config.w_ahead;
     if constexpr (Tile::kReadyOffsets) {
-      if (i % 32 == 0) x_ = Tile::x_offset(p_, ref_.from, unit(i + lane()) % Tile::kUnits);
+      if (i % 32 == 0) x_ = Tile::x_offset(p_, ref_.from, patch(i + lane()) % Tile::kPatches);
       return from_lane(x_, i);
     } else {
       if (kLags && i % 32 == 0) x_ = static_cast<uint32_t>(ref_.from);
       const int from = kLags ? static_cast<int>(from_lane(x_, i)) : from_lane(ref_.from, i);
-      return Tile::x_offset(p_, from, unit(i) % Tile::kUnits);
+      return Tile::x_offset(p_, from, patch(i) % Tile::kPatches);
     }
   }
   __device__ float next_gate(int i) {
@@ -60,18 +60,18 @@ class FewUnits {
   __device__ static V from_lane(V value, int i) {
     return __shfl_sync(~0u, value, i % 32);
   }
-  __device__ int unit(int i) const { return warp_ + p_.warps * i; }
+  __device__ int patch(int i) const { return warp_ + p_.warps * i; }
   __device__ BlockRef fetch(int i) const {
-    return i < count_ ? p_.walk.refs[first_ + unit(i) / Tile::kUnits] : BlockRef{0, 0};
+    return i < count_ ? p_.walk.refs[first_ + patch(i) / Tile::kPatches] : BlockRef{0, 0};
   }
   __device__ float gate_of(BlockRef ref) const { return p_.gates[ref.weight]; }
   // In fprop W lies in the order of the list, so its address needs no ref.
   __device__ uint32_t w_offset(BlockRef ref, int i) const {
-    const int u = unit(i);
-    return Tile::w_offset(K::by_in ? ref.weight : first_ + u / Tile::kUnits, strip_, u % Tile::kUnits);
+    const int u = patch(i);
+    return Tile::w_offset(K::by_in ? ref.weight : first_ + u / Tile::kPatches, strip_, u % Tile::kPatches);
   }
 
-  const FewProduct& p_;
+  const Args& p_;
   int first_, strip_, warp_, count_;
   BlockRef ref_, next_{0, 0};
   uint32_t w_offset_ = 0, x_ = 0;
@@ -79,4 +79,4 @@ class FewUnits {
 };
 
 }  // namespace
-}  // namespace blocksparse::gemm
+}  // namespace blocksparse::gemm::stream_w

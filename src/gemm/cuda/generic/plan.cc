@@ -1,0 +1,20 @@
+#include "gemm/cuda/generic/plan.h"
+
+#include <algorithm>
+
+namespace blocksparse::gemm::generic {
+
+bool supports(const CudaProblem&) { return true; }
+int64_t least_tokens(const CudaProblem&) { return 0; }
+bool pays(const CudaProblem&, const cuda::Card&) { return true; }
+
+// From 1024 tokens on there are 16 tiles of tokens to every row: enough work to hide a long one that starts first, and
+// the workspace stays small.
+bool splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
+
+int64_t workspace_bytes(const CudaProblem& p) {
+  if (p.pass == Pass::wgrad) return p.n > kTermsByValue ? std::min(p.n, kMostTerms) * kTermBytes : 0;
+  return splits(p) ? p.slots * p.n * p.block * size_of(sum_dtype(p.dtype)) : 0;
+}
+
+}  // namespace blocksparse::gemm::generic

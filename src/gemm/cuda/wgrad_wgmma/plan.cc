@@ -1,0 +1,85 @@
+#include "gemm/cuda/wgrad_wgmma/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/places.h"
+#include "gemm/cuda/wgrad_stream/plan.h"
+
+namespace blocksparse::gemm::wgrad_wgmma {
+
+namespace {
+
+// What a patch of 128 x 64 takes of the time of one of 64 x 32. us of 4096 x 4096, n = 4096, bf16 on an H200, wide
+// (narrow): b = 8, density .5, .25, .1: 225 (350), 215 (349), 209 (337); b = 16, .25, .1: 205 (319), 203 (210); b = 32,
+// .5, .32, .25: 204 (261), 207 (200), 199 (160); 14336 x 4096, n = 8192, b = 32, .25: 1332 (1119); 2026-11-22.
+constexpr double kWidePatch = 2.3;
+
+// Patches that have a block, if blocks are at random.
+double random_patches(const CudaProblem& p, const Form& form) {
+  const double empty = std::max(0.0, 1 - p.density());
+  const auto patches =
+      static_cast<double>(divide_up(p.outputs, form.strip_outputs) * divide_up(p.inputs, form.patch_inputs));
+  return patches * (1 - std::pow(empty, form.ids));
+}
+
+}  // namespace
+
+Form form_of(const CudaProblem& p) {
+  const Form narrow = form_of(p.block, false), wide = form_of(p.block, true);
+  return p.block <= 32 && kWidePatch * random_patches(p, wide) < random_patches(p, narrow) ? wide : narrow;
+}
+
+Plan plan_of(const CudaProblem& p, const Form& form) {
+  Plan plan{};
+  plan.strips = divide_up(p.outputs, form.strip_outputs);
+  // Of whole blocks: a block of 128 has both of its patches, also where the second lies beyond the edge.
+  const int32_t step = std::max(p.block, form.patch_inputs);
+  plan.chunks = divide_up(p.inputs, step) * (step / form.patch_inputs);
+  plan.patches = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.patch_inputs));
+  plan.jobs = plan.patches / (form.most_patches / 2) + plan.strips;  // there may be as many of half the patches
+  return plan;
+}
+
+WorkspacePlaces workspace_places(const CudaProblem& p, const Form& form) {
+  const Plan plan = plan_of(p, form);
+  WorkspacePlaces at{};
+  Places places;
+  at.chunks = places.next(plan.patches * 4);
+  at.ids = places.next(plan.patches * form.ids * 4);
+  at.counts = places.next(plan.strips * 8);
+  at.jobs = places.next(plan.jobs * 16);
+  at.shares = places.next((kMostGrid + 2) * 8);
+  at.parts = places.next(int64_t{2} * kMostGrid * form.part_bytes);
+  at.gate_parts = places.next(p.blocks * std::max(1, p.block / 16) * (p.block / 8) * 4);
+  at.end = places.end;
+  return at;
+}
+
+bool supports(const CudaProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (p.pass != Pass::wgrad || size_of(p.dtype) != 2 || p.inputs < 1 || p.outputs < 1) return false;
+  if (p.n < wgmma::kLeastTokens || !p.x_in_rows || !p.w_aligned || p.pairs > kTermsOfLaunch) return false;
+  if (p.blocks * p.block >= kMost || p.n >= kMost || p.outputs >= kMost) return false;
+  const Plan plan = plan_of(p);
+  return plan.chunks <= kMostChunks && plan.patches * form_of(p).ids < kMost && plan.strips <= kMostStrips;
+}
+
+// us of 512 and 1024 tokens, 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic (wgrad_wgmma): b = 64 26.2
+// (27.6), 41.9 (33.6); b = 16 59.5 (70.5), 104 (101).
+int64_t least_tokens(const CudaProblem& p) {
+  constexpr int64_t kLeast = 1024;
+  return p.pairs == 1 || p.block >= 32 ? kLeast : kLeast * p.pairs;
+}
+
+bool pays(const CudaProblem& p, const cuda::Card& card) { return !wgrad_stream::is_best(p, card); }
+
+// Also for the last of several launches, which has fewer tokens.
+int64_t workspace_bytes(const CudaProblem& asked) {
+  CudaProblem p = asked;
+  p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());
+  return supports(p) ? workspace_places(p, form_of(p)).end : 0;
+}
+
+}  // namespace blocksparse::gemm::wgrad_wgmma
