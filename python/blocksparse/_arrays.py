@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _lib, _structs
-from ._given import shown, to_flag, to_list
+from ._core import library, structs
+from ._core.arguments import shown, to_flag, to_list
 from .layout import Layout, need_layout
 
 _CODES: dict[np.dtype[Any], int] = {}  # of dtypes seen so far
-Resources = tuple[Any, _structs.Workspace, _structs.Stream]
+Resources = tuple[Any, structs.Workspace, structs.Stream]
 
 
 class Arrays(ABC):
@@ -40,7 +40,7 @@ class Arrays(ABC):
         """
 
     @abstractmethod
-    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
+    def tensor(self, x: Any, written: bool) -> structs.Tensor:
         """What the C library takes."""
 
     @abstractmethod
@@ -80,9 +80,9 @@ def dtype_code(dtype: np.dtype[Any], op: str = "linear") -> int:
     """
     code = _CODES.get(dtype)
     if code is None:
-        code = _lib.DTYPES.get(dtype.name)  # which takes NumPy 5 us
+        code = library.DTYPES.get(dtype.name)  # which takes NumPy 5 us
         if code is None:
-            raise ValueError(f"[{op}] an array of {dtype}, needs one of {', '.join(_lib.DTYPES)}")
+            raise ValueError(f"[{op}] an array of {dtype}, needs one of {', '.join(library.DTYPES)}")
         _CODES[dtype] = code
     return code
 
@@ -110,16 +110,16 @@ def activation_code(op: str, activation: Any) -> int:
     Raises:
         ValueError: there is none of that name.
     """
-    code = _lib.ACTIVATIONS.get(activation) if isinstance(activation, str) else None
+    code = library.ACTIVATIONS.get(activation) if isinstance(activation, str) else None
     if code is None:
-        raise ValueError(f"[{op}] activation is {shown(activation)}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+        raise ValueError(f"[{op}] activation is {shown(activation)}, needs one of {', '.join(library.ACTIVATIONS)}")
     return code
 
 
 def workspace_size(which: str, x: Any, n: int) -> Callable[[Any], int]:
     """That of the linear op for n tokens."""
     code = dtype_code(x.dtype)
-    return lambda view: _lib.ask(f"bs_linear_{which}_workspace_size", view, code, n)
+    return lambda view: library.ask(f"bs_linear_{which}_workspace_size", view, code, n)
 
 
 def fprop(
@@ -143,9 +143,9 @@ def fprop(
     with arrays.call(layout, x, workspace_size("fprop", x, tokens(x)), threads) as (view, workspace, stream):
         stream.math = tf32
         y = arrays.like(x, layout.out_features) if out is None else out
-        epilogue = _structs.Epilogue(pointer(bias), pointer(residual), code)
+        epilogue = structs.Epilogue(pointer(bias), pointer(residual), code)
         arguments = (pointer(x), pointer(values), pointer(gates), ctypes.byref(epilogue), pointer(y, written=True))
-        _lib.call("bs_linear_fprop", view, *arguments, workspace, stream)
+        library.call("bs_linear_fprop", view, *arguments, workspace, stream)
     return y
 
 
@@ -167,7 +167,7 @@ def dgrad(
         stream.math = tf32
         dx = arrays.like(dy, layout.in_features) if out is None else out
         arguments = (pointer(dy), pointer(values), pointer(gates), pointer(dx, written=True))
-        _lib.call("bs_linear_dgrad", view, *arguments, workspace, stream)
+        library.call("bs_linear_dgrad", view, *arguments, workspace, stream)
     return dx
 
 
@@ -201,8 +201,8 @@ def wgrad(
     if out is None and (adds or not xs):
         raise ValueError("[linear_wgrad] out is None, needs an array to add to, or to tell the dtype")
     first = xs[0] if xs else arrays.take(out)
-    x_tensors = (_structs.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
-    dy_tensors = (_structs.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
+    x_tensors = (structs.Tensor * len(xs))(*[arrays.tensor(a, False) for a in xs])
+    dy_tensors = (structs.Tensor * len(dys))(*[arrays.tensor(a, False) for a in dys])
     size = workspace_size("wgrad", first, sum(map(tokens, xs)))
     with arrays.call(layout, first, size, threads) as (view, workspace, stream):
         stream.math = tf32
@@ -210,5 +210,5 @@ def wgrad(
         gradients = (arrays.pointer(dw, written=True), arrays.pointer(gates_out, written=True))
         given = (arrays.pointer(values), arrays.pointer(gates))
         arguments = (len(xs), x_tensors, dy_tensors, *given, adds, *gradients)
-        _lib.call("bs_linear_wgrad", view, *arguments, workspace, stream)
+        library.call("bs_linear_wgrad", view, *arguments, workspace, stream)
     return dw

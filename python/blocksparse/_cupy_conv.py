@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _conv_arrays, _structs
+from . import _conv_arrays
+from ._core import structs
 from ._cupy_arrays import CuPy
 from .layout import Layout
 
@@ -18,7 +19,7 @@ def conv_fprop(
     x: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     bias: Array | None = None,
@@ -62,7 +63,7 @@ def conv_dgrad(
     dy: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     size: Sequence[int],
     *,
     channel_order: Array | None = None,
@@ -100,7 +101,7 @@ def conv_wgrad(
     x: Array,
     dy: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     values: Array | None = None,

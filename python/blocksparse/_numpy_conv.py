@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _conv_arrays, _structs
+from . import _conv_arrays
+from ._core import structs
 from ._numpy_arrays import NumPy
 from .layout import Layout
 
@@ -20,7 +21,7 @@ def conv_fprop(
     x: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     bias: Array | None = None,
@@ -62,7 +63,7 @@ def conv_dgrad(
     dy: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     size: Sequence[int],
     *,
     channel_order: Array | None = None,
@@ -99,7 +100,7 @@ def conv_wgrad(
     x: Array,
     dy: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     values: Array | None = None,

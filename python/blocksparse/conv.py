@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
-from ._given import need_one_kind, to_list
+from ._core.arguments import need_one_kind, to_list
 from .layout import Layout
 
 _Int = npt.NDArray[np.int64]

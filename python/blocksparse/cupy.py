@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _arrays
-from ._conv_geometry import conv_geometry, conv_output_size
+from ._core.conv_geometry import conv_geometry, conv_output_size
 from ._cupy_arrays import CuPy
 from ._cupy_conv import conv_dgrad, conv_fprop, conv_wgrad
 from .layout import Layout

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _lib, _structs
-from ._given import need, to_features, to_indices, to_int, to_list
-from ._interchange import csr_of_scipy, csr_of_torch, write_pattern
+from ._core import library, structs
+from ._core.arguments import need, to_features, to_indices, to_int, to_list
+from ._core.interchange import csr_of_scipy, csr_of_torch, write_pattern
 
 _Int32 = npt.NDArray[np.int32]
 
@@ -26,7 +26,7 @@ class _Handle:
         self.pointer = pointer
 
     def __del__(self) -> None:
-        _lib.ask("bs_layout_free", self.pointer)
+        library.ask("bs_layout_free", self.pointer)
 
 
 class Layout:
@@ -43,15 +43,15 @@ class Layout:
     __slots__ = ("__weakref__", "_handle", "_info", "_tables", "sizes", "transposed")
 
     _handle: _Handle
-    _info: _structs.LayoutInfo
+    _info: structs.LayoutInfo
     _tables: dict[Any, Any]  # what front ends derive from the layout, by device
     sizes: tuple[int, int]  # (out_features, in_features)
     transposed: bool  # whether this is a transposed view: values[i] is then block i of the matrix that `t()` describes
 
     def __init__(self, pointer: ctypes.c_void_p) -> None:
         """Takes over a layout of the C library; use the from_* methods instead."""
-        info = _structs.LayoutInfo()
-        _lib.call("bs_layout_get_info", pointer, ctypes.byref(info))
+        info = structs.LayoutInfo()
+        library.call("bs_layout_get_info", pointer, ctypes.byref(info))
         self._set("_handle", _Handle(pointer))
         self._set("_info", info)
         self._set("_tables", {})
@@ -73,13 +73,13 @@ class Layout:
 
     @staticmethod
     def _make(name: str, block_size: int, out_features: int | None, in_features: int | None, *arguments: Any) -> Layout:
-        blocking = _structs.Blocking(
+        blocking = structs.Blocking(
             to_int("block_size", block_size, bits=31),
             0 if out_features is None else to_features("out_features", out_features),
             0 if in_features is None else to_features("in_features", in_features),
         )
         handle = ctypes.c_void_p()
-        _lib.call(name, *arguments, ctypes.byref(blocking), ctypes.byref(handle))
+        library.call(name, *arguments, ctypes.byref(blocking), ctypes.byref(handle))
         return Layout(handle)
 
     @classmethod
@@ -229,7 +229,7 @@ class Layout:
         """
         words = to_indices("pattern", pattern, np.int32)
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
+        library.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
         return cls(handle)
 
     @classmethod
@@ -293,7 +293,7 @@ class Layout:
     def t(self) -> Layout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_t", self.pointer, ctypes.byref(handle))
+        library.call("bs_layout_t", self.pointer, ctypes.byref(handle))
         other = Layout(handle)
         other._set("_tables", self._tables)
         return other
@@ -305,14 +305,14 @@ class Layout:
             ValueError: times is less than 1, the layout is a transposed view, or its last block of outputs sticks out.
         """
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_stack", self.pointer, to_int("times", times), ctypes.byref(handle))
+        library.call("bs_layout_stack", self.pointer, to_int("times", times), ctypes.byref(handle))
         return Layout(handle)
 
     def csr(self) -> tuple[_Int32, _Int32]:
         """(crow [out_blocks + 1], col [blocks]): of the matrix whose blocks are numbered, so of `t()` in a view."""
         rows = self.grid[1] if self.transposed else self.grid[0]
         crow, col = np.empty(rows + 1, np.int32), np.empty(self.blocks, np.int32)
-        _lib.call("bs_layout_csr", self.pointer, crow.ctypes.data, col.ctypes.data)
+        library.call("bs_layout_csr", self.pointer, crow.ctypes.data, col.ctypes.data)
         return crow, col
 
     def coordinates(self) -> tuple[_Int32, _Int32]:
@@ -330,7 +330,7 @@ class Layout:
     def pattern(self) -> _Int32:
         """The smallest integer form, for files and state dicts."""
         words = np.empty(self._info.pattern_words, np.int32)
-        _lib.call("bs_layout_pattern", self.pointer, words.ctypes.data)
+        library.call("bs_layout_pattern", self.pointer, words.ctypes.data)
         return words
 
     def index(self) -> _Int32:
@@ -345,10 +345,10 @@ class Layout:
         memory._owner = self._handle  # keeps the tables alive as long as the array
         return np.frombuffer(memory, np.int32)
 
-    def view(self) -> _structs.LayoutView:
+    def view(self) -> structs.LayoutView:
         """What the C library's ops take."""
-        view = _structs.LayoutView()
-        _lib.call("bs_layout_get_view", self.pointer, ctypes.byref(view))
+        view = structs.LayoutView()
+        library.call("bs_layout_get_view", self.pointer, ctypes.byref(view))
         return view
 
     def to_dense(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -366,7 +366,7 @@ class Layout:
         if not isinstance(other, Layout):
             return NotImplemented
         equal = ctypes.c_int32()
-        _lib.call("bs_layout_equal", self.pointer, other.pointer, ctypes.byref(equal))
+        library.call("bs_layout_equal", self.pointer, other.pointer, ctypes.byref(equal))
         return bool(equal.value)
 
     def __hash__(self) -> int:

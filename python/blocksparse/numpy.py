@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from . import _arrays
-from ._conv_geometry import conv_geometry, conv_output_size
+from ._core.conv_geometry import conv_geometry, conv_output_size
 from ._numpy_arrays import NumPy
 from ._numpy_conv import conv_dgrad, conv_fprop, conv_wgrad
 from .layout import Layout

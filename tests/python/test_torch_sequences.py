@@ -7,6 +7,7 @@ from test_torch import error
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse._core import library
 from blocksparse.torch import sequence_op
 from blocksparse.torch.deep_update_op import DeepUpdate
 from blocksparse.torch.multiplicative_op import Multiplicative
@@ -175,8 +176,8 @@ def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
 @pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
-    original = blocksparse._lib.call
-    monkeypatch.setattr(blocksparse._lib, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
+    original = library.call
+    monkeypatch.setattr(library, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
     with torch.no_grad():
         make(which, "cpu")(inputs("cpu")[0])
     assert sum(name in ("bs_deep_update_forward", "bs_multiplicative_forward") for name in calls) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib
+from .._core import library
 from . import _conv_ops
 from ._given import need_same_dtype, need_strided
 from ._transforms import (
@@ -79,7 +79,7 @@ def apply_conv(
     if residual is not None and residual.dim() == x.dim():
         residual = _conv_ops.to_order(residual, last)
     values = values if values.dtype == dtype else values.to(dtype)
-    y = _fprop(x, values, gates, bias, index, order, *fixed, residual, _lib.ACTIVATIONS[activation])
+    y = _fprop(x, values, gates, bias, index, order, *fixed, residual, library.ACTIVATIONS[activation])
     return y.contiguous() if lies_by_channels else y
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
+from .._core import library, structs
 from . import _ops
 
 _lib_def = _ops._ops
@@ -45,7 +45,7 @@ _FIELDS = ("kernel", "stride", "dilation", "padding_before", "padding_after", "o
 
 def _rank(geometry: Sequence[int]) -> int:
     rank, rest = divmod(len(geometry) - 1, len(_FIELDS))
-    if rest or not 1 <= rank <= _structs.MAX_SIZES:
+    if rest or not 1 <= rank <= structs.MAX_SIZES:
         raise ValueError(f"[conv] geometry has {len(geometry)} numbers, needs 7, 13 or 19 (1 to 3 sizes)")
     return rank
 
@@ -182,18 +182,18 @@ def _wgrad_fake(
 
 
 @functools.lru_cache(maxsize=4096)  # with it, a call takes half as long
-def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_structs.ConvGeometry, tuple[int, ...]]:
+def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[structs.ConvGeometry, tuple[int, ...]]:
     """What the core takes, and the sizes of y. Raises what is wrong, before a result is shaped by it."""
     rank = _rank(geometry)
     if len(size) != rank:
         raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {rank}")
-    fields = [_structs.Sizes(*numbers) for numbers in _fields(geometry)]
-    made, out = _structs.ConvGeometry(rank, geometry[0], *fields), _structs.Sizes()
-    _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(_structs.Sizes(*size)), ctypes.byref(out))
+    fields = [structs.Sizes(*numbers) for numbers in _fields(geometry)]
+    made, out = structs.ConvGeometry(rank, geometry[0], *fields), structs.Sizes()
+    library.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(structs.Sizes(*size)), ctypes.byref(out))
     return made, tuple(out[:rank])
 
 
-def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _structs.LayoutView:
+def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> structs.LayoutView:
     if x.dim() < 2 or y.dim() < 2:
         raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
     return _ops._view(index, transposed, *values, y.size(1), x.size(1), "conv")
@@ -218,11 +218,11 @@ def _order_pointer(order: Tensor | None, channels: int) -> int | None:
 
 
 def _workspace(
-    which: str, view: _structs.LayoutView, geometry: _structs.ConvGeometry, x: Tensor, described: Any, order: int | None
-) -> tuple[_structs.Workspace, Tensor]:
-    size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described, order)
+    which: str, view: structs.LayoutView, geometry: structs.ConvGeometry, x: Tensor, described: Any, order: int | None
+) -> tuple[structs.Workspace, Tensor]:
+    size = library.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described, order)
     memory = x.new_empty(size, dtype=torch.uint8)
-    return _structs.Workspace(memory.data_ptr(), size), memory
+    return structs.Workspace(memory.data_ptr(), size), memory
 
 
 def _fprop(
@@ -246,10 +246,10 @@ def _fprop(
     view = _view(index, transposed, _blocks(values), y, x)
     x_pointer, order_pointer = _pointer(x), _order_pointer(order, x.size(1))
     workspace, _memory = _workspace("fprop", view, made, x, x_pointer, order_pointer)
-    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
+    epilogue = structs.Epilogue(_pointer(bias), _pointer(residual), activation)
     inputs = (x_pointer, _pointer(values), _pointer(gates), order_pointer)
     outputs = (ctypes.byref(epilogue), _pointer(y), workspace, _ops._stream(x, tf32))
-    _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
+    library.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
     return y
 
 
@@ -274,7 +274,7 @@ def _dgrad(
     workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer, order_pointer)
     inputs = (_pointer(dy), _pointer(values), _pointer(gates), order_pointer)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, _ops._stream(dy, tf32))
-    _lib.call("bs_conv_dgrad", *call)
+    library.call("bs_conv_dgrad", *call)
     return dx
 
 
@@ -305,7 +305,7 @@ def _wgrad(
     inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, order_pointer, 0, *gradients)
-    _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
+    library.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
     return dw, dgates
 
 

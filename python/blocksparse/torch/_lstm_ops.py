@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
+from .._core import library, structs
 from . import _ops
 from ._given import DTYPES
 
@@ -106,11 +106,11 @@ def _pointer(x: Tensor | None) -> Any:
     return _ops._pointer(x, "lstm")
 
 
-def _workspace(which: str, view: _structs.LayoutView, x: Tensor, steps: int) -> tuple[_structs.Workspace, Tensor]:
+def _workspace(which: str, view: structs.LayoutView, x: Tensor, steps: int) -> tuple[structs.Workspace, Tensor]:
     code = DTYPES.get(x.dtype, -1)
-    size = _lib.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
+    size = library.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
     memory = x.new_empty(size, dtype=torch.uint8)
-    return _structs.Workspace(memory.data_ptr(), size), memory
+    return structs.Workspace(memory.data_ptr(), size), memory
 
 
 def _lengths_pointer(lengths: Tensor | None, n: int, op: str = "lstm") -> int | None:
@@ -130,11 +130,11 @@ def _forward(
     view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("forward", view, pre, steps)
     kept = (_pointer(gates), _pointer(cells)) if save else (None, None)
-    outputs = _structs.LstmOutputs(_pointer(y), _pointer(h), _pointer(c), *kept)
+    outputs = structs.LstmOutputs(_pointer(y), _pointer(h), _pointer(c), *kept)
     inputs = (_pointer(pre), _pointer(values), _pointer(h0), _pointer(c0))
     pointer = _lengths_pointer(lengths, n)
     call = (ctypes.byref(view), *inputs, pointer, ctypes.byref(outputs), workspace, _ops._stream(pre))
-    _lib.call("bs_lstm_forward", *call)
+    library.call("bs_lstm_forward", *call)
     return made
 
 
@@ -159,13 +159,13 @@ def _backward(
     view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("backward", view, y, steps)
     state = (_pointer(values), _pointer(h0), _pointer(c0), _lengths_pointer(lengths, n))
-    saved = _structs.LstmSaved(*state, _pointer(y), _pointer(gates), _pointer(cells))
+    saved = structs.LstmSaved(*state, _pointer(y), _pointer(gates), _pointer(cells))
     of_weight = _pointer(dw) if weight_gradient else None
     of_state = (None if h0 is None else _pointer(dh0), None if c0 is None else _pointer(dc0))
-    grads = _structs.LstmGrads(_pointer(dpre), of_weight, *of_state)
+    grads = structs.LstmGrads(_pointer(dpre), of_weight, *of_state)
     of_outputs = (_pointer(dy), _pointer(dh), _pointer(dc))
     call = (ctypes.byref(view), ctypes.byref(saved), *of_outputs, 0, ctypes.byref(grads), workspace, _ops._stream(y))
-    _lib.call("bs_lstm_backward", *call)
+    library.call("bs_lstm_backward", *call)
     return made
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
+from .._core import library, structs
 from ._given import DTYPES
 
 _ops = torch.library.Library("blocksparse", "DEF")
@@ -153,17 +153,17 @@ def _wgrad_list_fake(
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-def _tensor(x: Tensor, op: str = "linear") -> _structs.Tensor:
+def _tensor(x: Tensor, op: str = "linear") -> structs.Tensor:
     dtype = DTYPES.get(x.dtype)
     if dtype is None:
         raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, DTYPES))}")
-    if x.dim() > _structs.MAX_RANK:
-        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {_structs.MAX_RANK} are possible")
-    return _lib.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
+    if x.dim() > structs.MAX_RANK:
+        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {structs.MAX_RANK} are possible")
+    return library.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
 
 
 def _device(x: Tensor) -> tuple[int, int]:
-    return (_lib.CUDA, x.get_device()) if x.is_cuda else (_lib.CPU, 0)
+    return (library.CUDA, x.get_device()) if x.is_cuda else (library.CPU, 0)
 
 
 def _pointer(x: Tensor | None, op: str = "linear") -> Any:
@@ -172,7 +172,7 @@ def _pointer(x: Tensor | None, op: str = "linear") -> Any:
 
 def _view(
     index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int, op: str = "linear"
-) -> _structs.LayoutView:
+) -> structs.LayoutView:
     """The layout as the core takes it. Its tables tell the sizes where they can be read; on a card the tensors do."""
     if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
         raise ValueError(
@@ -181,11 +181,11 @@ def _view(
     if index.is_cuda:
         if transposed:
             out, in_ = in_, out
-        view = _structs.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
-        _lib.call("bs_layout_view_on_device", index.numel(), ctypes.byref(view))
+        view = structs.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
+        library.call("bs_layout_view_on_device", index.numel(), ctypes.byref(view))
     else:
-        view = _structs.LayoutView()
-        _lib.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
+        view = structs.LayoutView()
+        library.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
     view.transposed = int(transposed)
     return view
 
@@ -196,10 +196,10 @@ def _blocks(values: Tensor) -> tuple[int, int]:
     return values.size(0), values.size(1)
 
 
-def _workspace(which: str, view: _structs.LayoutView, x: Tensor, n: int) -> tuple[_structs.Workspace, Tensor]:
-    size = _lib.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), DTYPES.get(x.dtype, -1), n)
+def _workspace(which: str, view: structs.LayoutView, x: Tensor, n: int) -> tuple[structs.Workspace, Tensor]:
+    size = library.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), DTYPES.get(x.dtype, -1), n)
     memory = x.new_empty(size, dtype=torch.uint8)
-    return _structs.Workspace(memory.data_ptr(), size), memory
+    return structs.Workspace(memory.data_ptr(), size), memory
 
 
 def _tokens(x: Tensor) -> int:
@@ -210,10 +210,10 @@ def _width(x: Tensor) -> int:
     return x.size(-1) if x.dim() else 0
 
 
-def _stream(x: Tensor, tf32: bool = False) -> _structs.Stream:
+def _stream(x: Tensor, tf32: bool = False) -> structs.Stream:
     if x.is_cuda:
-        return _structs.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
-    return _structs.Stream(None, torch.get_num_threads(), tf32)
+        return structs.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
+    return structs.Stream(None, torch.get_num_threads(), tf32)
 
 
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # 0.2 us, the property of torch.backends 2 us
@@ -243,9 +243,9 @@ def _fprop(
 ) -> Tensor:
     y, view = _empty_like(x, out_features), _view(index, transposed, *_blocks(values), out_features, _width(x))
     workspace, _memory = _workspace("fprop", view, x, _tokens(x))
-    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
+    epilogue = structs.Epilogue(_pointer(bias), _pointer(residual), activation)
     arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
-    _lib.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x, tf32))
+    library.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x, tf32))
     return y
 
 
@@ -267,7 +267,7 @@ def _dgrad(
     dx, view = _empty_like(dy, in_features), _view(index, transposed, *_blocks(values), _width(dy), in_features)
     workspace, _memory = _workspace("dgrad", view, dy, _tokens(dy))
     arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
-    _lib.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy, tf32))
+    library.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy, tf32))
     return dx
 
 
@@ -289,10 +289,10 @@ def _wgrad_list(
     dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
     view = _view(index, transposed, blocks, block_size, _width(dy[0]), _width(x[0]))
     workspace, _memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
-    pairs = ((_structs.Tensor * len(x))(*map(_tensor, x)), (_structs.Tensor * len(dy))(*map(_tensor, dy)))
+    pairs = ((structs.Tensor * len(x))(*map(_tensor, x)), (structs.Tensor * len(dy))(*map(_tensor, dy)))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
-    _lib.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0], tf32))
+    library.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0], tf32))
     return dw, dgates
 
 
@@ -305,7 +305,7 @@ def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, 
 
     def for_device(key: str, device: int) -> str:
         asked = os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
-        why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else _lib.torch_register(family, device)
+        why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else library.torch_register(family, device)
         if not why_not:
             return "C++"
         for name, kernel in kernels.items():
@@ -318,7 +318,7 @@ def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, 
 
     for key, name in itertools.product(("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"), kernels):
         _ops.impl(name, refuse_sparse, key)
-    return for_device("CPU", _lib.CPU), for_device("CUDA", _lib.CUDA)
+    return for_device("CPU", library.CPU), for_device("CUDA", library.CUDA)
 
 
 for _key in ("CPU", "CUDA"):

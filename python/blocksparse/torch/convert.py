@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from .._given import need, to_int, to_list
+from .._core.arguments import need, to_int, to_list
 from ..layout import Layout, need_layout
 from ._given import need_tensor
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .._given import to_int, to_list
+from .._core.arguments import to_int, to_list
 from ..layout import Layout, need_layout
 from . import deep_update_op, deep_update_steps, sequence_op
 from .lstm import GATES, UNITS, Recurrent, cell, run_steps, stack_gates, start_of

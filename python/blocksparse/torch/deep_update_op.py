@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import _structs
+from .._core import structs
 from . import _ops
 from ._lstm_ops import _lengths_pointer
 from .sequence_op import Blocks, Given, Network
@@ -32,7 +32,7 @@ class DeepUpdate(Network):
     def inputs(self, given: Given, lengths: Tensor | None) -> ctypes.Structure:
         """See `Network`."""
         h0, c0, factor, term = given[:4]
-        matrices = (_structs.DeepUpdateMatrix * len(self.layers))()
+        matrices = (structs.DeepUpdateMatrix * len(self.layers))()
         of_layers = zip(given[WEIGHTS], norms(*given[NORMS]), strict=True)
         for i, (weight, (gain, shift)) in enumerate(of_layers):
             matrices[i].layout = self.view(i, weight)
@@ -41,16 +41,16 @@ class DeepUpdate(Network):
             )
         pointers = (_ops._pointer(t, self.op) for t in (factor, term, h0, c0))
         of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
-        return _structs.DeepUpdateInputs(matrices, len(self.layers), *pointers, of_lengths, self.epsilon)
+        return structs.DeepUpdateInputs(matrices, len(self.layers), *pointers, of_lengths, self.epsilon)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
         """See `Network`."""
-        matrices = (_structs.DeepUpdateMatrixGrads * len(self.layers))()
+        matrices = (structs.DeepUpdateMatrixGrads * len(self.layers))()
         of_norms = norms(*(t for t in grads[NORMS] if t is not None))
         for matrix, dw, (dgain, dshift) in zip(matrices, grads[WEIGHTS], of_norms, strict=True):
             matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t, self.op) for t in (dw, dgain, dshift))
         dh0, dc0, dfactor, dterm = grads[:4]
-        return _structs.DeepUpdateGrads(matrices, *(_ops._pointer(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
+        return structs.DeepUpdateGrads(matrices, *(_ops._pointer(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .. import _lib, _structs
+from .._core import library, structs
 from ..layout import Layout
 from . import _ops
 from ._given import DTYPES
@@ -46,9 +46,9 @@ class Matrix:
         if self.layout is None:
             torch.mm(x, self.weight.t(), out=out)
             return
-        epilogue = _structs.Epilogue(None, None, 0)
+        epilogue = structs.Epilogue(None, None, 0)
         given = (_ops._pointer(x), _ops._pointer(self.weight), None, ctypes.byref(epilogue), _ops._pointer(out))
-        _lib.call("bs_linear_fprop", ctypes.byref(self.view), *given, self.forward_space[0], self.stream)
+        library.call("bs_linear_fprop", ctypes.byref(self.view), *given, self.forward_space[0], self.stream)
 
     def transposed(self, dy: Tensor, out: Tensor) -> None:
         """Out [n, inputs] = dy W."""
@@ -56,7 +56,7 @@ class Matrix:
             torch.mm(dy, self.weight, out=out)
             return
         given = (_ops._pointer(dy), _ops._pointer(self.weight), None, _ops._pointer(out))
-        _lib.call("bs_linear_dgrad", ctypes.byref(self.view), *given, self.backward_space[0], self.stream)
+        library.call("bs_linear_dgrad", ctypes.byref(self.view), *given, self.backward_space[0], self.stream)
 
     def gradient(self, x: Tensor, dy: Tensor) -> Tensor:
         """dW of all steps, as wide as the layer's weight."""
@@ -81,18 +81,18 @@ class Norm:
     def forward(self, x: Tensor, y: Tensor, stats: Tensor, factor: Tensor | None, term: Tensor | None) -> None:
         """Writes y and stats of x [n, groups, hidden]."""
         given = (_ops._pointer(t) for t in (x, self.gain, self.shift, factor, term))
-        inputs = _structs.LayerNormInputs(*given, int(self.relu), self.epsilon)
+        inputs = structs.LayerNormInputs(*given, int(self.relu), self.epsilon)
         outputs = (_ops._pointer(y), _ops._pointer(stats))
-        _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, _ops._stream(x))
+        library.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, _ops._stream(x))
 
     def backward(self, saved: tuple[Tensor | None, ...], dy: Tensor, wanted: tuple[Tensor | None, ...]) -> None:
         """Saved: x, factor, y, stats; wanted: dx, dgain, dshift, dfactor, dterm."""
         x, factor, y, stats = saved
         tensors = (x, self.gain, self.shift, factor, y, stats)
-        of_forward = _structs.LayerNormSaved(*(_ops._pointer(t) for t in tensors), int(self.relu))
-        grads = _structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
+        of_forward = structs.LayerNormSaved(*(_ops._pointer(t) for t in tensors), int(self.relu))
+        grads = structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
         given = (ctypes.byref(of_forward), _ops._pointer(dy), ctypes.byref(grads), _ops._stream(dy))
-        _lib.call("bs_layer_norm_backward", *given)
+        library.call("bs_layer_norm_backward", *given)
 
     def gradient(self, saved: tuple[Tensor | None, ...], dy: Tensor) -> Tensor:
         """Of gain and shift [2, groups, hidden], over all steps."""
@@ -113,17 +113,17 @@ class Cell:
         self.view = _ops._view(self.index, False, 0, UNITS, GATES * hidden, hidden)
         self.stream = _ops._stream(like)
         code, view = DTYPES[like.dtype], ctypes.byref(self.view)
-        sizes = [_lib.ask(f"bs_lstm_{which}_workspace_size", view, code, 1, n) for which in ("forward", "backward")]
+        sizes = [library.ask(f"bs_lstm_{which}_workspace_size", view, code, 1, n) for which in ("forward", "backward")]
         self.memory = like.new_empty(max(sizes), dtype=torch.uint8)
-        self.space = _structs.Workspace(self.memory.data_ptr(), self.memory.numel())
+        self.space = structs.Workspace(self.memory.data_ptr(), self.memory.numel())
 
     def forward(self, z: Tensor, c0: Tensor, h: Tensor, c: Tensor, gates: Tensor | None) -> None:
         """Of one step: writes h, c and gates; z [n, 4, hidden]."""
         y, cells = h.unsqueeze(0), c.unsqueeze(0)
         kept = (None, None) if gates is None else (_ops._pointer(gates.unsqueeze(0)), _ops._pointer(cells))
-        outputs = _structs.LstmOutputs(_ops._pointer(y), None, None if kept[1] else _ops._pointer(c), *kept)
+        outputs = structs.LstmOutputs(_ops._pointer(y), None, None if kept[1] else _ops._pointer(c), *kept)
         given = (_ops._pointer(z.unsqueeze(0)), _ops._pointer(self.weight), None, _ops._pointer(c0), None)
-        _lib.call("bs_lstm_forward", ctypes.byref(self.view), *given, ctypes.byref(outputs), self.space, self.stream)
+        library.call("bs_lstm_forward", ctypes.byref(self.view), *given, ctypes.byref(outputs), self.space, self.stream)
 
     def backward(
         self,
@@ -135,12 +135,12 @@ class Cell:
         """Saved: h, gates, c, and c before; grads: of h, twice, and of c. Writes dz and dc0."""
         h, gates, c, c0 = saved
         of_step = (_ops._pointer(t.unsqueeze(0)) for t in (h, gates, c))
-        of_forward = _structs.LstmSaved(_ops._pointer(self.weight), None, _ops._pointer(c0), None, *of_step)
+        of_forward = structs.LstmSaved(_ops._pointer(self.weight), None, _ops._pointer(c0), None, *of_step)
         dy, dh, dc = grads
         given = (None if dy is None else _ops._pointer(dy.unsqueeze(0)), _ops._pointer(dh), _ops._pointer(dc))
-        made = _structs.LstmGrads(_ops._pointer(dz.unsqueeze(0)), None, None, _ops._pointer(dc0))
+        made = structs.LstmGrads(_ops._pointer(dz.unsqueeze(0)), None, None, _ops._pointer(dc0))
         call = (ctypes.byref(of_forward), *given, 0, ctypes.byref(made), self.space, self.stream)
-        _lib.call("bs_lstm_backward", ctypes.byref(self.view), *call)
+        library.call("bs_lstm_backward", ctypes.byref(self.view), *call)
 
 
 def prepare(device: torch.device, hidden: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
-from .._given import need
+from .._core import library, structs
+from .._core.arguments import need
 from ..layout import Layout, _Handle
 from .index import load_kernels
 
@@ -29,7 +29,7 @@ class DeviceLayout(Layout):
     _words: Tensor
 
     def __init__(
-        self, words: Tensor, info: _structs.LayoutInfo, remade: bool, tables: dict[Any, Any] | None = None
+        self, words: Tensor, info: structs.LayoutInfo, remade: bool, tables: dict[Any, Any] | None = None
     ) -> None:
         """Takes over tables; use `Layout.from_device_mask` instead."""
         self._set("_words", words)
@@ -54,7 +54,7 @@ class DeviceLayout(Layout):
         torch.cuda.synchronize(self._words.device)  # whatever stream made them
         words = self._words.cpu().numpy()
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
+        library.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
         layout = Layout(handle)
         layout = layout.t() if self.transposed else layout
         self._set("_host", layout)
@@ -77,7 +77,7 @@ class DeviceLayout(Layout):
         """
         return self._settled().index_memory()
 
-    def view(self) -> _structs.LayoutView:
+    def view(self) -> structs.LayoutView:
         """See `Layout.view`. Raises what `index_memory` does."""
         return self._settled().view()
 
@@ -91,7 +91,7 @@ class DeviceLayout(Layout):
 
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
-        info = _structs.LayoutInfo()
+        info = structs.LayoutInfo()
         ctypes.memmove(ctypes.byref(info), ctypes.byref(self._info), ctypes.sizeof(info))
         info.transposed = int(not self.transposed)
         info.out_features, info.in_features = self._info.in_features, self._info.out_features
@@ -140,21 +140,21 @@ def from_device_mask(
     device = mask.device
     load_kernels(device)
     mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
-    view = _structs.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
+    view = structs.LayoutView(None, library.CUDA, device.index, 0, block_size, out, in_, blocks)
     words = ctypes.c_int64()
-    _lib.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
-    size = _lib.ask("bs_layout_build_workspace_size", ctypes.byref(view))
+    library.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
+    size = library.ask("bs_layout_build_workspace_size", ctypes.byref(view))
     with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
         index = torch.empty(words.value, dtype=torch.int32, device=device)
     memory = torch.empty(size, dtype=torch.uint8, device=device)
-    _lib.call(
+    library.call(
         "bs_layout_build",
         mask.data_ptr(),
         ctypes.byref(view),
         index.data_ptr(),
         words.value,
-        _structs.Workspace(memory.data_ptr(), size),
-        _structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
+        structs.Workspace(memory.data_ptr(), size),
+        structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
     )
-    info = _structs.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
+    info = structs.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
     return DeviceLayout(index, info, remade=capturing)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._given import to_int
+from .._core.arguments import to_int
 from . import _conv_ops
 from .conv import Padding, Sizes, check_geometry, make_geometry
 from .conv_modules import _CONV, _TRANSPOSED, BlockSparseConv

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from .. import _lib, _structs
-from .._given import shown, to_list
+from .._core import library, structs
+from .._core.arguments import shown, to_list
 from ..layout import Layout, need_layout
 from . import _ops
 from ._given import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
@@ -149,7 +149,7 @@ def apply_linear(
 
     Every call pays for each line of this function (some 0.1 us), so what the core checks is not checked again.
     """
-    if x.dim() > _structs.MAX_RANK:
+    if x.dim() > structs.MAX_RANK:
         residual = None if residual is None else residual.flatten(0, -2)
         y = apply_linear(x.flatten(0, -2), values, index, sizes, transposed, bias, gates, residual, activation)
         return y.unflatten(0, x.shape[:-1])
@@ -192,7 +192,7 @@ def apply_linear(
         return _ops.linear(x, values, index, bias, sizes[0], tf32)
     if residual is not None:
         residual = usable(residual)
-    code = _lib.ACTIVATIONS[activation]
+    code = library.ACTIVATIONS[activation]
     return _ops.fprop(x, values, index, sizes[0], transposed, bias, residual, gates, code, tf32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _lib
+from .._core import library
 from ..layout import Layout, need_layout
 
 _loaded: set[int] = set()  # CUDA devices that hold all kernels
@@ -42,7 +42,7 @@ def load_kernels(device: torch.device) -> None:
             f"[layout] the kernels are not on {device} yet, and cannot be loaded while a graph is captured: make a "
             "layout there, or call a layer, once before"
         )
-    _lib.call("bs_cuda_prepare", device.index)
+    library.call("bs_cuda_prepare", device.index)
     _loaded.add(device.index)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from .._given import need, to_int, to_list
+from .._core.arguments import need, to_int, to_list
 from ..layout import Layout, need_layout
 from . import convert, sequence_op
 from ._given import need_lengths, need_tensor, state_of

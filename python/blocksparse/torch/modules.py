@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._given import need
+from .._core.arguments import need
 from ..layout import Layout
 from . import convert
 from ._given import need_sizes, need_tensor, need_tensors

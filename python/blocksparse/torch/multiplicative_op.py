@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import _structs
+from .._core import structs
 from . import _ops
 from ._lstm_ops import _lengths_pointer
 from .sequence_op import Given, Network
@@ -23,12 +23,12 @@ class Multiplicative(Network):
         h0, c0, factor, pre, w_m, w = given
         pointers = (_ops._pointer(t, self.op) for t in (w_m, w, factor, pre, h0, c0))
         of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
-        return _structs.MultiplicativeInputs(self.view(0, w_m), self.view(1, w), *pointers, of_lengths)
+        return structs.MultiplicativeInputs(self.view(0, w_m), self.view(1, w), *pointers, of_lengths)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
         """See `Network`."""
         dh0, dc0, dfactor, dpre, dw_m, dw = grads
-        return _structs.MultiplicativeGrads(*(_ops._pointer(t, self.op) for t in (dw_m, dw, dfactor, dpre, dh0, dc0)))
+        return structs.MultiplicativeGrads(*(_ops._pointer(t, self.op) for t in (dw_m, dw, dfactor, dpre, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import _lib, _structs
+from .._core import library, structs
 from . import _ops
 from ._transforms import refuse_tangents
 
@@ -64,8 +64,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     y, stats = _empty_forward(x, gain, shift, factor, term, relu, epsilon)
     given = (_pointer(t) for t in (x, gain, shift, factor, term))
-    inputs = _structs.LayerNormInputs(*given, int(relu), epsilon)
-    _lib.call("bs_layer_norm_forward", ctypes.byref(inputs), _pointer(y), _pointer(stats), _ops._stream(x))
+    inputs = structs.LayerNormInputs(*given, int(relu), epsilon)
+    library.call("bs_layer_norm_forward", ctypes.byref(inputs), _pointer(y), _pointer(stats), _ops._stream(x))
     return y, stats
 
 
@@ -81,10 +81,10 @@ def _backward(
     has_term: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made = dx, dgain, dshift, dfactor, dterm = _empty_backward(dy, x, gain, shift, factor, y, stats, relu, has_term)
-    saved = _structs.LayerNormSaved(*(_pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
+    saved = structs.LayerNormSaved(*(_pointer(t) for t in (x, gain, shift, factor, y, stats)), int(relu))
     wanted = (dx, dgain, dshift, None if factor is None else dfactor, dterm if has_term else None)
-    grads = _structs.LayerNormGrads(*(_pointer(t) for t in wanted))
-    _lib.call("bs_layer_norm_backward", ctypes.byref(saved), _pointer(dy), ctypes.byref(grads), _ops._stream(x))
+    grads = structs.LayerNormGrads(*(_pointer(t) for t in wanted))
+    library.call("bs_layer_norm_backward", ctypes.byref(saved), _pointer(dy), ctypes.byref(grads), _ops._stream(x))
     return made
 
 

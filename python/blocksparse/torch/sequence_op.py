@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from .. import _lib, _structs
+from .._core import library, structs
 from ..layout import Layout
 from . import _ops, convert
 from ._transforms import refuse_tangents
@@ -122,10 +122,10 @@ def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tenso
     return _forward(network, lengths, network.narrowed(given), False)[:3]
 
 
-def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[Tensor, _structs.Workspace]:
-    size = _lib.ask(f"bs_{network.op}_{which}_size", ctypes.byref(inputs))
+def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[Tensor, structs.Workspace]:
+    size = library.ask(f"bs_{network.op}_{which}_size", ctypes.byref(inputs))
     memory = like.new_empty(size, dtype=torch.uint8)
-    return memory, _structs.Workspace(memory.data_ptr(), size)
+    return memory, structs.Workspace(memory.data_ptr(), size)
 
 
 def _forward(
@@ -135,13 +135,13 @@ def _forward(
     h0, c0, factor = given[:3]
     inputs = network.inputs(given, lengths)
     y, h, c = torch.empty_like(factor), torch.empty_like(h0), torch.empty_like(c0)
-    saved, to_save = factor.new_empty(0), _structs.Workspace()
+    saved, to_save = factor.new_empty(0), structs.Workspace()
     if save:
         saved, to_save = _memory(network, "saved", factor, inputs)
     _scratch, workspace = _memory(network, "forward_workspace", factor, inputs)
     made = (_ops._pointer(t, network.op) for t in (y, h, c))
     stream = _ops._stream(factor, _ops.allows_tf32(factor))
-    _lib.call(f"bs_{network.op}_forward", ctypes.byref(inputs), *made, to_save, workspace, stream)
+    library.call(f"bs_{network.op}_forward", ctypes.byref(inputs), *made, to_save, workspace, stream)
     return y, h, c, saved
 
 
@@ -174,9 +174,9 @@ class _Run(torch.autograd.Function):
         inputs, of_given = network.inputs(given, lengths), network.grads(grads)
         contiguous = [None if t is None else t.contiguous() for t in of_outputs]
         _scratch, workspace = _memory(network, "backward_workspace", y, inputs)
-        _lib.call(
+        library.call(
             f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), _ops._pointer(y, network.op), _structs.Workspace(saved.data_ptr(), saved.numel())),
+            *(ctypes.byref(inputs), _ops._pointer(y, network.op), structs.Workspace(saved.data_ptr(), saved.numel())),
             *(_ops._pointer(t, network.op) for t in contiguous),
             *(ctypes.byref(of_given), workspace, _ops._stream(y, _ops.allows_tf32(y))),
         )

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .._given import need, to_int
+from .._core.arguments import need, to_int
 from .conv_modules import (
     _CONV,
     _TRANSPOSED,

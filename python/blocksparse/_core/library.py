@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._structs import (
+from .structs import (
     MAX_RANK,
     Blocking,
     ConvGeometry,
@@ -53,7 +53,7 @@ def library_path() -> Path:
     """The shared library: BLOCKSPARSE_LIBRARY if set, else the one that was installed with this package."""
     if path := os.environ.get("BLOCKSPARSE_LIBRARY"):
         return Path(path)
-    return Path(__file__).parent / "lib" / "libblocksparse.so"
+    return Path(__file__).parent.parent / "lib" / "libblocksparse.so"
 
 
 def _load() -> ctypes.CDLL:
