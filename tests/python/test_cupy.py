@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import blocksparse
-from blocksparse import Layout, _cupy_conv
+from blocksparse import Layout
 from blocksparse import cupy as ops
 from blocksparse import numpy as of_numpy
+from blocksparse._arrays import cupy_conv
 from blocksparse._core import library, structs
 
 
@@ -108,7 +109,7 @@ def fake(monkeypatch):
 
     module.asarray = asarray
     module.cuda = types.SimpleNamespace(get_current_stream=lambda: streams[CURRENT[-1]])
-    for arrays in (ops._ARRAYS, _cupy_conv._ARRAYS):
+    for arrays in (ops._ARRAYS, cupy_conv._ARRAYS):
         monkeypatch.setattr(arrays, "_module", module)
     call = library.call
 

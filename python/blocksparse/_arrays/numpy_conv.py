@@ -1,18 +1,20 @@
-"""The convolution on CuPy arrays; `blocksparse.cupy` exports its functions."""
+"""The convolution on NumPy arrays; `blocksparse.numpy` exports its functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from . import _conv_arrays
-from ._core import structs
-from ._cupy_arrays import CuPy
-from .layout import Layout
+import numpy.typing as npt
 
-Array = Any  # cupy.ndarray, or with __cuda_array_interface__
+from .._core import structs
+from ..layout import Layout
+from . import conv
+from .numpy_arrays import NumPy
 
-_ARRAYS = CuPy("conv")
+Array = npt.NDArray[Any]
+
+_ARRAYS = NumPy("conv")
 
 
 def conv_fprop(
@@ -27,7 +29,7 @@ def conv_fprop(
     activation: str = "none",
     gates: Array | None = None,
     out: Array | None = None,
-    allow_tf32: bool = False,
+    threads: int = 0,
 ) -> Array:
     """y = activation(the convolution of x + bias + residual).
 
@@ -36,14 +38,13 @@ def conv_fprop(
         values: the filter, [layout.blocks, taps, b, b], of the dtype of x.
         layout: which blocks of the filter there are, over (out channels, in channels).
         geometry: see `conv_geometry`.
-        channel_order: [layout.in_features], int32 on the card, a permutation, which is not checked there: the
-            layout's channel c is channel_order[c] of x.
+        channel_order: [layout.in_features], int32, a permutation: the layout's channel c is channel_order[c] of x.
         bias: [layout.out_features].
         residual: like the result.
         activation: "none", "relu", "gelu" (the exact one) or "silu".
         gates: [layout.blocks], float32 (float64 for float64): a factor for each block; 0 skips it.
         out: where to write the result; a new array otherwise.
-        allow_tf32: float32 may be computed in tf32, by tensor cores.
+        threads: 0 is OpenMP's current maximum.
 
     Returns:
         [n, layout.out_features, sizes...], of the dtype and order of x, or of the residual's where x fits both.
@@ -51,11 +52,10 @@ def conv_fprop(
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
         TypeError: an argument is of another kind.
-        UnavailableError: there is no card, or the library was built without CUDA.
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "bias": bias, "residual": residual, "gates": gates}
-    setting: dict[str, Any] = {"activation": activation, "out": out, "tf32": allow_tf32}
-    result: Array = _conv_arrays.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
+    setting: dict[str, Any] = {"activation": activation, "out": out, "threads": threads}
+    result: Array = conv.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
     return result
 
 
@@ -69,7 +69,7 @@ def conv_dgrad(
     channel_order: Array | None = None,
     gates: Array | None = None,
     out: Array | None = None,
-    allow_tf32: bool = False,
+    threads: int = 0,
 ) -> Array:
     """The gradient of `conv_fprop` with respect to x, whose sizes were `size`.
 
@@ -82,7 +82,7 @@ def conv_dgrad(
         channel_order: as in `conv_fprop`.
         gates: as in `conv_fprop`.
         out: where to write the result; a new array otherwise.
-        allow_tf32: as in `conv_fprop`.
+        threads: 0 is OpenMP's current maximum.
 
     Returns:
         [n, layout.in_features, size...], of the dtype and order of dy.
@@ -90,10 +90,9 @@ def conv_dgrad(
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
         TypeError: an argument is of another kind.
-        UnavailableError: there is no card, or the library was built without CUDA.
     """
-    operands: dict[str, Any] = {"channel_order": channel_order, "gates": gates, "out": out, "tf32": allow_tf32}
-    result: Array = _conv_arrays.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
+    operands: dict[str, Any] = {"channel_order": channel_order, "gates": gates, "out": out, "threads": threads}
+    result: Array = conv.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
     return result
 
 
@@ -109,7 +108,7 @@ def conv_wgrad(
     out: Array | None = None,
     gates_out: Array | None = None,
     accumulate: bool = False,
-    allow_tf32: bool = False,
+    threads: int = 0,
 ) -> Array:
     """The gradient of `conv_fprop` with respect to the filter: S = sum over images and pixels, dW = gate * S.
 
@@ -124,7 +123,7 @@ def conv_wgrad(
         out: [layout.blocks, taps, b, b], written or, with `accumulate`, added to; a new array otherwise.
         gates_out: [layout.blocks], where the gradient of the gates, <S, W>, is written or added to.
         accumulate: add to `out` and `gates_out`.
-        allow_tf32: as in `conv_fprop`.
+        threads: 0 is OpenMP's current maximum.
 
     Returns:
         [layout.blocks, taps, b, b]; a new array has the dtype of x.
@@ -132,9 +131,8 @@ def conv_wgrad(
     Raises:
         ValueError: a shape, dtype, memory format or the geometry is wrong.
         TypeError: an argument is of another kind.
-        UnavailableError: there is no card, or the library was built without CUDA.
     """
-    operands: dict[str, Any] = {"channel_order": channel_order, "values": values, "gates": gates, "tf32": allow_tf32}
+    operands: dict[str, Any] = {"channel_order": channel_order, "values": values, "gates": gates, "threads": threads}
     setting: dict[str, Any] = {"out": out, "gates_out": gates_out, "accumulate": accumulate}
-    result: Array = _conv_arrays.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
+    result: Array = conv.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
     return result

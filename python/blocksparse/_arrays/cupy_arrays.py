@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from . import _arrays
-from ._core import library, structs
-from .layout import Layout
+from .._core import library, structs
+from ..layout import Layout
+from .base import Arrays, Resources, dtype_code, strides_of
 
 
-class CuPy(_arrays.Arrays):
+class CuPy(Arrays):
     """Arrays of CuPy, which is imported by the first call."""
 
     kind = "a CuPy array or one with __cuda_array_interface__"
@@ -43,7 +43,7 @@ class CuPy(_arrays.Arrays):
     def tensor(self, x: Any, written: bool) -> structs.Tensor:
         if x.ndim > structs.MAX_RANK and x.flags.c_contiguous:
             x = x.reshape(-1, x.shape[-1])  # a view
-        code, strides = _arrays.dtype_code(x.dtype, self.op), _arrays.strides_of(x, self.op)
+        code, strides = dtype_code(x.dtype, self.op), strides_of(x, self.op)
         return library.tensor(x.data.ptr, code, x.shape, strides, (library.CUDA, x.device.id))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -66,7 +66,7 @@ class _Call:
     def __init__(self, cupy: Any, layout: Layout, device: Any, workspace_size: Callable[[Any], int]) -> None:
         self._cupy, self._layout, self._device, self._workspace_size = cupy, layout, device, workspace_size
 
-    def __enter__(self) -> _arrays.Resources:
+    def __enter__(self) -> Resources:
         self._device.__enter__()
         try:
             return self._resources()
@@ -74,7 +74,7 @@ class _Call:
             self._device.__exit__(None, None, None)
             raise
 
-    def _resources(self) -> _arrays.Resources:
+    def _resources(self) -> Resources:
         cupy = self._cupy
         stream = cupy.cuda.get_current_stream()
         self._view = _view(cupy, self._layout, self._device.id, stream)

@@ -7,12 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from . import _arrays
-from ._arrays import Arrays
-from ._core import library, structs
-from ._core.arguments import to_flag
-from ._core.conv_geometry import check_geometry, conv_output_size
-from .layout import Layout, need_layout
+from .._core import library, structs
+from .._core.arguments import to_flag
+from .._core.conv_geometry import check_geometry, conv_output_size
+from ..layout import Layout, need_layout
+from .base import Arrays, activation_code
 
 Geometry = structs.ConvGeometry
 
@@ -34,7 +33,7 @@ def fprop(
     tf32: bool = False,
 ) -> Any:
     """y = activation(the convolution of x + bias + residual)."""
-    code = _arrays.activation_code("conv_fprop", activation)
+    code = activation_code("conv_fprop", activation)
     x, values = _checked(arrays, layout, geometry, x=x, values=values)
     size = conv_output_size(geometry, _sizes(x, geometry))
     order = _order(arrays, layout, channel_order)

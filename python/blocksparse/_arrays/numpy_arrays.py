@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays
-from ._core import library, structs
-from ._core.arguments import to_threads
-from .layout import Layout
+from .._core import library, structs
+from .._core.arguments import to_threads
+from ..layout import Layout
+from .base import Arrays, Resources, dtype_code, strides_of
 
 
-class NumPy(_arrays.Arrays):
+class NumPy(Arrays):
     """Arrays of NumPy."""
 
     kind = "a NumPy array"
@@ -35,7 +35,7 @@ class NumPy(_arrays.Arrays):
             x = x.reshape(-1, x.shape[-1])  # a view
         if written and not x.flags.writeable:
             raise ValueError(f"[{self.op}] an output array is read-only")
-        code, strides = _arrays.dtype_code(x.dtype, self.op), _arrays.strides_of(x, self.op)
+        code, strides = dtype_code(x.dtype, self.op), strides_of(x, self.op)
         return library.tensor(x.ctypes.data, code, x.shape, strides)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -60,7 +60,7 @@ class _Call:
         self._view = layout.view()
         self._memory = np.empty(workspace_size(ctypes.byref(self._view)), np.uint8)
 
-    def __enter__(self) -> _arrays.Resources:
+    def __enter__(self) -> Resources:
         workspace = structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
         return ctypes.byref(self._view), workspace, structs.Stream(None, self._threads)
 
