@@ -32,10 +32,10 @@ def _info() -> None:
     if importlib.util.find_spec("torch"):
         import torch
 
-        from .torch import _conv_ops, _lstm_ops, _ops
+        from .torch.ops import conv, linear, lstm
 
         rows.append(("PyTorch", torch.__version__))
-        for name, ops_of in (("PyTorch kernels", _ops), ("of convolutions", _conv_ops), ("of LSTMs", _lstm_ops)):
+        for name, ops_of in (("PyTorch kernels", linear), ("of convolutions", conv), ("of LSTMs", lstm)):
             kernels: str = ops_of.KERNELS
             rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))
     else:

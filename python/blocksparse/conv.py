@@ -284,8 +284,8 @@ class BlocksparseConv:
     def _torch(self, F: Any, x: Any) -> Any:
         import torch
 
-        from .torch._conv_autograd import apply_conv
-        from .torch.index import index_of
+        from .torch.autograd.conv import apply_conv
+        from .torch.tables import index_of
 
         tables = self._tables.get(x.device)
         if tables is None:

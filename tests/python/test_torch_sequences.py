@@ -8,9 +8,9 @@ import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
 from blocksparse._core import library
-from blocksparse.torch import sequence_op
-from blocksparse.torch.deep_update_op import DeepUpdate
-from blocksparse.torch.multiplicative_op import Multiplicative
+from blocksparse.torch.autograd import sequence
+from blocksparse.torch.autograd.deep_update import DeepUpdate
+from blocksparse.torch.autograd.multiplicative import Multiplicative
 
 STEPS, N, INPUT, HIDDEN = 7, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
@@ -166,7 +166,7 @@ def test_steps_as_one_node(which, monkeypatch):
 def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
     module, (x, (h, c)) = make("deep, dense", "cpu"), inputs("cpu")
     x, state = x[:1, :3], (h[:, :3].contiguous(), c[:, :3].contiguous())
-    monkeypatch.setattr(sequence_op, "FullBlocks", None)
+    monkeypatch.setattr(sequence, "FullBlocks", None)
     with torch.no_grad():
         y, _ = module(x, state)
         monkeypatch.undo()
@@ -244,4 +244,4 @@ def test_wrong_lengths_are_refused_by_the_op_itself(which):
         network = Multiplicative([module.recurrent_m, module.recurrent])
         given = [module.input(x).unflatten(-1, (4, HIDDEN)), *(layer.weight for layer in network.layers)]
     with pytest.raises(ValueError, match=rf"\[{op}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
-        sequence_op.run(network, lengths, state[0][0], state[1][0], factor, *given)
+        sequence.run(network, lengths, state[0][0], state[1][0], factor, *given)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._core.arguments import need, to_int, to_list
 from ..layout import Layout, need_layout
-from ._given import need_tensor
+from .arguments import need_tensor
 
 
 def grid_of(weight: Tensor, b: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core import library, structs
 from .._core.arguments import need
 from ..layout import Layout, _Handle
-from .index import load_kernels
+from .tables import load_kernels
 
 
 class DeviceLayout(Layout):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .._core.arguments import to_int
-from . import _conv_ops
-from .conv import Padding, Sizes, check_geometry, make_geometry
-from .conv_modules import _CONV, _TRANSPOSED, BlockSparseConv
+from .functional.conv import Padding, Sizes, check_geometry, make_geometry
+from .modules.conv import _CONV, _TRANSPOSED, BlockSparseConv
+from .ops import conv as _conv_ops
 
 
 class EdgeBias(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .._core.arguments import need, to_int
-from .conv_modules import (
+from .modules.conv import (
     _CONV,
     _TRANSPOSED,
     BlockSparseConv,

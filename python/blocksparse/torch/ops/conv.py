@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core import library, structs
-from . import _ops
+from ..._core import library, structs
+from . import linear as _ops
 
 _lib_def = _ops._ops
 _lib_def.define(

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core import library, structs
-from . import _ops
-from ._given import DTYPES
+from ..._core import library, structs
+from ..arguments import DTYPES
+from . import linear as _ops
 
 _lib_def = _ops._ops
 _lib_def.define(

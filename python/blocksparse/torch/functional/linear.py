@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from .._core import library, structs
-from .._core.arguments import shown, to_list
-from ..layout import Layout, need_layout
-from . import _ops
-from ._given import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
-from ._transforms import (
+from ..._core import library, structs
+from ..._core.arguments import shown, to_list
+from ...layout import Layout, need_layout
+from ..arguments import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
+from ..autograd.transforms import (
     Pass,
     apply,
     has_tangent,
@@ -24,7 +23,8 @@ from ._transforms import (
     tangent_of,
     tangents_of_gradient,
 )
-from .index import index_of
+from ..ops import linear as _ops
+from ..tables import index_of
 
 _pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 

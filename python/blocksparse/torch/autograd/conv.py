@@ -8,19 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core import library
-from . import _conv_ops
-from ._given import need_same_dtype, need_strided
-from ._transforms import (
-    Pass,
-    apply,
-    has_tangent,
-    refuse_compiled_transforms,
-    run,
-    tangent_of,
-    tangents_of_gradient,
-)
-from .functional import _ACTIVATE, _needs_gradient
+from ..._core import library
+from ..arguments import need_same_dtype, need_strided
+from ..functional.linear import _ACTIVATE, _needs_gradient
+from ..ops import conv as _conv_ops
+from .transforms import Pass, apply, has_tangent, refuse_compiled_transforms, run, tangent_of, tangents_of_gradient
 
 
 def apply_conv(

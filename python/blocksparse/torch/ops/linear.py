@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core import library, structs
-from ._given import DTYPES
+from ..._core import library, structs
+from ..arguments import DTYPES
 
 _ops = torch.library.Library("blocksparse", "DEF")
 _ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features, bool tf32=False) -> Tensor")
@@ -63,6 +63,7 @@ def _check_devices(x: Tensor, *others: Tensor | None, op: str = "linear") -> Non
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which the core sums products of a dtype: float64 for float64, float32 for all else."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
