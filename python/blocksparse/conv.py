@@ -284,7 +284,7 @@ class BlocksparseConv:
     def _torch(self, F: Any, x: Any) -> Any:
         import torch
 
-        from .torch.autograd.conv import apply_conv
+        from .torch.functional.conv import apply_conv
         from .torch.tables import index_of
 
         tables = self._tables.get(x.device)

@@ -27,7 +27,7 @@ import blocksparse.torch as bst
 from blocksparse import Layout
 from blocksparse.torch.conv import make_geometry
 from blocksparse.torch.ops import conv as conv_ops
-from blocksparse.torch.ops import linear as linear_ops
+from blocksparse.torch.ops.calls import sum_dtype
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_agrees_with_dense(channels, rank, transposed, last):
         x = to_format(torch.randn(2, 30, *SIZE[:rank], dtype=dtype), last).requires_grad_()
         taps = torch.Size(kernel).numel()
         values, bias = leaf(channels.blocks, taps, 8, 8, dtype=dtype), leaf(21, dtype=dtype)
-        gates = torch.rand(channels.blocks, dtype=linear_ops.sum_dtype(dtype), requires_grad=True)
+        gates = torch.rand(channels.blocks, dtype=sum_dtype(dtype), requires_grad=True)
         inputs = (x, values, bias, gates)
         op = (TRANSPOSED if transposed else CONV)[rank - 1]
         y = op(x, values, channels, bias, gates=gates, channel_order=order, **options)

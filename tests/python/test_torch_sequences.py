@@ -8,6 +8,7 @@ import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
 from blocksparse._core import library
+from blocksparse.torch import blocks
 from blocksparse.torch.autograd import sequence
 from blocksparse.torch.autograd.deep_update import DeepUpdate
 from blocksparse.torch.autograd.multiplicative import Multiplicative
@@ -166,7 +167,7 @@ def test_steps_as_one_node(which, monkeypatch):
 def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
     module, (x, (h, c)) = make("deep, dense", "cpu"), inputs("cpu")
     x, state = x[:1, :3], (h[:, :3].contiguous(), c[:, :3].contiguous())
-    monkeypatch.setattr(sequence, "FullBlocks", None)
+    monkeypatch.setattr(blocks, "FullBlocks", None)
     with torch.no_grad():
         y, _ = module(x, state)
         monkeypatch.undo()

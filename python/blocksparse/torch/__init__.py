@@ -14,14 +14,14 @@ from .deep_update import DeepUpdateLSTM
 from .edge_bias import EdgeBias
 from .functional import linear, linear_wgrad
 from .lstm import BlockSparseLSTM, MultiplicativeLSTM
-from .modules import BlockSparseLinear
-from .modules.conv import (
+from .modules import (
     BlockSparseConv1d,
     BlockSparseConv2d,
     BlockSparseConv3d,
     BlockSparseConvTranspose1d,
     BlockSparseConvTranspose2d,
     BlockSparseConvTranspose3d,
+    BlockSparseLinear,
 )
 from .recurrent import lstm
 from .surgery import replace_convolutions

@@ -2,4 +2,4 @@
 
 from .._core.moved import names_of
 
-__getattr__ = names_of("blocksparse.torch.tables", __name__)
+__getattr__ = names_of(__name__, "blocksparse.torch.tables")

@@ -1,5 +1,5 @@
-"""Moved to `blocksparse.torch.autograd.sequence`."""
+"""Moved to `blocksparse.torch.autograd.sequence` and `blocksparse.torch.blocks`."""
 
 from .._core.moved import names_of
 
-__getattr__ = names_of("blocksparse.torch.autograd.sequence", __name__)
+__getattr__ = names_of(__name__, "blocksparse.torch.autograd.sequence", "blocksparse.torch.blocks")

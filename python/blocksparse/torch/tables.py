@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from .._core import library
 from ..layout import Layout, need_layout
 
+_pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 _loaded: set[int] = set()  # CUDA devices that hold all kernels
 
 

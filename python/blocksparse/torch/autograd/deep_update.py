@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..._core import structs
-from ..ops import linear as _ops
-from ..ops.lstm import _lengths_pointer
-from .sequence import Blocks, Given, Network
+from ..blocks import Blocks
+from ..ops.calls import lengths_pointer, pointer_to
+from .sequence import Given, Network
 
 NORMS, WEIGHTS = slice(4, 6), slice(6, None)
 
@@ -36,11 +36,9 @@ class DeepUpdate(Network):
         of_layers = zip(given[WEIGHTS], norms(*given[NORMS]), strict=True)
         for i, (weight, (gain, shift)) in enumerate(of_layers):
             matrices[i].layout = self.view(i, weight)
-            matrices[i].w, matrices[i].gain, matrices[i].shift = (
-                _ops._pointer(t, self.op) for t in (weight, gain, shift)
-            )
-        pointers = (_ops._pointer(t, self.op) for t in (factor, term, h0, c0))
-        of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
+            matrices[i].w, matrices[i].gain, matrices[i].shift = (pointer_to(t, self.op) for t in (weight, gain, shift))
+        pointers = (pointer_to(t, self.op) for t in (factor, term, h0, c0))
+        of_lengths = lengths_pointer(lengths, factor.size(1), self.op)
         return structs.DeepUpdateInputs(matrices, len(self.layers), *pointers, of_lengths, self.epsilon)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
@@ -48,9 +46,9 @@ class DeepUpdate(Network):
         matrices = (structs.DeepUpdateMatrixGrads * len(self.layers))()
         of_norms = norms(*(t for t in grads[NORMS] if t is not None))
         for matrix, dw, (dgain, dshift) in zip(matrices, grads[WEIGHTS], of_norms, strict=True):
-            matrix.w, matrix.gain, matrix.shift = (_ops._pointer(t, self.op) for t in (dw, dgain, dshift))
+            matrix.w, matrix.gain, matrix.shift = (pointer_to(t, self.op) for t in (dw, dgain, dshift))
         dh0, dc0, dfactor, dterm = grads[:4]
-        return structs.DeepUpdateGrads(matrices, *(_ops._pointer(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
+        return structs.DeepUpdateGrads(matrices, *(pointer_to(t, self.op) for t in (dfactor, dterm, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

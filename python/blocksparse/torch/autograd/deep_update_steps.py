@@ -18,28 +18,29 @@ from torch.autograd.function import once_differentiable
 from ..._core import library, structs
 from ...layout import Layout
 from ..arguments import DTYPES
-from ..modules.linear import BlockSparseLinear
-from ..modules.lstm import GATES, UNITS
-from ..ops import linear as _ops
+from ..blocks import Blocks
+from ..ops import linear as ops
+from ..ops.calls import blocks_of, pointer_to, scratch, stream_of, sum_dtype, view_of
+from ..ops.lstm import GATES, UNITS
 from ..tables import index_of
-from .transforms import refuse_tangents
+from .transforms import needs_gradient, refuse_tangents
 
 
 class Matrix:
     """One weight for the steps of a call, in the dtype of their products."""
 
-    def __init__(self, layer: nn.Linear | BlockSparseLinear, n: int, dtype: torch.dtype) -> None:
+    def __init__(self, layer: nn.Linear | Blocks, n: int, dtype: torch.dtype) -> None:
         self.weight = layer.weight.detach().to(dtype)
         self.wide = layer.weight.dtype != dtype
-        self.layout = layer.layout if isinstance(layer, BlockSparseLinear) else None
-        if not isinstance(layer, BlockSparseLinear):
+        self.layout = None if isinstance(layer, nn.Linear) else layer.layout
+        if isinstance(layer, nn.Linear):
             return
         self.index = layer.tables(self.weight.device)
-        self.sizes = (*_ops._blocks(self.weight), *layer.layout.sizes)
-        self.view = _ops._view(self.index, layer.layout.transposed, *self.sizes)
-        self.stream = _ops._stream(self.weight, _ops.allows_tf32(self.weight))
-        self.forward_space = _ops._workspace("fprop", self.view, self.weight, n)
-        self.backward_space = _ops._workspace("dgrad", self.view, self.weight, n)
+        self.sizes = (*blocks_of(self.weight), *layer.layout.sizes)
+        self.view = view_of(self.index, layer.layout.transposed, *self.sizes)
+        self.stream = stream_of(self.weight, ops.allows_tf32(self.weight))
+        self.forward_space = ops.workspace("fprop", self.view, self.weight, n)
+        self.backward_space = ops.workspace("dgrad", self.view, self.weight, n)
 
     def product(self, x: Tensor, out: Tensor) -> None:
         """Out [n, outputs] = x W^T."""
@@ -47,7 +48,7 @@ class Matrix:
             torch.mm(x, self.weight.t(), out=out)
             return
         epilogue = structs.Epilogue(None, None, 0)
-        given = (_ops._pointer(x), _ops._pointer(self.weight), None, ctypes.byref(epilogue), _ops._pointer(out))
+        given = (pointer_to(x), pointer_to(self.weight), None, ctypes.byref(epilogue), pointer_to(out))
         library.call("bs_linear_fprop", ctypes.byref(self.view), *given, self.forward_space[0], self.stream)
 
     def transposed(self, dy: Tensor, out: Tensor) -> None:
@@ -55,17 +56,17 @@ class Matrix:
         if self.layout is None:
             torch.mm(dy, self.weight, out=out)
             return
-        given = (_ops._pointer(dy), _ops._pointer(self.weight), None, _ops._pointer(out))
+        given = (pointer_to(dy), pointer_to(self.weight), None, pointer_to(out))
         library.call("bs_linear_dgrad", ctypes.byref(self.view), *given, self.backward_space[0], self.stream)
 
     def gradient(self, x: Tensor, dy: Tensor) -> Tensor:
         """dW of all steps, as wide as the layer's weight."""
         x, dy = x.flatten(0, -2), dy.flatten(0, -2)
         if self.layout is None:
-            return (dy.t() @ x).to(_ops.sum_dtype(dy.dtype) if self.wide else dy.dtype)
+            return (dy.t() @ x).to(sum_dtype(dy.dtype) if self.wide else dy.dtype)
         blocks, b = self.sizes[:2]
-        more = (self.layout.transposed, self.wide, None, None, False, _ops.allows_tf32(x))
-        made: Tensor = _ops.wgrad(x, dy, self.index, blocks, b, *more)[0]
+        more = (self.layout.transposed, self.wide, None, None, False, ops.allows_tf32(x))
+        made: Tensor = ops.wgrad(x, dy, self.index, blocks, b, *more)[0]
         return made
 
 
@@ -80,18 +81,18 @@ class Norm:
 
     def forward(self, x: Tensor, y: Tensor, stats: Tensor, factor: Tensor | None, term: Tensor | None) -> None:
         """Writes y and stats of x [n, groups, hidden]."""
-        given = (_ops._pointer(t) for t in (x, self.gain, self.shift, factor, term))
+        given = (pointer_to(t) for t in (x, self.gain, self.shift, factor, term))
         inputs = structs.LayerNormInputs(*given, int(self.relu), self.epsilon)
-        outputs = (_ops._pointer(y), _ops._pointer(stats))
-        library.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, _ops._stream(x))
+        outputs = (pointer_to(y), pointer_to(stats))
+        library.call("bs_layer_norm_forward", ctypes.byref(inputs), *outputs, stream_of(x))
 
     def backward(self, saved: tuple[Tensor | None, ...], dy: Tensor, wanted: tuple[Tensor | None, ...]) -> None:
         """Saved: x, factor, y, stats; wanted: dx, dgain, dshift, dfactor, dterm."""
         x, factor, y, stats = saved
         tensors = (x, self.gain, self.shift, factor, y, stats)
-        of_forward = structs.LayerNormSaved(*(_ops._pointer(t) for t in tensors), int(self.relu))
-        grads = structs.LayerNormGrads(*(_ops._pointer(t) for t in wanted))
-        given = (ctypes.byref(of_forward), _ops._pointer(dy), ctypes.byref(grads), _ops._stream(dy))
+        of_forward = structs.LayerNormSaved(*(pointer_to(t) for t in tensors), int(self.relu))
+        grads = structs.LayerNormGrads(*(pointer_to(t) for t in wanted))
+        given = (ctypes.byref(of_forward), pointer_to(dy), ctypes.byref(grads), stream_of(dy))
         library.call("bs_layer_norm_backward", *given)
 
     def gradient(self, saved: tuple[Tensor | None, ...], dy: Tensor) -> Tensor:
@@ -110,19 +111,18 @@ class Cell:
         layout = _no_blocks(hidden)
         self.index = index_of(layout, like.device)
         self.weight = like.new_empty(0, UNITS, UNITS)
-        self.view = _ops._view(self.index, False, 0, UNITS, GATES * hidden, hidden)
-        self.stream = _ops._stream(like)
+        self.view = view_of(self.index, False, 0, UNITS, GATES * hidden, hidden)
+        self.stream = stream_of(like)
         code, view = DTYPES[like.dtype], ctypes.byref(self.view)
         sizes = [library.ask(f"bs_lstm_{which}_workspace_size", view, code, 1, n) for which in ("forward", "backward")]
-        self.memory = like.new_empty(max(sizes), dtype=torch.uint8)
-        self.space = structs.Workspace(self.memory.data_ptr(), self.memory.numel())
+        self.space, self.memory = scratch(max(sizes), like)
 
     def forward(self, z: Tensor, c0: Tensor, h: Tensor, c: Tensor, gates: Tensor | None) -> None:
         """Of one step: writes h, c and gates; z [n, 4, hidden]."""
         y, cells = h.unsqueeze(0), c.unsqueeze(0)
-        kept = (None, None) if gates is None else (_ops._pointer(gates.unsqueeze(0)), _ops._pointer(cells))
-        outputs = structs.LstmOutputs(_ops._pointer(y), None, None if kept[1] else _ops._pointer(c), *kept)
-        given = (_ops._pointer(z.unsqueeze(0)), _ops._pointer(self.weight), None, _ops._pointer(c0), None)
+        kept = (None, None) if gates is None else (pointer_to(gates.unsqueeze(0)), pointer_to(cells))
+        outputs = structs.LstmOutputs(pointer_to(y), None, None if kept[1] else pointer_to(c), *kept)
+        given = (pointer_to(z.unsqueeze(0)), pointer_to(self.weight), None, pointer_to(c0), None)
         library.call("bs_lstm_forward", ctypes.byref(self.view), *given, ctypes.byref(outputs), self.space, self.stream)
 
     def backward(
@@ -134,11 +134,11 @@ class Cell:
     ) -> None:
         """Saved: h, gates, c, and c before; grads: of h, twice, and of c. Writes dz and dc0."""
         h, gates, c, c0 = saved
-        of_step = (_ops._pointer(t.unsqueeze(0)) for t in (h, gates, c))
-        of_forward = structs.LstmSaved(_ops._pointer(self.weight), None, _ops._pointer(c0), None, *of_step)
+        of_step = (pointer_to(t.unsqueeze(0)) for t in (h, gates, c))
+        of_forward = structs.LstmSaved(pointer_to(self.weight), None, pointer_to(c0), None, *of_step)
         dy, dh, dc = grads
-        given = (None if dy is None else _ops._pointer(dy.unsqueeze(0)), _ops._pointer(dh), _ops._pointer(dc))
-        made = structs.LstmGrads(_ops._pointer(dz.unsqueeze(0)), None, None, _ops._pointer(dc0))
+        given = (None if dy is None else pointer_to(dy.unsqueeze(0)), pointer_to(dh), pointer_to(dc))
+        made = structs.LstmGrads(pointer_to(dz.unsqueeze(0)), None, None, pointer_to(dc0))
         call = (ctypes.byref(of_forward), *given, 0, ctypes.byref(made), self.space, self.stream)
         library.call("bs_lstm_backward", ctypes.byref(self.view), *call)
 
@@ -161,7 +161,7 @@ class Network:
         epsilon: of the norms.
     """
 
-    def __init__(self, layers: list[nn.Linear | BlockSparseLinear], epsilon: float) -> None:
+    def __init__(self, layers: list[nn.Linear | Blocks], epsilon: float) -> None:
         self.layers, self.epsilon = layers, epsilon
 
     def prepare(self, like: Tensor, matrix_norm: Tensor, gate_norm: Tensor) -> None:
@@ -183,7 +183,7 @@ def run(network: Network, h0: Tensor, c0: Tensor, factor: Tensor, term: Tensor, 
     weights = [layer.weight for layer in network.layers]
     tensors = (h0, c0, factor, term, *of_norms, *weights)
     refuse_tangents("deep_update", *tensors)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and needs_gradient(*tensors):
         return _Run.apply(network, *tensors)
     return _forward(network, False, h0, c0, factor, term, *of_norms)[:3]
 

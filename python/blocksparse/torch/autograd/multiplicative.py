@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..._core import structs
-from ..ops import linear as _ops
-from ..ops.lstm import _lengths_pointer
+from ..ops.calls import lengths_pointer, pointer_to
 from .sequence import Given, Network
 
 
@@ -21,14 +20,14 @@ class Multiplicative(Network):
     def inputs(self, given: Given, lengths: Tensor | None) -> ctypes.Structure:
         """See `Network`."""
         h0, c0, factor, pre, w_m, w = given
-        pointers = (_ops._pointer(t, self.op) for t in (w_m, w, factor, pre, h0, c0))
-        of_lengths = _lengths_pointer(lengths, factor.size(1), self.op)
+        pointers = (pointer_to(t, self.op) for t in (w_m, w, factor, pre, h0, c0))
+        of_lengths = lengths_pointer(lengths, factor.size(1), self.op)
         return structs.MultiplicativeInputs(self.view(0, w_m), self.view(1, w), *pointers, of_lengths)
 
     def grads(self, grads: Sequence[Tensor | None]) -> ctypes.Structure:
         """See `Network`."""
         dh0, dc0, dfactor, dpre, dw_m, dw = grads
-        return structs.MultiplicativeGrads(*(_ops._pointer(t, self.op) for t in (dw_m, dw, dfactor, dpre, dh0, dc0)))
+        return structs.MultiplicativeGrads(*(pointer_to(t, self.op) for t in (dw_m, dw, dfactor, dpre, dh0, dc0)))
 
     def optional(self, i: int) -> bool:
         """See `Network`."""

@@ -6,59 +6,23 @@ A network says how the core takes its tensors; `run` calls the core forward, and
 from __future__ import annotations
 
 import ctypes
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from ..._core import library, structs
-from ...layout import Layout
-from .. import convert
-from ..ops import linear as _ops
-from ..tables import index_of
-from .transforms import refuse_tangents
+from ..blocks import Blocks
+from ..ops.calls import blocks_of, pointer_to, scratch, stream_of, sum_dtype, view_of
+from ..ops.linear import allows_tf32
+from .transforms import needs_gradient, refuse_tangents
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
 Given = Sequence[Tensor]
-
-
-class Blocks(Protocol):
-    """A weight in blocks, as a `BlockSparseLinear` has it."""
-
-    @property
-    def weight(self) -> Tensor:
-        """[blocks, b, b]."""
-
-    @property
-    def layout(self) -> Layout:
-        """Which there are."""
-
-    def tables(self, device: torch.device) -> Tensor:
-        """`index_of` the layout."""
-
-
-class FullBlocks:
-    """A dense weight whose sizes are multiples of 8, in the largest blocks that divide it: all of them are there."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        out, in_ = layer.weight.shape
-        b = next(b for b in (128, 64, 32, 16, 8) if out % b == 0 and in_ % b == 0)
-        self.layout = _full(out // b, in_ // b, b)
-        self.weight = convert.grid_of(layer.weight, b).flatten(0, 1)
-
-    def tables(self, device: torch.device) -> Tensor:
-        """See `Blocks`."""
-        return index_of(self.layout, device)
-
-
-@functools.lru_cache
-def _full(out_blocks: int, in_blocks: int, b: int) -> Layout:
-    return Layout.from_graph(f"dense({out_blocks},{in_blocks})", b)
 
 
 class Network(ABC):
@@ -91,7 +55,7 @@ class Network(ABC):
     def view(self, i: int, weight: Tensor) -> Any:
         """A pointer to the layout of the i-th weight."""
         index, layout = self._layouts[i]
-        return ctypes.pointer(_ops._view(index, layout.transposed, *_ops._blocks(weight), *layout.sizes, self.op))
+        return ctypes.pointer(view_of(index, layout.transposed, *blocks_of(weight), *layout.sizes, self.op))
 
     def narrowed(self, given: Given) -> list[Tensor]:
         """Weights in the dtype of their products, that of factor."""
@@ -117,16 +81,14 @@ def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tenso
     if lengths is not None:
         lengths = lengths.to(given[0].device, torch.int64).contiguous()
     given = tuple(t.contiguous() for t in given)  # outside of the node, for the core has pointers alone
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    if torch.is_grad_enabled() and needs_gradient(*given):
         made: tuple[Tensor, Tensor, Tensor] = _Run.apply(network, lengths, *given)
         return made
     return _forward(network, lengths, network.narrowed(given), False)[:3]
 
 
-def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[Tensor, structs.Workspace]:
-    size = library.ask(f"bs_{network.op}_{which}_size", ctypes.byref(inputs))
-    memory = like.new_empty(size, dtype=torch.uint8)
-    return memory, structs.Workspace(memory.data_ptr(), size)
+def _memory(network: Network, which: str, like: Tensor, inputs: ctypes.Structure) -> tuple[structs.Workspace, Tensor]:
+    return scratch(library.ask(f"bs_{network.op}_{which}_size", ctypes.byref(inputs)), like)
 
 
 def _forward(
@@ -138,10 +100,10 @@ def _forward(
     y, h, c = torch.empty_like(factor), torch.empty_like(h0), torch.empty_like(c0)
     saved, to_save = factor.new_empty(0), structs.Workspace()
     if save:
-        saved, to_save = _memory(network, "saved", factor, inputs)
-    _scratch, workspace = _memory(network, "forward_workspace", factor, inputs)
-    made = (_ops._pointer(t, network.op) for t in (y, h, c))
-    stream = _ops._stream(factor, _ops.allows_tf32(factor))
+        to_save, saved = _memory(network, "saved", factor, inputs)
+    workspace, _scratch = _memory(network, "forward_workspace", factor, inputs)
+    made = (pointer_to(t, network.op) for t in (y, h, c))
+    stream = stream_of(factor, allows_tf32(factor))
     library.call(f"bs_{network.op}_forward", ctypes.byref(inputs), *made, to_save, workspace, stream)
     return y, h, c, saved
 
@@ -166,7 +128,7 @@ class _Run(torch.autograd.Function):
         lengths, y, saved, *given = ctx.saved_tensors
         wanted = [needed or not network.optional(i) for i, needed in enumerate(ctx.needs_input_grad[2:])]
         dtypes = [
-            t.dtype if dtype == t.dtype else _ops.sum_dtype(y.dtype) for t, dtype in zip(given, ctx.dtypes, strict=True)
+            t.dtype if dtype == t.dtype else sum_dtype(y.dtype) for t, dtype in zip(given, ctx.dtypes, strict=True)
         ]
         grads = [
             torch.empty_like(t, dtype=dtype) if want else None
@@ -174,11 +136,11 @@ class _Run(torch.autograd.Function):
         ]
         inputs, of_given = network.inputs(given, lengths), network.grads(grads)
         contiguous = [None if t is None else t.contiguous() for t in of_outputs]
-        _scratch, workspace = _memory(network, "backward_workspace", y, inputs)
+        workspace, _scratch = _memory(network, "backward_workspace", y, inputs)
         library.call(
             f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), _ops._pointer(y, network.op), structs.Workspace(saved.data_ptr(), saved.numel())),
-            *(_ops._pointer(t, network.op) for t in contiguous),
-            *(ctypes.byref(of_given), workspace, _ops._stream(y, _ops.allows_tf32(y))),
+            *(ctypes.byref(inputs), pointer_to(y, network.op), structs.Workspace(saved.data_ptr(), saved.numel())),
+            *(pointer_to(t, network.op) for t in contiguous),
+            *(ctypes.byref(of_given), workspace, stream_of(y, allows_tf32(y))),
         )
         return (None, None, *grads)

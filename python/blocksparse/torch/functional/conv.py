@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._core import library
 from ...layout import Layout, need_layout
-from ..arguments import need_activation, need_strided, need_tensor, need_tensors
-from ..autograd.conv import apply_conv
-from ..autograd.transforms import _is_wrapped
-from ..ops import conv as _conv_ops
+from ..arguments import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
+from ..autograd.conv import Product
+from ..autograd.transforms import apply, has_tangent, is_wrapped, needs_gradient, refuse_compiled_transforms
+from ..conv_geometry import Padding, Sizes, make_geometry
+from ..ops import conv as ops
 from ..tables import index_of
-
-Sizes = int | Sequence[int]
-Padding = int | str | Sequence[int | str | Sequence[int]]
+from .epilogue import ACTIVATE, finish
 
 
 def conv1d(
@@ -192,86 +191,7 @@ def conv_transpose3d(
     return _conv(x, values, layout, geometry, bias, channel_order, gates, residual, activation)
 
 
-# ---- Geometry ------------------------------------------------------------------------------------------------------
-
-
-def per_size(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
-    """One number for each size, of one for all or a sequence.
-
-    Raises:
-        ValueError: there are more or fewer than `rank`, or something is no integer.
-    """
-    numbers = _integers(given if isinstance(given, Sequence) else (given,) * rank)
-    if numbers is None or len(numbers) != rank:
-        raise ValueError(f"[conv] {name} is {given!r}, needs an integer, or {rank} of them")
-    return numbers
-
-
-def _integers(given: Any) -> tuple[int, ...] | None:
-    """None if something is no integer of 64 bits; those of NumPy are."""
-    try:
-        numbers = tuple(number if isinstance(number, int) else operator.index(number) for number in given)
-        return numbers if all(-(1 << 63) <= number < 1 << 63 for number in numbers) else None
-    except TypeError:
-        return None
-
-
-def _pads(given: Any, extent: int, stride: int, transposed: bool) -> tuple[int, int]:
-    """(before, after) along one size; `extent` is that of the kernel less 1."""
-    if (one := _integers((given,))) is not None:
-        return one * 2  # type: ignore[return-value]
-    if isinstance(given, str) and given == "valid":
-        return 0, 0
-    if isinstance(given, str) and given in ("same", "causal"):
-        if transposed or stride != 1:
-            kind = "a transposed convolution" if transposed else f"stride {stride}"
-            raise ValueError(f"[conv] padding is {given!r}, which {kind} does not have: needs numbers")
-        before = extent if given == "causal" else extent // 2
-        return before, extent - before
-    pair = _integers(given) if isinstance(given, Sequence) else None
-    if pair is not None and len(pair) == 2:
-        return pair[0], pair[1]
-    raise ValueError(f"[conv] padding is {given!r}, needs a number, (before, after), 'same', 'causal' or 'valid'")
-
-
-def make_geometry(
-    rank: int,
-    kernel_size: Sizes,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    output_padding: Sizes = 0,
-    transposed: bool = False,
-) -> tuple[int, ...]:
-    """What the ops take. Whether the numbers make sense is checked by the core.
-
-    Raises:
-        ValueError: there are more or fewer numbers than sizes.
-    """
-    kernel, strides = per_size("kernel_size", kernel_size, rank), per_size("stride", stride, rank)
-    dilations, more = per_size("dilation", dilation, rank), per_size("output_padding", output_padding, rank)
-    words = isinstance(padding, str) or not isinstance(padding, Sequence)
-    given = (padding,) * rank if words else tuple(padding)  # type: ignore[arg-type]
-    if len(given) != rank:
-        raise ValueError(f"[conv] padding is {padding!r}, needs one for all sizes, or {rank} of them")
-    extents = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-    pads = [_pads(pad, extent, s, transposed) for pad, extent, s in zip(given, extents, strides, strict=True)]
-    before, after = zip(*pads, strict=True)
-    return (int(transposed), *kernel, *strides, *dilations, *before, *after, *more)
-
-
-def check_geometry(geometry: tuple[int, ...]) -> None:
-    """Asks the core about images that are large enough.
-
-    Raises:
-        ValueError: the numbers make no sense.
-    """
-    kernel, _, dilation, before, after, _ = _conv_ops._fields(geometry)
-    if geometry[0]:
-        size = [1 + b + a for b, a in zip(before, after, strict=True)]
-    else:
-        size = [1 + d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    _conv_ops._checked(geometry, tuple(size))
+# ---- The order of channels -----------------------------------------------------------------------------------------
 
 
 def as_order(given: Any) -> Tensor:
@@ -298,7 +218,7 @@ def _check_on_host(order: Tensor, channels: int) -> None:
     Raises:
         ValueError: it holds something else, or a channel twice.
     """
-    if order.shape != (channels,) or torch.compiler.is_compiling() or type(order) is not Tensor or _is_wrapped(order):
+    if order.shape != (channels,) or torch.compiler.is_compiling() or type(order) is not Tensor or is_wrapped(order):
         return
     with torch._C._DisableFuncTorch():
         outside = ((order < 0) | (order >= channels)).nonzero().flatten().tolist()
@@ -341,3 +261,58 @@ def _conv(
         order = order.to(x.device, torch.int32).contiguous()
     call = (geometry, layout.sizes, layout.transposed, bias, order, gates, residual, activation)
     return apply_conv(x, values, index, *call)
+
+
+def apply_conv(
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    geometry: tuple[int, ...],
+    sizes: tuple[int, int],
+    transposed: bool,
+    bias: Tensor | None = None,
+    order: Tensor | None = None,
+    gates: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """A convolution with the layout as its tables and sizes (out_features, in_features)."""
+    rank = len(geometry) // 6
+    need_strided("conv", x=x, values=values, residual=residual)
+    if x.dim() == rank + 1:
+        residual = None if residual is None else residual.unsqueeze(0)
+        call = (geometry, sizes, transposed, bias, order, gates, residual, activation)
+        return apply_conv(x.unsqueeze(0), values, index, *call).squeeze(0)
+    if x.dim() != rank + 2 or x.size(1) != sizes[1]:
+        names = ", ".join(("depth", "height", "width")[-rank:])
+        raise ValueError(f"[conv] x is {list(x.shape)}, needs [n, {sizes[1]}, {names}]")
+    if activation not in ACTIVATE:
+        raise ValueError(f"[conv] activation is {activation!r}, needs one of {', '.join(ACTIVATE)}")
+    dtype, kind = x.dtype, "cuda" if x.is_cuda else "cpu"
+    if torch.is_autocast_enabled(kind) and dtype.is_floating_point and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        x = x.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        residual = None if residual is None else residual.to(dtype)
+    elif values.dtype != dtype:
+        need_same_dtype("conv", x, values)
+    if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
+        values = values.contiguous()
+    last, lies_by_channels = ops.is_channels_last(x), False
+    if not last and (not x.is_contiguous() or ops.wants_channels_last(x)):
+        lies_by_channels = x.is_contiguous()
+        last, x = True, ops.to_order(x, True)
+    tf32 = ops.allows_tf32(x)
+    fixed = (geometry, sizes, transposed, last, tf32)
+    given = (x, values, bias, gates, residual)
+    refuse_compiled_transforms("conv")
+    if (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
+        y = apply(Product, x, values, gates, bias, index, order, *fixed)
+        y = finish("conv", y, residual, activation)
+        return y.contiguous() if lies_by_channels else y
+    if residual is not None and residual.dim() == x.dim():
+        residual = ops.to_order(residual, last)
+    values = values if values.dtype == dtype else values.to(dtype)
+    more = (bias, residual, gates, order, library.ACTIVATIONS[activation], tf32)
+    y = ops.fprop(x, values, index, geometry, sizes[0], last, transposed, *more)
+    return y.contiguous() if lies_by_channels else y

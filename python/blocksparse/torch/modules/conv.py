@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ...layout import Layout
 from .. import convert
 from ..arguments import need_sizes, need_tensor
-from ..autograd.conv import apply_conv
-from ..functional.conv import Padding, Sizes, as_order, check_geometry, make_geometry, per_size
+from ..conv_geometry import Padding, Sizes, check_geometry, make_geometry, per_size
+from ..functional.conv import apply_conv, as_order
 from .layer import BlockSparseLayer
 
-_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DENSE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+DENSE_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PAD = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 
 
@@ -76,8 +76,9 @@ class BlockSparseConv(BlockSparseLayer):
         """What is saved of it, for 3 x 3 and 1 x 9 have as many taps: whether it is transposed, and its sizes."""
         return torch.tensor([int(self.transposed), *self.kernel_size], dtype=torch.int32, device="cpu")
 
-    def _place(self, device: torch.device) -> None:
-        super()._place(device)
+    def place(self, device: torch.device) -> None:
+        """See `BlockSparseLayer`; and the sizes of the kernel."""
+        super().place(device)
         self.kernel = self._kernel().to(device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class BlockSparseConv(BlockSparseLayer):
             TypeError: `conv` is of another kind.
         """
         dense: Any = conv
-        kind = (_TRANSPOSED if cls.transposed else _CONV)[cls.rank - 1]
+        kind = (DENSE_TRANSPOSED if cls.transposed else DENSE)[cls.rank - 1]
         if not isinstance(dense, kind):
             raise TypeError(f"[from_dense] a {type(conv).__name__}, needs a torch.nn.{kind.__name__}")
         if dense.padding_mode != "zeros":
@@ -154,7 +155,7 @@ class BlockSparseConv(BlockSparseLayer):
             if before != after:
                 raise ValueError(f"[to_dense] padding is {before} before and {after} after, needs as much of each")
             weight, options["output_padding"] = weight.transpose(0, 1), more
-        kind: Any = (_TRANSPOSED if self.transposed else _CONV)[rank - 1]
+        kind: Any = (DENSE_TRANSPOSED if self.transposed else DENSE)[rank - 1]
         pad: Any = _PAD[rank - 1]
         dense = kind(self.in_channels, self.out_channels, self.kernel_size, **options)
         with torch.no_grad():
@@ -214,7 +215,7 @@ def _of_groups(dense: Any, b: int) -> Layout:
 def _without_groups(dense: Any) -> Tensor:
     """The filter [out, in, size...] of a dense layer."""
     weight: Tensor = dense.weight.detach()
-    exchanged = isinstance(dense, _TRANSPOSED)
+    exchanged = isinstance(dense, DENSE_TRANSPOSED)
     if dense.groups > 1:
         width = weight.size(1)
         full = weight.new_zeros(weight.size(0), width * dense.groups, *weight.shape[2:])

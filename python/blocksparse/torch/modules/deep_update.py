@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from ..._core.arguments import to_int, to_list
 from ...layout import Layout, need_layout
-from ..autograd import deep_update as deep_update_op
-from ..autograd import deep_update_steps
-from ..autograd import sequence as sequence_op
-from ..functional.lstm import SharedWeight, State, apply_cell
+from .. import blocks
+from ..autograd import deep_update_steps, sequence
+from ..autograd.deep_update import DeepUpdate
+from ..functional.lstm import State, apply_cell
 from ..functional.norm import layer_norm
+from ..functional.shared_weight import SharedWeight
+from ..ops.lstm import GATES, UNITS
 from .linear import BlockSparseLinear
-from .lstm import GATES, UNITS, Recurrent, cell, run_steps, stack_gates, start_of
+from .recurrent import Recurrent, cell, run_steps, stack_gates, start_of
 
 EPSILON = 1e-6  # of the layer norms
 # Inputs of all steps from which on dense matrices are put into blocks. Zen 5, 1120 units, one step: 1 takes 7.4 ms in
@@ -160,11 +162,11 @@ class DeepUpdateLSTM(Recurrent):
             if not self._is_sparse():  # a graph that is captured later is of the steps
                 deep_update_steps.prepare(x.device, self.hidden_size)
             all_layers = (*self.matrices, self.gates)
-            layers = [sequence_op.FullBlocks(one) if isinstance(one, nn.Linear) else one for one in all_layers]
-            network = deep_update_op.DeepUpdate(layers, EPSILON)
+            layers = [blocks.FullBlocks(one) if isinstance(one, nn.Linear) else one for one in all_layers]
+            network = DeepUpdate(layers, EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
             weights = (layer.weight for layer in layers)
-            y, h, c = sequence_op.run(network, lengths, *begin, m, a, *of_norms, *weights)
+            y, h, c = sequence.run(network, lengths, *begin, m, a, *of_norms, *weights)
             return y, (h, c)
         if self._is_one_node(x, lengths):
             steps = deep_update_steps.Network([*self.matrices, self.gates], EPSILON)
@@ -199,7 +201,7 @@ class DeepUpdateLSTM(Recurrent):
 
     def _is_plain(self, x: Tensor) -> bool:
         drops = self.dropout > 0 and self.training
-        return self.hidden_size % UNITS == 0 and not drops and sequence_op.takes(x)
+        return self.hidden_size % UNITS == 0 and not drops and sequence.takes(x)
 
     def _is_sparse(self) -> bool:
         return all(isinstance(m, BlockSparseLinear) for m in (*self.matrices, self.gates))

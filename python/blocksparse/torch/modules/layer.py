@@ -102,7 +102,8 @@ class BlockSparseLayer(nn.Module):
             self._index = index_of(self.layout, device)
         return self._index
 
-    def _place(self, device: torch.device) -> None:
+    def place(self, device: torch.device) -> None:
+        """Brings the tables and the pattern to a device, where the weight is now."""
         self._index = index_of(self.layout, device)
         self.pattern = torch.from_numpy(self.layout.pattern()).to(device)
 
@@ -118,7 +119,7 @@ class BlockSparseLayer(nn.Module):
             return tensor.to(moved.device, torch.float32) if narrowed else moved
 
         super()._apply(but_gates, recurse)
-        self._place(self.weight.device)
+        self.place(self.weight.device)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class BlockSparseLinear(BlockSparseLayer):
         layer.weight = nn.Parameter(values)
         if bias is not None:
             layer.bias = nn.Parameter(bias)
-        layer._place(values.device)
+        layer.place(values.device)
         return layer
 
     def to_dense(self) -> nn.Linear:

@@ -14,9 +14,7 @@ there, else Python functions over ctypes; `KERNELS` and `CUDA_KERNELS` tell whic
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,14 +23,25 @@ from torch import Tensor
 
 from ..._core import library, structs
 from ..arguments import DTYPES
+from .calls import (
+    blocks_of,
+    check_devices,
+    features_first,
+    pointer_to,
+    scratch,
+    stream_of,
+    sum_dtype,
+    tensor_of,
+    view_of,
+)
+from .registry import OPS, register
 
-_ops = torch.library.Library("blocksparse", "DEF")
-_ops.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features, bool tf32=False) -> Tensor")
-_ops.define(
+OPS.define("linear(Tensor x, Tensor values, Tensor index, Tensor? bias, int out_features, bool tf32=False) -> Tensor")
+OPS.define(
     "linear_fprop(Tensor x, Tensor values, Tensor index, int out_features, bool transposed=False, "
     "Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, int activation=0, bool tf32=False) -> Tensor"
 )
-_ops.define(
+OPS.define(
     "linear_dgrad(Tensor dy, Tensor values, Tensor index, int in_features, bool transposed=False, "
     "Tensor? gates=None, bool tf32=False) -> Tensor"
 )
@@ -40,13 +49,11 @@ _WGRAD = (
     "Tensor index, int blocks, int block_size, bool transposed=False, bool wide=False, "
     "Tensor? values=None, Tensor? gates=None, bool gate_gradient=False, bool tf32=False) -> (Tensor, Tensor)"
 )
-_ops.define(f"linear_wgrad(Tensor x, Tensor dy, {_WGRAD}")
-_ops.define(f"linear_wgrad_list(Tensor[] x, Tensor[] dy, {_WGRAD}")
+OPS.define(f"linear_wgrad(Tensor x, Tensor dy, {_WGRAD}")
+OPS.define(f"linear_wgrad_list(Tensor[] x, Tensor[] dy, {_WGRAD}")
 
 
-def features_first(x: Tensor) -> bool:
-    """Whether the tokens of x [n, features] are contiguous rather than its features."""
-    return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) != 1 and x.size(0) > 1
+# ---- What the outputs look like ------------------------------------------------------------------------------------
 
 
 def _empty_like(x: Tensor, features: int) -> Tensor:
@@ -55,30 +62,15 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
-def _check_devices(x: Tensor, *others: Tensor | None, op: str = "linear") -> None:
-    """Without this, x on the CPU and weights on meta would be answered by a tensor that nothing has written."""
-    for other in others:
-        if other is not None and other.device != x.device:
-            raise ValueError(f"[{op}] a tensor is on {other.device}, needs {x.device}, where x is")
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which the core sums products of a dtype: float64 for float64, float32 for all else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-# ---- What the outputs look like ------------------------------------------------------------------------------------
-
-
-@torch.library.register_fake("blocksparse::linear", lib=_ops)
+@torch.library.register_fake("blocksparse::linear", lib=OPS)
 def _linear_fake(
     x: Tensor, values: Tensor, index: Tensor, bias: Tensor | None, out_features: int, tf32: bool = False
 ) -> Tensor:
-    _check_devices(x, values, index, bias)
+    check_devices(x, values, index, bias)
     return _empty_like(x, out_features)
 
 
-@torch.library.register_fake("blocksparse::linear_fprop", lib=_ops)
+@torch.library.register_fake("blocksparse::linear_fprop", lib=OPS)
 def _fprop_fake(
     x: Tensor,
     values: Tensor,
@@ -91,11 +83,11 @@ def _fprop_fake(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(x, values, index, bias, residual, gates)
+    check_devices(x, values, index, bias, residual, gates)
     return _empty_like(x, out_features)
 
 
-@torch.library.register_fake("blocksparse::linear_dgrad", lib=_ops)
+@torch.library.register_fake("blocksparse::linear_dgrad", lib=OPS)
 def _dgrad_fake(
     dy: Tensor,
     values: Tensor,
@@ -105,7 +97,7 @@ def _dgrad_fake(
     gates: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _check_devices(dy, values, index, gates)
+    check_devices(dy, values, index, gates)
     return _empty_like(dy, in_features)
 
 
@@ -115,7 +107,7 @@ def _wgrad_outputs(x: Tensor, blocks: int, block_size: int, wide: bool, gate_gra
     return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
 
 
-@torch.library.register_fake("blocksparse::linear_wgrad", lib=_ops)
+@torch.library.register_fake("blocksparse::linear_wgrad", lib=OPS)
 def _wgrad_fake(
     x: Tensor,
     dy: Tensor,
@@ -129,11 +121,11 @@ def _wgrad_fake(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_devices(x, dy, index, values, gates)
+    check_devices(x, dy, index, values, gates)
     return _wgrad_outputs(x, blocks, block_size, wide, gate_gradient)
 
 
-@torch.library.register_fake("blocksparse::linear_wgrad_list", lib=_ops)
+@torch.library.register_fake("blocksparse::linear_wgrad_list", lib=OPS)
 def _wgrad_list_fake(
     x: list[Tensor],
     dy: list[Tensor],
@@ -147,60 +139,17 @@ def _wgrad_list_fake(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_devices(x[0], *x, *dy, index, values, gates)
+    check_devices(x[0], *x, *dy, index, values, gates)
     return _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
 
 
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-def _tensor(x: Tensor, op: str = "linear") -> structs.Tensor:
-    dtype = DTYPES.get(x.dtype)
-    if dtype is None:
-        raise ValueError(f"[{op}] a tensor of {x.dtype}, needs one of {', '.join(map(str, DTYPES))}")
-    if x.dim() > structs.MAX_RANK:
-        raise ValueError(f"[{op}] a tensor of {x.dim()} dimensions, at most {structs.MAX_RANK} are possible")
-    return library.tensor(x.data_ptr(), dtype, x.shape, x.stride(), _device(x))
-
-
-def _device(x: Tensor) -> tuple[int, int]:
-    return (library.CUDA, x.get_device()) if x.is_cuda else (library.CPU, 0)
-
-
-def _pointer(x: Tensor | None, op: str = "linear") -> Any:
-    return None if x is None else ctypes.pointer(_tensor(x, op))
-
-
-def _view(
-    index: Tensor, transposed: bool, blocks: int, b: int, out: int, in_: int, op: str = "linear"
-) -> structs.LayoutView:
-    """The layout as the core takes it. Its tables tell the sizes where they can be read; on a card the tensors do."""
-    if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
-        raise ValueError(
-            f"[{op}] index is {index.dtype} {list(index.shape)}, needs the int32 tensor that belongs to the layout"
-        )
-    if index.is_cuda:
-        if transposed:
-            out, in_ = in_, out
-        view = structs.LayoutView(index.data_ptr(), *_device(index), 0, b, out, in_, blocks)
-        library.call("bs_layout_view_on_device", index.numel(), ctypes.byref(view))
-    else:
-        view = structs.LayoutView()
-        library.call("bs_layout_view_from_index", index.data_ptr(), index.numel(), ctypes.byref(view))
-    view.transposed = int(transposed)
-    return view
-
-
-def _blocks(values: Tensor) -> tuple[int, int]:
-    if values.dim() != 3:
-        raise ValueError(f"[linear] values are {list(values.shape)}, needs [blocks, b, b]")
-    return values.size(0), values.size(1)
-
-
-def _workspace(which: str, view: structs.LayoutView, x: Tensor, n: int) -> tuple[structs.Workspace, Tensor]:
+def workspace(which: str, view: structs.LayoutView, x: Tensor, n: int) -> tuple[structs.Workspace, Tensor]:
+    """That of a pass over n tokens, and its memory, to be kept as long as the call."""
     size = library.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), DTYPES.get(x.dtype, -1), n)
-    memory = x.new_empty(size, dtype=torch.uint8)
-    return structs.Workspace(memory.data_ptr(), size), memory
+    return scratch(size, x)
 
 
 def _tokens(x: Tensor) -> int:
@@ -209,12 +158,6 @@ def _tokens(x: Tensor) -> int:
 
 def _width(x: Tensor) -> int:
     return x.size(-1) if x.dim() else 0
-
-
-def _stream(x: Tensor, tf32: bool = False) -> structs.Stream:
-    if x.is_cuda:
-        return structs.Stream(torch.cuda.current_stream(x.device).cuda_stream, 0, tf32)
-    return structs.Stream(None, torch.get_num_threads(), tf32)
 
 
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # 0.2 us, the property of torch.backends 2 us
@@ -242,11 +185,11 @@ def _fprop(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    y, view = _empty_like(x, out_features), _view(index, transposed, *_blocks(values), out_features, _width(x))
-    workspace, _memory = _workspace("fprop", view, x, _tokens(x))
-    epilogue = structs.Epilogue(_pointer(bias), _pointer(residual), activation)
-    arguments = (_pointer(x), _pointer(values), _pointer(gates), ctypes.byref(epilogue), _pointer(y))
-    library.call("bs_linear_fprop", ctypes.byref(view), *arguments, workspace, _stream(x, tf32))
+    y, view = _empty_like(x, out_features), view_of(index, transposed, *blocks_of(values), out_features, _width(x))
+    space, _memory = workspace("fprop", view, x, _tokens(x))
+    epilogue = structs.Epilogue(pointer_to(bias), pointer_to(residual), activation)
+    arguments = (pointer_to(x), pointer_to(values), pointer_to(gates), ctypes.byref(epilogue), pointer_to(y))
+    library.call("bs_linear_fprop", ctypes.byref(view), *arguments, space, stream_of(x, tf32))
     return y
 
 
@@ -265,10 +208,10 @@ def _dgrad(
     gates: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    dx, view = _empty_like(dy, in_features), _view(index, transposed, *_blocks(values), _width(dy), in_features)
-    workspace, _memory = _workspace("dgrad", view, dy, _tokens(dy))
-    arguments = (_pointer(dy), _pointer(values), _pointer(gates), _pointer(dx))
-    library.call("bs_linear_dgrad", ctypes.byref(view), *arguments, workspace, _stream(dy, tf32))
+    dx, view = _empty_like(dy, in_features), view_of(index, transposed, *blocks_of(values), _width(dy), in_features)
+    space, _memory = workspace("dgrad", view, dy, _tokens(dy))
+    arguments = (pointer_to(dy), pointer_to(values), pointer_to(gates), pointer_to(dx))
+    library.call("bs_linear_dgrad", ctypes.byref(view), *arguments, space, stream_of(dy, tf32))
     return dx
 
 
@@ -288,12 +231,12 @@ def _wgrad_list(
     if len(x) != len(dy) or not x:
         raise ValueError(f"[linear_wgrad] {len(x)} tensors x and {len(dy)} dy, needs as many of each, and one at least")
     dw, dgates = _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
-    view = _view(index, transposed, blocks, block_size, _width(dy[0]), _width(x[0]))
-    workspace, _memory = _workspace("wgrad", view, x[0], sum(map(_tokens, x)))
-    pairs = ((structs.Tensor * len(x))(*map(_tensor, x)), (structs.Tensor * len(dy))(*map(_tensor, dy)))
-    gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
-    arguments = (len(x), *pairs, _pointer(values), _pointer(gates), 0, *gradients)
-    library.call("bs_linear_wgrad", ctypes.byref(view), *arguments, workspace, _stream(x[0], tf32))
+    view = view_of(index, transposed, blocks, block_size, _width(dy[0]), _width(x[0]))
+    space, _memory = workspace("wgrad", view, x[0], sum(map(_tokens, x)))
+    pairs = ((structs.Tensor * len(x))(*map(tensor_of, x)), (structs.Tensor * len(dy))(*map(tensor_of, dy)))
+    gradients = (pointer_to(dw), pointer_to(dgates) if gate_gradient else None)
+    arguments = (len(x), *pairs, pointer_to(values), pointer_to(gates), 0, *gradients)
+    library.call("bs_linear_wgrad", ctypes.byref(view), *arguments, space, stream_of(x[0], tf32))
     return dw, dgates
 
 
@@ -301,29 +244,8 @@ def _wgrad(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _wgrad_list([x], [dy], *arguments)
 
 
-def register(family: str, kernels: dict[str, Callable[..., Any]]) -> tuple[str, str]:
-    """Gives the ops of a family kernels for the CPU and for CUDA; what they are. Those given stand in for C++ ones."""
-
-    def for_device(key: str, device: int) -> str:
-        asked = os.environ.get("BLOCKSPARSE_TORCH_KERNELS") == "python"
-        why_not = "BLOCKSPARSE_TORCH_KERNELS is python" if asked else library.torch_register(family, device)
-        if not why_not:
-            return "C++"
-        for name, kernel in kernels.items():
-            _ops.impl(name, kernel, key)
-        return f"Python over ctypes ({why_not})"
-
-    def refuse_sparse(*arguments: Any) -> None:
-        sparse = (a for a in arguments if isinstance(a, Tensor) and a.layout is not torch.strided)
-        raise ValueError(f"[{family}] a tensor is {next(sparse).layout}, needs torch.strided (x.to_dense())")
-
-    for key, name in itertools.product(("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"), kernels):
-        _ops.impl(name, refuse_sparse, key)
-    return for_device("CPU", library.CPU), for_device("CUDA", library.CUDA)
-
-
 for _key in ("CPU", "CUDA"):
-    _ops.impl("linear_wgrad_list", _wgrad_list, _key)
+    OPS.impl("linear_wgrad_list", _wgrad_list, _key)
 _python: dict[str, Callable[..., Any]] = {"linear": _linear, "linear_fprop": _fprop, "linear_dgrad": _dgrad}
 _python["linear_wgrad"] = _wgrad
 KERNELS, CUDA_KERNELS = register("linear", _python)
