@@ -196,11 +196,10 @@ def mix(layouts: Sequence[Layout]) -> list[float]:
         ValueError: the layouts are not square and of one size.
     """
     steps = to_list("mix", "layouts", layouts, "a list of layouts")
-    for layout in steps:
-        need_layout("mix", layout)
-    pointers = (ctypes.c_void_p * len(steps))(*[layout.pointer.value for layout in steps])
+    hosts = [need_layout("mix", layout).host() for layout in steps]  # as long as their pointers are used
+    pointers = (ctypes.c_void_p * len(hosts))(*[layout.pointer.value for layout in hosts])
     shares = np.empty(len(steps))
-    library.call("bs_layout_mix", pointers, len(steps), shares.ctypes.data)
+    library.call("bs_layout_mix", pointers, len(hosts), shares.ctypes.data)
     return [float(share) for share in shares]
 
 

@@ -89,9 +89,9 @@ class _Call:
 
 def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> structs.LayoutView:
     """The layout by its tables on the card."""
-    index = layout._tables.get(("cupy", device))
+    index = layout.tables.get(("cupy", device))
     if index is None:
-        index = layout._tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
+        index = layout.tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
     out, in_ = layout.sizes[::-1] if layout.transposed else layout.sizes
     view = structs.LayoutView(index.data.ptr, library.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
     library.call("bs_layout_view_on_device", index.size, ctypes.byref(view))

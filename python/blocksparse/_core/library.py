@@ -214,6 +214,18 @@ def ask(name: str, *arguments: Any) -> Any:
     return getattr(_library, name)(*arguments)
 
 
+class LayoutHandle:
+    """Owns a layout of the C library. Arrays over its tables hold on to this, not to the Layout."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: ctypes.c_void_p) -> None:
+        self.pointer = pointer
+
+    def __del__(self) -> None:
+        ask("bs_layout_free", self.pointer)
+
+
 def tensor(
     pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int], device: tuple[int, int] = (CPU, 0)
 ) -> Tensor:

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from .._core import library
-from ..layout import Layout, need_layout
+from ..layout import HostLayout, Layout, need_layout
 
-_pytree.register_constant(Layout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
+_pytree.register_constant(HostLayout)  # torch.compile may hold one: torch 2.11 asks for that, 2.13 does not
 _loaded: set[int] = set()  # CUDA devices that hold all kernels
 
 
@@ -24,7 +24,7 @@ def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
         RuntimeError: they are not there yet, and a CUDA graph is being captured.
     """
     try:
-        tables = layout._tables.get(device)
+        tables = layout.tables.get(device)
     except AttributeError:
         need_layout("linear", layout)
         raise
@@ -51,11 +51,11 @@ def load_kernels(device: torch.device) -> None:
 def _make_index(layout: Layout, device: torch.device) -> Tensor:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    tables = layout._tables.get(device)
+    tables = layout.tables.get(device)
     if tables is None:
         tables = _move_tables(layout, device)
         if type(tables) is Tensor:  # not a fake one, say
-            layout._tables[device] = tables
+            layout.tables[device] = tables
     return tables
 
 
