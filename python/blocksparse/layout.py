@@ -54,15 +54,13 @@ class Layout:
         tables: dict[Any, Any],
     ) -> None:
         """What kinds of layouts share; use the from_* methods instead."""
-        self._set("_block_size", block_size)
-        self._set("_blocks", blocks)
-        self._set("_grid", grid)
-        self._set("sizes", sizes)
-        self._set("transposed", transposed)
-        self._set("tables", tables)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        put = object.__setattr__  # which `__setattr__` below does not stop
+        put(self, "_block_size", block_size)
+        put(self, "_blocks", blocks)
+        put(self, "_grid", grid)
+        put(self, "sizes", sizes)
+        put(self, "transposed", transposed)
+        put(self, "tables", tables)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"[layout] {name} cannot be set: a layout is immutable")
@@ -401,8 +399,8 @@ class HostLayout(Layout):
         own = {} if tables is None else tables
         grid, sizes = (info.out_blocks, info.in_blocks), (info.out_features, info.in_features)
         super().__init__(info.block_size, info.blocks, grid, sizes, bool(info.transposed), own)
-        self._set("_handle", library.LayoutHandle(pointer))
-        self._set("_info", info)
+        object.__setattr__(self, "_handle", library.LayoutHandle(pointer))
+        object.__setattr__(self, "_info", info)
 
     @property
     def pointer(self) -> ctypes.c_void_p:

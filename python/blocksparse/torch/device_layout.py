@@ -42,9 +42,9 @@ class DeviceLayout(Layout):
         """Takes over tables; use `Layout.from_device_mask` instead."""
         own = {words.device: words} if tables is None else tables
         super().__init__(block_size, blocks, grid, sizes, transposed, own)
-        self._set("_words", words)
-        self._set("_host", None)
-        self._set("_remade", remade)
+        object.__setattr__(self, "_words", words)
+        object.__setattr__(self, "_host", None)
+        object.__setattr__(self, "_remade", remade)
 
     def host(self) -> HostLayout:
         """The same layout with tables on the host.
@@ -63,7 +63,7 @@ class DeviceLayout(Layout):
         library.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
         layout = HostLayout(handle)
         layout = layout.t() if self.transposed else layout
-        self._set("_host", layout)
+        object.__setattr__(self, "_host", layout)
         return layout
 
     def check(self) -> DeviceLayout:
