@@ -1,5 +1,6 @@
 """Block-sparse layers for PyTorch: functional ops, and modules on top."""
 
+# Modules that nothing else here imports are attributes all the same: `norm`, and old addresses for one release.
 from . import conv_modules as conv_modules
 from . import deep_update_op as deep_update_op
 from . import deep_update_steps as deep_update_steps
@@ -23,7 +24,7 @@ from .modules import (
     BlockSparseConvTranspose3d,
     BlockSparseLinear,
 )
-from .recurrent import lstm
+from .recurrent import lstm  # the function, in the place of the module that is imported above
 from .surgery import replace_convolutions
 from .tables import index_of
 from .weight_norm import weight_norm
