@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _conv_ops, _lstm_ops, _ops
+from blocksparse.torch.ops import conv as conv_ops
+from blocksparse.torch.ops import linear as linear_ops
+from blocksparse.torch.ops import lstm as lstm_ops
 
 Calls = Iterator[tuple[str, Callable[[], object]]]
 
@@ -56,7 +58,7 @@ def linear_calls(layout: Layout, device: str) -> Calls:
     x = torch.randn(8, 16, device=device, requires_grad=True)
     layer, dense = bst.BlockSparseLinear(16, 16, layout, device=device), nn.Linear(16, 16, device=device)
     given = (x.detach(), layer.weight.detach(), layer.tables(x.device), None, 16)
-    yield "linear op", lambda: _ops.linear(*given)
+    yield "linear op", lambda: linear_ops.linear(*given)
     beside = (x.detach(), dense.weight.detach())
     yield "F.linear", lambda: nn.functional.linear(*beside)
     yield from passes("BlockSparseLinear", layer, x)
@@ -72,9 +74,9 @@ def conv_calls(layout: Layout, kernel: int, device: str) -> Calls:
     dense.to(memory_format=torch.channels_last)
     w, index, geometry, size = layer.weight.detach(), layer.tables(x.device), layer.geometry, (4, 4)
     name = f"{kernel} x {kernel}"
-    yield f"conv_fprop op, {name}", lambda: _conv_ops.fprop(x, w, index, geometry, 16, True)
-    yield f"conv_dgrad op, {name}", lambda: _conv_ops.dgrad(dy, w, index, geometry, 16, size, True)
-    yield f"conv_wgrad op, {name}", lambda: _conv_ops.wgrad(x, dy, index, geometry, *w.shape[::3])
+    yield f"conv_fprop op, {name}", lambda: conv_ops.fprop(x, w, index, geometry, 16, True)
+    yield f"conv_dgrad op, {name}", lambda: conv_ops.dgrad(dy, w, index, geometry, 16, size, True)
+    yield f"conv_wgrad op, {name}", lambda: conv_ops.wgrad(x, dy, index, geometry, *w.shape[::3])
     x = x.clone().requires_grad_()
     yield from passes(f"BlockSparseConv2d, {name}", layer, x)
     yield from passes(f"nn.Conv2d, {name}", dense, x)
@@ -84,10 +86,10 @@ def lstm_calls(layout: Layout, device: str) -> Calls:
     """A step of 16 units."""
     pre, w = (torch.randn(shape, device=device) for shape in ((1, 1, 4, 16), layout.values_shape))
     index = bst.index_of(layout, device)
-    y, _, _, gates, cells = _lstm_ops.forward(pre, w, index, None, None, None, True)
+    y, _, _, gates, cells = lstm_ops.forward(pre, w, index, None, None, None, True)
     saved = (w, index, y, gates, cells, None, None, None)
-    yield "lstm_forward op", lambda: _lstm_ops.forward(pre, w, index, None, None, None, True)
-    yield "lstm_backward op", lambda: _lstm_ops.backward(*saved, y, None, None)
+    yield "lstm_forward op", lambda: lstm_ops.forward(pre, w, index, None, None, None, True)
+    yield "lstm_backward op", lambda: lstm_ops.backward(*saved, y, None, None)
 
 
 def main() -> None:
@@ -97,7 +99,7 @@ def main() -> None:
     device: str = parser.parse_args().device
     torch.set_num_threads(1)
     layout = Layout.from_graph("diagonal(2)", 8)
-    kinds = [module.KERNELS if device == "cpu" else module.CUDA_KERNELS for module in (_ops, _conv_ops, _lstm_ops)]
+    kinds = [module.KERNELS if device == "cpu" else module.CUDA_KERNELS for module in (linear_ops, conv_ops, lstm_ops)]
     print(f"torch {torch.__version__}, kernels of the linear op, convolutions, the LSTM: {', '.join(kinds)}\n")
     print("| call | us |\n| --- | --- |")
     for calls in (

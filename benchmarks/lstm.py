@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import blocksparse
 import blocksparse.torch as bst
-from blocksparse import Layout, _lib
+from blocksparse import Layout
+from blocksparse._core import library
 from blocksparse.torch.lstm import cell
 from blocksparse.torch.recurrent import SharedWeight
 
@@ -73,13 +74,13 @@ def use_stream() -> None:
 
 def captured(layer: Layer, x: Tensor, train: bool, kernel: str) -> Callable[[], None]:
     """A replay of a graph, with the library's CUDA kernel of that name ("": its choice)."""
-    _lib.call("bs_set_cuda_kernel", kernel.encode())
+    library.call("bs_set_cuda_kernel", kernel.encode())
     call(layer, x, train)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         call(layer, x, train)
-    _lib.call("bs_set_cuda_kernel", b"")
+    library.call("bs_set_cuda_kernel", b"")
     return graph.replay
 
 

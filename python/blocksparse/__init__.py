@@ -8,12 +8,13 @@ them.
 
 import ctypes as _ctypes
 
-from . import _lib, graphs
-from ._given import need as _need
-from ._lib import UnavailableError, UnsupportedError
+from . import graphs
+from ._core import library as _library
+from ._core.arguments import need as _need
+from ._core.library import UnavailableError, UnsupportedError
 from .layout import Layout
 
-__version__: str = _lib.ask("bs_version").decode()
+__version__: str = _library.ask("bs_version").decode()
 __all__ = [
     "Layout",
     "UnavailableError",
@@ -28,7 +29,7 @@ __all__ = [
 
 def cpu_isas() -> list[str]:
     """Instruction sets that this CPU runs, best first, and last "reference", the plain loops in double precision."""
-    names: bytes = _lib.ask("bs_cpu_isas")
+    names: bytes = _library.ask("bs_cpu_isas")
     return names.decode().split()
 
 
@@ -40,7 +41,7 @@ def cpu_isa() -> str:
         UnavailableError: this CPU does not run it.
     """
     name = _ctypes.c_char_p()
-    _lib.call("bs_cpu_isa", _ctypes.byref(name))
+    _library.call("bs_cpu_isa", _ctypes.byref(name))
     return (name.value or b"").decode()
 
 
@@ -52,13 +53,13 @@ def set_cpu_isa(name: str) -> None:
         UnavailableError: this CPU does not run it.
     """
     _need("isa", "name", name, str, f"one of {', '.join(cpu_isas())}, or an empty str")
-    _lib.call("bs_set_cpu_isa", name.encode())
+    _library.call("bs_set_cpu_isa", name.encode())
 
 
 def cuda_status() -> str:
     """Why CUDA tensors cannot be used; "" if they can."""
     try:
-        _lib.call("bs_cuda_status")
+        _library.call("bs_cuda_status")
     except UnavailableError as error:
         return str(error)
     return ""

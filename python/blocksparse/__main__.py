@@ -12,29 +12,30 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Layout, __version__, _lib, cpu_isa, cpu_isas, cuda_status, graphs
+from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs
 from . import numpy as ops
+from ._core import library
 
 
 def _info() -> None:
     rows = [
         ("blocksparse", __version__),
-        ("library", str(_lib.library_path())),
+        ("library", str(library.library_path())),
         ("CPU", platform.processor() or platform.machine()),
         ("instruction sets", ", ".join(cpu_isas())),
         ("in use", cpu_isa()),
-        ("threads", str(_lib.ask("bs_default_threads"))),
+        ("threads", str(library.ask("bs_default_threads"))),
         ("CUDA", cuda_status() or "available"),
-        ("CUDA kernels", _lib.ask("bs_cuda_kernels").decode() or "none in this build"),
+        ("CUDA kernels", library.ask("bs_cuda_kernels").decode() or "none in this build"),
         ("NumPy", np.__version__),
     ]
     if importlib.util.find_spec("torch"):
         import torch
 
-        from .torch import _conv_ops, _lstm_ops, _ops
+        from .torch.ops import conv, linear, lstm
 
         rows.append(("PyTorch", torch.__version__))
-        for name, ops_of in (("PyTorch kernels", _ops), ("of convolutions", _conv_ops), ("of LSTMs", _lstm_ops)):
+        for name, ops_of in (("PyTorch kernels", linear), ("of convolutions", conv), ("of LSTMs", lstm)):
             kernels: str = ops_of.KERNELS
             rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))
     else:
@@ -141,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except (ValueError, OSError, ModuleNotFoundError, _lib.UnavailableError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, library.UnavailableError) as error:
         print(f"blocksparse: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
-from ._given import need_one_kind, to_list
+from ._core.arguments import need_one_kind, to_list
 from .layout import Layout
 
 _Int = npt.NDArray[np.int64]
@@ -284,8 +284,8 @@ class BlocksparseConv:
     def _torch(self, F: Any, x: Any) -> Any:
         import torch
 
-        from .torch._conv_autograd import apply_conv
-        from .torch.index import index_of
+        from .torch.functional.conv import apply_conv
+        from .torch.tables import index_of
 
         tables = self._tables.get(x.device)
         if tables is None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _arrays
-from ._conv_geometry import conv_geometry, conv_output_size
-from ._cupy_arrays import CuPy
-from ._cupy_conv import conv_dgrad, conv_fprop, conv_wgrad
+from ._arrays import linear
+from ._arrays.cupy_arrays import CuPy
+from ._arrays.cupy_conv import conv_dgrad, conv_fprop, conv_wgrad
+from ._core.conv_geometry import conv_geometry, conv_output_size
 from .layout import Layout
 
 __all__ = [
@@ -65,7 +65,7 @@ def linear_fprop(
         UnavailableError: there is no card, or the library was built without CUDA.
     """
     operands: dict[str, Any] = {"bias": bias, "residual": residual, "gates": gates, "out": out, "tf32": allow_tf32}
-    result: Array = _arrays.fprop(_ARRAYS, x, values, layout, activation=activation, threads=0, **operands)
+    result: Array = linear.fprop(_ARRAYS, x, values, layout, activation=activation, threads=0, **operands)
     return result
 
 
@@ -96,7 +96,7 @@ def linear_dgrad(
         TypeError: an argument is no array of a card.
         UnavailableError: there is no card, or the library was built without CUDA.
     """
-    result: Array = _arrays.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=0, tf32=allow_tf32)
+    result: Array = linear.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=0, tf32=allow_tf32)
     return result
 
 
@@ -134,7 +134,7 @@ def linear_wgrad(
         UnavailableError: there is no card, or the library was built without CUDA.
     """
     operands = {"values": values, "gates": gates, "out": out, "gates_out": gates_out}
-    result: Array = _arrays.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=0, tf32=allow_tf32, **operands)
+    result: Array = linear.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=0, tf32=allow_tf32, **operands)
     return result
 
 

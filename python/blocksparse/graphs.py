@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import _lib, _structs
-from ._given import to_list, to_number_text
+from ._core import library, structs
+from ._core.arguments import to_list, to_number_text
 from .layout import Layout, need_layout
 
 
@@ -172,8 +172,8 @@ class Report:
 def report(layout: Layout) -> Report:
     """Degrees, shortest paths, clustering and mix of a layout."""
     need_layout("report", layout)
-    r = _structs.Report()
-    _lib.call("bs_layout_report", layout.pointer, ctypes.byref(r))
+    r = structs.Report()
+    library.call("bs_layout_report", layout.pointer, ctypes.byref(r))
     return Report(
         blocks=r.blocks,
         density=r.density,
@@ -196,11 +196,10 @@ def mix(layouts: Sequence[Layout]) -> list[float]:
         ValueError: the layouts are not square and of one size.
     """
     steps = to_list("mix", "layouts", layouts, "a list of layouts")
-    for layout in steps:
-        need_layout("mix", layout)
-    pointers = (ctypes.c_void_p * len(steps))(*[layout.pointer.value for layout in steps])
+    hosts = [need_layout("mix", layout).host() for layout in steps]  # as long as their pointers are used
+    pointers = (ctypes.c_void_p * len(hosts))(*[layout.pointer.value for layout in hosts])
     shares = np.empty(len(steps))
-    _lib.call("bs_layout_mix", pointers, len(steps), shares.ctypes.data)
+    library.call("bs_layout_mix", pointers, len(hosts), shares.ctypes.data)
     return [float(share) for share in shares]
 
 

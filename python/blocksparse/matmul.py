@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
-from ._given import need_one_kind
+from ._core.arguments import need_one_kind
 from .layout import Layout
 
 

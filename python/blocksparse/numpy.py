@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _arrays
-from ._conv_geometry import conv_geometry, conv_output_size
-from ._numpy_arrays import NumPy
-from ._numpy_conv import conv_dgrad, conv_fprop, conv_wgrad
+from ._arrays import linear
+from ._arrays.numpy_arrays import NumPy
+from ._arrays.numpy_conv import conv_dgrad, conv_fprop, conv_wgrad
+from ._core.conv_geometry import conv_geometry, conv_output_size
 from .layout import Layout
 
 __all__ = [
@@ -63,7 +63,7 @@ def linear_fprop(
         ValueError: a shape, dtype or memory layout is wrong.
     """
     operands: dict[str, Any] = {"bias": bias, "residual": residual, "gates": gates, "out": out}
-    result: Array = _arrays.fprop(_ARRAYS, x, values, layout, activation=activation, threads=threads, **operands)
+    result: Array = linear.fprop(_ARRAYS, x, values, layout, activation=activation, threads=threads, **operands)
     return result
 
 
@@ -86,7 +86,7 @@ def linear_dgrad(
     Raises:
         ValueError: a shape, dtype or memory layout is wrong.
     """
-    result: Array = _arrays.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=threads)
+    result: Array = linear.dgrad(_ARRAYS, dy, values, layout, gates=gates, out=out, threads=threads)
     return result
 
 
@@ -122,7 +122,7 @@ def linear_wgrad(
         ValueError: a shape, dtype or memory layout is wrong.
     """
     operands: dict[str, Any] = {"values": values, "gates": gates, "out": out, "gates_out": gates_out}
-    result: Array = _arrays.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=threads, **operands)
+    result: Array = linear.wgrad(_ARRAYS, x, dy, layout, accumulate=accumulate, threads=threads, **operands)
     return result
 
 

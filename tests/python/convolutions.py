@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import blocksparse.torch as bst
-from blocksparse.torch import _conv_ops
 from blocksparse.torch.conv import make_geometry
+from blocksparse.torch.ops import conv as conv_ops
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 CONV = (bst.conv1d, bst.conv2d, bst.conv3d)
@@ -65,18 +65,18 @@ def op_calls(layout, dtype=torch.float32):
     plain = make_geometry(2, (3, 2), (2, 1), (1, (0, 1)))
     transposed = make_geometry(2, (3, 2), (2, 1), (0, (0, 1)), transposed=True)
     last, gate = to_format(x, True), {"gates": gates, "order": order}
-    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {}
-    yield _conv_ops.fprop, (last, values, index, plain, 21, True), {**gate, "bias": bias, "activation": 2}
-    yield _conv_ops.fprop, (x, values, index, plain, 21, False), {"residual": dy}
-    yield _conv_ops.fprop, (x, values, index, transposed, 21, False), gate
-    yield _conv_ops.fprop, (dy, values, index, make_geometry(2, (3, 2)), 30, False, True), {}
-    yield _conv_ops.dgrad, (dy, values, index, plain, 30, (5, 4), False), {}
-    yield _conv_ops.dgrad, (to_format(dy, True), values, index, plain, 30, (5, 4), True), gate
-    yield _conv_ops.dgrad, (up, values, index, transposed, 30, (5, 4), False), {}
-    yield _conv_ops.wgrad, (x, dy, index, plain, layout.blocks, 8), {}
-    yield _conv_ops.wgrad, (x, up, index, transposed, layout.blocks, 8), {"wide": True}
+    yield conv_ops.fprop, (x, values, index, plain, 21, False), {}
+    yield conv_ops.fprop, (last, values, index, plain, 21, True), {**gate, "bias": bias, "activation": 2}
+    yield conv_ops.fprop, (x, values, index, plain, 21, False), {"residual": dy}
+    yield conv_ops.fprop, (x, values, index, transposed, 21, False), gate
+    yield conv_ops.fprop, (dy, values, index, make_geometry(2, (3, 2)), 30, False, True), {}
+    yield conv_ops.dgrad, (dy, values, index, plain, 30, (5, 4), False), {}
+    yield conv_ops.dgrad, (to_format(dy, True), values, index, plain, 30, (5, 4), True), gate
+    yield conv_ops.dgrad, (up, values, index, transposed, 30, (5, 4), False), {}
+    yield conv_ops.wgrad, (x, dy, index, plain, layout.blocks, 8), {}
+    yield conv_ops.wgrad, (x, up, index, transposed, layout.blocks, 8), {"wide": True}
     yield (
-        _conv_ops.wgrad,
+        conv_ops.wgrad,
         (x, dy, index, plain, layout.blocks, 8),
         {**gate, "values": values, "gate_gradient": True},
     )

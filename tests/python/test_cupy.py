@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import blocksparse
-from blocksparse import Layout, _cupy_conv, _lib, _structs
+from blocksparse import Layout
 from blocksparse import cupy as ops
 from blocksparse import numpy as of_numpy
+from blocksparse._arrays import cupy_conv
+from blocksparse._core import library, structs
 
 
 def _why_not():
@@ -107,17 +109,17 @@ def fake(monkeypatch):
 
     module.asarray = asarray
     module.cuda = types.SimpleNamespace(get_current_stream=lambda: streams[CURRENT[-1]])
-    for arrays in (ops._ARRAYS, _cupy_conv._ARRAYS):
+    for arrays in (ops._ARRAYS, cupy_conv._ARRAYS):
         monkeypatch.setattr(arrays, "_module", module)
-    call = _lib.call
+    call = library.call
 
     def on_cpu(name, *arguments):
         module.calls.append((name, arguments, CURRENT[-1]))
         if name != "bs_cuda_prepare":
             call(name, *arguments)
 
-    monkeypatch.setattr(_lib, "call", on_cpu)
-    monkeypatch.setattr(_lib, "CUDA", _lib.CPU)
+    monkeypatch.setattr(library, "call", on_cpu)
+    monkeypatch.setattr(library, "CUDA", library.CPU)
     return module
 
 
@@ -240,14 +242,14 @@ def test_card_and_stream_are_those_of_the_arrays(fake, layout, rng, monkeypatch)
     assert fake.streams[1].synchronised == fake.streams[0].synchronised == 1
     # What the C library is told where there are cards.
     told = []
-    monkeypatch.setattr(_lib, "CUDA", 1)
-    monkeypatch.setattr(_lib, "call", lambda name, *arguments: told.append(arguments))
-    monkeypatch.setattr(_lib, "ask", lambda *arguments: 64)
+    monkeypatch.setattr(library, "CUDA", 1)
+    monkeypatch.setattr(library, "call", lambda name, *arguments: told.append(arguments))
+    monkeypatch.setattr(library, "ask", lambda *arguments: 64)
     fake.streams[1].ptr = 1234
     ops.linear_dgrad(y, Fake(w, device=1), layout)
     view, dy, *_, stream = told[-1]
     assert (dy.contents.device_type, dy.contents.device_index, dy.contents.data) == (1, 1, y.data.ptr)
-    view = ctypes.cast(view, ctypes.POINTER(_structs.LayoutView)).contents
+    view = ctypes.cast(view, ctypes.POINTER(structs.LayoutView)).contents
     assert (view.device_type, view.device_index, view.blocks) == (1, 1, layout.blocks)
     assert stream.handle == 1234
 

@@ -8,7 +8,7 @@ from torch.library import opcheck
 
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _ops
+from blocksparse.torch.ops import linear as ops
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -90,22 +90,22 @@ def _op_calls(layout, dtype=torch.float32):
     bias = torch.randn(layout.out_features, dtype=dtype)
     sizes = (layout.blocks, layout.block_size)
     first = torch.randn(layout.in_features, 7, dtype=dtype).t()
-    yield _ops.linear, (x, w, index, bias, layout.out_features), {}
-    yield _ops.linear, (first, w, index, None, layout.out_features), {}
-    yield _ops.fprop, (x, w, index, layout.out_features), {}
-    yield _ops.fprop, (first, w, index, layout.out_features), {}
-    yield _ops.fprop, (x.view(1, 7, -1), w, index, layout.out_features), {"bias": bias, "gates": gates, "activation": 2}
-    yield _ops.fprop, (x, w, index, layout.out_features), {"residual": dy}
-    yield _ops.dgrad, (dy, w, index, layout.in_features), {"gates": gates}
-    yield _ops.dgrad, (x, w, index, layout.out_features, True), {}
-    yield _ops.wgrad, (x, dy, index, *sizes), {}
-    yield _ops.wgrad, (x, dy, index, *sizes), {"wide": True, "values": w, "gates": gates, "gate_gradient": True}
-    yield _ops.wgrad_list, ([x, x], [dy, dy], index, *sizes), {}
+    yield ops.linear, (x, w, index, bias, layout.out_features), {}
+    yield ops.linear, (first, w, index, None, layout.out_features), {}
+    yield ops.fprop, (x, w, index, layout.out_features), {}
+    yield ops.fprop, (first, w, index, layout.out_features), {}
+    yield ops.fprop, (x.view(1, 7, -1), w, index, layout.out_features), {"bias": bias, "gates": gates, "activation": 2}
+    yield ops.fprop, (x, w, index, layout.out_features), {"residual": dy}
+    yield ops.dgrad, (dy, w, index, layout.in_features), {"gates": gates}
+    yield ops.dgrad, (x, w, index, layout.out_features, True), {}
+    yield ops.wgrad, (x, dy, index, *sizes), {}
+    yield ops.wgrad, (x, dy, index, *sizes), {"wide": True, "values": w, "gates": gates, "gate_gradient": True}
+    yield ops.wgrad_list, ([x, x], [dy, dy], index, *sizes), {}
     for op, arguments in (
-        (_ops.linear, (x, w, index, bias, layout.out_features)),
-        (_ops.fprop, (x, w, index, layout.out_features)),
-        (_ops.dgrad, (dy, w, index, layout.in_features)),
-        (_ops.wgrad, (x, dy, index, *sizes)),
+        (ops.linear, (x, w, index, bias, layout.out_features)),
+        (ops.fprop, (x, w, index, layout.out_features)),
+        (ops.dgrad, (dy, w, index, layout.in_features)),
+        (ops.wgrad, (x, dy, index, *sizes)),
     ):
         yield op, arguments, {"tf32": True}
 
@@ -118,7 +118,7 @@ def test_opcheck(layout, dtype):
 
 def results_of_calls():
     """Whether the kernels are C++, then what they answer."""
-    return [_ops.KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in _op_calls(make_layout()))]
+    return [ops.KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in _op_calls(make_layout()))]
 
 
 def test_python_kernels_give_the_same_bits(with_python_kernels):
@@ -246,9 +246,9 @@ def test_two_threads_at_once(layout):
         (lambda w, x: bst.linear(x, w[0], w[1], activation="tanh"), "activation is 'tanh'"),
         (lambda w, x: bst.linear(x.int(), w[0].int(), w[1]), r"a tensor of torch\.int32, needs one of"),
         (lambda w, x: bst.linear(x, w[0].transpose(1, 2), w[1]), "needs to be contiguous"),
-        (lambda w, x: _ops.fprop(x, w[0], torch.zeros(40, dtype=torch.int32), 60), "no layout index"),
+        (lambda w, x: ops.fprop(x, w[0], torch.zeros(40, dtype=torch.int32), 60), "no layout index"),
         (
-            lambda w, x: _ops.fprop(x, w[0], torch.zeros(40), 60),
+            lambda w, x: ops.fprop(x, w[0], torch.zeros(40), 60),
             r"index is torch.float32 \[40\], needs the int32 tensor",
         ),
     ],

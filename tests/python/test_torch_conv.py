@@ -25,8 +25,9 @@ from torch.library import opcheck
 
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _conv_ops
 from blocksparse.torch.conv import make_geometry
+from blocksparse.torch.ops import conv as conv_ops
+from blocksparse.torch.ops.calls import sum_dtype
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_agrees_with_dense(channels, rank, transposed, last):
         x = to_format(torch.randn(2, 30, *SIZE[:rank], dtype=dtype), last).requires_grad_()
         taps = torch.Size(kernel).numel()
         values, bias = leaf(channels.blocks, taps, 8, 8, dtype=dtype), leaf(21, dtype=dtype)
-        gates = torch.rand(channels.blocks, dtype=_conv_ops._ops.sum_dtype(dtype), requires_grad=True)
+        gates = torch.rand(channels.blocks, dtype=sum_dtype(dtype), requires_grad=True)
         inputs = (x, values, bias, gates)
         op = (TRANSPOSED if transposed else CONV)[rank - 1]
         y = op(x, values, channels, bias, gates=gates, channel_order=order, **options)
@@ -158,7 +159,7 @@ def test_where_contiguous_images_are_turned_nothing_else_changes(tiny, monkeypat
         return y, *first, *second, plain
 
     expected, turned = run(), []
-    monkeypatch.setattr(_conv_ops, "wants_channels_last", lambda x: turned.append(x) or True)
+    monkeypatch.setattr(conv_ops, "wants_channels_last", lambda x: turned.append(x) or True)
     for got, wanted in zip(run(), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     assert len(turned) == 2
@@ -172,8 +173,8 @@ def test_contiguous_images_are_turned_for_16_bits_on_a_card():
         (torch.bfloat16, (2, 8, 1, 1), False),
     ):
         with FakeTensorMode():
-            assert _conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype, device="cuda")) == wanted
-        assert not _conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype))
+            assert conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype, device="cuda")) == wanted
+        assert not conv_ops.wants_channels_last(torch.empty(shape, dtype=dtype))
 
 
 def test_activation_and_residual_are_fused_without_gradient_only_in_speed(channels):
@@ -207,7 +208,7 @@ def results_of_calls():
     """Whether the kernels are C++, what they answer, and how they refuse."""
     layout = make_channels()
     results = (op(*arguments, **options) for op, arguments, options in op_calls(layout))
-    return [_conv_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
+    return [conv_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
 
 
 def test_python_kernels_give_the_same_bits(with_python_kernels):
@@ -363,7 +364,7 @@ def _wrong_calls(layout):
     """(op, arguments, part of the message)."""
     index, x, values = bst.index_of(layout), torch.randn(2, 30, 5, 4), torch.randn(layout.blocks, 9, 8, 8)
     dy, geometry, blocks, order = torch.randn(2, 21, 3, 2), make_geometry(2, 3), layout.blocks, torch.arange(30)
-    fprop, dgrad, wgrad = _conv_ops.fprop, _conv_ops.dgrad, _conv_ops.wgrad
+    fprop, dgrad, wgrad = conv_ops.fprop, conv_ops.dgrad, conv_ops.wgrad
     yield fprop, (x, values, index, geometry[:-1], 21, False), "geometry has 12 numbers"
     yield fprop, (x, values, index, (), 21, False), "geometry has 0 numbers"
     yield fprop, (x, values, index, (0, *(1,) * 24), 21, False), "geometry has 25 numbers"
@@ -403,7 +404,7 @@ def test_raw_ops_check_as_well(channels):
     assert refusals(_wrong_calls(channels))
     x, values, index = torch.randn(2, 30, 5, 4), torch.randn(channels.blocks, 9, 8, 8), bst.index_of(channels)
     with pytest.raises(ValueError, match="a tensor is on cpu, needs meta"):
-        _conv_ops.fprop(x.to("meta"), values, index, make_geometry(2, 3), 21, False)
+        conv_ops.fprop(x.to("meta"), values, index, make_geometry(2, 3), 21, False)
     with pytest.raises(TypeError, match="x is a ndarray"):
         bst.conv2d(x.numpy(), values, channels, kernel_size=3)
     with pytest.raises(TypeError, match="layout is a str"):

@@ -9,7 +9,7 @@ from torch.library import opcheck
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _conv_ops
+from blocksparse.torch.ops import conv as conv_ops
 
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -73,7 +73,7 @@ def test_opcheck(channels, dtype):
 def results_of_calls():
     """Whether the kernels are C++, then what they answer."""
     calls = calls_on_cuda(make_channels())
-    return [_conv_ops.CUDA_KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in calls)]
+    return [conv_ops.CUDA_KERNELS == "C++", *(op(*arguments, **options) for op, arguments, options in calls)]
 
 
 def test_python_kernels_give_the_same_bits(with_python_kernels):

@@ -11,6 +11,7 @@ from convolutions import CONV, TOLERANCE, TRANSPOSED, dense_conv, error, op_call
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.ops.calls import sum_dtype
 
 COUNT = int(os.environ.get("BLOCKSPARSE_FUZZ", "60"))
 ACTIVATIONS = {"none": lambda t: t, **{name: getattr(torch.nn.functional, name) for name in ("relu", "gelu", "silu")}}
@@ -80,7 +81,7 @@ def check(layout, rank, transposed, dtype, options, r):
     shape = op(x, values, layout, **options).shape
     residual = strewn(torch.randn(shape).to(dtype), r)
     bias = torch.randn(layout.out_features).to(dtype)
-    gates = torch.rand(layout.blocks, dtype=bst._ops.sum_dtype(dtype)) * (torch.rand(layout.blocks) > 0.2)
+    gates = torch.rand(layout.blocks, dtype=sum_dtype(dtype)) * (torch.rand(layout.blocks) > 0.2)
     inputs = [t.requires_grad_(r.random() < 0.7) for t in (x, values, bias, gates, residual)]
     activation = r.choice([name for name in ACTIVATIONS if name != "relu" or dtype.itemsize > 2])  # no kinks in 16 bits
     more = {"gates": gates, "residual": residual, "channel_order": order, "activation": activation}

@@ -10,7 +10,7 @@ from torch.library import opcheck
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _ops
+from blocksparse.torch.ops import linear as linear_ops
 
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -127,7 +127,7 @@ def test_ops_agree_with_the_cpu(layout):
 def results_of_calls():
     """Whether the kernels are C++, then what they answer."""
     return [
-        _ops.CUDA_KERNELS == "C++",
+        linear_ops.CUDA_KERNELS == "C++",
         *(op(*arguments, **options) for op, arguments, options in _calls_on_cuda(make_layout())),
     ]
 
@@ -268,7 +268,7 @@ def test_devices_must_agree(layout):
         bst.linear_wgrad([torch.randn(4, 90, device="cuda")], [torch.randn(4, 61, device="cuda")], layout)
     other = Layout.from_graph("random(9,8,0.9)", 16, seed=4)
     with pytest.raises(ValueError, match="index has"):
-        _ops.fprop(torch.randn(4, 90, device="cuda"), w.cuda(), bst.index_of(other, "cuda"), 60)
+        linear_ops.fprop(torch.randn(4, 90, device="cuda"), w.cuda(), bst.index_of(other, "cuda"), 60)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(layout):

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import _lstm_ops
+from blocksparse.torch.ops import lstm as lstm_ops
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 HIDDEN, INPUT = 48, 20
@@ -108,14 +108,14 @@ def test_some_gradients_only(small):
 def _op_calls(layout):
     pre, w, h, c = (x.detach() for x in inputs(layout, 3, 4, torch.float32))
     index, lengths = bst.index_of(layout), torch.tensor([3, 1, 2, 3])
-    yield _lstm_ops.forward, (pre, w, index, h, c, lengths, True), {}
-    yield _lstm_ops.forward, (pre, w, index, None, None, None, False), {}
-    y, _, _, gates, cells = _lstm_ops.forward(pre, w, index, h, c, None, True)
-    yield _lstm_ops.backward, (w, index, y, gates, cells, h, c, None, y, None, None), {}
-    yield _lstm_ops.backward, (w, index, y, gates, cells, None, c, lengths, None, h, c), {"weight_gradient": False}
+    yield lstm_ops.forward, (pre, w, index, h, c, lengths, True), {}
+    yield lstm_ops.forward, (pre, w, index, None, None, None, False), {}
+    y, _, _, gates, cells = lstm_ops.forward(pre, w, index, h, c, None, True)
+    yield lstm_ops.backward, (w, index, y, gates, cells, h, c, None, y, None, None), {}
+    yield lstm_ops.backward, (w, index, y, gates, cells, None, c, lengths, None, h, c), {"weight_gradient": False}
     pre, w = pre.bfloat16(), w.bfloat16()
-    y, _, _, gates, cells = _lstm_ops.forward(pre, w, index, None, c, None, True)
-    yield _lstm_ops.backward, (w, index, y, gates, cells, None, c, None, y, None, None), {"wide": True}
+    y, _, _, gates, cells = lstm_ops.forward(pre, w, index, None, c, None, True)
+    yield lstm_ops.backward, (w, index, y, gates, cells, None, c, None, y, None, None), {"wide": True}
 
 
 def test_opcheck(small):
@@ -126,7 +126,7 @@ def test_opcheck(small):
 def _wrong_calls(layout):
     """(op, arguments, part of the message)."""
     (_, (pre, w, index, h, c, lengths, _), _), _, (_, (_, _, y, gates, cells, *_), _), *_ = _op_calls(layout)
-    forward, backward = _lstm_ops.forward, _lstm_ops.backward
+    forward, backward = lstm_ops.forward, lstm_ops.backward
     yield forward, (pre[0], w, index, None, None, None, True), r"pre is \[4, 4, 16\], needs \[steps, n, 4, hidden\]"
     yield forward, (pre, w[0], index, None, None, None, True), r"values are \[8, 8\], needs \[blocks, b, b\]"
     yield (
@@ -154,7 +154,7 @@ def results_of_calls():
     """Whether the kernels are C++, what they answer, and how they refuse."""
     layout = make_small()
     results = (op(*arguments, **options) for op, arguments, options in _op_calls(layout))
-    return [_lstm_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
+    return [lstm_ops.KERNELS == "C++", *results, *refusals(_wrong_calls(layout))]
 
 
 def test_python_kernels_give_the_same_bits(with_python_kernels):

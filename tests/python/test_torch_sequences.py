@@ -7,9 +7,11 @@ from test_torch import error
 import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch import sequence_op
-from blocksparse.torch.deep_update_op import DeepUpdate
-from blocksparse.torch.multiplicative_op import Multiplicative
+from blocksparse._core import library
+from blocksparse.torch import blocks
+from blocksparse.torch.autograd import sequence
+from blocksparse.torch.autograd.deep_update import DeepUpdate
+from blocksparse.torch.autograd.multiplicative import Multiplicative
 
 STEPS, N, INPUT, HIDDEN = 7, 5, 12, 48
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
@@ -165,7 +167,7 @@ def test_steps_as_one_node(which, monkeypatch):
 def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
     module, (x, (h, c)) = make("deep, dense", "cpu"), inputs("cpu")
     x, state = x[:1, :3], (h[:, :3].contiguous(), c[:, :3].contiguous())
-    monkeypatch.setattr(sequence_op, "FullBlocks", None)
+    monkeypatch.setattr(blocks, "FullBlocks", None)
     with torch.no_grad():
         y, _ = module(x, state)
         monkeypatch.undo()
@@ -175,8 +177,8 @@ def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
 @pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []
-    original = blocksparse._lib.call
-    monkeypatch.setattr(blocksparse._lib, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
+    original = library.call
+    monkeypatch.setattr(library, "call", lambda name, *given: (calls.append(name), original(name, *given))[1])
     with torch.no_grad():
         make(which, "cpu")(inputs("cpu")[0])
     assert sum(name in ("bs_deep_update_forward", "bs_multiplicative_forward") for name in calls) == 1
@@ -243,4 +245,4 @@ def test_wrong_lengths_are_refused_by_the_op_itself(which):
         network = Multiplicative([module.recurrent_m, module.recurrent])
         given = [module.input(x).unflatten(-1, (4, HIDDEN)), *(layer.weight for layer in network.layers)]
     with pytest.raises(ValueError, match=rf"\[{op}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
-        sequence_op.run(network, lengths, state[0][0], state[1][0], factor, *given)
+        sequence.run(network, lengths, state[0][0], state[1][0], factor, *given)

@@ -1,23 +1,32 @@
 """Block-sparse layers for PyTorch: functional ops, and modules on top."""
 
+# Modules that nothing else here imports are attributes all the same: `norm`, and old addresses for one release.
+from . import conv_modules as conv_modules
+from . import deep_update_op as deep_update_op
+from . import deep_update_steps as deep_update_steps
+from . import index as index
+from . import layer as layer
+from . import multiplicative_op as multiplicative_op
+from . import norm as norm
+from . import sequence_op as sequence_op
 from .conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from .conv_modules import (
+from .convert import from_bsr, from_dense, select_blocks, to_bsr, to_dense
+from .deep_update import DeepUpdateLSTM
+from .edge_bias import EdgeBias
+from .functional import linear, linear_wgrad
+from .lstm import BlockSparseLSTM, MultiplicativeLSTM
+from .modules import (
     BlockSparseConv1d,
     BlockSparseConv2d,
     BlockSparseConv3d,
     BlockSparseConvTranspose1d,
     BlockSparseConvTranspose2d,
     BlockSparseConvTranspose3d,
+    BlockSparseLinear,
 )
-from .convert import from_bsr, from_dense, select_blocks, to_bsr, to_dense
-from .deep_update import DeepUpdateLSTM
-from .edge_bias import EdgeBias
-from .functional import linear, linear_wgrad
-from .index import index_of
-from .lstm import BlockSparseLSTM, MultiplicativeLSTM
-from .modules import BlockSparseLinear
-from .recurrent import lstm
+from .recurrent import lstm  # the function, in the place of the module that is imported above
 from .surgery import replace_convolutions
+from .tables import index_of
 from .weight_norm import weight_norm
 
 __all__ = [

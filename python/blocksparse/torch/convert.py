@@ -9,9 +9,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from .._given import need, to_int, to_list
+from .._core.arguments import need, to_int, to_list
 from ..layout import Layout, need_layout
-from ._given import need_tensor
+from .arguments import need_tensor
 
 
 def grid_of(weight: Tensor, b: int) -> Tensor:

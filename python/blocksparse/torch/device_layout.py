@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
-from .._given import need
-from ..layout import Layout, _Handle
-from .index import load_kernels
+from .._core import library, structs
+from .._core.arguments import need
+from ..layout import HostLayout, Int32, Layout
+from .tables import load_kernels
 
 
 class DeviceLayout(Layout):
@@ -24,23 +24,29 @@ class DeviceLayout(Layout):
 
     __slots__ = ("_host", "_remade", "_words")
 
-    _host: Layout | None
+    _host: HostLayout | None
     _remade: bool  # by each replay of the graph that it was captured in
     _words: Tensor
 
     def __init__(
-        self, words: Tensor, info: _structs.LayoutInfo, remade: bool, tables: dict[Any, Any] | None = None
+        self,
+        words: Tensor,
+        block_size: int,
+        blocks: int,
+        grid: tuple[int, int],
+        sizes: tuple[int, int],
+        transposed: bool,
+        remade: bool,
+        tables: dict[Any, Any] | None = None,
     ) -> None:
         """Takes over tables; use `Layout.from_device_mask` instead."""
-        self._set("_words", words)
-        self._set("_host", None)
-        self._set("_remade", remade)
-        self._set("_info", info)
-        self._set("_tables", {words.device: words} if tables is None else tables)
-        self._set("sizes", (int(info.out_features), int(info.in_features)))
-        self._set("transposed", bool(info.transposed))
+        own = {words.device: words} if tables is None else tables
+        super().__init__(block_size, blocks, grid, sizes, transposed, own)
+        object.__setattr__(self, "_words", words)
+        object.__setattr__(self, "_host", None)
+        object.__setattr__(self, "_remade", remade)
 
-    def host(self) -> Layout:
+    def host(self) -> HostLayout:
         """The same layout with tables on the host.
 
         Raises:
@@ -54,10 +60,10 @@ class DeviceLayout(Layout):
         torch.cuda.synchronize(self._words.device)  # whatever stream made them
         words = self._words.cpu().numpy()
         handle = ctypes.c_void_p()
-        _lib.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
-        layout = Layout(handle)
+        library.call("bs_layout_from_device_index", words.ctypes.data, words.size, ctypes.byref(handle))
+        layout = HostLayout(handle)
         layout = layout.t() if self.transposed else layout
-        self._set("_host", layout)
+        object.__setattr__(self, "_host", layout)
         return layout
 
     def check(self) -> DeviceLayout:
@@ -65,11 +71,7 @@ class DeviceLayout(Layout):
         self.host()
         return self
 
-    @property
-    def _handle(self) -> _Handle:  # type: ignore[override]
-        return self.host()._handle
-
-    def index_memory(self) -> Any:
+    def index_memory(self) -> Int32:
         """See `Layout.index_memory`.
 
         Raises:
@@ -77,11 +79,11 @@ class DeviceLayout(Layout):
         """
         return self._settled().index_memory()
 
-    def view(self) -> _structs.LayoutView:
+    def view(self) -> structs.LayoutView:
         """See `Layout.view`. Raises what `index_memory` does."""
         return self._settled().view()
 
-    def _settled(self) -> Layout:
+    def _settled(self) -> HostLayout:
         if self._remade:
             raise RuntimeError(
                 f"[layout] this one is made anew by each replay of a CUDA graph, and can be used on "
@@ -91,18 +93,9 @@ class DeviceLayout(Layout):
 
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
-        info = _structs.LayoutInfo()
-        ctypes.memmove(ctypes.byref(info), ctypes.byref(self._info), ctypes.sizeof(info))
-        info.transposed = int(not self.transposed)
-        info.out_features, info.in_features = self._info.in_features, self._info.out_features
-        info.out_blocks, info.in_blocks = self._info.in_blocks, self._info.out_blocks
-        return DeviceLayout(self._words, info, self._remade, self._tables)
-
-    def __eq__(self, other: object) -> bool:
-        return self.host() == (other.host() if isinstance(other, DeviceLayout) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.host())
+        turned = (self.grid[::-1], self.sizes[::-1], not self.transposed)
+        again = (self._remade, self.tables)
+        return DeviceLayout(self._words, self.block_size, self.blocks, *turned, *again)
 
 
 def _features(name: str, given: int | None, blocks: int, b: int) -> int:
@@ -140,21 +133,21 @@ def from_device_mask(
     device = mask.device
     load_kernels(device)
     mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
-    view = _structs.LayoutView(None, _lib.CUDA, device.index, 0, block_size, out, in_, blocks)
+    view = structs.LayoutView(None, library.CUDA, device.index, 0, block_size, out, in_, blocks)
     words = ctypes.c_int64()
-    _lib.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
-    size = _lib.ask("bs_layout_build_workspace_size", ctypes.byref(view))
+    library.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
+    size = library.ask("bs_layout_build_workspace_size", ctypes.byref(view))
     with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
         index = torch.empty(words.value, dtype=torch.int32, device=device)
     memory = torch.empty(size, dtype=torch.uint8, device=device)
-    _lib.call(
+    library.call(
         "bs_layout_build",
         mask.data_ptr(),
         ctypes.byref(view),
         index.data_ptr(),
         words.value,
-        _structs.Workspace(memory.data_ptr(), size),
-        _structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
+        structs.Workspace(memory.data_ptr(), size),
+        structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
     )
-    info = _structs.LayoutInfo(block_size, 0, out, in_, rows, columns, blocks, 13 + rows + 1 + blocks, words.value, 0)
-    return DeviceLayout(index, info, remade=capturing)
+    sizes = view.out_features, view.in_features
+    return DeviceLayout(index, view.block_size, view.blocks, (rows, columns), sizes, False, remade=capturing)

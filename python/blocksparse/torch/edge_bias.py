@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._given import to_int
-from . import _conv_ops
-from .conv import Padding, Sizes, check_geometry, make_geometry
-from .conv_modules import _CONV, _TRANSPOSED, BlockSparseConv
+from .._core.arguments import to_int
+from .conv_geometry import Padding, Sizes, check_geometry, make_geometry, output_size
+from .modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
 
 
 class EdgeBias(nn.Module):
@@ -57,7 +56,7 @@ class EdgeBias(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(kernel_size, Sequence) or not 1 <= len(kernel_size) <= len(_CONV):
+        if not isinstance(kernel_size, Sequence) or not 1 <= len(kernel_size) <= len(DENSE):
             raise ValueError(f"[EdgeBias] kernel_size is {kernel_size!r}, needs a number for each of 1 to 3 sizes")
         channels, rank = to_int("channels", channels, op="EdgeBias"), len(kernel_size)
         if channels < 0:
@@ -76,7 +75,7 @@ class EdgeBias(nn.Module):
             TypeError: it is none.
         """
         layer: Any = conv
-        if not isinstance(conv, (BlockSparseConv, *_CONV, *_TRANSPOSED)):
+        if not isinstance(conv, (BlockSparseConv, *DENSE, *DENSE_TRANSPOSED)):
             raise TypeError(f"[EdgeBias] a {type(conv).__name__}, needs a convolution")
         if (activation := getattr(layer, "activation", "none")) != "none":
             raise ValueError(f"[EdgeBias] the layer has activation {activation!r}, needs 'none': apply it afterwards")
@@ -97,7 +96,7 @@ class EdgeBias(nn.Module):
                 f"[EdgeBias] y is {list(y.shape)} and x {list(x.shape)}, needs [n, {self.weight.size(1)}, size...] and "
                 f"[n, in, size...] of {rank} sizes"
             )
-        if list(y.shape[2:]) != (sizes := _conv_ops.output_size(self.geometry, x.shape[2:])):
+        if list(y.shape[2:]) != (sizes := output_size(self.geometry, x.shape[2:])):
             raise ValueError(f"[EdgeBias] y has sizes {list(y.shape[2:])}, needs {sizes}, what x {list(x.shape)} gives")
         inside: Tensor | None = None  # [taps, pixels...]
         for i in range(rank):

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .._given import need, to_int
-from .conv_modules import (
-    _CONV,
-    _TRANSPOSED,
+from .._core.arguments import need, to_int
+from .modules.conv import (
+    DENSE,
+    DENSE_TRANSPOSED,
     BlockSparseConv,
     BlockSparseConv1d,
     BlockSparseConv2d,
@@ -24,10 +24,10 @@ from .conv_modules import (
 )
 
 _SPARSE: dict[type[nn.Module], type[BlockSparseConv]] = {
-    **dict(zip(_CONV, (BlockSparseConv1d, BlockSparseConv2d, BlockSparseConv3d), strict=True)),
+    **dict(zip(DENSE, (BlockSparseConv1d, BlockSparseConv2d, BlockSparseConv3d), strict=True)),
     **dict(
         zip(
-            _TRANSPOSED,
+            DENSE_TRANSPOSED,
             (BlockSparseConvTranspose1d, BlockSparseConvTranspose2d, BlockSparseConvTranspose3d),
             strict=True,
         )

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from ..layout import Layout
 from . import convert
-from .layer import BlockSparseLayer
+from .modules.layer import BlockSparseLayer
 
 _Layer = TypeVar("_Layer", bound=BlockSparseLayer)
 _LEAST = 1e-12  # of a sum of squares: outputs without blocks have no norm

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _conv_arrays, _structs
-from ._cupy_arrays import CuPy
-from .layout import Layout
+from .._core import structs
+from ..layout import Layout
+from . import conv
+from .cupy_arrays import CuPy
 
 Array = Any  # cupy.ndarray, or with __cuda_array_interface__
 
@@ -18,7 +19,7 @@ def conv_fprop(
     x: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     bias: Array | None = None,
@@ -54,7 +55,7 @@ def conv_fprop(
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "bias": bias, "residual": residual, "gates": gates}
     setting: dict[str, Any] = {"activation": activation, "out": out, "tf32": allow_tf32}
-    result: Array = _conv_arrays.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
+    result: Array = conv.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
     return result
 
 
@@ -62,7 +63,7 @@ def conv_dgrad(
     dy: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     size: Sequence[int],
     *,
     channel_order: Array | None = None,
@@ -92,7 +93,7 @@ def conv_dgrad(
         UnavailableError: there is no card, or the library was built without CUDA.
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "gates": gates, "out": out, "tf32": allow_tf32}
-    result: Array = _conv_arrays.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
+    result: Array = conv.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
     return result
 
 
@@ -100,7 +101,7 @@ def conv_wgrad(
     x: Array,
     dy: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     values: Array | None = None,
@@ -135,5 +136,5 @@ def conv_wgrad(
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "values": values, "gates": gates, "tf32": allow_tf32}
     setting: dict[str, Any] = {"out": out, "gates_out": gates_out, "accumulate": accumulate}
-    result: Array = _conv_arrays.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
+    result: Array = conv.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
     return result

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._given import need
-from ..layout import Layout
-from . import convert
-from ._given import need_sizes, need_tensor, need_tensors
-from .functional import apply_linear
+from ..._core.arguments import need
+from ...layout import Layout
+from .. import convert
+from ..arguments import need_sizes, need_tensor, need_tensors
+from ..functional.linear import apply_linear
 from .layer import BlockSparseLayer
 
 
@@ -120,7 +120,7 @@ class BlockSparseLinear(BlockSparseLayer):
         layer.weight = nn.Parameter(values)
         if bias is not None:
             layer.bias = nn.Parameter(bias)
-        layer._place(values.device)
+        layer.place(values.device)
         return layer
 
     def to_dense(self) -> nn.Linear:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _conv_arrays, _structs
-from ._numpy_arrays import NumPy
-from .layout import Layout
+from .._core import structs
+from ..layout import Layout
+from . import conv
+from .numpy_arrays import NumPy
 
 Array = npt.NDArray[Any]
 
@@ -20,7 +21,7 @@ def conv_fprop(
     x: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     bias: Array | None = None,
@@ -54,7 +55,7 @@ def conv_fprop(
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "bias": bias, "residual": residual, "gates": gates}
     setting: dict[str, Any] = {"activation": activation, "out": out, "threads": threads}
-    result: Array = _conv_arrays.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
+    result: Array = conv.fprop(_ARRAYS, x, values, layout, geometry, **operands, **setting)
     return result
 
 
@@ -62,7 +63,7 @@ def conv_dgrad(
     dy: Array,
     values: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     size: Sequence[int],
     *,
     channel_order: Array | None = None,
@@ -91,7 +92,7 @@ def conv_dgrad(
         TypeError: an argument is of another kind.
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "gates": gates, "out": out, "threads": threads}
-    result: Array = _conv_arrays.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
+    result: Array = conv.dgrad(_ARRAYS, dy, values, layout, geometry, size, **operands)
     return result
 
 
@@ -99,7 +100,7 @@ def conv_wgrad(
     x: Array,
     dy: Array,
     layout: Layout,
-    geometry: _structs.ConvGeometry,
+    geometry: structs.ConvGeometry,
     *,
     channel_order: Array | None = None,
     values: Array | None = None,
@@ -133,5 +134,5 @@ def conv_wgrad(
     """
     operands: dict[str, Any] = {"channel_order": channel_order, "values": values, "gates": gates, "threads": threads}
     setting: dict[str, Any] = {"out": out, "gates_out": gates_out, "accumulate": accumulate}
-    result: Array = _conv_arrays.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
+    result: Array = conv.wgrad(_ARRAYS, x, dy, layout, geometry, **operands, **setting)
     return result

@@ -17,16 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
-from . import _ops
-from ._given import DTYPES
+from ..._core import library, structs
+from ..arguments import DTYPES
+from .calls import blocks_of, check_devices, lengths_pointer, pointer_to, scratch, stream_of, sum_dtype, view_of
+from .registry import OPS, register
 
-_lib_def = _ops._ops
-_lib_def.define(
+GATES = 4  # i, f, g, o
+UNITS = 8  # a multiple of which the core's cells take
+
+OPS.define(
     "lstm_forward(Tensor pre, Tensor values, Tensor index, Tensor? h0, Tensor? c0, Tensor? lengths, bool save) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_lib_def.define(
+OPS.define(
     "lstm_backward(Tensor values, Tensor index, Tensor y, Tensor gates, Tensor cells, Tensor? h0, Tensor? c0, "
     "Tensor? lengths, Tensor? dy, Tensor? dh, Tensor? dc, bool wide=False, bool weight_gradient=True) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
@@ -51,14 +54,14 @@ def _check_blocks(values: Tensor) -> None:
 # ---- What the outputs look like ------------------------------------------------------------------------------------
 
 
-@torch.library.register_fake("blocksparse::lstm_forward", lib=_lib_def)
+@torch.library.register_fake("blocksparse::lstm_forward", lib=OPS)
 def _empty_forward(
     pre: Tensor, values: Tensor, index: Tensor, h0: Tensor | None, c0: Tensor | None, lengths: Tensor | None, save: bool
 ) -> _Five:
     check_shapes(pre, values)
-    _ops._check_devices(pre, values, index, h0, c0, lengths, op="lstm")
+    check_devices(pre, values, index, h0, c0, lengths, op="lstm")
     steps, n, _, hidden = pre.shape
-    state = _ops.sum_dtype(pre.dtype)
+    state = sum_dtype(pre.dtype)
     kept = steps if save else 0
     return (
         pre.new_empty(steps, n, hidden),
@@ -69,7 +72,7 @@ def _empty_forward(
     )
 
 
-@torch.library.register_fake("blocksparse::lstm_backward", lib=_lib_def)
+@torch.library.register_fake("blocksparse::lstm_backward", lib=OPS)
 def _empty_backward(
     values: Tensor,
     index: Tensor,
@@ -88,9 +91,9 @@ def _empty_backward(
     if y.dim() != 3:
         raise ValueError(f"[lstm] y is {list(y.shape)}, needs [steps, n, hidden]")
     _check_blocks(values)
-    _ops._check_devices(y, values, index, gates, cells, h0, c0, lengths, dy, dh, dc, op="lstm")
+    check_devices(y, values, index, gates, cells, h0, c0, lengths, dy, dh, dc, op="lstm")
     steps, n, hidden = y.shape
-    state = _ops.sum_dtype(y.dtype)
+    state = sum_dtype(y.dtype)
     return (
         y.new_empty(steps, n, 4, hidden),
         values.new_empty(values.shape if weight_gradient else (0,), dtype=state if wide else y.dtype),
@@ -103,22 +106,13 @@ def _empty_backward(
 
 
 def _pointer(x: Tensor | None) -> Any:
-    return _ops._pointer(x, "lstm")
+    return pointer_to(x, "lstm")
 
 
-def _workspace(which: str, view: _structs.LayoutView, x: Tensor, steps: int) -> tuple[_structs.Workspace, Tensor]:
+def _workspace(which: str, view: structs.LayoutView, x: Tensor, steps: int) -> tuple[structs.Workspace, Tensor]:
     code = DTYPES.get(x.dtype, -1)
-    size = _lib.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
-    memory = x.new_empty(size, dtype=torch.uint8)
-    return _structs.Workspace(memory.data_ptr(), size), memory
-
-
-def _lengths_pointer(lengths: Tensor | None, n: int, op: str = "lstm") -> int | None:
-    if lengths is None:
-        return None
-    if lengths.dtype != torch.int64 or lengths.shape != (n,) or not lengths.is_contiguous():
-        raise ValueError(f"[{op}] lengths are {lengths.dtype} {list(lengths.shape)}, needs int64 [{n}]")
-    return lengths.data_ptr()
+    size = library.ask(f"bs_lstm_{which}_workspace_size", ctypes.byref(view), code, steps, x.size(1))
+    return scratch(size, x)
 
 
 def _forward(
@@ -127,14 +121,14 @@ def _forward(
     made = _empty_forward(pre, values, index, h0, c0, lengths, save)
     y, h, c, gates, cells = made
     steps, n, _, hidden = pre.shape
-    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
+    view = view_of(index, False, *blocks_of(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("forward", view, pre, steps)
     kept = (_pointer(gates), _pointer(cells)) if save else (None, None)
-    outputs = _structs.LstmOutputs(_pointer(y), _pointer(h), _pointer(c), *kept)
+    outputs = structs.LstmOutputs(_pointer(y), _pointer(h), _pointer(c), *kept)
     inputs = (_pointer(pre), _pointer(values), _pointer(h0), _pointer(c0))
-    pointer = _lengths_pointer(lengths, n)
-    call = (ctypes.byref(view), *inputs, pointer, ctypes.byref(outputs), workspace, _ops._stream(pre))
-    _lib.call("bs_lstm_forward", *call)
+    pointer = lengths_pointer(lengths, n)
+    call = (ctypes.byref(view), *inputs, pointer, ctypes.byref(outputs), workspace, stream_of(pre))
+    library.call("bs_lstm_forward", *call)
     return made
 
 
@@ -156,20 +150,20 @@ def _backward(
     made = _empty_backward(values, index, y, gates, cells, h0, c0, lengths, dy, dh, dc, wide, weight_gradient)
     dpre, dw, dh0, dc0 = made
     steps, n, hidden = y.shape
-    view = _ops._view(index, False, *_ops._blocks(values), 4 * hidden, hidden, "lstm")
+    view = view_of(index, False, *blocks_of(values), 4 * hidden, hidden, "lstm")
     workspace, _memory = _workspace("backward", view, y, steps)
-    state = (_pointer(values), _pointer(h0), _pointer(c0), _lengths_pointer(lengths, n))
-    saved = _structs.LstmSaved(*state, _pointer(y), _pointer(gates), _pointer(cells))
+    state = (_pointer(values), _pointer(h0), _pointer(c0), lengths_pointer(lengths, n))
+    saved = structs.LstmSaved(*state, _pointer(y), _pointer(gates), _pointer(cells))
     of_weight = _pointer(dw) if weight_gradient else None
     of_state = (None if h0 is None else _pointer(dh0), None if c0 is None else _pointer(dc0))
-    grads = _structs.LstmGrads(_pointer(dpre), of_weight, *of_state)
+    grads = structs.LstmGrads(_pointer(dpre), of_weight, *of_state)
     of_outputs = (_pointer(dy), _pointer(dh), _pointer(dc))
-    call = (ctypes.byref(view), ctypes.byref(saved), *of_outputs, 0, ctypes.byref(grads), workspace, _ops._stream(y))
-    _lib.call("bs_lstm_backward", *call)
+    call = (ctypes.byref(view), ctypes.byref(saved), *of_outputs, 0, ctypes.byref(grads), workspace, stream_of(y))
+    library.call("bs_lstm_backward", *call)
     return made
 
 
-KERNELS, CUDA_KERNELS = _ops.register("lstm", {"lstm_forward": _forward, "lstm_backward": _backward})
+KERNELS, CUDA_KERNELS = register("lstm", {"lstm_forward": _forward, "lstm_backward": _backward})
 
 forward = torch.ops.blocksparse.lstm_forward.default
 backward = torch.ops.blocksparse.lstm_backward.default

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from . import _arrays, _lib, _structs
-from ._arrays import Arrays
-from ._conv_geometry import check_geometry, conv_output_size
-from ._given import to_flag
-from .layout import Layout, need_layout
+from .._core import library, structs
+from .._core.arguments import to_flag
+from .._core.conv_geometry import check_geometry, conv_output_size
+from ..layout import Layout, need_layout
+from .base import Arrays, activation_code
 
-Geometry = _structs.ConvGeometry
+Geometry = structs.ConvGeometry
 
 
 def fprop(
@@ -33,7 +33,7 @@ def fprop(
     tf32: bool = False,
 ) -> Any:
     """y = activation(the convolution of x + bias + residual)."""
-    code = _arrays.activation_code("conv_fprop", activation)
+    code = activation_code("conv_fprop", activation)
     x, values = _checked(arrays, layout, geometry, x=x, values=values)
     size = conv_output_size(geometry, _sizes(x, geometry))
     order = _order(arrays, layout, channel_order)
@@ -41,10 +41,10 @@ def fprop(
         stream.math = tf32
         y = _like(arrays, x, layout.out_features, size, residual) if out is None else out
         pointer = arrays.pointer
-        epilogue = _structs.Epilogue(pointer(bias), pointer(residual), code)
+        epilogue = structs.Epilogue(pointer(bias), pointer(residual), code)
         given = (pointer(x), pointer(values), pointer(gates), _address(arrays, order), ctypes.byref(epilogue))
         results = (pointer(y, written=True), workspace, stream)
-        _lib.call("bs_conv_fprop", view, ctypes.byref(geometry), *given, *results)
+        library.call("bs_conv_fprop", view, ctypes.byref(geometry), *given, *results)
     return y
 
 
@@ -72,7 +72,7 @@ def dgrad(
         stream.math = tf32
         given = (pointer(dy), pointer(values), pointer(gates), _address(arrays, order))
         results = (pointer(dx, written=True), workspace, stream)
-        _lib.call("bs_conv_dgrad", view, ctypes.byref(geometry), *given, *results)
+        library.call("bs_conv_dgrad", view, ctypes.byref(geometry), *given, *results)
     return dx
 
 
@@ -105,7 +105,7 @@ def wgrad(
         dw = arrays.empty((blocks, taps, b, b), x.dtype) if out is None else out
         given = (pointer(x), pointer(dy), pointer(values), pointer(gates), _address(arrays, order), adds)
         results = (pointer(dw, written=True), pointer(gates_out, written=True), workspace, stream)
-        _lib.call("bs_conv_wgrad", view, ctypes.byref(geometry), *given, *results)
+        library.call("bs_conv_wgrad", view, ctypes.byref(geometry), *given, *results)
     return dw
 
 
@@ -165,6 +165,6 @@ def _call(
 
     def workspace_size(view: Any) -> int:
         given = (ctypes.byref(geometry), ctypes.byref(sized), _address(arrays, order))
-        return int(_lib.ask(f"bs_conv_{which}_workspace_size", view, *given))
+        return int(library.ask(f"bs_conv_{which}_workspace_size", view, *given))
 
     return arrays.call(layout, x, workspace_size, threads)

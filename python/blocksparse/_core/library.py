@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._structs import (
+from .structs import (
     MAX_RANK,
     Blocking,
     ConvGeometry,
@@ -53,7 +53,7 @@ def library_path() -> Path:
     """The shared library: BLOCKSPARSE_LIBRARY if set, else the one that was installed with this package."""
     if path := os.environ.get("BLOCKSPARSE_LIBRARY"):
         return Path(path)
-    return Path(__file__).parent / "lib" / "libblocksparse.so"
+    return Path(__file__).parent.parent / "lib" / "libblocksparse.so"
 
 
 def _load() -> ctypes.CDLL:
@@ -212,6 +212,18 @@ def call(name: str, *arguments: Any) -> None:
 def ask(name: str, *arguments: Any) -> Any:
     """Calls a function that returns a value rather than a status."""
     return getattr(_library, name)(*arguments)
+
+
+class LayoutHandle:
+    """Owns a layout of the C library. Arrays over its tables hold on to this, not to the Layout."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: ctypes.c_void_p) -> None:
+        self.pointer = pointer
+
+    def __del__(self) -> None:
+        ask("bs_layout_free", self.pointer)
 
 
 def tensor(

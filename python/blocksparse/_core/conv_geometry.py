@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _lib, _structs
-from ._given import to_flag
+from . import library, structs
+from .arguments import to_flag
 
 Sizes = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
@@ -24,15 +24,15 @@ def conv_geometry(
     dilation: Sizes = 1,
     transposed: bool = False,
     output_padding: Sizes = 0,
-) -> _structs.ConvGeometry:
+) -> structs.ConvGeometry:
     """What the C library takes: one number for all axes, or one for each; a padding may be (before, after).
 
     Raises:
         ValueError: there are more or fewer numbers than sizes of the kernel, or something is no integer.
     """
     sizes_of_kernel = _integers(kernel)
-    if sizes_of_kernel is None or not 1 <= len(sizes_of_kernel) <= _structs.MAX_SIZES:
-        raise ValueError(f"[conv] kernel is {kernel!r}, needs 1 to {_structs.MAX_SIZES} sizes, integers")
+    if sizes_of_kernel is None or not 1 <= len(sizes_of_kernel) <= structs.MAX_SIZES:
+        raise ValueError(f"[conv] kernel is {kernel!r}, needs 1 to {structs.MAX_SIZES} sizes, integers")
     rank = len(sizes_of_kernel)
 
     def each(name: str, value: Sizes) -> list[int]:
@@ -45,8 +45,8 @@ def conv_geometry(
     pairs = _paddings(padding, rank)
     before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     sizes = (sizes_of_kernel, each("stride", stride), each("dilation", dilation), before, after)
-    fields = [_structs.Sizes(*values) for values in (*sizes, each("output_padding", output_padding))]
-    return _structs.ConvGeometry(rank, to_flag("conv", "transposed", transposed), *fields)
+    fields = [structs.Sizes(*values) for values in (*sizes, each("output_padding", output_padding))]
+    return structs.ConvGeometry(rank, to_flag("conv", "transposed", transposed), *fields)
 
 
 def _integer(value: Any) -> int | None:
@@ -78,7 +78,7 @@ def _paddings(padding: Any, rank: int) -> list[list[int]]:
     return [pair for pair in pairs if pair is not None]
 
 
-def conv_output_size(geometry: _structs.ConvGeometry, size: Sequence[int]) -> tuple[int, ...]:
+def conv_output_size(geometry: structs.ConvGeometry, size: Sequence[int]) -> tuple[int, ...]:
     """The sizes of y for those of x.
 
     Raises:
@@ -89,12 +89,12 @@ def conv_output_size(geometry: _structs.ConvGeometry, size: Sequence[int]) -> tu
     sizes, rank = _integers(size), geometry.rank
     if sizes is None or len(sizes) != rank:
         raise ValueError(f"[conv_output_size] size is {size!r}, needs {rank} integers, as many as the geometry has")
-    output = _structs.Sizes()
-    _lib.call("bs_conv_output_size", ctypes.byref(geometry), _structs.Sizes(*sizes), output)
+    output = structs.Sizes()
+    library.call("bs_conv_output_size", ctypes.byref(geometry), structs.Sizes(*sizes), output)
     return tuple(output[:rank])
 
 
 def check_geometry(geometry: Any) -> None:
     """Raises TypeError if it is none."""
-    if not isinstance(geometry, _structs.ConvGeometry):
+    if not isinstance(geometry, structs.ConvGeometry):
         raise TypeError(f"[conv] geometry is a {type(geometry).__name__}, needs what conv_geometry makes")

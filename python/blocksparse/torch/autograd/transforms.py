@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # a tensor of a level of torch.func
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
@@ -23,7 +23,12 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level < 0:
         return False
     given = [t for t in tensors if t is not None]
-    return any(_is_wrapped(t) or forward_ad.unpack_dual(t).tangent is not None for t in given)
+    return any(is_wrapped(t) or forward_ad.unpack_dual(t).tangent is not None for t in given)
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether one of them does, if gradients are wanted at all."""
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def refuse_tangents(op: str, *tensors: Tensor | None) -> None:

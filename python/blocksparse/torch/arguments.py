@@ -1,4 +1,4 @@
-"""What callers of the PyTorch front end give: see `blocksparse._given`."""
+"""What callers of the PyTorch front end give: see `blocksparse._core.arguments`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib
-from .._given import shown, to_int
+from .._core import library
+from .._core.arguments import shown, to_int
 from ..layout import Layout, need_layout
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # bs_dtype
@@ -50,8 +50,8 @@ def need_same_dtype(op: str, x: Tensor, values: Tensor) -> None:
 
 def need_activation(op: str, value: object) -> None:
     """Raises ValueError if there is none of that name."""
-    if not isinstance(value, str) or value not in _lib.ACTIVATIONS:
-        raise ValueError(f"[{op}] activation is {shown(value)}, needs one of {', '.join(_lib.ACTIVATIONS)}")
+    if not isinstance(value, str) or value not in library.ACTIVATIONS:
+        raise ValueError(f"[{op}] activation is {shown(value)}, needs one of {', '.join(library.ACTIVATIONS)}")
 
 
 def need_sizes(op: str, layout: Layout, out: int, in_: int) -> None:

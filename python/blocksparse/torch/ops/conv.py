@@ -13,7 +13,6 @@ card what is in it is not checked: see conv.h.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,53 +20,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lib, _structs
-from . import _ops
+from ..._core import library, structs
+from ..conv_geometry import fields_of, output_size, to_core
+from .calls import check_devices, pointer_to, scratch, stream_of, sum_dtype, view_of
+from .registry import OPS, register
 
-_lib_def = _ops._ops
-_lib_def.define(
+OPS.define(
     "conv_fprop(Tensor x, Tensor values, Tensor index, int[] geometry, int out_channels, bool channels_last, "
     "bool transposed=False, Tensor? bias=None, Tensor? residual=None, Tensor? gates=None, Tensor? order=None, "
     "int activation=0, bool tf32=False) -> Tensor"
 )
-_lib_def.define(
+OPS.define(
     "conv_dgrad(Tensor dy, Tensor values, Tensor index, int[] geometry, int in_channels, SymInt[] size, "
     "bool channels_last, bool transposed=False, Tensor? gates=None, Tensor? order=None, bool tf32=False) -> Tensor"
 )
-_lib_def.define(
+OPS.define(
     "conv_wgrad(Tensor x, Tensor dy, Tensor index, int[] geometry, int blocks, int block_size, "
     "bool transposed=False, bool wide=False, Tensor? values=None, Tensor? gates=None, Tensor? order=None, "
     "bool gate_gradient=False, bool tf32=False) -> (Tensor, Tensor)"
 )
-
-_FIELDS = ("kernel", "stride", "dilation", "padding_before", "padding_after", "output_padding")
-
-
-def _rank(geometry: Sequence[int]) -> int:
-    rank, rest = divmod(len(geometry) - 1, len(_FIELDS))
-    if rest or not 1 <= rank <= _structs.MAX_SIZES:
-        raise ValueError(f"[conv] geometry has {len(geometry)} numbers, needs 7, 13 or 19 (1 to 3 sizes)")
-    return rank
-
-
-def _fields(geometry: Sequence[int]) -> list[Sequence[int]]:
-    rank = _rank(geometry)
-    return [geometry[1 + i * rank : 1 + (i + 1) * rank] for i in range(len(_FIELDS))]
-
-
-def output_size(geometry: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Sizes of y for those of x, which may be symbols: the formulas of conv.h. The core checks what they need."""
-    if len(size) != _rank(geometry):
-        raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {_rank(geometry)}")
-    sizes = []
-    for n, kernel, stride, dilation, before, after, more in zip(size, *_fields(geometry), strict=True):
-        extent = dilation * (kernel - 1)
-        if geometry[0]:
-            sizes.append((n - 1) * stride - before - after + extent + more + 1)
-        else:
-            sizes.append((n + before + after - extent - 1) // stride + 1)
-    return sizes
-
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -118,7 +89,7 @@ def _empty(x: Tensor, channels: int, size: Sequence[int], channels_last: bool) -
     return x.new_empty_strided(shape, (step, strides.pop(), *strides))
 
 
-@torch.library.register_fake("blocksparse::conv_fprop", lib=_lib_def)
+@torch.library.register_fake("blocksparse::conv_fprop", lib=OPS)
 def _fprop_fake(
     x: Tensor,
     values: Tensor,
@@ -134,11 +105,11 @@ def _fprop_fake(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
+    check_devices(x, values, index, bias, residual, gates, order, op="conv")
     return _empty(x, out_channels, output_size(geometry, x.shape[2:]), channels_last)
 
 
-@torch.library.register_fake("blocksparse::conv_dgrad", lib=_lib_def)
+@torch.library.register_fake("blocksparse::conv_dgrad", lib=OPS)
 def _dgrad_fake(
     dy: Tensor,
     values: Tensor,
@@ -152,11 +123,11 @@ def _dgrad_fake(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _ops._check_devices(dy, values, index, gates, order, op="conv")
+    check_devices(dy, values, index, gates, order, op="conv")
     return _empty(dy, in_channels, size, channels_last)
 
 
-@torch.library.register_fake("blocksparse::conv_wgrad", lib=_lib_def)
+@torch.library.register_fake("blocksparse::conv_wgrad", lib=OPS)
 def _wgrad_fake(
     x: Tensor,
     dy: Tensor,
@@ -172,8 +143,8 @@ def _wgrad_fake(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
-    sums, taps = _ops.sum_dtype(x.dtype), math.prod(_fields(geometry)[0])
+    check_devices(x, dy, index, values, gates, order, op="conv")
+    sums, taps = sum_dtype(x.dtype), math.prod(fields_of(geometry)[0])
     dw = x.new_empty(blocks, taps, block_size, block_size, dtype=sums if wide else x.dtype)
     return dw, x.new_empty(blocks if gate_gradient else 0, dtype=sums)
 
@@ -181,22 +152,10 @@ def _wgrad_fake(
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)  # with it, a call takes half as long
-def _checked(geometry: tuple[int, ...], size: tuple[int, ...]) -> tuple[_structs.ConvGeometry, tuple[int, ...]]:
-    """What the core takes, and the sizes of y. Raises what is wrong, before a result is shaped by it."""
-    rank = _rank(geometry)
-    if len(size) != rank:
-        raise ValueError(f"[conv] x has {len(size)} sizes, the geometry {rank}")
-    fields = [_structs.Sizes(*numbers) for numbers in _fields(geometry)]
-    made, out = _structs.ConvGeometry(rank, geometry[0], *fields), _structs.Sizes()
-    _lib.call("bs_conv_output_size", ctypes.byref(made), ctypes.byref(_structs.Sizes(*size)), ctypes.byref(out))
-    return made, tuple(out[:rank])
-
-
-def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> _structs.LayoutView:
+def _view(index: Tensor, transposed: bool, values: tuple[int, int], y: Tensor, x: Tensor) -> structs.LayoutView:
     if x.dim() < 2 or y.dim() < 2:
         raise ValueError(f"[conv] x is {list(x.shape)}, y {list(y.shape)}, needs [n, channels, size...]")
-    return _ops._view(index, transposed, *values, y.size(1), x.size(1), "conv")
+    return view_of(index, transposed, *values, y.size(1), x.size(1), "conv")
 
 
 def _blocks(values: Tensor) -> tuple[int, int]:
@@ -206,7 +165,7 @@ def _blocks(values: Tensor) -> tuple[int, int]:
 
 
 def _pointer(x: Tensor | None) -> Any:
-    return _ops._pointer(x, "conv")
+    return pointer_to(x, "conv")
 
 
 def _order_pointer(order: Tensor | None, channels: int) -> int | None:
@@ -218,11 +177,10 @@ def _order_pointer(order: Tensor | None, channels: int) -> int | None:
 
 
 def _workspace(
-    which: str, view: _structs.LayoutView, geometry: _structs.ConvGeometry, x: Tensor, described: Any, order: int | None
-) -> tuple[_structs.Workspace, Tensor]:
-    size = _lib.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described, order)
-    memory = x.new_empty(size, dtype=torch.uint8)
-    return _structs.Workspace(memory.data_ptr(), size), memory
+    which: str, view: structs.LayoutView, geometry: structs.ConvGeometry, x: Tensor, described: Any, order: int | None
+) -> tuple[structs.Workspace, Tensor]:
+    size = library.ask(f"bs_conv_{which}_workspace_size", ctypes.byref(view), ctypes.byref(geometry), described, order)
+    return scratch(size, x)
 
 
 def _fprop(
@@ -240,16 +198,16 @@ def _fprop(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    _ops._check_devices(x, values, index, bias, residual, gates, order, op="conv")
-    made, sizes = _checked(tuple(geometry), tuple(x.shape[2:]))
+    check_devices(x, values, index, bias, residual, gates, order, op="conv")
+    made, sizes = to_core(tuple(geometry), tuple(x.shape[2:]))
     y = _empty(x, out_channels, sizes, channels_last)
     view = _view(index, transposed, _blocks(values), y, x)
     x_pointer, order_pointer = _pointer(x), _order_pointer(order, x.size(1))
     workspace, _memory = _workspace("fprop", view, made, x, x_pointer, order_pointer)
-    epilogue = _structs.Epilogue(_pointer(bias), _pointer(residual), activation)
+    epilogue = structs.Epilogue(_pointer(bias), _pointer(residual), activation)
     inputs = (x_pointer, _pointer(values), _pointer(gates), order_pointer)
-    outputs = (ctypes.byref(epilogue), _pointer(y), workspace, _ops._stream(x, tf32))
-    _lib.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
+    outputs = (ctypes.byref(epilogue), _pointer(y), workspace, stream_of(x, tf32))
+    library.call("bs_conv_fprop", ctypes.byref(view), ctypes.byref(made), *inputs, *outputs)
     return y
 
 
@@ -266,15 +224,15 @@ def _dgrad(
     order: Tensor | None = None,
     tf32: bool = False,
 ) -> Tensor:
-    _ops._check_devices(dy, values, index, gates, order, op="conv")
-    made, _ = _checked(tuple(geometry), tuple(size))
+    check_devices(dy, values, index, gates, order, op="conv")
+    made, _ = to_core(tuple(geometry), tuple(size))
     dx = _empty(dy, in_channels, size, channels_last)
     view = _view(index, transposed, _blocks(values), dy, dx)
     dx_pointer, order_pointer = _pointer(dx), _order_pointer(order, in_channels)
     workspace, _memory = _workspace("dgrad", view, made, dx, dx_pointer, order_pointer)
     inputs = (_pointer(dy), _pointer(values), _pointer(gates), order_pointer)
-    call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, _ops._stream(dy, tf32))
-    _lib.call("bs_conv_dgrad", *call)
+    call = (ctypes.byref(view), ctypes.byref(made), *inputs, dx_pointer, workspace, stream_of(dy, tf32))
+    library.call("bs_conv_dgrad", *call)
     return dx
 
 
@@ -293,8 +251,8 @@ def _wgrad(
     gate_gradient: bool = False,
     tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _ops._check_devices(x, dy, index, values, gates, order, op="conv")
-    made, _ = _checked(tuple(geometry), tuple(x.shape[2:]))
+    check_devices(x, dy, index, values, gates, order, op="conv")
+    made, _ = to_core(tuple(geometry), tuple(x.shape[2:]))
     view = _view(index, transposed, (blocks, block_size), dy, x)
     if (blocks, block_size) != (view.blocks, view.block_size):  # dw is shaped by them, and could be too large to say so
         raise ValueError(f"[conv] dw has {blocks} blocks of {block_size}, needs {view.blocks} of {view.block_size}")
@@ -305,11 +263,11 @@ def _wgrad(
     inputs = (x_pointer, _pointer(dy), _pointer(values), _pointer(gates))
     gradients = (_pointer(dw), _pointer(dgates) if gate_gradient else None)
     call = (ctypes.byref(view), ctypes.byref(made), *inputs, order_pointer, 0, *gradients)
-    _lib.call("bs_conv_wgrad", *call, workspace, _ops._stream(x, tf32))
+    library.call("bs_conv_wgrad", *call, workspace, stream_of(x, tf32))
     return dw, dgates
 
 
-KERNELS, CUDA_KERNELS = _ops.register("conv", {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad})
+KERNELS, CUDA_KERNELS = register("conv", {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad})
 
 fprop = torch.ops.blocksparse.conv_fprop.default
 dgrad = torch.ops.blocksparse.conv_dgrad.default

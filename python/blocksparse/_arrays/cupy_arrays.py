@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from . import _arrays, _lib, _structs
-from .layout import Layout
+from .._core import library, structs
+from ..layout import Layout
+from .base import Arrays, Resources, dtype_code, strides_of
 
 
-class CuPy(_arrays.Arrays):
+class CuPy(Arrays):
     """Arrays of CuPy, which is imported by the first call."""
 
     kind = "a CuPy array or one with __cuda_array_interface__"
@@ -39,11 +40,11 @@ class CuPy(_arrays.Arrays):
             raise TypeError(f"[{self.op}] needs {self.kind}, got {type(x).__name__}")
         return self.cupy.asarray(x)  # a view, in the order of streams that the interface asks for
 
-    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
-        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
+    def tensor(self, x: Any, written: bool) -> structs.Tensor:
+        if x.ndim > structs.MAX_RANK and x.flags.c_contiguous:
             x = x.reshape(-1, x.shape[-1])  # a view
-        code, strides = _arrays.dtype_code(x.dtype, self.op), _arrays.strides_of(x, self.op)
-        return _lib.tensor(x.data.ptr, code, x.shape, strides, (_lib.CUDA, x.device.id))
+        code, strides = dtype_code(x.dtype, self.op), strides_of(x, self.op)
+        return library.tensor(x.data.ptr, code, x.shape, strides, (library.CUDA, x.device.id))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.cupy.empty(shape, dtype)
@@ -65,7 +66,7 @@ class _Call:
     def __init__(self, cupy: Any, layout: Layout, device: Any, workspace_size: Callable[[Any], int]) -> None:
         self._cupy, self._layout, self._device, self._workspace_size = cupy, layout, device, workspace_size
 
-    def __enter__(self) -> _arrays.Resources:
+    def __enter__(self) -> Resources:
         self._device.__enter__()
         try:
             return self._resources()
@@ -73,27 +74,27 @@ class _Call:
             self._device.__exit__(None, None, None)
             raise
 
-    def _resources(self) -> _arrays.Resources:
+    def _resources(self) -> Resources:
         cupy = self._cupy
         stream = cupy.cuda.get_current_stream()
         self._view = _view(cupy, self._layout, self._device.id, stream)
         size = self._workspace_size(ctypes.byref(self._view))
         self._memory = cupy.empty(size, "uint8")  # freed in the order of the stream
-        workspace = _structs.Workspace(self._memory.data.ptr, size)
-        return ctypes.byref(self._view), workspace, _structs.Stream(stream.ptr, 0)
+        workspace = structs.Workspace(self._memory.data.ptr, size)
+        return ctypes.byref(self._view), workspace, structs.Stream(stream.ptr, 0)
 
     def __exit__(self, *error: object) -> None:
         self._device.__exit__(*error)
 
 
-def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> _structs.LayoutView:
+def _view(cupy: Any, layout: Layout, device: int, stream: Any) -> structs.LayoutView:
     """The layout by its tables on the card."""
-    index = layout._tables.get(("cupy", device))
+    index = layout.tables.get(("cupy", device))
     if index is None:
-        index = layout._tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
+        index = layout.tables[("cupy", device)] = _move_tables(cupy, layout, device, stream)
     out, in_ = layout.sizes[::-1] if layout.transposed else layout.sizes
-    view = _structs.LayoutView(index.data.ptr, _lib.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
-    _lib.call("bs_layout_view_on_device", index.size, ctypes.byref(view))
+    view = structs.LayoutView(index.data.ptr, library.CUDA, device, 0, layout.block_size, out, in_, layout.blocks)
+    library.call("bs_layout_view_on_device", index.size, ctypes.byref(view))
     view.transposed = int(layout.transposed)
     return view
 
@@ -104,7 +105,7 @@ def _move_tables(cupy: Any, layout: Layout, device: int, stream: Any) -> Any:
             f"[linear] the layout's tables are not on card {device} yet, and cannot be copied while a graph is "
             "captured: call the function once before"
         )
-    _lib.call("bs_cuda_prepare", device)
+    library.call("bs_cuda_prepare", device)
     index = cupy.asarray(layout.index_memory())
     stream.synchronize()  # other streams will read it
     return index

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _lib, _structs
-from ._given import to_threads
-from .layout import Layout
+from .._core import library, structs
+from .._core.arguments import to_threads
+from ..layout import Layout
+from .base import Arrays, Resources, dtype_code, strides_of
 
 
-class NumPy(_arrays.Arrays):
+class NumPy(Arrays):
     """Arrays of NumPy."""
 
     kind = "a NumPy array"
@@ -27,15 +28,15 @@ class NumPy(_arrays.Arrays):
             raise TypeError(f"[{self.op}] needs a NumPy array, got {type(x).__name__}")
         return x
 
-    def tensor(self, x: Any, written: bool) -> _structs.Tensor:
+    def tensor(self, x: Any, written: bool) -> structs.Tensor:
         if not x.dtype.isnative:
             raise ValueError(f"[{self.op}] an array of {x.dtype}, needs the byte order of this machine")
-        if x.ndim > _structs.MAX_RANK and x.flags.c_contiguous:
+        if x.ndim > structs.MAX_RANK and x.flags.c_contiguous:
             x = x.reshape(-1, x.shape[-1])  # a view
         if written and not x.flags.writeable:
             raise ValueError(f"[{self.op}] an output array is read-only")
-        code, strides = _arrays.dtype_code(x.dtype, self.op), _arrays.strides_of(x, self.op)
-        return _lib.tensor(x.ctypes.data, code, x.shape, strides)
+        code, strides = dtype_code(x.dtype, self.op), strides_of(x, self.op)
+        return library.tensor(x.ctypes.data, code, x.shape, strides)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
@@ -59,9 +60,9 @@ class _Call:
         self._view = layout.view()
         self._memory = np.empty(workspace_size(ctypes.byref(self._view)), np.uint8)
 
-    def __enter__(self) -> _arrays.Resources:
-        workspace = _structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
-        return ctypes.byref(self._view), workspace, _structs.Stream(None, self._threads)
+    def __enter__(self) -> Resources:
+        workspace = structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
+        return ctypes.byref(self._view), workspace, structs.Stream(None, self._threads)
 
     def __exit__(self, *_: object) -> None:
         pass

@@ -1,0 +1,1 @@
+"""The ops on arrays: what NumPy and CuPy share, and what each does its own way."""

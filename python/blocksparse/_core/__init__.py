@@ -1,0 +1,1 @@
+"""The compiled library, and what every front end needs to call it."""

@@ -1,0 +1,100 @@
+"""Weights that many steps of a recurrent network share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..autograd.transforms import refuse_tangents
+from ..blocks import Blocks
+from ..ops import linear as ops
+from .linear import apply_linear
+
+
+class SharedWeight:
+    """A layer's weight for the steps of one forward pass, with its gradient as one product over all of them.
+
+    Backward notes (x, dy) of each use; when autograd has been through all uses, dW is made by one call. Make a new one
+    for each forward pass. Autocast is obeyed; the layer's bias is not used.
+
+    What is noted between backward calls is lost on `torch.compile`, so there every use makes its own part of dW.
+    """
+
+    def __init__(self, layer: nn.Linear | Blocks) -> None:
+        weight = layer.weight
+        refuse_tangents("SharedWeight", weight)
+        self.layout = None if isinstance(layer, nn.Linear) else layer.layout
+        self.index = None if isinstance(layer, nn.Linear) else layer.tables(weight.device)
+        self.used: list[tuple[Tensor, Tensor]] = []  # (x [n, in], dy [n, out]) of each use, last first
+        kind = "cuda" if weight.is_cuda else "cpu"
+        narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+        self.dtype = torch.get_autocast_dtype(kind) if narrow else weight.dtype
+        self.compiled = torch.compiler.is_compiling()
+        self.source: Tensor = weight if self.compiled else _Collect.apply(weight, self)
+        self.weight = weight if self.compiled else weight.detach().to(self.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, in] -> x W^T [n, out]."""
+        x = x.to(self.dtype)
+        refuse_tangents("SharedWeight", x)
+        if self.compiled:
+            return self.product(x, False) if self.layout else nn.functional.linear(x, self.weight)
+        y: Tensor = _Use.apply(x, self.source, self)
+        return y
+
+    def product(self, x: Tensor, transposed: bool) -> Tensor:
+        """X W^T, or x W."""
+        if self.layout is None or self.index is None:
+            return x @ (self.weight if transposed else self.weight.t())
+        out, in_ = self.layout.sizes
+        sizes = (in_, out) if transposed else (out, in_)
+        return apply_linear(x, self.weight, self.index, sizes, self.layout.transposed != transposed)
+
+    def gradient(self) -> Tensor:
+        """dW = sum of dy^T x over all uses."""
+        xs, dys = zip(*self.used, strict=True)
+        self.used.clear()
+        wide = self.source.dtype != self.dtype
+        if self.layout is None or self.index is None:
+            return (torch.cat(dys).t() @ torch.cat(xs)).to(self.source.dtype)
+        blocks, b, _ = self.weight.shape
+        more = (self.layout.transposed, wide, None, None, False, ops.allows_tf32(xs[0]))
+        return ops.wgrad_list(list(xs), list(dys), self.index, blocks, b, *more)[0]
+
+
+class _Collect(torch.autograd.Function):
+    """The weight itself. Autograd calls backward when all uses have been through theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, shared: SharedWeight) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.shared = shared
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, None]:
+        return (ctx.shared.gradient() if ctx.shared.used else None), None
+
+
+class _Use(torch.autograd.Function):
+    """y = x W^T. Backward gives dx, and notes x and dy for `_Collect`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, shared: SharedWeight) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.shared = shared
+        return shared.product(x.contiguous(), False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
+        (x,) = ctx.saved_tensors
+        refuse_tangents("linear_wgrad", dy)
+        dy = dy.contiguous()
+        if ctx.needs_input_grad[1]:
+            ctx.shared.used.append((x.contiguous(), dy))
+        return (ctx.shared.product(dy, True) if ctx.needs_input_grad[0] else None), None, None

@@ -1,0 +1,26 @@
+"""Layers and networks with block-sparse weights."""
+
+from .conv import (
+    BlockSparseConv1d,
+    BlockSparseConv2d,
+    BlockSparseConv3d,
+    BlockSparseConvTranspose1d,
+    BlockSparseConvTranspose2d,
+    BlockSparseConvTranspose3d,
+)
+from .deep_update import DeepUpdateLSTM
+from .linear import BlockSparseLinear
+from .lstm import BlockSparseLSTM, MultiplicativeLSTM
+
+__all__ = [
+    "BlockSparseConv1d",
+    "BlockSparseConv2d",
+    "BlockSparseConv3d",
+    "BlockSparseConvTranspose1d",
+    "BlockSparseConvTranspose2d",
+    "BlockSparseConvTranspose3d",
+    "BlockSparseLSTM",
+    "BlockSparseLinear",
+    "DeepUpdateLSTM",
+    "MultiplicativeLSTM",
+]

@@ -1,0 +1,1 @@
+"""The ops that PyTorch sees: schemas, kernels and fake kernels."""
