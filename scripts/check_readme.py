@@ -1,7 +1,7 @@
-"""Fails where README.md shows other code than the examples that CI builds and runs.
+"""Fails where README.md or docs/usage.md shows other code than the examples that CI builds and runs.
 
-A code block in README.md that follows a line `<!-- examples/FILE -->` must be the part of FILE between two [readme]
-marks. `--write` puts it there.
+A code block that follows a line `<!-- examples/FILE -->` must be the part of FILE between two [readme] marks.
+`--write` puts it there.
 """
 
 import re
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/usage.md")
 
 
 def marked(path: Path) -> str:
@@ -21,18 +22,22 @@ def marked(path: Path) -> str:
 
 def main() -> int:
     """Compares, or writes with --write."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
     pattern = re.compile(r"<!-- (examples/\S+) -->\n```(\w+)\n(.*?)```", re.S)
-    if not pattern.search(text):
-        raise SystemExit("README.md shows no example")
-    new = pattern.sub(lambda m: f"<!-- {m[1]} -->\n```{m[2]}\n{marked(ROOT / m[1])}```", text)
-    if "--write" in sys.argv:
-        readme.write_text(new)
-    elif new != text:
-        print("README.md differs from the examples: run python scripts/check_readme.py --write", file=sys.stderr)
-        return 1
-    return 0
+    failed = 0
+    for name in PAGES:
+        page = ROOT / name
+        text = page.read_text()
+        if not pattern.search(text):
+            raise SystemExit(f"{name} shows no example")
+        new = pattern.sub(lambda m: f"<!-- {m[1]} -->\n```{m[2]}\n{marked(ROOT / m[1])}```", text)
+        if new == text:
+            continue
+        if "--write" in sys.argv:
+            page.write_text(new)
+        else:
+            print(f"{name} differs from the examples: run python scripts/check_readme.py --write", file=sys.stderr)
+            failed = 1
+    return failed
 
 
 if __name__ == "__main__":

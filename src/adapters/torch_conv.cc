@@ -1,4 +1,4 @@
-// The convolution's kernels; arguments in the order of the schemas in python/blocksparse/torch/_conv_ops.py, checks
+// The convolution's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/conv.py, checks
 // and what results look like as there.
 #include <algorithm>
 #include <array>

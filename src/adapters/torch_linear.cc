@@ -1,4 +1,4 @@
-// The linear op's kernels; arguments in the order of the schemas in python/blocksparse/torch/_ops.py.
+// The linear op's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/linear.py.
 #include <algorithm>
 #include <array>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kOp = "linear";
 
-// A new tensor [..., features] like x: features-first if x is (the same rule as in _ops.py).
+// A new tensor [..., features] like x: features-first if x is (the same rule as features_first in ops/calls.py).
 TensorHandle empty_like(const Tensor& x, int64_t features) {
   if (x.rank == 2 && x.stride[0] == 1 && x.stride[1] != 1 && x.shape[0] > 1) {
     return empty({{x.shape[0], features}}, {{1, x.shape[0]}}, code_of(x.dtype), x.device);

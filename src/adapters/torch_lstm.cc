@@ -1,4 +1,4 @@
-// The LSTM's kernels; arguments in the order of the schemas in python/blocksparse/torch/_lstm_ops.py, checks and what
+// The LSTM's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/lstm.py, checks and what
 // results look like as there.
 #include <algorithm>
 

@@ -46,7 +46,7 @@ class World:
 
         DistributedDataParallel would send while backward still runs. But backward is a CUDA graph here, so NCCL would
         have to be captured, too, after eleven updates without a graph, and the model wrapped. All that it could hide
-        is 8 %: 512 streams take two cards 6.52 s, 256 one card 6.03 (docs/measured.md).
+        is 8 %: 512 streams take two cards 6.52 s, 256 one card 6.03 (docs/performance/recurrent.md).
         """
         if self.size == 1:
             return
