@@ -113,7 +113,7 @@ class BS_EXPORT Layout {
   std::vector<int32_t> pattern() const;
   int64_t pattern_words() const;
 
-  // All tables, to be copied to a device as they are.
+  // All tables. To be copied to a CUDA card: index_for_card() in device_index.h has what kernels there like besides.
   std::span<const int32_t> index() const;
   LayoutView view() const;
   operator LayoutView() const { return view(); }  // NOLINT(google-explicit-constructor)

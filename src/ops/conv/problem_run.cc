@@ -32,8 +32,8 @@ Status ConvData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(case_.device, to.get(), from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(copy(index.data(), index.size_bytes(), device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(copy(index.data(), index.size() * sizeof(int32_t), device_index_));
   BS_RETURN_IF_ERROR(copy(workspace_.data(), workspace_.size(), device_workspace_));
   if (case_.order) BS_RETURN_IF_ERROR(copy(order_.data(), order_.size() * sizeof(int32_t), device_order_));
   const auto on_device = LayoutView::on_device({static_cast<const int32_t*>(device_index_.get()), index.size()},

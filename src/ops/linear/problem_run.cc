@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocksparse/device_index.h"
 #include "core/text.h"
 #include "cuda/memory.h"
 #include "ops/linear/problem.h"
@@ -25,8 +26,8 @@ Status LinearData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(case_.device, to.get(), from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(copy(index.data(), index.size_bytes(), device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(copy(index.data(), index.size() * sizeof(int32_t), device_index_));
   BS_RETURN_IF_ERROR(copy(workspace_.data(), workspace_.size(), device_workspace_));
   const auto on_device = LayoutView::on_device({static_cast<const int32_t*>(device_index_.get()), index.size()},
                                                {.block_size = view_.block_size,

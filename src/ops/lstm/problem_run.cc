@@ -1,6 +1,7 @@
 // Runs an LSTM case where its data lies, and looks for what was written beside the outputs.
 #include <algorithm>
 
+#include "blocksparse/device_index.h"
 #include "core/convert.h"
 #include "core/random.h"
 #include "core/text.h"
@@ -37,8 +38,8 @@ Status LstmData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(device, static_cast<char*>(to.get()) + shift, from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(place(index.data(), index.size_bytes(), 0, device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(place(index.data(), index.size() * sizeof(int32_t), 0, device_index_));
   BS_RETURN_IF_ERROR(place(lengths_.data(), lengths_.size() * sizeof(int64_t), 0, device_lengths_));
   const LayoutView::Sizes sizes{.block_size = view_.block_size,
                                 .out_features = view_.out_features,
