@@ -13,11 +13,10 @@
 //     same bits, whatever the number of threads.
 //   - f32 is computed in f32, unless the caller allows tf32 on CUDA: see Math in stream.h.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
-//   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
-//     bf16 (avx512_bf16, amx, neon_bf16) count denormals as 0, and neon_bf16's round to odd. On CUDA cards of 9.0 and
-//     for 16-bit types, from 256 tokens on (blocks of up to 32: 513) a weight times its gate is rounded to the type
-//     before it is multiplied, and blocks of 8 (16 and 32: where 36 and 56 % of all are there) are filled up with
-//     zeros, which Inf or NaN in x then meets.
+//   - NaN and Inf go through as arithmetic says: an output sees those of the inputs that it has blocks for, and no
+//     others. A block with gate 0 is skipped, whatever its weights are.
+//   - The CPU's instructions for bf16 (avx512_bf16, amx, neon_bf16) count denormals as 0, and neon_bf16's round to odd.
+//     For 16-bit types a CUDA card may round a weight times its gate to the type before it is multiplied.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once

@@ -34,6 +34,8 @@ Plan plan_of(const CudaProblem& p) {
   plan.records = filled ? plan.tiles * plan.chunks : p.blocks * std::max(1, p.block / kChunk);
   plan.patches = plan.kind == Kind::direct ? 0 : filled ? plan.tiles * plan.chunks * form.bands : p.blocks;
   plan.copy_bytes = plan.kind == Kind::direct ? p.blocks * p.block * p.block * 2 : 0;
+  const bool fills = filled || p.block == 8;
+  plan.note_bytes = fills ? 4 * divide_up(p.outputs, 64) * divide_up(p.n, form.tokens) : 0;
   return plan;
 }
 
@@ -47,6 +49,7 @@ WorkspacePlaces workspace_places(const Plan& plan, int32_t block) {
   at.sources = places.next(plan.patches * (form.band_outputs / block) * (form.patch_inputs / block) * 8);
   at.patches = places.next(plan.patches * form.patch_bytes());
   at.copy = places.next(plan.copy_bytes);
+  at.notes = places.next(plan.note_bytes);
   at.end = places.end;
   return at;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/strip_order.h"
+#include "gemm/cuda/wgmma/strip_order.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
