@@ -2,13 +2,14 @@
 // f64. Shared by tests, fuzzing and benchmarks.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "gemm/problem_data.h"
 #include "ops/conv/conv.h"
-#include "ops/linear/problem.h"
 
 namespace blocksparse::conv {
 

@@ -5,15 +5,12 @@
 #include "core/random.h"
 #include "core/text.h"
 #include "cuda/memory.h"
+#include "gemm/problem_data.h"
 #include "ops/lstm/problem.h"
 
 namespace blocksparse::lstm {
 
-namespace {
-
-constexpr char kPoison = -1;  // NaN in every element type
-
-}  // namespace
+using gemm::kPoison;
 
 Status LstmData::call(Buffers& at, const LayoutView& layout, const int64_t* lengths, Workspace workspace,
                       void* handle) const {
