@@ -25,7 +25,8 @@ namespace blocksparse {
                                                  std::span<int32_t> index, Device device, Workspace workspace,
                                                  Stream stream = {});
 BS_EXPORT Result<int64_t> device_index_words(const LayoutView::Sizes& sizes);
-BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes);  // 0 if the sizes are wrong
+// Bytes of workspace: see Workspace in stream.h, with the sizes as the problem. `device` is a card.
+BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Device device);
 
 // The layout of such tables, copied to the host. Refused if the mask did not hold as many blocks as it should.
 BS_EXPORT Result<Layout> layout_of_device_index(std::span<const int32_t> index);

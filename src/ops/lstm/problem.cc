@@ -219,7 +219,7 @@ LstmData::Error LstmData::compare() {
     const std::string isa = *cpu_isa();
     Status status = set_cpu_isa("reference");
     const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-    std::vector<char> workspace(size(layout_, DType::f64, case_.t, case_.n));
+    std::vector<char> workspace(size({layout_, DType::f64, case_.t, case_.n}, {}));
     const int64_t* lengths = lengths_.empty() ? nullptr : lengths_.data();
     if (status.ok()) status = call(*expected_, layout_, lengths, {workspace.data(), workspace.size()}, nullptr);
     if (!status.ok() || !set_cpu_isa(isa).ok()) return {INFINITY, status.message()};

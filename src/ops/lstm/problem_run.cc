@@ -55,7 +55,7 @@ Status LstmData::move_to_device() {
 
 size_t LstmData::workspace_size() const {
   const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-  return size(view_, case_.dtype, case_.t, case_.n);
+  return size({view_, case_.dtype, case_.t, case_.n}, case_.device);
 }
 
 void LstmData::poison() {
