@@ -109,7 +109,7 @@ class ConvData {
   size_t workspace_size() const;
   Status move_to_device();
   Tensor placed(const Block& block) const;
-  const int32_t* placed_order() const;
+  Convolution convolution() const;  // where the problem lies
   LayoutView plain_layout() const;
   Product host_product() const;
   WeightGradient host_gradient() const;
