@@ -26,7 +26,8 @@ namespace blocksparse {
                                                  std::span<int32_t> index, Device device, Workspace workspace,
                                                  Stream stream = {});
 BS_EXPORT Result<int64_t> device_index_words(const LayoutView::Sizes& sizes);
-BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes);  // 0 if the sizes are wrong
+// Bytes of workspace: see Workspace in stream.h, with the sizes as the problem. `device` is a card.
+BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Device device);
 
 // The tables of a layout as they are best copied to a card: Layout::index(), which will do as well, and in which order
 // kernels for many tokens multiply strips of rows side by side, so that they share inputs. The same on every machine.

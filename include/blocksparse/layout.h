@@ -48,6 +48,10 @@ struct BS_EXPORT LayoutView {
   int64_t blocks = 0;
   bool cut_by_out = false, cut_by_in = false;  // whether rows, columns of W are cut into slices: they need workspace
 
+  // Rows and columns of the W that is meant: features of y and of x.
+  int64_t outputs() const { return transposed ? in_features : out_features; }
+  int64_t inputs() const { return transposed ? out_features : in_features; }
+
   LayoutView t() const {
     LayoutView other = *this;
     other.transposed = !transposed;

@@ -48,8 +48,8 @@ struct Weights {
 
 // y = activation(product + bias + residual); what is not given is left out.
 struct Epilogue {
-  ConstTensor bias;      // [out], contiguous, dtype of the activations
-  ConstTensor residual;  // [n, out], like y
+  ConstTensor bias = {};      // [out], contiguous, dtype of the activations
+  ConstTensor residual = {};  // [n, out], like y
   Activation activation = Activation::none;
 };
 
@@ -90,10 +90,16 @@ struct WeightGrads {
                                             Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                             Stream stream = {});
 
-// Bytes of workspace that a call with n tokens needs (wgrad: in all pairs together). On a card, fewer tokens may need
-// more.
-BS_EXPORT size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
-BS_EXPORT size_t linear_dgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
-BS_EXPORT size_t linear_wgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
+// A call without its data: what its workspace is asked for by.
+struct LinearProblem {
+  LayoutView layout = {};
+  DType dtype = DType::f32;  // of x and dy
+  int64_t n = 0;             // tokens; wgrad: of all pairs together
+};
+
+// Bytes of workspace: see Workspace in stream.h. On a card, fewer tokens may need more.
+BS_EXPORT size_t linear_fprop_workspace_size(const LinearProblem& problem, Device device = {});
+BS_EXPORT size_t linear_dgrad_workspace_size(const LinearProblem& problem, Device device = {});
+BS_EXPORT size_t linear_wgrad_workspace_size(const LinearProblem& problem, Device device = {});
 
 }  // namespace blocksparse

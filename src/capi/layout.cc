@@ -201,7 +201,7 @@ bs_status bs_layout_build_words(const bs_layout_view* view, int64_t* words) {
 }
 
 size_t bs_layout_build_workspace_size(const bs_layout_view* view) {
-  return view == nullptr ? 0 : device_index_workspace_size(sizes_of(*view));
+  return view == nullptr ? 0 : device_index_workspace_size(sizes_of(*view), {DeviceType::cuda, view->device_index});
 }
 
 bs_status bs_layout_build(const uint8_t* mask, const bs_layout_view* view, int32_t* index, int64_t words,

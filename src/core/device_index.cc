@@ -82,7 +82,8 @@ Result<int64_t> device_index_words(const LayoutView::Sizes& sizes) {
   return plan->words;
 }
 
-size_t device_index_workspace_size(const LayoutView::Sizes& sizes) {
+size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Device device) {
+  if (device.type != DeviceType::cuda) return 0;
   const auto plan = plan_device_index(sizes);
   return plan.ok() ? static_cast<size_t>(plan->workspace_words) * sizeof(int32_t) : 0;
 }

@@ -39,7 +39,7 @@ LayoutView::Sizes sizes_of(const Layout& layout) {
 // The index of a mask, poisoned before.
 std::vector<int32_t> build(const std::vector<uint8_t>& mask, const LayoutView::Sizes& sizes) {
   std::vector<int32_t> index(static_cast<size_t>(*device_index_words(sizes)), -1);
-  const size_t bytes = device_index_workspace_size(sizes);
+  const size_t bytes = device_index_workspace_size(sizes, kCard);
   const auto at = *cuda::allocate(kCard, index.size() * 4), workspace = *cuda::allocate(kCard, bytes),
              on_card = *cuda::allocate(kCard, mask.size());
   const std::vector<char> poison(bytes, -1);
@@ -113,7 +113,10 @@ TEST(DeviceIndex, SaysWhatIsWrong) {
   EXPECT_NE(message({8, 24, 24, 10}).find("holds 9 at most"), std::string::npos);
   EXPECT_NE(message({8, -1, 24, 1}).find("no layout"), std::string::npos);
   EXPECT_NE(message({8, int64_t{1} << 60, 24, 1}).find("no layout"), std::string::npos);
-  EXPECT_EQ(device_index_workspace_size({12, 24, 24, 1}), 0u);
+  const Device card{DeviceType::cuda, 0};
+  EXPECT_EQ(device_index_workspace_size({12, 24, 24, 1}, card), 0u);
+  EXPECT_EQ(device_index_workspace_size({8, 24, 24, 2}, {}), 0u);
+  EXPECT_GT(device_index_workspace_size({8, 24, 24, 2}, card), 0u);
   std::vector<int32_t> index(7);
   const Status status = make_device_index(nullptr, {8, 24, 24, 2}, index, {}, {});
   EXPECT_FALSE(status.ok());

@@ -11,12 +11,14 @@ namespace blocksparse::linear {
 
 size_t LinearData::workspace_size() const {
   const LinearCase& c = case_;
+  LinearProblem problem{.layout = view_, .dtype = c.dtype, .n = c.n};
   switch (c.pass) {
-    case Pass::fprop: return linear_fprop_workspace_size(view_, c.dtype, c.n, c.device);
-    case Pass::dgrad: return linear_dgrad_workspace_size(view_, c.dtype, c.n, c.device);
+    case Pass::fprop: return linear_fprop_workspace_size(problem, c.device);
+    case Pass::dgrad: return linear_dgrad_workspace_size(problem, c.device);
     case Pass::wgrad: break;
   }
-  return linear_wgrad_workspace_size(view_, c.dtype, c.n * std::max<int64_t>(1, c.pairs), c.device);
+  problem.n *= std::max<int64_t>(1, c.pairs);
+  return linear_wgrad_workspace_size(problem, c.device);
 }
 
 Status LinearData::move_to_device() {

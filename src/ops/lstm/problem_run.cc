@@ -6,15 +6,12 @@
 #include "core/random.h"
 #include "core/text.h"
 #include "cuda/memory.h"
+#include "gemm/problem_data.h"
 #include "ops/lstm/problem.h"
 
 namespace blocksparse::lstm {
 
-namespace {
-
-constexpr char kPoison = -1;  // NaN in every element type
-
-}  // namespace
+using gemm::kPoison;
 
 Status LstmData::call(Buffers& at, const LayoutView& layout, const int64_t* lengths, Workspace workspace,
                       void* handle) const {
@@ -59,7 +56,7 @@ Status LstmData::move_to_device() {
 
 size_t LstmData::workspace_size() const {
   const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-  return size(view_, case_.dtype, case_.t, case_.n);
+  return size({view_, case_.dtype, case_.t, case_.n}, case_.device);
 }
 
 void LstmData::poison() {
