@@ -34,7 +34,8 @@ BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Dev
 // To search for that order takes some milliseconds for thousands of rows of blocks. May throw std::bad_alloc.
 BS_EXPORT std::vector<int32_t> index_for_card(const Layout& layout);
 
-// The layout of tables that a card made, copied to the host. Refused if the mask did not hold as many blocks as it should.
+// The layout of tables that a card made, copied to the host. Refused if the mask did not hold as many blocks as it
+// should.
 BS_EXPORT Result<Layout> layout_of_device_index(std::span<const int32_t> index);
 
 }  // namespace blocksparse
