@@ -5,8 +5,8 @@
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared.h"
+#include "cuda/ring.h"
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/row_wgmma/pieces.cuh"
 #include "gemm/cuda/row_wgmma/plan.h"
@@ -59,7 +59,7 @@ enum Flag : int32_t { kData = 1, kShared = 2, kLast = 4, kExit = 8 };
 
 template <class K>
 struct Shared {
-  uint64_t full[K::kStages], empty[K::kStages];
+  cuda::Ring<K::kStages> ring;
   int4 notes[K::kStages];  // flags, row of blocks, first token, Job::slice
   uint64_t slices[2];      // of a row, in turn: all have left their sums
 };
@@ -123,7 +123,7 @@ __device__ inline bool find_job(const Args& p, int index, Job<K>& job) {
 template <class K>
 class Feeder {
  public:
-  __device__ Feeder(const Args& p, Shared<K>& shared, uint32_t ring) : p_(p), shared_(shared), ring_(ring) {}
+  __device__ Feeder(const Args& p, Shared<K>& shared, uint32_t stages) : p_(p), shared_(shared), stages_(stages) {}
 
   __device__ void run() {
     for (int wave = 0; wave * static_cast<int>(gridDim.x) < p_.jobs; ++wave) {
@@ -135,7 +135,7 @@ class Feeder {
     }
     if (!waited_) wait();
     take_stage();
-    if (lane() == 0) leave_note(kExit, 0), ptx::mbarrier_arrive(full());
+    if (lane() == 0) leave_note(kExit, 0), shared_.ring.expect_nothing(place_);
   }
 
  private:
@@ -146,8 +146,7 @@ class Feeder {
     return cluster * K::together + static_cast<int>(blockIdx.x) % K::together;
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
-  __device__ uint32_t place() const { return ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes); }
+  __device__ uint32_t data() const { return place_.in(stages_, K::kStageBytes); }
   __device__ BlockRef fetch(const List& list, int i) const {
     const int at = list.first + i + lane();
     return at < list.last ? p_.walk.refs[at] : BlockRef{0, 0};
@@ -158,14 +157,11 @@ class Feeder {
     waited_ = true;
   }
   __device__ void take_stage() {
-    if (lane() == 0) ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
+    if (lane() == 0) shared_.ring.wait_empty(place_);
     __syncwarp();
   }
-  __device__ void next_stage() {
-    if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
-  }
   __device__ void leave_note(int flags, int to) {
-    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), int4{flags, to, job_.token, job_.slice});
+    ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), int4{flags, to, job_.token, job_.slice});
   }
 
   __device__ void send_list(const List& list, int to) {
@@ -173,16 +169,16 @@ class Feeder {
     int sent = 0;
     if (!waited_) {  // the ring is empty: W first, and x when it is there
       sent = min(list.count(), K::kStages);
-      for (int i = 0; i < sent; ++i) load_w(batch, list, to, i), next_stage();
+      for (int i = 0; i < sent; ++i) load_w(batch, list, to, i), place_.advance(K::kStages);
       wait();
-      stage_ = 0, phase_ = 0;
-      for (int i = 0; i < sent; ++i) load_x(batch, i), next_stage();
+      place_ = {};
+      for (int i = 0; i < sent; ++i) load_x(batch, i), place_.advance(K::kStages);
     }
     if (list.count() == 0) {
       take_stage();
       const bool all = K::group > 1 && job_.shared;  // then zeros are stored in all rows of the group
-      if (lane() == 0) leave_note(kLast | (all ? kShared : 0), to), ptx::mbarrier_arrive(full());
-      next_stage();
+      if (lane() == 0) leave_note(kLast | (all ? kShared : 0), to), shared_.ring.expect_nothing(place_);
+      place_.advance(K::kStages);
     }
     for (int i = sent; i < list.count(); ++i) {
       if (i % 32 == 0 && i > 0) batch = ahead;
@@ -190,7 +186,7 @@ class Feeder {
       take_stage();
       load_w(batch, list, to, i);
       load_x(batch, i);
-      next_stage();
+      place_.advance(K::kStages);
     }
   }
   // With the note, and the bytes that the stage waits for.
@@ -199,8 +195,8 @@ class Feeder {
     if (lane() != 0) return;
     const bool all = K::group > 1 && job_.shared;
     leave_note(kData | (all ? kShared : 0) | (i + 1 == list.count() ? kLast : 0), to);
-    const uint32_t barrier = full(), w = place() + K::kXBytes;
-    ptx::mbarrier_arrive_expect(barrier, static_cast<uint32_t>(K::kXBytes + (all ? K::group : 1) * K::kWBytes));
+    const uint32_t barrier = shared_.ring.full(place_), w = data() + K::kXBytes;
+    shared_.ring.expect(place_, static_cast<uint32_t>(K::kXBytes + (all ? K::group : 1) * K::kWBytes));
     ptx::load_box(w, &p_.w, barrier, 0, weight * kBlock);
 #pragma unroll
     for (int g = 1; g < K::group; ++g) {  // by_out, so W lies in the order of the lists
@@ -211,16 +207,15 @@ class Feeder {
   }
   __device__ void load_x(const BlockRef& batch, int i) const {
     const int from = __shfl_sync(~0u, batch.from, i % 32);
-    if (lane() == 0) ptx::load_box(place(), &p_.x, full(), from * kBlock, job_.token);
+    if (lane() == 0) ptx::load_box(data(), &p_.x, shared_.ring.full(place_), from * kBlock, job_.token);
   }
 
   const Args& p_;
   Shared<K>& shared_;
   Job<K> job_{};
-  uint32_t ring_;
+  uint32_t stages_;
   bool waited_ = false;
-  int stage_ = 0;
-  uint32_t phase_ = 0;
+  cuda::RingPlace place_;
 };
 
 }  // namespace

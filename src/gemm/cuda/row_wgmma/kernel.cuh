@@ -92,8 +92,8 @@ __device__ inline void store_elements(const Args& p, int to, int first_token, co
 template <class K>
 class Consumer {
  public:
-  __device__ Consumer(const Args& p, Shared<K>& shared, uint32_t ring, int warpgroup)
-      : p_(p), shared_(shared), ring_(ring), warpgroup_(warpgroup) {}
+  __device__ Consumer(const Args& p, Shared<K>& shared, uint32_t stages, int warpgroup)
+      : p_(p), shared_(shared), stages_(stages), warpgroup_(warpgroup) {}
 
   __device__ void run() {
     while (true) {
@@ -107,8 +107,8 @@ class Consumer {
  private:
   // The flags of the stage, as wgmma's conditions want them: the same in all lanes.
   __device__ int look() {
-    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
-    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    shared_.ring.wait_full(place_);
+    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
     return __shfl_sync(~0u, note_.x, 0);
   }
   // A list. The other thread blocks of the SM multiply while this one waits for its products.
@@ -119,12 +119,11 @@ class Consumer {
     do {
       flags = look();
       if ((flags & kData) != 0) {
-        multiply_stage<K, Count>(ring_ + static_cast<uint32_t>(stage_ * K::kStageBytes), warpgroup_, sums);
+        multiply_stage<K, Count>(place_.in(stages_, K::kStageBytes), warpgroup_, sums);
         ptx::wgmma_wait<0>();
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_address(&shared_.empty[stage_]));
-      if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+      shared_.ring.release_warp(place_);
+      place_.advance(K::kStages);
     } while ((flags & kLast) == 0);
     const int token = note_.z + warpgroup_ * K::kHalves * 64;
     if constexpr (K::clusters) {
@@ -136,9 +135,9 @@ class Consumer {
 
   const Args& p_;
   Shared<K>& shared_;
-  uint32_t ring_;
-  int warpgroup_, stage_ = 0;
-  uint32_t phase_ = 0;
+  uint32_t stages_;
+  int warpgroup_;
+  cuda::RingPlace place_;
   int4 note_{0, 0, 0, 0};
   Slices<K> slices_;
 };
@@ -149,16 +148,13 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   __shared__ Shared<K> shared;
-  const uint32_t ring = shared_address(staged);
+  const uint32_t stages = shared_address(staged);
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (!p.early) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
     if (p.has_w) ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
-    for (int s = 0; s < K::kStages; ++s) {
-      ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
-      ptx::mbarrier_init(shared_address(&shared.empty[s]), K::kConsumers * 4);
-    }
+    shared.ring.init(K::kStages, K::kConsumers * 4);
     for (uint64_t& slices : shared.slices) {
       if (K::clusters) ptx::mbarrier_init(shared_address(&slices), K::together);
     }
@@ -167,14 +163,14 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
   __syncthreads();
   if (K::clusters) ptx::cluster_arrive();
   if (warpgroup == K::kConsumers) {
-    Feeder<K>(p, shared, ring).run();
+    Feeder<K>(p, shared, stages).run();
     __syncwarp();
     if (K::clusters) ptx::cluster_wait();
     return;
   }
   ptx::griddepcontrol_wait();            // y, and what the last step reads
   if (K::clusters) ptx::cluster_wait();  // the others' barriers are there
-  Consumer<K>(p, shared, ring, warpgroup).run();
+  Consumer<K>(p, shared, stages, warpgroup).run();
 #endif
 }
 

@@ -11,7 +11,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "cuda/ptx/mbarrier.h"
+#include "cuda/ring.h"
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/w_in_smem/tile.cuh"
 
@@ -20,58 +20,45 @@ namespace {
 
 inline constexpr int kThreads = kWarps * 32;
 
-struct Shared {
-  uint64_t full[kMostStages], empty[kMostStages];
-};
-
-// Where a thread block is in the ring.
-struct Stage {
-  int at = 0;
-  uint32_t phase = 0;
-
-  __device__ void advance(int stages) {
-    if (++at == stages) at = 0, phase ^= 1;
-  }
-};
+using Ring = cuda::Ring<kMostStages>;
 
 // One lane: the tiles of this thread block, chunk by chunk.
-__device__ inline void load_tiles(const Args& p, Shared& shared, uint32_t ring) {
-  Stage stage;
+__device__ inline void load_tiles(const Args& p, const Ring& ring, uint32_t stages) {
+  cuda::RingPlace place;
   for (auto tile = static_cast<int>(blockIdx.x); tile < p.plan.tiles; tile += static_cast<int>(gridDim.x)) {
-    const uint32_t full = ptx::shared_address(&shared.full[stage.at]);
-    uint32_t to = ring + static_cast<uint32_t>(stage.at * p.plan.stage_bytes);
-    ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage.at]), stage.phase ^ 1);
-    ptx::mbarrier_arrive_expect(full, static_cast<uint32_t>(p.plan.stage_bytes));
+    uint32_t to = place.in(stages, p.plan.stage_bytes);
+    ring.wait_empty(place);
+    ring.expect(place, static_cast<uint32_t>(p.plan.stage_bytes));
     for (int chunk = 0; chunk < p.plan.chunks; ++chunk, to += p.chunk_bytes()) {
-      ptx::load_box(to, &p.x, full, chunk * wgmma::kChunk, tile * p.plan.tokens);
+      ptx::load_box(to, &p.x, ring.full(place), chunk * wgmma::kChunk, tile * p.plan.tokens);
     }
-    stage.advance(p.plan.stages);
+    place.advance(p.plan.stages);
   }
 }
 
 // One warp: its warp tiles of all tiles. Strips change from tile to tile, so that each warp meets long rows and short
 // ones.
 template <class K>
-__device__ inline void multiply_tiles(const Args& p, Shared& shared, uint32_t ring, uint32_t staged, const Weights& w) {
+__device__ inline void multiply_tiles(const Args& p, const Ring& ring, uint32_t stages, uint32_t staged,
+                                      const Weights& w) {
   const int warp_tiles = p.plan.warp_tiles();
   const Lane lane = Lane::of<K>();
-  Stage stage;
+  cuda::RingPlace place;
   int warp_tile = static_cast<int>(threadIdx.x) / 32;
   for (auto tile = static_cast<int>(blockIdx.x); tile < p.plan.tiles; tile += static_cast<int>(gridDim.x)) {
     const int part = warp_tile >= p.plan.strips, strip = warp_tile - part * p.plan.strips;
     Sums sums{};
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage.at]), stage.phase);
+    ring.wait_full(place);
     if (warp_tile < warp_tiles) {
-      const int x = stage.at * p.plan.stage_bytes + part * kSide * wgmma::kChunk * 2;
-      multiply_tile<K>(w, lane, ring + static_cast<uint32_t>(x), strip, sums);
+      const uint32_t x = place.in(stages, p.plan.stage_bytes) + part * kSide * wgmma::kChunk * 2;
+      multiply_tile<K>(w, lane, x, strip, sums);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage.at]));
+    ring.release_warp(place);
     if (warp_tile < warp_tiles) {
       const int token = tile * p.plan.tokens + part * kSide;
       finish_tile<typename K::Element>(p, staged, token, strip * kSide, sums);
     }
-    stage.advance(p.plan.stages);
+    place.advance(p.plan.stages);
     warp_tile = (warp_tile + warp_tiles + 1) % kWarps;
   }
   if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
@@ -81,28 +68,25 @@ template <class K>
 __global__ void __launch_bounds__(kThreads + 32, 1) w_in_smem_product([[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  __shared__ Shared shared;
-  const uint32_t warp_tiles = ptx::shared_address(staged), ring = warp_tiles + kWarps * kTileBytes;
+  __shared__ Ring ring;
+  const uint32_t warp_tiles = ptx::shared_address(staged), stages = warp_tiles + kWarps * kTileBytes;
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&p.x);
     if (p.boxes) ptx::prefetch_map(&p.y);
-    for (int s = 0; s < p.plan.stages; ++s) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.full[s]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[s]), kWarps);
-    }
+    ring.init(p.plan.stages, kWarps);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (!p.early || threadIdx.x >= kThreads) ptx::griddepcontrol_wait();
   if (threadIdx.x >= kThreads) {
     ptx::griddepcontrol_launch_dependents();
-    if (threadIdx.x == kThreads) load_tiles(p, shared, ring);
+    if (threadIdx.x == kThreads) load_tiles(p, ring, stages);
     return;
   }
   const Weights w = copy_weights<K>(p, staged + kWarps * kTileBytes + p.plan.stages * p.plan.stage_bytes);
   ptx::griddepcontrol_wait();  // y, and what the last step reads
   ptx::griddepcontrol_launch_dependents();
-  multiply_tiles<K>(p, shared, ring, warp_tiles + threadIdx.x / 32 * kTileBytes, w);
+  multiply_tiles<K>(p, ring, stages, warp_tiles + threadIdx.x / 32 * kTileBytes, w);
 #endif
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/warpgroup.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/ring.h"
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/wgmma/tables.h"
 
@@ -36,7 +37,7 @@ inline constexpr int kFeeders = 3;
 inline constexpr int kMostStages = 10;
 
 struct Shared {
-  uint64_t full[kMostStages], empty[kMostStages];
+  cuda::Ring<kMostStages> ring;
   uint64_t handed, taken;  // the next tile. More ahead, others cannot have them: 4 in a queue cost 13 to 17 %
   int4 notes[kMostStages];
   int4 strips[kMostStages];  // of this record: its tile's
@@ -47,10 +48,7 @@ struct Shared {
 // All threads. `consumers` arrive when they have used a stage.
 __device__ inline void start_ring(Shared& shared, int stages, int consumers) {
   if (threadIdx.x == 0) {
-    for (int s = 0; s < stages; ++s) {
-      ptx::mbarrier_init(shared_address(&shared.full[s]), 1);
-      ptx::mbarrier_init(shared_address(&shared.empty[s]), consumers);
-    }
+    shared.ring.init(stages, consumers);
     ptx::mbarrier_init(shared_address(&shared.handed), 1);
     ptx::mbarrier_init(shared_address(&shared.taken), kFeeders);
     ptx::fence_mbarrier_init();
@@ -94,8 +92,8 @@ class Feeder {
   static_assert(K::kStages >= kFeeders);
 
  public:
-  __device__ Feeder(Shared& shared, const Args& p, const typename K::Maps& maps, uint32_t ring, int id)
-      : shared_(shared), p_(p), maps_(maps), ring_(ring), id_(id) {}
+  __device__ Feeder(Shared& shared, const Args& p, const typename K::Maps& maps, uint32_t stages, int id)
+      : shared_(shared), p_(p), maps_(maps), stages_(stages), id_(id) {}
 
   __device__ void run() {
     Work work = next();
@@ -154,32 +152,32 @@ class Feeder {
   // the stage's last data first.
   __device__ void send(const Record& record, const Work& work, Flag flag) {
     if (turn_ == id_ && lane() == 0) {
-      const uint32_t full = shared_address(&shared_.full[stage_]);
+      const uint32_t full = shared_.ring.full(place_);
       int4 note = K::note(record);
       note.w = flag;
-      ptx::mbarrier_wait(full, phase_ ^ 1);
-      ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1);
+      ptx::mbarrier_wait(full, place_.parity ^ 1);
+      shared_.ring.wait_empty(place_);
       // Copies are started first, and announced behind the note.
       uint32_t bytes = 0;
-      if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tokens_, ring_ + stage_ * K::kStageBytes, full);
-      ptx::st_shared_16(shared_address(&shared_.notes[stage_]), note);
-      ptx::st_shared_16(shared_address(&shared_.strips[stage_]), held_strips_);
-      shared_.tokens[stage_] = held_tokens_;
-      ptx::mbarrier_arrive_expect(full, bytes);
+      if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tokens_, place_.in(stages_, K::kStageBytes), full);
+      ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), note);
+      ptx::st_shared_16(shared_address(&shared_.strips[place_.stage]), held_strips_);
+      shared_.tokens[place_.stage] = held_tokens_;
+      shared_.ring.expect(place_, bytes);
     }
     __syncwarp();
     if (++turn_ == kFeeders) turn_ = 0;
     held_ = record, held_tokens_ = work.tile.x, held_strips_ = work.strips;
-    if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+    place_.advance(K::kStages);
   }
 
   Shared& shared_;
   const Args& p_;
   const typename K::Maps& maps_;
-  uint32_t ring_;
-  int id_;
-  int stage_ = 0, turn_ = 0;
-  uint32_t tile_phase_ = 0, phase_ = 0;
+  uint32_t stages_;
+  int id_, turn_ = 0;
+  uint32_t tile_phase_ = 0;
+  cuda::RingPlace place_;
   Record held_{-1, 0, 0, 0};
   int held_tokens_ = 0;
   int4 held_strips_{0, 0, 0, 0};
@@ -192,14 +190,13 @@ class Feeder {
 template <class K>
 class Consumer {
  public:
-  __device__ Consumer(Shared& shared, uint32_t ring, int group)
-      : shared_(shared), ring_(ring), group_(group), arrives_(threadIdx.x % 32 == 0) {}
+  __device__ Consumer(Shared& shared, uint32_t stages, int group)
+      : shared_(shared), stages_(stages), group_(group), arrives_(threadIdx.x % 32 == 0) {}
 
   // Past the record without data.
   __device__ void begin() {
     wait();
-    __syncwarp();
-    if (arrives_) ptx::mbarrier_arrive(empty());
+    shared_.ring.release_warp(place_);
     advance();
   }
   __device__ bool goes_on() const { return flag_ != kExit; }
@@ -214,17 +211,18 @@ class Consumer {
       wait();
       const bool ends = flag_ == kEndsTile;
       int2 tile{0, 0};
-      if (ends) tile = {reinterpret_cast<const int32_t*>(&shared_.strips[stage_])[group_], shared_.tokens[stage_]};
+      if (ends) {
+        tile = {reinterpret_cast<const int32_t*>(&shared_.strips[place_.stage])[group_], shared_.tokens[place_.stage]};
+      }
       if (mask_ != 0) {
         idle_ = 0;
-        multiply(ring_ + static_cast<uint32_t>(stage_) * K::kStageBytes);
+        multiply(place_.in(stages_, K::kStageBytes));
         ptx::wgmma_wait<1>();
         release_previous();
-        previous_ = arrives_ ? empty() : 0;
+        previous_ = arrives_ ? shared_.ring.empty(place_) : 0;
       } else {  // each warp for itself; what an earlier record still reads must not be held for long
         if (++idle_ == 2) finish_previous();
-        __syncwarp();
-        if (arrives_) ptx::mbarrier_arrive(empty());
+        shared_.ring.release_warp(place_);
       }
       advance();
       if (!ends) continue;
@@ -235,10 +233,9 @@ class Consumer {
   }
 
  private:
-  __device__ uint32_t empty() const { return shared_address(&shared_.empty[stage_]); }
   __device__ void wait() {
-    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
-    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    shared_.ring.wait_full(place_);
+    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
   }
   __device__ void release_previous() {
     __syncwarp();
@@ -251,18 +248,19 @@ class Consumer {
   }
   // Conditions of wgmma come straight out of a shuffle: ptxas then knows that they are the same in all lanes.
   __device__ void advance() {
-    if (++stage_ == K::kStages) stage_ = 0, phase_ ^= 1;
+    place_.advance(K::kStages);
     mask_ = __shfl_sync(~0u, K::mask_of(note_, group_), 0);
     before_ = __shfl_sync(~0u, K::before_of(note_, group_), 0);
     flag_ = __shfl_sync(~0u, note_.w, 0);
   }
 
   Shared& shared_;
-  uint32_t ring_;
+  uint32_t stages_;
   int group_;
   bool arrives_;
-  int stage_ = 0, idle_ = 0, flag_ = kGoesOn;
-  uint32_t phase_ = 0, previous_ = 0, mask_ = 0, before_ = 0;
+  cuda::RingPlace place_;
+  int idle_ = 0, flag_ = kGoesOn;
+  uint32_t previous_ = 0, mask_ = 0, before_ = 0;
   int4 note_{0, 0, 0, 0};
 };
 

@@ -27,19 +27,19 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   __shared__ Shared shared;
-  const uint32_t ring = shared_address(staged) + K::kStagedBytes;
+  const uint32_t stages = shared_address(staged) + K::kStagedBytes;
   const int group = static_cast<int>(threadIdx.x) / 128;
   start_ring(shared, K::kStages, K::kGroups * 4);
   ptx::griddepcontrol_wait();
   if (group == K::kGroups) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    if (warp < kFeeders) Feeder<K>(shared, p, maps, ring, warp).run();
+    if (warp < kFeeders) Feeder<K>(shared, p, maps, stages, warp).run();
     else if (threadIdx.x % 32 == 0) hand_out_tiles(shared, p);
     return;
   }
   ptx::setmaxnreg_inc<K::kRegisters>();
-  Consumer<K> consumer(shared, ring, group);
+  Consumer<K> consumer(shared, stages, group);
   consumer.begin();
   while (consumer.goes_on()) {
     typename K::Sums sums{};

@@ -18,6 +18,7 @@
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/warpgroup.h"
+#include "cuda/ring.h"
 #include "cuda/tile.h"
 #include "gemm/cuda/wgrad_in_registers/tile.cuh"
 
@@ -63,7 +64,7 @@ class Work {
 
 struct Shared {
   int32_t counts[kMostStrips], before[kMostStrips + 1];
-  uint64_t full[kMostStages], empty[kMostStages];
+  cuda::Ring<kMostStages> ring;
 };
 
 template <class K>
@@ -97,22 +98,14 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
   __shared__ Shared shared;
   const uint32_t begin = ptx::shared_address(stages);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < g.stages; ++s) {
-      ptx::mbarrier_init(ptx::shared_address(shared.full + s), 1);
-      ptx::mbarrier_init(ptx::shared_address(shared.empty + s), K::warps);
-    }
+    shared.ring.init(g.stages, K::warps);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   Work work(g, shared.counts, shared.before);
-  const auto at = [&](int stage) { return begin + static_cast<uint32_t>(stage * g.boxes * kBoxBytes); };
   Item item{};
-  int stage = 0;
-  uint32_t phase = 0;
-  const auto advance = [&] {
-    if (++stage == g.stages) stage = 0, phase ^= 1;
-  };
+  cuda::RingPlace place;
   if (threadIdx.x >= K::threads) {
     ptx::setmaxnreg_dec<K::load_registers>();
     if (threadIdx.x >= K::threads + 32) return;
@@ -120,9 +113,9 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
       const Boxes of(g, item);
       for (int first = 0; first < patches_of_job<K>(g, item.job); first += K::patches_of_pass) {
         for (int step = item.first_step; step < item.last_step; ++step) {
-          ptx::mbarrier_wait(ptx::shared_address(shared.empty + stage), phase ^ 1);
-          load_boxes(g, maps, of, step * kTokens, at(stage), ptx::shared_address(shared.full + stage));
-          advance();
+          shared.ring.wait_empty(place);
+          load_boxes(g, maps, of, step * kTokens, place.in(begin, g.boxes * kBoxBytes), shared.ring.full(place));
+          place.advance(g.stages);
         }
       }
     }
@@ -134,11 +127,10 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
       const Patches<K> patches(g, item, first);
       float sum[K::patches][K::sums] = {};
       for (int step = item.first_step; step < item.last_step; ++step) {
-        ptx::mbarrier_wait(ptx::shared_address(shared.full + stage), phase);
-        multiply_patches<K>(g, patches, at(stage), sum);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(shared.empty + stage));
-        advance();
+        shared.ring.wait_full(place);
+        multiply_patches<K>(g, patches, place.in(begin, g.boxes * kBoxBytes), sum);
+        shared.ring.release_warp(place);
+        place.advance(g.stages);
       }
       store_patch<K>(g, item, patches, sum);
     }

@@ -7,6 +7,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/warpgroup.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/ring.h"
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/wgrad_wgmma/finish.cuh"
 
@@ -15,27 +16,8 @@ namespace {
 
 using ptx::shared_address;
 
-struct Ring {
-  uint32_t stages, full, empty;
-  uint32_t phase = 0;
-  int stage = 0;
-
-  __device__ uint32_t full_at() const { return full + 8 * static_cast<uint32_t>(stage); }
-  __device__ uint32_t empty_at() const { return empty + 8 * static_cast<uint32_t>(stage); }
-  template <class K>
-  __device__ uint32_t data() const {
-    return stages + static_cast<uint32_t>(stage) * K::kStageBytes;
-  }
-  template <class K>
-  __device__ void advance() {
-    if (++stage == K::kStages) stage = 0, phase ^= 1;
-  }
-  template <class K>
-  __device__ void advance(int steps) {
-    phase ^= static_cast<uint32_t>((stage + steps) / K::kStages) & 1;
-    stage = (stage + steps) % K::kStages;
-  }
-};
+template <class K>
+using Ring = cuda::Ring<K::kMostStages>;
 
 // The steps of jobs that are a thread block's, in turn: whole jobs, then its part of the shared ones.
 class Work {
@@ -84,9 +66,10 @@ inline constexpr int kFeedBarrier = 1;
 // with a box. One without could be a whole ring late, and await a phase that is over: it leaves out the job, and they
 // meet behind it. Were all to arrive at every stage, b = 64 took 107 us instead of 88 (.25, 4096 x 4096, n 4096).
 template <class K>
-__device__ void feed(const Args& g, const typename K::Maps& maps, Ring ring) {
+__device__ void feed(const Args& g, const typename K::Maps& maps, const Ring<K>& ring, uint32_t stages) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const int index = thread / 32 + lane * K::kFeeders, box = index - K::kDyBoxes;
+  cuda::RingPlace place;
   for (Work work(g); work.next();) {
     const Job job = g.tables.jobs[work.job];
     const int column = box < 0             ? job.strip * K::form.strip_outputs + index * 64
@@ -95,30 +78,29 @@ __device__ void feed(const Args& g, const typename K::Maps& maps, Ring ring) {
     [[maybe_unused]] wgmma::ImageTap tap{};
     if constexpr (K::order == wgmma::XOrder::images) tap = maps.x[0].taps.tap_of(column);
     const bool has_box = thread / 32 - K::kDyBoxes < job.patches;
-    if (!has_box) ring.advance<K>(work.last - work.first);
+    if (!has_box) place.skip(work.last - work.first, K::kStages);
     StepPlace<K::kTokens> at(maps.steps, work.first);
     for (int step = work.first; has_box && step < work.last; ++step, at.advance(maps.steps)) {
-      if (lane == 0) ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
+      if (lane == 0) ring.wait_empty(place);
       __syncwarp();
-      const uint32_t data = ring.data<K>();
+      const uint32_t data = place.in(stages, K::kStageBytes);
       // All lanes have the same, which the compiler does not see otherwise: addresses would be each lane's own.
       const int term = K::kTerms == 1 ? 0 : __shfl_sync(~0u, at.term, 0);
       if (box < 0) {
-        load_stage_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full_at(), column, at.token);
+        load_stage_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full(place), column, at.token);
       } else if (box < job.patches) {
         const uint32_t to = data + K::kDyBoxes * K::kDyBox + box * K::kXBox;
         if constexpr (K::order == wgmma::XOrder::images) {
           const auto& x = maps.x[0];
-          wgmma::load_positions(to, &x.map, ring.full_at(), x.steps.deep, tap, x.steps.pixel_of(at.token));
+          wgmma::load_positions(to, &x.map, ring.full(place), x.steps.deep, tap, x.steps.pixel_of(at.token));
         } else {
-          load_stage_box<K>(to, &maps.x[term].map, ring.full_at(), column, at.token);
+          load_stage_box<K>(to, &maps.x[term].map, ring.full(place), column, at.token);
         }
       }
       if (thread == 0) {
-        ptx::mbarrier_arrive_expect(ring.full_at(),
-                                    static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + job.patches * K::kXBox));
+        ring.expect(place, static_cast<uint32_t>(K::kDyBoxes * K::kDyBox + job.patches * K::kXBox));
       }
-      ring.advance<K>();
+      place.advance(K::kStages);
     }
     ptx::bar_sync(kFeedBarrier, 32 * K::kFeeders);
   }
@@ -127,16 +109,17 @@ __device__ void feed(const Args& g, const typename K::Maps& maps, Ring ring) {
 // ---- Compute --------------------------------------------------------------------------------------------------------
 
 template <class K, int N>
-__device__ void add_steps(Sums& sums, Ring& ring, int steps, int dy_box, int first_patch) {
+__device__ void add_steps(Sums& sums, const Ring<K>& ring, cuda::RingPlace& place, uint32_t stages, int steps,
+                          int dy_box, int first_patch) {
   constexpr bool kTurned = !K::first;  // tokens, the depth, are rows of the boxes
   constexpr ptx::Swizzle kOfX = K::first || K::kPatch == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
   constexpr int kStepDy = kTurned ? 128 : 2, kStepX = kTurned ? K::kPatch * 2 : 2;
   const bool arrives = threadIdx.x % 128 == 0;
   uint32_t previous = 0;
   for (int i = 0; i < steps; ++i) {
-    ptx::mbarrier_wait(ring.full_at(), ring.phase);
-    const uint32_t dy = ring.data<K>() + dy_box * K::kDyBox;
-    const uint32_t x = ring.data<K>() + K::kDyBoxes * K::kDyBox + first_patch * K::kXBox;
+    ring.wait_full(place);
+    const uint32_t data = place.in(stages, K::kStageBytes), dy = data + dy_box * K::kDyBox;
+    const uint32_t x = data + K::kDyBoxes * K::kDyBox + first_patch * K::kXBox;
     const uint64_t a = ptx::wgmma_matrix(dy, K::kDyBox, 1024, ptx::Swizzle::bytes_128);
     const uint64_t b = ptx::wgmma_matrix(x, K::kXBox, kTurned ? K::kPatch * 16 : 1024, kOfX);
     ptx::wgmma_fence();
@@ -147,8 +130,8 @@ __device__ void add_steps(Sums& sums, Ring& ring, int steps, int dy_box, int fir
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (previous != 0) ptx::mbarrier_arrive(previous);
-    previous = arrives ? ring.empty_at() : 0;
-    ring.advance<K>();
+    previous = arrives ? ring.empty(place) : 0;
+    place.advance(K::kStages);
   }
   ptx::wgmma_wait<0>();
   if (previous != 0) ptx::mbarrier_arrive(previous);
@@ -159,26 +142,24 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     wgrad_wgmma_sums([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
                      [[maybe_unused]] const __grid_constant__ Args g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char stages[];
-  __shared__ uint64_t full[K::kMostStages], empty[K::kMostStages];
+  extern __shared__ __align__(1024) char staged[];
+  __shared__ Ring<K> ring;
+  const uint32_t stages = shared_address(staged);
   const int group = static_cast<int>(threadIdx.x) / 128;
-  Ring ring{shared_address(stages), shared_address(full), shared_address(empty)};
   if (threadIdx.x == 0) {
-    for (int s = 0; s < K::kStages; ++s) {
-      ptx::mbarrier_init(shared_address(full + s), 1);
-      ptx::mbarrier_init(shared_address(empty + s), 2);
-    }
+    ring.init(K::kStages, 2);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   ptx::griddepcontrol_wait();
   if (group == 2) {
     ptx::setmaxnreg_dec<56>();
-    if (threadIdx.x < 2 * 128 + 32 * K::kFeeders) feed<K>(g, maps, ring);
+    if (threadIdx.x < 2 * 128 + 32 * K::kFeeders) feed<K>(g, maps, ring, stages);
     return;
   }
   ptx::setmaxnreg_inc<224>();
   Sums sums;
+  cuda::RingPlace place;
   for (Work work(g); work.next();) {
     const Job job = g.tables.jobs[work.job];
     const PatchesOfGroup<K> patches(job, group);
@@ -186,10 +167,10 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #pragma unroll
     for (float& sum : sums) sum = 0;
     const int quarters = __shfl_sync(~0u, (patches.count * K::kPatch + 63) / 64, 0);
-    if (quarters == 4) add_steps<K, 256>(sums, ring, steps, dy_box, patches.first);
-    else if (quarters == 3) add_steps<K, 192>(sums, ring, steps, dy_box, patches.first);
-    else if (quarters == 2) add_steps<K, 128>(sums, ring, steps, dy_box, patches.first);
-    else add_steps<K, 64>(sums, ring, steps, dy_box, patches.first);  // also where it has no patch
+    if (quarters == 4) add_steps<K, 256>(sums, ring, place, stages, steps, dy_box, patches.first);
+    else if (quarters == 3) add_steps<K, 192>(sums, ring, place, stages, steps, dy_box, patches.first);
+    else if (quarters == 2) add_steps<K, 128>(sums, ring, place, stages, steps, dy_box, patches.first);
+    else add_steps<K, 64>(sums, ring, place, stages, steps, dy_box, patches.first);  // also where it has no patch
     if (work.is_whole()) {
       store_job<K>(g, job, sums);
     } else {

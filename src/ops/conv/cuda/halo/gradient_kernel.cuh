@@ -1,6 +1,7 @@
 // The kernels of wgrad of 3 x 3 taps: see cuda_halo_gradient.h.
 #pragma once
 
+#include "cuda/ring.h"
 #include "gemm/cuda/wgrad_wgmma/kernel.cuh"
 #include "ops/conv/cuda/halo/jobs.cuh"
 
@@ -40,42 +41,33 @@ struct HaloGradientKernel {
   static_assert(kPatches * kSums == kHaloGradientSums);
 };
 
-struct HaloRing {
-  uint32_t data, full, empty;
-  int stage_bytes, stages;
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ uint32_t at() const { return data + static_cast<uint32_t>(stage * stage_bytes); }
-  __device__ uint32_t full_at() const { return full + 8 * static_cast<uint32_t>(stage); }
-  __device__ uint32_t empty_at() const { return empty + 8 * static_cast<uint32_t>(stage); }
-  __device__ void advance() {
-    if (++stage == stages) stage = 0, phase ^= 1;
-  }
-};
+using HaloRing = cuda::Ring<kMostHaloStages>;
 
 // One warp, a lane a box: dy, then x of each patch.
 template <class K>
-__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloJobs& jobs, HaloRing ring) {
+__device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloJobs& jobs,
+                          const HaloRing& ring, uint32_t stages) {
   const auto lane = static_cast<int>(threadIdx.x) % 32, patch = lane - 1;
+  cuda::RingPlace place;
   for (HaloWork work(jobs, h.patches); work.next();) {
     const HaloJob job = jobs.job(h.patches, work.job);
     const int chunk = job.chunk[patch == 1];
     for (int step = work.first; step < work.last; ++step) {
       if (lane == 0) {
-        ptx::mbarrier_wait(ring.empty_at(), ring.phase ^ 1);
-        ptx::mbarrier_arrive_expect(ring.full_at(), static_cast<uint32_t>(K::kDyBytes + job.patches * h.x_bytes));
+        ring.wait_empty(place);
+        ring.expect(place, static_cast<uint32_t>(K::kDyBytes + job.patches * h.x_bytes));
       }
       __syncwarp();
+      const uint32_t dy = place.in(stages, h.stage_bytes);
       const gemm::wgmma::ImagePixel at = h.pixels.pixel_of(step * K::kTokens);
       if (patch < 0) {
-        ptx::load_image_box(ring.at(), &maps.dy, ring.full_at(), job.strip * 64, at.column - h.pixels.first[0],
+        ptx::load_image_box(dy, &maps.dy, ring.full(place), job.strip * 64, at.column - h.pixels.first[0],
                             at.row - h.pixels.first[1], at.image, 0, 0);
       } else if (patch < job.patches) {
-        ptx::load_image_box(ring.at() + K::kDyBytes + patch * h.patch_bytes, &maps.x, ring.full_at(), chunk * K::kPatch,
+        ptx::load_image_box(dy + K::kDyBytes + patch * h.patch_bytes, &maps.x, ring.full(place), chunk * K::kPatch,
                             at.column, at.row, at.image, 0, 0);
       }
-      ring.advance();
+      place.advance(h.stages);
     }
   }
 }
@@ -83,15 +75,16 @@ __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, c
 // A warpgroup has a row of taps. Its three taps are columns of one product: what lies a tap further on in x lies a tap
 // further on in shared memory, so they differ in where the columns begin.
 template <class K, int Patches>
-__device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, HaloRing& ring, int steps, int group) {
+__device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, const HaloRing& ring,
+                               cuda::RingPlace& place, uint32_t stages, int steps, int group) {
   constexpr int kRow = K::kPatch * 2;  // bytes of a position
   const auto row = static_cast<uint32_t>(group * h.row_step * kRow);
   const auto lead = static_cast<uint32_t>(h.column_step * kRow);
   const bool arrives = threadIdx.x % 32 == 0;
   uint32_t previous = 0;
   for (int i = 0; i < steps; ++i) {
-    ptx::mbarrier_wait(ring.full_at(), ring.phase);
-    const uint32_t dy = ring.at(), x = dy + K::kDyBytes + row;
+    ring.wait_full(place);
+    const uint32_t dy = place.in(stages, h.stage_bytes), x = dy + K::kDyBytes + row;
     const uint64_t a = ptx::wgmma_matrix(dy, 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t b = ptx::wgmma_matrix(x, lead, 8 * kRow, K::swizzle);
     ptx::wgmma_fence();
@@ -107,8 +100,8 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, Ha
     ptx::wgmma_wait<1>();
     __syncwarp();
     if (previous != 0) ptx::mbarrier_arrive(previous);
-    previous = arrives ? ring.empty_at() : 0;
-    ring.advance();
+    previous = arrives ? ring.empty(place) : 0;
+    place.advance(h.stages);
   }
   ptx::wgmma_wait<0>();
   __syncwarp();
@@ -182,17 +175,14 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     halo_gradient([[maybe_unused]] const __grid_constant__ HaloGradientMaps maps,
                   [[maybe_unused]] const __grid_constant__ HaloGradient h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char stages[];
-  __shared__ uint64_t full[kMostHaloStages], empty[kMostHaloStages];
+  extern __shared__ __align__(1024) char staged[];
+  __shared__ HaloRing ring;
   __shared__ HaloJobs jobs;
   __shared__ HaloWhole whole;
   const int group = static_cast<int>(threadIdx.x) / 128;
-  HaloRing ring{shared_address(stages), shared_address(full), shared_address(empty), h.stage_bytes, h.stages};
+  const uint32_t stages = shared_address(staged);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < h.stages; ++s) {
-      ptx::mbarrier_init(shared_address(full + s), 1);
-      ptx::mbarrier_init(shared_address(empty + s), K::kGroups * 4);
-    }
+    ring.init(h.stages, K::kGroups * 4);
     ptx::fence_mbarrier_init();
     ptx::prefetch_map(&maps.x);
     ptx::prefetch_map(&maps.dy);
@@ -203,18 +193,19 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   if (group == K::kGroups) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - K::kGroups * 128 - 32;
-    if (thread < 0) feed_halo<K>(h, maps, jobs, ring);
+    if (thread < 0) feed_halo<K>(h, maps, jobs, ring, stages);
     else leave_tables<K>(h.tables, jobs, h.patches, thread);
     return;
   }
   ptx::setmaxnreg_inc<K::kRegisters>();
+  cuda::RingPlace place;
   for (HaloWork work(jobs, h.patches); work.next();) {
     const HaloJob job = jobs.job(h.patches, work.job);
     if (work.is_whole()) find_whole<K>(whole, job, h.patches);
     typename K::Sums sums = {};
     const int patches = __shfl_sync(~0u, job.patches, 0), steps = work.last - work.first;
-    if (patches == K::kPatches) add_halo_steps<K, K::kPatches>(sums, h, ring, steps, group);
-    else add_halo_steps<K, 1>(sums, h, ring, steps, group);
+    if (patches == K::kPatches) add_halo_steps<K, K::kPatches>(sums, h, ring, place, stages, steps, group);
+    else add_halo_steps<K, 1>(sums, h, ring, place, stages, steps, group);
     finish_halo<K>(h, work, whole, group, sums);
   }
 #endif

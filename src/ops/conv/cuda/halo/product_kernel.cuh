@@ -6,6 +6,7 @@
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/ring.h"
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/wgmma/finish.cuh"
 #include "ops/conv/cuda/halo/walk.cuh"
@@ -68,7 +69,8 @@ struct HaloKernel {
 };
 
 struct HaloShared {
-  uint64_t full[kMostHaloProductStages], empty[kMostHaloProductStages], x_empty[kHaloBuffers];
+  cuda::Ring<kMostHaloProductStages> ring;
+  uint64_t x_empty[kHaloBuffers];
   int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, that of the third, -}; of 9 taps the first shift
   int4 tiles[kMostHaloProductStages];  // of a tile's last stage
 };
@@ -81,10 +83,7 @@ inline constexpr int kNoSlot = 255;
 template <class K>
 __device__ void start_halo_rings(HaloShared& shared, int stages) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) {
-      ptx::mbarrier_init(shared_address(&shared.full[i]), 1);
-      ptx::mbarrier_init(shared_address(&shared.empty[i]), K::kGroups * 4);
-    }
+    shared.ring.init(stages, K::kGroups * 4);
     for (uint64_t& barrier : shared.x_empty) ptx::mbarrier_init(shared_address(&barrier), K::kGroups * 4);
     ptx::fence_mbarrier_init();
   }
@@ -120,21 +119,15 @@ class HaloFeeder {
   }
 
  private:
-  __device__ uint32_t full() const { return shared_address(&shared_.full[stage_]); }
-  __device__ void wait_for_stage() { ptx::mbarrier_wait(shared_address(&shared_.empty[stage_]), phase_ ^ 1); }
-  __device__ void advance() {
-    if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
-  }
-
   __device__ void send_empty(int what, const HaloTile& tile) {
-    wait_for_stage();
+    shared_.ring.wait_empty(place_);
     note(what, 0, 0, tile);
-    ptx::mbarrier_arrive(full());
-    advance();
+    shared_.ring.expect_nothing(place_);
+    place_.advance(h_.stages);
   }
   __device__ void note(int what, int shifts, int third, const HaloTile& tile) {
-    ptx::st_shared_16(shared_address(&shared_.notes[stage_]), {what, shifts, third, 0});
-    ptx::st_shared_16(shared_address(&shared_.tiles[stage_]), {tile.out, tile.job, tile.jobs, 0});
+    ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), {what, shifts, third, 0});
+    ptx::st_shared_16(shared_address(&shared_.tiles[place_.stage]), {tile.out, tile.job, tile.jobs, 0});
   }
   __device__ void send_block(const HaloBlock& block, const HaloTile& tile, bool begins, bool ends) {
     int row = 0, column = 0;
@@ -149,22 +142,22 @@ class HaloFeeder {
       int shifts[K::taps < 3 ? 3 : K::taps] = {};
 #pragma unroll
       for (int i = 0; i < K::taps; ++i) shifts[i] = next_shift();
-      wait_for_stage();
+      shared_.ring.wait_empty(place_);
       const int first = K::taps > 3 ? shifts[0] : shifts[0] | shifts[1] << 16;
       note(block.slot | flags << 8 | tile.jobs << 16, first, shifts[2], tile);
       constexpr int kBytes = K::taps * K::kTapBytes;
-      ptx::mbarrier_arrive_expect(full(), static_cast<uint32_t>(kBytes + (brings_x ? h_.x_bytes : 0)));
-      ptx::load_box(w_ + static_cast<uint32_t>(stage_ * kBytes), &maps_.w, full(), block.column,
+      shared_.ring.expect(place_, static_cast<uint32_t>(kBytes + (brings_x ? h_.x_bytes : 0)));
+      ptx::load_box(place_.in(w_, kBytes), &maps_.w, shared_.ring.full(place_), block.column,
                     block.row + (tap << h_.walk.block_shift));
       if (brings_x) load_x(block.chunk, tile.job);
-      advance();
+      place_.advance(h_.stages);
     }
   }
   __device__ void load_x(int chunk, int job) {
     if (++buffer_ == kHaloBuffers) buffer_ = 0, x_phase_ ^= 1;
     ptx::mbarrier_wait(shared_address(&shared_.x_empty[buffer_]), x_phase_ ^ 1);
     const gemm::wgmma::ImagePixel at = h_.pixels.pixel_of(job * kHaloJob);
-    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, full(),
+    ptx::load_image_box(x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes), &maps_.x, shared_.ring.full(place_),
                         chunk * gemm::wgmma::kChunk, at.column, at.row, at.image, 0, 0);
   }
 
@@ -172,9 +165,10 @@ class HaloFeeder {
   const HaloProduct& h_;
   const HaloMaps& maps_;
   uint32_t x_, w_;
+  cuda::RingPlace place_;
   bool leads_;
-  int stage_ = 0, buffer_ = -1, channels_ = -1;
-  uint32_t phase_ = 0, x_phase_ = 0;
+  int buffer_ = -1, channels_ = -1;
+  uint32_t x_phase_ = 0;
 };
 
 // What a warpgroup knows of both rings. A note is read while the products in front of it run.
@@ -201,16 +195,16 @@ class HaloConsumer {
       multiply(sums);
       ptx::wgmma_wait<1>();
       release(previous_, old_buffer);
-      previous_ = arrives_ ? shared_address(&shared_.empty[stage_]) : 0;
+      previous_ = arrives_ ? shared_.ring.empty(place_) : 0;
       const bool ends = (flags_ & kEndsTile) != 0;
       int4 tile{};
       if (ends) {
-        tile = ptx::ld_shared_16(shared_address(&shared_.tiles[stage_]));
+        tile = ptx::ld_shared_16(shared_address(&shared_.tiles[place_.stage]));
         ptx::wgmma_wait<0>();
         release(previous_, holds_);
         previous_ = holds_ = 0;
       }
-      if (++stage_ == h_.stages) stage_ = 0, phase_ ^= 1;
+      place_.advance(h_.stages);
       read_note();
       if (ends) return {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0)};
     }
@@ -227,7 +221,7 @@ class HaloConsumer {
   // Jobs of positions are dealt to the warpgroups in turn.
   __device__ void multiply(typename K::Sums& sums) {
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
-    const uint32_t w = (w_ + static_cast<uint32_t>(stage_ * K::taps * K::kTapBytes)) >> 4;
+    const uint32_t w = place_.in(w_, K::taps * K::kTapBytes) >> 4;
     uint32_t shifts[K::taps];
     shifts_of_taps(shifts);
 #pragma unroll
@@ -254,8 +248,8 @@ class HaloConsumer {
   // Conditions of wgmma, and its operands, come straight out of a shuffle: ptxas then knows that they are the same in
   // all lanes.
   __device__ void read_note() {
-    ptx::mbarrier_wait(shared_address(&shared_.full[stage_]), phase_);
-    const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[stage_]));
+    shared_.ring.wait_full(place_);
+    const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
     const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + K::kGroups - 1) / K::kGroups;
     product_ = __shfl_sync(~0u, slot == kNoSlot || halves == 0 ? 0 : 2 * slot + halves, 0);
     flags_ = __shfl_sync(~0u, note.x >> 8 & 0xff, 0);
@@ -266,11 +260,12 @@ class HaloConsumer {
   HaloShared& shared_;
   const HaloProduct& h_;
   uint32_t x_, w_;
+  cuda::RingPlace place_;
   int group_;
   bool arrives_;
-  int stage_ = 0, buffer_ = -1;
+  int buffer_ = -1;
   int product_ = 0, flags_ = 0, shifts_ = 0, third_ = 0;  // of the note; 2 slot + halves, or 0
-  uint32_t phase_ = 0, previous_ = 0, holds_ = 0;  // barriers of a stage and a buffer, where this lane answers for them
+  uint32_t previous_ = 0, holds_ = 0;  // barriers of a stage and a buffer, where this lane answers for them
 };
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
