@@ -24,6 +24,11 @@ struct Tile {
   int vectors;  // of tokens (product) or of input features (gradient): columns of sums
 };
 
+// Of a row of kernels.inc.
+struct Tiles {
+  Tile product, gradient;
+};
+
 // One round of fprop or dgrad: y[n, outputs] = x[n, inputs] W^T for up to some hundred tokens. Plain data, because
 // kernels are compiled for instruction sets that their caller may not use.
 struct ProductArgs {
@@ -202,10 +207,10 @@ std::span<const GradientKernel> gradient_kernels();
 const ProductKernel* find_product_kernel(Isa isa, DType dtype);
 const GradientKernel* find_gradient_kernel(Isa isa, DType dtype);
 
-#define LINEAR_PRODUCT(isa, dtype, ...) ProductKernel product_##isa##_##dtype();
-#define LINEAR_GRADIENT(isa, dtype, ...) GradientKernel gradient_##isa##_##dtype();
+#define BS_KERNEL(isa, dtype, ...)         \
+  ProductKernel product_##isa##_##dtype(); \
+  GradientKernel gradient_##isa##_##dtype();
 #include "gemm/cpu/kernels.inc"
-#undef LINEAR_PRODUCT
-#undef LINEAR_GRADIENT
+#undef BS_KERNEL
 
 }  // namespace blocksparse::gemm
