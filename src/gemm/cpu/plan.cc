@@ -50,11 +50,6 @@ bool stages(const Problem& p) {
 
 }  // namespace
 
-int32_t worthwhile_threads(int32_t threads, double flops) {
-  constexpr double kFlopsEach = 5e5;  // 10 us at 50 GFLOP/s
-  return static_cast<int32_t>(std::clamp(flops / kFlopsEach, 1.0, static_cast<double>(std::max(threads, 1))));
-}
-
 // Threads that share pieces read x that others packed and write lines of y that others wrote in the call before, all of
 // it through the last-level cache. Zen 5, 2 threads, 1024 x 1024, 10 %, from memory: 64 tokens, b = 8 74 us to 67, b =
 // 32 69 to 55; 512 tokens, b = 8 519 to 486, b = 32 433 to 424. Half a group is a loss where x is read in place: hot 40

@@ -64,9 +64,6 @@ bool asks_again(const Cpu& cpu);
 // Whether one token leaves W of blocks of 32 and more to the hardware.
 bool leaves_large_unasked(int64_t vector_bytes, const Cpu& cpu);
 
-// Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
-int32_t worthwhile_threads(int32_t threads, double flops);
-
 ProductPlan plan_product(const Problem& problem);
 
 struct Shares {

@@ -209,14 +209,6 @@ TEST(Select, GradientsOfLargeBlocksAreSummedAFewTokensAtATime) {
   EXPECT_EQ(round_of(32, Order::features_last, DType::f32, 64), kMost);
 }
 
-TEST(Select, SmallProblemsStayOnOneThread) {
-  EXPECT_EQ(worthwhile_threads(16, 0), 1);
-  EXPECT_EQ(worthwhile_threads(16, 9e5), 1);
-  EXPECT_EQ(worthwhile_threads(16, 2e6), 4);
-  EXPECT_EQ(worthwhile_threads(16, 1e12), 16);
-  EXPECT_EQ(worthwhile_threads(1, 1e12), 1);
-}
-
 TEST(Select, NarrowGradientsOfSeveralRoundsAreSummedWide) {
   Problem p{.pass = Pass::wgrad, .dtype = DType::bf16, .block = 32, .n = 100, .inputs = 256, .outputs = 256};
   EXPECT_EQ(plan_gradient(p, DType::bf16, 10).sums_bytes, 0u);

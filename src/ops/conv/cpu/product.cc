@@ -274,7 +274,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
-  Run run(p, plan, *kernel, workspace, gemm::worthwhile_threads(threads, flops));
+  Run run(p, plan, *kernel, workspace, worthwhile_threads(threads, flops));
   if (plan.far) run.all_far();
   else run.all();
   return {};
