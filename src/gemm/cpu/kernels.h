@@ -13,6 +13,7 @@ namespace blocksparse::gemm {
 
 inline constexpr int64_t kUnpackedTokens = 4;       // of features-last x, at most: it is read where it lies
 inline constexpr int64_t kGroupAlongOutputs = 128;  // tokens, at most
+inline constexpr int64_t kMostRoundTokens = 1024;   // that are packed at a time: enough tasks for any number of threads
 
 struct Range {
   int64_t first, last;

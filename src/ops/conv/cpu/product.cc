@@ -36,13 +36,12 @@ const ProductKernel* find_taps_kernel(Isa isa, DType dtype) {
 }
 
 size_t pointwise_workspace_size(const Product& p) {
-  return gemm::plan_product({.dtype = p.dtype,
-                             .block = p.layout.block_size,
-                             .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
-                             .inputs = p.x.channels,
-                             .outputs = p.y.channels,
-                             .slots = walk_of(p.layout, p.by_in).slots})
-      .workspace_bytes();
+  return gemm::cpu_workspace_bytes(gemm::CpuProblem{.dtype = p.dtype,
+                                                    .block = p.layout.block_size,
+                                                    .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
+                                                    .inputs = p.x.channels,
+                                                    .outputs = p.y.channels,
+                                                    .slots = walk_of(p.layout, p.by_in).slots});
 }
 
 // A filter of one tap that stays where it is: tokens are pixels. Hubs may ask for more workspace than is promised.
