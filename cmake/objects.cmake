@@ -24,6 +24,7 @@ add_library(blocksparse_objects OBJECT
   src/cpu/runtime.cc
   src/cpu/threads.cc
   src/gemm/cpu/driver.cc
+  src/gemm/cpu/gradient_plan.cc
   src/gemm/cpu/kernels.cc
   src/gemm/cpu/plan.cc
   src/gemm/cuda/families.cc

@@ -34,7 +34,7 @@ struct Cpu {
   bool avx512_bf16 = false;  // has vdpbf16ps ...
   bool fast_bf16 = false;    // ... and it outruns two FMAs
   bool amx = false;          // tiles and bf16, and the system keeps their state
-  bool intel = false;        // whose AVX-512 select.cc treats otherwise than AMD's
+  bool intel = false;        // whose AVX-512 plans treat otherwise than AMD's
   bool neon = false;         // every 64-bit Arm CPU
   bool neon_bf16 = false;    // and has bfdot
 };

@@ -40,6 +40,14 @@ TEST(Threads, NeverMoreThanAsked) {
   EXPECT_LE(most, 2);
 }
 
+TEST(Threads, AreNotWokenForSmallProblems) {
+  EXPECT_EQ(worthwhile_threads(16, 0), 1);
+  EXPECT_EQ(worthwhile_threads(16, 9e5), 1);
+  EXPECT_EQ(worthwhile_threads(16, 2e6), 4);
+  EXPECT_EQ(worthwhile_threads(16, 1e12), 16);
+  EXPECT_EQ(worthwhile_threads(1, 1e12), 1);
+}
+
 // libgomp alone would wait for ever in the child.
 TEST(Threads, WorkAfterFork) {
   std::atomic<int64_t> sum{0};

@@ -43,6 +43,11 @@ int32_t most_threads() {
 
 int32_t threads_for(int32_t wanted) { return wanted > 0 ? std::min(wanted, most_threads()) : default_threads(); }
 
+int32_t worthwhile_threads(int32_t threads, double flops) {
+  constexpr double kFlopsEach = 5e5;  // 10 us at 50 GFLOP/s
+  return static_cast<int32_t>(std::clamp(flops / kFlopsEach, 1.0, static_cast<double>(std::max(threads, 1))));
+}
+
 void threads_detail::run(int32_t threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
   threads = static_cast<int32_t>(std::min<int64_t>(threads, tasks));
   if (forked) {

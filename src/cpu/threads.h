@@ -12,6 +12,9 @@ int32_t default_threads();
 // What an op that is asked for `wanted` threads uses; 0 stands for the default.
 int32_t threads_for(int32_t wanted);
 
+// Of `threads`, those that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
+int32_t worthwhile_threads(int32_t threads, double flops);
+
 // The larger of the default and the processors. More are never started: libgomp ends the process if it cannot.
 int32_t most_threads();
 

@@ -33,24 +33,21 @@ size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t 
   n = std::min(n, kMostTokens);
   if (device.type == DeviceType::cuda) return cuda_workspace_size(pass, layout, dtype, n);
   if (pass == Pass::wgrad) {
-    return plan_gradient({.pass = pass,
-                          .dtype = dtype,
-                          .block = layout.block_size,
-                          .n = n,
-                          .inputs = layout.in_features,
-                          .outputs = layout.out_features},
-                         dtype, layout.blocks)  // dW of this dtype needs the most
-        .workspace_bytes();
+    return cpu_workspace_bytes(CpuGradientProblem{.dtype = dtype,
+                                                  .dw_dtype = dtype,  // which needs the most
+                                                  .block = layout.block_size,
+                                                  .n = n,
+                                                  .inputs = layout.in_features,
+                                                  .outputs = layout.out_features,
+                                                  .blocks = layout.blocks});
   }
   const bool by_in = layout.transposed != (pass == Pass::dgrad);
-  return plan_product({.pass = pass,
-                       .dtype = dtype,
-                       .block = layout.block_size,
-                       .n = n,
-                       .inputs = by_in ? layout.out_features : layout.in_features,
-                       .outputs = by_in ? layout.in_features : layout.out_features,
-                       .slots = walk_of(layout, by_in).slots})
-      .workspace_bytes();
+  return cpu_workspace_bytes(CpuProblem{.dtype = dtype,
+                                        .block = layout.block_size,
+                                        .n = n,
+                                        .inputs = by_in ? layout.out_features : layout.in_features,
+                                        .outputs = by_in ? layout.in_features : layout.out_features,
+                                        .slots = walk_of(layout, by_in).slots});
 }
 
 }  // namespace blocksparse::gemm

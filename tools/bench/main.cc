@@ -142,6 +142,7 @@ Status run_data(Data& data, const Options& options) {
   Row row;
   row.problem = to_string(c);
   row.kernel = *kernel;
+  if constexpr (requires { data.plan(); }) row.plan = data.plan();
   row.out = data.layout().out_features();
   row.in = data.layout().in_features();
   row.density = data.layout().density();

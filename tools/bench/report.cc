@@ -50,6 +50,7 @@ void print_json(const Row& r, std::FILE* to) {
   std::string line = concat("{\"problem\": ", json_string(r.problem), ", \"device\": ", json_string(r.device),
                             ", \"out\": ", r.out, ", \"in\": ", r.in, ", \"density\": ", r.density,
                             ", \"threads\": ", r.threads, ", \"kernel\": ", json_string(r.kernel));
+  if (!r.plan.empty()) line += concat(", \"plan\": ", json_string(r.plan));
   if (r.cold) line += concat(", \"us\": ", r.us.cold.median, ", \"us_quartiles\": ", quartiles(r.us.cold));
   if (r.hot) line += concat(", \"us_hot\": ", r.us.hot.median, ", \"us_hot_quartiles\": ", quartiles(r.us.hot));
   line += concat(", \"gflops\": ", r.gflops, ", \"peak_fraction\": ", r.peak_fraction,

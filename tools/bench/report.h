@@ -13,8 +13,8 @@
 namespace blocksparse::bench {
 
 struct Row {
-  std::string problem, kernel;
-  int64_t out = 0, in = 0;  // features
+  std::string problem, kernel, plan;  // plan: how a CPU does it, or ""
+  int64_t out = 0, in = 0;            // features
   double density = 0;
   std::string device;  // "cpu: AMD EPYC ..."
   int threads = 1;

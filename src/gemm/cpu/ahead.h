@@ -1,4 +1,4 @@
-// How W is asked for before cpu_product.h and cpu_tiles.h use it.
+// How W is asked for before product.h and amx/ use it.
 #pragma once
 
 #include "gemm/cpu/finish.h"

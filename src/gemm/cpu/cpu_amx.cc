@@ -4,14 +4,18 @@
 
 namespace blocksparse::gemm {
 
-#define LINEAR_PRODUCT_amx(dtype, ...)                                                \
-  ProductKernel product_amx_##dtype() {                                               \
-    return make_tile_product<TilesConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::amx); \
+#define BS_KERNEL_amx(dtype, ...)                                                              \
+  ProductKernel product_amx_##dtype() {                                                        \
+    return make_tile_product<TilesConfig<DType::dtype, Tiles{__VA_ARGS__}.product>>(Isa::amx); \
   }
-#define LINEAR_GRADIENT_amx(dtype, ...)                                                                 \
-  GradientKernel gradient_amx_##dtype() {                                                               \
-    return make_tile_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}, BFloat16Pair>>(Isa::amx); \
+#include "cpu/kernels_of_isa.h"
+#include "gemm/cpu/kernels.inc"
+#undef BS_KERNEL_amx
+
+#define BS_KERNEL_amx(dtype, ...)                                                                                 \
+  GradientKernel gradient_amx_##dtype() {                                                                         \
+    return make_tile_gradient<GradientConfig<DType::dtype, Tiles{__VA_ARGS__}.gradient, BFloat16Pair>>(Isa::amx); \
   }
-#include "gemm/cpu/rows_of_isa.h"
+#include "gemm/cpu/kernels.inc"
 
 }  // namespace blocksparse::gemm

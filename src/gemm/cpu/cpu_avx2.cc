@@ -4,14 +4,18 @@
 
 namespace blocksparse::gemm {
 
-#define LINEAR_PRODUCT_avx2(dtype, ...)                                                       \
-  ProductKernel product_avx2_##dtype() {                                                      \
-    return make_product_with_taps<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); \
+#define BS_KERNEL_avx2(dtype, ...)                                                                     \
+  ProductKernel product_avx2_##dtype() {                                                               \
+    return make_product_with_taps<ProductConfig<DType::dtype, Tiles{__VA_ARGS__}.product>>(Isa::avx2); \
   }
-#define LINEAR_GRADIENT_avx2(dtype, ...)                                              \
-  GradientKernel gradient_avx2_##dtype() {                                            \
-    return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::avx2); \
+#include "cpu/kernels_of_isa.h"
+#include "gemm/cpu/kernels.inc"
+#undef BS_KERNEL_avx2
+
+#define BS_KERNEL_avx2(dtype, ...)                                                              \
+  GradientKernel gradient_avx2_##dtype() {                                                      \
+    return make_gradient<GradientConfig<DType::dtype, Tiles{__VA_ARGS__}.gradient>>(Isa::avx2); \
   }
-#include "gemm/cpu/rows_of_isa.h"
+#include "gemm/cpu/kernels.inc"
 
 }  // namespace blocksparse::gemm

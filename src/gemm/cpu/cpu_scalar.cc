@@ -4,14 +4,18 @@
 
 namespace blocksparse::gemm {
 
-#define LINEAR_PRODUCT_scalar(dtype, ...)                                                       \
-  ProductKernel product_scalar_##dtype() {                                                      \
-    return make_product_with_taps<ProductConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::scalar); \
+#define BS_KERNEL_scalar(dtype, ...)                                                                     \
+  ProductKernel product_scalar_##dtype() {                                                               \
+    return make_product_with_taps<ProductConfig<DType::dtype, Tiles{__VA_ARGS__}.product>>(Isa::scalar); \
   }
-#define LINEAR_GRADIENT_scalar(dtype, ...)                                              \
-  GradientKernel gradient_scalar_##dtype() {                                            \
-    return make_gradient<GradientConfig<DType::dtype, Tile{__VA_ARGS__}>>(Isa::scalar); \
+#include "cpu/kernels_of_isa.h"
+#include "gemm/cpu/kernels.inc"
+#undef BS_KERNEL_scalar
+
+#define BS_KERNEL_scalar(dtype, ...)                                                              \
+  GradientKernel gradient_scalar_##dtype() {                                                      \
+    return make_gradient<GradientConfig<DType::dtype, Tiles{__VA_ARGS__}.gradient>>(Isa::scalar); \
   }
-#include "gemm/cpu/rows_of_isa.h"
+#include "gemm/cpu/kernels.inc"
 
 }  // namespace blocksparse::gemm

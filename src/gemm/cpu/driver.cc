@@ -1,4 +1,4 @@
-// Drives the CPU kernels: divides a call into rounds of tokens, spreads packing and multiplying over threads.
+// Drives the CPU kernels as a plan says: rounds of tokens, whose packing and multiplying is spread over threads.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,10 +17,9 @@ namespace blocksparse::gemm {
 
 namespace {
 
-constexpr int64_t kTaskFeatures = 512;        // features of a vector of tokens that one task packs or finishes
-constexpr int64_t kSideBySideFeatures = 64;   // that are packed of all vectors of a group
-constexpr int64_t kRunsPerThread = 16;        // of pieces that are handed out
-constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task of wgrad makes: small enough to share well
+constexpr int64_t kTaskFeatures = 512;       // features of a vector of tokens that one task packs or finishes
+constexpr int64_t kSideBySideFeatures = 64;  // that are packed of all vectors of a group
+constexpr int64_t kRunsPerThread = 16;       // of pieces that are handed out
 
 const void* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
@@ -201,6 +200,152 @@ Position advance(const WeightGradient& g, Position at, int64_t tokens) {
   return at;
 }
 
+// What all rounds of a product have in common.
+ProductArgs args_of(const Product& p, const RowWalk& walk, const CpuPlan& plan, int64_t lanes, Workspace workspace) {
+  Carver carver(workspace);
+  ProductArgs a{.block = p.layout.block_size,
+                .by_in = p.by_in,
+                .inputs = p.x.features,
+                .outputs = p.y.features,
+                .x_token = p.x.token_stride,
+                .x_feature = p.x.feature_stride,
+                .asks_again = plan.asks_again,
+                .large_unasked = plan.large_unasked,
+                .along_outputs = plan.form == ProductForm::along_outputs,
+                .tokens_packed = plan.form == ProductForm::along_outputs && plan.packed,
+                .direct = plan.form == ProductForm::tokens_as_vectors && !plan.packed,
+                .panels = carver.take(plan.panel_bytes),
+                .panel_vectors = plan.panel_tokens / lanes,
+                .w = p.w,
+                .gates = p.gates,
+                .y_token = p.y.token_stride,
+                .y_feature = p.y.feature_stride,
+                .residual_token = p.residual.token_stride,
+                .residual_feature = p.residual.feature_stride,
+                .bias = p.bias,
+                .activation = p.activation,
+                .pieces = walk.pieces.data(),
+                .piece_count = static_cast<int64_t>(walk.pieces.size()),
+                .refs = walk.refs.data(),
+                .splits = walk.splits.data(),
+                .partial = carver.take(plan.partial_bytes)};
+  if (plan.staged_tokens > 0) {
+    a.staged = carver.take(plan.staged_bytes);
+    a.staged_outputs = round_up(p.y.features, kStagedOutputs);
+  }
+  return a;
+}
+
+void run_rounds(const ProductKernel& kernel, const Product& p, const ProductArgs& whole, const RowWalk& walk,
+                const CpuPlan& plan) {
+  for (int64_t token = 0; token < p.x.n; token += plan.round) {
+    const int64_t tokens = std::min(plan.round, p.x.n - token);
+    const RoundPlan& round_plan = tokens == plan.round ? plan.whole : plan.last;
+    ProductArgs a = args_of_round(p, whole, token, tokens);
+    a.group_vectors = round_plan.group / kernel.lanes;
+    if (a.staged != nullptr) a.staged_vectors = round_plan.staged / kernel.lanes;
+    const Round round(kernel, a, walk, plan.threads);
+    if (round_plan.by_group) round.by_group(round_plan.group);
+    else round.by_piece(round_plan.group);
+  }
+}
+
+// wgrad by rounds of tokens that are packed, or read where they lie.
+class GradientRun {
+ public:
+  GradientRun(const GradientKernel& kernel, const WeightGradient& g, const CpuGradientPlan& plan, int64_t n,
+              Workspace workspace)
+      : kernel_(kernel), g_(g), plan_(plan), n_(n) {
+    Carver carver(workspace);
+    const int64_t sum_bytes = size_of(sum_dtype(g.dtype)), in_features = round_up(g.layout.in_features, block());
+    x_panels_ = static_cast<char*>(carver.take(plan.panel_bytes));
+    dy_panels_ = x_panels_ + plan.round * in_features * sum_bytes;
+    a_ = {.block = g.layout.block_size,
+          .out_features = g.layout.out_features,
+          .in_features = g.layout.in_features,
+          .round = plan.round,
+          .dy_round = plan.round,
+          .x_panels = x_panels_,
+          .dy_panels = dy_panels_,
+          .out_of = out_of(g.layout).data(),
+          .refs = walk_of(g.layout, false).refs.data(),
+          .w = g.w,
+          .gates = g.gates,
+          .dw = g.dw,
+          .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
+          .dgates = g.dgates,
+          .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
+  }
+
+  void in_place() {
+    const GradTerm term = g_.term(0);
+    a_.direct = a_.dy_direct = true;
+    a_.x_token = term.x.token_stride;
+    a_.dy_token = term.dy.token_stride;
+    a_.copies_dy = plan_.copies_dy;
+    for (int64_t token = 0; token < n_; token += plan_.round) {
+      a_.x_panels = advance(term.x.data, token * a_.x_token, g_.dtype);
+      a_.dy_panels = advance(term.dy.data, token * a_.dy_token, g_.dtype);
+      multiply(token);
+    }
+  }
+
+  void packed() {
+    const bool dy_in_place = plan_.form == GradientForm::dy_in_place;
+    const Activations dy = dy_in_place ? g_.term(0).dy : Activations{};
+    if (dy_in_place) {
+      a_.dy_direct = true;
+      a_.dy_token = dy.token_stride;
+      a_.dy_feature = dy.feature_stride;
+    }
+    Position at = advance(g_, {}, 0);
+    for (int64_t token = 0; token == 0 || token < n_; token += plan_.round) {
+      if (dy_in_place) a_.dy_panels = advance(dy.data, token * a_.dy_token, g_.dtype);
+      pack(at, std::min(plan_.round, n_ - token));
+      multiply(token);
+      if (n_ == 0) break;
+      at = advance(g_, at, plan_.round);
+    }
+  }
+
+ private:
+  int64_t block() const { return g_.layout.block_size; }
+
+  void pack(Position at, int64_t tokens) const {
+    const int64_t in_slices = divide_up(a_.in_features, kTaskFeatures);
+    const int64_t out_slices = a_.dy_direct ? 0 : divide_up(a_.out_features, kTaskFeatures);
+    parallel_for(plan_.threads, tokens > 0 ? in_slices + out_slices : 0, [&](int64_t task) {
+      const bool of_x = task < in_slices;
+      const RowsToPack rows{.features = of_x ? a_.in_features : a_.out_features,
+                            .block = a_.block,
+                            .starts = walk_of(g_.layout, of_x).starts.data(),
+                            .panels = of_x ? x_panels_ : dy_panels_,
+                            .round = plan_.round};
+      if (of_x) pack_tokens(kernel_, g_, rows, at, tokens, task, [](const GradTerm& t) { return t.x; });
+      else pack_tokens(kernel_, g_, rows, at, tokens, task - in_slices, [](const GradTerm& t) { return t.dy; });
+    });
+  }
+
+  // The round that begins at `token`.
+  void multiply(int64_t token) {
+    a_.n = std::min(plan_.round, n_ - token);
+    a_.accumulate = g_.accumulate || (token > 0 && a_.sums == nullptr);
+    a_.accumulate_gates = g_.accumulate || token > 0;
+    a_.add_sums = token > 0;
+    a_.keep_sums = a_.sums != nullptr && token + plan_.round < n_;
+    const int64_t blocks = g_.layout.blocks, some = plan_.task_blocks;
+    parallel_for(plan_.threads, divide_up(blocks, some),
+                 [&](int64_t task) { kernel_.multiply(a_, task * some, std::min((task + 1) * some, blocks)); });
+  }
+
+  const GradientKernel& kernel_;
+  const WeightGradient& g_;
+  const CpuGradientPlan& plan_;
+  int64_t n_;
+  char *x_panels_, *dy_panels_;
+  GradientArgs a_;
+};
+
 }  // namespace
 
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads) {
@@ -211,78 +356,10 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   const ProductKernel* kernel = find_product_kernel(isa, p.dtype);
   if (kernel == nullptr) return missing_kernel(isa, p.dtype);
   const RowWalk walk = walk_of(p.layout, p.by_in);
-  const int64_t weights = p.layout.blocks * p.layout.block_size * p.layout.block_size;
-  const int64_t vector_bytes = kernel->lanes * size_of(sum_dtype(p.dtype));
-  const ProductPlan plan = plan_product({.dtype = p.dtype,
-                                         .block = p.layout.block_size,
-                                         .n = p.x.n,
-                                         .inputs = p.x.features,
-                                         .outputs = p.y.features,
-                                         .slots = walk.slots,
-                                         .x_features_first = p.x.features_first(),
-                                         .x_feature_stride = p.x.feature_stride,
-                                         .side_by_side = kernel->side_by_side,
-                                         .weights = weights});
-  Carver carver(workspace);
-  ProductArgs whole{.block = p.layout.block_size,
-                    .by_in = p.by_in,
-                    .inputs = p.x.features,
-                    .outputs = p.y.features,
-                    .x_token = p.x.token_stride,
-                    .x_feature = p.x.feature_stride,
-                    .asks_again = asks_again(this_cpu()),
-                    .large_unasked = leaves_large_unasked(vector_bytes, this_cpu()),
-                    .along_outputs = runs_along_outputs(p, kernel->along_outputs, vector_bytes, this_cpu()),
-                    .direct = plan.direct,
-                    .panels = carver.take(plan.panel_bytes),
-                    .w = p.w,
-                    .gates = p.gates,
-                    .y_token = p.y.token_stride,
-                    .y_feature = p.y.feature_stride,
-                    .residual_token = p.residual.token_stride,
-                    .residual_feature = p.residual.feature_stride,
-                    .bias = p.bias,
-                    .activation = p.activation,
-                    .pieces = walk.pieces.data(),
-                    .piece_count = static_cast<int64_t>(walk.pieces.size()),
-                    .refs = walk.refs.data(),
-                    .splits = walk.splits.data(),
-                    .partial = carver.take(plan.partial_bytes)};
-  if (!whole.along_outputs && plan.staged_tokens > 0 && kernel->finish_staged != nullptr && p.y.feature_stride == 1 &&
-      p.y.token_stride != 1) {
-    whole.staged = carver.take(plan.staged_bytes);
-    whole.staged_outputs = round_up(p.y.features, kStagedOutputs);
-  }
-  const int64_t weight_bytes = weights * size_of(p.dtype);
-  threads = worthwhile_threads(threads, 2.0 * static_cast<double>(p.x.n) * static_cast<double>(weights));
-  if (plan.few && (p.x.n == 1 || !kernel->by_token)) {  // AMX: 4 tokens, b = 32, 10 % 24 us, as a tile of 16 8 us
-    run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, threads);
-    return {};
-  }
-  const int64_t group = whole.along_outputs ? group_along_outputs(p.x.features * size_of(p.dtype))
-                        : kernel->by_token  ? group_of_tiles(p, plan.round)
-                                            : plan.group;
-  whole.tokens_packed = whole.along_outputs && packs_tokens(p, vector_bytes);
-  const bool packs = !whole.along_outputs && !plan.direct;
-  for (int64_t token = 0; token < p.x.n; token += plan.round) {
-    const int64_t tokens = std::min(plan.round, p.x.n - token);
-    const int64_t alone = group_of_thread({.tokens = tokens,
-                                           .group = group,
-                                           .smallest = kernel->by_token ? plan.group
-                                                       : !packs         ? group
-                                                                        : group / 2,
-                                           .weight_bytes = weight_bytes,
-                                           .threads = threads});
-    ProductArgs a = args_of_round(p, whole, token, tokens);
-    const bool fits = a.staged == nullptr || threads == 1 || tokens <= plan.staged_tokens;
-    // One thread packs each group where the last one was, in its cache: 512 tokens 2 to 4 % faster on Zen 5.
-    a.panel_vectors = (threads > 1 || plan.direct ? plan.round : std::max(plan.group, group)) / kernel->lanes;
-    a.staged_vectors = (threads > 1 && alone > 0 && fits ? plan.staged_tokens : plan.group) / kernel->lanes;
-    a.group_vectors = (alone > 0 && fits ? alone : group) / kernel->lanes;
-    const Round round(*kernel, a, walk, threads);
-    if (alone > 0 && fits) round.by_group(alone);
-    else round.by_piece(group);
-  }
+  const CpuPlan plan = plan_product(problem_of(p, traits_of(*kernel), walk.slots, threads), this_cpu());
+  const ProductArgs whole = args_of(p, walk, plan, kernel->lanes, workspace);
+  if (plan.form == ProductForm::few_tokens) run_few(*kernel, args_of_round(p, whole, 0, p.x.n), walk, plan.threads);
+  else run_rounds(*kernel, p, whole, walk, plan);
   return {};
 }
 
@@ -293,88 +370,11 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   }
   const GradientKernel* kernel = find_gradient_kernel(isa, g.dtype);
   if (kernel == nullptr) return missing_kernel(isa, g.dtype);
-  const int64_t out_features = g.layout.out_features, in_features = g.layout.in_features;
-  const int32_t block = g.layout.block_size;
-  int64_t n = 0;
-  for (size_t i = 0; i < g.pairs.size(); ++i) n += g.term(i).x.n;
-  const GradientPlan plan = plan_gradient(
-      {.pass = Pass::wgrad, .dtype = g.dtype, .block = block, .n = n, .inputs = in_features, .outputs = out_features},
-      g.dw_dtype, g.layout.blocks);
-  const int64_t in_slices = divide_up(in_features, kTaskFeatures), out_slices = divide_up(out_features, kTaskFeatures);
-  const int64_t sum_bytes = size_of(sum_dtype(g.dtype));
-  const int64_t round = gradient_round(g, plan.round, kernel->lanes * sum_bytes);
-  Carver carver(workspace);
-  auto* x_panels = static_cast<char*>(carver.take(plan.panel_bytes));
-  void* dy_panels = x_panels + round * round_up(in_features, block) * sum_bytes;
-  GradientArgs a{.block = block,
-                 .out_features = out_features,
-                 .in_features = in_features,
-                 .round = round,
-                 .dy_round = round,
-                 .x_panels = x_panels,
-                 .dy_panels = dy_panels,
-                 .out_of = out_of(g.layout).data(),
-                 .refs = walk_of(g.layout, false).refs.data(),
-                 .w = g.w,
-                 .gates = g.gates,
-                 .dw = g.dw,
-                 .dw_is_wide = g.dw_dtype == sum_dtype(g.dtype),
-                 .dgates = g.dgates,
-                 .sums = plan.sums_bytes > 0 ? carver.take(plan.sums_bytes) : nullptr};
-  threads = worthwhile_threads(threads, 2.0 * static_cast<double>(n) * static_cast<double>(g.layout.blocks) *
-                                            static_cast<double>(block * block));
-  const int64_t task_blocks =
-      threads == 1 ? g.layout.blocks : std::max<int64_t>(1, kGradientBytes / (block * block * sum_bytes));
-  const auto run_blocks = [&](const GradientArgs& some) {
-    parallel_for(threads, divide_up(g.layout.blocks, task_blocks), [&](int64_t task) {
-      kernel->multiply(some, task * task_blocks, std::min((task + 1) * task_blocks, g.layout.blocks));
-    });
-  };
-  if (n > 0 && reads_tokens_in_place(g, kernel->lanes * sum_bytes)) {
-    const GradTerm term = g.term(0);
-    a.direct = a.dy_direct = true;
-    a.x_token = term.x.token_stride;
-    a.dy_token = term.dy.token_stride;
-    a.sums = nullptr;
-    a.copies_dy = copies_dy(kernel->lanes * sum_bytes, this_cpu());
-    for (int64_t token = 0; token < n; token += kInPlaceTokens) {
-      a.n = std::min(kInPlaceTokens, n - token);
-      a.x_panels = advance(term.x.data, token * a.x_token, g.dtype);
-      a.dy_panels = advance(term.dy.data, token * a.dy_token, g.dtype);
-      a.accumulate = a.accumulate_gates = g.accumulate || token > 0;
-      run_blocks(a);
-    }
-    return {};
-  }
-  const bool dy_in_place = reads_dy_in_place(g);
-  if (dy_in_place) {
-    a.dy_direct = true;
-    a.dy_token = g.term(0).dy.token_stride;
-    a.dy_feature = g.term(0).dy.feature_stride;
-  }
-  Position at = advance(g, {}, 0);
-  for (int64_t token = 0; token == 0 || token < n; token += round) {
-    a.n = std::min(round, n - token);
-    a.accumulate = g.accumulate || (token > 0 && a.sums == nullptr);
-    a.accumulate_gates = g.accumulate || token > 0;
-    a.add_sums = token > 0;
-    a.keep_sums = a.sums != nullptr && token + round < n;
-    if (dy_in_place) a.dy_panels = advance(g.term(0).dy.data, token * a.dy_token, g.dtype);
-    const int64_t slices = in_slices + (dy_in_place ? 0 : out_slices);
-    parallel_for(threads, a.n > 0 ? slices : 0, [&](int64_t task) {
-      const bool of_x = task < in_slices;
-      const RowsToPack rows{.features = of_x ? in_features : out_features,
-                            .block = block,
-                            .starts = walk_of(g.layout, of_x).starts.data(),
-                            .panels = of_x ? x_panels : dy_panels,
-                            .round = round};
-      if (of_x) pack_tokens(*kernel, g, rows, at, a.n, task, [](const GradTerm& t) { return t.x; });
-      else pack_tokens(*kernel, g, rows, at, a.n, task - in_slices, [](const GradTerm& t) { return t.dy; });
-    });
-    run_blocks(a);
-    if (n == 0) break;
-    at = advance(g, at, round);
-  }
+  const CpuGradientProblem problem = problem_of(g, kernel->lanes, threads);
+  const CpuGradientPlan plan = plan_gradient(problem, this_cpu());
+  GradientRun run(*kernel, g, plan, problem.n, workspace);
+  if (plan.form == GradientForm::in_place) run.in_place();
+  else run.packed();
   return {};
 }
 

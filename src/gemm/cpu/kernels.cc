@@ -1,29 +1,23 @@
 #include "gemm/cpu/kernels.h"
 
-#include <vector>
-
 namespace blocksparse::gemm {
 
 std::span<const ProductKernel> product_kernels() {
-  static const std::vector<ProductKernel> kernels = {
-#define LINEAR_PRODUCT(isa, dtype, ...) product_##isa##_##dtype(),
-#define LINEAR_GRADIENT(...)
+  static const ProductKernel kKernels[] = {
+#define BS_KERNEL(isa, dtype, ...) product_##isa##_##dtype(),
 #include "gemm/cpu/kernels.inc"
-#undef LINEAR_PRODUCT
-#undef LINEAR_GRADIENT
+#undef BS_KERNEL
   };
-  return kernels;
+  return kKernels;
 }
 
 std::span<const GradientKernel> gradient_kernels() {
-  static const std::vector<GradientKernel> kernels = {
-#define LINEAR_PRODUCT(...)
-#define LINEAR_GRADIENT(isa, dtype, ...) gradient_##isa##_##dtype(),
+  static const GradientKernel kKernels[] = {
+#define BS_KERNEL(isa, dtype, ...) gradient_##isa##_##dtype(),
 #include "gemm/cpu/kernels.inc"
-#undef LINEAR_PRODUCT
-#undef LINEAR_GRADIENT
+#undef BS_KERNEL
   };
-  return kernels;
+  return kKernels;
 }
 
 const ProductKernel* find_product_kernel(Isa isa, DType dtype) { return find_kernel(product_kernels(), isa, dtype); }

@@ -13,6 +13,7 @@ namespace blocksparse::gemm {
 
 inline constexpr int64_t kUnpackedTokens = 4;       // of features-last x, at most: it is read where it lies
 inline constexpr int64_t kGroupAlongOutputs = 128;  // tokens, at most
+inline constexpr int64_t kMostRoundTokens = 1024;   // that are packed at a time: enough tasks for any number of threads
 
 struct Range {
   int64_t first, last;
@@ -22,6 +23,11 @@ struct Range {
 struct Tile {
   int outputs;  // of W: rows of sums
   int vectors;  // of tokens (product) or of input features (gradient): columns of sums
+};
+
+// Of a row of kernels.inc.
+struct Tiles {
+  Tile product, gradient;
 };
 
 // One round of fprop or dgrad: y[n, outputs] = x[n, inputs] W^T for up to some hundred tokens. Plain data, because
@@ -202,10 +208,10 @@ std::span<const GradientKernel> gradient_kernels();
 const ProductKernel* find_product_kernel(Isa isa, DType dtype);
 const GradientKernel* find_gradient_kernel(Isa isa, DType dtype);
 
-#define LINEAR_PRODUCT(isa, dtype, ...) ProductKernel product_##isa##_##dtype();
-#define LINEAR_GRADIENT(isa, dtype, ...) GradientKernel gradient_##isa##_##dtype();
+#define BS_KERNEL(isa, dtype, ...)         \
+  ProductKernel product_##isa##_##dtype(); \
+  GradientKernel gradient_##isa##_##dtype();
 #include "gemm/cpu/kernels.inc"
-#undef LINEAR_PRODUCT
-#undef LINEAR_GRADIENT
+#undef BS_KERNEL
 
 }  // namespace blocksparse::gemm

@@ -1,91 +1,124 @@
-// How a product on the CPU is divided. Pure functions of the problem, so they are tested for machines that are not
-// here.
+// How a product on the CPU is done: a pure function of the problem and the CPU, so that it is tested for machines that
+// are not here. The driver does what the plan says.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "blocksparse/dtype.h"
 #include "cpu/isa.h"
+#include "gemm/cpu/kernels.h"
 #include "gemm/product.h"
 
 namespace blocksparse::gemm {
 
-// What the choice looks at.
-struct Problem {
-  Pass pass = Pass::fprop;
+// Tokens that are packed at a time: as many as fit into the last-level cache, in whole groups, no more than there are.
+int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group);
+
+// What a plan looks at of a kernel: see ProductKernel.
+struct ProductTraits {
+  int lanes = 1;
+  bool by_token = false;
+  bool side_by_side = false;
+  bool stages = false;    // sums may wait for those of the other outputs
+  int along_outputs = 0;  // the smallest block whose outputs may be the vectors; 0: none
+};
+ProductTraits traits_of(const ProductKernel& kernel);
+
+// A call of fprop or dgrad.
+struct CpuProblem {
   DType dtype = DType::f32;
   int32_t block = 32;
+  bool by_in = false;  // W is read transposed
   int64_t n = 0;
   int64_t inputs = 0;   // features that the pass reads: in_features in fprop, out_features in dgrad
   int64_t outputs = 0;  // features that it makes
-  int64_t slots = 0;    // slices of split rows
-  bool x_features_first = false;
-  int64_t x_feature_stride = 0;  // 0: not known, workspace is to suffice for any
-  bool side_by_side = false;     // the kernel packs x for tiles of vectors
-  int64_t weights = 0;           // of all blocks, for that
+  int64_t blocks = 0;
+  int64_t slots = 0;  // slices of split rows
+  bool gated = false;
+  int64_t x_feature = 1, y_feature = 1, y_token = 0;  // strides
+  int32_t threads = 1;                                // at most
+  ProductTraits kernel = {};
+
+  int64_t weights() const { return blocks * block * block; }
+};
+CpuProblem problem_of(const Product& p, const ProductTraits& kernel, int64_t slots, int32_t threads);
+
+enum class ProductForm : int8_t {
+  few_tokens,         // few_tokens.h: vectors along features, x where it lies
+  tokens_as_vectors,  // product.h
+  along_outputs,      // outputs.h: outputs as vectors, x and y where they lie
+  tiles               // amx/
 };
 
-struct ProductPlan {
-  int64_t round = 0;    // tokens that are packed and then multiplied, a multiple of `group`
-  int64_t group = 0;    // tokens of a task
-  bool few = false;     // vectors along features rather than tokens: nothing is packed
-  bool direct = false;  // x is read where it lies: no packing but for the last, incomplete vector
-  size_t panel_bytes = 0, partial_bytes = 0;
-  int64_t staged_tokens = 0;  // whose sums may wait to be written to features-last y
-  size_t staged_bytes = 0;
-
-  size_t workspace_bytes() const;
+// How threads share a round.
+struct RoundPlan {
+  int64_t group = 0;      // tokens of a task
+  bool by_group = false;  // a thread does all pieces of a group, from packing to y; else threads share its pieces
+  int64_t staged = 0;     // tokens whose sums wait at a time, where they wait
 };
 
-struct GradientPlan {
-  int64_t round = 0;  // tokens that are packed and then multiplied
-  size_t panel_bytes = 0;
-  size_t sums_bytes = 0;  // f32 sums of all blocks, where dW is narrower and there is more than one round
-
-  size_t workspace_bytes() const;
-};
-
-// Whether vectors of so many bytes run along outputs of features-last x and y, for blocks of `smallest` (0: none) and
-// more.
-bool runs_along_outputs(const Product& p, int32_t smallest, int64_t vector_bytes, const Cpu& cpu);
-// Tokens that they do at a time, of so many bytes each.
-int64_t group_along_outputs(int64_t token_bytes);
-
-// The same for AMX, whose dgrad copies a chunk of W once for a group; `round` tokens are packed.
-int64_t group_of_tiles(const Product& p, int64_t round);
-
-// Whether they read a copy of x, where the kernel can.
-bool packs_tokens(const Product& p, int64_t vector_bytes);
-
-// Whether dgrad of blocks of 8 asks for the next one just before it is used.
-bool asks_again(const Cpu& cpu);
-
-// Whether one token leaves W of blocks of 32 and more to the hardware.
-bool leaves_large_unasked(int64_t vector_bytes, const Cpu& cpu);
-
-// Threads that are worth waking for so many floating-point operations: a parallel region costs some 5 us.
-int32_t worthwhile_threads(int32_t threads, double flops);
-
-ProductPlan plan_product(const Problem& problem);
-
-struct Shares {
-  int64_t tokens = 0;    // of a round
-  int64_t group = 0;     // of a task that takes some pieces
-  int64_t smallest = 0;  // of a task that takes all of them
-  int64_t weight_bytes = 0;
+struct CpuPlan {
+  ProductForm form = ProductForm::tokens_as_vectors;
+  bool packed = false;         // x is copied to panels; else read where it lies, but for an incomplete vector of tokens
+  bool asks_again = false;     // for W of the next block of 8, just before it is used
+  bool large_unasked = false;  // one token: W of blocks of 32 and more is left to the hardware
   int32_t threads = 1;
+  int64_t round = 0;                // tokens that are packed and then multiplied
+  RoundPlan whole = {}, last = {};  // the last one may have fewer tokens
+  int64_t panel_tokens = 0;         // that panels have room for
+  int64_t staged_tokens = 0;        // whose sums may wait for those of the other outputs; 0: none do
+  size_t panel_bytes = 0, partial_bytes = 0, staged_bytes = 0;
+
+  size_t workspace_bytes() const;
 };
-// How many tokens a thread does by itself at a time; 0: threads share the pieces of a group.
-int64_t group_of_thread(const Shares& s);
-GradientPlan plan_gradient(const Problem& problem, DType dw_dtype, int64_t blocks);
-// Whether wgrad reads x and dy where they lie, with vectors of so many bytes.
-bool reads_tokens_in_place(const WeightGradient& g, int64_t vector_bytes);
-// Whether it then copies dy of each row of blocks.
-bool copies_dy(int64_t vector_bytes, const Cpu& cpu);
-// Whether it reads features-first dy where it lies, and packs x alone.
-bool reads_dy_in_place(const WeightGradient& g);
-// Tokens that are packed and summed at a time, of the `most` that there is room for.
-int64_t gradient_round(const WeightGradient& g, int64_t most, int64_t vector_bytes);
+
+CpuPlan plan_product(const CpuProblem& p, const Cpu& cpu);
+// "along_outputs x=in_place threads=2 workspace=192 round=512 group=64 by_group"
+std::string to_string(const CpuPlan& plan);
+
+// Enough for any kernel and any order of x and y.
+size_t cpu_workspace_bytes(const CpuProblem& p);
+
+// A call of wgrad.
+struct CpuGradientProblem {
+  DType dtype = DType::f32, dw_dtype = DType::f32;
+  int32_t block = 32;
+  int64_t n = 0;  // of all pairs
+  int64_t inputs = 0, outputs = 0, blocks = 0;
+  int64_t pairs = 1;
+  int64_t x_feature = 1, dy_feature = 1, dy_token = 0;  // strides of the first pair
+  int32_t threads = 1;                                  // at most
+  int lanes = 1;                                        // of the kernel
+};
+CpuGradientProblem problem_of(const WeightGradient& g, int lanes, int32_t threads);
+
+enum class GradientForm : int8_t {
+  packed,
+  dy_in_place,  // x is packed, features-first dy read where it lies
+  in_place      // features-last x and dy are read where they lie
+};
+
+struct CpuGradientPlan {
+  GradientForm form = GradientForm::packed;
+  bool copies_dy = false;  // of each row of blocks, where it is read in place
+  int32_t threads = 1;
+  int64_t round = 0;        // tokens that are packed, and summed, at a time
+  int64_t task_blocks = 0;  // of a task
+  size_t panel_bytes = 0;
+  size_t sums_bytes = 0;  // of all blocks, where dW is narrower and there is more than one round
+
+  size_t workspace_bytes() const;
+};
+
+CpuGradientPlan plan_gradient(const CpuGradientProblem& p, const Cpu& cpu);
+std::string to_string(const CpuGradientPlan& plan);
+
+size_t cpu_workspace_bytes(const CpuGradientProblem& p);
+
+// The plan of a call on this CPU; "" where the reference does it.
+std::string cpu_choice(const Product& p, Isa isa, int32_t threads);
+std::string cpu_choice(const WeightGradient& g, Isa isa, int32_t threads);
 
 }  // namespace blocksparse::gemm

@@ -1,4 +1,4 @@
-// The first step of cpu_product.h: one vector of tokens of x as a panel.
+// The first step of product.h: one vector of tokens of x as a panel.
 #pragma once
 
 #include "cpu/pack.h"

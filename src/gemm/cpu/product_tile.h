@@ -1,4 +1,4 @@
-// The inner loop of cpu_product.h: a tile of sums in registers over the blocks of a chunk.
+// The inner loop of product.h: a tile of sums in registers over the blocks of a chunk.
 #pragma once
 
 #include "cpu/simd_tile.h"

@@ -1,4 +1,4 @@
-// How cpu_product.h reads a strip of rows of W: where it lies, or from a copy.
+// How product.h reads a strip of rows of W: where it lies, or from a copy.
 #pragma once
 
 #include "gemm/cpu/finish.h"

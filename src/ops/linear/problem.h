@@ -106,6 +106,8 @@ class LinearData {
 
   // What runs it: "avx2", or the name of a CUDA kernel.
   Result<std::string> kernel() const;
+  // How a CPU's kernels are driven: see gemm/cpu/plan.h.
+  std::string plan() const;
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands

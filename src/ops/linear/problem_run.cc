@@ -4,7 +4,9 @@
 
 #include "blocksparse/device_index.h"
 #include "core/text.h"
+#include "cpu/threads.h"
 #include "cuda/memory.h"
+#include "gemm/cpu/plan.h"
 #include "ops/linear/problem.h"
 
 namespace blocksparse::linear {
@@ -130,6 +132,15 @@ Result<std::string> LinearData::kernel() const {
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return std::string(name_of(*isa));
+}
+
+std::string LinearData::plan() const {
+  const auto isa = current_isa();
+  if (case_.device.type == DeviceType::cuda || !isa.ok()) return "";
+  const int32_t threads = threads_for(static_cast<int32_t>(case_.threads));
+  if (case_.pass != Pass::wgrad) return cpu_choice(host_product(), *isa, threads);
+  const std::vector<GradPair> pairs = host_pairs();
+  return cpu_choice(host_gradient(pairs), *isa, threads);
 }
 
 Status LinearData::run_again(const void* w) {

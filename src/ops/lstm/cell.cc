@@ -6,7 +6,6 @@
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
-#include "gemm/cpu/plan.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 
@@ -37,7 +36,7 @@ Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) 
   if (cell == nullptr || product == nullptr) return no_kernel();
   step.block = block_of(step.hidden);
   const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = (step.n + lanes - 1) / lanes;
-  threads = gemm::worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
+  threads = worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
   parallel_for(threads, units * groups, [&](int64_t i) {
     const int64_t first = i / units * lanes;
     run(*cell, step, CellTask{.unit = i % units * step.block, .first = first, .last = std::min(first + lanes, step.n)});

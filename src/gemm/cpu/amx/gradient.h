@@ -1,7 +1,7 @@
 // dW[block] (+)= gate * dy_out^T x_in by AMX, bf16, and the gradient of the gates.
 //   x panels [in blocks][round][b], two tokens in a row, and dy panels alike     sums in tiles over a whole round
 // Who does what
-//   pack      as in cpu_gradient.h; zeros up to whole tiles of 32 tokens
+//   pack      as in gradient.h; zeros up to whole tiles of 32 tokens
 //   multiply  a run of blocks. Blocks of one row share dy, so their columns are treated as one list of vectors:
 //               for each strip of up to 32 rows: dy is transposed once for the whole list, [tiles of tokens][rows][32]
 //                 for each 2 x 2 tiles (1 x 4 below 32 rows) of sums: over all tokens
@@ -14,8 +14,7 @@
 namespace blocksparse::gemm {
 namespace {
 
-constexpr int64_t kMostRoundTokens = 1024;  // of select.cc
-constexpr int kTileStrip = 32;              // rows of dW
+constexpr int kTileStrip = 32;  // rows of dW
 
 inline TileShapes gradient_shapes(int block) {
   const int side = least(block, kTileRows);

@@ -1,8 +1,7 @@
 // y = f(x W^T + bias + residual) by AMX, bf16.
 //   w [blocks, b, b]     sums [16 tokens][b] of each vector of 16 tokens, in tiles and L1
 // fprop and dgrad are told apart by whether W is walked by its rows or its columns: its rows, as they lie, are a tile's
-// first operand (cpu_tiles_forward.h), its columns the second, copied in pairs (cpu_tiles_backward.h). x is packed
-// accordingly.
+// first operand (forward.h), its columns the second, copied in pairs (backward.h). x is packed accordingly.
 #pragma once
 
 #include "gemm/cpu/amx/backward.h"

@@ -6,7 +6,6 @@
 #include "cpu/carver.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
-#include "gemm/cpu/plan.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cpu/panels.h"
 
@@ -294,7 +293,7 @@ Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace
   }
   const double flops = 2.0 * static_cast<double>(g.rows.n * g.plain().pixels()) * static_cast<double>(g.layout.blocks) *
                        static_cast<double>(g.gather.taps() * g.layout.block_size * g.layout.block_size);
-  GradientRun(g, plan, *kernel, workspace, gemm::worthwhile_threads(threads, flops)).all();
+  GradientRun(g, plan, *kernel, workspace, worthwhile_threads(threads, flops)).all();
   return {};
 }
 

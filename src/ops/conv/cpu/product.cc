@@ -36,13 +36,12 @@ const ProductKernel* find_taps_kernel(Isa isa, DType dtype) {
 }
 
 size_t pointwise_workspace_size(const Product& p) {
-  return gemm::plan_product({.dtype = p.dtype,
-                             .block = p.layout.block_size,
-                             .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
-                             .inputs = p.x.channels,
-                             .outputs = p.y.channels,
-                             .slots = walk_of(p.layout, p.by_in).slots})
-      .workspace_bytes();
+  return gemm::cpu_workspace_bytes(gemm::CpuProblem{.dtype = p.dtype,
+                                                    .block = p.layout.block_size,
+                                                    .n = p.x.channels_last ? p.x.n * p.x.pixels() : p.x.pixels(),
+                                                    .inputs = p.x.channels,
+                                                    .outputs = p.y.channels,
+                                                    .slots = walk_of(p.layout, p.by_in).slots});
 }
 
 // A filter of one tap that stays where it is: tokens are pixels. Hubs may ask for more workspace than is promised.
@@ -274,7 +273,7 @@ Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threa
   }
   const double flops = 2.0 * static_cast<double>(p.y.n * p.y.pixels()) * static_cast<double>(p.layout.blocks) *
                        static_cast<double>(p.gather.taps() * p.layout.block_size * p.layout.block_size);
-  Run run(p, plan, *kernel, workspace, gemm::worthwhile_threads(threads, flops));
+  Run run(p, plan, *kernel, workspace, worthwhile_threads(threads, flops));
   if (plan.far) run.all_far();
   else run.all();
   return {};

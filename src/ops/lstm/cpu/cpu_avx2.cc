@@ -3,8 +3,9 @@
 
 namespace blocksparse::lstm {
 
-#define LSTM_CELL_avx2(dtype) \
+#define BS_KERNEL_avx2(dtype) \
   CellKernel cell_avx2_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::avx2); }
-#include "ops/lstm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/lstm/cpu/kernels.inc"
 
 }  // namespace blocksparse::lstm

@@ -3,8 +3,9 @@
 
 namespace blocksparse::lstm {
 
-#define LSTM_CELL_avx512(dtype) \
+#define BS_KERNEL_avx512(dtype) \
   CellKernel cell_avx512_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::avx512); }
-#include "ops/lstm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/lstm/cpu/kernels.inc"
 
 }  // namespace blocksparse::lstm

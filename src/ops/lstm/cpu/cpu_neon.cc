@@ -3,8 +3,9 @@
 
 namespace blocksparse::lstm {
 
-#define LSTM_CELL_neon(dtype) \
+#define BS_KERNEL_neon(dtype) \
   CellKernel cell_neon_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::neon); }
-#include "ops/lstm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/lstm/cpu/kernels.inc"
 
 }  // namespace blocksparse::lstm

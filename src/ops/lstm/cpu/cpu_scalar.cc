@@ -3,8 +3,9 @@
 
 namespace blocksparse::lstm {
 
-#define LSTM_CELL_scalar(dtype) \
+#define BS_KERNEL_scalar(dtype) \
   CellKernel cell_scalar_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::scalar); }
-#include "ops/lstm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/lstm/cpu/kernels.inc"
 
 }  // namespace blocksparse::lstm

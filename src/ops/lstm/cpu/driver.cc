@@ -8,7 +8,6 @@
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
-#include "gemm/cpu/plan.h"
 #include "gemm/product.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
@@ -174,7 +173,7 @@ Result<Kernels> kernels_for(Isa isa, DType dtype) {
 
 int32_t threads_of_step(const Sequence& s, int32_t threads) {
   const double area = static_cast<double>(s.layout.blocks) * s.layout.block_size * s.layout.block_size;
-  return gemm::worthwhile_threads(
+  return worthwhile_threads(
       threads, static_cast<double>(s.n) * (2 * area + static_cast<double>(kCellFlops * kGates * s.hidden)));
 }
 

@@ -1,16 +1,16 @@
 #include "ops/lstm/cpu/kernels.h"
 
-#include <vector>
+#include <span>
 
 namespace blocksparse::lstm {
 
 const CellKernel* find_cell_kernel(Isa isa, DType dtype) {
-  static const std::vector<CellKernel> kernels = {
-#define LSTM_CELL(isa, dtype) cell_##isa##_##dtype(),
+  static const CellKernel kKernels[] = {
+#define BS_KERNEL(isa, dtype) cell_##isa##_##dtype(),
 #include "ops/lstm/cpu/kernels.inc"
-#undef LSTM_CELL
+#undef BS_KERNEL
   };
-  return find_kernel(std::span<const CellKernel>(kernels), isa, dtype);
+  return find_kernel(std::span<const CellKernel>(kKernels), isa, dtype);
 }
 
 }  // namespace blocksparse::lstm

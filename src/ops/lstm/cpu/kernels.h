@@ -60,8 +60,8 @@ struct CellKernel {
 // Of this instruction set, or of the next one below that has the type; its lanes are those of the product kernel.
 const CellKernel* find_cell_kernel(Isa isa, DType dtype);
 
-#define LSTM_CELL(isa, dtype) CellKernel cell_##isa##_##dtype();
+#define BS_KERNEL(isa, dtype) CellKernel cell_##isa##_##dtype();
 #include "ops/lstm/cpu/kernels.inc"
-#undef LSTM_CELL
+#undef BS_KERNEL
 
 }  // namespace blocksparse::lstm

@@ -3,8 +3,9 @@
 
 namespace blocksparse::norm {
 
-#define NORM_ROWS_avx2(dtype) \
+#define BS_KERNEL_avx2(dtype) \
   RowKernel rows_avx2_##dtype() { return make_rows<RowConfig<DType::dtype>>(Isa::avx2); }
-#include "ops/norm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/norm/cpu/kernels.inc"
 
 }  // namespace blocksparse::norm

@@ -3,8 +3,9 @@
 
 namespace blocksparse::norm {
 
-#define NORM_ROWS_avx512(dtype) \
+#define BS_KERNEL_avx512(dtype) \
   RowKernel rows_avx512_##dtype() { return make_rows<RowConfig<DType::dtype>>(Isa::avx512); }
-#include "ops/norm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/norm/cpu/kernels.inc"
 
 }  // namespace blocksparse::norm

@@ -3,8 +3,9 @@
 
 namespace blocksparse::norm {
 
-#define NORM_ROWS_scalar(dtype) \
+#define BS_KERNEL_scalar(dtype) \
   RowKernel rows_scalar_##dtype() { return make_rows<RowConfig<DType::dtype>>(Isa::scalar); }
-#include "ops/norm/cpu/rows_of_isa.h"
+#include "cpu/kernels_of_isa.h"
+#include "ops/norm/cpu/kernels.inc"
 
 }  // namespace blocksparse::norm

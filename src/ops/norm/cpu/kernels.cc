@@ -1,16 +1,16 @@
 #include "ops/norm/cpu/kernels.h"
 
-#include <vector>
+#include <span>
 
 namespace blocksparse::norm {
 
 const RowKernel* find_row_kernel(Isa isa, DType dtype) {
-  static const std::vector<RowKernel> kernels = {
-#define NORM_ROWS(isa, dtype) rows_##isa##_##dtype(),
+  static const RowKernel kKernels[] = {
+#define BS_KERNEL(isa, dtype) rows_##isa##_##dtype(),
 #include "ops/norm/cpu/kernels.inc"
-#undef NORM_ROWS
+#undef BS_KERNEL
   };
-  return find_kernel(std::span<const RowKernel>(kernels), isa, dtype);
+  return find_kernel(std::span<const RowKernel>(kKernels), isa, dtype);
 }
 
 }  // namespace blocksparse::norm

@@ -19,8 +19,8 @@ struct RowKernel {
 // Of this instruction set, or of the next one below that has the type.
 const RowKernel* find_row_kernel(Isa isa, DType dtype);
 
-#define NORM_ROWS(isa, dtype) RowKernel rows_##isa##_##dtype();
+#define BS_KERNEL(isa, dtype) RowKernel rows_##isa##_##dtype();
 #include "ops/norm/cpu/kernels.inc"
-#undef NORM_ROWS
+#undef BS_KERNEL
 
 }  // namespace blocksparse::norm
