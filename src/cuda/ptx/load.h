@@ -29,7 +29,8 @@ __device__ inline void ld_stream_8(uint32_t* to, const void* from) {
 }
 
 // L2 brings the whole line of 128 bytes: where a warp reads half of each of 8 rows and another one the rest, W of
-// blocks of 128 takes 27.7 us instead of 30.0 (kernel `few`, 12288 x 12288, density .25, n = 32, H200, 2026-11-22).
+// blocks of 128 takes 27.7 us instead of 30.0 (kernel `stream_w`, 12288 x 12288, density .25, n = 32, H200,
+// 2026-11-22).
 __device__ inline void ld_stream_16(uint32_t* to, const void* from) {
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -43,7 +43,8 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
     "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
     "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
-    // By the kernel `rows`: four rows together, with one list and with four, lists longer than its ring, rows that are
+    // By the kernel `row_wgmma`: four rows together, with one list and with four, lists longer than its ring, rows that
+    // are
     // cut, and edges of what boxes hold.
     "linear:fprop f16 n=256 b=32 dense(16,4) seed=24",
     "linear:fprop bf16 n=200 b=32 random(64,16,0.035) seed=25",

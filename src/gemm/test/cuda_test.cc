@@ -168,7 +168,7 @@ enum class Follow { waits, closely, chained };
 
 // y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
-  // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `sweep`.
+  // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `stream_x`.
   const std::string graph = n > 2000 ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
                             : n > stream_w::kMostTokens ? "ba(16,3)"
                                                         : "ba(100,3)";
@@ -380,8 +380,8 @@ void check_large_weights(int32_t block, int64_t rows, int64_t columns, int64_t n
 }
 
 TEST_F(LinearCuda, WeightsOfMoreThanTwoToThe31Elements) {
-  check_large_weights(32, 1500, 1400, 8, 0x4200, 0x4100);   // 32 and 8: `few`
-  check_large_weights(128, 363, 362, 128, 0x4300, 0x4300);  // 128: `many`
+  check_large_weights(32, 1500, 1400, 8, 0x4200, 0x4100);   // 32 and 8: `stream_w`
+  check_large_weights(128, 363, 362, 128, 0x4300, 0x4300);  // 128: `wgmma`
 }
 
 // The same on every other card as on the first, while that is the current one.

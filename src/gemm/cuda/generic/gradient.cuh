@@ -1,4 +1,4 @@
-// wgrad on any CUDA card: see cuda_generic.h.
+// wgrad on any CUDA card: see tile.cuh.
 #pragma once
 
 #include "gemm/cuda/generic/tile.cuh"

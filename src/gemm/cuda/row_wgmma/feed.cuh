@@ -1,5 +1,5 @@
-// The feeding side of the kernel `rows`: its jobs, and the warp that fills a ring of stages for them. A stage carries
-// a note of what to do with it, for the warps that multiply look nothing up.
+// The feeding side of the kernel `row_wgmma`: its jobs, and the warp that fills a ring of stages for them. A stage
+// carries a note of what to do with it, for the warps that multiply look nothing up.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"

@@ -10,7 +10,7 @@
 //   compute   wgmma by one or two warpgroups: tokens are its rows, outputs its columns
 //   finish    from registers, while the ring fills for the next job
 // Slices of a row that is cut are jobs of one cluster, whose thread blocks leave their sums in the workspace and then
-// add a part of them each (cuda_rows_slices.h). Where there are no clusters, rows are walked whole.
+// add a part of them each (finish.cuh). Where there are no clusters, rows are walked whole.
 #pragma once
 
 #include "cuda/launch.h"

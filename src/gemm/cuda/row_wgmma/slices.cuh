@@ -1,6 +1,6 @@
-// How the kernel `rows` adds the slices of a row: the thread blocks of a cluster that have them leave their sums in the
-// workspace, say so to each other, and then each adds all slices of its part of the tokens, in order. While they wait,
-// others of the SM multiply, and their own feeding warps fill the rings for the next job.
+// How the kernel `row_wgmma` adds the slices of a row: the thread blocks of a cluster that have them leave their sums
+// in the workspace, say so to each other, and then each adds all slices of its part of the tokens, in order. While they
+// wait, others of the SM multiply, and their own feeding warps fill the rings for the next job.
 #pragma once
 
 #include "cuda/ptx/cluster.h"

@@ -8,7 +8,7 @@
 //   load      W and x some patches ahead, into registers: W past L1; x is read from L1 and L2, again by every strip
 //   compute   mma.sync; no barrier and no shared memory in the loop
 //   finish    all threads add the sums of the warps, in the order of warps; slices of split rows go to the workspace:
-//             cuda_few_finish.h
+//             finish.cuh
 // 12288 x 12288, density .1, n = 32, b = 32: 11.4 us where 30 MB of W alone take 8.3 (H200, 2026-11-21). Nothing is
 // saturated: 3 us of start and finish, then W and x together arrive at 7 to 8 TB/s, L2's rate. Lost against it: a ring
 // of copies in shared memory (equal, dgrad 1.3x), prefetching into L2 (1.2x), persistent warps with equal shares

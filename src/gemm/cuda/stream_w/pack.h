@@ -1,4 +1,4 @@
-// Kernel tokens of x, copied into the order in which the kernel `few` reads them; what is outside of x becomes 0.
+// Kernel tokens of x, copied into the order in which the kernel `stream_w` reads them; what is outside of x becomes 0.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +29,8 @@ struct Pack {
 
 Status pack_x(const Pack& p, bool overlap, cudaStream_t stream);
 
-// On the current device; kernels_overlap() then says whether the kernels of this file and of `few` wait for each other.
+// On the current device; kernels_overlap() then says whether the kernels of this file and of `stream_w` wait for each
+// other.
 Status prepare_pack();
 bool kernels_overlap(int32_t device);
 

@@ -1,4 +1,4 @@
-// The list of blocks as the warps of the kernel `few` walk it.
+// The list of blocks as the warps of the kernel `stream_w` walk it.
 #pragma once
 
 #include "gemm/cuda/stream_w/tile.cuh"

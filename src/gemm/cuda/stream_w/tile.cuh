@@ -1,8 +1,8 @@
-// What a warp loads for one patch of work of the kernel `few`, and how it multiplies: a patch is a block, or a piece of
-// 32 x 32 of a larger one. Fragments come from memory as mma wants them: inputs may change places within a patch as
-// long as those of W and x do alike, and outputs until they are stored. So a lane's loads are 16 bytes wide, and where
-// W is read transposed (by_in) they are the same, turned by movmatrix. W is mma's left operand and the tokens its
-// columns, but for b = 8 the other way round.
+// What a warp loads for one patch of work of the kernel `stream_w`, and how it multiplies: a patch is a block, or a
+// piece of 32 x 32 of a larger one. Fragments come from memory as mma wants them: inputs may change places within a
+// patch as long as those of W and x do alike, and outputs until they are stored. So a lane's loads are 16 bytes wide,
+// and where W is read transposed (by_in) they are the same, turned by movmatrix. W is mma's left operand and the tokens
+// its columns, but for b = 8 the other way round.
 #pragma once
 
 #include "cuda/ptx/load.h"
@@ -19,7 +19,7 @@ struct Args {
   const void *x, *w;
   const float* gates;
   // x: bytes from token to token, and from patch to patch, for b >= 32 and f32. Smaller blocks of 16 bits are packed:
-  // see cuda_few_pack.h.
+  // see pack.h.
   uint32_t x_token_bytes, x_patch_vectors;
   int32_t n;
   int32_t slices;          // of tokens, side by side in the grid

@@ -1,5 +1,5 @@
 // y = f(x W^T + bias + residual) for up to 64 tokens in f32, and dgrad likewise, by fused multiply-add: where the
-// caller does not allow tf32, which is done by cuda_few.h. W is streamed once.
+// caller does not allow tf32, which is done by stream_w/kernel.cuh. W is streamed once.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   f32
 // Who does what
 //   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once

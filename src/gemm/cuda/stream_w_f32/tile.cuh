@@ -1,5 +1,6 @@
-// What a warp copies to shared memory for one patch of work of the kernel `few` for f32, and how it multiplies: 16
-// inputs of W for up to 32 outputs, and of x for all tokens. A patch is a part of a block, or two blocks of 8.
+// What a warp copies to shared memory for one patch of work of the kernel `stream_w_f32` for f32, and how it
+// multiplies: 16 inputs of W for up to 32 outputs, and of x for all tokens. A patch is a part of a block, or two blocks
+// of 8.
 //
 // Vectors of 16 bytes have places of their own, so that neither copies nor reads meet in a bank:
 //   x, and W as fprop reads it   rows of 16 inputs, vector v of row r at v ^ (r / 2 % 4)

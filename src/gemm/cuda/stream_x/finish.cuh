@@ -1,4 +1,4 @@
-// The last step of the kernel `sweep`: sums of a warp's row of blocks to y.
+// The last step of the kernel `stream_x`: sums of a warp's row of blocks to y.
 //
 // b = 16 and 32: a lane's sums are of one output of each eighth of the row and of two tokens; movmatrix gives it kEach
 // outputs side by side of one token, which is how y and the residual lie. b = 8: so they are from the start.

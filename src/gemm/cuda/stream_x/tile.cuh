@@ -1,4 +1,4 @@
-// What a warp of the kernel `sweep` does with a block of W: fragments of W and x from shared memory.
+// What a warp of the kernel `stream_x` does with a block of W: fragments of W and x from shared memory.
 //
 // b = 16 and 32: W is mma.sync's left operand, 16 outputs, and 8 tokens are its columns. Rows of W are taken in an
 // order in which a lane ends with outputs side by side. b = 8: tokens are the rows, 16 of them, and two blocks of a row

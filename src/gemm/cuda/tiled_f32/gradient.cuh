@@ -1,4 +1,4 @@
-// dW[i] = gate_i dy_out^T x_in in f32 for many tokens: see cuda_tiled.h.
+// dW[i] = gate_i dy_out^T x_in in f32 for many tokens: see tiled.cuh.
 // Who does what
 //   grid      a run of blocks of one row of W for each thread block, up to 256 inputs: they share their dy
 //   load      cp.async, three stages of 16 tokens ahead; a thread has the same columns in every stage

@@ -1,4 +1,4 @@
-// y = f(x W^T + bias + residual) in f32 for many tokens, and dgrad likewise: see cuda_tiled.h.
+// y = f(x W^T + bias + residual) in f32 for many tokens, and dgrad likewise: see tiled.cuh.
 // Who does what
 //   grid      a tile of 128 tokens x 128 outputs for each thread block: 128 / b rows of blocks share their x
 //   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that are there

@@ -1,4 +1,4 @@
-// What the kernels `tiled` walk, made in the workspace by a small kernel in front of every call.
+// What the kernels `tiled_f32` walk, made in the workspace by a small kernel in front of every call.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// What a tile of fprop and dgrad is in the kernel `tiled`, and how it is multiplied: see cuda_tiled_product.h.
+// What a tile of fprop and dgrad is in the kernel `tiled_f32`, and how it is multiplied: see product.cuh.
 #pragma once
 
 #include "gemm/cuda/tiled_f32/tiled.cuh"

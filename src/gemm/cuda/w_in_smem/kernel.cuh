@@ -4,8 +4,8 @@
 // Who does what
 //   grid      a thread block an SM, which takes every so many tile of 32 or 64 tokens with all of their features
 //   load      one warp fills a ring of tiles with boxes; all others copy W once, as it lies, while the first tiles
-//             come: so no kernel is needed in front. Those of `many` take 3 us and more
-//   compute   each warp has 32 tokens x 32 outputs of a tile: mma.sync, see cuda_resident_tile.h
+//             come: so no kernel is needed in front. Those of `wgmma` take 3 us and more
+//   compute   each warp has 32 tokens x 32 outputs of a tile: mma.sync, see tile.cuh
 //   finish    by way of shared memory, while the other warps are at this tile or the next
 #pragma once
 

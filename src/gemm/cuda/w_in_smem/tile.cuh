@@ -1,4 +1,4 @@
-// What a warp of the kernel `resident` does with 32 tokens x 32 outputs, and how W lies in shared memory.
+// What a warp of the kernel `w_in_smem` does with 32 tokens x 32 outputs, and how W lies in shared memory.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"

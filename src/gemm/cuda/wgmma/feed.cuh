@@ -1,4 +1,4 @@
-// The feeding side of the kernel `many`: one warp hands out tiles, three walk their records and fill a ring of stages.
+// The feeding side of the kernel `wgmma`: one warp hands out tiles, three walk their records and fill a ring of stages.
 // A stage also carries a note for the warps that multiply. It is that of the NEXT record, for what arrives together
 // with the data costs 300 clocks a record before the first branch on it.
 #pragma once

@@ -1,4 +1,4 @@
-// The last step of the kernel `many`: sums of a warpgroup to y, by way of shared memory.
+// The last step of the kernel `wgmma`: sums of a warpgroup to y, by way of shared memory.
 #pragma once
 
 #include "cuda/ptx/ldmatrix.h"

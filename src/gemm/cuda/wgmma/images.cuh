@@ -1,4 +1,4 @@
-// How the kernel `many` reads gathered images and writes scattered ones: the copying hardware finds the pixels.
+// How the kernel `wgmma` reads gathered images and writes scattered ones: the copying hardware finds the pixels.
 #pragma once
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 //   tables    a small kernel in front lists, for each tile of outputs, the chunks of 64 inputs in which it has blocks
 //   grid      one thread block an SM, which takes tiles of outputs x tokens, longest first, until there are no more
 //   load      a warpgroup of feeders keeps a ring of stages full: x once for all outputs of the tile, and the blocks
-//   compute   wgmma by 2 or 4 warpgroups, y in registers: see cuda_many_weights.h and cuda_many_tokens.h
+//   compute   wgmma by 2 or 4 warpgroups, y in registers: see weights.cuh and tokens.cuh
 //   finish    through shared memory, while the feeders are at the next tile
 #pragma once
 

@@ -1,4 +1,4 @@
-// How the kernel `many` sees x and y.
+// How the kernel `wgmma` sees x and y.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"

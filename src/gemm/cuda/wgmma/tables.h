@@ -1,4 +1,4 @@
-// The tables that the kernel `many` walks, and W in the order of use. Every call makes them anew, by a small kernel:
+// The tables that the kernel `wgmma` walks, and W in the order of use. Every call makes them anew, by a small kernel:
 // they depend on the layout alone, but so a layout's own tables stay small, and one that was made on the card needs no
 // more.
 #pragma once

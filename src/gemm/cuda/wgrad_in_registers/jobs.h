@@ -1,4 +1,4 @@
-// The jobs of the kernel `regions` and the blocks that each holds, made anew by every call.
+// The jobs of the kernel `wgrad_in_registers` and the blocks that each holds, made anew by every call.
 #pragma once
 
 #include <cuda_runtime_api.h>

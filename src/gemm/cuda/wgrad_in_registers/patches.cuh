@@ -1,4 +1,4 @@
-// What a thread block of the kernel `regions` holds of dW, and how a stage of tokens reaches shared memory.
+// What a thread block of the kernel `wgrad_in_registers` holds of dW, and how a stage of tokens reaches shared memory.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"

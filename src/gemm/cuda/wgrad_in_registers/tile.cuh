@@ -1,4 +1,4 @@
-// The products of the kernel `regions`, and where its sums go.
+// The products of the kernel `wgrad_in_registers`, and where its sums go.
 #pragma once
 
 #include "cuda/ptx/ldmatrix.h"

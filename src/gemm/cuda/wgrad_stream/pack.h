@@ -1,5 +1,5 @@
-// x and dy, copied into the order in which mma wants them of the gradient `few`; what is outside of them becomes 0. f32
-// is rounded to tf32 on the way.
+// x and dy, copied into the order in which mma wants them of the gradient `wgrad_stream`; what is outside of them
+// becomes 0. f32 is rounded to tf32 on the way.
 #pragma once
 
 #include <cuda_runtime_api.h>

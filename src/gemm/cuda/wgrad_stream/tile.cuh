@@ -1,6 +1,5 @@
-// What a warp of the gradient `few` does with some patches of dW that share their dy: loads, products, the places of
-// sums. A patch is a block of 8, 16 or 32, or a 32 x 32 part of a larger one; operands lie as cuda_few_gradient_pack.h
-// says.
+// What a warp of the gradient `wgrad_stream` does with some patches of dW that share their dy: loads, products, the
+// places of sums. A patch is a block of 8, 16 or 32, or a 32 x 32 part of a larger one; operands lie as pack.h says.
 #pragma once
 
 #include "cuda/number.h"

@@ -1,4 +1,4 @@
-// What the kernels of wgrad for many tokens are about: see cuda_many_gradient.h.
+// What the kernels of wgrad for many tokens are about: see launch.cuh.
 #pragma once
 
 #include "gemm/cuda/gradient_target.cuh"

@@ -1,4 +1,4 @@
-// The jobs of work of the kernel `many` for wgrad, made anew by every call: see cuda_many_walk.h.
+// The jobs of the kernel `wgrad_wgmma` for wgrad, made anew by every call: see gemm/cuda/walk.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// The kernels of wgrad for many tokens: see cuda_many_gradient.h.
+// The kernels of wgrad for many tokens: see launch.cuh.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"

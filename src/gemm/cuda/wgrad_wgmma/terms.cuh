@@ -1,5 +1,5 @@
-// A list of (x, dy) as the kernel `many` sums it: the tokens of one pair behind those of the other, each filled up to
-// whole steps, with zeros that boxes beyond its end bring.
+// A list of (x, dy) as the kernel `wgrad_wgmma` sums it: the tokens of one pair behind those of the other, each filled
+// up to whole steps, with zeros that boxes beyond its end bring.
 #pragma once
 
 #include <cuda_runtime_api.h>

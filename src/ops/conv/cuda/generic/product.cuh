@@ -1,4 +1,4 @@
-// fprop and dgrad on any CUDA card: see cuda_generic.h.
+// fprop and dgrad on any CUDA card: see tile.cuh.
 #pragma once
 
 #include "ops/conv/cuda/generic/tile.cuh"

@@ -2,7 +2,7 @@
 // memory once for all nine.
 //   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
 // Who does what
-//   jobs     of up to 64 inputs whose dy is the same: each thread block finds them, see cuda_halo_jobs.h
+//   jobs     of up to 64 inputs whose dy is the same: each thread block finds them, see jobs.cuh
 //   grid      one thread block an SM; jobs and parts of jobs as for the linear op's wgrad
 //   load      a warp: boxes of 128 positions of dy, and for each patch of these and all that taps reach beyond them of
 //   x compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read

@@ -1,4 +1,4 @@
-// The kernels of wgrad of 3 x 3 taps: see cuda_halo_gradient.h.
+// The kernels of wgrad of 3 x 3 taps: see gradient.cuh.
 #pragma once
 
 #include "cuda/ring.h"

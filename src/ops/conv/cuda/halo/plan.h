@@ -34,7 +34,7 @@ struct HaloProductPlan {
 // Nothing where it does not do that.
 std::optional<HaloProductPlan> plan_halo_product(const Product& p);
 
-// Whether it is faster than `many`, for what it does.
+// Whether it is faster than `gather`, for what it does.
 bool halo_pays(const Product& p);
 
 // What a job of positions and 64 outputs takes: its y, and for each block, of at most 64 x 64, x and the taps.
@@ -73,7 +73,7 @@ struct HaloGradientPlan {
 // Nothing where it does not do that.
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g);
 
-// In the workspace: see cuda_halo_jobs.h.
+// In the workspace: see jobs.cuh.
 struct HaloGradientPlaces {
   int64_t counts, shares, jobs, ids, parts, end;
 };

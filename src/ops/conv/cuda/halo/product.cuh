@@ -3,7 +3,7 @@
 //   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
 //   grid      two thread blocks an SM, so that one multiplies while the other stores; each has a run of tiles of 64
-//             outputs x 256 positions, see cuda_halo_walk.h. One launch: tables made by a kernel in front took 3 us
+//             outputs x 256 positions, see walk.cuh. One launch: tables made by a kernel in front took 3 us
 //   load      a warp: for each chunk of 64 channels the positions of the tile and what taps reach beyond them, for each
 //             block its taps in turn, as they lie
 //   compute   2 warpgroups of 2 x 64 positions each, wgmma's rows; a block's outputs are its columns. With a record and

@@ -1,4 +1,4 @@
-// The kernel of fprop and dgrad with steps of one pixel: see cuda_halo_product.h.
+// The kernel of fprop and dgrad with steps of one pixel: see product.cuh.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
