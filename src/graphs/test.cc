@@ -28,6 +28,7 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
   EXPECT_EQ(layout_of("balanced(60,40,7)").blocks(), 420);
   EXPECT_EQ(layout_of("ws(175,6,0.2)").blocks(), 175 * 7);
   EXPECT_EQ(layout_of("ws2d(12,16,8,0.3)").blocks(), 12 * 16 * 9);
+  EXPECT_EQ(layout_of("ws2d(3,3,8,0)").blocks(), 81) << "every node next to every other";
   EXPECT_EQ(layout_of("ba(384,8)").blocks(), 2 * 8 * 376 + 384 + 8 * 7);
   EXPECT_EQ(layout_of("ba(576,8,36)").blocks(), 9792);
   EXPECT_EQ(layout_of("ba(576,8,blocks=9792)").blocks(), 9792);

@@ -104,6 +104,15 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=1100 b=32 random(5,7,0.2) seed=83 x=first y=first in=213 accumulate",
     "linear:wgrad f64 n=37 b=16 random(9,9,0.1) seed=84 y=first pad=3 offset=1",
     "linear:wgrad f32 n=70 b=32 random(5,7,0.2) seed=85 x=first y=first out=150",
+    // Several rounds of tokens: with a residual in another order than y, and as many tokens as rounds take to the last.
+    "linear:fprop f32 n=1100 b=8 random(6,6,0.5) seed=100 bias residual r=first",
+    "linear:fprop bf16 n=2100 b=16 random(5,4,0.5) seed=103 residual y=first act=gelu",
+    "linear:fprop f64 n=1030 b=32 random(3,3,0.6) seed=104 residual x=first y=first r=first pad=3 rpad=8",
+    "linear:wgrad bf16 n=2048 b=16 random(4,4,0.5) seed=101",
+    "linear:wgrad f16 n=1024 b=8 random(6,5,0.5) seed=105 accumulate dgates gates",
+    // y and the residual with rows of different lengths.
+    "linear:fprop f32 n=37 b=16 random(5,4,0.5) seed=102 y=first residual r=first pad=3 rpad=7",
+    "linear:fprop bf16 n=40 b=8 random(9,8,0.4) seed=106 residual pad=8 rpad=1 act=relu",
     // Small whole numbers: sums are exact, so every bit must agree.
     "linear:fprop f32 n=40 b=8 random(12,12,0.4) seed=60 values=int bias gates",
     "linear:fprop bf16 n=40 b=8 random(4,4,0.4) seed=61 values=int residual act=relu",

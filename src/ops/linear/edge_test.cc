@@ -220,6 +220,12 @@ TEST(LinearEdge, Memory) {
   c.y.stride = {10, 1};
   expect_error(c.fprop(), "y of [5, 60] has strides [10, 1], its elements overlap");
   c = Call();
+  c.y.stride = {1, 4};
+  expect_error(c.fprop(), "y of [5, 60] has strides [1, 4], its elements overlap");
+  c = Call();
+  c.y.stride = {1, 5};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c = Call();
   c.w.stride = {256, 1, 16};
   expect_error(c.fprop(), "needs to be contiguous: [256, 16, 1]");
   c = Call();

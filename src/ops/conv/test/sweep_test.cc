@@ -88,6 +88,9 @@ constexpr std::string_view kAwkward[] = {
     "conv:fprop bf16 n=2 hw=5 r=1 b=8 random(4,4,0.5) seed=49 first residual",
     "conv:wgrad f32 n=2 hw=19 r=1 b=16 random(4,4,0.5) seed=50",
     "conv:dgrad f32 n=2 hw=9 r=1 b=16 random(4,4,0.5) seed=51 order",
+    "conv:fprop f32 n=2 hw=9 r=1 b=16 random(4,4,0.5) seed=66 order",
+    "conv:fprop bf16 n=2 hw=5 r=1 b=8 random(4,4,0.5) seed=67 order first residual",
+    "conv:wgrad f32 n=2 hw=9 r=1 b=16 random(4,4,0.5) seed=68 order",
     // Epilogue, gates, orders, ragged channels, transposed views, types.
     "conv:fprop f32 n=2 hw=10 b=32 random(3,3,0.6) seed=52 c=75 k=90 bias residual act=silu gates",
     "conv:fprop f32 n=2 hw=10 b=16 random(3,3,0.6) seed=53 c=35 k=45 first bias residual act=gelu order",
