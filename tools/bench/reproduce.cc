@@ -123,28 +123,50 @@ std::string compiler() {
 #endif
 }
 
-// {"openblas": "0.3.30", "libxsmm": "no libxsmm.so ..."}
-std::string versions(const std::vector<std::string>& chosen, bool cuda) {
+struct Candidate {
+  std::string name;  // as in --vs
+  bool there = false;
+  std::string text;  // its version, or why it is not there
+};
+
+std::vector<Candidate> candidates_of(const std::vector<std::string>& chosen, bool cuda) {
   const DeviceType device = cuda ? DeviceType::cuda : DeviceType::cpu;
   auto data = linear::LinearData::make(
       *linear::parse_linear_case(concat("linear:fprop f32 n=16 b=16 balanced(4,2)", cuda ? " device=cuda" : "")));
-  if (!data.ok()) return "{}";
-  std::string text = "{";
+  std::vector<Candidate> candidates;
+  if (!data.ok()) return candidates;
   for (const Opponent& opponent : opponents()) {
     if (opponent.device != device) continue;
     if (std::find(chosen.begin(), chosen.end(), opponent.name) == chosen.end()) continue;
     const auto contender = opponent.prepare(*data, 0);
-    const std::string name = contender.ok() ? contender->name : contender.status().message();
-    const std::string prefix = opponent.name + " ";
-    const bool named = name.rfind(prefix, 0) == 0;
-    text += concat(text.size() == 1 ? "" : ", ", json_string(opponent.name), ": ",
-                   json_string(named ? name.substr(prefix.size()) : name));
+    std::string text = contender.ok() ? contender->name : contender.status().message();
+    if (text.starts_with(opponent.name + " ")) text.erase(0, opponent.name.size() + 1);
+    candidates.push_back({opponent.name, contender.ok(), text});
   }
+  return candidates;
+}
+
+// {"openblas": "0.3.30", "libxsmm": "no libxsmm.so ..."}
+std::string json_of(const std::vector<Candidate>& candidates) {
+  std::string text = "{";
+  for (const Candidate& c : candidates)
+    text += concat(text.size() == 1 ? "" : ", ", json_string(c.name), ": ", json_string(c.text));
   return text + "}";
 }
 
+// "beside us: openblas 0.3.34; not there: libxsmm (no libxsmm.so ...)"
+std::string sentence_of(const std::vector<Candidate>& candidates) {
+  std::string there, missing;
+  for (const Candidate& c : candidates) {
+    if (c.there) there += concat(there.empty() ? "" : ", ", c.name, " ", c.text);
+    else missing += concat(missing.empty() ? "; not there: " : ", ", c.name, " (", c.text, ")");
+  }
+  return concat("beside us: ", there.empty() ? "nothing" : there, missing);
+}
+
 // All but the date: a file is continued only where these are the same.
-std::string header_of(const Options& options, std::string_view isa, const std::vector<int>& processors) {
+std::string header_of(const Options& options, std::string_view isa, const std::vector<int>& processors,
+                      const std::vector<Candidate>& candidates) {
   utsname os{};
   (void)uname(&os);
   std::string list;
@@ -157,9 +179,9 @@ std::string header_of(const Options& options, std::string_view isa, const std::v
   return concat(kHeader, "1, \"device\": ", device,
                 ", \"os\": ", json_string(concat(os.sysname, " ", os.release, " ", os.machine)),
                 ", \"compiler\": ", json_string(compiler()), ", \"library\": ", json_string(version()),
-                ", \"commit\": ", json_string(BS_COMMIT),
-                ", \"opponents\": ", versions(options.opponents, options.cuda), ", \"samples\": ", options.samples,
-                ", \"budget_s\": ", options.budget_s, ", \"rotate_mb\": ", options.rotate_bytes >> 20);
+                ", \"commit\": ", json_string(BS_COMMIT), ", \"opponents\": ", json_of(candidates),
+                ", \"samples\": ", options.samples, ", \"budget_s\": ", options.budget_s,
+                ", \"rotate_mb\": ", options.rotate_bytes >> 20);
 }
 
 // `device` is the CPU's model and instruction set, or the card's name.
@@ -244,7 +266,9 @@ Status reproduce(Options options, const Measure& measure) {
   const auto path = path_of(options.output,
                             options.cuda ? card_name() : concat(model.substr(0, model.find('@')), " ", name_of(*isa)));
   if (!path.ok()) return path.status();
-  const std::string header = header_of(options, name_of(*isa), processors);
+  const std::vector<Candidate> candidates = candidates_of(options.opponents, options.cuda);
+  std::fprintf(stderr, "%s\n", sentence_of(candidates).c_str());
+  const std::string header = header_of(options, name_of(*isa), processors, candidates);
   const auto there = problems_in(*path, header);
   if (!there.ok()) return there.status();
   const size_t all = jobs->size();
