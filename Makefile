@@ -12,9 +12,13 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
+# nvcc takes minutes. Benchmarks, and a package that tests have not built, hold no CUDA kernels where there is no card;
+# CUDA_IF_CARD=ON builds them all the same.
+CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo fashion test test-cpp test-python test-aarch64 asan lint tidy format bench reproduce docs wheel clean
+.PHONY: demo fashion test test-cpp test-python test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
+  clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -64,7 +68,7 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py
 	mypy scripts/check_includes.py
 	scripts/check_tree.sh
 
@@ -79,22 +83,29 @@ format: $(VENV)/.lint
 	ruff check --fix .
 
 BENCH := build/release/tools/blocksparse-bench
+TIMED := $(PYTHON) benchmarks/with_opponents.py $(BENCH)
 
-bench: $(VENV)/.bench
-	cmake --preset release
+bench-tool: $(VENV)/.bench
+	scripts/install_libxsmm.sh
+	cmake --preset release -DBLOCKSPARSE_CUDA=$(CUDA_IF_CARD)
 	cmake --build --preset release --parallel $(JOBS)
+
+# Where no dense library is found, PyTorch's dense product stands beside ours.
+bench: bench-tool
 	mkdir -p out/bench
 	rm -f out/bench/quick.jsonl
 	$(call step,timing: a minute or two)
-	$(BENCH) --reproduce benchmarks/problems/cpu/quick.txt --output out/bench/quick.jsonl
+	$(TIMED) --reproduce benchmarks/problems/cpu/quick.txt --output out/bench/quick.jsonl
+	grep -qE '"(openblas|onednn)": [0-9]' out/bench/quick.jsonl || $(MAKE) peers RESULTS=out/bench/quick.jsonl
 	$(PYTHON) benchmarks/report.py out/bench/quick.jsonl
 
 # Continues what was begun today, and leaves alone what is there.
-reproduce: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
-	cmake --preset release
-	cmake --build --preset release --parallel $(JOBS)
+reproduce: bench-tool $(VENV)/.package $(VENV)/.torch
 	$(call step,timing every problem: about half an hour)
-	results=$$($(BENCH) --reproduce); $(PYTHON) benchmarks/peers/cpu.py $$results; $(PYTHON) benchmarks/report.py $$results
+	results=$$($(TIMED) --reproduce); $(PYTHON) benchmarks/peers/cpu.py $$results; $(PYTHON) benchmarks/report.py $$results
+
+peers: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
+	$(PYTHON) benchmarks/peers/cpu.py $(RESULTS)
 
 docs: $(VENV)/.docs
 	scripts/build_docs.sh out/docs
@@ -122,9 +133,7 @@ $(VENV)/.tools: scripts/requirements/tools.txt | $(VENV)/bin/python
 	touch $@
 
 # The package is built again when a source has changed: of the objects of build/ci, if the C++ tests have made them, else
-# by itself. nvcc takes minutes, so by itself it holds no CUDA kernels where there is no card (PACKAGE_CUDA=ON builds them
-# all the same).
-PACKAGE_CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
+# by itself.
 SOURCES := $(shell find src include cmake python -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 
 $(VENV)/.package: $(SOURCES) | $(VENV)/.tools
@@ -133,7 +142,7 @@ $(VENV)/.package: $(SOURCES) | $(VENV)/.tools
 	  cmake --build --preset ci --parallel $(JOBS) --target blocksparse; \
 	  from=(BLOCKSPARSE_CUDA=AUTO "BLOCKSPARSE_OBJECTS_OF=$(CURDIR)/build/ci"); \
 	else \
-	  from=(BLOCKSPARSE_CUDA=$(PACKAGE_CUDA) BLOCKSPARSE_OBJECTS_OF=); \
+	  from=(BLOCKSPARSE_CUDA=$(CUDA_IF_CARD) BLOCKSPARSE_OBJECTS_OF=); \
 	fi; \
 	$(PYTHON) -m pip install --quiet --no-build-isolation "$${from[@]/#/-Ccmake.define.}" .
 	touch $@

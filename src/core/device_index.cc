@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/text.h"
 
@@ -29,8 +30,7 @@ Status check_sizes(const LayoutView::Sizes& s) {
 
 Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
   BS_RETURN_IF_ERROR(check_sizes(sizes));
-  const int64_t b = sizes.block_size, rows = (sizes.out_features + b - 1) / b,
-                columns = (sizes.in_features + b - 1) / b;
+  const int64_t b = sizes.block_size, rows = ceil_div(sizes.out_features, b), columns = ceil_div(sizes.in_features, b);
   if (sizes.blocks > rows * columns) {
     return invalid("[layout] ", sizes.blocks, " blocks, a mask of ", rows, " x ", columns, " holds ", rows * columns,
                    " at most");
@@ -49,13 +49,13 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
   int64_t next = 0;
   const auto place = [&next](int64_t words) {
     const int64_t begin = next;
-    next += (words + 3) / 4 * 4;
+    next += round_up(words, 4);
     return begin;
   };
   const auto side = [&](const auto& sections, int64_t of, int64_t across, int64_t end) {
     DeviceIndexSide s;
     s.rows = static_cast<int32_t>(of);
-    s.words = static_cast<int32_t>((across + 31) / 32);
+    s.words = static_cast<int32_t>(ceil_div(across, 32));
     s.starts = sections.starts, s.refs = sections.refs, s.pieces = sections.pieces, s.splits = sections.splits,
     s.order = sections.order;
     s.end = end;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/text.h"
 
@@ -25,7 +26,7 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
   int64_t next = words_of(sizeof(Header));
   auto place = [&next](int64_t words) {
     const int64_t begin = next;
-    next += (words + 3) / 4 * 4;  // 16 bytes
+    next += round_up(words, 4);  // 16 bytes
     return begin;
   };
   auto place_direction = [&](auto& direction, int64_t rows) {
@@ -44,7 +45,7 @@ IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t bloc
 
 int64_t split_cap(int64_t rows, int64_t blocks) {
   const int64_t mean = rows > 0 ? blocks / rows : 0;
-  return std::max<int64_t>({32, (blocks + 255) / 256, std::min(2 * mean, blocks / 32)});
+  return std::max<int64_t>({32, ceil_div(blocks, 256), std::min(2 * mean, blocks / 32)});
 }
 
 int32_t most_slices(int64_t rows, int64_t columns, int64_t blocks) {
@@ -95,7 +96,7 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }
   auto fits = [b = int64_t{h.block_size}](int64_t features, int64_t blocks) {
-    return features >= 0 && features <= blocks * b && (features + b - 1) / b == blocks;
+    return features >= 0 && features <= blocks * b && ceil_div(features, b) == blocks;
   };
   auto in_range = [](const auto& walk, int64_t rows) {
     return walk.pieces >= 0 && walk.pieces <= rows + kMaxSlots && walk.splits >= 0 && walk.splits <= kMaxSplits &&
@@ -126,7 +127,7 @@ Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const S
                    " features are no layout");
   }
   const int64_t words =
-      index_sections((sizes.out_features + b - 1) / b, (sizes.in_features + b - 1) / b, sizes.blocks).words;
+      index_sections(ceil_div(sizes.out_features, b), ceil_div(sizes.in_features, b), sizes.blocks).words;
   const int64_t more = static_cast<int64_t>(index.size()) - words;
   constexpr int64_t kUnit = kCutByOutWords, kMostMore = kCutByOutWords + kCutByInWords;
   if (more < 0 || more > kMostMore || more % kUnit != 0 || index.data() == nullptr) {

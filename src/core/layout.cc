@@ -6,6 +6,7 @@
 
 #include "blocksparse/graphs.h"
 #include "core/build_index.h"
+#include "core/ceil_div.h"
 #include "core/hash.h"
 #include "core/index.h"
 #include "core/text.h"
@@ -27,7 +28,7 @@ Result<Grid> make_grid(int64_t out_blocks, int64_t in_blocks, Blocking blocking)
   }
   auto check = [b](const char* name, int64_t blocks, int64_t& features) -> Status {
     if (features == 0) features = blocks * b;
-    if (features < 0 || (features + b - 1) / b != blocks) {
+    if (features < 0 || ceil_div(features, b) != blocks) {
       return invalid("[layout] ", name, " is ", features, ", ", blocks, " blocks of ", b, " need ",
                      std::max<int64_t>(0, (blocks - 1) * b + 1), " to ", blocks * b);
     }
@@ -189,7 +190,7 @@ Result<Layout> Layout::from_pattern(std::span<const int32_t> pattern) {
 }
 
 std::vector<int32_t> Layout::pattern() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   int32_t hash_words[2];
   split_words(static_cast<int64_t>(hash()), hash_words);
   std::vector<int32_t> pattern{kPatternMagic, kPatternVersion,   h.block_size,       h.out_blocks,     h.in_blocks,
@@ -202,25 +203,25 @@ std::vector<int32_t> Layout::pattern() const {
 }
 
 int64_t Layout::pattern_words() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   return kPatternHeader + h.out_blocks + 1 + h.blocks;
 }
 
 int32_t Layout::block_size() const { return header_of(view()).block_size; }
 int64_t Layout::out_features() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   return join_words(transposed_ ? h.in_features : h.out_features);
 }
 int64_t Layout::in_features() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   return join_words(transposed_ ? h.out_features : h.in_features);
 }
 int64_t Layout::out_blocks() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   return transposed_ ? h.in_blocks : h.out_blocks;
 }
 int64_t Layout::in_blocks() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   return transposed_ ? h.out_blocks : h.in_blocks;
 }
 int64_t Layout::blocks() const { return header_of(view()).blocks; }
@@ -266,7 +267,7 @@ bool operator==(const Layout& a, const Layout& b) {
 }
 
 std::vector<int32_t> Layout::row_start() const {
-  const Header& h = header_of(view());
+  const Header h = header_of(view());
   const int32_t* starts = index_->data() + index_sections(h.out_blocks, h.in_blocks, h.blocks).by_out.starts;
   return {starts, starts + h.out_blocks + 1};
 }

@@ -1,13 +1,11 @@
-// How many steps cover something, and where the parts of a workspace lie. For the host alone.
+// Where the parts of a workspace lie. For the host alone.
 #pragma once
 
 #include <cstdint>
 
-namespace blocksparse {
+#include "core/ceil_div.h"
 
-// Of values from 0 on.
-constexpr int64_t divide_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-constexpr int64_t round_up(int64_t value, int64_t step) { return divide_up(value, step) * step; }
+namespace blocksparse {
 
 // A card reads lines of 128 bytes. A workspace begins at a multiple of 64, and no part of it needs more.
 inline constexpr int64_t kLineBytes = 128;

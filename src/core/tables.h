@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace blocksparse {
 
 struct BlockRef {
@@ -43,7 +45,7 @@ constexpr int32_t slices_of(int32_t length, int32_t cap, int32_t most) {
 // Pieces of larger keys come first: rows of most slices, then the longest. Slices of a row have the same key, so they
 // lie side by side, from a multiple of their number on. A slice has less than 2^27 blocks.
 constexpr int32_t piece_key(int32_t length, int32_t slices) {
-  int32_t key = (length + slices - 1) / slices;
+  int32_t key = ceil_div(length, slices);
   for (int32_t s = slices; s > 1; s /= 2) key += 1 << 27;
   return key;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "blocksparse/stream.h"
+#include "core/ceil_div.h"
 
 namespace blocksparse {
 
@@ -14,7 +15,7 @@ struct Memory {
   Workspace space;
 
   explicit Memory(size_t bytes) : data(new char[bytes + 64]), space{data.get(), bytes} {
-    space.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data.get()) + 63) / 64 * 64);
+    space.data = reinterpret_cast<void*>(round_up(reinterpret_cast<uintptr_t>(data.get()), 64));
     std::memset(data.get(), 0xff, bytes + 64);
   }
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "blocksparse/stream.h"
+#include "core/ceil_div.h"
 
 namespace blocksparse {
 
@@ -12,7 +13,7 @@ class Carver {
  public:
   explicit Carver(Workspace workspace) : next_(reinterpret_cast<uintptr_t>(workspace.data)) {}
   void* take(size_t bytes) {
-    next_ = (next_ + 63) / 64 * 64;
+    next_ = round_up(next_, 64);
     void* piece = reinterpret_cast<void*>(next_);
     next_ += bytes;
     return piece;

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -12,7 +14,7 @@ void advise_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #if defined(__linux__)
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
   const auto address = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t first = (address + kPage - 1) / kPage * kPage, last = (address + bytes) / kPage * kPage;
+  const uintptr_t first = round_up(address, kPage), last = (address + bytes) / kPage * kPage;
   if (bytes >= 2 * kPage && last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
 }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/device_index.h"
 #include "cuda/card.h"
 #include "cuda/launch.h"
@@ -236,7 +237,7 @@ __device__ void clear_rest(const Build& b) {
   clear(b, b.plan.out_of + (h.reserved[kWrongBlocks] != 0 ? 0 : blocks), b.plan.words);
 }
 
-__host__ __device__ inline int64_t word_blocks(int64_t words) { return (words + kThreads - 1) / kThreads; }
+__host__ __device__ inline int64_t word_blocks(int64_t words) { return ceil_div(words, kThreads); }
 
 __global__ void __launch_bounds__(kThreads) write_tables(const __grid_constant__ Build b) {
   const Header& h = b.header();
@@ -265,13 +266,12 @@ Status build_index(const DeviceIndexPlan& plan, const uint8_t* mask, int32_t* in
   const Build b{plan, mask, index, workspace};
   const auto launch_warps = [&](int64_t warps, auto kernel, int more = 0) -> Status {
     if (warps == 0 && more == 0) return {};
-    return launch({.blocks = (warps + kWarps - 1) / kWarps + more,
-                   .threads = kThreads,
-                   .stream = static_cast<cudaStream_t>(stream)},
-                  kernel, b);
+    return launch(
+        {.blocks = ceil_div(warps, kWarps) + more, .threads = kThreads, .stream = static_cast<cudaStream_t>(stream)},
+        kernel, b);
   };
   const int64_t rows = int64_t{plan.by_out.rows} + plan.by_in.rows;
-  BS_RETURN_IF_ERROR(launch_warps((int64_t{plan.by_out.rows} + 31) / 32 * plan.by_out.words, pack_mask));
+  BS_RETURN_IF_ERROR(launch_warps(ceil_div(int64_t{plan.by_out.rows}, 32) * plan.by_out.words, pack_mask));
   BS_RETURN_IF_ERROR(launch_warps(rows, count_rows));
   BS_RETURN_IF_ERROR(
       launch({.blocks = 2, .threads = kCutThreads, .stream = static_cast<cudaStream_t>(stream)}, cut_rows, b));

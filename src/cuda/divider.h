@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace blocksparse::cuda {
 
 struct Divider {
@@ -16,7 +18,7 @@ struct Divider {
   explicit Divider(int64_t divisor) : by(static_cast<uint32_t>(divisor)) {
     if (by == 1) return;
     const auto log2 = static_cast<uint32_t>(std::bit_width(by - 1));
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by);
+    multiplier = static_cast<uint32_t>(ceil_div(uint64_t{1} << (31 + log2), by));
     shift = log2 - 1;
   }
 

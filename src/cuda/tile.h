@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "cuda/number.h"
 #include "cuda/ptx/copy.h"
 
@@ -69,7 +70,7 @@ __device__ inline void copy_column(T* to, int first, int inside, bool aligned, S
   const int bytes = inside * static_cast<int>(sizeof(T));
   if (aligned) {
 #pragma unroll
-    for (int i = 0; i < (Rows + kStep - 1) / kStep; ++i) {
+    for (int i = 0; i < ceil_div(Rows, kStep); ++i) {
       if (Rows % kStep != 0 && first + i * kStep >= Rows) return;
       const auto [from, there] = source(i);
       if (RowsAreDepth || there) ptx::cp_async_16(to + i * kStep * kPitch, from, there ? bytes : 0);

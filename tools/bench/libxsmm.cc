@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/ceil_div.h"
 #include "core/index.h"
 #include "core/text.h"
 #include "cpu/threads.h"
@@ -227,7 +228,7 @@ void run_row(const Product& p, const Row& row, Kernel kernel, int64_t token, int
 }
 
 void run_product(const Product& p, const Tiling& tiling, const char* weights) {
-  const int64_t tiles = (p.n + tiling.tile - 1) / tiling.tile, groups = static_cast<int64_t>(p.groups.size()) - 1;
+  const int64_t tiles = ceil_div(p.n, tiling.tile), groups = static_cast<int64_t>(p.groups.size()) - 1;
   parallel_for(p.threads, tiles * groups, [&](int64_t task) {
     const int64_t token = (tiling.tiles_outside ? task / groups : task % tiles) * tiling.tile;
     const auto group = static_cast<size_t>(tiling.tiles_outside ? task % groups : task / tiles);
@@ -289,7 +290,7 @@ void run_gradient(const Gradient& g) {
   const auto blocks = static_cast<int64_t>(g.refs.size());
   const unsigned long long chunks = static_cast<unsigned long long>(g.n / g.chunk), one = 1;
   const auto whole_tokens = static_cast<int64_t>(chunks) * g.chunk;
-  parallel_for(g.threads, (blocks + kRun - 1) / kRun, [&](int64_t task) {
+  parallel_for(g.threads, ceil_div(blocks, kRun), [&](int64_t task) {
     for (int64_t i = task * kRun; i < std::min(blocks, (task + 1) * kRun); ++i) {
       const int64_t in = g.refs[static_cast<size_t>(i)].from * g.b, out = g.rows[static_cast<size_t>(i)] * g.b;
       Arguments arguments{{{}, &chunks, nullptr},

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/ceil_div.h"
 #include "core/index.h"
 #include "core/text.h"
 #include "cuda/memory.h"
@@ -87,7 +88,7 @@ DenseProduct dense_product(const linear::LinearData& data) {
 }
 
 int copies_for(size_t bytes, size_t rotate_bytes) {
-  return static_cast<int>(std::clamp<size_t>((rotate_bytes + bytes - 1) / std::max<size_t>(bytes, 1), 1, 4096));
+  return static_cast<int>(std::clamp<size_t>(ceil_div(rotate_bytes, std::max<size_t>(bytes, 1)), 1, 4096));
 }
 
 Status check_plain(const std::string& library, const linear::LinearCase& c) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
@@ -51,12 +51,12 @@ class Round {
         pieces_(static_cast<int64_t>(walk.pieces.size())),
         splits_(static_cast<int64_t>(walk.splits.size())),
         threads_(threads),
-        vectors_(divide_up(a.n, kernel.lanes)) {}
+        vectors_(ceil_div(a.n, kernel.lanes)) {}
 
   // Each group of tokens by one thread from beginning to end: what it packs, sums and writes stays in its own cache.
   void by_group(int64_t group) const {
     const int64_t group_vectors = group / kernel_.lanes;
-    parallel_for(threads_, divide_up(vectors_, group_vectors), [&](int64_t task) {
+    parallel_for(threads_, ceil_div(vectors_, group_vectors), [&](int64_t task) {
       const int64_t first = task * group_vectors;
       const Range vectors{first, std::min(first + group_vectors, vectors_)};
       const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : a_.inputs;
@@ -72,8 +72,8 @@ class Round {
   void by_piece(int64_t group) const {
     const int64_t group_vectors = group / kernel_.lanes;
     const int64_t features = kernel_.side_by_side ? kSideBySideFeatures : kTaskFeatures;
-    const int64_t slices = divide_up(a_.inputs, features), vectors = kernel_.side_by_side ? group_vectors : 1;
-    parallel_for(threads_, divide_up(vectors_ - first_packed(), vectors) * slices, [&](int64_t task) {
+    const int64_t slices = ceil_div(a_.inputs, features), vectors = kernel_.side_by_side ? group_vectors : 1;
+    parallel_for(threads_, ceil_div(vectors_ - first_packed(), vectors) * slices, [&](int64_t task) {
       const int64_t first = first_packed() + task / slices * vectors;
       pack({first, std::min(first + vectors, vectors_)}, task % slices * features, features);
     });
@@ -100,9 +100,8 @@ class Round {
   // Token groups outermost: their panels stay in the cache.
   void for_each(Range vectors, int64_t group_vectors, int64_t items,
                 void (*run)(const ProductArgs&, Range items, Range vectors)) const {
-    const int64_t groups = divide_up(vectors.last - vectors.first, group_vectors);
-    const int64_t length = divide_up(items, threads_ * kRunsPerThread),
-                  runs = items == 0 ? 0 : divide_up(items, length);
+    const int64_t groups = ceil_div(vectors.last - vectors.first, group_vectors);
+    const int64_t length = ceil_div(items, threads_ * kRunsPerThread), runs = items == 0 ? 0 : ceil_div(items, length);
     parallel_for(threads_, runs * groups, [&](int64_t task) {
       const int64_t item = task % runs * length, vector = vectors.first + task / runs * group_vectors;
       run(a_, {item, std::min(item + length, items)}, {vector, std::min(vector + group_vectors, vectors.last)});
@@ -111,7 +110,7 @@ class Round {
 
   void finish_staged(Range vectors) const {
     static_assert(kTaskFeatures % kStagedOutputs == 0);
-    const int64_t slices = divide_up(a_.outputs, kTaskFeatures);
+    const int64_t slices = ceil_div(a_.outputs, kTaskFeatures);
     parallel_for(threads_, (vectors.last - vectors.first) * slices, [&](int64_t task) {
       const int64_t first = task % slices * kTaskFeatures;
       kernel_.finish_staged(a_, vectors.first + task / slices, first, std::min(first + kTaskFeatures, a_.outputs));
@@ -180,7 +179,7 @@ struct Position {
 template <class Side>
 void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
                  int64_t slice, Side side) {
-  const int64_t blocks = divide_up(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
+  const int64_t blocks = ceil_div(rows.features, rows.block), per_slice = kTaskFeatures / rows.block;
   const int64_t first = slice * per_slice, last = std::min(first + per_slice, blocks);
   for (rows.first_token = 0; rows.first_token < tokens; ++begin.pair, begin.token = 0) {
     const Activations source = side(g.term(begin.pair));
@@ -312,8 +311,8 @@ class GradientRun {
   int64_t block() const { return g_.layout.block_size; }
 
   void pack(Position at, int64_t tokens) const {
-    const int64_t in_slices = divide_up(a_.in_features, kTaskFeatures);
-    const int64_t out_slices = a_.dy_direct ? 0 : divide_up(a_.out_features, kTaskFeatures);
+    const int64_t in_slices = ceil_div(a_.in_features, kTaskFeatures);
+    const int64_t out_slices = a_.dy_direct ? 0 : ceil_div(a_.out_features, kTaskFeatures);
     parallel_for(plan_.threads, tokens > 0 ? in_slices + out_slices : 0, [&](int64_t task) {
       const bool of_x = task < in_slices;
       const RowsToPack rows{.features = of_x ? a_.in_features : a_.out_features,
@@ -334,7 +333,7 @@ class GradientRun {
     a_.add_sums = token > 0;
     a_.keep_sums = a_.sums != nullptr && token + plan_.round < n_;
     const int64_t blocks = g_.layout.blocks, some = plan_.task_blocks;
-    parallel_for(plan_.threads, divide_up(blocks, some),
+    parallel_for(plan_.threads, ceil_div(blocks, some),
                  [&](int64_t task) { kernel_.multiply(a_, task * some, std::min((task + 1) * some, blocks)); });
   }
 

@@ -1,6 +1,7 @@
 // What a product kernel is compiled for, and its last step: y = f(sums + bias + residual), narrowed.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cpu/activation.h"
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
@@ -44,7 +45,7 @@ struct ProductConfig {
 // The sums of a slice.
 template <class C>
 typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
-  const int64_t vectors = (a.n + C::lanes - 1) / C::lanes;
+  const int64_t vectors = ceil_div(a.n, C::lanes);
   return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
 }
 

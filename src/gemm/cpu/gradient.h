@@ -12,6 +12,7 @@
 
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "gemm/cpu/gradient_pack.h"
 
 namespace blocksparse::gemm {
@@ -122,12 +123,12 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const DyRows
     }
   }
   const int64_t x_token = a.direct ? a.x_token : a.block, dy_token = dy.token;
-  const TokenRun all{0, 0, (a.n + kTogether<P> - 1) / kTogether<P>};
+  const TokenRun all{0, 0, ceil_div(a.n, kTogether<P>)};
   const TokenRun* run = a.taps.runs == nullptr ? &all : a.taps.runs;
   const TokenRun* end = run + (a.taps.runs == nullptr ? 1 : a.taps.run_count);
   for (; run != end; ++run) {
     const P *xr[V * J], *dyr = dy.data + run->dy * dy_token;
-    constexpr int kBases = (O + 3) / 4;  // features are reached from every fourth
+    constexpr int kBases = ceil_div(O, 4);  // features are reached from every fourth
     const P* rows[kBases];
 #pragma GCC unroll 4
     for (int r = 0; kFirst && r < kBases; ++r) rows[r] = dy.data + run->dy + 4 * r * a.dy_feature;

@@ -2,6 +2,7 @@
 // type of sums. Convolutions pack their images by it, too.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
 
@@ -154,7 +155,7 @@ inline void pack_pairs_for_gradient(const RowsToPack& p, int64_t first_block, in
   for (int64_t block = first_block; block < last_block; ++block) {
     if (p.feature_stride != 1 && is_read(p, block)) pack_pair_columns(p, block);
     if (!p.last) continue;
-    const int64_t pairs = (p.first_token + p.tokens + 1) / 2, extra = -pairs & (kPairsAtOnce - 1);
+    const int64_t pairs = ceil_div(p.first_token + p.tokens, 2), extra = -pairs & (kPairsAtOnce - 1);
     auto* rest = static_cast<BFloat16Pair*>(p.panels) + (block * p.round + pairs) * p.block;
     __builtin_memset(rest, 0, sizeof(BFloat16Pair) * static_cast<size_t>(extra * p.block));
   }

@@ -1,7 +1,7 @@
 // The plan of wgrad.
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/plan.h"

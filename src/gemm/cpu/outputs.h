@@ -19,6 +19,7 @@
 
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "cpu/simd_tile.h"
 #include "gemm/cpu/ahead.h"
 #include "gemm/cpu/finish.h"
@@ -67,8 +68,8 @@ struct TokenSums {
 template <class S, class P, int L, int V, int T, bool kAsk>
 __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, const char* x,
                                                const TokenSums<const S>& from, const TokenSums<S>& to) {
-  constexpr bool kPacked = V == 1;                   // blocks of one vector, x packed
-  constexpr int kBases = kPacked ? 1 : (T + 3) / 4;  // addresses of tokens are reached from every fourth
+  constexpr bool kPacked = V == 1;                      // blocks of one vector, x packed
+  constexpr int kBases = kPacked ? 1 : ceil_div(T, 4);  // addresses of tokens are reached from every fourth
   const int64_t x_token = strip.x_token, row = kPacked ? L : strip.row;
   const TokenSums<const S> before = from;
   const TokenSums<S> after = to;
@@ -229,7 +230,7 @@ TokenPanel token_panel(const ProductArgs& a, int64_t vector) {
   constexpr int64_t L = C::lanes;
   const int64_t first = vector / a.group_vectors * a.group_vectors;
   const int64_t tokens = least(a.group_vectors * L, a.n - first * L);
-  const int64_t blocks = (a.inputs + a.block - 1) / a.block;
+  const int64_t blocks = ceil_div(a.inputs, a.block);
   return {first % a.panel_vectors * L * blocks * a.block + (vector - first) * L * a.block, a.block, tokens * a.block};
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 
@@ -77,7 +77,7 @@ bool runs_along_outputs(const Sizes& s, const Cpu& cpu) {
   // panels, sums that wait and y, 4 MB for 64 tokens, leave 2 MB of L2: Xeon, N = 64 1.68 ms to 1.42, 512 13.8 to 12.1.
   const bool large_rows = cpu.intel && s.vector_bytes == 64 && p.dtype == DType::f32;
   if (p.by_in) return large_rows || s.x_bytes <= kMostRowBytes;
-  const int64_t copied = s.weights * divide_up(p.n, group_along_outputs(s.x_bytes));
+  const int64_t copied = s.weights * ceil_div(p.n, group_along_outputs(s.x_bytes));
   return 2 * copied <= 5 * p.n * (p.inputs + p.outputs);
 }
 
@@ -159,7 +159,7 @@ int64_t group_of_thread(const Sizes& s, const CpuPlan& plan, int64_t usual, int6
   const bool halves = plan.form == ProductForm::tokens_as_vectors && plan.packed;
   const int64_t smallest = plan.form == ProductForm::tiles ? s.usual_group : halves ? usual / 2 : usual;
   for (int64_t group = usual; group >= smallest; group /= 2) {
-    const int64_t groups = divide_up(tokens, group);
+    const int64_t groups = ceil_div(tokens, group);
     if (group < usual && s.weights * size_of(s.p.dtype) > kInOneCache) break;
     if (groups % plan.threads == 0 || groups >= 4 * plan.threads) return group;
   }

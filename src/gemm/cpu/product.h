@@ -16,6 +16,7 @@
 
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "gemm/cpu/few_tokens.h"
 #include "gemm/cpu/finish.h"
 #include "gemm/cpu/outputs.h"
@@ -116,7 +117,7 @@ void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, c
   using P = typename C::P;
   constexpr int T = kTogether<P>, O = C::tile.outputs;
   Entry list[kMostOfChunk];
-  const int64_t block = a.block / T, inputs = (a.inputs + T - 1) / T;
+  const int64_t block = a.block / T, inputs = ceil_div(a.inputs, T);
   for (int i = 0; i < chunk.count; ++i) {
     const int64_t begin = chunk.refs[i].from * block;
     list[i] = {begin, chunk.refs[i].weight, least(block, inputs - begin), ahead != nullptr ? ahead->next() : nullptr};

@@ -1,6 +1,7 @@
 // The first step of product.h: one vector of tokens of x as a panel.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cpu/pack.h"
 #include "gemm/cpu/kernels.h"
 
@@ -33,13 +34,13 @@ template <class C>
 PackedGroup group_of(const ProductArgs& a, int64_t packed) {
   constexpr int64_t L = C::lanes;
   const int64_t group = least<int64_t>(C::group, a.group_vectors), first = packed / group * group;
-  return {first, least(first + group, (a.n + L - 1) / L - (a.direct ? a.n / L : 0))};
+  return {first, least(first + group, ceil_div(a.n, L) - (a.direct ? a.n / L : 0))};
 }
 
 template <class C>
 PanelPlace panel_place(const ProductArgs& a, const PackedGroup& group, int64_t packed) {
   constexpr int64_t L = C::lanes, T = kTogether<typename C::P>;
-  const int64_t inputs = (a.inputs + T - 1) / T;
+  const int64_t inputs = ceil_div(a.inputs, T);
   if constexpr (!kSideBySide<C>) return {packed % a.panel_vectors * inputs * L, L};
   int64_t tile = group.first, vectors = vectors_of_tile<C>(group.last - tile);
   for (; packed >= tile + vectors; vectors = vectors_of_tile<C>(group.last - tile)) tile += vectors;
@@ -53,7 +54,7 @@ void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int
   const int64_t token = vector * L, tokens = least<int64_t>(L, a.n - token), features = last_feature - first_feature;
   const auto* x = static_cast<const BFloat16*>(a.x) + token * a.x_token + first_feature * a.x_feature;
   auto* panel =
-      static_cast<BFloat16Pair*>(a.panels) + (vector % a.panel_vectors * ((a.inputs + 1) / 2) + first_feature / 2) * L;
+      static_cast<BFloat16Pair*>(a.panels) + (vector % a.panel_vectors * ceil_div(a.inputs, 2) + first_feature / 2) * L;
   int64_t f = 0;
   if (a.x_feature == 1) {
     for (; f + 2 * L <= features; f += 2 * L) {

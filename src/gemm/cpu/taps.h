@@ -12,6 +12,7 @@
 //                       then finish by runs of pixels
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cpu/product.h"
 
 namespace blocksparse::gemm {
@@ -255,7 +256,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
     const int64_t weight = ref.weight * t.taps, begin = ref.from * t.round * a.block;
     for (int64_t k = 0; k < inputs; k += kTapInputs) {
       const int64_t some = least<int64_t>(kTapInputs, inputs - k);
-      const int64_t rows = (some + kSmallestBlock - 1) / kSmallestBlock * kSmallestBlock;  // that are copied
+      const int64_t rows = round_up(some, kSmallestBlock);  // that are copied
       for (int64_t tap = 0, together = 1; tap < t.tap_count; tap += together) {
         const Tap& at = t.tap[tap];
         const int64_t step = kThreeTaps<V> ? step_of_three(t, tap) : 0;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "cuda/card.h"
 #include "gemm/product.h"
 
@@ -29,8 +30,8 @@ struct CudaProblem {
   bool tf32 = false;     // f32: operands may be rounded to tf32
   bool may_fill = true;  // the family `wgmma` may copy W as if it were dense
 
-  int64_t input_blocks() const { return (inputs + block - 1) / block; }
-  int64_t output_blocks() const { return (outputs + block - 1) / block; }
+  int64_t input_blocks() const { return ceil_div(inputs, block); }
+  int64_t output_blocks() const { return ceil_div(outputs, block); }
   // Blocks there are, of all that there could be.
   double density() const {
     const double grid = static_cast<double>(output_blocks()) * static_cast<double>(input_blocks());

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "core/ceil_div.h"
 #include "core/index.h"
 
 namespace blocksparse::gemm {
@@ -9,7 +10,7 @@ namespace blocksparse::gemm {
 DeviceWalk walk_on_device(const LayoutView& layout, bool by_in) {
   const int64_t b = layout.block_size;
   const IndexSections s =
-      index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks);
+      index_sections(ceil_div(layout.out_features, b), ceil_div(layout.in_features, b), layout.blocks);
   const auto& at = by_in ? s.by_in : s.by_out;
   const int32_t* index = layout.index;
   const size_t counts = by_in ? offsetof(Header, by_in) : offsetof(Header, by_out);
@@ -24,7 +25,7 @@ DeviceWalk walk_on_device(const LayoutView& layout, bool by_in) {
 const int32_t* out_of_on_device(const LayoutView& layout) {
   const int64_t b = layout.block_size;
   return layout.index +
-         index_sections((layout.out_features + b - 1) / b, (layout.in_features + b - 1) / b, layout.blocks).out_of;
+         index_sections(ceil_div(layout.out_features, b), ceil_div(layout.in_features, b), layout.blocks).out_of;
 }
 
 }  // namespace blocksparse::gemm

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "blocksparse/layout.h"
+#include "core/ceil_div.h"
 #include "core/index.h"
 #include "gemm/cuda/families.h"
 #include "gemm/cuda/row_wgmma/plan.h"
@@ -282,7 +283,7 @@ TEST(SelectCuda, ManyTokensArePlannedByBlockAndDensity) {
   EXPECT_EQ(wgmma::plan_of(p).kind, wgmma::Kind::patches16);
   EXPECT_EQ(wgmma::plan_of(p).patches, p.blocks);
   for (const int32_t block : {16, 32}) {
-    const int64_t grid = (4096 / block) * ((1000 + block - 1) / block);
+    const int64_t grid = 4096 / block * ceil_div(1000, block);
     p.block = block;
     p.blocks = grid * 6 / 10;
     EXPECT_EQ(wgmma::plan_of(p).kind, wgmma::Kind::filled) << block;
@@ -347,7 +348,7 @@ TEST(SelectCuda, NoLayoutHasMoreSlotsThanItsSizesAllow) {
   for (const char* graph : {"ba(200,4)", "ba(384,8)", "dense(2,300)", "dense(300,2)", "dense(40,40)", "random(64,0.3)",
                             "random(16,400,0.4)", "random(400,16,0.4)", "diagonal(50)", "dense(1,33)", "dense(1,32)"}) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = 8}, 3);
-    const Header& h = header_of(layout);
+    const Header h = header_of(layout);
     EXPECT_LE(h.by_out.slots, most_slots(h.out_blocks, h.in_blocks, h.blocks)) << graph;
     EXPECT_LE(h.by_in.slots, most_slots(h.in_blocks, h.out_blocks, h.blocks)) << graph;
   }

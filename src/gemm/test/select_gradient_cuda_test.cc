@@ -1,6 +1,7 @@
 // Which CUDA kernel does a weight gradient, and how.
 #include <gtest/gtest.h>
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/families.h"
 #include "gemm/cuda/generic/plan.h"
 #include "gemm/cuda/wgmma/plan.h"
@@ -244,7 +245,7 @@ TEST(SelectCuda, RegionsFitTheCard) {
              {cuda::Card{.arch = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .sm90a = true},
               cuda::Card{.arch = 80, .multiprocessors = 108, .shared_bytes = 163 * 1024},
               cuda::Card{.arch = 86, .multiprocessors = 84}}) {
-          const int64_t side = (features + block - 1) / block;
+          const int64_t side = ceil_div(features, block);
           const auto blocks = static_cast<int64_t>(density * static_cast<double>(side * side));
           const CudaProblem p{.pass = Pass::wgrad,
                               .dtype = DType::f16,
@@ -260,7 +261,7 @@ TEST(SelectCuda, RegionsFitTheCard) {
           EXPECT_GE(plan.strips * plan.strip_rows, side);
           EXPECT_LT((plan.strips - 1) * plan.strip_rows, side) << "a strip without rows";
           EXPECT_LE(plan.strip_rows, wgrad_in_registers::kMostStripRows);
-          EXPECT_LE(std::max<int64_t>(plan.jobs, (side + plan.most_columns - 1) / plan.most_columns),
+          EXPECT_LE(std::max<int64_t>(plan.jobs, ceil_div(side, plan.most_columns)),
                     wgrad_in_registers::kMostStripJobs);
           EXPECT_LE(wgrad_in_registers::dy_boxes_of(plan.strip_rows, block) +
                         wgrad_in_registers::boxes_of(plan.most_columns, block),

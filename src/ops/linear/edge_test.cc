@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "cpu/isa.h"
 #include "ops/linear/problem.h"
@@ -113,7 +114,7 @@ TEST(LinearEdge, PlacesOnACard) {
   ConstTensor x = c.x, dy = c.dy, w = c.w;
   Tensor y = c.y, dw = c.dw;
   x.device = dy.device = w.device = y.device = dw.device = card;
-  const auto line = (reinterpret_cast<uintptr_t>(c.scratch.data()) + 63) / 64 * 64;
+  const auto line = round_up(reinterpret_cast<uintptr_t>(c.scratch.data()), 64);
   const Workspace workspace{reinterpret_cast<void*>(line + 8), c.scratch.size() / 2};
   expect_error(linear_fprop(*view, x, w, {}, y, workspace),
                "workspace's address is 8 beyond a multiple of 64, needs a multiple of 64");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
@@ -35,7 +36,7 @@ Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) 
   const gemm::ProductKernel* product = gemm::find_product_kernel(isa_of_cell(isa), dtype);
   if (cell == nullptr || product == nullptr) return no_kernel();
   step.block = block_of(step.hidden);
-  const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = (step.n + lanes - 1) / lanes;
+  const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = ceil_div(step.n, lanes);
   threads = worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
   parallel_for(threads, units * groups, [&](int64_t i) {
     const int64_t first = i / units * lanes;
@@ -73,7 +74,7 @@ Status cpu_multiply(const Multiply& m, DType dtype, Isa isa, int32_t threads) {
   const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
   if (cell == nullptr) return no_kernel();
   constexpr int64_t kPart = 1 << 14;  // elements of a task
-  parallel_for(threads, (m.count + kPart - 1) / kPart,
+  parallel_for(threads, ceil_div(m.count, kPart),
                [&](int64_t i) { cell->multiply(m, i * kPart, std::min((i + 1) * kPart, m.count)); });
   return {};
 }

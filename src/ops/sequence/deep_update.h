@@ -13,7 +13,7 @@ namespace blocksparse::deep_update {
 
 inline constexpr int kLeastMatrices = 3, kMostMatrices = 64;
 
-using sequence::aligned;
+using sequence::part_bytes;
 
 struct Matrix : sequence::Weight {
   const void *gain = nullptr, *shift = nullptr;
@@ -56,8 +56,8 @@ struct Stack {
   int last;
 
   Stack(const Sequence& s, int64_t steps)
-      : one(aligned(steps * s.n * s.hidden * size_of(s.dtype))),
-        four(aligned(kGates * steps * s.n * s.hidden * size_of(s.dtype))),
+      : one(part_bytes(steps * s.n * s.hidden * size_of(s.dtype))),
+        four(part_bytes(kGates * steps * s.n * s.hidden * size_of(s.dtype))),
         last(s.last()) {}
   int64_t at(int matrix) const { return matrix * one; }
   int64_t total() const { return last * one + four; }
@@ -72,13 +72,13 @@ struct Made {
 
   Made(const Sequence& s, int64_t steps) : products(s, steps) {
     const int64_t sum = size_of(sum_dtype(s.dtype));
-    of_one_ = aligned(2 * steps * s.n * sum);
+    of_one_ = part_bytes(2 * steps * s.n * sum);
     normed = products.total();
     stats = normed + products.last * products.one;
     of_four = stats + products.last * of_one_;
-    gates = of_four + aligned(2 * kGates * steps * s.n * sum);
+    gates = of_four + part_bytes(2 * kGates * steps * s.n * sum);
     cells = gates + products.four;
-    total = cells + aligned(steps * s.n * s.hidden * sum);
+    total = cells + part_bytes(steps * s.n * s.hidden * sum);
   }
   int64_t normed_at(int matrix) const { return normed + matrix * products.one; }
   int64_t stats_at(int matrix) const { return stats + matrix * of_one_; }
@@ -92,7 +92,7 @@ struct ForwardSpace {
   int64_t made, linear;
 
   explicit ForwardSpace(const Sequence& s)
-      : made(aligned(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+      : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
 // Of the backward pass: gradients of the products, of all steps, and of what the norms give. The norms' gains and
@@ -107,8 +107,8 @@ struct BackwardSpace {
         normed(s, keeps_steps(s) ? s.steps : 1),
         of_normed(products.total()),
         dh(of_normed + normed.total()),
-        dc(dh + aligned(s.n * s.hidden * size_of(s.dtype))),
-        linear(dc + aligned(s.n * s.hidden * size_of(sum_dtype(s.dtype)))) {}
+        dc(dh + part_bytes(s.n * s.hidden * size_of(s.dtype))),
+        linear(dc + part_bytes(s.n * s.hidden * size_of(sum_dtype(s.dtype)))) {}
   static bool keeps_steps(const Sequence& s) { return s.device.type == DeviceType::cuda; }
 };
 

@@ -9,7 +9,7 @@
 
 namespace blocksparse::multiplicative {
 
-using sequence::aligned;
+using sequence::part_bytes;
 
 // What both passes share. Null where not given.
 struct Sequence : sequence::Steps {
@@ -39,10 +39,10 @@ struct Made {
 
   Made(const Sequence& s, int64_t steps) {
     const int64_t one = steps * s.n * s.hidden;
-    m = aligned(one * size_of(s.dtype));
+    m = part_bytes(one * size_of(s.dtype));
     gates = 2 * m;
-    cells = gates + aligned(kGates * one * size_of(s.dtype));
-    total = cells + aligned(one * size_of(sum_dtype(s.dtype)));
+    cells = gates + part_bytes(kGates * one * size_of(s.dtype));
+    total = cells + part_bytes(one * size_of(sum_dtype(s.dtype)));
   }
 };
 
@@ -51,7 +51,7 @@ struct ForwardSpace {
   int64_t made, linear;
 
   explicit ForwardSpace(const Sequence& s)
-      : made(aligned(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+      : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
 // Of the backward pass: gradients of W_m h of all steps, and of a step's m, h and c.
@@ -60,11 +60,11 @@ struct BackwardSpace {
   int64_t dm, dh, dc, linear;
 
   explicit BackwardSpace(const Sequence& s) {
-    const int64_t one = aligned(s.n * s.hidden * size_of(s.dtype));
-    dm = aligned(s.steps * s.n * s.hidden * size_of(s.dtype));
+    const int64_t one = part_bytes(s.n * s.hidden * size_of(s.dtype));
+    dm = part_bytes(s.steps * s.n * s.hidden * size_of(s.dtype));
     dh = dm + one;
     dc = dh + one;
-    linear = dc + aligned(s.n * s.hidden * size_of(sum_dtype(s.dtype)));
+    linear = dc + part_bytes(s.n * s.hidden * size_of(sum_dtype(s.dtype)));
   }
 };
 

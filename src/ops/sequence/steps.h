@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "core/ceil_div.h"
 #include "core/checked_tensors.h"
 #include "ops/sequence/machine.h"
 
@@ -18,7 +19,7 @@ struct Steps {
 };
 
 // Tensors in one piece of memory begin at multiples of 64 bytes.
-inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+inline int64_t part_bytes(int64_t bytes) { return round_up(bytes, 64); }
 
 // A block-sparse W [rows, H], which may be stored transposed.
 struct Weight {

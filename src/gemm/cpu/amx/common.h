@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/ceil_div.h"
 #include "gemm/cpu/product.h"
 
 namespace blocksparse::gemm {
@@ -20,7 +21,7 @@ BS_INLINE void for_tiles(F f) {
   for_tiles(std::make_integer_sequence<int, N>(), f);
 }
 
-inline int64_t panel_features(const ProductArgs& a) { return (a.inputs + a.block - 1) / a.block * a.block; }
+inline int64_t panel_features(const ProductArgs& a) { return round_up(a.inputs, a.block); }
 
 // Of 16 tokens, from the first feature on.
 inline BFloat16* panel_of(const ProductArgs& a, int64_t vector) {

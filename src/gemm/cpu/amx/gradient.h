@@ -8,6 +8,7 @@
 //                   merge: gate, gradient of the gate, accumulate, narrow, store
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cpu/amx/product.h"
 #include "gemm/cpu/gradient.h"
 
@@ -28,7 +29,7 @@ inline TileShapes gradient_shapes(int block) {
 // strip[tile of tokens][row][16 pairs] of `rows` rows of dy, which is [pairs][b].
 template <int Q>
 void transpose_dy(const GradientArgs& a, const BFloat16Pair* dy, int rows, BFloat16Pair* strip) {
-  const int64_t pairs = (a.n + 1) / 2;
+  const int64_t pairs = ceil_div(a.n, 2);
   for (int64_t k = 0; k < pairs; k += kPairsAtOnce, strip += rows * kPairsAtOnce) {
     for (int64_t p = 0; p < kPairsAtOnce; p += Q) {
       for (int o = 0; o < rows; o += Q) {
@@ -45,7 +46,7 @@ void transpose_dy(const GradientArgs& a, const BFloat16Pair* dy, int rows, BFloa
 template <int O, int V>
 void gradient_tiles(const GradientArgs& a, const BFloat16Pair* dy, const BFloat16Pair* const* x, float* sums) {
   const int side = least(a.block, kTileRows);
-  const int64_t pairs = (a.n + 1) / 2, tile = int64_t{side} * kPairsAtOnce;
+  const int64_t pairs = ceil_div(a.n, 2), tile = int64_t{side} * kPairsAtOnce;
   for_tiles<O * V>([]<int I>() __attribute__((always_inline)) { tile_zero<I>(); });
   for (int64_t k = 0; k < pairs; k += kPairsAtOnce, dy += O * tile) {
     for_tiles<O>([&]<int J>() __attribute__((always_inline)) { tile_load<4 + J>(dy + J * tile, 64); });

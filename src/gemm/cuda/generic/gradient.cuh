@@ -1,6 +1,7 @@
 // wgrad on any CUDA card: see tile.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/generic/tile.cuh"
 
 namespace blocksparse::gemm::generic {
@@ -130,7 +131,7 @@ __device__ void sum_gradient(const GradientArgs& g, const GradientItem& item, vo
   for (int i = 0; i < g.terms; ++i) {
     const DeviceTerm& term = g.term(i);
     cuda::pipeline<K::stages>(
-        (term.n + kDepth<T> - 1) / kDepth<T>,
+        ceil_div(term.n, kDepth<T>),
         [&](int64_t step, int stage) { load_gradient<K>(g, item, term, step * kDepth<T>, Stage<K>(shared, stage)); },
         [&](int stage) {
           const Stage<K> s(shared, stage);
@@ -232,7 +233,7 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   return with_outputs(block, [&]<int N>() {
     const int64_t quarters = block > kTileRows && g.dgates == nullptr ? 4 : 1;
     const int64_t run = std::max(kTileRows / block, 1);
-    return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * quarters,
+    return cuda::launch({.blocks = ceil_div(g.layout.blocks, run) * quarters,
                          .threads = kThreads,
                          .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = stream_of(call)},

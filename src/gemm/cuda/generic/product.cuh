@@ -1,6 +1,7 @@
 // fprop and dgrad on any CUDA card: see tile.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/generic/tile.cuh"
 
 namespace blocksparse::gemm::generic {
@@ -125,15 +126,16 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
     }
     cuda::Sums<T, K::outputs> sums;
     const int64_t depth = int64_t{item.piece.last - item.piece.first} << p.block_shift;
-    cuda::pipeline<K::stages>((depth + kDepth<T> - 1) / kDepth<T>,
-                              [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
-                              [&](int stage) {
-                                const Stage<K> s(shared, stage);
-                                if (!warp_has_rows(p.n - item.token)) return;
-                                sums.add(cuda::TileShape<T, kTileRows>::make(s.left, p.x.features_contiguous()),
-                                         cuda::TileShape<T, K::outputs>::make(s.right, p.w.features_contiguous()),
-                                         p.gates == nullptr ? nullptr : s.gates);
-                              });
+    cuda::pipeline<K::stages>(
+        ceil_div(depth, kDepth<T>),
+        [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
+        [&](int stage) {
+          const Stage<K> s(shared, stage);
+          if (!warp_has_rows(p.n - item.token)) return;
+          sums.add(cuda::TileShape<T, kTileRows>::make(s.left, p.x.features_contiguous()),
+                   cuda::TileShape<T, K::outputs>::make(s.right, p.w.features_contiguous()),
+                   p.gates == nullptr ? nullptr : s.gates);
+        });
     auto* staged = reinterpret_cast<typename K::Sum*>(shared);
     sums.for_each([&](int row, int column, typename K::Sum sum) { staged[row * K::pitch + column] = sum; });
     __syncthreads();
@@ -178,7 +180,7 @@ Status launch_product(const Product& p, const CudaCall& call) {
                    .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
                    .partial = split ? call.workspace.data : nullptr};
   BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
-    const int64_t tiles = (p.x.n + kTileRows - 1) / kTileRows;
+    const int64_t tiles = ceil_div(p.x.n, kTileRows);
     const int64_t pieces = call.problem.output_blocks() + call.problem.slots;
     return cuda::launch({.blocks = tiles * pieces * (block / N),
                          .threads = kThreads,

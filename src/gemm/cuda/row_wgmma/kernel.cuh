@@ -13,6 +13,7 @@
 // add a part of them each (finish.cuh). Where there are no clusters, rows are walked whole.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
@@ -212,12 +213,10 @@ inline Status make_maps(const Product& p, Args& args) {
 template <class T>
 Status launch(const Product& p, const CudaCall& call) {
   const bool plain = wgmma::is_plain(p), fours = plain && rows_in_fours(call.problem);
-  const int64_t slices = (p.x.n + kTokens - 1) / kTokens, rows = call.problem.output_blocks();
+  const int64_t slices = ceil_div(p.x.n, kTokens), rows = call.problem.output_blocks();
   const bool clusters = !fours && call.problem.slots > 0 && slices_fit_clusters(call.problem);
   const int64_t pieces = rows + call.problem.slots;
-  const int64_t items = fours      ? rows / 4
-                        : clusters ? (pieces + kClusterPieces - 1) / kClusterPieces * kClusterPieces
-                                   : pieces;
+  const int64_t items = fours ? rows / 4 : clusters ? round_up(pieces, kClusterPieces) : pieces;
   const int64_t jobs = items * slices;
   Args args{.x = {},
             .w = {},

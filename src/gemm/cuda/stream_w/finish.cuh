@@ -2,6 +2,7 @@
 // workspace; stream_w_combine() adds those.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "gemm/cuda/stream_w/tile.cuh"
 
@@ -42,7 +43,7 @@ __device__ inline void finish_pair(const Args& p, int32_t block_size, int32_t to
 // take 2 us (n = 32), as long as a list of 8 blocks.
 template <class K, int Warps>
 __device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
-  constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = (K::tokens * kPairs + kStep - 1) / kStep;
+  constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = ceil_div(K::tokens * kPairs, kStep);
   const bool slice = p.partial != nullptr && piece.slot >= 0;
   const bool by_output = slice || p.finish.y.features_contiguous();
   const int first_token = Slice<K::tokens>(p).first;

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/load.h"
@@ -119,11 +120,9 @@ std::array<std::atomic<bool>, kMostDevices> overlaps{};
 Status pack_x(const Pack& p, bool overlap, cudaStream_t stream) {
   return with_pack_kernel(p.size, p.block, p.tokens, [&](auto kernel, int elements) {
     const int64_t threads = p.blocks * p.block * p.tokens / elements * p.slices;
-    return cuda::launch({.blocks = (threads + kPackThreads - 1) / kPackThreads,
-                         .threads = kPackThreads,
-                         .stream = stream,
-                         .overlap = overlap},
-                        kernel, p);
+    return cuda::launch(
+        {.blocks = ceil_div(threads, kPackThreads), .threads = kPackThreads, .stream = stream, .overlap = overlap},
+        kernel, p);
   });
 }
 

@@ -1,6 +1,7 @@
 // The list of blocks as the warps of the kernel `stream_w` walk it.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/stream_w/tile.cuh"
 
 namespace blocksparse::gemm::stream_w {
@@ -15,7 +16,7 @@ class Patches {
   __device__ Patches(const Args& p, const Piece& piece, int blocks, int strip)
       : p_(p), first_(piece.first), strip_(strip), warp_(static_cast<int>(threadIdx.x) / 32) {
     const int patches = blocks * Tile::kPatches;
-    count_ = max(0, (patches - warp_ + p.warps - 1) / p.warps);
+    count_ = max(0, ceil_div(patches - warp_, p.warps));
     ref_ = fetch(lane());
     if (count_ > 32) next_ = fetch(32 + lane());
     if constexpr (Tile::kReadyOffsets) w_offset_ = w_offset(ref_, lane());

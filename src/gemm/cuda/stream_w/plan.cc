@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 
 namespace blocksparse::gemm::stream_w {
 
@@ -39,7 +39,7 @@ Plan plan_of(const CudaProblem& p, bool gated, const cuda::Card& card) {
   // gates there is none below 32, which halves what there is to compile.
   const int32_t least = f32 ? 8 : gated ? 32 : p.block <= 16 ? 16 : 8;
   plan.tokens = p.n <= least ? least : p.n <= 32 ? 32 : kTokens;
-  plan.slices = static_cast<int32_t>(divide_up(p.n, plan.tokens));
+  plan.slices = static_cast<int32_t>(ceil_div(p.n, plan.tokens));
   // Two warps for b = 8, so that rows of few blocks keep them busy. Where all strips of 32 outputs are resident at
   // once, 8 instead of 4: 4096 x 4096, density .1, b = 32: 4.2 (5.0).
   const int64_t strips = (p.output_blocks() * std::max(1, p.block / 32) + p.slots) * plan.slices;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/current_card.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -49,8 +50,8 @@ class Patches {
         blocks_(piece.last - piece.first),
         warps_(p.warps),
         shift_(kBlocks == 2 ? 0 : 31 - __clz(p.block / K::Tile::kDepth)) {
-    const int patches = kBlocks == 2 ? (blocks_ + 1) / 2 : blocks_ << shift_;
-    count_ = max(0, (patches - warp() + warps_ - 1) / warps_);
+    const int patches = kBlocks == 2 ? ceil_div(blocks_, 2) : blocks_ << shift_;
+    count_ = max(0, ceil_div(patches - warp(), warps_));
     now_ = fetch(0);
     next_ = fetch(kAhead);
   }
@@ -90,7 +91,7 @@ class Patches {
 // Adds the sums of the warps, in their order. All reads are under way before the first store.
 template <class K, int Warps>
 __device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
-  constexpr int kStep = 32 * Warps, kItems = (K::tokens * K::outputs + kStep - 1) / kStep;
+  constexpr int kStep = 32 * Warps, kItems = ceil_div(K::tokens * K::outputs, kStep);
   const bool slice = p.partial != nullptr && piece.slot >= 0;
   const bool by_output = slice || p.finish.y.features_contiguous();
   const auto token_of = [&](int e) { return by_output ? e / K::outputs : e % K::tokens; };
@@ -230,7 +231,7 @@ inline Status place_x(const Product& p, const CudaCall& call, bool overlap, Args
     args.x_token = static_cast<uint32_t>(stride / 4);
     return {};
   }
-  const int64_t padded = (p.x.features + 3) / 4 * 4, count = p.x.n * p.x.features;
+  const int64_t padded = round_up(p.x.features, 4), count = p.x.n * p.x.features;
   const PackedX pack{.x = x,
                      .token_stride = p.x.token_stride,
                      .feature_stride = p.x.feature_stride,
@@ -242,7 +243,7 @@ inline Status place_x(const Product& p, const CudaCall& call, bool overlap, Args
   args.x = pack.to;
   args.x_token = static_cast<uint32_t>(padded / 4);
   return cuda::launch(
-      {.blocks = (count + kThreads - 1) / kThreads, .threads = kThreads, .stream = stream_of(call), .overlap = overlap},
+      {.blocks = ceil_div(count, kThreads), .threads = kThreads, .stream = stream_of(call), .overlap = overlap},
       stream_w_f32_pack, pack);
 }
 

@@ -10,6 +10,7 @@
 //   finish    straight from registers, while other warps multiply
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -328,9 +329,9 @@ Status launch(const Product& p, const CudaCall& call) {
             .inputs = static_cast<int32_t>(problem.inputs),
             .n = static_cast<int32_t>(p.x.n),
             .outputs = problem.outputs,
-            .out_tiles = static_cast<int32_t>((problem.outputs + kOutputs - 1) / kOutputs),
-            .token_tiles = static_cast<int32_t>((p.x.n + kTokens - 1) / kTokens),
-            .chunks = static_cast<int32_t>((problem.inputs + kInputs - 1) / kInputs),
+            .out_tiles = static_cast<int32_t>(ceil_div(problem.outputs, kOutputs)),
+            .token_tiles = static_cast<int32_t>(ceil_div(p.x.n, kTokens)),
+            .chunks = static_cast<int32_t>(ceil_div(problem.inputs, kInputs)),
             .longest_first = problem.slots == 0,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,

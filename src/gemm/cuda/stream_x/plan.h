@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/problem.h"
 
 namespace blocksparse::gemm::stream_x {
@@ -23,8 +24,6 @@ inline constexpr int32_t kSharedBytes = kStages * (kStageBytes + 16) + kWeightBy
 // That multiply. Of b = 32 each has 128 sums a lane, else 64.
 constexpr int32_t warps_of(int32_t block) { return block == 32 ? 8 : 16; }
 
-constexpr int64_t tiles_of(const CudaProblem& p) {
-  return ((p.n + kTokens - 1) / kTokens) * ((p.outputs + kOutputs - 1) / kOutputs);
-}
+constexpr int64_t tiles_of(const CudaProblem& p) { return ceil_div(p.n, kTokens) * ceil_div(p.outputs, kOutputs); }
 
 }  // namespace blocksparse::gemm::stream_x

@@ -5,6 +5,7 @@
 // of W are one step of 16 inputs.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/mma.h"
@@ -25,7 +26,7 @@ struct Kernel {
   static constexpr int kWarps = warps_of(B), kRows = kOutputs / B / kWarps;  // of blocks, of a warp
   static constexpr int kEights = B / 8;                                      // of a block's outputs, or inputs
   static constexpr int kTiles = kTokens / 8;                                 // of tokens
-  static constexpr int kSixteens = (B + 15) / 16;                            // of a block's outputs
+  static constexpr int kSixteens = ceil_div(B, 16);                          // of a block's outputs
   static constexpr int kBlocks = kInputs / B;                                // of a chunk, along the inputs
   static constexpr int kThreads = kWarps * 32 + 128;
   static constexpr int kRegisters = kWarps == 8 ? 240 : 112, kFeedRegisters = 24;

@@ -7,6 +7,7 @@
 // Runs are listed by a small kernel before: cuda_tiled_tables.cu.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
 namespace blocksparse::gemm::tiled_f32 {
@@ -73,7 +74,7 @@ class GradientCopy {
     }
     const float* from = dy_;
 #pragma unroll
-    for (int i = 0; i < (K::depth + kDyStep - 1) / kDyStep; ++i, from += kDyStep * g_.dy_token) {
+    for (int i = 0; i < ceil_div(K::depth, kDyStep); ++i, from += kDyStep * g_.dy_token) {
       if (kDyStep > K::depth && dy_row_ >= K::depth) break;
       const bool there = whole || first + dy_row_ + i * kDyStep < g_.n;
       ptx::cp_async_16_at(stage + K::x_bytes + place_in_columns<K::block>(dy_row_, thread % kDy, i * kDyStep),
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 2) tiled_f32_gradient(const __grid_c
   const uint32_t stages = ptx::shared_address(shared);
   GradientCopy<K> copy(g, run);
   std::conditional_t<K::tf32, Tf32Grads<K>, F32Grads<K>> sums;
-  const int steps = (g.n + K::depth - 1) / K::depth;
+  const int steps = ceil_div(g.n, K::depth);
   const bool mine = static_cast<int>(threadIdx.x) / 32 * K::warp_inputs < (run.last - run.first) * K::block;
 #pragma unroll 1
   for (int i = 1 - K::stages; i < steps; ++i) {

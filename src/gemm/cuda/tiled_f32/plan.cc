@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/stream_w/plan.h"
 #include "gemm/cuda/wgrad_stream/plan.h"
@@ -15,7 +16,7 @@ constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
 
 }  // namespace
 
-int64_t groups_of(const CudaProblem& p) { return divide_up(p.output_blocks() * p.block, kOutputs); }
+int64_t groups_of(const CudaProblem& p) { return ceil_div(p.output_blocks() * p.block, kOutputs); }
 
 WorkspacePlaces workspace_places(const CudaProblem& p) {
   const int64_t groups = groups_of(p), entries = groups * p.input_blocks();
@@ -55,7 +56,7 @@ bool supports(const CudaProblem& p) {
   const int64_t least = p.pass == Pass::wgrad ? 1 : stream_w::kTokens + 1;
   return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTokens && p.w_aligned && p.x_in_rows && !p.x_first &&
          !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
-         divide_up(p.n, kTokens) * groups_of(p) <= kInt &&
+         ceil_div(p.n, kTokens) * groups_of(p) <= kInt &&
          table_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
 }
 
@@ -63,7 +64,7 @@ int64_t least_tokens(const CudaProblem&) { return 1; }
 
 // Not where there are too few tiles for the card.
 bool pays(const CudaProblem& p, const cuda::Card& card) {
-  const int64_t tiles = p.pass == Pass::wgrad ? most_runs(p) : groups_of(p) * divide_up(p.n, kTokens);
+  const int64_t tiles = p.pass == Pass::wgrad ? most_runs(p) : groups_of(p) * ceil_div(p.n, kTokens);
   return 4 * tiles >= 3 * card.multiprocessors && !streams_in_tf32(p);
 }
 

@@ -7,6 +7,7 @@
 // What a tile walks is listed by a small kernel before: cuda_tiled_tables.cu.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/tiled_f32/tile.cuh"
 
 namespace blocksparse::gemm::tiled_f32 {
@@ -41,7 +42,7 @@ struct Item {
     entries = p.walk.counts[group];
     list = p.walk.inputs + int64_t{group} * p.input_blocks;
     weights = p.walk.weights + (int64_t{group} * p.input_blocks << rows_shift);
-    steps = K::segments == 1 ? entries << parts_shift : (entries + K::segments - 1) / K::segments;
+    steps = K::segments == 1 ? entries << parts_shift : ceil_div(entries, K::segments);
     whole_steps = steps;
     if (p.inputs % p.block != 0 && entries > 0 && list[entries - 1] == p.input_blocks - 1) {
       whole_steps = K::segments == 1 ? steps - (1 << parts_shift) : steps - 1;
@@ -240,7 +241,7 @@ Status launch_product(const Product& p, const CudaCall& call) {
                          .finish = {y, matrix_of<float>(p.residual), p.bias, p.activation}};
   BS_RETURN_IF_ERROR(make_walk(p, call));
   return with_kernel<Tf32>(p.layout.block_size, p.by_in, [&]<class K>() {
-    return cuda::launch({.blocks = (p.x.n + kTokens - 1) / kTokens * args.groups,
+    return cuda::launch({.blocks = ceil_div(p.x.n, kTokens) * args.groups,
                          .threads = kThreads,
                          .shared_bytes = K::shared_bytes,
                          .stream = stream_of(call)},

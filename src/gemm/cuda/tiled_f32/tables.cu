@@ -1,5 +1,6 @@
 #include "gemm/cuda/tiled_f32/tables.h"
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 
 namespace blocksparse::gemm::tiled_f32 {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kTableThreads) tiled_f32_runs(const RunTask t)
   for (int first = 0; first < t.rows; first += kTableThreads) {
     const int row = first + static_cast<int>(threadIdx.x);
     const int begin = row < t.rows ? t.starts[row] : 0, length = row < t.rows ? t.starts[row + 1] - begin : 0;
-    const int runs = (length + t.most - 1) / t.most;
+    const int runs = ceil_div(length, t.most);
     const int2 place = scan(runs, shared);
     for (int i = 0; i < runs; ++i) {
       const auto cut = [&](int64_t at) { return begin + static_cast<int32_t>(at * length / runs); };

@@ -1,6 +1,7 @@
 // What a tile of fprop and dgrad is in the kernel `tiled_f32`, and how it is multiplied: see product.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/tiled_f32/tiled.cuh"
 
 namespace blocksparse::gemm::tiled_f32 {
@@ -15,7 +16,7 @@ struct Kernel {
   static constexpr int x_bytes = kTokens * 32 * 4, patch_bytes = Inner * Inner * 4;
   static constexpr int stage_bytes = x_bytes + kOutputs * 32 * 4;
   static constexpr int words = segments * patches;  // of a stage's notes: the blocks, and behind them the inputs
-  static constexpr int note_bytes = (words + segments + 3) / 4 * 16, notes = 8;
+  static constexpr int note_bytes = ceil_div(words + segments, 4) * 16, notes = 8;
   static constexpr int shared_bytes = stages * stage_bytes + notes * note_bytes;
   static constexpr int pitch = kOutputs + 4;
   static_assert(kTokens * pitch * 4 <= stages * stage_bytes, "sums take the place of the stages");
@@ -26,7 +27,7 @@ __device__ inline int note_word(uint32_t note, int i) { return __float_as_int(pt
 // Which patches are there: bit c of word c / 32.
 template <class K>
 struct Patches {
-  static constexpr int kWords = (K::words + 31) / 32;
+  static constexpr int kWords = ceil_div(K::words, 32);
   uint32_t bits[kWords];
 
   __device__ explicit Patches(uint32_t note) {

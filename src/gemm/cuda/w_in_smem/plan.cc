@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/wgmma/plan.h"
 
 namespace blocksparse::gemm::w_in_smem {
 
 std::optional<Plan> plan_of(const CudaProblem& p) {
-  const int64_t strips = divide_up(p.outputs, kSide), chunks = divide_up(p.inputs, wgmma::kChunk);
+  const int64_t strips = ceil_div(p.outputs, kSide), chunks = ceil_div(p.inputs, wgmma::kChunk);
   if (strips > kWarps || chunks > kWarps) return std::nullopt;
   const int64_t w_bytes = p.blocks * p.block * p.block * 2;
   const int64_t list_bytes = whole_lines((p.blocks + 1 + p.output_blocks() + 1) * 4);
@@ -20,7 +21,7 @@ std::optional<Plan> plan_of(const CudaProblem& p) {
   return Plan{.tokens = tokens,
               .chunks = static_cast<int32_t>(chunks),
               .strips = static_cast<int32_t>(strips),
-              .tiles = static_cast<int32_t>(divide_up(p.n, tokens)),
+              .tiles = static_cast<int32_t>(ceil_div(p.n, tokens)),
               .stages = static_cast<int32_t>(std::min<int64_t>(kMostStages, stages)),
               .stage_bytes = static_cast<int32_t>(stage_bytes),
               .w_bytes = static_cast<int32_t>(whole_lines(w_bytes)),

@@ -9,6 +9,7 @@
 //   finish    through shared memory, while the feeders are at the next tile
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "gemm/cuda/wgmma/absent.cuh"
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     typename K::Sums sums{};
     const int2 tile =
         consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
-    if constexpr (K::kFills) note_not_finite(p.notes, static_cast<int>((p.outputs + 63) / 64), tile, sums);
+    if constexpr (K::kFills) note_not_finite(p.notes, static_cast<int>(ceil_div(p.outputs, 64)), tile, sums);
     K::template finish<Plain>(p, maps, sums, shared_address(staged), group, tile);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
@@ -98,7 +99,7 @@ Status launch_repair(const Product& p, const Feed& feed, const CudaCall& call, c
                            .by_in = p.by_in,
                            .block = call.problem.block,
                            .tile_tokens = form_of(plan_of(call.problem).kind).tokens,
-                           .strips = static_cast<int32_t>((args.outputs + 63) / 64),
+                           .strips = static_cast<int32_t>(ceil_div(args.outputs, 64)),
                            .token_tiles = args.token_tiles,
                            .n = args.n,
                            .inputs = call.problem.inputs,
@@ -118,7 +119,7 @@ template <class T, XOrder Order>
 Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
   const Plan plan = plan_of(call.problem);
   const Tables tables = tables_in(plan, call.problem.block, call.workspace.data);
-  const int64_t token_tiles = (p.x.n + form_of(plan.kind).tokens - 1) / form_of(plan.kind).tokens;
+  const int64_t token_tiles = ceil_div(p.x.n, form_of(plan.kind).tokens);
   const Args args{.tables = tables,
                   .out_tiles = static_cast<int32_t>(plan.tiles),
                   .token_tiles = static_cast<int32_t>(token_tiles),

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -189,7 +190,7 @@ Status pack_weights(const Plan& plan, const CudaCall& call, const DeviceWalk& wa
   return with_pack_kernel(plan.kind, p.block, [&](auto kernel) {
     constexpr int64_t kBytes = int64_t{128} * 4 * kAtOnce * kPackThreads / 32;  // of a thread block
     return cuda::launch(
-        {.blocks = std::max<int64_t>(1, (plan.patches * form_of(plan.kind).patch_bytes() + kBytes - 1) / kBytes),
+        {.blocks = std::max<int64_t>(1, ceil_div(plan.patches * form_of(plan.kind).patch_bytes(), kBytes)),
          .threads = kPackThreads,
          .stream = static_cast<cudaStream_t>(call.stream),
          .overlap = true},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/stream_w/plan.h"
 
@@ -28,14 +29,14 @@ Plan plan_of(const CudaProblem& p) {
   Plan plan{};
   plan.kind = kind_of(p);
   const Form form = form_of(plan.kind);
-  plan.tiles = divide_up(p.outputs, form.outputs());
-  plan.chunks = divide_up(p.inputs, kChunk);
+  plan.tiles = ceil_div(p.outputs, form.outputs());
+  plan.chunks = ceil_div(p.inputs, kChunk);
   const bool filled = plan.kind == Kind::filled;
   plan.records = filled ? plan.tiles * plan.chunks : p.blocks * std::max(1, p.block / kChunk);
   plan.patches = plan.kind == Kind::direct ? 0 : filled ? plan.tiles * plan.chunks * form.bands : p.blocks;
   plan.copy_bytes = plan.kind == Kind::direct ? p.blocks * p.block * p.block * 2 : 0;
   const bool fills = filled || p.block == 8;
-  plan.note_bytes = fills ? 4 * divide_up(p.outputs, 64) * divide_up(p.n, form.tokens) : 0;
+  plan.note_bytes = fills ? 4 * ceil_div(p.outputs, 64) * ceil_div(p.n, form.tokens) : 0;
   return plan;
 }
 
@@ -78,7 +79,7 @@ int64_t least_tokens(const CudaProblem& p) { return p.block >= 64 ? 256 : stream
 // 14.4 (15.2).
 bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kLeastTiles = 48;
-  return p.block < 64 || divide_up(p.n, form_of(Kind::direct).tokens) * plan_of(p).tiles >= kLeastTiles;
+  return p.block < 64 || ceil_div(p.n, form_of(Kind::direct).tokens) * plan_of(p).tiles >= kLeastTiles;
 }
 
 // Also for the last of several launches, which has fewer tokens.

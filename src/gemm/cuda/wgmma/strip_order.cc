@@ -4,6 +4,8 @@
 #include <functional>
 #include <numeric>
 
+#include "core/ceil_div.h"
+
 namespace blocksparse::gemm::wgmma {
 
 namespace {
@@ -17,7 +19,7 @@ class StripChunks {
  public:
   StripChunks(std::span<const int32_t> starts, std::span<const BlockRef> refs, int64_t columns, int64_t strips,
               int32_t block)
-      : words_((columns * block + kStrip * 64 - 1) / (kStrip * 64)), bits_(static_cast<size_t>(strips * words_), 0) {
+      : words_(ceil_div(columns * block, kStrip * 64)), bits_(static_cast<size_t>(strips * words_), 0) {
     const int64_t rows = static_cast<int64_t>(starts.size()) - 1, strip_rows = kStrip / block;
     for (int64_t row = 0; row < rows; ++row) {
       uint64_t* to = bits_.data() + row / strip_rows * words_;
@@ -137,7 +139,7 @@ std::vector<TileReads> with_reads(const std::vector<Tile>& tiles, const StripChu
 }
 
 std::vector<Tile> tiles_as_they_come(int64_t strips, int32_t of_tile) {
-  std::vector<Tile> tiles(static_cast<size_t>((strips + of_tile - 1) / of_tile));
+  std::vector<Tile> tiles(static_cast<size_t>(ceil_div(strips, of_tile)));
   for (int32_t s = 0; s < strips; ++s) tiles[static_cast<size_t>(s / of_tile)].push_back(s);
   return tiles;
 }

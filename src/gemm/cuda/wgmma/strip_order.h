@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/tables.h"
 
 namespace blocksparse::gemm::wgmma {
@@ -15,9 +16,7 @@ inline constexpr int32_t kStrip = 64;                // features
 inline constexpr int32_t kMostOrderedStrips = 1024;  // of more the order is as they come: to search for one takes time
 
 // Strips of rows; none where a block is more than one.
-constexpr int64_t strips_of(int64_t features, int32_t block) {
-  return block > kStrip ? 0 : (features + kStrip - 1) / kStrip;
-}
+constexpr int64_t strips_of(int64_t features, int32_t block) { return block > kStrip ? 0 : ceil_div(features, kStrip); }
 
 // Of a tile: two of b = 64, four of smaller blocks.
 constexpr int32_t strips_of_tile(int32_t block) { return block == kStrip ? 2 : 4; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "gemm/cuda/wgmma/strip_order.h"
@@ -51,7 +52,7 @@ struct TileMap {
   __device__ int patches(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
   __device__ int records(int chunk) const {
     if (direct) return (low[chunk] & high[chunk]) != ~0u;  // no block is ~0
-    return (patches(chunk) + form.most_patches - 1) / form.most_patches;
+    return ceil_div(patches(chunk), form.most_patches);
   }
 };
 
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(walk_threads(Kind)) wgmma_tables(const __grid_
   const TileLengths lengths(p, tile);
   const int in_front = blocks_in_front<Kind>(p, map, lengths, tile);
   map_blocks<Kind>(p, map);
-  const int each = (p.chunks + map.threads - 1) / map.threads;
+  const int each = ceil_div(p.chunks, map.threads);
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
   const int2 counts = count_before<Kind>(p, map, first, last);
   // As many as the tile has blocks, or, where W is filled up, chunks.
@@ -310,7 +311,7 @@ Status make_tables(const Plan& plan, const CudaCall& call, const DeviceWalk& wal
                  .tile_rows = tile_rows,
                  .strip_rows = strip_rows,
                  .tile_strips = tile_rows / strip_rows,
-                 .all_strips = static_cast<int32_t>((p.outputs + kStrip - 1) / kStrip),
+                 .all_strips = static_cast<int32_t>(ceil_div(p.outputs, kStrip)),
                  .tiles = tiles,
                  .chunks = static_cast<int32_t>(plan.chunks)};
   if (p.block > kStrip) args.walk.order = nullptr;  // a block is a tile

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
@@ -41,7 +42,7 @@ __device__ int sum_up_to(int value) {
 // Sums of `count` values in shared memory in front of each; returns the sum of all. All threads.
 __device__ int sums_before(int32_t* values, int count, int32_t* of_warp) {
   const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  const int each = (count + kJobThreads - 1) / kJobThreads;
+  const int each = ceil_div(count, kJobThreads);
   const int first = min(thread * each, count), last = min(first + each, count);
   int mine = 0;
   for (int i = first; i < last; ++i) mine += values[i];
@@ -82,7 +83,7 @@ __device__ int jobs_of_strip(const Cut& p, CutShared& s) {
   const bool is_long = static_cast<float>(last - first) > 1.1f * even + 3 * sqrtf(even);
   if (__syncthreads_or(is_long) == 0) return p.jobs;
 
-  const int least = (p.columns + p.most_columns - 1) / p.most_columns;
+  const int least = ceil_div(p.columns, p.most_columns);
   const int wanted = p.jobs * strips * (4 * least > 3 * p.jobs ? 2 : 1);
   // Of 17,600 skewed layouts 4 % had more than they should after four attempts, which is a wave of thread blocks more;
   // none had after 32. Most need two.
@@ -110,11 +111,11 @@ __device__ int jobs_of_strip(const Cut& p, CutShared& s) {
 __device__ void cut_strip(const Cut& p, CutShared& s, const int32_t* before, int all, int of_strip) {
   static_assert(kMostStripJobs == 64);  // of the first two warps
   const auto thread = static_cast<int>(threadIdx.x);
-  const int room = p.most_columns, jobs = max(min(of_strip, all), (p.columns + room - 1) / room);
+  const int room = p.most_columns, jobs = max(min(of_strip, all), ceil_div(p.columns, room));
   // The first column in front of which there are job / jobs of all blocks, less the room of the jobs in front.
   int spare = p.columns;
   if (thread < jobs) {
-    const auto wanted = static_cast<int>((int64_t{all} * thread + jobs - 1) / jobs);
+    const auto wanted = static_cast<int>(ceil_div(int64_t{all} * thread, jobs));
     int low = 0, high = p.columns;
     while (low < high) {
       const int middle = (low + high) / 2;

@@ -14,6 +14,7 @@
 // cores take 3.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/current_card.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -249,7 +250,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
                   .strips = plan.strips,
                   .strip_rows = plan.strip_rows,
                   .slices = plan.slices,
-                  .steps = static_cast<int32_t>((p.n + kTokens - 1) / kTokens),
+                  .steps = static_cast<int32_t>(ceil_div(p.n, kTokens)),
                   .stages = plan.stages,
                   .dy_boxes = dy_boxes_of(plan.strip_rows, p.block),
                   .boxes = plan.boxes,

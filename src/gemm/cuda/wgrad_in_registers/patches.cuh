@@ -1,6 +1,7 @@
 // What a thread block of the kernel `wgrad_in_registers` holds of dW, and how a stage of tokens reaches shared memory.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mbarrier.h"
@@ -89,8 +90,8 @@ struct Boxes {
     output = own_output & ~int64_t{63}, input = own_input & ~int64_t{63};
     outputs = static_cast<int>(min(own_output + (int64_t{g.strip_rows} << g.block_shift), g.outputs) - output);
     inputs = static_cast<int>(min(own_input + (int64_t{item.job.columns} << g.block_shift), g.inputs) - input);
-    dy_boxes = (outputs + 63) / 64;
-    x_boxes = (inputs + 63) / 64;
+    dy_boxes = ceil_div(outputs, 64);
+    x_boxes = ceil_div(inputs, 64);
   }
 };
 
@@ -109,7 +110,7 @@ struct Patches {
 
   __device__ Patches(const Args& g, const Item& item, int pass_first) {
     const int all = patches_of_job<K>(g, item.job), of_pass = min(all - pass_first, K::patches_of_pass);
-    const int chunk = (of_pass + K::warps - 1) / K::warps, lane = static_cast<int>(threadIdx.x) % 32;
+    const int chunk = ceil_div(of_pass, K::warps), lane = static_cast<int>(threadIdx.x) % 32;
     first = pass_first + min(static_cast<int>(threadIdx.x) / 32 * chunk, of_pass);
     count = min(chunk, pass_first + of_pass - first);
     const Entry* entries = g.tables.entries + item.job.first_entry;
@@ -154,7 +155,7 @@ struct Patches {
 // A token's row by a warp, of which `inside` of `features` are there, and the others become 0. Mostly all are: there
 // the loop has five instructions, else 20.
 __device__ inline void load_row(uint32_t boxes, int token, const uint16_t* row, int features, int inside) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, vectors = (features + 7) / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32, vectors = ceil_div(features, 8);
   uint32_t to = boxes + static_cast<uint32_t>(lane / 8 * kBoxBytes + token * 128 + (lane ^ token) % 8 * 16);
   row += 8 * lane;
   if (inside >= 8 * vectors) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/wgrad_stream/plan.h"
 #include "gemm/cuda/wgrad_wgmma/plan.h"
@@ -75,11 +76,11 @@ struct Strips {
   int64_t room;
 };
 std::optional<Strips> in_strips(const CudaProblem& p, int32_t boxes, int64_t strips) {
-  const int64_t rows = divide_up(p.output_blocks(), strips);
+  const int64_t rows = ceil_div(p.output_blocks(), strips);
   const int32_t dy_boxes = dy_boxes_of(rows, p.block);
-  if (rows > kMostStripRows || dy_boxes > kMostDyBoxes || divide_up(p.output_blocks(), rows) != strips) return {};
+  if (rows > kMostStripRows || dy_boxes > kMostDyBoxes || ceil_div(p.output_blocks(), rows) != strips) return {};
   const int64_t room = (int64_t{boxes - dy_boxes} * 64 - std::max(64 - p.block, 0)) / p.block;
-  if (room < 1 || divide_up(p.input_blocks(), room) > kMostStripJobs) return {};
+  if (room < 1 || ceil_div(p.input_blocks(), room) > kMostStripJobs) return {};
   return Strips{.strips = strips, .rows = rows, .dy_boxes = dy_boxes, .room = room};
 }
 
@@ -105,7 +106,7 @@ Plan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t stages, d
   const int32_t boxes = boxes_of_stage(card, stages);
   const auto columns = static_cast<double>(p.input_blocks());
   const double most_jobs = std::min<double>(kMostStripJobs, columns), capacity = form_of(p.block).patches();
-  const double grid = card.multiprocessors, steps = static_cast<double>(divide_up(p.n, kTokens));
+  const double grid = card.multiprocessors, steps = static_cast<double>(ceil_div(p.n, kTokens));
   const auto most_slices =
       static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(slices_with_room(p), p.n / 256)));
   Plan best{};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/problem.h"
 
 namespace blocksparse::gemm::wgrad_in_registers {
@@ -55,7 +56,7 @@ inline constexpr int32_t kMostDyBoxes = 16;  // 64 KB: offsets in them have 12 b
 // anywhere, or at such a multiple too.
 constexpr int32_t boxes_of(int64_t blocks, int32_t block, bool aligned = false) {
   const int32_t before = aligned || block > 64 ? 0 : 64 - block;
-  return static_cast<int32_t>((before + blocks * block + 63) / 64);
+  return static_cast<int32_t>(ceil_div(before + blocks * block, 64));
 }
 constexpr int32_t dy_boxes_of(int64_t strip_rows, int32_t block) {
   return boxes_of(strip_rows, block, strip_rows * block % 64 == 0);

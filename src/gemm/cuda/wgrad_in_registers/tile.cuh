@@ -1,6 +1,7 @@
 // The products of the kernel `wgrad_in_registers`, and where its sums go.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/ldmatrix.h"
 #include "cuda/ptx/mma.h"
 #include "gemm/cuda/wgrad_in_registers/patches.cuh"
@@ -103,7 +104,7 @@ __device__ inline float2 transposed(float first, float second) {
 // The entries of a warp's patches, one a lane and some: read one by one between the stores, each would be waited for.
 template <class K>
 struct EntriesOfLanes {
-  static constexpr int kEach = (K::patches * (K::patch == 8 ? 2 : 1) + 31) / 32;
+  static constexpr int kEach = ceil_div(K::patches * (K::patch == 8 ? 2 : 1), 32);
   Entry held[kEach];
 
   __device__ EntriesOfLanes(const Args& g, const Item& item, const Patches<K>& patches) {

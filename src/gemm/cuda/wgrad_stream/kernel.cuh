@@ -9,6 +9,7 @@
 //   lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/warpgroup.h"
@@ -281,7 +282,7 @@ Pack next_pack(const WeightGradient& g, size_t& next) {
       to.features_first[s] = sides[s]->features_first();
       to.vectors[s] = matrix_of<T>(*sides[s]).aligned;
     }
-    pack.chunks = (to.first + to.n + kChunkTokens - 1) / kChunkTokens;
+    pack.chunks = ceil_div(to.first + to.n, kChunkTokens);
   }
   return pack;
 }
@@ -341,7 +342,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
   const bool parts = g.dgates != nullptr && (args.side > 0 || g.accumulate);
   if (parts) args.gate_sums = reinterpret_cast<float*>(static_cast<char*>(call.workspace.data) + plan.packed_bytes);
   const auto launch = [&]<class K>(auto kernel, int shared_bytes) {
-    args.tiles = (args.patches + K::Tile::kPatches - 1) / K::Tile::kPatches;
+    args.tiles = ceil_div(args.patches, K::Tile::kPatches);
     int64_t warps = 0;
     if (shared_bytes == 0) {
       warps = args.warps = std::min(args.tiles, call.card.multiprocessors * kWarps * K::resident);
@@ -349,7 +350,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
       args.warps = warps_of_tile(args.tiles, args.chunks, call.card);
       warps = int64_t{args.tiles} * args.warps;
     }
-    return cuda::launch({.blocks = (warps + kWarps - 1) / kWarps,
+    return cuda::launch({.blocks = ceil_div(warps, kWarps),
                          .threads = kThreads,
                          .shared_bytes = args.warps == 1 ? 0 : shared_bytes,
                          .stream = stream_of(call),
@@ -364,7 +365,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
   else if constexpr (sizeof(T) == 2) BS_RETURN_IF_ERROR(with.template operator()<Store::narrow>());
   if (!parts) return {};
   const auto blocks = static_cast<int32_t>(g.layout.blocks);
-  return cuda::launch({.blocks = (blocks + kThreads - 1) / kThreads, .threads = kThreads, .stream = stream_of(call)},
+  return cuda::launch({.blocks = ceil_div(blocks, kThreads), .threads = kThreads, .stream = stream_of(call)},
                       add_gate_sums, args.gate_sums, static_cast<float*>(g.dgates), blocks, 1 << 2 * args.side,
                       g.accumulate);
 }

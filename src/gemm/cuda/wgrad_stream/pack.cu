@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/number.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -157,11 +158,9 @@ Status with_pack(int64_t element_size, int32_t patch, Body body) {
 Status pack_operands(const Pack& p, int64_t element_size, int32_t patch, bool overlap, cudaStream_t stream) {
   const int64_t warps = (int64_t{p.patches[0]} + p.patches[1]) * p.chunks;
   return with_pack(element_size, patch, [&](auto kernel) {
-    return cuda::launch({.blocks = (warps * 32 + kPackThreads - 1) / kPackThreads,
-                         .threads = kPackThreads,
-                         .stream = stream,
-                         .overlap = overlap},
-                        kernel, p);
+    return cuda::launch(
+        {.blocks = ceil_div(warps * 32, kPackThreads), .threads = kPackThreads, .stream = stream, .overlap = overlap},
+        kernel, p);
   });
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 #include "gemm/cuda/wgrad_in_registers/plan.h"
 
 namespace blocksparse::gemm::wgrad_stream {
@@ -71,7 +71,7 @@ Plan plan_of(const CudaProblem& p) {
   plan.output_patches = p.output_blocks() * side;
   // Pairs are packed 64 at a time, in whole chunks of 64 bytes a feature.
   const int64_t tokens = 64 / size_of(p.dtype);
-  const int64_t chunks = divide_up(p.n, tokens) + (std::max<int64_t>(p.n, 1) - 1) / 64;
+  const int64_t chunks = ceil_div(p.n, tokens) + (std::max<int64_t>(p.n, 1) - 1) / 64;
   plan.packed_bytes = (plan.input_patches + plan.output_patches) * chunks * plan.patch * 64;
   plan.workspace_bytes = plan.packed_bytes + plan.patches * 4;
   return plan;

@@ -1,6 +1,7 @@
 // What the kernels of wgrad for many tokens are about: see launch.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/gradient_target.cuh"
 #include "gemm/cuda/wgmma/maps.cuh"
 #include "gemm/cuda/wgrad_wgmma/jobs.h"
@@ -63,7 +64,7 @@ template <class K>
 struct PatchesOfGroup {
   int first, count;
   __device__ PatchesOfGroup(const Job& job, int group) {
-    const int half = (job.patches + 1) / 2;
+    const int half = ceil_div(job.patches, 2);
     first = K::wide || group == 0 ? 0 : half;
     count = K::wide ? job.patches : group == 0 ? half : job.patches - half;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
 
@@ -79,7 +80,7 @@ __device__ void make_patches(const PatchList& p, int strip, int32_t* of_warp) {
     for (int half = 0; half < patches_of_block; ++half) patch_of[chunk_of(p.walk.refs[i].from) + half] = 1;
   }
   __syncthreads();
-  const int each = (p.chunks + kThreads - 1) / kThreads;
+  const int each = ceil_div(p.chunks, kThreads);
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
   int mine = 0;
   for (int c = first; c < last; ++c) mine += patch_of[c];

@@ -1,6 +1,7 @@
 // The kernels of wgrad for many tokens: see launch.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     const int dy_box = K::wide ? group : 0, steps = work.last - work.first;
 #pragma unroll
     for (float& sum : sums) sum = 0;
-    const int quarters = __shfl_sync(~0u, (patches.count * K::kPatch + 63) / 64, 0);
+    const int quarters = __shfl_sync(~0u, ceil_div(patches.count * K::kPatch, 64), 0);
     if (quarters == 4) add_steps<K, 256>(sums, ring, place, stages, steps, dy_box, patches.first);
     else if (quarters == 3) add_steps<K, 192>(sums, ring, place, stages, steps, dy_box, patches.first);
     else if (quarters == 2) add_steps<K, 128>(sums, ring, place, stages, steps, dy_box, patches.first);

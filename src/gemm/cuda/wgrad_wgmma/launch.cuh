@@ -14,6 +14,7 @@
 #include <array>
 #include <span>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "gemm/cuda/wgrad_wgmma/kernel.cuh"
 
@@ -67,7 +68,7 @@ Status maps_of(const LaunchedSum& task, typename K::Maps& maps) {
       BS_RETURN_IF_ERROR(map_of(term.x, K::kPatch, K::kTokens, maps.x[i].map));
     }
     BS_RETURN_IF_ERROR(map_of(term.dy, 64, K::kTokens, maps.dy[i]));
-    maps.steps.ends[i] = maps.steps.all() + static_cast<int32_t>((term.x.n + K::kTokens - 1) / K::kTokens);
+    maps.steps.ends[i] = maps.steps.all() + static_cast<int32_t>(ceil_div(term.x.n, K::kTokens));
     ++maps.steps.terms;
   }
   return {};
@@ -105,7 +106,7 @@ Status launch_of(const LaunchedSum& t, const CudaCall& call) {
                                      .overlap = true},
                                     wgrad_wgmma_combine<typename K::OfOne>, args, grid));
     if (t.dgates == nullptr || t.gates == 0) return Status();
-    return cuda::launch({.blocks = std::min<int64_t>((t.gates + 7) / 8, int64_t{16} * grid),
+    return cuda::launch({.blocks = std::min<int64_t>(ceil_div(t.gates, 8), int64_t{16} * grid),
                          .threads = 256,
                          .stream = stream_of(call),
                          .overlap = true},

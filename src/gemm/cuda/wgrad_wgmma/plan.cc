@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/wgrad_stream/plan.h"
 
@@ -20,7 +21,7 @@ constexpr double kWidePatch = 2.3;
 double random_patches(const CudaProblem& p, const Form& form) {
   const double empty = std::max(0.0, 1 - p.density());
   const auto patches =
-      static_cast<double>(divide_up(p.outputs, form.strip_outputs) * divide_up(p.inputs, form.patch_inputs));
+      static_cast<double>(ceil_div(p.outputs, form.strip_outputs) * ceil_div(p.inputs, form.patch_inputs));
   return patches * (1 - std::pow(empty, form.ids));
 }
 
@@ -33,10 +34,10 @@ Form form_of(const CudaProblem& p) {
 
 Plan plan_of(const CudaProblem& p, const Form& form) {
   Plan plan{};
-  plan.strips = divide_up(p.outputs, form.strip_outputs);
+  plan.strips = ceil_div(p.outputs, form.strip_outputs);
   // Of whole blocks: a block of 128 has both of its patches, also where the second lies beyond the edge.
   const int32_t step = std::max(p.block, form.patch_inputs);
-  plan.chunks = divide_up(p.inputs, step) * (step / form.patch_inputs);
+  plan.chunks = ceil_div(p.inputs, step) * (step / form.patch_inputs);
   plan.patches = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.patch_inputs));
   plan.jobs = plan.patches / (form.most_patches / 2) + plan.strips;  // there may be as many of half the patches
   return plan;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/wgmma/plan.h"
 
 namespace blocksparse::gemm::wgrad_wgmma {
@@ -36,7 +37,7 @@ struct Form {
     // a strip, takes 51 us where thread blocks have equal steps and 62 where they have equal patches.
     if (patch_inputs < kChunk) return fixed_cost + patch_cost * (job_patches > 5 ? job_patches : 5);
     const int32_t quarter = most_patches / 4;  // that the tensor cores take
-    return fixed_cost + patch_cost * ((job_patches + quarter - 1) / quarter * quarter);
+    return fixed_cost + patch_cost * round_up(job_patches, quarter);
   }
 };
 
@@ -61,9 +62,10 @@ struct WorkspacePlaces {
 };
 WorkspacePlaces workspace_places(const CudaProblem& p, const Form& form);
 
-// Thread blocks, one an SM; each may leave two partial sums. A workspace is asked for before a card is known: a full
-// GH100 has 144 SMs (an H100 or H200 uses 132 of them, others 114).
-inline constexpr int32_t kMostGrid = 144;
+// Thread blocks, one an SM; each may leave two partial sums. A workspace is asked for before a card is known, and no card
+// of this architecture has more SMs than an H100 or H200. Room for the 144 of a full GH100 would cost a convolution by an
+// order of channels a second slice.
+inline constexpr int32_t kMostGrid = 132;
 
 // The (x, dy) that one launch sums. Their maps are the kernel's arguments, which have 4 KB.
 inline constexpr int32_t kTermsOfLaunch = 12;

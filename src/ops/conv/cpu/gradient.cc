@@ -2,6 +2,7 @@
 // the linear op's kernels, for which a tap is x some tokens further.
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
@@ -74,7 +75,7 @@ class GradientRun {
 
   Round round_at(int64_t round) const {
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
-    const int64_t batches = divide_up(g_.rows.n, plan_.images), image = round % batches * plan_.images;
+    const int64_t batches = ceil_div(g_.rows.n, plan_.images), image = round % batches * plan_.images;
     const Index b = index_of(round / batches, y.boxes(), x.boxes());
     const Index begin = {b.z * z.box, b.y * y.box, b.x * x.box};
     const Index size = {std::min(z.box, z.places - begin.z), std::min(y.box, y.places - begin.y),
@@ -138,7 +139,7 @@ class GradientRun {
       }
     }
   }
-  static int64_t runs_of(const Round& r) { return r.images * r.size.z * r.size.y * divide_up(r.size.x, kStepTokens); }
+  static int64_t runs_of(const Round& r) { return r.images * r.size.z * r.size.y * ceil_div(r.size.x, kStepTokens); }
 
   // The runs of pixels for which one tap is inside of the image.
   void list_runs_of(int64_t tap, int64_t images, GradientArgs& a) const {
@@ -220,7 +221,7 @@ class GradientRun {
   void for_each_share(int64_t first, int64_t last, Body body) const {
     const int64_t b = g_.layout.block_size, bytes = g_.gather.taps() * b * b * size_of(sum_dtype(g_.dtype));
     const int64_t step = threads_ == 1 ? last - first : std::max<int64_t>(1, kGradientBytes / bytes);
-    parallel_for(threads_, divide_up(last - first, step), [&](int64_t task) {
+    parallel_for(threads_, ceil_div(last - first, step), [&](int64_t task) {
       const int64_t begin = first + task * step;
       body(begin, std::min(begin + step, last));
     });

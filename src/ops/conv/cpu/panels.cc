@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/ceil_div.h"
 #include "cpu/threads.h"
 
 namespace blocksparse::conv {
@@ -38,8 +39,8 @@ void Panels::zero(int64_t first_block, int64_t last_block, int64_t position, int
 
 template <class Body>
 void Panels::for_each_slice(int64_t count, Body body) const {
-  const int64_t blocks = divide_up(from.channels, block), per_slice = kPackFeatures / block;
-  const int64_t slices = divide_up(blocks, per_slice);
+  const int64_t blocks = ceil_div(from.channels, block), per_slice = kPackFeatures / block;
+  const int64_t slices = ceil_div(blocks, per_slice);
   parallel_for(threads, slices * count, [&](int64_t task) {
     const int64_t first = task % slices * per_slice;
     body(first, std::min(first + per_slice, blocks), task / slices);
@@ -55,9 +56,9 @@ void Panels::gathered(const AxisPlan (&axis)[3], int64_t positions, const Index&
     gemm::RowsToPack to = rows();
     to.token_stride *= x.in_step();
     const int64_t x_first = x.first_pixel(f.x, begin.x);
-    const int64_t lo = std::clamp<int64_t>(divide_up(std::max<int64_t>(0, -x_first), x.in_step()), 0, x.reach);
+    const int64_t lo = std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, -x_first), x.in_step()), 0, x.reach);
     const int64_t hi =
-        std::clamp<int64_t>(divide_up(std::max<int64_t>(0, x.in_size - x_first), x.in_step()), lo, x.reach);
+        std::clamp<int64_t>(ceil_div(std::max<int64_t>(0, x.in_size - x_first), x.in_step()), lo, x.reach);
     for (int64_t row = 0; row < z.reach * y.reach; ++row) {
       const int64_t jz = row / y.reach, jy = row % y.reach;
       const int64_t position = i * positions + (jz * y.pitch + jy) * x.pitch;

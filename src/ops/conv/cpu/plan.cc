@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/ceil_div.h"
+
 namespace blocksparse::conv {
 
 namespace {
@@ -15,7 +17,7 @@ constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; larger 
 constexpr size_t kAlignment = 64;
 constexpr int kAreas = 6;  // of the workspace
 
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -divide_up(-a, b); }
+int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
 
 AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) {
   AxisPlan a{.inverse = g.inverse,
@@ -34,7 +36,7 @@ AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) 
     a.high = floor_div(last - a.padding, a.stride);
     a.phases = std::min(a.kernel, a.stride / std::gcd(a.stride, a.dilation));
   }
-  a.places = divide_up(a.out_size, a.out_step());
+  a.places = ceil_div(a.out_size, a.out_step());
   a.box = a.places;
   return a;
 }
@@ -43,13 +45,13 @@ AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) 
 int64_t shared(const AxisPlan& a) {
   if (a.box < a.places) return 0;
   const int64_t head = std::max<int64_t>(0, -a.low);
-  const int64_t tail = std::max<int64_t>(0, a.reach + a.low - divide_up(a.in_size, a.in_step()));
+  const int64_t tail = std::max<int64_t>(0, a.reach + a.low - ceil_div(a.in_size, a.in_step()));
   return std::min({head, tail, a.high - a.low});  // places of y stay apart
 }
 
 void measure_axes(AxisPlan (&axis)[3]) {
   for (AxisPlan& a : axis) {
-    a.box = divide_up(a.places, divide_up(a.places, a.box));
+    a.box = ceil_div(a.places, ceil_div(a.places, a.box));
     a.reach = a.box + a.high - a.low;
     a.pitch = a.reach - shared(a);
   }
@@ -68,14 +70,14 @@ void cut(AxisPlan (&axis)[3], Bytes bytes) {
   for (AxisPlan& a : axis) {
     while (bytes() > static_cast<double>(kRoundBytes) && a.box > 1) {
       const int64_t before = a.box;
-      a.box = divide_up(a.box, 2);
+      a.box = ceil_div(a.box, 2);
       if (waste(axis) <= kMostWaste) continue;
       a.box = before;
       break;
     }
   }
   for (AxisPlan& a : axis) {
-    while (bytes() > static_cast<double>(kMostWorkspace) / 2 && a.box > 1) a.box = divide_up(a.box, 2);
+    while (bytes() > static_cast<double>(kMostWorkspace) / 2 && a.box > 1) a.box = ceil_div(a.box, 2);
   }
 }
 
@@ -184,7 +186,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   for (AxisPlan& a : plan.axis) {
     if (&a == &plan.axis[2]) break;  // whole rows share their zeros
     while (image_bytes() > static_cast<double>(kCacheBytes) && a.box / 2 > 2 * (a.high - a.low)) {
-      a.box = divide_up(a.box, 2);
+      a.box = ceil_div(a.box, 2);
     }
   }
   const auto most = static_cast<double>(kMostWorkspace);
@@ -193,7 +195,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
                            static_cast<double>(g.plain().pixels()) * static_cast<double>(plain * size);
   const AxisPlan(&axis)[3] = plan.axis;
   const double runs = static_cast<double>(axis[0].places) * static_cast<double>(axis[1].places) *
-                      static_cast<double>(divide_up(axis[2].places, kStepTokens)) * sizeof(gemm::TokenRun);
+                      static_cast<double>(ceil_div(axis[2].places, kStepTokens)) * sizeof(gemm::TokenRun);
   const double sums = size_of(g.dtype) < size ? static_cast<double>(kSumBytes) : 0;
   // 2048 channels to 256 at 65 x 65, dilation 24 and 36 (DeepLab's), take 39 MB.
   const bool holds_image = own_bytes + runs + sums + shift_bytes <= most * 49 / 50;
@@ -215,7 +217,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   plan.gathered_bytes = static_cast<size_t>(plan.gathered_round * gathered * size);
   plan.plain_bytes = static_cast<size_t>(plan.plain_round * plain * size);
   plan.run_bytes =
-      static_cast<size_t>(plan.images * z.box * y.box * divide_up(x.box, kStepTokens)) * sizeof(gemm::TokenRun);
+      static_cast<size_t>(plan.images * z.box * y.box * ceil_div(x.box, kStepTokens)) * sizeof(gemm::TokenRun);
   if (!plan.far) {
     const auto round_bytes = static_cast<int64_t>(plan.gathered_bytes + plan.plain_bytes);
     plan.at_once = std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, round_bytes), 1,

@@ -11,6 +11,7 @@
 // Rows share their zeros: what pads one row on the right pads the next one on the left, if the box is as wide as y.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cpu/kernels.h"
 #include "ops/conv/conv.h"
@@ -31,10 +32,10 @@ struct AxisPlan {
   int64_t in_step() const { return inverse ? 1 : stride; }
   int64_t out_step() const { return inverse ? stride : 1; }
   int64_t out_phases() const { return std::min(out_step(), out_size); }
-  int64_t boxes() const { return divide_up(places, box); }
+  int64_t boxes() const { return ceil_div(places, box); }
   int64_t residue(int64_t phase) const;  // r of a phase of x
   // Places of y in phase f.
-  int64_t places_of(int64_t f) const { return divide_up(out_size - f, out_step()); }
+  int64_t places_of(int64_t f) const { return ceil_div(out_size - f, out_step()); }
   // Where a tap reads, in places from q + low on; -1: it does not count in phase f.
   int64_t shift_of(int64_t tap, int64_t f) const;
   // The pixel of x at place 0 of the grid of the box that begins at q.
@@ -76,7 +77,7 @@ struct GradientPlan {
   size_t shift_bytes = 0, sum_bytes = 0;
 
   size_t workspace_bytes() const;
-  int64_t rounds(int64_t n) const { return axis[0].boxes() * axis[1].boxes() * axis[2].boxes() * divide_up(n, images); }
+  int64_t rounds(int64_t n) const { return axis[0].boxes() * axis[1].boxes() * axis[2].boxes() * ceil_div(n, images); }
   int64_t offset(int64_t z, int64_t y, int64_t x) const { return (z * axis[1].pitch + y) * axis[2].pitch + x; }
 };
 

@@ -2,6 +2,7 @@
 // op's kernels.
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/carver.h"
 #include "cpu/threads.h"
@@ -115,7 +116,7 @@ class Run {
 
   void all_far() {
     const auto& size = p_.x.size;
-    const int64_t blocks = divide_up(p_.x.channels, p_.layout.block_size);
+    const int64_t blocks = ceil_div(p_.x.channels, p_.layout.block_size);
     pack_weights();
     list_sources();
     const Panels panels = panels_of_x();
@@ -235,10 +236,10 @@ class Run {
   }
 
   void multiply(const TapArgs& a, int64_t images) const {
-    const int64_t pixels = images * a.places, group = kernel_.tap_group, groups = divide_up(pixels, group);
-    const int64_t rows = divide_up(p_.y.channels, p_.layout.block_size);
-    const int64_t length = threads_ == 1 ? rows : divide_up(rows, threads_ * kRunsPerThread);
-    const int64_t runs = divide_up(rows, length);
+    const int64_t pixels = images * a.places, group = kernel_.tap_group, groups = ceil_div(pixels, group);
+    const int64_t rows = ceil_div(p_.y.channels, p_.layout.block_size);
+    const int64_t length = threads_ == 1 ? rows : ceil_div(rows, threads_ * kRunsPerThread);
+    const int64_t runs = ceil_div(rows, length);
     parallel_for(threads_, runs * groups, [&](int64_t task) {
       const int64_t first = task / runs * group;
       const Range range{first, std::min(first + group, pixels)};

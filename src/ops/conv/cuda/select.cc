@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/wgmma/plan.h"
 #include "gemm/cuda/wgrad_wgmma/plan.h"
@@ -86,7 +87,7 @@ int32_t generic_slices(const WeightGradient& g) {
   constexpr int64_t kThreadBlocks = 1024, kLeastPixels = 512, kMostBytes = int64_t{32} << 20;
   const int64_t block = g.layout.block_size, taps = g.gather.taps(), pixels = g.plain().n * g.plain().pixels();
   const int64_t run = std::max<int64_t>(1, kGenericRows / block), quarters = block > kGenericRows ? 4 : 1;
-  const int64_t there = std::max<int64_t>(1, divide_up(g.layout.blocks, run) * taps * quarters);
+  const int64_t there = std::max<int64_t>(1, ceil_div(g.layout.blocks, run) * taps * quarters);
   const int64_t bytes = std::max<int64_t>(1, g.layout.blocks * taps * block * block * (g.dtype == DType::f64 ? 8 : 4));
   const int64_t slices = std::min({kThreadBlocks / there, pixels / kLeastPixels, kMostBytes / bytes});
   return g.dgates == nullptr ? static_cast<int32_t>(std::max<int64_t>(1, slices)) : 1;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/convert.h"
 #include "core/random.h"
 #include "ops/conv/cuda/select.h"
@@ -28,7 +29,7 @@ Gather gather_of(int64_t kernel, int64_t stride) {
 class ConvSelectOrder : public testing::Test {
  protected:
   Product product(int64_t n, int64_t hw, int64_t kernel = 3, int64_t stride = 1) const {
-    const int64_t out = (hw + stride - 1) / stride;
+    const int64_t out = ceil_div(hw, stride);
     return {.dtype = DType::bf16,
             .layout = layout_.view(),
             .gather = gather_of(kernel, stride),
@@ -116,7 +117,7 @@ void expect_slices(const Problem& p, int64_t slices) {
     const Images of_slice = slice_of(all, p.dtype, plan, i);
     images += of_slice.n;
     EXPECT_GE(of_slice.n, all.n / plan.slices);
-    EXPECT_LE(of_slice.n, (all.n + plan.slices - 1) / plan.slices);
+    EXPECT_LE(of_slice.n, ceil_div(all.n, plan.slices));
     EXPECT_LE(of_slice.n * of_slice.image_stride() * 2, plan.sums);
     EXPECT_LE(plan.rest + static_cast<int64_t>(cuda_workspace_bytes(slice)), plan.end);
     EXPECT_TRUE(cuda_supports(choose_cuda_way(p, kHopper), slice, kHopper));

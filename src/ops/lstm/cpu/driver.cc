@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/cpu/kernels.h"
@@ -87,7 +87,7 @@ class Products {
   // They are packed by the tasks of the step that makes them, with pack(), or here.
   void pack_all(int32_t threads) {
     if (few_) return;
-    parallel_for(threads, divide_up(tokens_, group_),
+    parallel_for(threads, ceil_div(tokens_, group_),
                  [&](int64_t i) { pack(panels_[0], args_.x, tokens_, i * group_, 0, args_.inputs); });
   }
 
@@ -95,7 +95,7 @@ class Products {
   // writes, [n, columns], and the next step reads its first `tokens` rows; null: nothing does.
   template <class Body>
   void run(int32_t threads, const void* made, int64_t columns, int64_t tokens, Body&& body) {
-    const int64_t groups = divide_up(n_, group_), parts = columns / (units_ * args_.block);
+    const int64_t groups = ceil_div(n_, group_), parts = columns / (units_ * args_.block);
     parallel_for(threads, units_ * groups, [&](int64_t i) {
       alignas(64) char sums[kGates * kGroupBytes * kMaxBlock];
       const int64_t block = i % units_, first = i / units_ * group_;
@@ -129,7 +129,7 @@ class Products {
     if (few_) {
       for (int64_t piece = pieces.first; piece < pieces.last; ++piece) kernel_.few(a, piece);
     } else {
-      kernel_.multiply(a, pieces, {0, (tokens + kernel_.lanes - 1) / kernel_.lanes});
+      kernel_.multiply(a, pieces, {0, ceil_div(tokens, kernel_.lanes)});
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "blocksparse/status.h"
+#include "core/ceil_div.h"
 #include "cuda/gates.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -183,7 +184,7 @@ bool aligned(std::initializer_list<const void*> tensors) {
 }
 
 cuda::Launch launch_of(int64_t threads, bool overlap, void* stream) {
-  return {.blocks = (threads + kCellThreads - 1) / kCellThreads,
+  return {.blocks = ceil_div(threads, kCellThreads),
           .threads = kCellThreads,
           .stream = static_cast<cudaStream_t>(stream),
           .overlap = overlap};

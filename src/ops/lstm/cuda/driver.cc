@@ -2,6 +2,7 @@
 // the linear op and the cell in a kernel of its own.
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cuda/card.h"
 #include "cuda/once.h"
@@ -17,8 +18,6 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 
-int64_t round_up(int64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
-
 const char* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
 }
@@ -32,8 +31,8 @@ struct Plan {
   int64_t state, linear, total;
 
   Plan(DType dtype, int64_t n, int64_t hidden, int64_t rows, size_t linear_bytes) {
-    state = round_up(n * rows * size_of(dtype));
-    linear = state + round_up(n * hidden * size_of(sum_dtype(dtype)));
+    state = round_up(n * rows * size_of(dtype), kAlignment);
+    linear = state + round_up(n * hidden * size_of(sum_dtype(dtype)), kAlignment);
     total = linear + static_cast<int64_t>(linear_bytes) + kAlignment;
   }
 };
@@ -44,7 +43,7 @@ struct Memory {
   Workspace linear;
 
   Memory(Workspace workspace, const Plan& plan)
-      : at(reinterpret_cast<char*>(round_up(reinterpret_cast<int64_t>(workspace.data)))),
+      : at(reinterpret_cast<char*>(round_up(reinterpret_cast<int64_t>(workspace.data), kAlignment))),
         linear{at + plan.linear, static_cast<size_t>(plan.total - plan.linear - kAlignment)} {}
 };
 

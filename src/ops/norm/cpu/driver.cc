@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "ops/norm/cpu/kernels.h"
@@ -57,7 +58,7 @@ Status cpu_backward(const Backward& b, Isa isa, int32_t threads) {
   if (!kernel.ok()) return kernel.status();
   threads = worthwhile(threads, b.rows() * b.features);
   const int64_t group = std::max<int64_t>(1, kGroupBytes / (b.groups * b.features * size_of(b.dtype)));
-  const int64_t strips = (b.features + kColumnsOfTask - 1) / kColumnsOfTask;
+  const int64_t strips = ceil_div(b.features, kColumnsOfTask);
   int64_t begin = 0;
   do {
     const Backward round = tokens_of(b, begin, std::min(group * threads, b.n - begin));

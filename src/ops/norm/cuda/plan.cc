@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 
 namespace blocksparse::norm {
 
@@ -14,7 +14,7 @@ WidePlan plan(int64_t vectors, int64_t best_width) {
   WidePlan p;
   p.cluster = 1;
   while (p.cluster < kMostCluster && vectors > best_width * p.cluster) p.cluster *= 2;
-  const int64_t per = divide_up(vectors, p.cluster), width = round_up(per, 32);
+  const int64_t per = ceil_div(vectors, p.cluster), width = round_up(per, 32);
   if (width > kWideThreads) return {};
   p.per = static_cast<int32_t>(per);
   p.width = static_cast<int32_t>(width);
@@ -25,9 +25,9 @@ WidePlan plan(int64_t vectors, int64_t best_width) {
 void divide_tokens(WidePlan& p, int64_t n, int64_t clusters, int32_t tokens) {
   const int32_t most_threads = tokens == 8 ? kManyRowsThreads : kWideThreads;
   p.tokens = tokens;
-  const int64_t wanted = divide_up(n, tokens * clusters);
+  const int64_t wanted = ceil_div(n, tokens * clusters);
   p.groups = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, most_threads / p.width));
-  p.parts = divide_up(n, p.tokens_at_once());
+  p.parts = ceil_div(n, p.tokens_at_once());
 }
 
 int64_t resident_clusters(const WidePlan& p, int64_t groups, int32_t multiprocessors) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/text.h"
 #include "cuda/once.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_c
   __shared__ Two<S> shared[kColumnWarps][kColumns];
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int64_t strips = (p.features + kColumns - 1) / kColumns, place = blockIdx.x / split;
+  const int64_t strips = ceil_div(p.features, kColumns), place = blockIdx.x / split;
   const int64_t group = place / strips, first = place % strips * kColumns;
   const int rank = static_cast<int>(blockIdx.x) % split;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -240,8 +241,8 @@ inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
 // Two vectors a thread as far as thread blocks go: few registers, so that several rows are under way on an SM.
 int threads_for_row(int64_t features, int vector) {
-  const int64_t vectors = (features + vector - 1) / vector;
-  return static_cast<int>(std::clamp<int64_t>((vectors / 2 + 31) / 32, 1, kMostWarps)) * 32;
+  const int64_t vectors = ceil_div(features, vector);
+  return static_cast<int>(std::clamp<int64_t>(ceil_div(vectors / 2, 32), 1, kMostWarps)) * 32;
 }
 
 bool fits(int64_t features, int vector) { return features <= int64_t{2} * 32 * kMostWarps * vector; }
@@ -341,7 +342,7 @@ Status cuda_backward(const Backward& b, Device device, Stream stream) {
       }
       if (b.dgain == nullptr) return {};
       const int split = place.overlap && b.n >= 1024 ? 8 : 1;  // a strip alone leaves SMs idle
-      return cuda::launch({.blocks = (b.features + kColumns - 1) / kColumns * b.groups * split,
+      return cuda::launch({.blocks = ceil_div(b.features, kColumns) * b.groups * split,
                            .threads = 32 * kColumnWarps,
                            .stream = place.stream,
                            .overlap = place.overlap,

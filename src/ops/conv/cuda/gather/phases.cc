@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/ceil_div.h"
 #include "ops/conv/cuda/select.h"
 
 namespace blocksparse::conv {
@@ -22,7 +23,7 @@ PhaseAxis inverse_axis(const Gather& g, size_t a, int64_t rest) {
     ++axis.start;
   }
   if (axis.start >= std::min(axis.step, g.kernel[a])) return axis;
-  axis.taps = (g.kernel[a] - axis.start + axis.step - 1) / axis.step;
+  axis.taps = ceil_div(g.kernel[a] - axis.start, axis.step);
   const int64_t of_start = (rest + g.padding[a] - axis.start * dilation) / stride;
   axis.first = of_start - (axis.taps - 1) * axis.dilation;
   return axis;
@@ -64,7 +65,7 @@ Phase phase_of(const Gather& g, const Images& x, const Images& y, int32_t block,
     p.x.first[to] = static_cast<int32_t>(axis.first);
     p.x.stride[to] = static_cast<int32_t>(g.inverse ? 1 : g.stride[a]);
     p.x.dilation[to] = static_cast<int32_t>(axis.dilation);
-    p.x.positions[to] = p.y.positions[to] = std::max<int64_t>(0, (y.size[a] - rest + step_of_y - 1) / step_of_y);
+    p.x.positions[to] = p.y.positions[to] = std::max<int64_t>(0, ceil_div(y.size[a] - rest, step_of_y));
     p.y.size[to] = y.size[a];
     p.y.first[to] = static_cast<int32_t>(rest);
     p.y.stride[to] = static_cast<int32_t>(step_of_y);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/divider.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
@@ -63,7 +64,7 @@ Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t str
                      .refs = reinterpret_cast<BlockRef*>(base + at.refs),
                      .gates = reinterpret_cast<float*>(base + at.gates)};
   const int64_t work = std::max(list.blocks * count, list.rows + 1);
-  BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::clamp<int64_t>((work + kTapThreads - 1) / kTapThreads, 1, 1024),
+  BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::clamp<int64_t>(ceil_div(work, kTapThreads), 1, 1024),
                                    .threads = kTapThreads,
                                    .stream = stream,
                                    .overlap = true},

@@ -1,6 +1,7 @@
 // wgrad on any CUDA card: see tile.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "ops/conv/cuda/generic/product.cuh"
 
 namespace blocksparse::conv {
@@ -93,7 +94,7 @@ template <class K>
 __device__ void sum_gradient(const GenericGradient& g, const GradientItem& item, void* shared) {
   using T = typename K::Element;
   cuda::Sums<T, K::outputs> sums;
-  const int64_t steps = (g.tokens() + kDepth<T> - 1) / kDepth<T>;
+  const int64_t steps = ceil_div(g.tokens(), kDepth<T>);
   const int64_t first = steps * item.slice / g.slices, last = steps * (item.slice + 1) / g.slices;
   cuda::pipeline<K::stages>(
       last - first,
@@ -251,7 +252,7 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
     const int64_t parts = g.dgates != nullptr ? 1 : taps * (block > kTileRows ? 4 : 1);
     const int64_t run = std::max(kTileRows / block, 1);
-    return cuda::launch({.blocks = (g.layout.blocks + run - 1) / run * parts * args.slices,
+    return cuda::launch({.blocks = ceil_div(g.layout.blocks, run) * parts * args.slices,
                          .threads = kThreads,
                          .shared_bytes = Kernel<T, N>::shared_bytes,
                          .stream = stream},
@@ -260,7 +261,7 @@ Status launch_gradient(const WeightGradient& g, const CudaCall& call) {
   if (args.partial == nullptr) return {};
   const int64_t count = g.layout.blocks * taps * block * block;
   return cuda::launch(
-      {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096), .threads = kThreads, .stream = stream},
+      {.blocks = std::min<int64_t>(ceil_div(count, kThreads), 4096), .threads = kThreads, .stream = stream},
       generic_combine<T>, args);
 }
 

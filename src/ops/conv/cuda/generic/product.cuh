@@ -1,6 +1,7 @@
 // fprop and dgrad on any CUDA card: see tile.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "ops/conv/cuda/generic/tile.cuh"
 
 namespace blocksparse::conv {
@@ -148,15 +149,15 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
   for (int64_t i = blockIdx.x; ProductItem::find<K>(p, i, item); i += gridDim.x) {
     cuda::Sums<T, K::outputs> sums;
     const int64_t depth = int64_t{item.blocks} * p.taps.by << p.block_shift;
-    cuda::pipeline<K::stages>((depth + kDepth<T> - 1) / kDepth<T>,
-                              [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
-                              [&](int stage) {
-                                const Stage<K> s(shared, stage);
-                                if (!warp_has_rows(p.y.n * p.y.pixels() - item.token)) return;
-                                sums.add(cuda::TileShape<T, kTileRows>::make(s.left, true),
-                                         cuda::TileShape<T, K::outputs>::make(s.right, !p.by_in),
-                                         p.gates == nullptr ? nullptr : s.gates);
-                              });
+    cuda::pipeline<K::stages>(
+        ceil_div(depth, kDepth<T>),
+        [&](int64_t step, int stage) { load_product<K>(p, item, step, Stage<K>(shared, stage)); },
+        [&](int stage) {
+          const Stage<K> s(shared, stage);
+          if (!warp_has_rows(p.y.n * p.y.pixels() - item.token)) return;
+          sums.add(cuda::TileShape<T, kTileRows>::make(s.left, true),
+                   cuda::TileShape<T, K::outputs>::make(s.right, !p.by_in), p.gates == nullptr ? nullptr : s.gates);
+        });
     auto* staged = reinterpret_cast<typename K::Sum*>(shared);
     sums.for_each([&](int row, int column, typename K::Sum sum) { staged[row * K::pitch + column] = sum; });
     __syncthreads();
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
 template <class T>
 Status launch_product(const Product& p, const CudaCall& call) {
   const int32_t block = p.layout.block_size;
-  const int64_t rows = (p.y.channels + block - 1) / block;
+  const int64_t rows = ceil_div(p.y.channels, block);
   const GenericProduct args{.walk = gemm::walk_on_device(p.layout, p.by_in),
                             .rows = static_cast<int32_t>(rows),
                             .block = block,
@@ -185,7 +186,7 @@ Status launch_product(const Product& p, const CudaCall& call) {
                             .bias = p.bias,
                             .activation = p.activation};
   return with_outputs(block, [&]<int N>() {
-    const int64_t tiles = (p.y.n * p.y.pixels() + kTileRows - 1) / kTileRows;
+    const int64_t tiles = ceil_div(p.y.n * p.y.pixels(), kTileRows);
     return cuda::launch({.blocks = tiles * rows * (block / N),
                          .threads = kThreads,
                          .shared_bytes = Kernel<T, N>::shared_bytes,

@@ -10,6 +10,7 @@
 //   finish    as there
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "ops/conv/cuda/driver.h"
 #include "ops/conv/cuda/halo/gradient_kernel.cuh"
@@ -46,7 +47,7 @@ inline HaloTables halo_tables(void* workspace) {
 inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradientPlan& plan, void* workspace) {
   const int32_t b = g.layout.block_size;
   const HaloPatches patches{.blocks = gemm::walk_on_device(g.layout, false),
-                            .rows = static_cast<int32_t>((g.rows.channels + b - 1) / b),
+                            .rows = static_cast<int32_t>(ceil_div(g.rows.channels, b)),
                             .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                             .strips = plan.strips,
                             .words = plan.words,

@@ -2,6 +2,7 @@
 // all of them by itself, and which of their steps are its own: two kernels in front, which made tables, took 6 us.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/call.h"
 #include "gemm/cuda/wgrad_wgmma/jobs.h"
 #include "ops/conv/cuda/halo/plan.h"
@@ -108,7 +109,7 @@ __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
       const int strip = first + lane;
       int2 mine{0, 0};
       for (int i = 0; strip < c.strips && i < c.words; ++i) mine.x += __popc(u.bits[strip * c.words + i]);
-      mine.y = (mine.x + K::kPatches - 1) / K::kPatches;
+      mine.y = ceil_div(mine.x, K::kPatches);
       int2 sum = mine;
       for (int step = 1; step < 32; step *= 2) {
         const int patches = __shfl_up_sync(~0u, sum.x, step), jobs = __shfl_up_sync(~0u, sum.y, step);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "gemm/cuda/wgrad_wgmma/plan.h"
 #include "ops/conv/cuda/select.h"
@@ -49,8 +50,8 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   const auto raster = raster_of(plan.phase);
   if (!raster || !pays(*raster, p.y.n * p.y.pixels())) return std::nullopt;
   plan.raster = *raster;
-  plan.tiles = divide_up(p.y.channels, kHaloOutputs);
-  plan.jobs = divide_up(raster->positions, kHaloJob);
+  plan.tiles = ceil_div(p.y.channels, kHaloOutputs);
+  plan.jobs = ceil_div(raster->positions, kHaloJob);
   if (block == 16 && (plan.phase.x.taps[0] != 3 || plan.phase.x.taps[1] != 3)) return std::nullopt;
   plan.stage_taps = block == 16 ? 9 : block == 32 && taps % 3 == 0 ? 3 : 1;
   plan.stage_bytes = plan.stage_taps * side * side * 2;
@@ -82,8 +83,8 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   if (!raster || !pays(*raster, g.rows.n * g.rows.pixels())) return std::nullopt;
   plan.raster = *raster;
   const HaloGradientForm form = halo_gradient_form(block);
-  const int64_t strips = divide_up(g.rows.channels, of_strip) * (of_strip / 64);  // of whole blocks
-  const int64_t chunks = divide_up(g.columns.channels, form.patch_inputs), words = divide_up(chunks, 32);
+  const int64_t strips = ceil_div(g.rows.channels, of_strip) * (of_strip / 64);  // of whole blocks
+  const int64_t chunks = ceil_div(g.columns.channels, form.patch_inputs), words = ceil_div(chunks, 32);
   if (strips > kMostHaloStrips || strips * words > kMostHaloWords) return std::nullopt;
   const int64_t most_patches = std::min(strips * chunks, g.layout.blocks * (of_strip / 64) * (of_strip / 64));
   const int64_t rows = int64_t{kHaloGradientTokens} + raster->reach;

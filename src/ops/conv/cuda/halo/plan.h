@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/wgmma/plan.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cuda/halo/raster.h"
@@ -68,7 +69,7 @@ struct HaloGradientPlan {
   int32_t rows;           // positions of x in a box
   int32_t patch_bytes, stage_bytes, stages;
 
-  int64_t steps() const { return (raster.positions + kHaloGradientTokens - 1) / kHaloGradientTokens; }
+  int64_t steps() const { return ceil_div(raster.positions, kHaloGradientTokens); }
 };
 // Nothing where it does not do that.
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g);

@@ -11,6 +11,7 @@
 //   finish    from registers; positions between images are dropped
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "ops/conv/cuda/driver.h"
 #include "ops/conv/cuda/halo/product_kernel.cuh"
@@ -41,7 +42,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .tiles = static_cast<int32_t>(plan.tiles),
                       .jobs = static_cast<int32_t>(plan.jobs),
                       .tile_jobs = plan.groups * kHaloHalves,
-                      .block_rows = static_cast<int32_t>((p.y.channels + b - 1) / b),
+                      .block_rows = static_cast<int32_t>(ceil_div(p.y.channels, b)),
                       .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                       .split_shift = b == 128 ? 1 : 0,
                       .taps = static_cast<int32_t>(p.gather.taps()),

@@ -1,6 +1,7 @@
 // The kernel of fprop and dgrad with steps of one pixel: see product.cuh.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/mbarrier.h"
@@ -250,7 +251,7 @@ class HaloConsumer {
   __device__ void read_note() {
     shared_.ring.wait_full(place_);
     const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
-    const int slot = note.x & 0xff, halves = ((note.x >> 16) - group_ + K::kGroups - 1) / K::kGroups;
+    const int slot = note.x & 0xff, halves = ceil_div((note.x >> 16) - group_, K::kGroups);
     product_ = __shfl_sync(~0u, slot == kNoSlot || halves == 0 ? 0 : 2 * slot + halves, 0);
     flags_ = __shfl_sync(~0u, note.x >> 8 & 0xff, 0);
     shifts_ = __shfl_sync(~0u, note.y, 0);

@@ -2,6 +2,7 @@
 // in front of the kernel, which takes some us itself.
 #pragma once
 
+#include "core/ceil_div.h"
 #include "gemm/cuda/call.h"
 #include "gemm/cuda/wgmma/images.cuh"
 #include "ops/conv/cuda/halo/plan.h"
@@ -70,7 +71,7 @@ class HaloTiles {
     const int64_t grid = gridDim.x, share = walk_.cost_before(walk_.tiles) * (int64_t{blockIdx.x} + lane % 2);
     int low = 0;  // the last tile that does not begin behind it is one of `count` from here on
     for (int count = walk_.tiles + 1, step = 0; step != 1; count = step) {
-      step = (count + 15) / 16;
+      step = ceil_div(count, 16);
       const int tile = low + lane / 2 * step;
       const bool fits = tile <= walk_.tiles && walk_.cost_before(min(tile, walk_.tiles)) * grid <= share;
       const uint32_t all = __ballot_sync(~0u, fits) & (lane % 2 == 0 ? 0x55555555u : 0xaaaaaaaau);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/number.h"
 #include "cuda/ptx/copy.h"
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kSumThreads) convert_sums(const __grid_constan
 
 template <class From, class To>
 Status convert(const void* from, void* to, int64_t count, const CudaCall& call) {
-  return cuda::launch({.blocks = std::clamp<int64_t>((count + kSumThreads - 1) / kSumThreads, 1, 4096),
+  return cuda::launch({.blocks = std::clamp<int64_t>(ceil_div(count, kSumThreads), 1, 4096),
                        .threads = kSumThreads,
                        .stream = static_cast<cudaStream_t>(call.stream),
                        .overlap = call.card.sm90a},
@@ -149,7 +150,7 @@ Status copy_channels(const ChannelCopy& copy, const CudaCall& call) {
                        .tile_rows = std::max(1, kTileBytes / (channels * 2)),
                        .lane_shift = lane_shift,
                        .inverse = copy.inverse};
-  const int64_t tiles = (rows + task.tile_rows - 1) / task.tile_rows;
+  const int64_t tiles = ceil_div(rows, task.tile_rows);
   const int shared_bytes = channels * 4 + task.tile_rows * channels * 2;
   const int64_t resident = std::clamp(call.card.shared_bytes / (shared_bytes + 1024), 1, kOrderResident);
   return cuda::launch({.blocks = std::clamp<int64_t>(tiles, 1, resident * call.card.multiprocessors),

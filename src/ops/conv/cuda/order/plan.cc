@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/places.h"
 #include "ops/conv/cuda/select.h"
 
@@ -39,7 +40,7 @@ int64_t sum_bytes(const WeightGradient& g) {
 template <class Problem>
 OrderPlan place(const Problem& p, const Images& images, int64_t slices) {
   OrderPlan plan{.slices = slices};
-  plan.sums = whole_lines(divide_up(images.n, slices) * images.image_stride() * size_of(p.dtype));
+  plan.sums = whole_lines(ceil_div(images.n, slices) * images.image_stride() * size_of(p.dtype));
   plan.rest = plan.sums + (slices > 1 ? sum_bytes(p) : 0);
   for (int64_t index = 0; index < slices; index += std::max<int64_t>(1, slices - 1)) {  // the first and the last
     const Problem slice = ordered_slice(p, plan, index, nullptr);
@@ -64,7 +65,7 @@ OrderPlan plan(const Problem& given) {
   const Problem all = ordered_slice(p, {.slices = 1}, 0, nullptr);
   const int64_t others = sum_bytes(p) + static_cast<int64_t>(cuda_workspace_bytes(all));
   const int64_t most = (kMostConvWorkspace - kLineBytes - others) / image_bytes;
-  return most < 1 ? OrderPlan{} : place(p, images, divide_up(images.n, most));
+  return most < 1 ? OrderPlan{} : place(p, images, ceil_div(images.n, most));
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/places.h"
+#include "core/ceil_div.h"
 
 namespace blocksparse::lstm {
 
@@ -17,7 +17,7 @@ ResidentPlan plan_resident(const LayoutView& layout, DType dtype, int64_t steps,
   plan.grid = static_cast<int32_t>(std::min(strips, multiprocessors));
   plan.tokens = n <= 16 ? 16 : 32;
   plan.groups = n <= 32 ? 1 : 2;
-  const int64_t slots = divide_up(strips, plan.grid);
+  const int64_t slots = ceil_div(strips, plan.grid);
   const int64_t on_chip = int64_t{plan.grid} * kResidentUnits * kUnit;
   const int64_t bytes = layout.blocks * layout.block_size * layout.block_size * 2;
   if (slots > kMostSlots || slots * kParts * plan.groups > kMostWarps || bytes > on_chip) return {};
