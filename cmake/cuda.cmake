@@ -51,15 +51,11 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/gemm/cuda/forced.cc
   src/gemm/cuda/walk.cc
   src/ops/conv/cuda/driver.cc
-  src/ops/conv/cuda/gather/bf16.cu
-  src/ops/conv/cuda/gather/f16.cu
   src/ops/conv/cuda/gather/taps.cu
   src/ops/conv/cuda/generic/bf16.cu
   src/ops/conv/cuda/generic/f16.cu
   src/ops/conv/cuda/generic/f32.cu
   src/ops/conv/cuda/generic/f64.cu
-  src/ops/conv/cuda/halo/bf16.cu
-  src/ops/conv/cuda/halo/f16.cu
   src/ops/conv/cuda/order/copy.cu
   src/ops/cuda_kernels.cc
   src/ops/lstm/cuda/cell.cu

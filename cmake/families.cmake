@@ -1,11 +1,14 @@
 # One line, one family of CUDA kernels: src/gemm/cuda/<family>/plan.cc is part of every build, the .cu files named behind
-# it where nvcc is.
+# it where nvcc is, compiled for the cards that the family's row in families.inc allows.
 function(blocksparse_add_family family)
   target_sources(blocksparse_objects PRIVATE src/gemm/cuda/${family}/plan.cc)
-  if(BLOCKSPARSE_HAS_CUDA)
-    foreach(source IN LISTS ARGN)
-      target_sources(blocksparse_objects PRIVATE src/gemm/cuda/${family}/${source}.cu)
-    endforeach()
+  file(STRINGS src/gemm/cuda/families.inc row REGEX "^BS_FAMILY\\(${family},")
+  set(kernels ${ARGN})
+  list(TRANSFORM kernels REPLACE "(.+)" "src/gemm/cuda/${family}/\\1.cu")
+  if(row MATCHES "sm_90a")
+    blocksparse_add_kernels_of_90a(${kernels})
+  elseif(BLOCKSPARSE_HAS_CUDA)
+    target_sources(blocksparse_objects PRIVATE ${kernels})
   endif()
 endfunction()
 

@@ -69,16 +69,41 @@ add_library(blocksparse_objects OBJECT
   src/ops/sequence/multiplicative_steps.cc
   src/ops/sequence/steps.cc
   ${BLOCKSPARSE_CUDA_SOURCES})
+set(BLOCKSPARSE_OBJECTS blocksparse_objects)
+# Kernels that only cards of 9.0a run are compiled for these alone: nvcc takes as long for the empty ones of another card
+# as for a quarter of them.
+function(blocksparse_add_kernels_of_90a)
+  if(BLOCKSPARSE_SM90A)
+    target_sources(blocksparse_objects_90a PRIVATE ${ARGN})
+  elseif(BLOCKSPARSE_HAS_CUDA)
+    target_sources(blocksparse_objects PRIVATE ${ARGN})
+  endif()
+endfunction()
+if(BLOCKSPARSE_SM90A)
+  set(architectures ${BLOCKSPARSE_CUDA_ARCHITECTURES})
+  list(FILTER architectures INCLUDE REGEX "^90a")
+  add_library(blocksparse_objects_90a OBJECT)
+  set_target_properties(blocksparse_objects_90a PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  list(APPEND BLOCKSPARSE_OBJECTS blocksparse_objects_90a)
+endif()
 include(families)
+blocksparse_add_kernels_of_90a(
+  src/ops/conv/cuda/gather/bf16.cu
+  src/ops/conv/cuda/gather/f16.cu
+  src/ops/conv/cuda/halo/bf16.cu
+  src/ops/conv/cuda/halo/f16.cu)
 blocksparse_add_isa_sources(blocksparse_objects gemm)
 blocksparse_add_isa_sources(blocksparse_objects ops/lstm)
 blocksparse_add_isa_sources(blocksparse_objects ops/norm)
-target_include_directories(blocksparse_objects PUBLIC
-  $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> PRIVATE src)
-target_compile_definitions(blocksparse_objects PRIVATE BS_VERSION="${PROJECT_VERSION}")
-# FMA is part of some baselines (64-bit Arm): layouts and the reference are to be the same everywhere. Kernels fuse.
-target_compile_options(blocksparse_objects PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
-target_link_libraries(blocksparse_objects PRIVATE blocksparse_warnings OpenMP::OpenMP_CXX Threads::Threads)
-if(BLOCKSPARSE_HAS_CUDA)
-  target_include_directories(blocksparse_objects PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-endif()
+foreach(target IN LISTS BLOCKSPARSE_OBJECTS)
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> PRIVATE src)
+  target_compile_definitions(${target} PRIVATE BS_VERSION="${PROJECT_VERSION}")
+  # FMA is part of some baselines (64-bit Arm): layouts and the reference are to be the same everywhere. Kernels fuse.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+  target_link_libraries(${target} PRIVATE blocksparse_warnings OpenMP::OpenMP_CXX Threads::Threads)
+  if(BLOCKSPARSE_HAS_CUDA)
+    target_include_directories(${target} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  endif()
+endforeach()
+list(TRANSFORM BLOCKSPARSE_OBJECTS REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
