@@ -8,6 +8,9 @@ import os
 import platform
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -121,9 +124,24 @@ def _language_model(arguments: argparse.Namespace) -> None:
     lm.run(arguments)
 
 
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """A line each, without the place in our code."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"blocksparse: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
+    with _short_warnings():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(words: list[str]) -> int:
     arguments = _parser("lm" in words).parse_args(words)  # importing PyTorch takes seconds
     try:
         if arguments.cmake_dir:

@@ -1,16 +1,20 @@
-"""Checkpoints: one safetensors file, complete or not there at all."""
+"""Checkpoints: one safetensors file, complete or not there at all, with a digest of all that it holds."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .files import write_whole
 
-FORMAT = "blocksparse-lm-1"
+FORMAT = "blocksparse-lm-1"  # names the header among the file's metadata
+DIGEST = "blocksparse-lm-digest"
 
 
 def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -21,11 +25,13 @@ def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None
     """
     from safetensors.torch import save as to_bytes
 
-    write_whole(path, to_bytes({k: t.detach().contiguous() for k, t in tensors.items()}, {FORMAT: json.dumps(header)}))
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(header)
+    write_whole(path, to_bytes(held, {FORMAT: text, DIGEST: _digest_of(held, text)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, header) on the CPU.
+    """(tensors, header) on the CPU. Warns of files of older versions, which have no digest.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -37,16 +43,37 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
     try:
         with safe_open(str(path), "pt") as file:
-            header = (file.metadata() or {}).get(FORMAT)
+            metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
-    if header is None:
-        raise ValueError(f"[lm] {path} is no checkpoint of a language model")
+    if FORMAT not in metadata:
+        wrong = "is damaged: it has no header" if DIGEST in metadata else "is no checkpoint of a language model"
+        raise ValueError(f"[lm] {path} {wrong}")
+    header = _parsed(metadata[FORMAT], path)
+    if metadata.keys() == {FORMAT}:
+        warnings.warn(f"{path} has no digest, so that damage to it cannot be noticed", stacklevel=2)
+    elif metadata.keys() != {FORMAT, DIGEST}:
+        raise ValueError(f"[lm] {path} is damaged: its metadata are {', '.join(metadata)}")
+    elif metadata[DIGEST] != _digest_of(tensors, metadata[FORMAT]):
+        raise ValueError(f"[lm] {path} is damaged: what it holds does not match its digest. Take another copy of it")
+    return tensors, header
+
+
+def _parsed(header: str, path: Path) -> dict[str, Any]:
     try:
         described = json.loads(header)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"[lm] {path} is damaged: its header says {header[:40]!r}") from error
+    except json.JSONDecodeError:
+        described = None
     if not isinstance(described, dict):
         raise ValueError(f"[lm] {path} is damaged: its header says {header[:40]!r}")
-    return tensors, described
+    return described
+
+
+def _digest_of(tensors: dict[str, Tensor], header: str) -> str:
+    """Of the header as it is written, and of each tensor's name, dtype, shape and bytes, in the order of names."""
+    made = hashlib.blake2b(header.encode(), digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        made.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        made.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return made.hexdigest()

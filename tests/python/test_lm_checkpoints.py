@@ -1,0 +1,132 @@
+"""Checkpoints that were damaged on the way: what is wrong is said, nothing is read that was not written."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from test_language_model import SHORT, TINY, lm, same, sentences
+
+from blocksparse.models import checkpoint
+from blocksparse.models.training import Trainer, read_text, train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text").write_bytes(sentences(600))
+    train(Trainer(TINY, SHORT, read_text([folder / "text"]), "cpu"), folder, None, until=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return folder / "last.safetensors"
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return read_text([folder / "text"])
+
+
+def header_bytes(data):
+    """How long the header is, with the eight bytes that say so."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+# ---- The check of the content ----------------------------------------------------------------------------------------
+
+
+def test_a_flipped_bit_of_a_weight_is_noticed(folder, trained, capsys):
+    whole = bytearray(trained.read_bytes())
+    whole[-1000] ^= 1
+    (folder / "flipped").write_bytes(whole)
+    assert lm("eval", folder / "flipped", "--text", folder / "text") == 2
+    said = capsys.readouterr()
+    assert "flipped is damaged: what it holds does not match its digest" in said.err
+    assert said.out == ""
+
+
+def test_another_digit_of_the_header_is_noticed(folder, trained, text):
+    whole = trained.read_bytes()
+    changed = whole.replace(rb"\"update\": 2", rb"\"update\": 3")
+    assert changed != whole
+    (folder / "digit").write_bytes(changed)
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    with pytest.raises(ValueError, match="digit is damaged: what it holds does not match its digest"):
+        trainer.resume(folder / "digit")
+    assert trainer.update == 0
+
+
+def without_digest(trained, path):
+    """As the first version wrote it."""
+    from safetensors.torch import save_file
+
+    tensors, header = checkpoint.load(trained)
+    save_file(tensors, path, {checkpoint.FORMAT: json.dumps(header)})
+    return path
+
+
+def test_files_without_a_digest_load_with_a_warning(folder, trained, text, capsys):
+    old = without_digest(trained, folder / "old")
+    with pytest.warns(UserWarning, match="old has no digest"):
+        tensors, header = checkpoint.load(old)
+    expected, expected_header = checkpoint.load(trained)
+    assert same(tensors, expected)
+    assert header == expected_header
+    with pytest.warns(UserWarning, match="old has no digest"):
+        assert lm("eval", old, "--text", folder / "text") == 0
+    with pytest.warns(UserWarning, match="old has no digest"):
+        Trainer(TINY, SHORT, text, "cpu").resume(old)
+
+
+def test_a_warning_is_one_line(folder, trained):
+    old = without_digest(trained, folder / "old")
+    command = [sys.executable, "-m", "blocksparse", "lm", "sample", old, "--length", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"blocksparse: warning: {old} has no digest")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_digest_by_another_name_is_damage(folder, trained):
+    """A flipped bit must not make a file one without a digest."""
+    whole = trained.read_bytes()
+    name = checkpoint.DIGEST.encode()
+    changed = whole.replace(name, name[:-1] + b"u")
+    assert changed != whole
+    (folder / "name").write_bytes(changed)
+    with pytest.raises(ValueError, match="name is damaged"):
+        checkpoint.load(folder / "name")
+
+
+def damaged(whole, rng):
+    """One bit, several, a byte of the header or of the data, or an end that is missing."""
+    kind = rng.choice(["bit", "bit", "bits", "header", "header", "cut"])
+    if kind == "cut":
+        return whole[: rng.randrange(len(whole))]
+    made = bytearray(whole)
+    most = header_bytes(whole) if kind == "header" else len(whole)
+    for _ in range(rng.randint(2, 20) if kind == "bits" else 1):
+        made[rng.randrange(most)] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
+def test_a_thousand_damages(folder, trained):
+    """All are refused, but for those after which the same is read."""
+    rng = random.Random(0)
+    whole, path = trained.read_bytes(), folder / "damaged"
+    expected, expected_header = checkpoint.load(trained)
+    refused = 0
+    for _ in range(1000):
+        path.write_bytes(damaged(whole, rng))
+        try:
+            tensors, header = checkpoint.load(path)
+        except ValueError as error:
+            assert "damaged" in str(error)  # noqa: PT017
+            refused += 1
+        else:
+            assert header == expected_header
+            assert same(tensors, expected)
+    assert refused > 990
