@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from test_language_model import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
@@ -130,3 +131,76 @@ def test_a_thousand_damages(folder, trained):
             assert header == expected_header
             assert same(tensors, expected)
     assert refused > 990
+
+
+# ---- What resume needs -----------------------------------------------------------------------------------------------
+
+
+def state_of(trainer):
+    """All that a resume replaces, as copies."""
+    moments = {f"{i} {k}": v.clone() for i, entry in enumerate(trainer.adam.state.values()) for k, v in entry.items()}
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    ema = {f"ema {name}": tensor.clone() for name, tensor in trainer.ema.items()}
+    state = {} if trainer.state is None else dict(zip("hc", map(torch.clone, trainer.state), strict=True))
+    return {**weights, **ema, **moments, **state, "random": torch.get_rng_state(), "at": torch.tensor(trainer.update)}
+
+
+def renamed(tensors, old, new):
+    tensors[new] = tensors.pop(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: renamed(t, "adam.output.exp_avg_sq", "adam.output.exp_avg_sr"), "lacks 'adam.output.exp_avg_sq'"),
+        (lambda t: t.pop("adam.output_bias.exp_avg"), "lacks 'adam.output_bias.exp_avg'"),
+        (lambda t: t.pop("adam.output_bias.step"), "lacks 'adam.output_bias.step'"),
+        (lambda t: [t.pop(k) for k in list(t) if k.startswith("adam.output_gain.")], "lacks 'adam.output_gain."),
+        (lambda t: [t.pop(k) for k in list(t) if k.startswith("adam.")], "lacks 'adam."),
+        (lambda t: t.update({"adam.x.exp_avg": torch.ones(2)}), "holds 'adam.x.exp_avg', which is of no such training"),
+        (lambda t: t.update({"adam.output.step": torch.ones(2)}), r"adam.output.step is \[2\], needs \[\]"),
+        (
+            lambda t: t.update({"adam.output.exp_avg_sq": t["adam.output.exp_avg_sq"].double()}),
+            "adam.output.exp_avg_sq is torch.float64, needs torch.float32",
+        ),
+        (lambda t: t.update({"ema.output": t["ema.output"].half()}), "ema.output is torch.float16"),
+        (lambda t: t.update({"model.output": t["model.output"].half()}), "model.output is torch.float16"),
+        (lambda t: t.pop("model.output_bias"), "does not fit the model: lacks 'model.output_bias'"),
+        (lambda t: t.update({"model.lstm.ports": t["model.lstm.ports"] + 1}), "model.lstm.ports is of another graph"),
+        (lambda t: t.pop("state.h"), "lacks 'state.h'"),
+        (lambda t: [t.pop(f"state.{x}") for x in "hc"], "lacks 'state."),
+        (lambda t: t.update({"state.h": t["state.h"].long()}), "state.h is torch.int64, needs torch.float32"),
+        (lambda t: t.update({"random": t["random"][:-1].clone()}), r"random is \[5055\], needs \[5056\]"),
+        (lambda t: t.update({"random": torch.full_like(t["random"], 255)}), "random is no state of a generator"),
+        (lambda t: t.update({"recent": torch.ones(2, 2)}), r"recent is \[2, 2\]"),
+    ],
+)
+def test_all_is_checked_before_anything_is_replaced(folder, trained, text, change, message):
+    tensors, header = checkpoint.load(trained)
+    change(tensors)
+    checkpoint.save(folder / "changed", tensors, header)
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    trainer.step()
+    before = state_of(trainer)
+    with pytest.raises(ValueError, match=f"changed .*{message}"):
+        trainer.resume(folder / "changed")
+    assert same(state_of(trainer), before)
+
+
+@pytest.mark.parametrize("update", [-1, 2.5, "2", True, None, 13])
+def test_an_update_that_cannot_be(folder, trained, text, update):
+    tensors, header = checkpoint.load(trained)
+    checkpoint.save(folder / "changed", tensors, {**header, "update": update})
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    with pytest.raises(ValueError, match=f"changed is at update {update}, needs"):
+        trainer.resume(folder / "changed")
+    assert trainer.update == 0
+
+
+def test_before_the_first_update_there_are_no_moments(folder, text):
+    Trainer(TINY, SHORT, text, "cpu").save(folder / "start")
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    trainer.resume(folder / "start")
+    assert trainer.update == 0
+    whole = Trainer(TINY, SHORT, text, "cpu")
+    assert [trainer.step() for _ in range(2)] == [whole.step() for _ in range(2)]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -220,7 +220,7 @@ class Trainer:
         return [self.adam.state.get(p) for p in self.model.parameters()]
 
     def resume(self, path: Path) -> None:
-        """Goes on from a checkpoint.
+        """Goes on from a checkpoint. All of it is checked before anything is replaced.
 
         Raises:
             ValueError: it is damaged, not whole, or of another model, training or text.
@@ -230,28 +230,66 @@ class Trainer:
         for what, value in mine.items():
             if header.get(what) != value:
                 raise ValueError(f"[lm] {path} is of another {what}: {_difference(header.get(what), value)}")
-        load_weights(self.model, tensors, "model.", path)
-        try:
-            self._restore(tensors, int(header["update"]))
-        except (KeyError, RuntimeError, TypeError) as error:
-            what = f"lacks {error}" if isinstance(error, KeyError) else f"does not fit the training: {error}"
-            raise ValueError(f"[lm] {path} {what}") from error
+        if "update" not in header:
+            raise ValueError(f"[lm] {path} lacks 'update'")
+        update = header["update"]
+        if type(update) is not int or not 0 <= update <= self.config.updates:
+            raise ValueError(f"[lm] {path} is at update {update}, needs 0 to {self.config.updates}")
+        self._check(tensors, update, path)
+        self._restore(tensors, update, path)
 
-    def _restore(self, tensors: dict[str, Tensor], update: int) -> None:
-        """All but the weights."""
+    def _needed(self, update: int) -> dict[str, Tensor]:
+        """Tensors like those of a checkpoint at this update, by their names; those of the model have their values."""
+        needed = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        needed |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
+        needed |= {"recent": torch.empty(min(update, SUMS), dtype=torch.float64), "random": torch.get_rng_state()}
+        if update > 0:
+            for name, p in self.model.named_parameters():
+                like = {"exp_avg": p, "exp_avg_sq": p, "step": torch.empty(())}
+                needed |= {f"adam.{name}.{moment}": tensor for moment, tensor in like.items()}
+            state = torch.empty(1, self.config.batch, self.model_config.hidden)
+            needed |= {"state.h": state, "state.c": state}
+        if self.device.type == "cuda":
+            needed["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return needed
+
+    def _check(self, tensors: dict[str, Tensor], update: int, path: Path) -> None:
+        """Raises ValueError unless a checkpoint has all that `_restore` takes, and nothing else."""
+        needed = self._needed(update)
+        narrow = {torch.bfloat16} if self.config.bf16 else set()
+        for name, like in needed.items():
+            dtypes = {like.dtype} | (narrow if name.startswith("state.") else set())
+            found, wrong = tensors.get(name), ""
+            if found is None:
+                wrong = "" if name == "random.cuda" else f"lacks {name!r}"  # it may come from a CPU
+            elif found.shape != like.shape:
+                wrong = f"{name} is {list(found.shape)}, needs {list(like.shape)}"
+            elif found.dtype not in dtypes:
+                wrong = f"{name} is {found.dtype}, needs {like.dtype}"
+            elif name.startswith("model.") and not like.is_floating_point() and not torch.equal(found, like.cpu()):
+                wrong = f"{name} is of another graph"
+            elif name == "random" and not _is_random_state(found):
+                wrong = f"{name} is no state of a generator"
+            if wrong:
+                what = "model" if name.startswith("model.") else "training"
+                raise ValueError(f"[lm] {path} does not fit the {what}: {wrong}")
+        unknown = tensors.keys() - needed.keys() - {"random.cuda"}
+        if unknown:
+            raise ValueError(f"[lm] {path} holds {min(unknown)!r}, which is of no such training")
+
+    def _restore(self, tensors: dict[str, Tensor], update: int, path: Path) -> None:
+        """Takes over what `_check` found right."""
+        load_weights(self.model, tensors, "model.", path)
         fused = bool(self.adam.defaults["fused"])  # then Adam's counts of updates are on the card, too
         for name, p in self.model.named_parameters():
-            self.ema[name].copy_(_of_shape(tensors[f"ema.{name}"], p.shape, f"ema.{name}"))
+            self.ema[name].copy_(tensors[f"ema.{name}"])
             prefix = f"adam.{name}."
             entry = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-            for k, v in entry.items():
-                _of_shape(v, v.shape if k == "step" else p.shape, f"{prefix}{k}")
             moved = {k: v if k == "step" and not fused else v.to(self.device) for k, v in entry.items()}
             if moved:
                 self.adam.state[p] = moved
         if "state.h" in tensors:
-            shape = (1, self.config.batch, self.model_config.hidden)
-            h, c = (_of_shape(tensors[f"state.{x}"], shape, f"state.{x}")[:, self.mine] for x in "hc")
+            h, c = (tensors[f"state.{x}"][:, self.mine] for x in "hc")
             self.state = (h.to(self.device), c.to(self.device))
         self.recent = tensors["recent"].tolist()
         torch.set_rng_state(tensors["random"])
@@ -267,10 +305,12 @@ def _difference(found: Any, needed: Any) -> str:
     return "; ".join(f"{key} is {found.get(key)}, needs {needed.get(key)}" for key in keys)
 
 
-def _of_shape(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
-    if tensor.shape != torch.Size(shape):
-        raise RuntimeError(f"{name} is {list(tensor.shape)}, needs {list(shape)}")
-    return tensor
+def _is_random_state(state: Tensor) -> bool:
+    try:
+        torch.Generator().set_state(state)
+    except RuntimeError:
+        return False
+    return True
 
 
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
@@ -297,7 +337,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
     tensors, header = checkpoint.load(path)
     try:
         model = LanguageModel(ModelConfig(**header["model"]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"[lm] {path} describes no model: {error}") from error
     buffers = {f"ema.{name}": tensors.get(f"model.{name}") for name, _ in model.named_buffers()}
     averaged = {**{k: v for k, v in buffers.items() if v is not None}, **tensors}
