@@ -8,6 +8,11 @@ them.
 
 import ctypes as _ctypes
 
+from . import program as _program
+
+if _program.is_ours():
+    _program.end_on_interrupt()  # before the imports that take time
+
 from . import graphs
 from ._core import library as _library
 from ._core.arguments import need as _need

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs
+from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs, program
 from . import numpy as ops
 from ._core import library
+from .models import options
 
 
 def _info() -> None:
@@ -94,33 +95,35 @@ def _plot(arguments: argparse.Namespace) -> None:
     print(plot_layout(_layout(arguments), arguments.out or f"{stem}.png", arguments.graph))
 
 
-def _parser(with_models: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m blocksparse", description="Says what was found on this machine.")
+def _parser() -> argparse.ArgumentParser:
+    name = "blocksparse" if Path(sys.argv[0]).name == "blocksparse" else "python -m blocksparse"
+    parser = argparse.ArgumentParser(prog=name, description="Says what was found on this machine.")
+    parser.add_argument("--version", action="version", version=f"blocksparse {__version__}")
     parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's blocksparse_DIR")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("selftest", help="run every kernel of this CPU on small problems")
+    commands.add_parser("selftest", help="run every kernel of this CPU on small problems, for some seconds")
     for name, text in (("report", "print what a layout connects"), ("plot", "draw a layout")):
         command = commands.add_parser(name, help=text)
         command.add_argument("graph", help='a graph such as "ba(384,8)", or a saved layout (.npz)')
-        command.add_argument("--block-size", type=int, default=32)
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--block-size", type=int, default=32, help="edge of a block (default: %(default)s)")
+        command.add_argument("--seed", type=int, default=0, help="of graphs that are random (default: %(default)s)")
         if name == "plot":
             command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
-    if with_models and importlib.util.find_spec("torch") and importlib.util.find_spec("safetensors"):
-        from .models import command as lm
-
-        lm.add_parser(commands)
-    else:
-        bare = commands.add_parser("lm", help="train and use byte-level language models: needs blocksparse[lm]")
-        bare.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # main says what is missing
+    options.add_parser(commands)
     return parser
 
 
-def _language_model(arguments: argparse.Namespace) -> None:
-    if not hasattr(arguments, "lm_command"):
-        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install blocksparse[lm]")
-    from .models import command as lm
+def _need_models(words: list[str]) -> None:
+    """Raises ModuleNotFoundError if a language model is asked for, be it for help, without what it needs."""
+    asked = next((word for word in words if not word.startswith("-")), "") == "lm"
+    if asked and not all(map(importlib.util.find_spec, ("torch", "safetensors"))):
+        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install 'blocksparse[lm]'")
 
+
+def _language_model(arguments: argparse.Namespace) -> None:
+    from .models import command as lm  # importing PyTorch takes seconds
+
+    program.raise_on_interrupt()
     lm.run(arguments)
 
 
@@ -142,8 +145,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    arguments = _parser("lm" in words).parse_args(words)  # importing PyTorch takes seconds
     try:
+        _need_models(words)
+        arguments = _parser().parse_args(words)
+        if arguments.command != "lm":
+            program.raise_on_interrupt()
         if arguments.cmake_dir:
             print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
         elif arguments.command == "selftest":

@@ -1,4 +1,4 @@
-"""Pictures of layouts. Needs matplotlib: pip install blocksparse[viz]."""
+"""Pictures of layouts. Needs matplotlib: pip install 'blocksparse[viz]'."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plot_layout(layout: Layout, path: str | os.PathLike[str], title: str = "") -
         import matplotlib as mpl
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "pictures need matplotlib: pip install blocksparse[viz]", name="matplotlib"
+            "pictures need matplotlib: pip install 'blocksparse[viz]'", name="matplotlib"
         ) from error
 
     mpl.use("Agg")

@@ -311,6 +311,6 @@ def _constriction() -> ModuleType:
     try:
         import constriction
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("compression needs constriction: pip install blocksparse[lm]") from None
+        raise ModuleNotFoundError("compression needs constriction: pip install 'blocksparse[lm]'") from None
     module: ModuleType = constriction
     return module

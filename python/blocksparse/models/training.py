@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +18,12 @@ from torch import Tensor
 from ..torch.recurrent import State
 from . import checkpoint
 from .captured import CapturedStep
+from .config import ModelConfig, TrainConfig
 from .distributed import ALONE, World, device_of
 from .files import write_whole
-from .language import LanguageModel, ModelConfig, bits_per_byte, check_seed, loss_of
+from .language import LanguageModel, bits_per_byte, loss_of
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How a model is trained.
-
-    Args:
-        updates: of the weights.
-        batch: streams of text side by side.
-        steps: bytes of a stream in an update; gradients end there, the state goes on.
-        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine to 5 %.
-        warmup: updates in which the rate rises.
-        clip: of the gradient's norm.
-        ema: decay of the average of the weights that evaluation uses; shorter at first.
-        bf16: products in bfloat16, by autocast.
-        seed: of what is random while training.
-    """
-
-    updates: int = 1000
-    batch: int = 64
-    steps: int = 64
-    lr: float = 4e-3
-    warmup: int = 100
-    clip: float = 1.0
-    ema: float = 0.999
-    bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses what is no training."""
-        for name in ("updates", "batch", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
-        if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
-            given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
-            raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
-        check_seed(self.seed)
 
 
 def read_text(paths: list[Path]) -> Tensor:
