@@ -120,11 +120,11 @@ def _need_models(words: list[str]) -> None:
         raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install 'blocksparse[lm]'")
 
 
-def _language_model(arguments: argparse.Namespace) -> None:
+def _language_model(arguments: argparse.Namespace) -> int:
     from .models import command as lm  # importing PyTorch takes seconds
 
     program.raise_on_interrupt()
-    lm.run(arguments)
+    return lm.run(arguments)
 
 
 @contextmanager
@@ -145,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    status = 0
     try:
         _need_models(words)
         arguments = _parser().parse_args(words)
@@ -153,14 +154,14 @@ def _run(words: list[str]) -> int:
         if arguments.cmake_dir:
             print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
         elif arguments.command == "selftest":
-            return _selftest()
+            status = _selftest()
         elif arguments.command == "report":
             layout = _layout(arguments)
             print(layout, graphs.report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
         elif arguments.command == "lm":
-            _language_model(arguments)
+            status = _language_model(arguments)
         else:
             _info()
         sys.stdout.flush()
@@ -172,7 +173,7 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nblocksparse: stopped", file=sys.stderr)
         return 130
-    return 0
+    return status
 
 
 if __name__ == "__main__":

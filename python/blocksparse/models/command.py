@@ -25,14 +25,13 @@ from .training import load_model, read_text
 SUFFIX = ".bslm"
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Does what was asked for; raises ValueError or OSError with what is wrong."""
+def run(arguments: argparse.Namespace) -> int:
+    """Does what was asked for; the exit status. Raises ValueError or OSError with what is wrong."""
     if arguments.device is None:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.lm_command == "train":
         with joined(arguments.device) as (world, device):
-            train_command.run(arguments, world, device)
-        return
+            return train_command.run(arguments, world, device)
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
         _evaluate(arguments, model)
@@ -44,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
         _features(arguments, model)
     else:
         _compress(arguments, model)
+    return 0
 
 
 def _evaluate(arguments: argparse.Namespace, model: LanguageModel) -> None:

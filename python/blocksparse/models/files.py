@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ def check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.touch()
+        remove_leftovers(path.parent)
     except OSError as error:
         raise OSError(f"[lm] {path} cannot be written: {error}") from error
     finally:
@@ -34,8 +37,32 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
+HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
+_PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.part")
+_OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*)")  # of version 0.1
+
+
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{HOST}.{os.getpid()}.part")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what processes of this host have begun to write there and have not lived to end."""
+    for path in folder.iterdir():
+        part = _PARTS.fullmatch(path.name) or _OLD_PARTS.fullmatch(path.name)
+        if part and part.groupdict().get("host", HOST) == HOST and not _lives(int(part["process"])):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:

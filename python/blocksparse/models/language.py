@@ -71,6 +71,10 @@ class LanguageModel(nn.Module):
         return list(graphs.mix(steps))
 
 
+class Stopped(Exception):  # noqa: N818
+    """What was asked to end has done so, without a result."""
+
+
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats; logits [steps, n, 256], targets [steps, n]."""
     wide = logits.float() if logits.dtype.itemsize < 4 else logits
@@ -96,6 +100,7 @@ def bits_per_byte(
     bf16: bool = False,
     world: World = ALONE,
     progress: Callable[[int], None] = lambda done: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> float:
     """What the model needs for a byte of text [bytes]; every stream begins without context.
 
@@ -107,9 +112,11 @@ def bits_per_byte(
         bf16: products in bfloat16, by autocast.
         world: processes that share the streams.
         progress: is told from time to time how many bytes are done.
+        stop: is asked from time to time whether to end.
 
     Raises:
         ValueError: the text has fewer than 2 bytes.
+        Stopped: `stop` said so, in one of the processes.
     """
     if text.numel() < 2:
         raise ValueError(f"[lm] text has {text.numel()} bytes, needs 2 or more")
@@ -123,6 +130,9 @@ def bits_per_byte(
         x, y = x[:, mine], y[:, mine]
         if y.numel() == 0:
             break
+        if stop():
+            total[1] = torch.nan  # so that it is in the sum over all processes
+            break
         with torch.autocast(text.device.type, torch.bfloat16, bf16):
             logits, state = model(x, state)
         total[0] += loss_of(logits, y).double() * y.numel()
@@ -131,6 +141,8 @@ def bits_per_byte(
         progress(done)
     model.train(was_training)
     nats, count = world.sum(total).tolist()
+    if math.isnan(count):
+        raise Stopped
     return nats / count / math.log(2)
 
 

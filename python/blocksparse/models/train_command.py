@@ -15,6 +15,8 @@ from torch import Tensor
 from .bars import bytes_bar, duration, say
 from .config import PRESETS, ModelConfig, TrainConfig
 from .distributed import World
+from .folder import locked
+from .stopping import stop_on_signals
 from .training import Trainer, read_text, train
 
 VALID_BYTES = 2_000_000
@@ -23,26 +25,63 @@ MEASURED = 3  # updates after which is said how long the others take; the first 
 Report = Callable[[dict[str, Any]], None]
 
 
-def run(arguments: argparse.Namespace, world: World, device: torch.device) -> None:
-    """Trains; raises ValueError or OSError with what is wrong."""
-    writer = _summary_writer(arguments.tensorboard) if arguments.tensorboard and world.first else None
-    model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
-    config = TrainConfig(**_given(arguments, TrainConfig))
-    text, valid = _texts(arguments)
-    trainer = Trainer(model, config, text, device, world)
-    last = arguments.out / "last.safetensors"
-    if arguments.resume and last.exists():
-        trainer.resume(last)
-    elif last.exists():
-        raise ValueError(f"[lm] {last} is there already: --resume goes on from it, another --out begins anew")
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    if world.first:
-        print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
+def run(arguments: argparse.Namespace, world: World, device: torch.device) -> int:
+    """Trains; the exit status. Raises ValueError or OSError with what is wrong."""
     with ExitStack() as stack:
-        report = _reporter(arguments, trainer, valid, stack, writer) if world.first else _silent
-        train(trainer, arguments.out, valid, save_every=arguments.save_every, until=arguments.until, report=report)
+        stop = stack.enter_context(stop_on_signals())
+        writer = _summary_writer(arguments.tensorboard) if arguments.tensorboard and world.first else None
+        model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
+        config = TrainConfig(**_given(arguments, TrainConfig))
+        text, valid = _texts(arguments)
+        trainer = Trainer(model, config, text, device, world)
+        _lock(arguments.out, world, device, stack)
+        last = arguments.out / "last.safetensors"
+        if arguments.resume and last.exists():
+            trainer.resume(last)
+        elif last.exists():
+            raise ValueError(f"[lm] {last} is there already: --resume goes on from it, another --out begins anew")
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        if world.first:
+            print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
+        begin, end = trainer.update, _last(arguments, trainer)
+        with ExitStack() as shown:
+            report = _reporter(arguments, trainer, valid, shown, writer) if world.first else _silent
+            how = {"save_every": arguments.save_every, "until": arguments.until, "report": report, "stop": stop}
+            train(trainer, arguments.out, valid, **how)
+        if trainer.update >= end:
+            if world.first:
+                print(last)
+            return 0
+        if world.first:
+            say(_stopped(trainer, begin, end, last, arguments.resume))
+        world.any(False, device)  # torchrun ends the others when the first of them has ended
+        return stop.status
+
+
+def _lock(folder: Path, world: World, device: torch.device, stack: ExitStack) -> None:
+    """Takes the folder for all processes; raises ValueError in all of them if another training has it."""
+    refusal: Exception | None = None
     if world.first:
-        print(last)
+        try:
+            stack.enter_context(locked(folder))
+        except (ValueError, OSError) as error:
+            refusal = error
+    if world.any(refusal is not None, device):
+        raise refusal or ValueError(f"[lm] {folder} was refused to the first process, which says why")
+
+
+def _last(arguments: argparse.Namespace, trainer: Trainer) -> int:
+    """The update to end with."""
+    return min(arguments.until or trainer.config.updates, trainer.config.updates)
+
+
+def _stopped(trainer: Trainer, begin: int, end: int, last: Path, resumes: bool) -> str:
+    """What there is after a signal, and how to go on."""
+    if trainer.update == 0:
+        return "blocksparse: stopped before the first update: there is no checkpoint yet"
+    state = "is written" if trainer.update > begin else "is as it was"
+    command = "the same command" if resumes else "the same command with --resume"
+    return f"blocksparse: stopped after update {trainer.update} of {end}: {last} {state}, and {command} goes on"
 
 
 def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
@@ -88,7 +127,7 @@ def _reporter(
 ) -> Report:
     """A bar or lines, how long it will take, and TensorBoard if asked for."""
     board = stack.enter_context(writer()) if writer else None
-    last = min(arguments.until or trainer.config.updates, trainer.config.updates)
+    last = _last(arguments, trainer)
     per_update = trainer.config.batch * trainer.config.steps
     done = stack.enter_context(bytes_bar(last * per_update, trainer.bytes_seen))
     begin, seconds = trainer.update, {}

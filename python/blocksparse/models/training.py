@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ from . import checkpoint
 from .captured import CapturedStep
 from .config import ModelConfig, TrainConfig
 from .distributed import ALONE, World, device_of
-from .files import write_whole
-from .language import LanguageModel, bits_per_byte, loss_of
+from .folder import locked
+from .language import LanguageModel, Stopped, bits_per_byte, loss_of
+from .log import LINE as LINE
+from .log import Log
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
 
@@ -142,12 +143,13 @@ class Trainer:
         self.state = (state[0].detach(), state[1].detach())
         return loss.detach()
 
-    def evaluate(self, text: Tensor, streams: int = 16) -> float:
-        """Bits per byte of another text, by the averaged weights."""
+    def evaluate(self, text: Tensor, streams: int = 16, stop: Callable[[], bool] = lambda: False) -> float:
+        """Bits per byte of another text, by the averaged weights; raises Stopped where `stop` says so."""
         mine = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self._set(self.ema)
-            return bits_per_byte(self.model, text.to(self.device), streams, bf16=self.config.bf16, world=self.world)
+            text, bf16 = text.to(self.device), self.config.bf16
+            return bits_per_byte(self.model, text, streams, bf16=bf16, world=self.world, stop=stop)
         finally:
             self._set(mine)
 
@@ -319,76 +321,62 @@ def train(
     until: int | None = None,
     streams: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
 
     Raises:
         OSError: one of them cannot be written.
-        ValueError: a number of updates is not positive, or loss or weights are no numbers any more; the last
-            checkpoint is kept.
+        ValueError: a number of updates is not positive, another process trains into the folder, or loss or weights are
+            no numbers any more; the last checkpoint is kept.
 
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
     `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
+
+    `stop` is asked before each update. Where it says so in one of the processes, all write what they have and return.
     """
     for name, updates in (("save_every", save_every), ("evaluate_every", evaluate_every), ("until", until)):
         if updates is not None and updates < 1:
             raise ValueError(f"[lm] {name} is {updates}, needs 1 or more")
-    first = trainer.world.first
-    log = folder / "log.jsonl"
-    spent = _cut(log, trainer.update) if first else 0.0
+    world = trainer.world
     last = min(trainer.config.updates, until or trainer.config.updates)
-    while trainer.update < last:
-        rate, begin = trainer.rate(), time.perf_counter()
-        bits = trainer.step()
-        spent += time.perf_counter() - begin
-        line: dict[str, Any] = {
-            "update": trainer.update,
-            "bytes": trainer.bytes_seen,
-            "seconds": round(spent, 3),
-            "train": round(sum(trainer.recent) / len(trainer.recent), 4),
-            "lr": rate,
-        }
-        saves = trainer.update % save_every == 0 or trainer.update == last
-        if not math.isfinite(bits) or (saves and not trainer.is_finite()):
-            raise ValueError(f"[lm] training has failed by update {trainer.update}: lr {rate:g} may be too high")
-        if saves or trainer.update % (evaluate_every or save_every) == 0:
-            if valid is not None:
-                line["valid"] = round(trainer.evaluate(valid, streams), 4)
-            if saves:
-                trainer.save(folder / "last.safetensors")
-            if first:
-                _append(log, line)
-        if first:
-            report(line)
+    with locked(folder) if world.first else nullcontext():
+        log = Log(folder / "log.jsonl", trainer.update) if world.first else None
+        spent = log.seconds if log else 0.0
+        saved = logged = trainer.update
+        while trainer.update < last and not world.any(stop(), trainer.device):
+            rate, begin = trainer.rate(), time.perf_counter()
+            bits = trainer.step()
+            spent += time.perf_counter() - begin
+            line: dict[str, Any] = {
+                "update": trainer.update,
+                "bytes": trainer.bytes_seen,
+                "seconds": round(spent, 3),
+                "train": round(sum(trainer.recent) / len(trainer.recent), 4),
+                "lr": rate,
+            }
+            saves = trainer.update % save_every == 0 or trainer.update == last
+            if not math.isfinite(bits) or (saves and not trainer.is_finite()):
+                raise _failure(trainer, rate)
+            if saves or trainer.update % (evaluate_every or save_every) == 0:
+                if valid is not None:
+                    with suppress(Stopped):
+                        line["valid"] = round(trainer.evaluate(valid, streams, stop), 4)
+                if log:  # before the checkpoint: a line too many is cut when training goes on
+                    log.add(line)
+                    logged = trainer.update
+                if saves:
+                    trainer.save(folder / "last.safetensors")
+                    saved = trainer.update
+            if log:
+                report(line)
+        if trainer.update > saved and not trainer.is_finite():  # an end was asked for
+            raise _failure(trainer, rate)
+        if trainer.update > logged and log:
+            log.add(line)
+        if trainer.update > saved:
+            trainer.save(folder / "last.safetensors")
 
 
-LINE = '{"update": '  # how those of a log begin
-
-
-def _append(log: Path, line: dict[str, Any]) -> None:
-    try:
-        with open(log, "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise OSError(f"[lm] {log} could not be written: {error}") from error
-
-
-def _cut(log: Path, update: int) -> float:
-    """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then.
-
-    Raises:
-        ValueError: it is no log of ours, so it is left alone.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    kept = []
-    for text in log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []:
-        line: Any = None
-        with suppress(json.JSONDecodeError):
-            line = json.loads(text)
-        if isinstance(line, dict) and {"update", "seconds"} <= line.keys():
-            kept.append(line)
-        elif text.endswith("\n") or not LINE.startswith(text[: len(LINE)]):  # else half a line: the disk was full
-            raise ValueError(f"[lm] {log} is there and no log of a training: {text[:40]!r}; another --out leaves it")
-    kept = [entry for entry in kept if entry["update"] <= update]
-    write_whole(log, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
-    return float(kept[-1]["seconds"]) if kept else 0.0
+def _failure(trainer: Trainer, rate: float) -> ValueError:
+    return ValueError(f"[lm] training has failed by update {trainer.update}: lr {rate:g} may be too high")
