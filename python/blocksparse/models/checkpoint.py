@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +39,10 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         OSError: there is no such file, or it cannot be read.
         ValueError: it is damaged, or no checkpoint of ours.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
-    try:
-        with safe_open(str(path), "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
-    if FORMAT not in metadata:
-        wrong = "is damaged: it has no header" if DIGEST in metadata else "is no checkpoint of a language model"
-        raise ValueError(f"[lm] {path} {wrong}")
-    header = _parsed(metadata[FORMAT], path)
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header = _header(metadata, path)
     if metadata.keys() == {FORMAT}:
         warnings.warn(f"{path} has no digest, so that damage to it cannot be noticed", stacklevel=2)
     elif metadata.keys() != {FORMAT, DIGEST}:
@@ -60,14 +52,37 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def _parsed(header: str, path: Path) -> dict[str, Any]:
+def load_header(path: Path) -> dict[str, Any]:
+    """The header alone, which is not compared with the digest. Raises what `load` does."""
+    with _opened(path) as file:
+        return _header(file.metadata() or {}, path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
     try:
-        described = json.loads(header)
+        with safe_open(str(path), "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
+
+
+def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    if FORMAT not in metadata:
+        wrong = "is damaged: it has no header" if DIGEST in metadata else "is no checkpoint of a language model"
+        raise ValueError(f"[lm] {path} {wrong}")
+    text = metadata[FORMAT]
+    try:
+        header = json.loads(text)
     except json.JSONDecodeError:
-        described = None
-    if not isinstance(described, dict):
-        raise ValueError(f"[lm] {path} is damaged: its header says {header[:40]!r}")
-    return described
+        header = None
+    if not isinstance(header, dict):
+        raise ValueError(f"[lm] {path} is damaged: its header says {text[:40]!r}")
+    return header
 
 
 def _digest_of(tensors: dict[str, Tensor], header: str) -> str:

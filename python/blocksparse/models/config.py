@@ -85,6 +85,13 @@ class TrainConfig:
             raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
         check_seed(self.seed)
 
+    def rate(self, update: int) -> float:
+        """The learning rate with which so many updates are followed by the next one."""
+        if update < self.warmup:
+            return self.lr * (update + 1) / self.warmup
+        progress = (update - self.warmup) / max(1, self.updates - self.warmup)
+        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+
 
 def check_graph(config: ModelConfig) -> None:
     """Raises ValueError where the graph of a model is not one of as many units as it has."""

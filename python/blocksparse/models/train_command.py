@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import checkpoint
 from .bars import bytes_bar, duration, say
 from .config import PRESETS, ModelConfig, TrainConfig
 from .distributed import World
 from .folder import locked
 from .stopping import stop_on_signals
-from .training import Trainer, read_text, train
+from .training import Trainer, read_text, train, updates_of
 
 VALID_BYTES = 2_000_000
 MEASURED = 3  # updates after which is said how long the others take; the first one is slower
@@ -31,18 +32,26 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         stop = stack.enter_context(stop_on_signals())
         writer = _summary_writer(arguments.tensorboard) if arguments.tensorboard and world.first else None
         model = replace(PRESETS[arguments.preset], **_given(arguments, ModelConfig))
+        last = arguments.out / "last.safetensors"
+        resumes = arguments.resume and last.exists()
+        if resumes and arguments.updates is None:  # whoever does not name another number goes on with that
+            arguments.updates = updates_of(checkpoint.load_header(last))
         config = TrainConfig(**_given(arguments, TrainConfig))
         text, valid = _texts(arguments)
         trainer = Trainer(model, config, text, device, world)
         _lock(arguments.out, world, device, stack)
-        last = arguments.out / "last.safetensors"
+        before = config.updates
         if arguments.resume and last.exists():
-            trainer.resume(last)
+            before = trainer.resume(last, other_updates=True)
         elif last.exists():
             raise ValueError(f"[lm] {last} is there already: --resume goes on from it, another --out begins anew")
         parameters = sum(p.numel() for p in trainer.model.parameters())
         if world.first:
             print(f"{parameters} parameters; mix {', '.join(f'{m:.1%}' for m in trainer.model.mix()) or '(dense)'}")
+            if before != config.updates:
+                print(_rescheduled(before, trainer))
+            elif trainer.update == config.updates:
+                print(f"all {config.updates} updates are done: --updates with a larger number goes on")
         begin, end = trainer.update, _last(arguments, trainer)
         with ExitStack() as shown:
             report = _reporter(arguments, trainer, valid, shown, writer) if world.first else _silent
@@ -56,6 +65,16 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
             say(_stopped(trainer, begin, end, last, arguments.resume))
         world.any(False, device)  # torchrun ends the others when the first of them has ended
         return stop.status
+
+
+def _rescheduled(before: int, trainer: Trainer) -> str:
+    """What another number of updates means from here on."""
+    now, at = trainer.config, trainer.update
+    rates = [(at + 1, now.rate(at)), (now.updates, now.rate(now.updates - 1))]
+    if at > 0:
+        rates.insert(0, (at, replace(now, updates=before).rate(at - 1)))
+    text = ", ".join(f"{rate:.3g} at {'update ' if i == 0 else ''}{u}" for i, (u, rate) in enumerate(rates))
+    return f"the schedule is of {now.updates} updates now, of {before} until here: learning rate {text}"
 
 
 def _lock(folder: Path, world: World, device: torch.device, stack: ExitStack) -> None:

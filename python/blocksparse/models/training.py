@@ -83,11 +83,7 @@ class Trainer:
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        c = self.config
-        if self.update < c.warmup:
-            return c.lr * (self.update + 1) / c.warmup
-        progress = (self.update - c.warmup) / max(1, c.updates - c.warmup)
-        return c.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+        return self.config.rate(self.update)
 
     def _chunk(self) -> tuple[Tensor, Tensor]:
         """(input, what follows) [steps, streams of this process] of the next update. Streams that end begin again."""
@@ -185,24 +181,41 @@ class Trainer:
     def _moments(self) -> list[dict[str, Tensor] | None]:
         return [self.adam.state.get(p) for p in self.model.parameters()]
 
-    def resume(self, path: Path) -> None:
+    def resume(self, path: Path, *, other_updates: bool = False) -> int:
         """Goes on from a checkpoint. All of it is checked before anything is replaced.
+
+        Args:
+            path: of the checkpoint.
+            other_updates: whether it may be of a training of another number of updates, which changes the learning
+                rates from here on.
+
+        Returns:
+            The number of updates that its training was to have.
 
         Raises:
             ValueError: it is damaged, not whole, or of another model, training or text.
         """
         tensors, header = checkpoint.load(path)
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), "text": self.text_hash}
+        updates = updates_of(header)
+        if updates is None:
+            raise ValueError(f"[lm] {path} describes no training")
         for what, value in mine.items():
-            if header.get(what) != value:
-                raise ValueError(f"[lm] {path} is of another {what}: {_difference(header.get(what), value)}")
+            found = header.get(what)
+            if what == "training" and other_updates:
+                found = {**header["training"], "updates": self.config.updates}
+            if found != value:
+                raise ValueError(f"[lm] {path} is of another {what}: {_difference(found, value)}")
         if "update" not in header:
             raise ValueError(f"[lm] {path} lacks 'update'")
         update = header["update"]
-        if type(update) is not int or not 0 <= update <= self.config.updates:
-            raise ValueError(f"[lm] {path} is at update {update}, needs 0 to {self.config.updates}")
+        if type(update) is not int or not 0 <= update <= updates:
+            raise ValueError(f"[lm] {path} is at update {update}, needs 0 to {updates}")
+        if update > self.config.updates:
+            raise ValueError(f"[lm] {path} has done {update} updates, needs --updates {update} or more")
         self._check(tensors, update, path)
         self._restore(tensors, update, path)
+        return updates
 
     def _needed(self, update: int) -> dict[str, Tensor]:
         """Tensors like those of a checkpoint at this update, by their names; those of the model have their values."""
@@ -262,6 +275,13 @@ class Trainer:
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.update = update
+
+
+def updates_of(header: dict[str, Any]) -> int | None:
+    """The number of updates that a checkpoint's training was to have, if its header says it."""
+    training = header.get("training")
+    updates = training.get("updates") if isinstance(training, dict) else None
+    return updates if type(updates) is int else None
 
 
 def _difference(found: Any, needed: Any) -> str:
