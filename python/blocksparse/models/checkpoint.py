@@ -62,6 +62,11 @@ def load_header(path: Path) -> dict[str, Any]:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        last = path / "last.safetensors"
+        raise IsADirectoryError(
+            f"[lm] {path} is a folder, needs a checkpoint{f', as {last} is' if last.is_file() else ''}"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
     try:

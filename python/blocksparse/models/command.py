@@ -15,7 +15,7 @@ from .bars import bytes_bar
 from .compression import Header, compress, decompress, digest_of
 from .distributed import joined
 from .features import cell_states, save_features
-from .files import check_writable, write_whole
+from .files import STDIN, STDOUT, check_writable, is_stdout, read_whole, write_whole
 from .language import LanguageModel, bits_per_byte, sample
 from .options import add_parser as add_parser
 from .texts import read_labelled
@@ -32,6 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lm_command == "train":
         with joined(arguments.device) as (world, device):
             return train_command.run(arguments, world, device)
+    if arguments.lm_command in ("compress", "decompress"):
+        _compress(arguments)
+        return 0
     model = load_model(arguments.checkpoint, arguments.device)
     if arguments.lm_command == "eval":
         _evaluate(arguments, model)
@@ -39,10 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompt = os.fsencode(arguments.prompt)  # bytes that are no UTF-8 come out as they were typed
         made = sample(model, prompt, arguments.length, arguments.temperature, arguments.seed)
         sys.stdout.buffer.write(prompt + made + b"\n")
-    elif arguments.lm_command == "features":
-        _features(arguments, model)
     else:
-        _compress(arguments, model)
+        _features(arguments, model)
     return 0
 
 
@@ -78,17 +79,17 @@ def _features(arguments: argparse.Namespace, model: LanguageModel) -> None:
     print(json.dumps({"file": str(arguments.out), "texts": len(examples), "features": features.shape[1], **left_out}))
 
 
-def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
+def _compress(arguments: argparse.Namespace) -> None:
+    """Both ways. The paths are tried before the model is loaded."""
     forward = arguments.lm_command == "compress"
-    out = arguments.out
-    if out is None:
-        if not forward and arguments.file.suffix != SUFFIX:
-            raise ValueError(f"[lm] {arguments.file} does not end with {SUFFIX}: name the file to write with --out")
-        out = arguments.file.with_name(arguments.file.name + SUFFIX) if forward else arguments.file.with_suffix("")
-    _check_out(arguments, out, arguments.file)
-    data = arguments.file.read_bytes()
+    out = arguments.out or _out_of(arguments.file, forward)
+    if not is_stdout(out):
+        _check_out(arguments, out, arguments.file)
+    data = read_whole(arguments.file)
     check_writable(out)
-    with bytes_bar(len(data) if forward else Header.unpack(data)[0].length) as done:
+    length = len(data) if forward else Header.unpack(data)[0].length
+    model = load_model(arguments.checkpoint, arguments.device)
+    with bytes_bar(length) as done:
         if forward:
             made = compress(model, data, streams=arguments.streams, bf16=arguments.bf16, progress=done)
         else:
@@ -96,4 +97,18 @@ def _compress(arguments: argparse.Namespace, model: LanguageModel) -> None:
     write_whole(out, made)
     text, small = (data, made) if forward else (made, data)
     share = {"bits_per_byte": round(8 * len(small) / len(text), 4)} if text else {}
-    print(json.dumps({"file": str(out), "bytes": len(text), "compressed": len(small), **share}))
+    about = {"file": "-" if is_stdout(out) else str(out), "bytes": len(text), "compressed": len(small), **share}
+    print(json.dumps(about), file=sys.stderr if is_stdout(out) else sys.stdout)
+
+
+def _out_of(file: Path, forward: bool) -> Path:
+    """Where the result goes unless one says so."""
+    if file == STDIN:
+        return STDOUT
+    if not file.name or file.is_dir():
+        raise IsADirectoryError(f"[lm] {file} is a folder, needs to be a file")
+    if forward:
+        return file.with_name(file.name + SUFFIX)
+    if file.suffix != SUFFIX:
+        raise ValueError(f"[lm] {file} does not end with {SUFFIX}: name the file to write with --out")
+    return file.with_suffix("")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .config import PRESETS, ModelConfig, TrainConfig
+from .files import STDIN, STDOUT
 
 CHECKPOINT = "file that `lm train` has written, such as OUT/last.safetensors"
-STANDARD = "-"  # the name of standard input and output
 
 
 def add_parser(commands: Any) -> None:
@@ -74,12 +74,21 @@ def _add_compression(lm: Any) -> None:
     ):
         command = lm.add_parser(name, help=text)
         command.add_argument("checkpoint", type=Path, help=CHECKPOINT)
-        command.add_argument("file", type=Path, help="what is read")
-        command.add_argument("-o", "--out", type=Path, help=f"what is written (default: {default})")
+        command.add_argument("file", type=_input, help="what is read; - is standard input")
+        text = f"what is written; - is standard output (default: {default}, or - where FILE is -)"
+        command.add_argument("-o", "--out", type=_output, help=text)
         command.add_argument("--force", action="store_true", help="overwrite OUT")
         if name == "compress":
             command.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
             command.add_argument("--bf16", action="store_true", help="products in bfloat16")
+
+
+def _input(text: str) -> Path:
+    return STDIN if text == "-" else Path(text)
+
+
+def _output(text: str) -> Path:
+    return STDOUT if text == "-" else Path(text)
 
 
 def _add_features(lm: Any) -> None:
