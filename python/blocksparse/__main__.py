@@ -19,6 +19,10 @@ from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs, progr
 from . import numpy as ops
 from ._core import library
 from .models import options
+from .models.bars import duration
+
+LARGE = 3e8  # starts x blocks of a report that takes more than some seconds
+SECONDS_A_BLOCK = (5e-9, 50e-9)  # that a path's start takes, where blocks lie in caches or in memory
 
 
 def _info() -> None:
@@ -85,14 +89,28 @@ def _selftest() -> int:
 def _layout(arguments: argparse.Namespace) -> Layout:
     if Path(arguments.graph).suffix == ".npz":
         return Layout.load(arguments.graph)
-    return Layout.from_graph(arguments.graph, arguments.block_size, seed=arguments.seed)
+    how = {"block_size": arguments.block_size, "seed": arguments.seed}
+    return program.patiently(f"making {arguments.graph}", lambda: Layout.from_graph(arguments.graph, **how))
+
+
+def _report(layout: Layout) -> graphs.Report:
+    """`graphs.report`, with a word beforehand where it takes long."""
+    nodes, blocks = layout.grid[0], layout.blocks
+    starts = min(nodes, 1024) if layout.grid[0] == layout.grid[1] else 0
+    if starts * blocks > LARGE:
+        few, many = (duration(starts * blocks * seconds) for seconds in SECONDS_A_BLOCK)
+        text = f"paths from {starts} of {nodes} blocks through {blocks} blocks may take {few} to {many}; Ctrl-C stops"
+        print(f"blocksparse: {text}", file=sys.stderr, flush=True)
+    return program.patiently(f"measuring paths through {blocks} blocks", lambda: graphs.report(layout))
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    from .viz import plot_layout
+    from .viz import check_picture, plot_layout
 
     stem = re.sub(r"[^\w.-]+", "-", arguments.graph).strip("-")
-    print(plot_layout(_layout(arguments), arguments.out or f"{stem}.png", arguments.graph))
+    path = check_picture(arguments.out or f"{stem}.png")
+    layout = _layout(arguments)
+    print(plot_layout(layout, path, arguments.graph, _report(layout)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,7 +175,7 @@ def _run(words: list[str]) -> int:
             status = _selftest()
         elif arguments.command == "report":
             layout = _layout(arguments)
-            print(layout, graphs.report(layout), sep="\n")
+            print(layout, _report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
         elif arguments.command == "lm":

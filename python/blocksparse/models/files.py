@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, op: str = "lm") -> None:
     """Whether `write_whole` can write there: asked before hours of computing, not behind them. Makes the folder.
 
     Raises:
         OSError: it cannot.
     """
     if path.is_dir():
-        raise IsADirectoryError(f"[lm] {path} is a folder, needs to be a file to be written")
+        raise IsADirectoryError(f"[{op}] {path} is a folder, needs to be a file to be written")
     if _is_device(path):
         return
     beside = _beside(path)
@@ -28,7 +28,7 @@ def check_writable(path: Path) -> None:
         beside.touch()
         remove_leftovers(path.parent)
     except OSError as error:
-        raise OSError(f"[lm] {path} cannot be written: {error}") from error
+        raise OSError(f"[{op}] {path} cannot be written: {error}") from error
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def _lives(process: int) -> bool:
     return True
 
 
-def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None:
+def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any], op: str = "lm") -> None:
     """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
 
     What is there and no file, such as /dev/null, is written to, and so is standard output.
@@ -113,7 +113,8 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any]) -> None
     except BrokenPipeError:
         raise  # whoever reads has seen enough
     except OSError as error:
-        raise OSError(f"[lm] {path} could not be written, what was there is kept: {error}") from error
+        kept = ", what was there is kept" if path.is_file() else ""
+        raise OSError(f"[{op}] {path} could not be written{kept}: {error}") from error
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
