@@ -62,7 +62,7 @@ def _is_device(path: Path) -> bool:
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 _PARTS = re.compile(r"\.(.+)\.(?P<host>[\w-]+)\.(?P<process>[1-9]\d*)\.part")
-_OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*)")  # of version 0.1
+_OLD_PARTS = re.compile(r"\.(last\.safetensors|log\.jsonl)\.(?P<process>[1-9]\d*)")  # as they were called before
 
 
 def _beside(path: Path) -> Path:
