@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -80,8 +81,8 @@ def test_a_signal_ends_the_update_and_saves(text, whole, tmp_path, capsys, at, n
     assert lm(*words(text, out, "--save-every", 5)) == status
     last = out / "last.safetensors"
     said = capsys.readouterr().err
-    assert f"stopped after update 7 of 12: {last} is written" in said
-    assert "the same command with --resume goes on" in said
+    assert f"{last} is written, after update 7 of 12; the same command with --resume goes on\n" in said
+    assert said.endswith("\nblocksparse: stopped\n")
     assert checkpoint.load(last)[1]["update"] == 7
     assert names(out) == ["last.safetensors", "log.jsonl"]
     assert [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)] == before
@@ -96,7 +97,7 @@ def test_a_signal_before_the_first_update(text, tmp_path, capsys, monkeypatch):
         "blocksparse.models.train_command.read_text", lambda paths: signal.raise_signal(signal.SIGTERM) or read(paths)
     )
     assert lm(*words(text, tmp_path / "out")) == 143
-    assert "stopped before the first update: there is no checkpoint yet" in capsys.readouterr().err
+    assert "no update is done, there is no checkpoint yet\n" in capsys.readouterr().err
     assert names(tmp_path / "out") == ["log.jsonl"]
 
 
@@ -170,11 +171,11 @@ def test_all_processes_stop_after_the_same_update(text, tmp_path):
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
     said = running.communicate(timeout=120)[1]
-    assert len(re.findall(r"stopped after update (\d+) of 100000", said)) == 1, said
+    assert len(re.findall(r"is written, after update (\d+) of 100000", said)) == 1, said
     assert "died" not in said
     assert names(out) == ["last.safetensors", "log.jsonl"]
     update = checkpoint.load(out / "last.safetensors")[1]["update"]
-    assert f"stopped after update {update} " in said
+    assert f"after update {update} " in said
 
 
 # ---- What killed runs leave, and two at a time -----------------------------------------------------------------------
@@ -297,6 +298,19 @@ def test_a_lock_is_let_go(tmp_path):
         pass
     with pytest.raises(RuntimeError), locked(tmp_path / "out"):
         raise RuntimeError
+    assert names(tmp_path / "out") == []
+
+
+def test_a_lock_that_cannot_be_written(tmp_path, monkeypatch):
+    """The disk is full: nothing stays behind."""
+    monkeypatch.setattr("json.dumps", lambda about: "x" * 10_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="out cannot be written"), locked(tmp_path / "out"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path / "out") == []
 
 

@@ -63,10 +63,16 @@ def _take(path: Path, folder: Path) -> IO[str]:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 break
         file.close()  # its owner has removed it in between
-    file.truncate(0)
     about = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    file.write(json.dumps(about))
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(json.dumps(about))
+        file.flush()
+    except OSError:
+        path.unlink()
+        with suppress(OSError):
+            file.close()  # which writes once more
+        raise
     return file
 
 

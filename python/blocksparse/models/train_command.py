@@ -96,11 +96,12 @@ def _last(arguments: argparse.Namespace, trainer: Trainer) -> int:
 
 def _stopped(trainer: Trainer, begin: int, end: int, last: Path, resumes: bool) -> str:
     """What there is after a signal, and how to go on."""
-    if trainer.update == 0:
-        return "blocksparse: stopped before the first update: there is no checkpoint yet"
-    state = "is written" if trainer.update > begin else "is as it was"
+    state = (
+        f"{last} {'is written' if trainer.update > begin else 'is as it was'}, after update {trainer.update} of {end}"
+    )
     command = "the same command" if resumes else "the same command with --resume"
-    return f"blocksparse: stopped after update {trainer.update} of {end}: {last} {state}, and {command} goes on"
+    there = f"{state}; {command} goes on" if trainer.update > 0 else "no update is done, there is no checkpoint yet"
+    return f"blocksparse: {there}\nblocksparse: stopped"
 
 
 def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
