@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .files import write_whole
 
-FORMAT = "blocksparse-lm-1"  # names the header among the file's metadata
-DIGEST = "blocksparse-lm-digest"
+FORMAT = "blocksparse-lm-2"  # names the only metadata, digest and header: of two, the file's order would be by chance
+FORMAT_1 = "blocksparse-lm-1"  # a header alone, as the first version wrote it
 
 
 def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(header)
-    write_whole(path, to_bytes(held, {FORMAT: text, DIGEST: _digest_of(held, text)}))
+    write_whole(path, to_bytes(held, {FORMAT: f"{_digest_of(held, text)} {text}"}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,20 +42,18 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with _opened(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    header = _header(metadata, path)
-    if metadata.keys() == {FORMAT}:
+    digest, text = _parts(metadata, path)
+    if digest is None:
         warnings.warn(f"{path} has no digest, so that damage to it cannot be noticed", stacklevel=2)
-    elif metadata.keys() != {FORMAT, DIGEST}:
-        raise ValueError(f"[lm] {path} is damaged: its metadata are {', '.join(metadata)}")
-    elif metadata[DIGEST] != _digest_of(tensors, metadata[FORMAT]):
+    elif digest != _digest_of(tensors, text):
         raise ValueError(f"[lm] {path} is damaged: what it holds does not match its digest. Take another copy of it")
-    return tensors, header
+    return tensors, _parsed(text, path)
 
 
 def load_header(path: Path) -> dict[str, Any]:
     """The header alone, which is not compared with the digest. Raises what `load` does."""
     with _opened(path) as file:
-        return _header(file.metadata() or {}, path)
+        return _parsed(_parts(file.metadata() or {}, path)[1], path)
 
 
 @contextmanager
@@ -76,11 +74,17 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
 
 
-def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
-    if FORMAT not in metadata:
-        wrong = "is damaged: it has no header" if DIGEST in metadata else "is no checkpoint of a language model"
-        raise ValueError(f"[lm] {path} {wrong}")
-    text = metadata[FORMAT]
+def _parts(metadata: dict[str, str], path: Path) -> tuple[str | None, str]:
+    """(digest, header), both as they are written."""
+    if metadata.keys() == {FORMAT}:
+        digest, _, text = metadata[FORMAT].partition(" ")
+        return digest, text
+    if metadata.keys() == {FORMAT_1}:
+        return None, metadata[FORMAT_1]
+    raise ValueError(f"[lm] {path} is damaged or no checkpoint of a language model")
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except json.JSONDecodeError:

@@ -309,7 +309,8 @@ def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, 
     try:
         model.load_state_dict(found)
     except RuntimeError as error:
-        raise ValueError(f"[lm] {path} does not fit the model: {error}") from error
+        lines = " ".join(str(error).split())
+        raise ValueError(f"[lm] {path} does not fit the model: {lines}") from error
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
@@ -355,9 +356,7 @@ def train(
 
     `stop` is asked before each update. Where it says so in one of the processes, all write what they have and return.
     """
-    for name, updates in (("save_every", save_every), ("evaluate_every", evaluate_every), ("until", until)):
-        if updates is not None and updates < 1:
-            raise ValueError(f"[lm] {name} is {updates}, needs 1 or more")
+    check_updates(save_every=save_every, evaluate_every=evaluate_every, until=until)
     world = trainer.world
     last = min(trainer.config.updates, until or trainer.config.updates)
     with locked(folder) if world.first else nullcontext():
@@ -396,6 +395,13 @@ def train(
             log.add(line)
         if trainer.update > saved:
             trainer.save(folder / "last.safetensors")
+
+
+def check_updates(**numbers: int | None) -> None:
+    """Raises ValueError where a number of updates is given, and not positive."""
+    for name, updates in numbers.items():
+        if updates is not None and updates < 1:
+            raise ValueError(f"[lm] {name} is {updates}, needs 1 or more")
 
 
 def _failure(trainer: Trainer, rate: float) -> ValueError:
