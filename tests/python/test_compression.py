@@ -19,6 +19,8 @@ from blocksparse.models.training import TrainConfig, Trainer, load_model, read_t
 
 pytest.importorskip("constriction")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 DENSE = ModelConfig(40, "", inner=2, embedding=8)
 

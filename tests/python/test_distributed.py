@@ -15,6 +15,8 @@ from blocksparse.models.distributed import World
 from blocksparse.models.language import LanguageModel, bits_per_byte
 from blocksparse.models.training import TrainConfig, Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 

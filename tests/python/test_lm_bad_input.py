@@ -16,6 +16,8 @@ from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel, ModelConfig, sample
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4]
 

@@ -12,6 +12,8 @@ from test_language_model import SHORT, TINY, lm, same, sentences
 from blocksparse.models import checkpoint
 from blocksparse.models.training import Trainer, read_text, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

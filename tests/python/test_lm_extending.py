@@ -7,6 +7,8 @@ from blocksparse.models import checkpoint
 from blocksparse.models.config import TrainConfig
 from blocksparse.models.training import Trainer, read_text, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 2, "--device", "cpu"]
 

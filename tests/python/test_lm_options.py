@@ -19,6 +19,8 @@ from blocksparse.models.bars import bytes_bar
 from blocksparse.models.config import ModelConfig
 from blocksparse.models.options import add_parser
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4]
 

@@ -43,11 +43,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         metadata: dict[str, str] = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     digest, text = _parts(metadata, path)
+    if digest is not None and digest != _digest_of(tensors, text):
+        raise ValueError(f"[lm] {path} is damaged: what it holds does not match its digest. Take another copy of it")
+    header = _parsed(text, path)
     if digest is None:
         warnings.warn(f"{path} has no digest, so that damage to it cannot be noticed", stacklevel=2)
-    elif digest != _digest_of(tensors, text):
-        raise ValueError(f"[lm] {path} is damaged: what it holds does not match its digest. Take another copy of it")
-    return tensors, _parsed(text, path)
+    return tensors, header
 
 
 def load_header(path: Path) -> dict[str, Any]:
