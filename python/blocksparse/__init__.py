@@ -6,12 +6,12 @@
 them.
 """
 
-import ctypes as _ctypes
-
 from . import program as _program
 
 if _program.is_ours():
     _program.end_on_interrupt()  # before the imports that take time
+
+import ctypes as _ctypes
 
 from . import graphs
 from ._core import library as _library

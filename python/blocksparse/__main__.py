@@ -20,6 +20,7 @@ from . import numpy as ops
 from ._core import library
 from .models import options
 from .models.bars import duration
+from .patience import patiently
 
 LARGE = 3e8  # starts x blocks of a report that takes more than some seconds
 SECONDS_A_BLOCK = (5e-9, 50e-9)  # that a path's start takes, where blocks lie in caches or in memory
@@ -90,7 +91,7 @@ def _layout(arguments: argparse.Namespace) -> Layout:
     if Path(arguments.graph).suffix == ".npz":
         return Layout.load(arguments.graph)
     how = {"block_size": arguments.block_size, "seed": arguments.seed}
-    return program.patiently(f"making {arguments.graph}", lambda: Layout.from_graph(arguments.graph, **how))
+    return patiently(f"making {arguments.graph}", lambda: Layout.from_graph(arguments.graph, **how))
 
 
 def _report(layout: Layout) -> graphs.Report:
@@ -101,7 +102,7 @@ def _report(layout: Layout) -> graphs.Report:
         few, many = (duration(starts * blocks * seconds) for seconds in SECONDS_A_BLOCK)
         text = f"paths from {starts} of {nodes} blocks through {blocks} blocks may take {few} to {many}; Ctrl-C stops"
         print(f"blocksparse: {text}", file=sys.stderr, flush=True)
-    return program.patiently(f"measuring paths through {blocks} blocks", lambda: graphs.report(layout))
+    return patiently(f"measuring paths through {blocks} blocks", lambda: graphs.report(layout))
 
 
 def _plot(arguments: argparse.Namespace) -> None:

@@ -139,6 +139,15 @@ def test_ctrl_c_while_importing_prints_no_traceback(loaded):
     assert running.returncode == 130
 
 
+def test_until_ctrl_c_is_quiet_little_is_imported():
+    """For a Ctrl-C before that is a traceback."""
+    path = os.path.join(os.path.dirname(blocksparse.__file__), "program.py")
+    code = "import os, signal, sys; before = {*sys.modules}; exec(open(sys.argv[1]).read(), {'__name__': 'program'}); "
+    code += "print({*sys.modules} - before - {'__future__'})"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 # ---- Progress --------------------------------------------------------------------------------------------------------
 
 

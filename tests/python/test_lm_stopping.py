@@ -76,13 +76,14 @@ def at(monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_update_and_saves(text, whole, tmp_path, capsys, at, number, status):
+def test_a_signal_ends_the_update_and_saves(text, whole, tmp_path, capfd, at, number, status):
     before = [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
     at(7, lambda: signal.raise_signal(number))
     out = tmp_path / "out"
     assert lm(*words(text, out, "--save-every", 5)) == status
     last = out / "last.safetensors"
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
+    assert said.index("stops after this update and writes") < said.index("is written")  # not when it has ended
     assert f"{last} is written, after update 7 of 12; the same command with --resume goes on\n" in said
     assert said.endswith("\nblocksparse: stopped\n")
     assert checkpoint.load(last)[1]["update"] == 7

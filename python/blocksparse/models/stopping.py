@@ -18,6 +18,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.number = 0
+        self._asked = threading.Lock()
+
+    def ask(self, number: int) -> None:
+        """Asks for it, by a signal. Says so the first time, before the update can have ended."""
+        if self._asked.acquire(blocking=False):
+            self.number = number
+            _say("stops after this update and writes a checkpoint; Ctrl-C again stops at once")
 
     def __call__(self) -> bool:
         """Whether it was."""
@@ -42,7 +49,7 @@ def stop_on_signals() -> Iterator[Stop]:
         return
 
     def handle(number: int, frame: object) -> None:
-        stop.number = stop.number or number
+        stop.ask(number)
 
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -71,8 +78,8 @@ def _watch(read: int, stop: Stop) -> None:
         if number not in SIGNALS:
             continue
         if not first:
-            first, since, stop.number = number, time.monotonic(), number
-            _say("stops after this update and writes a checkpoint; Ctrl-C again stops at once")
+            first, since = number, time.monotonic()
+            stop.ask(number)
         elif signal.SIGINT in (first, number) and (alone or time.monotonic() - since > FORWARDED_SECONDS):
             _say("stopped at once")
             os._exit(128 + number)
