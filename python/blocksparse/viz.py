@@ -130,7 +130,7 @@ def _draw_mix(axis: Any, report: graphs.Report) -> None:
     steps = range(1, len(report.mix) + 1)
     axis.bar(steps, [100 * share for share in report.mix], color="tab:blue")
     last = max(len(report.mix), 4)  # so that a single bar is no wall
-    beside = max(0.75, last / 30)
+    beside = max(0.75, last / 20)
     every = math.ceil(len(report.mix) / LABELS)
     for step, share in list(zip(steps, report.mix, strict=True))[::-1][::every]:  # of the last one in any case
         axis.annotate(f"{math.floor(100 * share)}%", (step, 100 * share), ha="center", va="bottom")

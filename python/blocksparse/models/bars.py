@@ -69,7 +69,7 @@ def say(text: str) -> None:
 def duration(seconds: float) -> str:
     """As one would say it."""
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
