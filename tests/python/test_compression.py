@@ -255,6 +255,16 @@ def test_a_pipe_and_a_redirection(checkpoint, tmp_path):
     assert json.loads(done.stderr)["bytes"] == len(text)
 
 
+def test_devices_need_no_force(checkpoint, tmp_path, capsys):
+    (tmp_path / "a").write_bytes(b"text")
+    assert lm("compress", checkpoint, tmp_path / "a", "-o", "/dev/null") == 0
+    capsys.readouterr()
+    assert lm("compress", checkpoint, tmp_path / "a", "-o", "/dev/full") == 2
+    assert capsys.readouterr().err == (
+        "blocksparse: [lm] /dev/full could not be written: [Errno 28] No space left on device\n"
+    )
+
+
 @pytest.mark.parametrize("command", ["compress", "decompress"])
 @pytest.mark.parametrize("place", [".", "..", "/", "sub"])
 def test_a_folder_is_no_file(checkpoint, tmp_path, capsys, monkeypatch, command, place):

@@ -60,7 +60,7 @@ def _check_out(arguments: argparse.Namespace, out: Path, read: Path) -> None:
     """Refuses to overwrite a file unasked, and ever what is read."""
     if out.is_file() and any(path.exists() and out.samefile(path) for path in (read, arguments.checkpoint)):
         raise ValueError(f"[lm] {out} is read, needs to be another file to be written")
-    if out.exists() and not out.is_dir() and not arguments.force:
+    if out.is_file() and not arguments.force:  # in devices and pipes there is nothing to lose
         raise ValueError(f"[lm] {out} is there already: --force overwrites it, --out names another")
 
 

@@ -13,7 +13,8 @@ from ..layout import Layout
 from ..torch.deep_update import DeepUpdateLSTM
 from ..torch.recurrent import State
 from .config import PRESETS as PRESETS
-from .config import ModelConfig, check_graph, check_seed
+from .config import ModelConfig as ModelConfig
+from .config import check_graph, check_seed
 from .distributed import ALONE, World
 
 SYMBOLS = 256  # byte values

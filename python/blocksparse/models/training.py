@@ -17,7 +17,8 @@ from torch import Tensor
 from ..torch.recurrent import State
 from . import checkpoint
 from .captured import CapturedStep
-from .config import ModelConfig, TrainConfig
+from .config import ModelConfig
+from .config import TrainConfig as TrainConfig
 from .distributed import ALONE, World, device_of
 from .folder import locked
 from .language import LanguageModel, Stopped, bits_per_byte, loss_of
