@@ -6,6 +6,11 @@
 them.
 """
 
+from . import program as _program
+
+if _program.is_ours():
+    _program.end_on_interrupt()  # before the imports that take time
+
 import ctypes as _ctypes
 
 from . import graphs

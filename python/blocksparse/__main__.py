@@ -8,13 +8,22 @@ import os
 import platform
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs
+from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs, program
 from . import numpy as ops
 from ._core import library
+from .models import options
+from .models.bars import duration
+from .patience import patiently
+
+LARGE = 3e8  # starts x blocks of a report that takes more than some seconds
+SECONDS_A_BLOCK = (5e-9, 50e-9)  # that a path's start takes, where blocks lie in caches or in memory
 
 
 def _info() -> None:
@@ -81,62 +90,97 @@ def _selftest() -> int:
 def _layout(arguments: argparse.Namespace) -> Layout:
     if Path(arguments.graph).suffix == ".npz":
         return Layout.load(arguments.graph)
-    return Layout.from_graph(arguments.graph, arguments.block_size, seed=arguments.seed)
+    how = {"block_size": arguments.block_size, "seed": arguments.seed}
+    return patiently(f"making {arguments.graph}", lambda: Layout.from_graph(arguments.graph, **how))
+
+
+def _report(layout: Layout) -> graphs.Report:
+    """`graphs.report`, with a word beforehand where it takes long."""
+    nodes, blocks = layout.grid[0], layout.blocks
+    starts = min(nodes, 1024) if layout.grid[0] == layout.grid[1] else 0
+    if starts * blocks > LARGE:
+        few, many = (duration(starts * blocks * seconds) for seconds in SECONDS_A_BLOCK)
+        text = f"paths from {starts} of {nodes} blocks through {blocks} blocks may take {few} to {many}; Ctrl-C stops"
+        print(f"blocksparse: {text}", file=sys.stderr, flush=True)
+    return patiently(f"measuring paths through {blocks} blocks", lambda: graphs.report(layout))
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    from .viz import plot_layout
+    from .viz import check_picture, plot_layout
 
     stem = re.sub(r"[^\w.-]+", "-", arguments.graph).strip("-")
-    print(plot_layout(_layout(arguments), arguments.out or f"{stem}.png", arguments.graph))
+    path = check_picture(arguments.out or f"{stem}.png")
+    layout = _layout(arguments)
+    print(plot_layout(layout, path, arguments.graph, _report(layout)))
 
 
-def _parser(with_models: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m blocksparse", description="Says what was found on this machine.")
+def _parser() -> argparse.ArgumentParser:
+    name = "blocksparse" if Path(sys.argv[0]).name == "blocksparse" else "python -m blocksparse"
+    parser = argparse.ArgumentParser(prog=name, description="Says what was found on this machine.")
+    parser.add_argument("--version", action="version", version=f"blocksparse {__version__}")
     parser.add_argument("--cmake-dir", action="store_true", help="print the folder for CMake's blocksparse_DIR")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("selftest", help="run every kernel of this CPU on small problems")
+    commands.add_parser("selftest", help="run every kernel of this CPU on small problems, for some seconds")
     for name, text in (("report", "print what a layout connects"), ("plot", "draw a layout")):
         command = commands.add_parser(name, help=text)
         command.add_argument("graph", help='a graph such as "ba(384,8)", or a saved layout (.npz)')
-        command.add_argument("--block-size", type=int, default=32)
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--block-size", type=int, default=32, help="edge of a block (default: %(default)s)")
+        command.add_argument("--seed", type=int, default=0, help="of graphs that are random (default: %(default)s)")
         if name == "plot":
             command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
-    if with_models and importlib.util.find_spec("torch") and importlib.util.find_spec("safetensors"):
-        from .models import command as lm
-
-        lm.add_parser(commands)
-    else:
-        bare = commands.add_parser("lm", help="train and use byte-level language models: needs blocksparse[lm]")
-        bare.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # main says what is missing
+    options.add_parser(commands)
     return parser
 
 
-def _language_model(arguments: argparse.Namespace) -> None:
-    if not hasattr(arguments, "lm_command"):
-        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install blocksparse[lm]")
-    from .models import command as lm
+def _need_models(words: list[str]) -> None:
+    """Raises ModuleNotFoundError if a language model is asked for, be it for help, without what it needs."""
+    asked = next((word for word in words if not word.startswith("-")), "") == "lm"
+    if asked and not all(map(importlib.util.find_spec, ("torch", "safetensors"))):
+        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install 'blocksparse[lm]'")
 
-    lm.run(arguments)
+
+def _language_model(arguments: argparse.Namespace) -> int:
+    from .models import command as lm  # importing PyTorch takes seconds
+
+    program.raise_on_interrupt()
+    return lm.run(arguments)
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """A line each, without the place in our code."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"blocksparse: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
-    arguments = _parser("lm" in words).parse_args(words)  # importing PyTorch takes seconds
+    with _short_warnings():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(words: list[str]) -> int:
+    status = 0
     try:
+        _need_models(words)
+        arguments = _parser().parse_args(words)
+        if arguments.command != "lm":
+            program.raise_on_interrupt()
         if arguments.cmake_dir:
             print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
         elif arguments.command == "selftest":
-            return _selftest()
+            status = _selftest()
         elif arguments.command == "report":
             layout = _layout(arguments)
-            print(layout, graphs.report(layout), sep="\n")
+            print(layout, _report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
         elif arguments.command == "lm":
-            _language_model(arguments)
+            status = _language_model(arguments)
         else:
             _info()
         sys.stdout.flush()
@@ -148,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nblocksparse: stopped", file=sys.stderr)
         return 130
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ._core import library, structs
 from ._core.arguments import need, to_features, to_indices, to_int, to_list
-from ._core.interchange import csr_of_scipy, csr_of_torch, write_pattern
+from ._core.interchange import csr_of_scipy, csr_of_torch, read_pattern, write_pattern
 
 Int32 = npt.NDArray[np.int32]
 _MAKER_ON_DEVICE = "blocksparse.torch.device_layout:from_device_mask"  # found when it is asked for
@@ -258,11 +258,8 @@ class Layout:
             OSError: it cannot be read.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return cls.from_pattern(file["pattern"])
-        except OSError:
-            raise
-        except Exception as error:
+            return cls.from_pattern(read_pattern(Path(path)))
+        except (ValueError, MemoryError) as error:
             raise ValueError(f"[layout] {path} is no saved layout: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:

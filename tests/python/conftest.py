@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,18 @@ def isa(request: pytest.FixtureRequest) -> str:
     blocksparse.set_cpu_isa(request.param)
     yield request.param
     blocksparse.set_cpu_isa("")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Products of tiny models take less time than threads wait for each other where others use the cores, too."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # of processes that tests start
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

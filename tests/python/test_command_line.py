@@ -1,4 +1,3 @@
-import importlib.util
 import os
 import subprocess
 import sys
@@ -53,14 +52,6 @@ def test_errors_are_one_line(capsys, arguments, text):
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [[], ["train", "--text", "corpus.txt", "--out", "run"], ["eval", "--help"]])
-def test_what_language_models_need_is_said(capsys, monkeypatch, words):
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "safetensors" else found(name))
-    assert main(["lm", *words]) == 2
-    assert capsys.readouterr().err == "blocksparse: lm needs PyTorch and safetensors: pip install blocksparse[lm]\n"
 
 
 def test_whoever_has_seen_enough():

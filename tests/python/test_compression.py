@@ -1,7 +1,10 @@
 """Compression by a language model: every byte returns, the size is what evaluation says, damage is noticed."""
 
+import io
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byt
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytest.importorskip("constriction")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 DENSE = ModelConfig(40, "", inner=2, embedding=8)
@@ -63,6 +68,27 @@ def test_awkward_texts(config):
         for streams in (1, 64, None):
             assert decompress(model, compress(model, text, streams=streams)) == text
     assert len(compress(model, b"")) < 40
+
+
+@given(size=st.integers(0, 3000), streams=st.sampled_from([None, 1, 200]), seed=st.integers(0, 99))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_grows_by_more_than_40_bytes(model, size, streams, seed):
+    """Bytes of which the model knows nothing are stored."""
+    text = random.Random(seed).randbytes(size)
+    made = compress(model, text, streams=streams)
+    assert len(made) <= size + 40
+    assert decompress(model, made) == text
+
+
+def test_what_is_stored_needs_no_model(model):
+    text = random.Random(5).randbytes(500)
+    made = compress(model, text)
+    assert Header.unpack(made)[1] == text
+    assert decompress(LanguageModel(TINY), made) == text
+    header, payload = Header.unpack(made)
+    for other in (payload[:-1], payload + b"x", payload[:-1] + b"x"):
+        with pytest.raises(CompressionError, match="describes what cannot be"):
+            decompress(model, header.pack(other))
 
 
 def test_impossible_bytes_cost_but_return():
@@ -190,3 +216,68 @@ def test_command_line(checkpoint, tmp_path, capsys):
     assert lm("decompress", checkpoint, small, "-o", tmp_path / "b") == 2
     assert "cut or altered" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "a.txt.bslm"]
+
+
+def blocksparse_lm(*words, data=b"", **how):
+    """Of another process, whose standard streams are what they are."""
+    command = [sys.executable, "-m", "blocksparse", "lm", *map(str, words)]
+    return subprocess.run(command, input=data, capture_output="stdout" not in how, **how)
+
+
+@pytest.mark.parametrize(("source", "target"), [("a.txt", "-"), ("-", "/dev/stdout"), ("-", None)])
+def test_standard_streams(checkpoint, tmp_path, source, target, capsysbinary, monkeypatch):
+    text = sentences(10)
+    (tmp_path / "a.txt").write_bytes(text)
+    made = text
+    for command in ("compress", "decompress"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(made)))
+        (tmp_path / "small.bslm").write_bytes(made)
+        file = {"compress": source, "decompress": "-" if source == "-" else "small.bslm"}[command]
+        assert lm(command, checkpoint, file, *(() if target is None else ("-o", target))) == 0
+        made, said = capsysbinary.readouterr()
+        about = json.loads(said)  # beside what is made, on standard error
+        assert about["bytes"] == len(text)
+        assert about["file"] == "-"
+    assert made == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "small.bslm"]
+
+
+def test_a_pipe_and_a_redirection(checkpoint, tmp_path):
+    """What a shell does: `compress ... -o /dev/stdout < a > b`, then `decompress ... - | cat`."""
+    text = sentences(10)
+    with open(tmp_path / "small", "wb") as small:
+        done = blocksparse_lm("compress", checkpoint, "-", "-o", "/dev/stdout", data=text, stdout=small)
+    assert done.returncode == 0
+    done = blocksparse_lm("decompress", checkpoint, "-", data=(tmp_path / "small").read_bytes())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == text
+    assert json.loads(done.stderr)["bytes"] == len(text)
+
+
+def test_devices_need_no_force(checkpoint, tmp_path, capsys):
+    (tmp_path / "a").write_bytes(b"text")
+    assert lm("compress", checkpoint, tmp_path / "a", "-o", "/dev/null") == 0
+    capsys.readouterr()
+    assert lm("compress", checkpoint, tmp_path / "a", "-o", "/dev/full") == 2
+    assert capsys.readouterr().err == (
+        "blocksparse: [lm] /dev/full could not be written: [Errno 28] No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["compress", "decompress"])
+@pytest.mark.parametrize("place", [".", "..", "/", "sub"])
+def test_a_folder_is_no_file(checkpoint, tmp_path, capsys, monkeypatch, command, place):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert lm(command, checkpoint, place) == 2
+    assert capsys.readouterr().err == f"blocksparse: [lm] {place} is a folder, needs to be a file\n"
+
+
+def test_a_folder_is_no_checkpoint(checkpoint, tmp_path, capsys):
+    (tmp_path / "a").write_bytes(b"text")
+    assert lm("compress", checkpoint.parent, tmp_path / "a") == 2
+    said = capsys.readouterr().err
+    assert said == f"blocksparse: [lm] {checkpoint.parent} is a folder, needs a checkpoint, as {checkpoint} is\n"
+    assert lm("compress", tmp_path, tmp_path / "a") == 2
+    assert f"[lm] {tmp_path} is a folder, needs a checkpoint\n" in capsys.readouterr().err

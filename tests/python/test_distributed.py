@@ -15,18 +15,26 @@ from blocksparse.models.distributed import World
 from blocksparse.models.language import LanguageModel, bits_per_byte
 from blocksparse.models.training import TrainConfig, Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 
 
-def torchrun(*words, processes=2):
+def torchrun_command(*words, processes=2):
+    """(command, environment)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
     command += ["-m", "blocksparse", "lm", "train", "--device", "cpu", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run([str(x) for x in command], env=environment, capture_output=True, text=True, timeout=300)
+    return [str(x) for x in command], environment
+
+
+def torchrun(*words, processes=2):
+    command, environment = torchrun_command(*words, processes=processes)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from blocksparse import Layout, __main__
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = ModelConfig(hidden=64, graph="ba(8,2)", block=8, inner=2, stride=2, embedding=16)
 SHORT = TrainConfig(updates=12, batch=8, steps=16, lr=4e-3, warmup=4)
 

@@ -16,6 +16,8 @@ from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel, ModelConfig, sample
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4]
 
@@ -72,7 +74,7 @@ def test_bad_checkpoints(tmp_path, text, trained, capsys):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "other")
-    refused(capsys, ["sample", tmp_path / "other"], "is no checkpoint of a language model")
+    refused(capsys, ["sample", tmp_path / "other"], "is damaged or no checkpoint of a language model")
     data = read_text([text])
     for model, config, what in (
         (ModelConfig(**{**TINY.__dict__, "seed": 5}), SHORT, "model: seed is 0, needs 5$"),
@@ -218,7 +220,7 @@ def test_another_vocabulary(trained, text, tmp_path, capsys):
 def test_damaged_headers(tmp_path, text, capsys, header):
     from safetensors.torch import save_file
 
-    save_file({"a": torch.zeros(1)}, tmp_path / "other", {checkpoint.FORMAT: header})
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {checkpoint.FORMAT_1: header})
     refused(capsys, ["eval", tmp_path / "other", "--text", text], f"other is damaged: its header says '{header}'")
 
 

@@ -192,3 +192,29 @@ def test_virtual_matrices_beyond_2_to_the_31(rng):
     assert np.allclose(y[:, :b], x[:, -b:] @ w[0].T, atol=1e-5)
     assert np.allclose(y[:, -b:], x[:, :b] @ w[1].T + x[:, -b:] @ w[2].T, atol=1e-5)
     assert not y[:, b:-b].any()
+
+
+@pytest.mark.parametrize(("name", "out_of_order"), [("x", 0), ("values", 0), ("bias", 0), ("x", 1), ("x", 2)])
+def test_what_has_other_strides_is_said_how_to_mend(name, out_of_order):
+    layout = Layout.from_graph("ba(8,2)", 16)
+    arrays = {
+        "x": np.ones((4, 128), np.float32),
+        "values": np.ones(layout.values_shape, np.float32),
+        "bias": np.ones(128, np.float32),
+    }
+    views = (lambda a: a[::-1], lambda a: a[:, ::-1], lambda a: np.repeat(a, 2, 1)[:, ::2])
+    given = {**arrays, name: views[out_of_order](arrays[name])}
+    shown = {"values": "w"}.get(name, name)
+    mend = rf"\[linear_fprop\] {shown} .*has strides .*: np\.ascontiguousarray\({shown}\) is taken"
+    with pytest.raises(ValueError, match=mend):
+        ops.linear_fprop(layout=layout, **given)
+    mended = {**given, name: np.ascontiguousarray(given[name])}
+    ops.linear_fprop(layout=layout, **mended)
+
+
+def test_an_output_of_other_strides_cannot_be_mended_so():
+    layout = Layout.from_graph("ba(8,2)", 16)
+    x, w = np.ones((4, 128), np.float32), np.ones(layout.values_shape, np.float32)
+    with pytest.raises(ValueError, match="y has strides") as refusal:
+        ops.linear_fprop(x, w, layout, out=np.ones((4, 128), np.float32)[::-1])
+    assert "ascontiguousarray" not in str(refusal.value)

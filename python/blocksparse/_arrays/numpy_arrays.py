@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +14,8 @@ from .._core import library, structs
 from .._core.arguments import to_threads
 from ..layout import Layout
 from .base import Arrays, Resources, dtype_code, strides_of
+
+_STRIDED = re.compile(r"\] (?P<name>x|w|dy|bias|residual|gates)\b.* has strides ")  # inputs alone
 
 
 class NumPy(Arrays):
@@ -64,5 +67,7 @@ class _Call:
         workspace = structs.Workspace(self._memory.ctypes.data, self._memory.nbytes)
         return ctypes.byref(self._view), workspace, structs.Stream(None, self._threads)
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Says how to mend what the core cannot read: views that run backwards, or over elements between."""
+        if isinstance(error, ValueError) and (strided := _STRIDED.search(str(error))):
+            raise ValueError(f"{error}: np.ascontiguousarray({strided['name']}) is taken") from None

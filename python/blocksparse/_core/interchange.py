@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,28 @@ def csr_of_torch(tensor: Any) -> Csr:
         )
     crow, col = tensor.crow_indices().cpu().numpy(), tensor.col_indices().cpu().numpy()
     return crow, col, tensor.shape[1] // columns, rows
+
+
+def read_pattern(path: Path) -> Any:
+    """The array that `write_pattern` has written.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file, truncated or damaged.
+    """
+    with open(path, "rb") as stream:
+        if not zipfile.is_zipfile(stream):
+            raise ValueError("it is no .npz archive, or cut")
+        stream.seek(0)
+        try:
+            with np.load(stream, allow_pickle=False) as file:
+                return file["pattern"]
+        except KeyError:
+            raise ValueError("it has no array named pattern") from None
+        except OSError:
+            raise
+        except Exception as error:  # of zipfile, zlib and NumPy, which suggests to allow_pickle
+            raise ValueError("its array named pattern cannot be read") from error
 
 
 def write_pattern(path: Path, pattern: Any) -> None:

@@ -1,10 +1,14 @@
-"""Progress bars, where tqdm is installed."""
+"""Progress: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
+
+SECONDS = 10  # between lines of a log; longer by and by, so that a day makes a few hundred lines
 
 
 class Done(Protocol):
@@ -16,11 +20,10 @@ class Done(Protocol):
 
 @contextmanager
 def bytes_bar(total: int, initial: int = 0) -> Iterator[Done]:
-    """A bar of bytes and bytes/s."""
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        yield lambda count, text="": None
+    """Bytes and bytes/s; on a terminal by tqdm, where that is installed."""
+    tqdm = _tqdm()
+    if tqdm is None or not sys.stderr.isatty():
+        yield _Lines(total, initial)
         return
     with tqdm(total=total, initial=initial, unit="B", unit_scale=True) as bar:
 
@@ -31,3 +34,49 @@ def bytes_bar(total: int, initial: int = 0) -> Iterator[Done]:
                 bar.update(count - bar.n)
 
         yield done
+
+
+class _Lines:
+    """A line every `SECONDS`, or when a fiftieth of the time until then has passed again."""
+
+    def __init__(self, total: int, initial: int) -> None:
+        self.total, self.initial = total, initial
+        self.begin = self.said = time.monotonic()
+
+    def __call__(self, count: int, text: str = "") -> None:
+        now = time.monotonic()
+        if now - self.said < max(SECONDS, (now - self.begin) / 50):
+            return
+        self.said = now
+        tqdm = _tqdm()
+        if tqdm is None:
+            print(f"{count} of {self.total} bytes {text}".rstrip(), file=sys.stderr, flush=True)
+            return
+        how: dict[str, Any] = {"unit": "B", "unit_scale": True, "initial": self.initial, "postfix": text or None}
+        meter = tqdm.format_meter(count, self.total, now - self.begin, ncols=0, **how)
+        print(meter.strip(), file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """A line of its own on standard error, beside a bar."""
+    tqdm = _tqdm()
+    if tqdm is None:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        tqdm.write(text, file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """As one would say it."""
+    if seconds < 120:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _tqdm() -> Any:
+    """The class, if it is installed."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        return None
+    return tqdm

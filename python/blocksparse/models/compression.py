@@ -3,6 +3,8 @@
 The text is cut into streams that the model reads side by side, a byte of each at a step. Its probabilities of what
 comes next drive one range coder, stream after stream. Decompression takes the same steps, with the same sizes, so that
 the same build on the same machine gets the same bits from every product, and knows each byte when it is its turn.
+
+A text of which the model knows nothing is stored as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,7 @@ MAGIC = b"BSL\x02"
 MODEL_BYTES, CHECK_BYTES = 8, 4  # of digests: a header has 30 bytes, a thousandth of what 130 kB of English become
 MOST_STREAMS = 1 << 16
 MOST_THREADS = 4096
+WORD = 4  # bytes, in which the coder writes
 LIKELIEST = 50_000  # bytes in a bit at best: the coder's probabilities leave 2^-24 for each other byte
 
 Progress = Callable[[int], None]  # is told how many bytes are done
@@ -43,7 +46,7 @@ class Header:
 
     Args:
         length: of the text, in bytes.
-        streams: side by side.
+        streams: side by side; 0 where the text is stored.
         threads: of PyTorch, on whose number its sums depend.
         bf16: products in bfloat16.
         model: `digest_of` the model.
@@ -58,6 +61,11 @@ class Header:
     model: bytes
     text: bytes
     made_by: bytes
+
+    @property
+    def stored(self) -> bool:
+        """Whether the payload is the text itself."""
+        return self.streams == 0
 
     def pack(self, payload: bytes) -> bytes:
         """The whole file."""
@@ -88,9 +96,12 @@ class Header:
         length, streams, threads = numbers
         header = cls(length, streams, threads // 2, threads % 2 == 1, *digests)
         payload = data[begin:]
-        possible = (len(payload) + 8) * 8 * LIKELIEST
-        streams_possible = 1 <= header.streams <= min(MOST_STREAMS, max(1, header.length))
-        if not streams_possible or not 1 <= header.threads <= MOST_THREADS or header.length > possible:
+        if header.stored:
+            possible = header.length == len(payload) and header.text == _check_of(payload)
+        else:
+            most = min(MOST_STREAMS, max(1, header.length))
+            possible = header.streams <= most and header.length <= (len(payload) + 8) * 8 * LIKELIEST
+        if not possible or not 1 <= header.threads <= MOST_THREADS:
             raise CompressionError(f"[lm] the compressed file describes what cannot be: {header}")
         return header, payload
 
@@ -122,7 +133,7 @@ def compress(
     bf16: bool = False,
     progress: Progress = lambda done: None,
 ) -> bytes:
-    """A file from which `decompress` with the same model makes the text again.
+    """A file from which `decompress` with the same model makes the text again, at most 40 bytes longer than that.
 
     Args:
         model: predicts the text; the smaller its bits per byte, the smaller the file.
@@ -162,7 +173,10 @@ def compress(
         if t % 16 == 0:
             progress(min(header.length, t * header.streams))
     progress(header.length)
-    return header.pack(coder.get_compressed().astype("<u4").tobytes())
+    coded = coder.get_compressed().astype("<u4").tobytes()
+    if len(coded) <= len(text) + WORD:
+        return header.pack(coded)
+    return replace(header, streams=0).pack(text)
 
 
 def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda done: None) -> bytes:
@@ -174,6 +188,9 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
         ModuleNotFoundError: constriction, the range coder, is not installed.
     """
     header, payload = Header.unpack(data)
+    if header.stored:
+        progress(header.length)
+        return payload
     mine, here = digest_of(model), environment(model)
     if header.model != mine:
         raise CompressionError(
@@ -186,8 +203,10 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
             stacklevel=2,
         )
     stream, family = _coder()
-    if len(payload) % 4 != 0:
-        raise CompressionError(f"[lm] the compressed file has a payload of {len(payload)} bytes, needs a multiple of 4")
+    if len(payload) % WORD != 0:
+        raise CompressionError(
+            f"[lm] the compressed file has a payload of {len(payload)} bytes, needs a multiple of {WORD}"
+        )
     coder = stream.queue.RangeDecoder(np.frombuffer(payload, "<u4").astype(np.uint32))
     try:
         text = np.zeros(header.length, np.uint8)
@@ -311,6 +330,6 @@ def _constriction() -> ModuleType:
     try:
         import constriction
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("compression needs constriction: pip install blocksparse[lm]") from None
+        raise ModuleNotFoundError("compression needs constriction: pip install 'blocksparse[lm]'") from None
     module: ModuleType = constriction
     return module

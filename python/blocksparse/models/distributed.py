@@ -41,6 +41,10 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether it is set in one of the processes."""
+        return bool(self.sum(torch.tensor(float(flag), device=device))) if self.size > 1 else flag
+
     def average(self, tensors: list[Tensor]) -> None:
         """Each over all processes, in place, by one message.
 

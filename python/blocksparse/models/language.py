@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,50 +12,12 @@ from torch.nn import functional
 from ..layout import Layout
 from ..torch.deep_update import DeepUpdateLSTM
 from ..torch.recurrent import State
+from .config import PRESETS as PRESETS
+from .config import ModelConfig as ModelConfig
+from .config import check_graph, check_seed
 from .distributed import ALONE, World
 
 SYMBOLS = 256  # byte values
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """What a model is made of.
-
-    Args:
-        hidden: units.
-        graph: of every matrix, such as "ba(175,3)"; "" for dense ones.
-        block: edge of a block.
-        inner: matrices that the state goes through before the gates.
-        stride: input and output touch every stride-th unit.
-        embedding: features of a byte.
-        seed: of the graphs and of the first weights.
-    """
-
-    hidden: int = 896
-    graph: str = "ba(112,3,blocks=784)"
-    block: int = 8
-    inner: int = 4
-    stride: int = 2
-    embedding: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses what makes no model; the rest is refused by the layers."""
-        if self.embedding < 1 or self.hidden < 1:
-            raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
-        if self.graph and self.block > 0 and self.hidden % self.block != 0:
-            raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
-
-
-PRESETS = {
-    "small": ModelConfig(),
-    "dense-small": ModelConfig(248, "", stride=1),
-    "dense-1120": ModelConfig(1120, "", inner=6, stride=1),
-    "ba-5600": ModelConfig(5600, "ba(175,3,blocks=1225)", 32, 6),
-    "ws-5600": ModelConfig(5600, "ws(175,6,0.2)", 32, 6),
-    "dense-3168": ModelConfig(3168, "", inner=6, stride=1),
-    "ba-18432": ModelConfig(18432, "ba(576,8,blocks=9792)", 32, 6),
-}
 
 
 class LanguageModel(nn.Module):
@@ -70,6 +31,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        check_graph(config)
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -110,6 +72,10 @@ class LanguageModel(nn.Module):
         return list(graphs.mix(steps))
 
 
+class Stopped(Exception):  # noqa: N818
+    """What was asked to end has done so, without a result."""
+
+
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats; logits [steps, n, 256], targets [steps, n]."""
     wide = logits.float() if logits.dtype.itemsize < 4 else logits
@@ -135,6 +101,7 @@ def bits_per_byte(
     bf16: bool = False,
     world: World = ALONE,
     progress: Callable[[int], None] = lambda done: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> float:
     """What the model needs for a byte of text [bytes]; every stream begins without context.
 
@@ -146,9 +113,11 @@ def bits_per_byte(
         bf16: products in bfloat16, by autocast.
         world: processes that share the streams.
         progress: is told from time to time how many bytes are done.
+        stop: is asked from time to time whether to end.
 
     Raises:
         ValueError: the text has fewer than 2 bytes.
+        Stopped: `stop` said so, in one of the processes.
     """
     if text.numel() < 2:
         raise ValueError(f"[lm] text has {text.numel()} bytes, needs 2 or more")
@@ -162,6 +131,9 @@ def bits_per_byte(
         x, y = x[:, mine], y[:, mine]
         if y.numel() == 0:
             break
+        if stop():
+            total[1] = torch.nan  # so that it is in the sum over all processes
+            break
         with torch.autocast(text.device.type, torch.bfloat16, bf16):
             logits, state = model(x, state)
         total[0] += loss_of(logits, y).double() * y.numel()
@@ -170,13 +142,9 @@ def bits_per_byte(
         progress(done)
     model.train(was_training)
     nats, count = world.sum(total).tolist()
+    if math.isnan(count):
+        raise Stopped
     return nats / count / math.log(2)
-
-
-def check_seed(seed: int) -> None:
-    """Raises ValueError where PyTorch cannot take it."""
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"[lm] seed is {seed}, needs 64 bits or less")
 
 
 @torch.no_grad()

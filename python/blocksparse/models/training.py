@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +17,15 @@ from torch import Tensor
 from ..torch.recurrent import State
 from . import checkpoint
 from .captured import CapturedStep
+from .config import ModelConfig
+from .config import TrainConfig as TrainConfig
 from .distributed import ALONE, World, device_of
-from .files import write_whole
-from .language import LanguageModel, ModelConfig, bits_per_byte, check_seed, loss_of
+from .folder import locked
+from .language import LanguageModel, Stopped, bits_per_byte, loss_of
+from .log import LINE as LINE
+from .log import Log
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How a model is trained.
-
-    Args:
-        updates: of the weights.
-        batch: streams of text side by side.
-        steps: bytes of a stream in an update; gradients end there, the state goes on.
-        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine to 5 %.
-        warmup: updates in which the rate rises.
-        clip: of the gradient's norm.
-        ema: decay of the average of the weights that evaluation uses; shorter at first.
-        bf16: products in bfloat16, by autocast.
-        seed: of what is random while training.
-    """
-
-    updates: int = 1000
-    batch: int = 64
-    steps: int = 64
-    lr: float = 4e-3
-    warmup: int = 100
-    clip: float = 1.0
-    ema: float = 0.999
-    bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses what is no training."""
-        for name in ("updates", "batch", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
-        if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
-            given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
-            raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
-        check_seed(self.seed)
 
 
 def read_text(paths: list[Path]) -> Tensor:
@@ -118,11 +84,7 @@ class Trainer:
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        c = self.config
-        if self.update < c.warmup:
-            return c.lr * (self.update + 1) / c.warmup
-        progress = (self.update - c.warmup) / max(1, c.updates - c.warmup)
-        return c.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+        return self.config.rate(self.update)
 
     def _chunk(self) -> tuple[Tensor, Tensor]:
         """(input, what follows) [steps, streams of this process] of the next update. Streams that end begin again."""
@@ -178,12 +140,13 @@ class Trainer:
         self.state = (state[0].detach(), state[1].detach())
         return loss.detach()
 
-    def evaluate(self, text: Tensor, streams: int = 16) -> float:
-        """Bits per byte of another text, by the averaged weights."""
+    def evaluate(self, text: Tensor, streams: int = 16, stop: Callable[[], bool] = lambda: False) -> float:
+        """Bits per byte of another text, by the averaged weights; raises Stopped where `stop` says so."""
         mine = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self._set(self.ema)
-            return bits_per_byte(self.model, text.to(self.device), streams, bf16=self.config.bf16, world=self.world)
+            text, bf16 = text.to(self.device), self.config.bf16
+            return bits_per_byte(self.model, text, streams, bf16=bf16, world=self.world, stop=stop)
         finally:
             self._set(mine)
 
@@ -219,45 +182,107 @@ class Trainer:
     def _moments(self) -> list[dict[str, Tensor] | None]:
         return [self.adam.state.get(p) for p in self.model.parameters()]
 
-    def resume(self, path: Path) -> None:
-        """Goes on from a checkpoint.
+    def resume(self, path: Path, *, other_updates: bool = False) -> int:
+        """Goes on from a checkpoint. All of it is checked before anything is replaced.
+
+        Args:
+            path: of the checkpoint.
+            other_updates: whether it may be of a training of another number of updates, which changes the learning
+                rates from here on.
+
+        Returns:
+            The number of updates that its training was to have.
 
         Raises:
             ValueError: it is damaged, not whole, or of another model, training or text.
         """
         tensors, header = checkpoint.load(path)
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), "text": self.text_hash}
+        updates = updates_of(header)
+        if updates is None:
+            raise ValueError(f"[lm] {path} describes no training")
         for what, value in mine.items():
-            if header.get(what) != value:
-                raise ValueError(f"[lm] {path} is of another {what}: {_difference(header.get(what), value)}")
-        load_weights(self.model, tensors, "model.", path)
-        try:
-            self._restore(tensors, int(header["update"]))
-        except (KeyError, RuntimeError, TypeError) as error:
-            what = f"lacks {error}" if isinstance(error, KeyError) else f"does not fit the training: {error}"
-            raise ValueError(f"[lm] {path} {what}") from error
+            found = header.get(what)
+            if what == "training" and other_updates:
+                found = {**header["training"], "updates": self.config.updates}
+            if found != value:
+                raise ValueError(f"[lm] {path} is of another {what}: {_difference(found, value)}")
+        if "update" not in header:
+            raise ValueError(f"[lm] {path} lacks 'update'")
+        update = header["update"]
+        if type(update) is not int or not 0 <= update <= updates:
+            raise ValueError(f"[lm] {path} is at update {update}, needs 0 to {updates}")
+        if update > self.config.updates:
+            raise ValueError(f"[lm] {path} has done {update} updates, needs --updates {update} or more")
+        self._check(tensors, update, path)
+        self._restore(tensors, update, path)
+        return updates
 
-    def _restore(self, tensors: dict[str, Tensor], update: int) -> None:
-        """All but the weights."""
+    def _needed(self, update: int) -> dict[str, Tensor]:
+        """Tensors like those of a checkpoint at this update, by their names; those of the model have their values."""
+        needed = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        needed |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
+        needed |= {"recent": torch.empty(min(update, SUMS), dtype=torch.float64), "random": torch.get_rng_state()}
+        if update > 0:
+            for name, p in self.model.named_parameters():
+                like = {"exp_avg": p, "exp_avg_sq": p, "step": torch.empty(())}
+                needed |= {f"adam.{name}.{moment}": tensor for moment, tensor in like.items()}
+            state = torch.empty(1, self.config.batch, self.model_config.hidden)
+            needed |= {"state.h": state, "state.c": state}
+        if self.device.type == "cuda":
+            needed["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return needed
+
+    def _check(self, tensors: dict[str, Tensor], update: int, path: Path) -> None:
+        """Raises ValueError unless a checkpoint has all that `_restore` takes, and nothing else."""
+        needed = self._needed(update)
+        narrow = {torch.bfloat16} if self.config.bf16 else set()
+        for name, like in needed.items():
+            dtypes = {like.dtype} | (narrow if name.startswith("state.") else set())
+            found, wrong = tensors.get(name), ""
+            if found is None:
+                wrong = "" if name == "random.cuda" else f"lacks {name!r}"  # it may come from a CPU
+            elif found.shape != like.shape:
+                wrong = f"{name} is {list(found.shape)}, needs {list(like.shape)}"
+            elif found.dtype not in dtypes:
+                wrong = f"{name} is {found.dtype}, needs {like.dtype}"
+            elif name.startswith("model.") and not like.is_floating_point() and not torch.equal(found, like.cpu()):
+                wrong = f"{name} is of another graph"
+            elif name == "random" and not _is_random_state(found):
+                wrong = f"{name} is no state of a generator"
+            if wrong:
+                what = "model" if name.startswith("model.") else "training"
+                raise ValueError(f"[lm] {path} does not fit the {what}: {wrong}")
+        unknown = tensors.keys() - needed.keys() - {"random.cuda"}
+        if unknown:
+            raise ValueError(f"[lm] {path} holds {min(unknown)!r}, which is of no such training")
+
+    def _restore(self, tensors: dict[str, Tensor], update: int, path: Path) -> None:
+        """Takes over what `_check` found right."""
+        load_weights(self.model, tensors, "model.", path)
         fused = bool(self.adam.defaults["fused"])  # then Adam's counts of updates are on the card, too
         for name, p in self.model.named_parameters():
-            self.ema[name].copy_(_of_shape(tensors[f"ema.{name}"], p.shape, f"ema.{name}"))
+            self.ema[name].copy_(tensors[f"ema.{name}"])
             prefix = f"adam.{name}."
             entry = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-            for k, v in entry.items():
-                _of_shape(v, v.shape if k == "step" else p.shape, f"{prefix}{k}")
             moved = {k: v if k == "step" and not fused else v.to(self.device) for k, v in entry.items()}
             if moved:
                 self.adam.state[p] = moved
         if "state.h" in tensors:
-            shape = (1, self.config.batch, self.model_config.hidden)
-            h, c = (_of_shape(tensors[f"state.{x}"], shape, f"state.{x}")[:, self.mine] for x in "hc")
+            h, c = (tensors[f"state.{x}"][:, self.mine] for x in "hc")
             self.state = (h.to(self.device), c.to(self.device))
         self.recent = tensors["recent"].tolist()
         torch.set_rng_state(tensors["random"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.update = update
+
+
+def updates_of(header: dict[str, Any]) -> int | None:
+    """The number of updates that a checkpoint's training was to have, if its header says it."""
+    training = header.get("training")
+    updates = training.get("updates") if isinstance(training, dict) else None
+    return updates if type(updates) is int else None
 
 
 def _difference(found: Any, needed: Any) -> str:
@@ -267,10 +292,12 @@ def _difference(found: Any, needed: Any) -> str:
     return "; ".join(f"{key} is {found.get(key)}, needs {needed.get(key)}" for key in keys)
 
 
-def _of_shape(tensor: Tensor, shape: Sequence[int], name: str) -> Tensor:
-    if tensor.shape != torch.Size(shape):
-        raise RuntimeError(f"{name} is {list(tensor.shape)}, needs {list(shape)}")
-    return tensor
+def _is_random_state(state: Tensor) -> bool:
+    try:
+        torch.Generator().set_state(state)
+    except RuntimeError:
+        return False
+    return True
 
 
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
@@ -283,7 +310,8 @@ def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, 
     try:
         model.load_state_dict(found)
     except RuntimeError as error:
-        raise ValueError(f"[lm] {path} does not fit the model: {error}") from error
+        lines = " ".join(str(error).split())
+        raise ValueError(f"[lm] {path} does not fit the model: {lines}") from error
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
@@ -297,7 +325,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
     tensors, header = checkpoint.load(path)
     try:
         model = LanguageModel(ModelConfig(**header["model"]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"[lm] {path} describes no model: {error}") from error
     buffers = {f"ema.{name}": tensors.get(f"model.{name}") for name, _ in model.named_buffers()}
     averaged = {**{k: v for k, v in buffers.items() if v is not None}, **tensors}
@@ -315,76 +343,67 @@ def train(
     until: int | None = None,
     streams: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
 
     Raises:
         OSError: one of them cannot be written.
-        ValueError: a number of updates is not positive, or loss or weights are no numbers any more; the last
-            checkpoint is kept.
+        ValueError: a number of updates is not positive, another process trains into the folder, or loss or weights are
+            no numbers any more; the last checkpoint is kept.
 
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
     `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
+
+    `stop` is asked before each update. Where it says so in one of the processes, all write what they have and return.
     """
-    for name, updates in (("save_every", save_every), ("evaluate_every", evaluate_every), ("until", until)):
+    check_updates(save_every=save_every, evaluate_every=evaluate_every, until=until)
+    world = trainer.world
+    last = min(trainer.config.updates, until or trainer.config.updates)
+    with locked(folder) if world.first else nullcontext():
+        log = Log(folder / "log.jsonl", trainer.update) if world.first else None
+        spent = log.seconds if log else 0.0
+        saved = logged = trainer.update
+        while trainer.update < last and not world.any(stop(), trainer.device):
+            rate, begin = trainer.rate(), time.perf_counter()
+            bits = trainer.step()
+            spent += time.perf_counter() - begin
+            line: dict[str, Any] = {
+                "update": trainer.update,
+                "bytes": trainer.bytes_seen,
+                "seconds": round(spent, 3),
+                "train": round(sum(trainer.recent) / len(trainer.recent), 4),
+                "lr": rate,
+            }
+            saves = trainer.update % save_every == 0 or trainer.update == last
+            if not math.isfinite(bits) or (saves and not trainer.is_finite()):
+                raise _failure(trainer, rate)
+            if saves or trainer.update % (evaluate_every or save_every) == 0:
+                if valid is not None:
+                    with suppress(Stopped):
+                        line["valid"] = round(trainer.evaluate(valid, streams, stop), 4)
+                if log:  # before the checkpoint: a line too many is cut when training goes on
+                    log.add(line)
+                    logged = trainer.update
+                if saves:
+                    trainer.save(folder / "last.safetensors")
+                    saved = trainer.update
+            if log:
+                report(line)
+        if trainer.update > saved and not trainer.is_finite():  # an end was asked for
+            raise _failure(trainer, rate)
+        if trainer.update > logged and log:
+            log.add(line)
+        if trainer.update > saved:
+            trainer.save(folder / "last.safetensors")
+
+
+def check_updates(**numbers: int | None) -> None:
+    """Raises ValueError where a number of updates is given, and not positive."""
+    for name, updates in numbers.items():
         if updates is not None and updates < 1:
             raise ValueError(f"[lm] {name} is {updates}, needs 1 or more")
-    first = trainer.world.first
-    log = folder / "log.jsonl"
-    spent = _cut(log, trainer.update) if first else 0.0
-    last = min(trainer.config.updates, until or trainer.config.updates)
-    while trainer.update < last:
-        rate, begin = trainer.rate(), time.perf_counter()
-        bits = trainer.step()
-        spent += time.perf_counter() - begin
-        line: dict[str, Any] = {
-            "update": trainer.update,
-            "bytes": trainer.bytes_seen,
-            "seconds": round(spent, 3),
-            "train": round(sum(trainer.recent) / len(trainer.recent), 4),
-            "lr": rate,
-        }
-        saves = trainer.update % save_every == 0 or trainer.update == last
-        if not math.isfinite(bits) or (saves and not trainer.is_finite()):
-            raise ValueError(f"[lm] training has failed by update {trainer.update}: lr {rate:g} may be too high")
-        if saves or trainer.update % (evaluate_every or save_every) == 0:
-            if valid is not None:
-                line["valid"] = round(trainer.evaluate(valid, streams), 4)
-            if saves:
-                trainer.save(folder / "last.safetensors")
-            if first:
-                _append(log, line)
-        if first:
-            report(line)
 
 
-LINE = '{"update": '  # how those of a log begin
-
-
-def _append(log: Path, line: dict[str, Any]) -> None:
-    try:
-        with open(log, "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise OSError(f"[lm] {log} could not be written: {error}") from error
-
-
-def _cut(log: Path, update: int) -> float:
-    """Leaves the lines up to an update, for the rest is done again; the seconds that training took until then.
-
-    Raises:
-        ValueError: it is no log of ours, so it is left alone.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    kept = []
-    for text in log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []:
-        line: Any = None
-        with suppress(json.JSONDecodeError):
-            line = json.loads(text)
-        if isinstance(line, dict) and {"update", "seconds"} <= line.keys():
-            kept.append(line)
-        elif text.endswith("\n") or not LINE.startswith(text[: len(LINE)]):  # else half a line: the disk was full
-            raise ValueError(f"[lm] {log} is there and no log of a training: {text[:40]!r}; another --out leaves it")
-    kept = [entry for entry in kept if entry["update"] <= update]
-    write_whole(log, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
-    return float(kept[-1]["seconds"]) if kept else 0.0
+def _failure(trainer: Trainer, rate: float) -> ValueError:
+    return ValueError(f"[lm] training has failed by update {trainer.update}: lr {rate:g} may be too high")

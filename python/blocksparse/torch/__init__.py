@@ -1,5 +1,10 @@
 """Block-sparse layers for PyTorch: functional ops, and modules on top."""
 
+import importlib.util as _util
+
+if _util.find_spec("torch") is None:
+    raise ModuleNotFoundError("blocksparse.torch needs PyTorch: pip install 'blocksparse[torch]'", name="torch")
+
 # Modules that nothing else here imports are attributes all the same: `norm`, and old addresses for one release.
 from . import conv_modules as conv_modules
 from . import deep_update_op as deep_update_op

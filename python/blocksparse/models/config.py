@@ -1,0 +1,114 @@
+"""What a model is made of, and how it is trained. Nothing here needs PyTorch, so that help comes at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..layout import Layout
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is made of.
+
+    Args:
+        hidden: units of the state.
+        graph: which blocks every matrix has, such as "ba(175,3)"; "" for dense ones.
+        block: edge of a block.
+        inner: matrices that the state goes through before the gates.
+        stride: input and output touch every stride-th unit.
+        embedding: features of a byte.
+        seed: another one, other graphs and other first weights.
+    """
+
+    hidden: int = 896
+    graph: str = "ba(112,3,blocks=784)"
+    block: int = 8
+    inner: int = 4
+    stride: int = 2
+    embedding: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what makes no model; the rest is refused by the layers."""
+        if self.embedding < 1 or self.hidden < 1:
+            raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
+        if self.graph and self.block > 0 and self.hidden % self.block != 0:
+            raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
+
+
+PRESETS = {
+    "small": ModelConfig(),
+    "dense-small": ModelConfig(248, "", stride=1),
+    "dense-1120": ModelConfig(1120, "", inner=6, stride=1),
+    "ba-5600": ModelConfig(5600, "ba(175,3,blocks=1225)", 32, 6),
+    "ws-5600": ModelConfig(5600, "ws(175,6,0.2)", 32, 6),
+    "dense-3168": ModelConfig(3168, "", inner=6, stride=1),
+    "ba-18432": ModelConfig(18432, "ba(576,8,blocks=9792)", 32, 6),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained.
+
+    Args:
+        updates: how often the weights are changed.
+        batch: streams of text side by side.
+        steps: bytes of a stream in an update; gradients end there, the state goes on.
+        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine to a twentieth.
+        warmup: updates in which the learning rate rises.
+        clip: the largest norm of a gradient; what is longer is shortened.
+        ema: decay of the average of the weights that evaluation uses; shorter at first.
+        bf16: products in bfloat16, by autocast.
+        seed: of all that is random.
+    """
+
+    updates: int = 1000
+    batch: int = 64
+    steps: int = 64
+    lr: float = 4e-3
+    warmup: int = 100
+    clip: float = 1.0
+    ema: float = 0.999
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no training."""
+        for name in ("updates", "batch", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"[lm] {name} is {getattr(self, name)}, needs 1 or more")
+        if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
+            given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
+            raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+        check_seed(self.seed)
+
+    def rate(self, update: int) -> float:
+        """The learning rate with which so many updates are followed by the next one."""
+        if update < self.warmup:
+            return self.lr * (update + 1) / self.warmup
+        progress = (update - self.warmup) / max(1, self.updates - self.warmup)
+        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+
+
+def check_graph(config: ModelConfig) -> None:
+    """Raises ValueError where the graph of a model is not one of as many units as it has."""
+    if not config.graph:
+        return
+    made = Layout.from_graph(config.graph, config.block, seed=config.seed)
+    sizes = {made.out_features, made.in_features}
+    if sizes != {config.hidden}:
+        nodes = config.hidden // config.block
+        other = f"ba({nodes},{min(3, nodes - 1)})" if nodes > 1 else "dense(1)"
+        raise ValueError(
+            f"[lm] hidden is {config.hidden}, but graph {config.graph} in blocks of {config.block} makes "
+            f'{" x ".join(map(str, sorted(sizes)))}: give both, such as --hidden {config.hidden} --graph "{other}"'
+        )
+
+
+def check_seed(seed: int) -> None:
+    """Raises ValueError where PyTorch cannot take it."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"[lm] seed is {seed}, needs 64 bits or less")

@@ -1,0 +1,215 @@
+"""Checkpoints that were damaged on the way: what is wrong is said, nothing is read that was not written."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_language_model import SHORT, TINY, lm, same, sentences
+
+from blocksparse.models import checkpoint
+from blocksparse.models.training import Trainer, read_text, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text").write_bytes(sentences(600))
+    train(Trainer(TINY, SHORT, read_text([folder / "text"]), "cpu"), folder, None, until=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return folder / "last.safetensors"
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return read_text([folder / "text"])
+
+
+def header_bytes(data):
+    """How long the header is, with the eight bytes that say so."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+# ---- The check of the content ----------------------------------------------------------------------------------------
+
+
+def test_a_flipped_bit_of_a_weight_is_noticed(folder, trained, capsys):
+    whole = bytearray(trained.read_bytes())
+    whole[-1000] ^= 1
+    (folder / "flipped").write_bytes(whole)
+    assert lm("eval", folder / "flipped", "--text", folder / "text") == 2
+    said = capsys.readouterr()
+    assert "flipped is damaged: what it holds does not match its digest" in said.err
+    assert said.out == ""
+
+
+def test_another_digit_of_the_header_is_noticed(folder, trained, text):
+    whole = trained.read_bytes()
+    changed = whole.replace(rb"\"update\": 2", rb"\"update\": 3")
+    assert changed != whole
+    (folder / "digit").write_bytes(changed)
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    with pytest.raises(ValueError, match="digit is damaged: what it holds does not match its digest"):
+        trainer.resume(folder / "digit")
+    assert trainer.update == 0
+
+
+def without_digest(trained, path):
+    """As the first version wrote it."""
+    from safetensors.torch import save_file
+
+    tensors, header = checkpoint.load(trained)
+    save_file(tensors, path, {checkpoint.FORMAT_1: json.dumps(header)})
+    return path
+
+
+def test_files_without_a_digest_load_with_a_warning(folder, trained, text, capsys):
+    old = without_digest(trained, folder / "old")
+    with pytest.warns(UserWarning, match="old has no digest"):
+        tensors, header = checkpoint.load(old)
+    expected, expected_header = checkpoint.load(trained)
+    assert same(tensors, expected)
+    assert header == expected_header
+    with pytest.warns(UserWarning, match="old has no digest"):
+        assert lm("eval", old, "--text", folder / "text") == 0
+    with pytest.warns(UserWarning, match="old has no digest"):
+        Trainer(TINY, SHORT, text, "cpu").resume(old)
+
+
+def test_a_warning_is_one_line(folder, trained):
+    old = without_digest(trained, folder / "old")
+    command = [sys.executable, "-m", "blocksparse", "lm", "sample", old, "--length", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"blocksparse: warning: {old} has no digest")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["blocksparse-lm-1", "blocksparse-lm-3"])
+def test_no_damage_makes_a_file_without_a_digest(folder, trained, name):
+    whole = trained.read_bytes()
+    changed = whole.replace(checkpoint.FORMAT.encode(), name.encode())
+    assert changed != whole
+    (folder / "name").write_bytes(changed)
+    with pytest.raises(ValueError, match="name is damaged"):
+        checkpoint.load(folder / "name")
+
+
+def test_the_same_training_makes_the_same_file(folder, trained):
+    """So that files can be compared. Their metadata have no order of their own, but for a single entry."""
+    tensors, header = checkpoint.load(trained)
+    for _ in range(8):
+        checkpoint.save(folder / "again", tensors, header)
+        assert (folder / "again").read_bytes() == trained.read_bytes()
+
+
+def damaged(whole, rng):
+    """One bit, several, a byte of the header or of the data, or an end that is missing."""
+    kind = rng.choice(["bit", "bit", "bits", "header", "header", "cut"])
+    if kind == "cut":
+        return whole[: rng.randrange(len(whole))]
+    made = bytearray(whole)
+    most = header_bytes(whole) if kind == "header" else len(whole)
+    for _ in range(rng.randint(2, 20) if kind == "bits" else 1):
+        made[rng.randrange(most)] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
+def test_a_thousand_damages(folder, trained):
+    """All are refused, but for those after which the same is read."""
+    rng = random.Random(0)
+    whole, path = trained.read_bytes(), folder / "damaged"
+    expected, expected_header = checkpoint.load(trained)
+    refused = 0
+    for _ in range(1000):
+        path.write_bytes(damaged(whole, rng))
+        try:
+            tensors, header = checkpoint.load(path)
+        except ValueError as error:
+            assert "damaged" in str(error)  # noqa: PT017
+            refused += 1
+        else:
+            assert header == expected_header
+            assert same(tensors, expected)
+    assert refused > 990
+
+
+# ---- What resume needs -----------------------------------------------------------------------------------------------
+
+
+def state_of(trainer):
+    """All that a resume replaces, as copies."""
+    moments = {f"{i} {k}": v.clone() for i, entry in enumerate(trainer.adam.state.values()) for k, v in entry.items()}
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    ema = {f"ema {name}": tensor.clone() for name, tensor in trainer.ema.items()}
+    state = {} if trainer.state is None else dict(zip("hc", map(torch.clone, trainer.state), strict=True))
+    return {**weights, **ema, **moments, **state, "random": torch.get_rng_state(), "at": torch.tensor(trainer.update)}
+
+
+def renamed(tensors, old, new):
+    tensors[new] = tensors.pop(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: renamed(t, "adam.output.exp_avg_sq", "adam.output.exp_avg_sr"), "lacks 'adam.output.exp_avg_sq'"),
+        (lambda t: t.pop("adam.output_bias.exp_avg"), "lacks 'adam.output_bias.exp_avg'"),
+        (lambda t: t.pop("adam.output_bias.step"), "lacks 'adam.output_bias.step'"),
+        (lambda t: [t.pop(k) for k in list(t) if k.startswith("adam.output_gain.")], "lacks 'adam.output_gain."),
+        (lambda t: [t.pop(k) for k in list(t) if k.startswith("adam.")], "lacks 'adam."),
+        (lambda t: t.update({"adam.x.exp_avg": torch.ones(2)}), "holds 'adam.x.exp_avg', which is of no such training"),
+        (lambda t: t.update({"adam.output.step": torch.ones(2)}), r"adam.output.step is \[2\], needs \[\]"),
+        (
+            lambda t: t.update({"adam.output.exp_avg_sq": t["adam.output.exp_avg_sq"].double()}),
+            "adam.output.exp_avg_sq is torch.float64, needs torch.float32",
+        ),
+        (lambda t: t.update({"ema.output": t["ema.output"].half()}), "ema.output is torch.float16"),
+        (lambda t: t.update({"model.output": t["model.output"].half()}), "model.output is torch.float16"),
+        (lambda t: t.pop("model.output_bias"), "does not fit the model: lacks 'model.output_bias'"),
+        (lambda t: t.update({"model.lstm.ports": t["model.lstm.ports"] + 1}), "model.lstm.ports is of another graph"),
+        (lambda t: t.pop("state.h"), "lacks 'state.h'"),
+        (lambda t: [t.pop(f"state.{x}") for x in "hc"], "lacks 'state."),
+        (lambda t: t.update({"state.h": t["state.h"].long()}), "state.h is torch.int64, needs torch.float32"),
+        (lambda t: t.update({"random": t["random"][:-1].clone()}), r"random is \[5055\], needs \[5056\]"),
+        (lambda t: t.update({"random": torch.full_like(t["random"], 255)}), "random is no state of a generator"),
+        (lambda t: t.update({"recent": torch.ones(2, 2)}), r"recent is \[2, 2\]"),
+    ],
+)
+def test_all_is_checked_before_anything_is_replaced(folder, trained, text, change, message):
+    tensors, header = checkpoint.load(trained)
+    change(tensors)
+    checkpoint.save(folder / "changed", tensors, header)
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    trainer.step()
+    before = state_of(trainer)
+    with pytest.raises(ValueError, match=f"changed .*{message}"):
+        trainer.resume(folder / "changed")
+    assert same(state_of(trainer), before)
+
+
+@pytest.mark.parametrize("update", [-1, 2.5, "2", True, None, 13])
+def test_an_update_that_cannot_be(folder, trained, text, update):
+    tensors, header = checkpoint.load(trained)
+    checkpoint.save(folder / "changed", tensors, {**header, "update": update})
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    with pytest.raises(ValueError, match=f"changed is at update {update}, needs"):
+        trainer.resume(folder / "changed")
+    assert trainer.update == 0
+
+
+def test_before_the_first_update_there_are_no_moments(folder, text):
+    Trainer(TINY, SHORT, text, "cpu").save(folder / "start")
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    trainer.resume(folder / "start")
+    assert trainer.update == 0
+    whole = Trainer(TINY, SHORT, text, "cpu")
+    assert [trainer.step() for _ in range(2)] == [whole.step() for _ in range(2)]
