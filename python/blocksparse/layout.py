@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ._core import library, structs
 from ._core.arguments import need, to_features, to_indices, to_int, to_list
+from ._core.digits import from_digits
 from ._core.interchange import csr_of_scipy, csr_of_torch, write_pattern
 
 Int32 = npt.NDArray[np.int32]
@@ -235,12 +236,13 @@ class Layout:
 
     @staticmethod
     def from_pattern(pattern: npt.ArrayLike) -> Layout:
-        """From what `pattern()` returned.
+        """From what `pattern()` returned, or the entry `pattern` of a state dict: these are its digits, as floats.
 
         Raises:
             ValueError: the data is no pattern, or was altered.
         """
-        words = to_indices("pattern", pattern, np.int32)
+        given = np.asarray(pattern)
+        words = from_digits(given) if given.dtype.kind == "f" else to_indices("pattern", given, np.int32)
         handle = ctypes.c_void_p()
         library.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
         return HostLayout(handle)

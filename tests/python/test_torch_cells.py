@@ -68,11 +68,11 @@ def deep_update(m, x, state):
         factor, term = (norm(x_t @ m.input[k].t(), *m.input_norm[k]) for k in (0, 1))
         h = norm(h @ weights[0].t(), *m.matrix_norm[0])
         columns = list(h.unbind(1))
-        for k, port in enumerate(m.ports.tolist()):
+        for k, port in enumerate(m.port_units.tolist()):
             columns[port] = columns[port] * factor[:, k]
         h = norm(torch.stack(columns, 1) @ weights[1].t(), *m.matrix_norm[1])
         columns = list(h.unbind(1))
-        for k, port in enumerate(m.ports.tolist()):
+        for k, port in enumerate(m.port_units.tolist()):
             columns[port] = columns[port] + term[:, k]
         h = torch.stack(columns, 1).relu()
         for j in range(2, m.inner):

@@ -92,7 +92,7 @@ def test_state_dict_keeps_the_pattern(layout, tmp_path):
     torch.save(layer.state_dict(), path)
     state = torch.load(path)
     assert set(state) == {"weight", "bias", "gates", "pattern"}
-    assert state["pattern"].dtype == torch.int32
+    assert state["pattern"].dtype == torch.float32, "which averages of state dicts leave alone"
     assert Layout.from_pattern(state["pattern"].numpy()) == layout
     other = bst.BlockSparseLinear(90, 60, layout, gates=True)
     other.load_state_dict(state)
@@ -103,7 +103,7 @@ def test_state_dict_keeps_the_pattern(layout, tmp_path):
     assert wrong.blocks == layout.blocks
     with pytest.raises(RuntimeError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
         bst.BlockSparseLinear(90, 60, wrong, gates=True).load_state_dict(state)
-    state["pattern"][-1] ^= 1
+    state["pattern"][-1] += 1
     with pytest.raises(RuntimeError, match=r"pattern: .*damaged"):
         other.load_state_dict(state)
 
@@ -119,7 +119,7 @@ def test_deepcopy_pickle_and_moves(layout):
     half = copy.deepcopy(layer).bfloat16()
     assert half.weight.dtype == torch.bfloat16
     assert half.gates.dtype == torch.float32
-    assert half.pattern.dtype == torch.int32
+    assert half.pattern.dtype == torch.float32
     assert half(x.bfloat16()).dtype == torch.bfloat16
 
 
@@ -128,7 +128,7 @@ def test_meta_device(layout):
     assert layer(torch.empty(5, 90, device="meta")).shape == (5, 60)
     real = layer.to_empty(device="cpu")
     real.reset_parameters()
-    assert torch.equal(real.pattern, torch.from_numpy(layout.pattern()))
+    assert Layout.from_pattern(real.pattern.numpy()) == layout
     assert real(torch.randn(5, 90)).isfinite().all()
     assigned = bst.BlockSparseLinear(90, 60, layout, device="meta")
     source = bst.BlockSparseLinear(90, 60, layout)

@@ -19,8 +19,8 @@ class BlockSparseLinear(BlockSparseLayer):
     """y = x W^T + bias with W [out_features, in_features] zero outside of the blocks of a layout.
 
     `weight` [blocks, b, b] is an ordinary dense parameter, so optimizers, clipping, weight averages, DDP and FSDP work
-    as ever and cost what the blocks cost. `pattern` is a small integer buffer that saves the layout with the weights:
-    loading weights of another layout is refused.
+    as ever and cost what the blocks cost. `pattern` is a small buffer that saves the layout with the weights: loading
+    weights of another layout is refused.
 
     Args:
         in_features: columns of W.
