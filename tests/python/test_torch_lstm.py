@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import assert_same, refusals
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
@@ -85,14 +86,6 @@ def test_gradcheck(small):
         return y, h, c
 
     assert torch.autograd.gradcheck(f, (pre, w, h, c))
-
-
-def test_second_gradients_are_refused(small):
-    pre, w, _, _ = inputs(small, 3, 2)
-    y, _ = bst.lstm(pre, w, small)
-    (grad,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
 
 
 def test_some_gradients_only(small):
@@ -178,6 +171,20 @@ def test_compile(gate):
     y.sum().backward()
     for p, want in zip(layer.parameters(), grads, strict=True):
         torch.testing.assert_close(p.grad, want)
+
+
+def test_compiled_backward_is_one_op(gate):
+    """And not the composition of gradients that are to have gradients."""
+    seen = []
+
+    def keep(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "blocksparse" in str(node.target))
+        return graph.forward
+
+    layer = bst.BlockSparseLSTM(INPUT, HIDDEN, gate)
+    compiled = torch.compile(layer, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    compiled(torch.randn(4, 3, INPUT))[0].sum().backward()
+    assert seen == ["blocksparse.lstm_forward.default", "blocksparse.lstm_backward.default"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

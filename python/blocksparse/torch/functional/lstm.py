@@ -25,9 +25,9 @@ def lstm(
 ) -> tuple[Tensor, State]:
     """A sequence through an LSTM: z = pre[t] + W h, c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c).
 
-    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable once, and
-    backward; knows autocast and `torch.compile`. For truncated backpropagation through time pass the last chunk's
-    state, detached.
+    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable any
+    number of times, backward; knows autocast and `torch.compile`. A gradient that is to have gradients (create_graph)
+    is composed of some ops a step. For truncated backpropagation through time pass the last chunk's state, detached.
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
@@ -87,7 +87,7 @@ def apply_lstm(
     pre = pre.contiguous()
     refuse_tangents("lstm", pre, values, h0, c0)
     if torch.is_grad_enabled() and needs_gradient(pre, values, h0, c0):
-        y, h, c = Lstm.apply(pre, values, index, h0, c0, lengths)
+        y, h, c, _, _ = Lstm.apply(pre, values, index, h0, c0, lengths)
     else:
         y, h, c, _, _ = ops.forward(pre, values.to(dtype), index, h0, c0, lengths, False)
     return y, (h, c)
@@ -98,7 +98,7 @@ def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
     pre = z.unsqueeze(0)
     refuse_tangents("lstm", z, c)
     if torch.is_grad_enabled() and needs_gradient(z, c):
-        _, h, c = Lstm.apply(pre, values, index, None, c, None)
+        _, h, c, _, _ = Lstm.apply(pre, values, index, None, c, None)
     else:
         _, h, c, _, _ = ops.forward(pre, values, index, None, c, None, False)
     return h, c

@@ -21,7 +21,7 @@ def layer_norm(
 ) -> Tensor:
     """y = f((x^ gain + shift) factor + term): x^ is x normalised over its last dimension, f is relu or nothing.
 
-    Differentiable once, and backward.
+    Differentiable any number of times, backward.
 
     Args:
         x: [n, groups, features], contiguous. Each group has a norm of its own.
