@@ -65,6 +65,7 @@ lint: $(VENV)/.lint
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
 	mypy benchmarks/report.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py
+	mypy scripts/check_includes.py
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.
@@ -120,14 +121,21 @@ $(VENV)/.tools: scripts/requirements/tools.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet -r $<
 	touch $@
 
-# The package is built again when a source has changed. nvcc takes minutes, so without a card it holds no CUDA kernels
-# (PACKAGE_CUDA=ON builds them all the same; test-cpp always does where nvcc is).
+# The package is built again when a source has changed: of the objects of build/ci, if the C++ tests have made them, else
+# by itself. nvcc takes minutes, so by itself it holds no CUDA kernels where there is no card (PACKAGE_CUDA=ON builds them
+# all the same).
 PACKAGE_CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 SOURCES := $(shell find src include cmake python -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 
 $(VENV)/.package: $(SOURCES) | $(VENV)/.tools
 	$(call step,building and installing the Python package)
-	$(PYTHON) -m pip install --quiet --no-build-isolation -C cmake.define.BLOCKSPARSE_CUDA=$(PACKAGE_CUDA) .
+	if [ -f build/ci/build.ninja ]; then \
+	  cmake --build --preset ci --parallel $(JOBS) --target blocksparse; \
+	  from=(BLOCKSPARSE_CUDA=AUTO "BLOCKSPARSE_OBJECTS_OF=$(CURDIR)/build/ci"); \
+	else \
+	  from=(BLOCKSPARSE_CUDA=$(PACKAGE_CUDA) BLOCKSPARSE_OBJECTS_OF=); \
+	fi; \
+	$(PYTHON) -m pip install --quiet --no-build-isolation "$${from[@]/#/-Ccmake.define.}" .
 	touch $@
 
 $(VENV)/.torch: scripts/requirements/torch.txt | $(VENV)/.tools

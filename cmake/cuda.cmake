@@ -49,39 +49,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/tensor_map.cc
   src/gemm/cuda/driver.cc
   src/gemm/cuda/forced.cc
-  src/gemm/cuda/generic/bf16.cu
-  src/gemm/cuda/generic/f16.cu
-  src/gemm/cuda/generic/f32.cu
-  src/gemm/cuda/generic/f64.cu
-  src/gemm/cuda/row_wgmma/bf16.cu
-  src/gemm/cuda/row_wgmma/f16.cu
-  src/gemm/cuda/stream_w/bf16.cu
-  src/gemm/cuda/stream_w/f16.cu
-  src/gemm/cuda/stream_w/pack.cu
-  src/gemm/cuda/stream_w/tf32.cu
-  src/gemm/cuda/stream_w_f32/f32.cu
-  src/gemm/cuda/stream_x/bf16.cu
-  src/gemm/cuda/stream_x/f16.cu
-  src/gemm/cuda/tiled_f32/f32.cu
-  src/gemm/cuda/tiled_f32/tables.cu
-  src/gemm/cuda/tiled_f32/tf32.cu
-  src/gemm/cuda/w_in_smem/bf16.cu
-  src/gemm/cuda/w_in_smem/f16.cu
   src/gemm/cuda/walk.cc
-  src/gemm/cuda/wgmma/bf16.cu
-  src/gemm/cuda/wgmma/f16.cu
-  src/gemm/cuda/wgmma/pack.cu
-  src/gemm/cuda/wgmma/tables.cu
-  src/gemm/cuda/wgrad_in_registers/bf16.cu
-  src/gemm/cuda/wgrad_in_registers/f16.cu
-  src/gemm/cuda/wgrad_in_registers/jobs.cu
-  src/gemm/cuda/wgrad_stream/bf16.cu
-  src/gemm/cuda/wgrad_stream/f16.cu
-  src/gemm/cuda/wgrad_stream/f32.cu
-  src/gemm/cuda/wgrad_stream/pack.cu
-  src/gemm/cuda/wgrad_wgmma/bf16.cu
-  src/gemm/cuda/wgrad_wgmma/f16.cu
-  src/gemm/cuda/wgrad_wgmma/jobs.cu
   src/ops/conv/cuda/driver.cc
   src/ops/conv/cuda/gather/bf16.cu
   src/ops/conv/cuda/gather/f16.cu

@@ -12,7 +12,7 @@ bs::Status forward(const bs::Layout& layout, const std::vector<float>& x, const 
                    std::vector<float>& y) {
   const int64_t b = layout.block_size();
   y.resize(n * layout.out_features());
-  std::vector<char> workspace(bs::linear_fprop_workspace_size(layout, bs::DType::f32, n));
+  std::vector<char> workspace(bs::linear_fprop_workspace_size({layout, bs::DType::f32, n}));
   return bs::linear_fprop(layout, {x.data(), bs::DType::f32, {n, layout.in_features()}},
                           bs::ConstTensor{w.data(), bs::DType::f32, {layout.blocks(), b, b}},
                           {.activation = bs::Activation::relu}, {y.data(), bs::DType::f32, {n, layout.out_features()}},
@@ -38,8 +38,9 @@ int main() {
   // dx = dy W and dW = dy^T x, with y for dy.
   std::vector<float> dx(x.size()), dw(w.size());
   const bs::ConstTensor dy(y.data(), bs::DType::f32, {n, layout->out_features()});
-  std::vector<char> workspace(std::max(bs::linear_dgrad_workspace_size(*layout, bs::DType::f32, n),
-                                       bs::linear_wgrad_workspace_size(*layout, bs::DType::f32, n)));
+  const bs::LinearProblem problem{.layout = *layout, .dtype = bs::DType::f32, .n = n};
+  std::vector<char> workspace(
+      std::max(bs::linear_dgrad_workspace_size(problem), bs::linear_wgrad_workspace_size(problem)));
   const bs::GradPair pair{{x.data(), bs::DType::f32, {n, layout->in_features()}}, dy};
   const bs::Status dgrad =
       bs::linear_dgrad(*layout, dy, bs::ConstTensor{w.data(), bs::DType::f32, {layout->blocks(), b, b}},

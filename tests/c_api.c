@@ -137,6 +137,12 @@ static void test_layouts(void) {
   EXPECT(bs_layout_equal(ba, t, &equal) == BS_OK && equal == 0);
   EXPECT(bs_layout_get_view(t, &view) == BS_OK && view.transposed == 1);
   EXPECT(bs_layout_view_from_index(view.index, info.index_words, &view) == BS_OK && view.transposed == 0);
+  int32_t* for_card = malloc((size_t)info.index_words * sizeof(int32_t));
+  EXPECT(bs_layout_index_for_card(t, for_card) == BS_OK);
+  bs_layout_view moved;
+  EXPECT(bs_layout_view_from_index(for_card, info.index_words, &moved) == BS_OK && moved.blocks == info.blocks);
+  EXPECT_ERROR(bs_layout_index_for_card(t, NULL), BS_INVALID_ARGUMENT, "index is NULL");
+  free(for_card);
   EXPECT_ERROR(bs_layout_view_from_index(view.index, 7, &view), BS_INVALID_ARGUMENT, "index has 7 words");
   EXPECT(bs_layout_view_on_device(info.index_words, &view) == BS_OK);
   view.blocks += 100;

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 7
+#define BS_ABI_VERSION 8
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -96,6 +96,9 @@ BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
 
 BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
 BS_API bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view);
+/* The tables as they are best copied to a card: those of the view, which will do as well, and an order of rows that
+ * kernels there like. index has index_words words. */
+BS_API bs_status bs_layout_index_for_card(const bs_layout* layout, int32_t* index);
 BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view);
 /* Tables of `words` words that were copied to a device. The caller fills in the view, which is checked against `words`,
  * and is told what is cut. */

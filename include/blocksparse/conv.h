@@ -16,21 +16,20 @@
 //   - The filter is values[blocks, taps, b, b], each block and tap row-major [out, in]; taps are in the order of the
 //     kernel's sizes, the last one fastest. Channel counts need not be multiples of b. A transposed convolution's
 //     filter is [blocks, taps, out, in] as well.
-//   - `layout` may be transposed (layout.t()): then out and in change places and the values are read transposed.
-//   - channel_order, if given, lets channel c of the layout's inputs be channel channel_order[c] of x (and of dx): a
-//     shuffle of channels, or the pairing of channels that a concatenation has put apart. It is a permutation and lies
-//     where the tensors do. On the CPU that is checked. A card's is not looked at before it is used: an entry outside
-//     of 0 to channels - 1 reads as a channel of zeros and writes nothing, of two that are the same either may write,
-//     and channels of dx that no entry names are 0 or left alone. Memory beside the tensors is never touched.
+//   - The layout may be transposed (layout.t()): then out and in change places and the values are read transposed.
+//   - A channel order is a permutation of the channels of x: a shuffle, or the pairing of channels that a concatenation
+//     has put apart. On the CPU that is checked. A card's is not looked at before it is used: an entry outside of 0 to
+//     channels - 1 reads as a channel of zeros and writes nothing, of two that are the same either may write, and
+//     channels of dx that no entry names are 0 or left alone. Memory beside the tensors is never touched.
 //   - On the CPU an order costs nothing. On a card 16-bit channels-last images, of which the fast kernels would take x
 //     without an order and whose channels 8 divides, are copied in that order into the workspace (dx out of it) by a
 //     pass at the speed of memory. Where they do not fit below 64 MB that is done in slices of whole images. All else
 //     takes the kernels for any problem, element by element.
 //   - Products are summed in f32 (f64 for f64) in an order that depends on layout and shapes alone: two runs give the
 //     same bits, whatever the number of threads.
-//   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs what the matching
-//     *_workspace_size() says for that order, less than 64 MB. One tap in place on a card is the linear op and needs as
-//     much as that.
+//   - Nothing is allocated, and there is no buffer of gathered pixels: `workspace` needs at least what
+//     conv_<pass>_workspace_size() says, less than 64 MB. One tap in place on a card is the linear op and needs as much
+//     as that.
 //   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. Padding may count as zeros
 //     that meet an Inf or NaN of W, or not at all; likewise an Inf or NaN at the edge of an image may meet zeros of
 //     padding in the dW of taps that do not read it.
@@ -41,6 +40,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "blocksparse/export.h"
 #include "blocksparse/layout.h"
@@ -69,17 +69,24 @@ struct ConvGeometry {
 //   (size - 1) * stride - padding_before - padding_after + dilation * (kernel - 1) + output_padding + 1   transposed
 [[nodiscard]] BS_EXPORT Result<SpatialSizes> conv_output_size(const ConvGeometry& geometry, const SpatialSizes& size);
 
-//   x  [n, layout.in_features(), size...]
-//   y  [n, layout.out_features(), conv_output_size(size)...]   dtype of x; overwritten, overlaps no input
-//   epilogue.residual is like y
-[[nodiscard]] BS_EXPORT Status conv_fprop(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor x,
-                                          const Weights& w, const int32_t* channel_order, const Epilogue& epilogue,
-                                          Tensor y, Workspace workspace, Stream stream = {});
+// What stays the same from call to call: which blocks of the filter there are, and where they are in space.
+struct Convolution {
+  LayoutView layout = {};  // [out channels, in channels], on the device of the tensors
+  ConvGeometry geometry = {};
+  // Channel c of the layout's inputs is channel channel_order[c] of x and of dx. One entry for each of them, where the
+  // tensors lie; or empty: channel c.
+  std::span<const int32_t> channel_order = {};
+};
 
-//   dy [n, layout.out_features(), conv_output_size(size)...]
-//   dx [n, layout.in_features(), size...]   dtype of dy; overwritten, overlaps no input
-[[nodiscard]] BS_EXPORT Status conv_dgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor dy,
-                                          const Weights& w, const int32_t* channel_order, Tensor dx,
+//   x  [n, in channels, size...]
+//   y  [n, out channels, conv_output_size(size)...]   dtype of x; overwritten, overlaps no input
+//   epilogue.bias [out channels]; epilogue.residual is like y
+[[nodiscard]] BS_EXPORT Status conv_fprop(const Convolution& conv, ConstTensor x, const Weights& w,
+                                          const Epilogue& epilogue, Tensor y, Workspace workspace, Stream stream = {});
+
+//   dy [n, out channels, conv_output_size(size)...]
+//   dx [n, in channels, size...]   dtype of dy; overwritten, overlaps no input
+[[nodiscard]] BS_EXPORT Status conv_dgrad(const Convolution& conv, ConstTensor dy, const Weights& w, Tensor dx,
                                           Workspace workspace, Stream stream = {});
 
 // With S = the sum above:   grads.values[i] = gates[i] S_i,   grads.gates[i] = <S_i, w.values[i]> over all taps.
@@ -87,18 +94,22 @@ struct ConvGeometry {
 //   grads.gates   [blocks], f32 (f64 for f64); may be left out, and needs w.values
 // Written, or added to with Accumulate::yes; overlaps no input. Entries of ragged blocks beyond the filter are written
 // as 0, and left alone by Accumulate::yes.
-[[nodiscard]] BS_EXPORT Status conv_wgrad(const LayoutView& layout, const ConvGeometry& geometry, ConstTensor x,
-                                          ConstTensor dy, const Weights& w, const int32_t* channel_order,
+[[nodiscard]] BS_EXPORT Status conv_wgrad(const Convolution& conv, ConstTensor x, ConstTensor dy, const Weights& w,
                                           Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                           Stream stream = {});
 
-// Bytes of workspace for an `x` (or dx) of that dtype, shape, strides and device, at which nobody looks closer, nor at
-// what is in the order. 0 if x does not fit the layout or the geometry: the op then says why.
-BS_EXPORT size_t conv_fprop_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
-                                           const int32_t* channel_order = nullptr);
-BS_EXPORT size_t conv_dgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
-                                           const int32_t* channel_order = nullptr);
-BS_EXPORT size_t conv_wgrad_workspace_size(const LayoutView& layout, const ConvGeometry& geometry, const ConstTensor& x,
-                                           const int32_t* channel_order = nullptr);
+// A call without its data: what its workspace is asked for by.
+struct ConvProblem {
+  Convolution conv = {};      // what is in a channel order is not looked at
+  DType dtype = DType::f32;   // of the activations
+  int64_t n = 0;              // images
+  SpatialSizes size = {};     // of x or dx
+  bool channels_last = true;  // how the activations lie; false: contiguous
+};
+
+// Bytes of workspace: see Workspace in stream.h.
+BS_EXPORT size_t conv_fprop_workspace_size(const ConvProblem& problem, Device device = {});
+BS_EXPORT size_t conv_dgrad_workspace_size(const ConvProblem& problem, Device device = {});
+BS_EXPORT size_t conv_wgrad_workspace_size(const ConvProblem& problem, Device device = {});
 
 }  // namespace blocksparse

@@ -16,8 +16,8 @@
 //     gains, shifts and their gradients are f32 (f64 for f64), and so are all sums.
 //   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0.
 //   - steps, n or any length may be 0. Two runs give the same bits, whatever the number of threads.
-//   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
-//     written.
+//   - Nothing is allocated: `workspace` needs at least what deep_update_<pass>_workspace_size() says.
+//   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph.
 //
 // Source: Gray, Radford and Kingma, "GPU kernels for block-sparse weights" (2017).
@@ -90,9 +90,16 @@ struct DeepUpdateGrads {
                                                     const DeepUpdateGrads& grads, Workspace workspace,
                                                     Stream stream = {});
 
-// Bytes. Of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong.
-BS_EXPORT size_t deep_update_saved_size(const DeepUpdateInputs& in);
-BS_EXPORT size_t deep_update_forward_workspace_size(const DeepUpdateInputs& in);
-BS_EXPORT size_t deep_update_backward_workspace_size(const DeepUpdateInputs& in);
+// A call without its data: what its memory is asked for by.
+struct DeepUpdateProblem {
+  std::span<const DeepUpdateMatrix> matrices = {};  // of which the layouts alone are looked at; they say H
+  DType dtype = DType::f32;                         // of factor and y
+  int64_t steps = 0, n = 0;                         // n sequences
+};
+
+// Bytes of workspace: see Workspace in stream.h. Bytes of DeepUpdateOutputs::saved are asked for in the same way.
+BS_EXPORT size_t deep_update_saved_size(const DeepUpdateProblem& problem, Device device = {});
+BS_EXPORT size_t deep_update_forward_workspace_size(const DeepUpdateProblem& problem, Device device = {});
+BS_EXPORT size_t deep_update_backward_workspace_size(const DeepUpdateProblem& problem, Device device = {});
 
 }  // namespace blocksparse

@@ -1,10 +1,11 @@
-// The tables of a layout made by a CUDA card from a mask that lies there, without a look from the host: for patterns
-// that change while a network is trained.
+// The tables of a layout on a CUDA card: made there from a mask, without a look from the host, for patterns that change
+// while a network is trained; or by the host, to be copied there.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "blocksparse/export.h"
 #include "blocksparse/layout.h"
@@ -25,9 +26,16 @@ namespace blocksparse {
                                                  std::span<int32_t> index, Device device, Workspace workspace,
                                                  Stream stream = {});
 BS_EXPORT Result<int64_t> device_index_words(const LayoutView::Sizes& sizes);
-BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes);  // 0 if the sizes are wrong
+// Bytes of workspace: see Workspace in stream.h, with the sizes as the problem. `device` is a card.
+BS_EXPORT size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Device device);
 
-// The layout of such tables, copied to the host. Refused if the mask did not hold as many blocks as it should.
+// The tables of a layout as they are best copied to a card: Layout::index(), which will do as well, and in which order
+// kernels for many tokens multiply strips of rows side by side, so that they share inputs. The same on every machine.
+// To search for that order takes some milliseconds for thousands of rows of blocks. May throw std::bad_alloc.
+BS_EXPORT std::vector<int32_t> index_for_card(const Layout& layout);
+
+// The layout of tables that a card made, copied to the host. Refused if the mask did not hold as many blocks as it
+// should.
 BS_EXPORT Result<Layout> layout_of_device_index(std::span<const int32_t> index);
 
 }  // namespace blocksparse

@@ -48,6 +48,10 @@ struct BS_EXPORT LayoutView {
   int64_t blocks = 0;
   bool cut_by_out = false, cut_by_in = false;  // whether rows, columns of W are cut into slices: they need workspace
 
+  // Rows and columns of the W that is meant: features of y and of x.
+  int64_t outputs() const { return transposed ? in_features : out_features; }
+  int64_t inputs() const { return transposed ? out_features : in_features; }
+
   LayoutView t() const {
     LayoutView other = *this;
     other.transposed = !transposed;
@@ -113,7 +117,7 @@ class BS_EXPORT Layout {
   std::vector<int32_t> pattern() const;
   int64_t pattern_words() const;
 
-  // All tables, to be copied to a device as they are.
+  // All tables. To be copied to a CUDA card: index_for_card() in device_index.h has what kernels there like besides.
   std::span<const int32_t> index() const;
   LayoutView view() const;
   operator LayoutView() const { return view(); }  // NOLINT(google-explicit-constructor)

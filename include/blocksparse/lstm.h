@@ -16,8 +16,8 @@
 //     of pre are 0 there.
 //   - steps, n or any length may be 0. The order of sums depends on shapes and layout alone: two runs give the same
 //     bits, whatever the number of threads.
-//   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
-//     written.
+//   - Nothing is allocated: `workspace` needs at least what lstm_<pass>_workspace_size() says.
+//   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. 16-bit
 //     types are rounded once more than on the CPU, where the product of a step is stored, unless one kernel does all
 //     steps (9.0, weights that fit the chip, up to 64 sequences).
@@ -82,8 +82,15 @@ struct LstmGrads {
                                              const LstmOutputGrads& of_outputs, Accumulate accumulate,
                                              const LstmGrads& grads, Workspace workspace, Stream stream = {});
 
-// Bytes of workspace for `steps` steps of n sequences, on the layout's device.
-BS_EXPORT size_t lstm_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
-BS_EXPORT size_t lstm_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
+// A call without its data: what its workspace is asked for by.
+struct LstmProblem {
+  LayoutView layout = {};    // [4 H, H]
+  DType dtype = DType::f32;  // of pre and y
+  int64_t steps = 0, n = 0;  // n sequences
+};
+
+// Bytes of workspace: see Workspace in stream.h.
+BS_EXPORT size_t lstm_forward_workspace_size(const LstmProblem& problem, Device device = {});
+BS_EXPORT size_t lstm_backward_workspace_size(const LstmProblem& problem, Device device = {});
 
 }  // namespace blocksparse

@@ -14,8 +14,8 @@
 //   - Sequences may have different lengths. After its last step a sequence keeps its state, and its y is 0; factor and
 //     pre are finite there, too, or gradients are not.
 //   - steps, n or any length may be 0. Two runs give the same bits, whatever the number of threads.
-//   - Nothing is allocated; what is wrong with the arguments is answered by invalid_argument before anything is
-//     written.
+//   - Nothing is allocated: `workspace` needs at least what multiplicative_<pass>_workspace_size() says.
+//   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph.
 //
 // Source: Krause, Lu, Murray and Renals, "Multiplicative LSTM for sequence modelling", arXiv:1609.07959 (2016).
@@ -77,9 +77,16 @@ struct MultiplicativeGrads {
                                                        const MultiplicativeGrads& grads, Workspace workspace,
                                                        Stream stream = {});
 
-// Bytes. Of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong.
-BS_EXPORT size_t multiplicative_saved_size(const MultiplicativeInputs& in);
-BS_EXPORT size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in);
-BS_EXPORT size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in);
+// A call without its data: what its memory is asked for by.
+struct MultiplicativeProblem {
+  LayoutView layout_m = {}, layout = {};  // of W_m [H, H] and W [4 H, H]
+  DType dtype = DType::f32;               // of factor and y
+  int64_t steps = 0, n = 0;               // n sequences
+};
+
+// Bytes of workspace: see Workspace in stream.h. Bytes of MultiplicativeOutputs::saved are asked for in the same way.
+BS_EXPORT size_t multiplicative_saved_size(const MultiplicativeProblem& problem, Device device = {});
+BS_EXPORT size_t multiplicative_forward_workspace_size(const MultiplicativeProblem& problem, Device device = {});
+BS_EXPORT size_t multiplicative_backward_workspace_size(const MultiplicativeProblem& problem, Device device = {});
 
 }  // namespace blocksparse

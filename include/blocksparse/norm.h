@@ -7,8 +7,9 @@
 //   - x is [n, groups, H]: each of the groups (the gates of an LSTM, say) has a norm of its own. All tensors are
 //     contiguous. x, y, factor, term and their gradients are of one dtype (f32, f64, bf16, f16); gain, shift, stats and
 //     their gradients are f32 (f64 for f64), and so is all arithmetic.
-//   - Nothing is allocated, and two runs give the same bits. What is wrong with the arguments is answered by
-//     invalid_argument before anything is written. n may be 0.
+//   - Nothing is allocated, and no workspace is needed: there is none to pass, nor a size to ask for.
+//   - Two runs give the same bits. n may be 0.
+//   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - On a CUDA card work is queued on `stream`, and may be captured in a graph; on the CPU it is done on return.
 #pragma once
 

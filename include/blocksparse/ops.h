@@ -13,11 +13,10 @@
 //     same bits, whatever the number of threads.
 //   - f32 is computed in f32, unless the caller allows tf32 on CUDA: see Math in stream.h.
 //   - Nothing is allocated: `workspace` needs at least what the matching *_workspace_size() says.
-//   - NaN and Inf go through as arithmetic says, except that a block with gate 0 is skipped. The CPU's instructions for
-//     bf16 (avx512_bf16, amx, neon_bf16) count denormals as 0, and neon_bf16's round to odd. On CUDA cards of 9.0 and
-//     for 16-bit types, from 256 tokens on (blocks of up to 32: 513) a weight times its gate is rounded to the type
-//     before it is multiplied, and blocks of 8 (16 and 32: where 36 and 56 % of all are there) are filled up with
-//     zeros, which Inf or NaN in x then meets.
+//   - NaN and Inf go through as arithmetic says: an output sees those of the inputs that it has blocks for, and no
+//     others. A block with gate 0 is skipped, whatever its weights are.
+//   - The CPU's instructions for bf16 (avx512_bf16, amx, neon_bf16) count denormals as 0, and neon_bf16's round to odd.
+//     For 16-bit types a CUDA card may round a weight times its gate to the type before it is multiplied.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - Work is queued on `stream`; on the CPU it is done on return. Calls from several threads may share a layout.
 #pragma once
@@ -49,8 +48,8 @@ struct Weights {
 
 // y = activation(product + bias + residual); what is not given is left out.
 struct Epilogue {
-  ConstTensor bias;      // [out], contiguous, dtype of the activations
-  ConstTensor residual;  // [n, out], like y
+  ConstTensor bias = {};      // [out], contiguous, dtype of the activations
+  ConstTensor residual = {};  // [n, out], like y
   Activation activation = Activation::none;
 };
 
@@ -91,10 +90,16 @@ struct WeightGrads {
                                             Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                             Stream stream = {});
 
-// Bytes of workspace that a call with n tokens needs (wgrad: in all pairs together). On a card, fewer tokens may need
-// more.
-BS_EXPORT size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
-BS_EXPORT size_t linear_dgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
-BS_EXPORT size_t linear_wgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device = {});
+// A call without its data: what its workspace is asked for by.
+struct LinearProblem {
+  LayoutView layout = {};
+  DType dtype = DType::f32;  // of x and dy
+  int64_t n = 0;             // tokens; wgrad: of all pairs together
+};
+
+// Bytes of workspace: see Workspace in stream.h. On a card, fewer tokens may need more.
+BS_EXPORT size_t linear_fprop_workspace_size(const LinearProblem& problem, Device device = {});
+BS_EXPORT size_t linear_dgrad_workspace_size(const LinearProblem& problem, Device device = {});
+BS_EXPORT size_t linear_wgrad_workspace_size(const LinearProblem& problem, Device device = {});
 
 }  // namespace blocksparse

@@ -19,7 +19,17 @@ struct Stream {
 };
 
 // Scratch memory for one call, in the device's memory; may be reused as soon as the next call is queued on the same
-// stream. The *_workspace_size() functions say how much a call needs. Alignment on a card 64.
+// stream. Its address is a multiple of 64 on a card. Every op that needs one is asked for its size in one way:
+//
+//   size_t <op>_<pass>_workspace_size(const <Op>Problem& problem, Device device = {});
+//
+//   problem   the call without its data: layouts, geometry, dtype and sizes. LinearProblem in ops.h, ConvProblem,
+//             LstmProblem, DeepUpdateProblem and MultiplicativeProblem in the header of their op
+//   device    where the tensors of the call, and so the tables of its layouts, lie
+//
+// The answer is in bytes. It suffices whatever is not part of the problem: strides, gates, epilogue, dtype of dW,
+// threads, Math. It is 0 where nothing is needed, and where the op would refuse the problem, which then says why.
+// Asking allocates nothing that stays, and neither waits for a card nor reads what lies there.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

@@ -80,6 +80,10 @@ class Layout:
         """`index` without the guard against writing, for frameworks that cannot take read-only arrays. Do not write."""
         raise NotImplementedError
 
+    def index_for_card(self) -> Int32:
+        """A copy of `index` as it is best copied to a CUDA card: with an order of rows that kernels there like."""
+        raise NotImplementedError
+
     def t(self) -> Layout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
         raise NotImplementedError
@@ -424,6 +428,12 @@ class HostLayout(Layout):
         memory = (ctypes.c_int32 * self._info.index_words).from_address(self.view().index)
         memory.owner = self._handle  # keeps the tables alive as long as the array
         return np.frombuffer(memory, np.int32)
+
+    def index_for_card(self) -> Int32:
+        """See `Layout`."""
+        words = np.empty(self._info.index_words, np.int32)
+        library.call("bs_layout_index_for_card", self.pointer, words.ctypes.data)
+        return words
 
     def pattern(self) -> Int32:
         """See `Layout`."""

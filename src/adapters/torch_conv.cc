@@ -5,6 +5,7 @@
 
 #include "adapters/torch_api.h"
 #include "core/text.h"
+#include "ops/conv/conv.h"
 
 namespace blocksparse::pytorch {
 
@@ -80,15 +81,15 @@ LayoutView view_of(const TensorHandle& index, bool transposed, const TensorHandl
   return view_of(index, transposed, shape[0], shape[2], y, x);
 }
 
-const int32_t* order_of(const TensorHandle& order, int64_t channels) {
-  if (!order.given()) return nullptr;
+std::span<const int32_t> order_of(const TensorHandle& order, int64_t channels) {
+  if (!order.given()) return {};
   const auto shape = order.sizes();
   if (order.dtype() != api.int32_code || shape.size() != 1 || shape[0] != channels ||
       (channels > 1 && order.strides()[0] != 1)) {
     raise(invalid("[conv] channel_order is ", dtype_name(order.dtype()), " ", sizes_text(shape), ", needs int32 [",
                   channels, "]"));
   }
-  return static_cast<const int32_t*>(order.data());
+  return {static_cast<const int32_t*>(order.data()), static_cast<size_t>(channels)};
 }
 
 void fprop(Word* stack, uint64_t, uint64_t) {
@@ -106,12 +107,13 @@ void fprop(Word* stack, uint64_t, uint64_t) {
   const Tensor xv = x.view(kOp);
   const std::span out_size(sizes.data(), static_cast<size_t>(geometry.rank));
   TensorHandle y = empty_images(xv, out_channels, out_size, channels_last);
-  const LayoutView layout = view_of(index, transposed, values, y, x);
-  const int32_t* channel_order = order_of(order, xv.shape[1]);
-  with_workspace(conv_fprop_workspace_size(layout, geometry, xv, channel_order), xv.device, [&](Workspace workspace) {
-    require(conv_fprop(layout, geometry, xv, {values.view(kOp), gates.view(kOp)}, channel_order,
-                       {bias.view(kOp), residual.view(kOp), activation}, y.view(kOp), workspace,
-                       stream(kOp, xv.device, tf32)));
+  const Convolution conv{.layout = view_of(index, transposed, values, y, x),
+                         .geometry = geometry,
+                         .channel_order = order_of(order, xv.shape[1])};
+  const size_t bytes = conv::workspace_size_like(conv, xv, conv_fprop_workspace_size);
+  with_workspace(bytes, xv.device, [&](Workspace workspace) {
+    require(conv_fprop(conv, xv, {values.view(kOp), gates.view(kOp)}, {bias.view(kOp), residual.view(kOp), activation},
+                       y.view(kOp), workspace, stream(kOp, xv.device, tf32)));
   });
   stack[0] = y.release();
 }
@@ -128,12 +130,13 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   output_size(geometry, size);
   const Tensor dyv = dy.view(kOp);
   TensorHandle dx = empty_images(dyv, in_channels, size, channels_last);
-  const LayoutView layout = view_of(index, transposed, values, dy, dx);
   const Tensor dxv = dx.view(kOp);
-  const int32_t* channel_order = order_of(order, in_channels);
-  with_workspace(conv_dgrad_workspace_size(layout, geometry, dxv, channel_order), dyv.device, [&](Workspace workspace) {
-    require(conv_dgrad(layout, geometry, dyv, {values.view(kOp), gates.view(kOp)}, channel_order, dxv, workspace,
-                       stream(kOp, dyv.device, tf32)));
+  const Convolution conv{.layout = view_of(index, transposed, values, dy, dx),
+                         .geometry = geometry,
+                         .channel_order = order_of(order, in_channels)};
+  const size_t bytes = conv::workspace_size_like(conv, dxv, conv_dgrad_workspace_size);
+  with_workspace(bytes, dyv.device, [&](Workspace workspace) {
+    require(conv_dgrad(conv, dyv, {values.view(kOp), gates.view(kOp)}, dxv, workspace, stream(kOp, dyv.device, tf32)));
   });
   stack[0] = dx.release();
 }
@@ -160,9 +163,10 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const DType sums = sum_dtype(xv.dtype);
   TensorHandle dw = empty_contiguous({{blocks, taps, b, b}}, code_of(wide ? sums : xv.dtype), xv.device);
   TensorHandle dgates = empty_contiguous({{gate_gradient ? blocks : 0}}, code_of(sums), xv.device);
-  const int32_t* channel_order = order_of(order, xv.shape[1]);
-  with_workspace(conv_wgrad_workspace_size(layout, geometry, xv, channel_order), xv.device, [&](Workspace workspace) {
-    require(conv_wgrad(layout, geometry, xv, dyv, {values.view(kOp), gates.view(kOp)}, channel_order, Accumulate::no,
+  const Convolution conv{.layout = layout, .geometry = geometry, .channel_order = order_of(order, xv.shape[1])};
+  const size_t bytes = conv::workspace_size_like(conv, xv, conv_wgrad_workspace_size);
+  with_workspace(bytes, xv.device, [&](Workspace workspace) {
+    require(conv_wgrad(conv, xv, dyv, {values.view(kOp), gates.view(kOp)}, Accumulate::no,
                        {dw.view(kOp), gate_gradient ? dgates.view(kOp) : Tensor()}, workspace,
                        stream(kOp, xv.device, tf32)));
   });

@@ -47,7 +47,7 @@ Word product(const TensorHandle& index, bool transposed, const TensorHandle& x, 
   const Tensor xv = x.view(kOp);
   const LayoutView layout = view_of(index, transposed, blocks_of(w.values), out_features, width_of(xv));
   TensorHandle y = empty_like(xv, out_features);
-  const size_t bytes = linear_fprop_workspace_size(layout, xv.dtype, tokens_of(xv), xv.device);
+  const size_t bytes = linear_fprop_workspace_size({layout, xv.dtype, tokens_of(xv)}, xv.device);
   with_workspace(bytes, xv.device, [&](Workspace workspace) {
     require(linear_fprop(layout, xv, w, epilogue, y.view(kOp), workspace, stream(kOp, xv.device, tf32)));
   });
@@ -80,7 +80,7 @@ void dgrad(Word* stack, uint64_t, uint64_t) {
   const Tensor dyv = dy.view(kOp), w = values.view(kOp);
   const LayoutView layout = view_of(index, transposed, blocks_of(w), width_of(dyv), in_features);
   TensorHandle dx = empty_like(dyv, in_features);
-  const size_t bytes = linear_dgrad_workspace_size(layout, dyv.dtype, tokens_of(dyv), dyv.device);
+  const size_t bytes = linear_dgrad_workspace_size({layout, dyv.dtype, tokens_of(dyv)}, dyv.device);
   with_workspace(bytes, dyv.device, [&](Workspace workspace) {
     const Stream on = stream(kOp, dyv.device, tf32);
     require(linear_dgrad(layout, dyv, {w, gates.view(kOp)}, dx.view(kOp), workspace, on));
@@ -100,7 +100,7 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const DType sums = sum_dtype(pair.x.dtype);
   TensorHandle dw = empty_contiguous({{blocks, b, b}}, code_of(wide ? sums : pair.x.dtype), device);
   TensorHandle dgates = empty_contiguous({{gate_gradient ? blocks : 0}}, code_of(sums), device);
-  const size_t bytes = linear_wgrad_workspace_size(layout, pair.x.dtype, tokens_of(pair.x), device);
+  const size_t bytes = linear_wgrad_workspace_size({layout, pair.x.dtype, tokens_of(pair.x)}, device);
   with_workspace(bytes, device, [&](Workspace workspace) {
     require(linear_wgrad(layout, {&pair, 1}, {values.view(kOp), gates.view(kOp)}, Accumulate::no,
                          {dw.view(kOp), gate_gradient ? dgates.view(kOp) : Tensor()}, workspace,

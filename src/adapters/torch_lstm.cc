@@ -52,7 +52,8 @@ void forward(Word* stack, uint64_t, uint64_t) {
       empty_contiguous({{n, hidden}}, state_code, x.device), empty_contiguous({{kept, n, 4, hidden}}, code, x.device),
       empty_contiguous({{kept, n, hidden}}, state_code, x.device)};
   const LayoutView layout = view_of(index, values, hidden);
-  with_workspace(lstm_forward_workspace_size(layout, x.dtype, steps, n), x.device, [&](Workspace workspace) {
+  const LstmProblem problem{.layout = layout, .dtype = x.dtype, .steps = steps, .n = n};
+  with_workspace(lstm_forward_workspace_size(problem, x.device), x.device, [&](Workspace workspace) {
     LstmOutputs out{made[0].view(kOp), made[1].view(kOp), made[2].view(kOp), {}, {}};
     if (save) {
       out.gates = made[3].view(kOp);
@@ -84,7 +85,8 @@ void backward(Word* stack, uint64_t, uint64_t) {
   TensorHandle dh0 = empty_contiguous({{h0.given() ? n : 0, hidden}}, code, device);
   TensorHandle dc0 = empty_contiguous({{c0.given() ? n : 0, hidden}}, state_code, device);
   const LayoutView layout = view_of(index, values, hidden);
-  with_workspace(lstm_backward_workspace_size(layout, yv.dtype, steps, n), device, [&](Workspace workspace) {
+  const LstmProblem problem{.layout = layout, .dtype = yv.dtype, .steps = steps, .n = n};
+  with_workspace(lstm_backward_workspace_size(problem, device), device, [&](Workspace workspace) {
     const LstmSaved saved{values.view(kOp), h0.view(kOp),   c0.view(kOp), lengths_of(lengths, n), yv,
                           gates.view(kOp),  cells.view(kOp)};
     const LstmGrads grads{dpre.view(kOp), weight_gradient ? dw.view(kOp) : Tensor(),

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capi/translate.h"
+#include "ops/conv/conv.h"
 
 namespace {
 
@@ -29,12 +30,19 @@ Status check_flags(const char* op, const bs_conv_geometry& g) {
   return invalid("[", op, "] transposed is ", g.transposed, ", needs 0 or 1");
 }
 
-template <class Size>
-size_t conv_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
-                           const int32_t* channel_order, Size size) {
+// An order, if there is one, has as many entries as there are channels.
+Convolution to_convolution(const bs_layout_view& layout, const bs_conv_geometry& geometry, const int32_t* order) {
+  Convolution conv{.layout = to_view(layout), .geometry = to_geometry(geometry)};
+  const auto channels = static_cast<size_t>(std::max<int64_t>(conv.layout.inputs(), 0));
+  if (order != nullptr) conv.channel_order = {order, channels};
+  return conv;
+}
+
+size_t workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
+                      const int32_t* channel_order, conv::WorkspaceSize* size) {
   if (layout == nullptr || geometry == nullptr || x == nullptr) return 0;
   if (!check_flags("conv", *geometry).ok()) return 0;
-  return size(to_view(*layout), to_geometry(*geometry), to_const(x), channel_order);
+  return conv::workspace_size_like(to_convolution(*layout, *geometry, channel_order), to_const(x), size);
 }
 
 }  // namespace
@@ -73,8 +81,8 @@ bs_status bs_conv_fprop(const bs_layout_view* layout, const bs_conv_geometry* ge
     if (epilogue != nullptr) {
       e = {to_const(epilogue->bias), to_const(epilogue->residual), static_cast<Activation>(epilogue->activation)};
     }
-    return conv_fprop(to_view(*layout), to_geometry(*geometry), to_const(x), {to_const(w), to_const(gates)},
-                      channel_order, e, to_tensor(y), to_workspace(workspace), to_stream(stream));
+    return conv_fprop(to_convolution(*layout, *geometry, channel_order), to_const(x), {to_const(w), to_const(gates)}, e,
+                      to_tensor(y), to_workspace(workspace), to_stream(stream));
   });
 }
 
@@ -89,8 +97,8 @@ bs_status bs_conv_dgrad(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "w", w));
     BS_RETURN_IF_ERROR(need(op, "dx", dx));
     BS_RETURN_IF_ERROR(check_flags(op, *geometry));
-    return conv_dgrad(to_view(*layout), to_geometry(*geometry), to_const(dy), {to_const(w), to_const(gates)},
-                      channel_order, to_tensor(dx), to_workspace(workspace), to_stream(stream));
+    return conv_dgrad(to_convolution(*layout, *geometry, channel_order), to_const(dy), {to_const(w), to_const(gates)},
+                      to_tensor(dx), to_workspace(workspace), to_stream(stream));
   });
 }
 
@@ -107,23 +115,23 @@ bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "dw", dw));
     BS_RETURN_IF_ERROR(check_flags(op, *geometry));
     if (accumulate != 0 && accumulate != 1) return invalid("[", op, "] accumulate is ", accumulate, ", needs 0 or 1");
-    return conv_wgrad(to_view(*layout), to_geometry(*geometry), to_const(x), to_const(dy),
-                      {to_const(w), to_const(gates)}, channel_order, static_cast<Accumulate>(accumulate),
+    return conv_wgrad(to_convolution(*layout, *geometry, channel_order), to_const(x), to_const(dy),
+                      {to_const(w), to_const(gates)}, static_cast<Accumulate>(accumulate),
                       {to_tensor(dw), to_tensor(dgates)}, to_workspace(workspace), to_stream(stream));
   });
 }
 
 size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
                                     const int32_t* channel_order) {
-  return conv_workspace_size(layout, geometry, x, channel_order, conv_fprop_workspace_size);
+  return workspace_size(layout, geometry, x, channel_order, conv_fprop_workspace_size);
 }
 size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
                                     const int32_t* channel_order) {
-  return conv_workspace_size(layout, geometry, x, channel_order, conv_dgrad_workspace_size);
+  return workspace_size(layout, geometry, x, channel_order, conv_dgrad_workspace_size);
 }
 size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry, const bs_tensor* x,
                                     const int32_t* channel_order) {
-  return conv_workspace_size(layout, geometry, x, channel_order, conv_wgrad_workspace_size);
+  return workspace_size(layout, geometry, x, channel_order, conv_wgrad_workspace_size);
 }
 
 }  // extern "C"

@@ -44,9 +44,13 @@ struct Inputs {
   }
 };
 
-size_t size_of_inputs(const bs_deep_update_inputs* given, size_t (*size)(const DeepUpdateInputs&)) {
+size_t size_of_inputs(const bs_deep_update_inputs* given, size_t (*size)(const DeepUpdateProblem&, Device)) {
   Inputs inputs;
-  return inputs.set("deep_update", given).ok() ? size(inputs.in) : 0;
+  if (!inputs.set("deep_update", given).ok() || inputs.in.matrices.empty()) return 0;
+  const ConstTensor& factor = inputs.in.factor;
+  if (factor.rank != 3 || factor.shape[2] != inputs.in.matrices.front().layout.inputs()) return 0;
+  return size({.matrices = inputs.in.matrices, .dtype = factor.dtype, .steps = factor.shape[0], .n = factor.shape[1]},
+              factor.device);
 }
 
 }  // namespace

@@ -155,6 +155,16 @@ bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view) {
   });
 }
 
+bs_status bs_layout_index_for_card(const bs_layout* layout, int32_t* index) {
+  return guarded([&]() -> Status {
+    BS_RETURN_IF_ERROR(need("layout", "layout", layout));
+    BS_RETURN_IF_ERROR(need("layout", "index", index));
+    const std::vector<int32_t> words = index_for_card(layout->layout);
+    std::copy(words.begin(), words.end(), index);
+    return {};
+  });
+}
+
 bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view) {
   return guarded([&]() -> Status {
     BS_RETURN_IF_ERROR(need("layout", "index", index));
@@ -191,7 +201,7 @@ bs_status bs_layout_build_words(const bs_layout_view* view, int64_t* words) {
 }
 
 size_t bs_layout_build_workspace_size(const bs_layout_view* view) {
-  return view == nullptr ? 0 : device_index_workspace_size(sizes_of(*view));
+  return view == nullptr ? 0 : device_index_workspace_size(sizes_of(*view), {DeviceType::cuda, view->device_index});
 }
 
 bs_status bs_layout_build(const uint8_t* mask, const bs_layout_view* view, int32_t* index, int64_t words,

@@ -12,11 +12,11 @@ namespace {
 using namespace blocksparse;        // NOLINT(google-build-using-namespace)
 using namespace blocksparse::capi;  // NOLINT(google-build-using-namespace)
 
-template <class Size>
-size_t linear_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n, Size size) {
-  if (layout == nullptr || size_of(static_cast<DType>(dtype)) == 0) return 0;
-  return size(to_view(*layout), static_cast<DType>(dtype), n,
-              Device{static_cast<DeviceType>(layout->device_type), layout->device_index});
+size_t workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n,
+                      size_t (*size)(const LinearProblem&, Device)) {
+  if (layout == nullptr) return 0;
+  const LinearProblem problem{.layout = to_view(*layout), .dtype = static_cast<DType>(dtype), .n = n};
+  return size(problem, problem.layout.device);
 }
 
 }  // namespace
@@ -78,13 +78,13 @@ bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, const bs_
 }
 
 size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return linear_workspace_size(layout, dtype, n, linear_fprop_workspace_size);
+  return workspace_size(layout, dtype, n, linear_fprop_workspace_size);
 }
 size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return linear_workspace_size(layout, dtype, n, linear_dgrad_workspace_size);
+  return workspace_size(layout, dtype, n, linear_dgrad_workspace_size);
 }
 size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n) {
-  return linear_workspace_size(layout, dtype, n, linear_wgrad_workspace_size);
+  return workspace_size(layout, dtype, n, linear_wgrad_workspace_size);
 }
 
 }  // extern "C"

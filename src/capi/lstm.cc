@@ -6,9 +6,11 @@ namespace {
 using namespace blocksparse;        // NOLINT(google-build-using-namespace)
 using namespace blocksparse::capi;  // NOLINT(google-build-using-namespace)
 
-template <class Size>
-size_t lstm_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n, Size size) {
-  return layout == nullptr ? 0 : size(to_view(*layout), static_cast<DType>(dtype), steps, n);
+size_t workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n,
+                      size_t (*size)(const LstmProblem&, Device)) {
+  if (layout == nullptr) return 0;
+  const LstmProblem problem{.layout = to_view(*layout), .dtype = static_cast<DType>(dtype), .steps = steps, .n = n};
+  return size(problem, problem.layout.device);
 }
 
 }  // namespace
@@ -48,10 +50,10 @@ bs_status bs_lstm_backward(const bs_layout_view* layout, const bs_lstm_saved* sa
 }
 
 size_t bs_lstm_forward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n) {
-  return lstm_workspace_size(layout, dtype, steps, n, lstm_forward_workspace_size);
+  return workspace_size(layout, dtype, steps, n, lstm_forward_workspace_size);
 }
 size_t bs_lstm_backward_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t steps, int64_t n) {
-  return lstm_workspace_size(layout, dtype, steps, n, lstm_backward_workspace_size);
+  return workspace_size(layout, dtype, steps, n, lstm_backward_workspace_size);
 }
 
 }  // extern "C"

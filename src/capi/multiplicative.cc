@@ -24,9 +24,17 @@ Status translate(const char* op, const bs_multiplicative_inputs* given, Multipli
   return {};
 }
 
-size_t size_of_inputs(const bs_multiplicative_inputs* given, size_t (*size)(const MultiplicativeInputs&)) {
+size_t size_of_inputs(const bs_multiplicative_inputs* given, size_t (*size)(const MultiplicativeProblem&, Device)) {
   MultiplicativeInputs in;
-  return translate("multiplicative", given, in).ok() ? size(in) : 0;
+  if (!translate("multiplicative", given, in).ok()) return 0;
+  const ConstTensor& factor = in.factor;
+  if (factor.rank != 3 || factor.shape[2] != in.layout_m.inputs()) return 0;
+  return size({.layout_m = in.layout_m,
+               .layout = in.layout,
+               .dtype = factor.dtype,
+               .steps = factor.shape[0],
+               .n = factor.shape[1]},
+              factor.device);
 }
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/hash.h"
 #include "core/index.h"
-#include "core/strip_order.h"
 
 namespace blocksparse {
 
@@ -90,13 +90,8 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
   }
   put(*index, at.by_out.starts, row_start);
   put(*index, at.by_in.starts, std::span<const int32_t>(col_start));
-  const auto order = [&](std::span<const int32_t> starts, const BlockRef* refs, int64_t across, int64_t features) {
-    return order_strips(starts, {refs, columns.size()}, across, features, grid.blocking.block_size);
-  };
-  put(*index, at.by_out.order,
-      std::span<const int32_t>(order(row_start, refs_by_out, grid.in_blocks, grid.blocking.out_features)));
-  put(*index, at.by_in.order,
-      std::span<const int32_t>(order(col_start, refs_by_in, grid.out_blocks, grid.blocking.in_features)));
+  std::iota(index->begin() + at.by_out.order, index->begin() + at.by_out.order + grid.out_blocks, 0);
+  std::iota(index->begin() + at.by_in.order, index->begin() + at.by_in.order + grid.in_blocks, 0);
 
   Header h{};
   h.magic = kIndexMagic;

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "blocksparse/layout.h"
 #include "blocksparse/status.h"
 #include "blocksparse/stream.h"
 #include "blocksparse/tensor.h"
@@ -59,5 +60,10 @@ Status check_disjoint(const char* op, const Region& out, std::span<const Region>
 Status check_address(const char* op, const char* name, const void* data, size_t alignment);
 Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device);
 Status check_stream(const char* op, const Stream& stream);
+
+// What every workspace is asked for by: a layout whose tables lie on `device`.
+inline bool has_tables_on(const LayoutView& layout, Device device) {
+  return layout.index != nullptr && layout.device == device && is_block_size(layout.block_size);
+}
 
 }  // namespace blocksparse

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "core/checks.h"
-#include "core/strip_order.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -53,7 +52,7 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
     next += (words + 3) / 4 * 4;
     return begin;
   };
-  const auto side = [&](const auto& sections, int64_t of, int64_t features, int64_t across, int64_t end) {
+  const auto side = [&](const auto& sections, int64_t of, int64_t across, int64_t end) {
     DeviceIndexSide s;
     s.rows = static_cast<int32_t>(of);
     s.words = static_cast<int32_t>((across + 31) / 32);
@@ -67,11 +66,10 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
     s.unsorted = place((of + kMaxSlots) * 4);
     s.cap = static_cast<int32_t>(split_cap(of, sizes.blocks));
     s.most_slices = most_slices(of, across, sizes.blocks);
-    s.strips = static_cast<int32_t>(strips_of(features, sizes.block_size));
     return s;
   };
-  plan.by_out = side(at.by_out, rows, sizes.out_features, columns, at.by_in.starts);
-  plan.by_in = side(at.by_in, columns, sizes.in_features, rows, at.out_of);
+  plan.by_out = side(at.by_out, rows, columns, at.by_in.starts);
+  plan.by_in = side(at.by_in, columns, rows, at.out_of);
   plan.out_of = at.out_of;
   plan.words = at.words + kCutByOutWords + kCutByInWords;
   plan.workspace_words = next;
@@ -84,7 +82,8 @@ Result<int64_t> device_index_words(const LayoutView::Sizes& sizes) {
   return plan->words;
 }
 
-size_t device_index_workspace_size(const LayoutView::Sizes& sizes) {
+size_t device_index_workspace_size(const LayoutView::Sizes& sizes, Device device) {
+  if (device.type != DeviceType::cuda) return 0;
   const auto plan = plan_device_index(sizes);
   return plan.ok() ? static_cast<size_t>(plan->workspace_words) * sizeof(int32_t) : 0;
 }

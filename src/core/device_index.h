@@ -19,7 +19,6 @@ struct DeviceIndexSide {
   int64_t bits = 0, before = 0;  // in the workspace: [rows][words], and blocks of the row before each word
   int64_t counts = 0, keys = 0, unsorted = 0;  // [rows], of pieces [rows + kMaxSlots], Piece [rows + kMaxSlots]
   int32_t cap = 0, most_slices = 0;            // split_cap(), most_slices()
-  int32_t strips = 0;                          // strips_of()
 };
 
 // All offsets are in words of 32 bits.

@@ -5,7 +5,7 @@
 //               refs    [blocks] BlockRef
 //               pieces  [out_blocks + kMaxSlots] Piece, as many as the header says are in use
 //               splits  [kMaxSplits] Split, likewise
-//               order   [out_blocks] as many as there are strips of 64 features: see strip_order.h
+//               order   [out_blocks] in which a card takes strips of rows: here 0, 1, 2, ...; see index_for_card()
 //   by_in       the same with in_blocks         dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
 //   nothing     4 words if by_out has splits, and 8 if by_in has

@@ -129,7 +129,7 @@ void expect_identity_keeps(DType dtype) {
   const auto one = static_cast<uint16_t>(dtype == DType::bf16 ? float_to_bf16(1) : float_to_f16(1));
   for (size_t i = 0; i < 8; ++i) w[i * 9] = one;
   const int64_t n = kAll / kFeatures;
-  std::vector<char> workspace(linear_fprop_workspace_size(*layout, dtype, n));
+  std::vector<char> workspace(linear_fprop_workspace_size({*layout, dtype, n}));
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
     const bool takes_denormals_as_zero =
@@ -187,7 +187,7 @@ TEST(Activation, IsWithinFourUlp) {
   std::vector<float> y(x.size()), w(64, 0);
   w[0] = 1;
   const auto n = static_cast<int64_t>(x.size());
-  std::vector<char> workspace(linear_fprop_workspace_size(*layout, DType::f32, n));
+  std::vector<char> workspace(linear_fprop_workspace_size({*layout, DType::f32, n}));
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
     for (Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {

@@ -1,5 +1,5 @@
 // The tables of a layout from a mask on a card: what core/build_index.cc makes on the host, bit for bit but for the
-// hash and the order of strips, which is that in which they come.
+// hash.
 //   mask [out_blocks, in_blocks], bytes   index: see core/index.h
 // Who does what
 //   pack_mask     a warp for 32 x 32 entries: bits of rows, and of columns
@@ -230,10 +230,8 @@ __device__ void clear_rest(const Build& b) {
     clear(b, s.refs + (h.reserved[kWrongBlocks] != 0 ? 0 : 2 * blocks), s.pieces);
     clear(b, s.pieces + 4 * (i == 0 ? h.by_out.pieces : h.by_in.pieces), s.splits);
     clear(b, s.splits + 4 * (i == 0 ? h.by_out.splits : h.by_in.splits), s.order);
-    for (auto strip = static_cast<int32_t>(threadIdx.x); strip < s.strips; strip += kThreads) {
-      b.index[s.order + strip] = strip;
-    }
-    clear(b, s.order + s.strips, s.end);
+    for (auto row = static_cast<int32_t>(threadIdx.x); row < s.rows; row += kThreads) b.index[s.order + row] = row;
+    clear(b, s.order + s.rows, s.end);
   }
   clear(b, b.plan.out_of + (h.reserved[kWrongBlocks] != 0 ? 0 : blocks), b.plan.words);
 }

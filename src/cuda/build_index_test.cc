@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
-#include "core/strip_order.h"
 #include "cuda/memory.h"
 
 namespace blocksparse {
@@ -41,7 +39,7 @@ LayoutView::Sizes sizes_of(const Layout& layout) {
 // The index of a mask, poisoned before.
 std::vector<int32_t> build(const std::vector<uint8_t>& mask, const LayoutView::Sizes& sizes) {
   std::vector<int32_t> index(static_cast<size_t>(*device_index_words(sizes)), -1);
-  const size_t bytes = device_index_workspace_size(sizes);
+  const size_t bytes = device_index_workspace_size(sizes, kCard);
   const auto at = *cuda::allocate(kCard, index.size() * 4), workspace = *cuda::allocate(kCard, bytes),
              on_card = *cuda::allocate(kCard, mask.size());
   const std::vector<char> poison(bytes, -1);
@@ -56,22 +54,15 @@ std::vector<int32_t> build(const std::vector<uint8_t>& mask, const LayoutView::S
   return index;
 }
 
-// The tables of the host, whose strips come as they are, and which have no hash.
+// The tables of the host without a hash.
 std::vector<int32_t> as_a_card_makes_them(const Layout& layout) {
   std::vector<int32_t> index(layout.index().begin(), layout.index().end());
   constexpr size_t kHash = offsetof(Header, hash) / 4;
   index[kHash] = index[kHash + 1] = 0;
-  const IndexSections at = index_sections(layout.out_blocks(), layout.in_blocks(), layout.blocks());
-  const auto in_turn = [&](int64_t order, int64_t features) {
-    const auto first = index.begin() + order;
-    std::iota(first, first + strips_of(features, layout.block_size()), 0);
-  };
-  in_turn(at.by_out.order, layout.out_features());
-  in_turn(at.by_in.order, layout.in_features());
   return index;
 }
 
-TEST_F(DeviceIndexCuda, IsThatOfTheHostButForHashAndOrder) {
+TEST_F(DeviceIndexCuda, IsThatOfTheHostButForTheHash) {
   for (const char* graph :
        {"ba(200,4)", "ba(384,8)", "dense(2,300)", "dense(300,2)", "random(384,0.1)", "random(33,65,0.4)",
         "random(70,3,0.5)", "random(5,7,0)", "dense(1,1)", "diagonal(50)", "random(1500,1300,0.02)", "dense(1,4096)"}) {
@@ -122,7 +113,10 @@ TEST(DeviceIndex, SaysWhatIsWrong) {
   EXPECT_NE(message({8, 24, 24, 10}).find("holds 9 at most"), std::string::npos);
   EXPECT_NE(message({8, -1, 24, 1}).find("no layout"), std::string::npos);
   EXPECT_NE(message({8, int64_t{1} << 60, 24, 1}).find("no layout"), std::string::npos);
-  EXPECT_EQ(device_index_workspace_size({12, 24, 24, 1}), 0u);
+  const Device card{DeviceType::cuda, 0};
+  EXPECT_EQ(device_index_workspace_size({12, 24, 24, 1}, card), 0u);
+  EXPECT_EQ(device_index_workspace_size({8, 24, 24, 2}, {}), 0u);
+  EXPECT_GT(device_index_workspace_size({8, 24, 24, 2}, card), 0u);
   std::vector<int32_t> index(7);
   const Status status = make_device_index(nullptr, {8, 24, 24, 2}, index, {}, {});
   EXPECT_FALSE(status.ok());

@@ -1,9 +1,9 @@
 // One unit's arithmetic in device code, and how units side by side are loaded and stored.
 #pragma once
 
+#include "core/gates.h"
 #include "cuda/number.h"
 #include "cuda/ptx/approximate.h"
-#include "ops/lstm/lstm.h"
 
 namespace blocksparse::lstm {
 namespace {

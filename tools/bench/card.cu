@@ -213,8 +213,11 @@ Result<double> card_bandwidth() {
     auto memory = cuda::allocate(kCard, kBytes);
     if (!memory.ok()) return memory.status();
     BS_RETURN_IF_ERROR(check(cudaMemsetAsync(memory->get(), 1, kBytes, stream()), "cudaMemsetAsync"));
+    int multiprocessors = 0;
+    BS_RETURN_IF_ERROR(check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, kCard.index),
+                             "cudaDeviceGetAttribute"));
     const auto us = time_once_on_card([&] {
-      (void)cuda::launch({.blocks = 132 * 16, .threads = 512, .stream = stream()}, read_all,
+      (void)cuda::launch({.blocks = int64_t{16} * multiprocessors, .threads = 512, .stream = stream()}, read_all,
                          static_cast<const uint4*>(memory->get()), static_cast<int64_t>(kBytes / 16), 12345u,
                          static_cast<uint32_t*>(memory->get()));
     });

@@ -12,7 +12,7 @@ namespace blocksparse::bench {
 struct Options {
   std::vector<std::string> problems;
   std::vector<std::string> opponents;
-  int threads = 0;    // 0: what the problem says
+  int threads = 0;           // 0: what the problem says
   bool cuda = false;         // all problems on the first card
   bool each_kernel = false;  // with every CUDA kernel that can do a problem, in turn
   bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;

@@ -106,6 +106,6 @@ def _move_tables(cupy: Any, layout: Layout, device: int, stream: Any) -> Any:
             "captured: call the function once before"
         )
     library.call("bs_cuda_prepare", device)
-    index = cupy.asarray(layout.index_memory())
+    index = cupy.asarray(layout.index_for_card())
     stream.synchronize()  # other streams will read it
     return index

@@ -32,7 +32,7 @@ from .structs import (
     Workspace,
 )
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -95,6 +95,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_layout_free": (None, [_void_p]),
     "bs_layout_get_info": (_i32, [_void_p, _ptr(LayoutInfo)]),
     "bs_layout_get_view": (_i32, [_void_p, _ptr(LayoutView)]),
+    "bs_layout_index_for_card": (_i32, [_void_p, _void_p]),
     "bs_layout_view_from_index": (_i32, [_void_p, _i64, _ptr(LayoutView)]),
     "bs_layout_view_on_device": (_i32, [_i64, _ptr(LayoutView)]),
     "bs_layout_build_words": (_i32, [_ptr(LayoutView), _ptr(_i64)]),

@@ -79,6 +79,10 @@ class DeviceLayout(Layout):
         """
         return self._settled().index_memory()
 
+    def index_for_card(self) -> Int32:
+        """See `Layout.index_for_card`. Raises what `index_memory` does."""
+        return self._settled().index_for_card()
+
     def view(self) -> structs.LayoutView:
         """See `Layout.view`. Raises what `index_memory` does."""
         return self._settled().view()

@@ -62,7 +62,7 @@ def _make_index(layout: Layout, device: torch.device) -> Tensor:
 def _move_tables(layout: Layout, device: torch.device) -> Tensor:
     # Neither of inference mode, of no use for training later, nor of a level of torch.func, which ends.
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        words = torch.from_numpy(layout.index_memory())
+        words = torch.from_numpy(layout.index_for_card() if device.type == "cuda" else layout.index_memory())
     if device.type == "meta":
         return torch.empty_like(words, device=device)
     if device.type == "cuda":

@@ -20,14 +20,17 @@ struct CompiledFamily {
   FamilyKernels kernels;
 };
 
+template <DType...>
+struct DTypes {};
+
 // Of every row of families.inc, one for each of its types.
 const std::vector<CompiledFamily>& compiled_families() {
   static const std::vector<CompiledFamily> all = [] {
     std::vector<CompiledFamily> list;
 #define BS_FAMILY(name, passes, oldest, ...)                                      \
-  [&]<DType... kTypes>(std::integer_sequence<DType, kTypes...>) {                 \
+  [&]<DType... kTypes>(DTypes<kTypes...>) {                                       \
     (list.push_back({find_family(#name), kTypes, name::kernels<kTypes>()}), ...); \
-  }(std::integer_sequence<DType, __VA_ARGS__>());
+  }(DTypes<__VA_ARGS__>());
 #include "gemm/cuda/families.inc"
 #undef BS_FAMILY
     return list;

@@ -192,7 +192,7 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
                                                       place(x.data(), 2 * x.size())};
   const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
                                            {block, features, features, layout.blocks()}, kCard);
-  const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+  const size_t bytes = linear_fprop_workspace_size({view, DType::bf16, n}, kCard);
   const auto workspace = *cuda::allocate(kCard, bytes + 1);
   for (size_t i = 0; i < 30; ++i) {
     const Product product{.dtype = DType::bf16,
@@ -242,7 +242,7 @@ TEST_F(LinearCuda, InfGoesThroughActivations) {
     const auto from = *cuda::allocate(kCard, 2 * x.size()), to = *cuda::allocate(kCard, 2 * x.size());
     ASSERT_TRUE(cuda::copy_to_device(kCard, from.get(), x.data(), 2 * x.size()).ok());
     ASSERT_TRUE(cuda::copy_to_device(kCard, to.get(), poison.data(), 2 * x.size()).ok());
-    const size_t bytes = linear_fprop_workspace_size(view, DType::bf16, n, kCard);
+    const size_t bytes = linear_fprop_workspace_size({view, DType::bf16, n}, kCard);
     const auto workspace = *cuda::allocate(kCard, bytes + 1);
     for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
       const Status status = linear_fprop(view, ConstTensor(from.get(), DType::bf16, {n, kBlock}, kCard),
@@ -295,7 +295,7 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
       LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()}, {32, 64, 64, 4}, kCard);
   ASSERT_TRUE(view.ok()) << view.status().message();
   const ConstTensor values(w.get(), DType::bf16, {4, 32, 32}, kCard);
-  const size_t scratch_bytes = linear_fprop_workspace_size(*view, DType::bf16, n, kCard);
+  const size_t scratch_bytes = linear_fprop_workspace_size({*view, DType::bf16, n}, kCard);
   auto scratch = *cuda::allocate(kCard, scratch_bytes);
   const Status status = linear_fprop(*view, x.tensor, values, {}, y.tensor, {scratch.get(), scratch_bytes});
   ASSERT_TRUE(status.ok()) << status.message();
@@ -306,7 +306,7 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
 
   Tensor dw(w.get(), DType::bf16, {4, 32, 32}, kCard);
   const GradPair pair{x.tensor, y.tensor};  // 1 x 64 in the last token alone
-  const size_t bytes = linear_wgrad_workspace_size(*view, DType::bf16, n, kCard);
+  const size_t bytes = linear_wgrad_workspace_size({*view, DType::bf16, n}, kCard);
   auto workspace = *cuda::allocate(kCard, bytes);
   ASSERT_TRUE(linear_wgrad(*view, {&pair, 1}, {}, Accumulate::no, dw, {workspace.get(), bytes}).ok());
   std::vector<uint16_t> gradient(ones.size());
@@ -359,8 +359,8 @@ void check_large_weights(int32_t block, int64_t rows, int64_t columns, int64_t n
   ASSERT_TRUE(cuda::copy_to_device(kCard, index.get(), layout.index().data(), layout.index().size_bytes()).ok());
   const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
                                            {block, outputs, inputs, layout.blocks()}, kCard);
-  const size_t bytes = std::max(linear_fprop_workspace_size(view, DType::bf16, n, kCard),
-                                linear_wgrad_workspace_size(view, DType::bf16, n, kCard));
+  const size_t bytes = std::max(linear_fprop_workspace_size({view, DType::bf16, n}, kCard),
+                                linear_wgrad_workspace_size({view, DType::bf16, n}, kCard));
   const auto workspace = *cuda::allocate(kCard, bytes);
   const ConstTensor xs(x.get(), DType::bf16, {n, inputs}, kCard), dys(dy.get(), DType::bf16, {n, outputs}, kCard);
   const Tensor ws(w.get(), DType::bf16, {layout.blocks(), block, block}, kCard);

@@ -50,7 +50,8 @@ LinearCase random_case(Random& rng, int64_t seed) {
   if (hub) line += one_of(" full_row=", " full_col=") + std::to_string(rng.below(least));
   else line += maybe("empty_row=" + std::to_string(rng.below(rows))) + maybe("empty_col=0");
   line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("w_offset=1") +
-          maybe("gates") + maybe("t") + maybe("threads=" + one_of("2", "3", "7")) + maybe("values=int");
+          maybe("gates") + maybe("t") + maybe("threads=" + one_of("2", "3", "7")) + maybe("values=int") +
+          (rng.below(6) == 0 ? " odd=" + std::to_string(1 + rng.below(9)) : "");
   if (pass == "fprop")
     line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
   if (pass == "wgrad") {

@@ -133,7 +133,10 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   };
   EXPECT_EQ(but([](CudaProblem&) {}), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.blocks = 900; }), "row_wgmma") << "3 % of the blocks";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.inputs *= 2, o.outputs *= 2, o.blocks *= 4; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.inputs = o.outputs = 992, o.blocks = 230; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), "stream_w");
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000, o.n = 128; }), "stream_w");
@@ -175,8 +178,11 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     change(other);
     return chosen(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256; }), "wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 255; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 257; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256; }), "stream_w") << "32 tiles";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256, o.outputs *= 2; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 255, o.outputs *= 2; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.inputs = o.outputs = 1024, o.blocks = 64; }), "stream_w");
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), "stream_w");
@@ -232,7 +238,8 @@ TEST(SelectCuda, FewFeaturesAreKeptInSharedMemory) {
   EXPECT_EQ(but([](CudaProblem&) {}), "w_in_smem");
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 32, o.blocks = 16, o.pass = Pass::dgrad; }), "w_in_smem");
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 64, o.blocks = 4; }), "wgmma") << "boxes of W";
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = stream_w::kMostTokens; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256; }), "w_in_smem");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 255; }), "stream_w");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 16384, o.block = 8, o.blocks = 256; }), "w_in_smem");
   EXPECT_EQ(but([](CudaProblem& o) { o.block = 8, o.blocks = 256; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.outputs -= 3; }), "w_in_smem") << "cleared as it is copied";

@@ -8,6 +8,7 @@
 #include "gemm/test/awkward.h"
 #include "gemm/test/awkward_few.h"
 #include "gemm/test/awkward_many.h"
+#include "gemm/test/awkward_odd.h"
 #include "ops/linear/problem.h"
 
 namespace blocksparse::gemm {
@@ -354,6 +355,8 @@ INSTANTIATE_TEST_SUITE_P(ManyRounds, LinearCudaSweep, testing::ValuesIn(many_rou
 INSTANTIATE_TEST_SUITE_P(SmallBlocks, LinearCudaSweep,
                          testing::ValuesIn(std::vector<std::string>(std::begin(kAwkwardManyTokens),
                                                                     std::end(kAwkwardManyTokens))));
+INSTANTIATE_TEST_SUITE_P(InfAndNaN, LinearSweep,
+                         testing::ValuesIn(std::vector<std::string>(std::begin(kAwkwardOdd), std::end(kAwkwardOdd))));
 INSTANTIATE_TEST_SUITE_P(F32FewTokens, LinearCudaSweep, testing::ValuesIn(few_tokens("f32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32FewGradients, LinearCudaSweep, testing::ValuesIn(few_gradients("f32 tf32", "f32 tf32")));
 INSTANTIATE_TEST_SUITE_P(F32ManyTokens, LinearCudaSweep, testing::ValuesIn(many_tokens("f32", "f32 tf32")));

@@ -108,7 +108,6 @@ std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t blo
                                             int64_t column);
 
 // Workspace sizes are asked for without pointers: with no data or gates, and without dw_dtype. They suffice for any.
-// A channel order is said to be there by any address.
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
 Status cpu_weight_gradient(const WeightGradient& g, Isa isa, Workspace workspace, int32_t threads);
 size_t cpu_workspace_size(const Product& p);
@@ -120,7 +119,14 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
 size_t cuda_workspace_size(const Product& p);
 size_t cuda_workspace_size(const WeightGradient& g);
 Status prepare_cuda(Device device);
-// The name of the way that would do a call: see select_cuda.h.
+
+// For those who have a tensor: what a query of blocksparse/conv.h says of an x (or dx) of that dtype, shape, strides
+// and device, whose data is not read. A tensor of both memory formats (one pixel, or one channel) counts as
+// channels-last, which never needs less. 0 if x does not fit the convolution.
+using WorkspaceSize = size_t(const ConvProblem&, Device);
+size_t workspace_size_like(const Convolution& conv, const ConstTensor& x, WorkspaceSize* size);
+
+// The name of the way that would do a call: see cuda/select.h.
 Result<std::string> cuda_choice(const Product& p);
 Result<std::string> cuda_choice(const WeightGradient& g);
 

@@ -2,13 +2,14 @@
 // f64. Shared by tests, fuzzing and benchmarks.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "gemm/problem_data.h"
 #include "ops/conv/conv.h"
-#include "ops/linear/problem.h"
 
 namespace blocksparse::conv {
 
@@ -108,7 +109,7 @@ class ConvData {
   size_t workspace_size() const;
   Status move_to_device();
   Tensor placed(const Block& block) const;
-  const int32_t* placed_order() const;
+  Convolution convolution() const;  // where the problem lies
   LayoutView plain_layout() const;
   Product host_product() const;
   WeightGradient host_gradient() const;

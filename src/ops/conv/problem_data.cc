@@ -14,6 +14,7 @@ namespace blocksparse::conv {
 
 namespace {
 
+using gemm::epsilon;
 using gemm::kGuard;
 using gemm::kPoison;
 
@@ -98,16 +99,6 @@ void poison_beyond(const Block& w, const LayoutView& view, int64_t taps) {
         rows[block] * b + i / b % b < view.out_features && refs[block].from * b + i % b < view.in_features;
     if (!inside) store_element(w.tensor.data, i, w.tensor.dtype, NAN);
   }
-}
-
-double epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 0x1p-53;
-    case DType::f32: return 0x1p-24;
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-  }
-  return 0;
 }
 
 double rounded(double value, DType dtype) {

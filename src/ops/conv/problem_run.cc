@@ -14,15 +14,15 @@ using gemm::kGuard;
 using gemm::kPoison;
 
 size_t ConvData::workspace_size() const {
-  const ConvGeometry& g = case_.geometry;
-  ConstTensor x = case_.pass == Pass::dgrad ? y_.tensor : x_.tensor;
-  x.device = case_.device;
-  switch (case_.pass) {
-    case Pass::fprop: return conv_fprop_workspace_size(view_, g, x, placed_order());
-    case Pass::dgrad: return conv_dgrad_workspace_size(view_, g, x, placed_order());
+  const ConvCase& c = case_;
+  const ConvProblem problem{
+      .conv = convolution(), .dtype = c.dtype, .n = c.n, .size = c.size, .channels_last = c.channels_last};
+  switch (c.pass) {
+    case Pass::fprop: return conv_fprop_workspace_size(problem, c.device);
+    case Pass::dgrad: return conv_dgrad_workspace_size(problem, c.device);
     case Pass::wgrad: break;
   }
-  return conv_wgrad_workspace_size(view_, g, x, placed_order());
+  return conv_wgrad_workspace_size(problem, c.device);
 }
 
 Status ConvData::move_to_device() {
@@ -32,8 +32,8 @@ Status ConvData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(case_.device, to.get(), from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(copy(index.data(), index.size_bytes(), device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(copy(index.data(), index.size() * sizeof(int32_t), device_index_));
   BS_RETURN_IF_ERROR(copy(workspace_.data(), workspace_.size(), device_workspace_));
   if (case_.order) BS_RETURN_IF_ERROR(copy(order_.data(), order_.size() * sizeof(int32_t), device_order_));
   const auto on_device = LayoutView::on_device({static_cast<const int32_t*>(device_index_.get()), index.size()},
@@ -58,9 +58,12 @@ Tensor ConvData::placed(const Block& block) const {
   return tensor;
 }
 
-const int32_t* ConvData::placed_order() const {
-  if (!case_.order) return nullptr;
-  return device_order_ == nullptr ? order_.data() : static_cast<const int32_t*>(device_order_.get());
+Convolution ConvData::convolution() const {
+  Convolution conv{.layout = view_, .geometry = case_.geometry};
+  if (!case_.order) return conv;
+  conv.channel_order = order_;
+  if (device_order_ != nullptr) conv.channel_order = {static_cast<const int32_t*>(device_order_.get()), order_.size()};
+  return conv;
 }
 
 Status ConvData::upload_inputs() {
@@ -157,17 +160,16 @@ Status ConvData::run_again(const void* w) {
   ConstTensor values = placed(w_);
   values.data = w;
   const Weights weights(values, placed(gates_));
+  const Convolution conv = convolution();
   switch (c.pass) {
     case Pass::fprop:
-      return conv_fprop(view_, c.geometry, placed(x_), weights, placed_order(),
-                        {placed(bias_), placed(residual_), c.activation}, placed(y_), workspace, stream);
-    case Pass::dgrad:
-      return conv_dgrad(view_, c.geometry, placed(dy_), weights, placed_order(), placed(y_), workspace, stream);
+      return conv_fprop(conv, placed(x_), weights, {placed(bias_), placed(residual_), c.activation}, placed(y_),
+                        workspace, stream);
+    case Pass::dgrad: return conv_dgrad(conv, placed(dy_), weights, placed(y_), workspace, stream);
     case Pass::wgrad: break;
   }
-  return conv_wgrad(view_, c.geometry, placed(x_), placed(dy_), c.dgates || c.gates ? weights : Weights(),
-                    placed_order(), c.accumulate ? Accumulate::yes : Accumulate::no, {placed(y_), placed(dgates_)},
-                    workspace, stream);
+  return conv_wgrad(conv, placed(x_), placed(dy_), c.dgates || c.gates ? weights : Weights(),
+                    c.accumulate ? Accumulate::yes : Accumulate::no, {placed(y_), placed(dgates_)}, workspace, stream);
 }
 
 std::string ConvData::overrun() const {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -52,6 +53,39 @@ TEST(LinearEdge, TheCallItselfIsRight) {
   EXPECT_TRUE(call.fprop().ok()) << call.fprop().message();
   EXPECT_TRUE(call.dgrad().ok()) << call.dgrad().message();
   EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
+}
+
+// The queries say what the passes need, no more, and nothing of what is refused. Tokens enough that all need some.
+TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
+  Call c;
+  c.x = ConstTensor(c.memory.data(), DType::f32, {20, 48});
+  c.dy = ConstTensor(c.memory.data() + 960, DType::f32, {20, 60});
+  c.w.data = c.memory.data() + 4096;
+  c.y = Tensor(c.memory.data() + 32768, DType::f32, {20, 60});
+  c.dx = Tensor(c.memory.data() + 40000, DType::f32, {20, 48});
+  c.dw.data = c.memory.data() + 45000;
+  const auto needs = [&](size_t bytes, auto pass) {
+    ASSERT_GT(bytes, 0u);
+    c.workspace.bytes = bytes;
+    EXPECT_TRUE((c.*pass)().ok()) << (c.*pass)().message();
+    c.workspace.bytes = bytes - 1;
+    expect_error((c.*pass)(), "bytes, needs " + std::to_string(bytes));
+  };
+  const LinearProblem problem{.layout = c.layout, .dtype = DType::f32, .n = 20};
+  needs(linear_fprop_workspace_size(problem), &Call::fprop);
+  needs(linear_dgrad_workspace_size(problem), &Call::dgrad);
+  needs(linear_wgrad_workspace_size(problem), &Call::wgrad);
+  const auto refuses = [&](auto spoil, Device device = {}) {
+    LinearProblem spoilt = problem;
+    spoil(spoilt);
+    EXPECT_EQ(linear_fprop_workspace_size(spoilt, device), 0u);
+    EXPECT_EQ(linear_dgrad_workspace_size(spoilt, device), 0u);
+    EXPECT_EQ(linear_wgrad_workspace_size(spoilt, device), 0u);
+  };
+  refuses([](LinearProblem&) {}, {DeviceType::cuda, 0});
+  refuses([](LinearProblem& p) { p.layout = {}; });
+  refuses([](LinearProblem& p) { p.dtype = static_cast<DType>(9); });
+  refuses([](LinearProblem& p) { p.n = -1; });
 }
 
 // Kernels of a card read records of 16 bytes, those of a CPU what any address holds.

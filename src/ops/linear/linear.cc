@@ -136,12 +136,11 @@ Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
 // The (x, dy) of wgrad; the tokens of all of them together.
 Result<int64_t> check_pairs(const char* op, std::span<const GradPair> pairs, const LayoutView& layout, DType dtype,
                             Device device, std::initializer_list<Region> written) {
-  const int64_t in = layout.transposed ? layout.out_features : layout.in_features;
-  const int64_t out = layout.transposed ? layout.in_features : layout.out_features;
   int64_t n = 0;
   for (const GradPair& pair : pairs) {
     const Named x{op, "x", pair.x}, dy{op, "dy", pair.dy};
-    const auto mx = check_activations(x, in, Use::read), my = check_activations(dy, out, Use::read);
+    const auto mx = check_activations(x, layout.inputs(), Use::read),
+               my = check_activations(dy, layout.outputs(), Use::read);
     if (!mx.ok()) return mx.status();
     if (!my.ok()) return my.status();
     if (mx->n != my->n) {
@@ -181,6 +180,11 @@ Status check_gradients(const char* op, const LayoutView& layout, const Weights& 
                            dgates_region};
   BS_RETURN_IF_ERROR(check_disjoint(op, dw_region, others));
   return check_disjoint(op, dgates_region, std::span(others).first(2));
+}
+
+size_t size_for(Pass pass, const LinearProblem& p, Device device) {
+  if (!has_tables_on(p.layout, device) || size_of(p.dtype) == 0) return 0;
+  return workspace_size(pass, p.layout, p.dtype, p.n, device);
 }
 
 }  // namespace
@@ -232,14 +236,14 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
   return cpu_weight_gradient(g, *isa, workspace, threads_for(stream.threads));
 }
 
-size_t linear_fprop_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {
-  return workspace_size(Pass::fprop, layout, dtype, n, device);
+size_t linear_fprop_workspace_size(const LinearProblem& problem, Device device) {
+  return size_for(Pass::fprop, problem, device);
 }
-size_t linear_dgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {
-  return workspace_size(Pass::dgrad, layout, dtype, n, device);
+size_t linear_dgrad_workspace_size(const LinearProblem& problem, Device device) {
+  return size_for(Pass::dgrad, problem, device);
 }
-size_t linear_wgrad_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {
-  return workspace_size(Pass::wgrad, layout, dtype, n, device);
+size_t linear_wgrad_workspace_size(const LinearProblem& problem, Device device) {
+  return size_for(Pass::wgrad, problem, device);
 }
 
 }  // namespace blocksparse

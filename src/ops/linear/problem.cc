@@ -40,6 +40,8 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
                                                            {"full_row", &c.full_row},
                                                            {"full_col", &c.full_col},
                                                            {"pad", &c.pad},
+                                                           {"rpad", &c.residual_pad},
+                                                           {"odd", &c.odd},
                                                            {"offset", &c.offset},
                                                            {"w_offset", &c.w_offset},
                                                            {"pairs", &c.pairs}};
@@ -106,8 +108,9 @@ Result<LinearCase> parse_linear_case(std::string_view line) {
   c.graph = words->graph;
   if (!words->dtype.empty()) c.dtype = *parse_dtype(words->dtype);
   for (const ProblemLine::Option& option : words->options) BS_RETURN_IF_ERROR(set_option(c, option));
-  if (c.n < 0 || c.pairs < 0 || c.threads < 0 || c.pad < 0 || c.offset < 0 || c.w_offset < 0) {
-    return invalid("[problem] \"", line, "\": n, pairs, threads, pad and offsets need to be 0 or more");
+  if (c.n < 0 || c.pairs < 0 || c.threads < 0 || c.pad < 0 || c.offset < 0 || c.w_offset < 0 || c.odd < 0 ||
+      c.residual_pad < -1) {
+    return invalid("[problem] \"", line, "\": n, pairs, threads, pad, offsets and odd need to be 0 or more");
   }
   if (c.pass != Pass::fprop && (c.bias || c.residual || c.activation != Activation::none)) {
     return invalid("[problem] \"", line, "\": bias, residual and act are of fprop alone");
@@ -143,6 +146,7 @@ std::string to_string(const LinearCase& c) {
   order("y", c.y_order);
   order("r", c.residual_order);
   number("pad", c.pad, 0);
+  number("rpad", c.residual_pad, -1);
   number("offset", c.offset, 0);
   number("w_offset", c.w_offset, 0);
   flag("bias", c.bias);
@@ -155,6 +159,7 @@ std::string to_string(const LinearCase& c) {
   flag("dgates", c.dgates);
   flag("tf32", c.tf32);
   if (c.integers) line += " values=int";
+  number("odd", c.odd, 0);
   if (c.device.type == DeviceType::cuda) line += " device=cuda";
   return line;
 }

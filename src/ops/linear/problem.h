@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "blocksparse/ops.h"
+#include "core/random.h"
 #include "gemm/problem_data.h"
 #include "gemm/product.h"
 
@@ -24,13 +25,15 @@ using namespace gemm;  // NOLINT(google-build-using-namespace): a problem is a p
 //   full_row=3 full_col=1               all blocks of that row or column are there
 //   t                                   the layout's transposed view
 //   x=first y=first r=first             features-first x, y (dx, dy), residual; the default is last
-//   pad=3 offset=1                      elements between rows (poisoned), and before the first
+//   pad=3 rpad=5 offset=1               elements between rows (poisoned; rpad: of the residual), and before the first
 //   w_offset=1                          elements before W
 //   bias residual act=gelu              epilogue (fprop)
 //   gates                               a factor for each block, some of them 0
 //   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
 //   tf32                                f32 on a card may be computed in tf32
 //   values=int                          small whole numbers: results must be exact. Default: normal
+//   odd=4                               so many elements of x, and of dy in wgrad, are Inf, -Inf or NaN; W is NaN
+//                                       behind gates of 0
 //   device=cuda                         everything lies on the first CUDA card
 struct LinearCase {
   Pass pass = Pass::fprop;
@@ -41,7 +44,8 @@ struct LinearCase {
   int64_t empty_row = -1, empty_col = -1, full_row = -1, full_col = -1;
   bool transposed = false;
   Order x_order = Order::features_last, y_order = Order::features_last, residual_order = Order::features_last;
-  int64_t pad = 0, offset = 0, w_offset = 0;
+  int64_t pad = 0, residual_pad = -1, offset = 0, w_offset = 0;  // residual_pad -1: pad
+  int64_t odd = 0;
   bool bias = false, residual = false, gates = false;
   Activation activation = Activation::none;
   int64_t pairs = 1;
@@ -120,6 +124,7 @@ class LinearData {
  private:
   LinearData(const LinearCase& c, Layout layout) : case_(c), layout_(std::move(layout)) {}
   void make_data();
+  void make_odd(Random& rng);
   size_t workspace_size() const;
   Status move_to_device();
   Tensor placed(const Buffer& buffer) const;

@@ -181,9 +181,31 @@ void LinearData::make_data() {
       max_epilogue_ += fill(bias_, rng, c.integers);
     }
     if (c.residual) {
-      residual_ = make_matrix(c.dtype, c.n, outputs, c.residual_order, c.pad, c.offset);
+      residual_ =
+          make_matrix(c.dtype, c.n, outputs, c.residual_order, c.residual_pad < 0 ? c.pad : c.residual_pad, c.offset);
       max_epilogue_ += fill(residual_, rng, c.integers);
     }
+  }
+  if (c.odd > 0) make_odd(rng);
+}
+
+// Elements that must stay away from outputs without a block for them, and from those behind a gate of 0.
+void LinearData::make_odd(Random& rng) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double odd[] = {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
+  for (auto* list : {&x_, &dy_}) {
+    for (Buffer& b : *list) {
+      const Tensor& t = b.tensor;
+      for (int64_t i = 0; i < case_.odd && t.shape[0] * t.shape[1] > 0; ++i) {
+        const int64_t at = rng.below(t.shape[0]) * t.stride[0] + rng.below(t.shape[1]) * t.stride[1];
+        store_element(t.data, at, t.dtype, odd[rng.below(3)]);
+      }
+    }
+  }
+  const int64_t area = layout_.block_size() * layout_.block_size();
+  for (int64_t block = 0; case_.gates && block < layout_.blocks(); ++block) {
+    if (load_element(gates_.tensor.data, block, gates_.tensor.dtype) != 0) continue;
+    for (int64_t i = 0; i < area; ++i) store_element(w_.tensor.data, block * area + i, w_.tensor.dtype, odd[2]);
   }
 }
 

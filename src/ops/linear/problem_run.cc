@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocksparse/device_index.h"
 #include "core/text.h"
 #include "cuda/memory.h"
 #include "ops/linear/problem.h"
@@ -10,12 +11,14 @@ namespace blocksparse::linear {
 
 size_t LinearData::workspace_size() const {
   const LinearCase& c = case_;
+  LinearProblem problem{.layout = view_, .dtype = c.dtype, .n = c.n};
   switch (c.pass) {
-    case Pass::fprop: return linear_fprop_workspace_size(view_, c.dtype, c.n, c.device);
-    case Pass::dgrad: return linear_dgrad_workspace_size(view_, c.dtype, c.n, c.device);
+    case Pass::fprop: return linear_fprop_workspace_size(problem, c.device);
+    case Pass::dgrad: return linear_dgrad_workspace_size(problem, c.device);
     case Pass::wgrad: break;
   }
-  return linear_wgrad_workspace_size(view_, c.dtype, c.n * std::max<int64_t>(1, c.pairs), c.device);
+  problem.n *= std::max<int64_t>(1, c.pairs);
+  return linear_wgrad_workspace_size(problem, c.device);
 }
 
 Status LinearData::move_to_device() {
@@ -25,8 +28,8 @@ Status LinearData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(case_.device, to.get(), from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(copy(index.data(), index.size_bytes(), device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(copy(index.data(), index.size() * sizeof(int32_t), device_index_));
   BS_RETURN_IF_ERROR(copy(workspace_.data(), workspace_.size(), device_workspace_));
   const auto on_device = LayoutView::on_device({static_cast<const int32_t*>(device_index_.get()), index.size()},
                                                {.block_size = view_.block_size,

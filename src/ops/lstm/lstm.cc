@@ -29,6 +29,14 @@ using Tensors = CheckedTensors<9>;
 
 constexpr int64_t kMostRows = int64_t{1} << 40;  // steps * n: more do not fit into any memory
 
+Status check_shape(const char* op, const LayoutView& layout) {
+  if (layout.transposed) return invalid("[", op, "] layout is transposed, needs the one of W [4 H, H]");
+  const int64_t hidden = layout.in_features;
+  if (layout.out_features == kGates * hidden && hidden % layout.block_size == 0) return {};
+  return invalid("[", op, "] layout is ", layout.out_features, " x ", hidden, " in blocks of ", layout.block_size,
+                 ", needs 4 H x H with H a multiple of the block size");
+}
+
 // `sized` is the tensor that tells the sizes, on `device`.
 Status check_layout(const char* op, const LayoutView& layout, const char* sized, Device device) {
   BS_RETURN_IF_ERROR(check_device_type(op, device));
@@ -37,13 +45,7 @@ Status check_layout(const char* op, const LayoutView& layout, const char* sized,
   if (layout.device != device) {
     return invalid("[", op, "] the layout's tables are not on the device of ", sized, "; copy Layout::index() there");
   }
-  if (layout.transposed) return invalid("[", op, "] layout is transposed, needs the one of W [4 H, H]");
-  const int64_t hidden = layout.in_features;
-  if (layout.out_features != kGates * hidden || hidden % layout.block_size != 0) {
-    return invalid("[", op, "] layout is ", layout.out_features, " x ", hidden, " in blocks of ", layout.block_size,
-                   ", needs 4 H x H with H a multiple of the block size");
-  }
-  return {};
+  return check_shape(op, layout);
 }
 
 // steps and n of a tensor [steps, n, ..., H].
@@ -137,9 +139,28 @@ Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, T
   return c.disjoint();
 }
 
-bool fits(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  return layout.index != nullptr && layout.block_size > 0 && size_of(dtype) > 0 && steps >= 0 && n >= 0 &&
-         (n == 0 || steps <= kMostRows / n);
+// Whether the op would take it.
+bool is_right(const LstmProblem& p, Device device) {
+  return has_tables_on(p.layout, device) && check_shape("lstm", p.layout).ok() && size_of(p.dtype) > 0 &&
+         p.steps >= 0 && p.n >= 0 && (p.n == 0 || p.steps <= kMostRows / p.n);
+}
+
+size_t forward_bytes(const Sequence& s) {
+  if (s.layout.device.type == DeviceType::cuda) return cuda_forward_workspace_size(s.layout, s.dtype, s.n);
+  return cpu_forward_workspace_size(s.layout, s.dtype, s.n);
+}
+
+size_t backward_bytes(const Sequence& s) {
+  if (s.layout.device.type == DeviceType::cuda) return cuda_backward_workspace_size(s.layout, s.dtype, s.steps, s.n);
+  return cpu_backward_workspace_size(s.layout, s.dtype, s.steps, s.n);
+}
+
+template <class Size>
+size_t size_for(const LstmProblem& p, Device device, Size size) {
+  if (!is_right(p, device)) return 0;
+  Sequence s;
+  s.layout = p.layout, s.dtype = p.dtype, s.steps = p.steps, s.n = p.n, s.hidden = p.layout.in_features;
+  return size(s);
 }
 
 }  // namespace
@@ -149,8 +170,7 @@ Status lstm_forward(const LayoutView& layout, const LstmInputs& in, const LstmOu
   Forward f;
   BS_RETURN_IF_ERROR(check_forward(layout, in, out, f));
   BS_RETURN_IF_ERROR(check_stream("lstm_forward", stream));
-  BS_RETURN_IF_ERROR(check_workspace("lstm_forward", workspace,
-                                     lstm_forward_workspace_size(layout, f.dtype, f.steps, f.n), layout.device));
+  BS_RETURN_IF_ERROR(check_workspace("lstm_forward", workspace, forward_bytes(f), layout.device));
   if (layout.device.type == DeviceType::cuda) return cuda_forward(f, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
@@ -169,24 +189,19 @@ Status lstm_backward(const LayoutView& layout, const LstmSaved& saved, const Lst
   BS_RETURN_IF_ERROR(check_backward_inputs(saved, of_outputs, b, c));
   BS_RETURN_IF_ERROR(check_grads(grads, accumulate, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(
-      check_workspace(op, workspace, lstm_backward_workspace_size(layout, b.dtype, b.steps, b.n), layout.device));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, backward_bytes(b), layout.device));
   if (layout.device.type == DeviceType::cuda) return cuda_backward(b, workspace, stream);
   const auto isa = current_isa();
   if (!isa.ok()) return isa.status();
   return cpu_backward(b, *isa, workspace, threads_for(stream.threads));
 }
 
-size_t lstm_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  if (!fits(layout, dtype, steps, n)) return 0;
-  if (layout.device.type == DeviceType::cuda) return cuda_forward_workspace_size(layout, dtype, n);
-  return cpu_forward_workspace_size(layout, dtype, n);
+size_t lstm_forward_workspace_size(const LstmProblem& problem, Device device) {
+  return size_for(problem, device, forward_bytes);
 }
 
-size_t lstm_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
-  if (!fits(layout, dtype, steps, n)) return 0;
-  if (layout.device.type == DeviceType::cuda) return cuda_backward_workspace_size(layout, dtype, steps, n);
-  return cpu_backward_workspace_size(layout, dtype, steps, n);
+size_t lstm_backward_workspace_size(const LstmProblem& problem, Device device) {
+  return size_for(problem, device, backward_bytes);
 }
 
 }  // namespace blocksparse

@@ -4,11 +4,10 @@
 #include <cstdint>
 
 #include "blocksparse/lstm.h"
+#include "core/gates.h"
 #include "cpu/isa.h"
 
 namespace blocksparse::lstm {
-
-inline constexpr int kGates = 4;  // i, f, g, o
 
 // What both passes share. All tensors are contiguous; null where they are not given.
 struct Sequence {

@@ -9,14 +9,14 @@
 #include "core/problem.h"
 #include "core/random.h"
 #include "core/text.h"
-#include "ops/linear/problem.h"
+#include "gemm/problem_data.h"
 #include "ops/lstm/lstm.h"
 
 namespace blocksparse::lstm {
 
 namespace {
 
-constexpr char kPoison = -1;  // NaN in every element type
+using gemm::kPoison;
 
 // The words of a case, for reading and writing.
 struct Words {
@@ -59,16 +59,6 @@ Status set_option(LstmCase& c, const ProblemLine::Option& option) {
 }
 
 double uniform(Random& rng) { return 2 * rng.uniform() - 1; }
-
-double unit_roundoff(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 0x1p-53;
-    case DType::f32: return 0x1p-24;
-    case DType::f16: return 0x1p-11;
-    case DType::bf16: return 0x1p-8;
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -217,7 +207,7 @@ LstmData::Buffers LstmData::make_wide() const {
 double LstmData::bound(const Buffer& got, double largest) const {
   const double steps = static_cast<double>(case_.t) + 1, k = static_cast<double>(layout_.in_features());
   const double of_sums = gemm::sum_epsilon(case_.dtype, case_.device) * (k + 32);  // exp and tanh: a few ulp
-  const double step = unit_roundoff(case_.dtype) + of_sums;
+  const double step = gemm::epsilon(case_.dtype) + of_sums;
   double scale = std::max(largest, 1.0);
   if (got.summed) scale = largest + static_cast<double>(case_.n) * steps;
   return step * steps * scale;
@@ -229,7 +219,7 @@ LstmData::Error LstmData::compare() {
     const std::string isa = *cpu_isa();
     Status status = set_cpu_isa("reference");
     const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-    std::vector<char> workspace(size(layout_, DType::f64, case_.t, case_.n));
+    std::vector<char> workspace(size({layout_, DType::f64, case_.t, case_.n}, {}));
     const int64_t* lengths = lengths_.empty() ? nullptr : lengths_.data();
     if (status.ok()) status = call(*expected_, layout_, lengths, {workspace.data(), workspace.size()}, nullptr);
     if (!status.ok() || !set_cpu_isa(isa).ok()) return {INFINITY, status.message()};

@@ -1,19 +1,17 @@
 // Runs an LSTM case where its data lies, and looks for what was written beside the outputs.
 #include <algorithm>
 
+#include "blocksparse/device_index.h"
 #include "core/convert.h"
 #include "core/random.h"
 #include "core/text.h"
 #include "cuda/memory.h"
+#include "gemm/problem_data.h"
 #include "ops/lstm/problem.h"
 
 namespace blocksparse::lstm {
 
-namespace {
-
-constexpr char kPoison = -1;  // NaN in every element type
-
-}  // namespace
+using gemm::kPoison;
 
 Status LstmData::call(Buffers& at, const LayoutView& layout, const int64_t* lengths, Workspace workspace,
                       void* handle) const {
@@ -37,8 +35,8 @@ Status LstmData::move_to_device() {
     to = *std::move(memory);
     return cuda::copy_to_device(device, static_cast<char*>(to.get()) + shift, from, bytes);
   };
-  const auto index = layout_.index();
-  BS_RETURN_IF_ERROR(place(index.data(), index.size_bytes(), 0, device_index_));
+  const std::vector<int32_t> index = index_for_card(layout_);
+  BS_RETURN_IF_ERROR(place(index.data(), index.size() * sizeof(int32_t), 0, device_index_));
   BS_RETURN_IF_ERROR(place(lengths_.data(), lengths_.size() * sizeof(int64_t), 0, device_lengths_));
   const LayoutView::Sizes sizes{.block_size = view_.block_size,
                                 .out_features = view_.out_features,
@@ -58,7 +56,7 @@ Status LstmData::move_to_device() {
 
 size_t LstmData::workspace_size() const {
   const auto size = case_.backward ? lstm_backward_workspace_size : lstm_forward_workspace_size;
-  return size(view_, case_.dtype, case_.t, case_.n);
+  return size({view_, case_.dtype, case_.t, case_.n}, case_.device);
 }
 
 void LstmData::poison() {

@@ -22,20 +22,25 @@ struct OpOfMatrix {
   OpOfMatrix(const char* op, int matrix) { std::snprintf(text, sizeof(text), "%s, matrix %d", op, matrix); }
 };
 
-Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
-  BS_RETURN_IF_ERROR(sequence::check_steps(op, in.factor, s));
-  const auto count = static_cast<int64_t>(in.matrices.size());
+// The layouts, for the H that `s` has.
+Status check_layouts(const char* op, std::span<const DeepUpdateMatrix> matrices, Sequence& s) {
+  const auto count = static_cast<int64_t>(matrices.size());
   if (count < kLeastMatrices || count > kMostMatrices) {
     return invalid("[", op, "] there are ", count, " matrices, needs ", kLeastMatrices, " to ", kMostMatrices);
   }
   s.count = static_cast<int>(count);
   for (int j = 0; j < s.count; ++j) {
-    const LayoutView& layout = in.matrices[static_cast<size_t>(j)].layout;
+    const LayoutView& layout = matrices[static_cast<size_t>(j)].layout;
     const OpOfMatrix named(op, j);
     BS_RETURN_IF_ERROR(sequence::check_layout(named.text, "layout", layout, s.groups(j) * s.hidden, s));
     s.matrices[static_cast<size_t>(j)].layout = layout;
   }
   return {};
+}
+
+Status check_sizes(const char* op, const DeepUpdateInputs& in, Sequence& s) {
+  BS_RETURN_IF_ERROR(sequence::check_steps(op, in.factor, s));
+  return check_layouts(op, in.matrices, s);
 }
 
 Status check_inputs(const DeepUpdateInputs& in, Sequence& s, Tensors& c) {
@@ -103,11 +108,29 @@ Status check_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved, 
   return c.disjoint();
 }
 
-// Bytes of `of` for inputs that make sense; else 0.
+template <class OfLayout>
+size_t most_of_layouts(const Sequence& s, OfLayout bytes) {
+  size_t most = 0;
+  for (int j = 0; j < s.count; ++j) most = std::max(most, bytes(s.matrices[static_cast<size_t>(j)].layout, s));
+  return most;
+}
+
+size_t saved_bytes(const Sequence& s) { return static_cast<size_t>(Made(s, s.steps).total); }
+size_t forward_bytes(const Sequence& s) {
+  return static_cast<size_t>(ForwardSpace(s).linear) + most_of_layouts(s, sequence::forward_product_bytes);
+}
+size_t backward_bytes(const Sequence& s) {
+  return static_cast<size_t>(BackwardSpace(s).linear) + most_of_layouts(s, sequence::backward_product_bytes);
+}
+
+// Bytes of a problem that the op would take; else 0.
 template <class Size>
-size_t size_for(const DeepUpdateInputs& in, Size of) {
+size_t size_for(const DeepUpdateProblem& p, Device device, Size size) {
+  if (p.matrices.empty()) return 0;
   Sequence s;
-  return check_sizes("deep_update", in, s).ok() ? of(s) : 0;
+  s.dtype = p.dtype, s.device = device;
+  s.steps = p.steps, s.n = p.n, s.hidden = p.matrices.front().layout.inputs();
+  return sequence::is_right(s) && check_layouts("deep_update", p.matrices, s).ok() ? size(s) : 0;
 }
 
 }  // namespace
@@ -128,7 +151,7 @@ Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& 
   if (f.saved != nullptr || out.saved.bytes > 0)
     BS_RETURN_IF_ERROR(sequence::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_forward_workspace_size(in), f.device));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, forward_bytes(f), f.device));
   return run_forward(f, workspace, stream);
 }
 
@@ -142,32 +165,18 @@ Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& s
   BS_RETURN_IF_ERROR(check_inputs(in, b, c));
   BS_RETURN_IF_ERROR(check_backward(in, saved, of_outputs, grads, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, deep_update_backward_workspace_size(in), b.device));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, backward_bytes(b), b.device));
   return run_backward(b, workspace, stream);
 }
 
-size_t deep_update_saved_size(const DeepUpdateInputs& in) {
-  return size_for(in, [](const Sequence& s) { return static_cast<size_t>(Made(s, s.steps).total); });
+size_t deep_update_saved_size(const DeepUpdateProblem& problem, Device device) {
+  return size_for(problem, device, saved_bytes);
 }
-
-size_t deep_update_forward_workspace_size(const DeepUpdateInputs& in) {
-  return size_for(in, [](const Sequence& s) {
-    size_t products = 0;
-    for (int j = 0; j < s.count; ++j) {
-      products = std::max(products, sequence::forward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
-    }
-    return static_cast<size_t>(ForwardSpace(s).linear) + products;
-  });
+size_t deep_update_forward_workspace_size(const DeepUpdateProblem& problem, Device device) {
+  return size_for(problem, device, forward_bytes);
 }
-
-size_t deep_update_backward_workspace_size(const DeepUpdateInputs& in) {
-  return size_for(in, [](const Sequence& s) {
-    size_t products = 0;
-    for (int j = 0; j < s.count; ++j) {
-      products = std::max(products, sequence::backward_product_bytes(s.matrices[static_cast<size_t>(j)].layout, s));
-    }
-    return static_cast<size_t>(BackwardSpace(s).linear) + products;
-  });
+size_t deep_update_backward_workspace_size(const DeepUpdateProblem& problem, Device device) {
+  return size_for(problem, device, backward_bytes);
 }
 
 }  // namespace blocksparse

@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "blocksparse/deep_update.h"
+#include "core/gates.h"
 #include "ops/sequence/steps.h"
 
 namespace blocksparse::deep_update {
 
-inline constexpr int kGates = 4, kLeastMatrices = 3, kMostMatrices = 64;
+inline constexpr int kLeastMatrices = 3, kMostMatrices = 64;
 
 using sequence::aligned;
 

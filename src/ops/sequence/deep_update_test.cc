@@ -68,6 +68,7 @@ struct Net {
     fill(of_y, {steps, n, hidden}, 1), fill(of_h, {n, hidden}, 1), fill(of_c, {n, hidden}, 1);
   }
 
+  DeepUpdateProblem problem() const { return {.matrices = matrices, .dtype = kDType<S>, .steps = steps, .n = n}; }
   DeepUpdateInputs inputs() {
     return {.matrices = matrices,
             .factor = tensor(factor, {steps, n, hidden}),
@@ -80,14 +81,14 @@ struct Net {
     return {tensor(y, {steps, n, hidden}), tensor(h, {n, hidden}), tensor(c, {n, hidden}), saved};
   }
   void forward(Workspace saved = {}) {
-    const Memory scratch(deep_update_forward_workspace_size(inputs()));
+    const Memory scratch(deep_update_forward_workspace_size(problem()));
     const Status status = deep_update_forward(inputs(), outputs(saved), scratch.space, stream);
     ASSERT_TRUE(status.ok()) << status.message();
   }
   void backward() {
-    const Memory saved(deep_update_saved_size(inputs()));
+    const Memory saved(deep_update_saved_size(problem()));
     forward(saved.space);
-    const Memory scratch(deep_update_backward_workspace_size(inputs()));
+    const Memory scratch(deep_update_backward_workspace_size(problem()));
     const Status status =
         deep_update_backward(inputs(), {tensor(y, {steps, n, hidden}), saved.space},
                              {tensor(of_y, {steps, n, hidden}), tensor(of_h, {n, hidden}), tensor(of_c, {n, hidden})},
@@ -167,7 +168,7 @@ TEST(DeepUpdate, IsItsStepsByPlainOps) {
     EXPECT_EQ(net.y, y);
     EXPECT_EQ(net.c, c);
     EXPECT_EQ(net.h, std::vector<float>(y.end() - net.n * net.hidden, y.end()));
-    const Memory saved(deep_update_saved_size(net.inputs()));
+    const Memory saved(deep_update_saved_size(net.problem()));
     net.y.assign(net.y.size(), 0);
     net.forward(saved.space);
     EXPECT_EQ(net.y, y);
@@ -263,6 +264,25 @@ TEST(DeepUpdate, NothingToDo) {
   EXPECT_EQ(no_tokens.dgain[0], std::vector<float>(24, 0));
 }
 
+TEST(DeepUpdate, WorkspaceOfWhatIsRefused) {
+  Net<float> net(3, 2, 2, 16, 3);
+  const auto refuses = [&](auto spoil, Device device = {}) {
+    DeepUpdateProblem problem = net.problem();
+    spoil(problem);
+    EXPECT_EQ(deep_update_saved_size(problem, device), 0u);
+    EXPECT_EQ(deep_update_forward_workspace_size(problem, device), 0u);
+    EXPECT_EQ(deep_update_backward_workspace_size(problem, device), 0u);
+  };
+  EXPECT_GT(deep_update_saved_size(net.problem()), 0u);
+  refuses([](auto&) {}, {DeviceType::cuda, 0});
+  refuses([](auto& p) { p.matrices = {}; });
+  refuses([](auto& p) { p.matrices = p.matrices.first(2); });
+  refuses([](auto& p) { p.matrices = p.matrices.last(2); });
+  refuses([](auto& p) { p.dtype = static_cast<DType>(9); });
+  refuses([](auto& p) { p.n = -1; });
+  refuses([](auto& p) { p.steps = p.n = int64_t{1} << 40; });
+}
+
 TEST(DeepUpdate, Refuses) {
   Net<float> net(3, 2, 2, 16, 3);
   const Memory scratch(1 << 20), saved(1 << 20);
@@ -312,7 +332,8 @@ TEST(DeepUpdate, Refuses) {
   refused(
       "saved needs an alignment of 64",
       [&](auto&, auto& out) { out.saved.data = static_cast<char*>(out.saved.data) + 4; }, scratch.space);
-  refused("workspace", [](auto&, auto&) {}, Workspace{scratch.space.data, 64});
+  const size_t needed = deep_update_forward_workspace_size(net.problem());
+  refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, Workspace{scratch.space.data, needed - 1});
   net.lengths = {4, 1};
   refused("[deep_update_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
 }

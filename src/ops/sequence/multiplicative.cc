@@ -14,12 +14,20 @@ namespace {
 
 using Tensors = CheckedTensors<16>;
 
+// The layouts, for the H that `s` has.
+Status check_layouts(const char* op, const LayoutView& layout_m, const LayoutView& layout, Sequence& s) {
+  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout_m", layout_m, s.hidden, s));
+  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout", layout, kGates * s.hidden, s));
+  s.m.layout = layout_m;
+  s.gates.layout = layout;
+  return {};
+}
+
 Status check_sizes(const char* op, const MultiplicativeInputs& in, Sequence& s) {
   BS_RETURN_IF_ERROR(sequence::check_steps(op, in.factor, s));
-  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout_m", in.layout_m, s.hidden, s));
-  BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout", in.layout, kGates * s.hidden, s));
-  s.m = {in.layout_m, in.w_m.data};
-  s.gates = {in.layout, in.w.data};
+  BS_RETURN_IF_ERROR(check_layouts(op, in.layout_m, in.layout, s));
+  s.m.w = in.w_m.data;
+  s.gates.w = in.w.data;
   return {};
 }
 
@@ -66,11 +74,23 @@ Status check_backward(const MultiplicativeSaved& saved, const MultiplicativeOutp
   return c.disjoint();
 }
 
-// Bytes of `of` for inputs that make sense; else 0.
+size_t saved_bytes(const Sequence& s) { return static_cast<size_t>(Made(s, s.steps).total); }
+size_t forward_bytes(const Sequence& s) {
+  return static_cast<size_t>(ForwardSpace(s).linear) +
+         std::max(sequence::forward_product_bytes(s.m.layout, s), sequence::forward_product_bytes(s.gates.layout, s));
+}
+size_t backward_bytes(const Sequence& s) {
+  return static_cast<size_t>(BackwardSpace(s).linear) +
+         std::max(sequence::backward_product_bytes(s.m.layout, s), sequence::backward_product_bytes(s.gates.layout, s));
+}
+
+// Bytes of a problem that the op would take; else 0.
 template <class Size>
-size_t size_for(const MultiplicativeInputs& in, Size of) {
+size_t size_for(const MultiplicativeProblem& p, Device device, Size size) {
   Sequence s;
-  return check_sizes("multiplicative", in, s).ok() ? of(s) : 0;
+  s.dtype = p.dtype, s.device = device;
+  s.steps = p.steps, s.n = p.n, s.hidden = p.layout_m.inputs();
+  return sequence::is_right(s) && check_layouts("multiplicative", p.layout_m, p.layout, s).ok() ? size(s) : 0;
 }
 
 }  // namespace
@@ -91,7 +111,7 @@ Status multiplicative_forward(const MultiplicativeInputs& in, const Multiplicati
   if (f.saved != nullptr || out.saved.bytes > 0)
     BS_RETURN_IF_ERROR(sequence::check_saved(op, out.saved, Made(f, f.steps).total));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_forward_workspace_size(in), f.device));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, forward_bytes(f), f.device));
   return run_forward(f, workspace, stream);
 }
 
@@ -105,26 +125,18 @@ Status multiplicative_backward(const MultiplicativeInputs& in, const Multiplicat
   BS_RETURN_IF_ERROR(check_inputs(in, b, c));
   BS_RETURN_IF_ERROR(check_backward(saved, of_outputs, grads, b, c));
   BS_RETURN_IF_ERROR(check_stream(op, stream));
-  BS_RETURN_IF_ERROR(check_workspace(op, workspace, multiplicative_backward_workspace_size(in), b.device));
+  BS_RETURN_IF_ERROR(check_workspace(op, workspace, backward_bytes(b), b.device));
   return run_backward(b, workspace, stream);
 }
 
-size_t multiplicative_saved_size(const MultiplicativeInputs& in) {
-  return size_for(in, [](const Sequence& s) { return static_cast<size_t>(Made(s, s.steps).total); });
+size_t multiplicative_saved_size(const MultiplicativeProblem& problem, Device device) {
+  return size_for(problem, device, saved_bytes);
 }
-
-size_t multiplicative_forward_workspace_size(const MultiplicativeInputs& in) {
-  return size_for(in, [](const Sequence& s) {
-    return static_cast<size_t>(ForwardSpace(s).linear) +
-           std::max(sequence::forward_product_bytes(s.m.layout, s), sequence::forward_product_bytes(s.gates.layout, s));
-  });
+size_t multiplicative_forward_workspace_size(const MultiplicativeProblem& problem, Device device) {
+  return size_for(problem, device, forward_bytes);
 }
-
-size_t multiplicative_backward_workspace_size(const MultiplicativeInputs& in) {
-  return size_for(in, [](const Sequence& s) {
-    return static_cast<size_t>(BackwardSpace(s).linear) + std::max(sequence::backward_product_bytes(s.m.layout, s),
-                                                                   sequence::backward_product_bytes(s.gates.layout, s));
-  });
+size_t multiplicative_backward_workspace_size(const MultiplicativeProblem& problem, Device device) {
+  return size_for(problem, device, backward_bytes);
 }
 
 }  // namespace blocksparse

@@ -4,11 +4,10 @@
 #include <cstdint>
 
 #include "blocksparse/multiplicative.h"
+#include "core/gates.h"
 #include "ops/sequence/steps.h"
 
 namespace blocksparse::multiplicative {
-
-inline constexpr int kGates = 4;
 
 using sequence::aligned;
 

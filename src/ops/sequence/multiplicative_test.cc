@@ -49,6 +49,9 @@ struct Net {
   static Tensor tensor(std::vector<double>& data, std::initializer_list<int64_t> shape) {
     return {data.data(), DType::f64, shape};
   }
+  MultiplicativeProblem problem() const {
+    return {.layout_m = layout_m, .layout = layout, .dtype = DType::f64, .steps = steps, .n = n};
+  }
   MultiplicativeInputs inputs() const {
     const int64_t b = layout.block_size();
     return {.layout_m = layout_m,
@@ -65,15 +68,15 @@ struct Net {
     return {tensor(y, {steps, n, hidden}), tensor(h, {n, hidden}), tensor(c, {n, hidden}), saved};
   }
   void forward(Workspace saved = {}) {
-    const Memory scratch(multiplicative_forward_workspace_size(inputs()));
+    const Memory scratch(multiplicative_forward_workspace_size(problem()));
     const Status status = multiplicative_forward(inputs(), outputs(saved), scratch.space, stream);
     ASSERT_TRUE(status.ok()) << status.message();
   }
   void backward() {
     const int64_t b = layout.block_size();
-    const Memory saved(multiplicative_saved_size(inputs()));
+    const Memory saved(multiplicative_saved_size(problem()));
     forward(saved.space);
-    const Memory scratch(multiplicative_backward_workspace_size(inputs()));
+    const Memory scratch(multiplicative_backward_workspace_size(problem()));
     const ConstTensor of_outputs = tensor(std::as_const(of_y), {steps, n, hidden});
     const Status status =
         multiplicative_backward(inputs(), {tensor(y, {steps, n, hidden}), saved.space},
@@ -151,6 +154,24 @@ TEST(Multiplicative, NothingToDo) {
   Net(3, 0, 8, 3).backward();
 }
 
+TEST(Multiplicative, WorkspaceOfWhatIsRefused) {
+  const Net net(3, 2, 16, 3);
+  const auto refuses = [&](auto spoil, Device device = {}) {
+    MultiplicativeProblem problem = net.problem();
+    spoil(problem);
+    EXPECT_EQ(multiplicative_saved_size(problem, device), 0u);
+    EXPECT_EQ(multiplicative_forward_workspace_size(problem, device), 0u);
+    EXPECT_EQ(multiplicative_backward_workspace_size(problem, device), 0u);
+  };
+  EXPECT_GT(multiplicative_saved_size(net.problem()), 0u);
+  refuses([](auto&) {}, {DeviceType::cuda, 0});
+  refuses([](auto& p) { p.layout = p.layout_m; });
+  refuses([](auto& p) { p.layout_m = {}; });
+  refuses([](auto& p) { p.dtype = static_cast<DType>(9); });
+  refuses([](auto& p) { p.n = -1; });
+  refuses([](auto& p) { p.steps = p.n = int64_t{1} << 40; });
+}
+
 TEST(Multiplicative, Refuses) {
   Net net(3, 2, 16, 3);
   const Memory scratch(1 << 20), saved(1 << 20);
@@ -173,7 +194,8 @@ TEST(Multiplicative, Refuses) {
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = Net::tensor(net.factor, {3, 2, 48}); });
   refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; });
   refused("saved has 64 bytes, needs", [](auto&, auto& out) { out.saved.bytes = 64; });
-  refused("workspace", [](auto&, auto&) {}, 64);
+  const size_t needed = multiplicative_forward_workspace_size(net.problem());
+  refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, needed - 1);
   net.lengths = {4, 1};
   refused("[multiplicative_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
 }

@@ -49,12 +49,27 @@ Status StepRunner::copy_of_empty(const void* from, void* to, DType dtype) const 
   return on.copy({.n = s.n, .hidden = s.hidden, .lengths = lengths, .from = from, .to = to}, dtype);
 }
 
+namespace {
+
+// Whether [steps, n, H] fits into any memory.
+bool fits(const Steps& s) {
+  constexpr int64_t kMostElements = int64_t{1} << 40;
+  return s.n <= kMostElements / s.hidden && s.steps <= kMostElements / std::max<int64_t>(s.n * s.hidden, 1);
+}
+
+bool is_hidden(int64_t hidden) { return hidden >= 8 && hidden % 8 == 0; }
+
+}  // namespace
+
+bool is_right(const Steps& s) {
+  return size_of(s.dtype) > 0 && s.steps >= 0 && s.n >= 0 && is_hidden(s.hidden) && fits(s);
+}
+
 Status check_steps(const char* op, const ConstTensor& factor, Steps& s) {
-  constexpr int64_t kMostElements = int64_t{1} << 40;  // more do not fit into any memory
   if (factor.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
   if (!factor.given()) return invalid("[", op, "] factor is not given");
   BS_RETURN_IF_ERROR(check_tensor({op, "factor", factor}));
-  if (factor.rank != 3 || factor.shape[2] < 8 || factor.shape[2] % 8 != 0) {
+  if (factor.rank != 3 || !is_hidden(factor.shape[2])) {
     return invalid("[", op, "] factor is ", shape_text(factor), ", needs [steps, n, H] with H a multiple of 8");
   }
   s.dtype = factor.dtype;
@@ -62,10 +77,7 @@ Status check_steps(const char* op, const ConstTensor& factor, Steps& s) {
   s.steps = factor.shape[0];
   s.n = factor.shape[1];
   s.hidden = factor.shape[2];
-  if (s.n > kMostElements / s.hidden || s.steps > kMostElements / std::max<int64_t>(s.n * s.hidden, 1)) {
-    return invalid("[", op, "] factor is ", shape_text(factor), ", too large");
-  }
-  return {};
+  return fits(s) ? Status() : invalid("[", op, "] factor is ", shape_text(factor), ", too large");
 }
 
 Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Steps& s) {
@@ -73,10 +85,9 @@ Status check_layout(const char* op, const char* name, const LayoutView& layout, 
   if (layout.device != s.device) {
     return invalid("[", op, "] ", name, "'s tables are not on the device of factor; copy Layout::index() there");
   }
-  const int64_t out = layout.transposed ? layout.in_features : layout.out_features;
-  const int64_t in = layout.transposed ? layout.out_features : layout.in_features;
-  if (out == rows && in == s.hidden) return {};
-  return invalid("[", op, "] ", name, " is ", out, " x ", in, ", needs ", rows, " x ", s.hidden);
+  if (layout.outputs() == rows && layout.inputs() == s.hidden) return {};
+  return invalid("[", op, "] ", name, " is ", layout.outputs(), " x ", layout.inputs(), ", needs ", rows, " x ",
+                 s.hidden);
 }
 
 Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
@@ -91,13 +102,13 @@ Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
 }
 
 size_t forward_product_bytes(const LayoutView& layout, const Steps& s) {
-  return linear_fprop_workspace_size(layout, s.dtype, s.n, s.device);
+  return gemm::workspace_size(gemm::Pass::fprop, layout, s.dtype, s.n, s.device);
 }
 
 size_t backward_product_bytes(const LayoutView& layout, const Steps& s) {
-  size_t bytes = linear_dgrad_workspace_size(layout, s.dtype, s.n, s.device);
+  size_t bytes = gemm::workspace_size(gemm::Pass::dgrad, layout, s.dtype, s.n, s.device);
   for (const int64_t steps : {s.steps, s.steps - 1, std::min<int64_t>(s.steps, 1)}) {
-    bytes = std::max(bytes, linear_wgrad_workspace_size(layout, s.dtype, steps * s.n, s.device));
+    bytes = std::max(bytes, gemm::workspace_size(gemm::Pass::wgrad, layout, s.dtype, steps * s.n, s.device));
   }
   return bytes;
 }

@@ -25,7 +25,7 @@ struct Weight {
   LayoutView layout;
   const void* w = nullptr;
 
-  int64_t rows() const { return layout.transposed ? layout.in_features : layout.out_features; }
+  int64_t rows() const { return layout.outputs(); }
 };
 
 // Runs parts of steps.
@@ -47,6 +47,8 @@ struct StepRunner {
 
 // ---- Checks at the edge ---------------------------------------------------------------------------------------------
 
+// Sizes and dtype, of a problem.
+bool is_right(const Steps& s);
 // Sizes, dtype and device, which `factor` [steps, n, H] tells.
 Status check_steps(const char* op, const ConstTensor& factor, Steps& s);
 Status check_layout(const char* op, const char* name, const LayoutView& layout, int64_t rows, const Steps& s);

@@ -29,13 +29,16 @@ int64_t least_tokens(const CudaProblem&) { return stream_w::kTokens + 1; }
 //   8192, 10 %      16.6 (22.1), 18.4 (19.2), 28.3 (26.8), 54.6 (45.1)
 //   8192, 50 %      60 (101), 62 (82), 96 (131), 186 (215): stream_w packs x there
 //   18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
+//   1024, 25 %      512 tokens, H100, 2026-11-25: 7.6 (6.0)
+//   4096, 5 %       128 tokens, H100, 2026-11-25: 5.4 (6.2)
 //   ba(384,8)       128, 256 and 512 tokens: 22.1 (18.5), 40.0 (30.4), 71.0 (66.1): clusters share rows that are cut
 // Four rows together are walked whole, the longest by one thread block: it is no longer than there are blocks of
 // inputs.
 bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kMostOfHub = 256;
   if (p.slots > 0 && !(rows_in_fours(p) ? p.input_blocks() <= kMostOfHub : slices_fit_clusters(p))) return false;
-  return p.density() < (p.n > 128 || rows_in_fours(p) ? 0.15 : 0.05);
+  if (p.n > 128 || rows_in_fours(p)) return p.density() < (p.n > 256 && p.output_blocks() <= 32 ? 0.3 : 0.15);
+  return p.density() < (p.output_blocks() >= 256 ? 0.05 : 0.03);
 }
 
 // The sums of slices, where clusters add them.

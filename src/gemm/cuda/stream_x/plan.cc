@@ -23,18 +23,26 @@ bool supports(const CudaProblem& p) {
 //   1024 x 1024, 4096 tokens    b = 8: .10 16.3, 23.4   b = 16: .25 14.2, 20.5   b = 32: .25 12.8, 14.9
 //   1024 x 1024, 1024 tokens    b = 16: .25 13.3, stream_w 12.6
 //   hubs, 4096 tokens           b = 8: ba(512,16) 109, 179   b = 16: ba(256,16) 88, 130; ba(768,8) 547, 385
-int64_t least_tokens(const CudaProblem& p) { return p.block == 8 ? stream_w::kMostTokens + 1 : stream_w::kMostTokens; }
+//
+// And on an H100, 2026-11-25, of one round of tiles, n = 1024: 4096 x 4096, b = 8, .25 63, 75; b = 16, .50 63, 72; b =
+// 32, .10 24, 26, .05 20, 21, .02 18, 15. 12288 x 12288, b = 16, .05, n = 256 44, stream_w 52. 1024 x 1024, n = 1024
+// b = 16, .25 13.1, stream_w 13.1, wgmma 19.8.
+int64_t least_tokens(const CudaProblem&) { return 256; }
 
-bool pays(const CudaProblem& p, const cuda::Card&) {
-  constexpr int64_t kLeastTiles = 64, kLeastInputs = 1024;  // fewer: not measured
-  if (tiles_of(p) < kLeastTiles || p.inputs < kLeastInputs) return false;
+bool pays(const CudaProblem& p, const cuda::Card& card) {
+  constexpr int64_t kLeastTiles = 32, kLeastTilesOfFew = 96, kLeastInputs = 1024;
+  const int64_t tiles = tiles_of(p);
+  if (tiles < (p.n < stream_w::kMostTokens ? kLeastTilesOfFew : kLeastTiles) || p.inputs < kLeastInputs) return false;
+  if (p.n < stream_w::kMostTokens && p.block != 16) return false;  // not measured
   // A warp has a row to the end: one with a block for every input takes 1 / density as long as others. There may be
   // such rows, where any can be cut; tables made on a card do not say that there are none.
-  if (p.slots > 0 && p.density() < 0.05) return false;
+  const double density = p.density();
+  if (p.slots > 0 && density < 0.05) return false;
+  const bool one_wave = tiles <= card.multiprocessors;
   switch (p.block) {
-    case 8: return p.density() < 0.2;
-    case 16: return p.density() >= 0.015 && p.density() < 0.44;
-    default: return p.n <= 4096 && p.density() >= 0.2 && p.density() < 0.58;
+    case 8: return density < (one_wave ? 0.3 : 0.2);
+    case 16: return density >= 0.015 && density < (one_wave ? 0.55 : 0.44);
+    default: return p.n <= 4096 && density >= (one_wave && p.n > stream_w::kMostTokens ? 0.045 : 0.2) && density < 0.58;
   }
 }
 

@@ -25,6 +25,7 @@ struct Args {
   int64_t outputs;
   bool boxes;  // y can be stored in boxes
   Finish finish;
+  uint8_t* notes;  // null, or [token tiles][strips][4 warps] where a sum is not finite: see absent.cuh
 };
 
 enum Flag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };

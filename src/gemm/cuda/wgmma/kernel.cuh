@@ -11,6 +11,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
+#include "gemm/cuda/wgmma/absent.cuh"
 #include "gemm/cuda/wgmma/tokens.cuh"
 #include "gemm/cuda/wgmma/weights.cuh"
 
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
     typename K::Sums sums{};
     const int2 tile =
         consumer.tile([&](uint32_t stage) { K::multiply(sums, stage, consumer.mask(), consumer.before()); });
+    if constexpr (K::kFills) note_not_finite(p.notes, static_cast<int>((p.outputs + 63) / 64), tile, sums);
     K::template finish<Plain>(p, maps, sums, shared_address(staged), group, tile);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_read<0>();
@@ -84,6 +86,34 @@ struct Feed {
   Images images = {};
 };
 
+// Outputs that met zeros in place of blocks, where x holds Inf or NaN.
+template <class T, XOrder Order>
+Status launch_repair(const Product& p, const Feed& feed, const CudaCall& call, const Args& args) {
+  const auto launch_with = [&](const auto& x) {
+    using X = std::remove_cvref_t<decltype(x)>;
+    const Repair<X> repair{.x = x,
+                           .walk = feed.walk,
+                           .w = p.w,
+                           .gates = feed.gates,
+                           .by_in = p.by_in,
+                           .block = call.problem.block,
+                           .tile_tokens = form_of(plan_of(call.problem).kind).tokens,
+                           .strips = static_cast<int32_t>((args.outputs + 63) / 64),
+                           .token_tiles = args.token_tiles,
+                           .n = args.n,
+                           .inputs = call.problem.inputs,
+                           .outputs = args.outputs,
+                           .notes = reinterpret_cast<const uint32_t*>(args.notes),
+                           .finish = args.finish,
+                           .scattered = feed.images.y == nullptr ? ScatteredImages{} : *feed.images.y};
+    return cuda::launch(
+        {.blocks = call.card.multiprocessors, .threads = 256, .stream = stream_of(call), .overlap = true},
+        wgmma_repair<T, X>, repair);
+  };
+  if constexpr (Order == XOrder::images) return launch_with(PixelsOfX<T>{*feed.images.x});
+  else return launch_with(TokensOfX<T>{matrix_of<T>(p.x)});
+}
+
 template <class T, XOrder Order>
 Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
   const Plan plan = plan_of(call.problem);
@@ -96,8 +126,9 @@ Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
                   .n = static_cast<int32_t>(p.x.n),
                   .outputs = p.y.features,
                   .boxes = in_boxes(p.y),
-                  .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  return with_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
+                  .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
+                  .notes = tables.notes};
+  BS_RETURN_IF_ERROR((with_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
     const void* w = copies_w(call.problem) ? tables.copy : p.w;
     BS_RETURN_IF_ERROR(K::make_maps(p, feed.images, w, maps));  // before anything is queued
@@ -109,7 +140,8 @@ Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
                          .stream = stream_of(call),
                          .overlap = true},
                         kernel_of<K>(is_plain(p)), maps, args);
-  });
+  })));
+  return tables.notes == nullptr ? Status() : launch_repair<T, Order>(p, feed, call, args);
 }
 
 template <class T>
@@ -129,6 +161,8 @@ Status prepare_of() {
       })));
     }
   }
+  using X = std::conditional_t<Order == XOrder::images, PixelsOfX<T>, TokensOfX<T>>;
+  BS_RETURN_IF_ERROR((cuda::prepare(wgmma_repair<T, X>, 0)));
   BS_RETURN_IF_ERROR(cuda::prepare_tensor_maps());
   BS_RETURN_IF_ERROR(prepare_tables());
   return prepare_pack();

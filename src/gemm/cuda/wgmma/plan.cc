@@ -34,6 +34,8 @@ Plan plan_of(const CudaProblem& p) {
   plan.records = filled ? plan.tiles * plan.chunks : p.blocks * std::max(1, p.block / kChunk);
   plan.patches = plan.kind == Kind::direct ? 0 : filled ? plan.tiles * plan.chunks * form.bands : p.blocks;
   plan.copy_bytes = plan.kind == Kind::direct ? p.blocks * p.block * p.block * 2 : 0;
+  const bool fills = filled || p.block == 8;
+  plan.note_bytes = fills ? 4 * divide_up(p.outputs, 64) * divide_up(p.n, form.tokens) : 0;
   return plan;
 }
 
@@ -47,6 +49,7 @@ WorkspacePlaces workspace_places(const Plan& plan, int32_t block) {
   at.sources = places.next(plan.patches * (form.band_outputs / block) * (form.patch_inputs / block) * 8);
   at.patches = places.next(plan.patches * form.patch_bytes());
   at.copy = places.next(plan.copy_bytes);
+  at.notes = places.next(plan.note_bytes);
   at.end = places.end;
   return at;
 }
@@ -69,7 +72,14 @@ bool supports(const CudaProblem& p) {
 //   of 256 and 512, density .25    b = 64: 19.6 (18.7), 33.3 (19.5)   b = 32: 20.3 (36.3), 33.4 (36.5)
 //   12288 x 12288, density .05, of 256 and 512    b = 64: 33.0 (19.4), 67.8 (30.8)   b = 32: 31.8 (48.1), 63.1 (77.4)
 int64_t least_tokens(const CudaProblem& p) { return p.block >= 64 ? 256 : stream_w::kMostTokens + 1; }
-bool pays(const CudaProblem&, const cuda::Card&) { return true; }
+
+// Fewer tiles leave SMs without work, which stream_w does not. us of b = 64 and 128, fprop, bf16, H100, 2026-11-25,
+// stream_w (wgmma): 1024 x 1024, .25, n = 512 5.8 (10.6), 1024 10.2 (10.7); 4096 x 4096, .1, n = 256 10.6 (14.7), 384
+// 14.4 (15.2).
+bool pays(const CudaProblem& p, const cuda::Card&) {
+  constexpr int64_t kLeastTiles = 48;
+  return p.block < 64 || divide_up(p.n, form_of(Kind::direct).tokens) * plan_of(p).tiles >= kLeastTiles;
+}
 
 // Also for the last of several launches, which has fewer tokens.
 int64_t workspace_bytes(const CudaProblem& asked) {

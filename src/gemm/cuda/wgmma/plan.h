@@ -57,6 +57,7 @@ struct Plan {
   int64_t chunks;
   int64_t records, patches;  // at most
   int64_t copy_bytes;        // of W as it lies, for `direct` where it cannot be read so
+  int64_t note_bytes;        // where zeros stand for blocks that are not there: see absent.cuh
 };
 Plan plan_of(const CudaProblem& p);
 
@@ -65,7 +66,7 @@ bool copies_w(const CudaProblem& p);
 
 // Where the tables and the copy of W lie in the workspace, in bytes.
 struct WorkspacePlaces {
-  int64_t records, tiles, counter, sources, patches, copy, end;
+  int64_t records, tiles, counter, sources, patches, copy, notes, end;
 };
 WorkspacePlaces workspace_places(const Plan& plan, int32_t block);
 

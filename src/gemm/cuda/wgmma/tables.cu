@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/strip_order.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/griddepcontrol.h"
+#include "gemm/cuda/wgmma/strip_order.h"
 
 namespace blocksparse::gemm::wgmma {
 namespace {

@@ -44,6 +44,7 @@ struct Tables {
   Source* sources;   // [patches][outputs / b][inputs / b]
   char* patches;     // [patches][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
   char* copy;        // [blocks, b, b]: gated, and 0 beyond the edge
+  uint8_t* notes;    // null where no zeros stand for blocks
 };
 
 inline Tables tables_in(const Plan& plan, int32_t block, void* workspace) {
@@ -54,7 +55,8 @@ inline Tables tables_in(const Plan& plan, int32_t block, void* workspace) {
           .counter = reinterpret_cast<int32_t*>(base + at.counter),
           .sources = reinterpret_cast<Source*>(base + at.sources),
           .patches = base + at.patches,
-          .copy = base + at.copy};
+          .copy = base + at.copy,
+          .notes = plan.note_bytes == 0 ? nullptr : reinterpret_cast<uint8_t*>(base + at.notes)};
 }
 
 // Blocks whose gate is 0 are left out.

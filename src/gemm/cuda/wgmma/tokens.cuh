@@ -22,6 +22,7 @@ struct TokenRows {
   using Maps = TokensMaps<Order>;
   static constexpr Form form = form_of(Kind);
   static constexpr bool x_first = Order == XOrder::features;
+  static constexpr bool kFills = Kind == Kind::patches16;  // of b = 8
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 1, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.most_patches * form.patch_bytes();

@@ -24,7 +24,8 @@ struct WeightRows {
   static constexpr Form form = form_of(Kind);
   static constexpr bool direct = Kind == Kind::direct, x_first = Order == XOrder::features;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
-  static constexpr bool kTurned = true;  // rows of the sums are outputs
+  static constexpr bool kTurned = true;    // rows of the sums are outputs
+  static constexpr bool kFills = !direct;  // zeros stand for blocks that are not there
   static constexpr int kBuffers = 2, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kWBytes = form.bands * form.patch_bytes();
   static constexpr int kStageBytes = kXBytes + kWBytes;

@@ -183,21 +183,26 @@ bool supports(const CudaProblem& p) {
 //   hubs, 4096 tokens           b = 8: ba(512,16) 122, 211   b = 16: ba(256,16) 169, 224
 //
 // Without wgrad_wgmma (sm_80) there are wgrad_stream, of less than 2048 tokens, and generic besides; not measured.
+//
+// On an H100, 2026-11-25: 4096 x 4096, 2048 tokens, b = 32: .10 67, 58; .05 43, 38; .02 32, 36; 6144 x 6144, 8192
+// tokens, .05 183, 219. 512 x 512, b = 16, .10, 4096 tokens 20, 25, 1024 tokens 18, 17 (wgrad_stream 10).
 bool pays_beside_wgmma(const CudaProblem& p, const cuda::Card& card) {
-  if (!card.sm90a || !wgrad_wgmma::supports(p)) return true;
+  if (!card.sm90a) return p.n >= 1024;
+  if (!wgrad_wgmma::supports(p)) return true;
   // A small dW has few patches for many thread blocks, each of which reads x and dy: 256 x 256, b = 16, 50,000 tokens
   // 422 us, wgrad_wgmma with as many patches 46.
-  constexpr int64_t kSmall = int64_t{512} * 512;
-  if (p.inputs * p.outputs <= kSmall) return false;
+  const int64_t least_side = p.n < 2048 ? 513 : 448;
+  if (p.inputs * p.outputs < least_side * least_side) return false;
+  const double density = p.density();
   switch (p.block) {
-    case 8: return p.density() < 0.21;
-    case 16: return p.density() >= 0.01 && p.density() < 0.33;
-    case 32: return p.density() >= 0.07 && p.density() < 0.4;
+    case 8: return density < (p.n < 2048 ? 0.3 : 0.21);
+    case 16: return density >= 0.01 && density < 0.33;
+    case 32: return density < 0.03 || (density >= (p.n < 4096 ? 0.15 : p.n < 8192 ? 0.07 : 0.04) && density < 0.4);
     default: return false;
   }
 }
 
-int64_t least_tokens(const CudaProblem&) { return 1024; }
+int64_t least_tokens(const CudaProblem&) { return 512; }
 
 bool pays(const CudaProblem& p, const cuda::Card& card) {
   return pays_beside_wgmma(p, card) && !wgrad_stream::is_best(p, card);

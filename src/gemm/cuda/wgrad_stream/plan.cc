@@ -17,26 +17,49 @@ bool supports(const CudaProblem& p) {
 int64_t least_tokens(const CudaProblem&) { return 1; }
 bool pays(const CudaProblem&, const cuda::Card&) { return true; }
 
-// us of 1024 tokens, 4096 x 4096, bf16, H200, 2026-11-22 and 24, of wgrad_stream, wgrad_in_registers and wgrad_wgmma:
+namespace {
+
+// Below which density it is faster than the others. us of 4096 x 4096, bf16, H200, 2026-11-22 and 24 (1024 tokens), and
+// H100, 2026-11-25, of wgrad_stream, wgrad_in_registers and wgrad_wgmma:
 //
-//   b = 8      of density .25 161, 87, 87; .10 82, 45, 84; .05 60, -, 57
-//   b = 16     .25 94, 56, 81; .10 51, 32, 78
-//   b = 32     .25 49, 48, 56; .10 28, 34, 33
-//   b = 64     .25 53, -, 44; .10 31, -, 31
-//   b = 128    .25 53, -, 27; .10 31, -, 28
-//
-// Of 512 tokens b = 64 takes 27 and 17 (wgrad_wgmma 36 and 27). wgrad_in_registers takes about 25 at the least.
+//   512 tokens, b = 8     of density .25 89, 61, 71; .05 32, 25, 66; .02 20, 23, 46
+//               b = 16    .25 50, 39, 65; .05 19, 21, 39; .02 14, 20, 26
+//               b = 32    .50 49, 68, 66; .10 15, 26, 27
+//               b = 64    .25 29, -, 27; .10 18, -, 17; .02 10, -, 15
+//               b = 128   .25 28, -, 23; .10 18, -, 15; .02 10, -, 14
+//   1024 tokens, b = 8    .25 161, 87, 87; .10 82, 45, 84; .02 41, 34, 69
+//                b = 16   .25 94, 56, 81; .10 51, 32, 78; .02 27, 22, 35
+//                b = 32   .25 49, 48, 56; .10 28, 34, 33
+//                b = 64   .25 53, -, 44; .10 31, -, 31
+//                b = 128  .25 53, -, 27; .10 31, -, 28
+double best_below(const CudaProblem& p, bool beside_registers) {
+  constexpr double kAny = 2;
+  if (p.n < 512) return kAny;
+  if (p.n < 1024) {
+    switch (p.block) {
+      case 8: return beside_registers ? 0.03 : kAny;
+      case 16: return beside_registers ? 0.1 : kAny;
+      case 128: return 0.05;
+      default: return kAny;
+    }
+  }
+  if (p.n >= 2048) return 0;
+  switch (p.block) {
+    case 8: return beside_registers ? 0.01 : 0.09;
+    case 16: return beside_registers ? 0.01 : 0.2;
+    case 32: return beside_registers ? 0.2 : 0.3;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
 bool is_best(const CudaProblem& p, const cuda::Card& card) {
-  if (!supports(p)) return false;
-  if (p.n < 1024) return true;
-  if (p.block > 32 || p.n >= 2048) return false;
   namespace registers = wgrad_in_registers;
+  if (!supports(p)) return false;
   const bool beside_registers =
       registers::supports(p) && p.n >= registers::least_tokens(p) && registers::pays_beside_wgmma(p, card);
-  const double most = p.block == 8    ? (beside_registers ? 0.02 : 0.09)
-                      : p.block == 16 ? (beside_registers ? 0.04 : 0.2)
-                                      : (beside_registers ? 0.2 : 0.3);
-  return p.density() < most;
+  return p.density() < best_below(p, beside_registers);
 }
 
 Plan plan_of(const CudaProblem& p) {

@@ -163,8 +163,8 @@ struct CombineForm {
   static constexpr int kThreads = 512, kBlocksPerSm = 2;
   int runs = 1, threads = 256;  // of a task
 
-  __device__ explicit CombineForm(int jobs) {
-    while (runs < 16 && 2 * runs * jobs <= kMostGrid / 2) runs *= 2;
+  __device__ CombineForm(int jobs, int grid) {
+    while (runs < 16 && 2 * runs * jobs <= grid / 2) runs *= 2;
     threads = min(256, kThreads / runs);
   }
   __device__ int tasks_of_job() const { return 8 * (256 / threads); }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPer
   __shared__ float4 of_run[4][CombineForm::kThreads];
   ptx::griddepcontrol_wait();
   const int2 counts = g.tables.job_counts();
-  const CombineForm form(counts.x - counts.y);
+  const CombineForm form(counts.x - counts.y, grid);
   const auto index = static_cast<int>(threadIdx.x);
   for (int i = index; i <= grid; i += CombineForm::kThreads) shares[i] = g.tables.share(i);
   __syncthreads();

@@ -69,8 +69,8 @@ bool supports(const CudaProblem& p) {
 // us of 512 and 1024 tokens, 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic (wgrad_wgmma): b = 64 26.2
 // (27.6), 41.9 (33.6); b = 16 59.5 (70.5), 104 (101).
 int64_t least_tokens(const CudaProblem& p) {
-  constexpr int64_t kLeast = 1024;
-  return p.pairs == 1 || p.block >= 32 ? kLeast : kLeast * p.pairs;
+  const int64_t least = p.block == 128 ? 512 : 1024;  // see wgrad_stream
+  return p.pairs == 1 || p.block >= 32 ? least : least * p.pairs;
 }
 
 bool pays(const CudaProblem& p, const cuda::Card& card) { return !wgrad_stream::is_best(p, card); }

@@ -61,9 +61,9 @@ struct WorkspacePlaces {
 };
 WorkspacePlaces workspace_places(const CudaProblem& p, const Form& form);
 
-// Thread blocks, one an SM; each may leave two partial sums. A workspace is asked for before a card is known, and no
-// Hopper card has more.
-inline constexpr int32_t kMostGrid = 132;
+// Thread blocks, one an SM; each may leave two partial sums. A workspace is asked for before a card is known: a full
+// GH100 has 144 SMs (an H100 or H200 uses 132 of them, others 114).
+inline constexpr int32_t kMostGrid = 144;
 
 // The (x, dy) that one launch sums. Their maps are the kernel's arguments, which have 4 KB.
 inline constexpr int32_t kTermsOfLaunch = 12;

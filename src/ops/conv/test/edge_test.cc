@@ -1,10 +1,14 @@
 // What the convolution's edge refuses, and the sizes that a geometry gives.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "ops/conv/conv.h"
 
 namespace blocksparse {
 namespace {
@@ -27,8 +31,8 @@ struct Call {
   std::vector<float> memory = std::vector<float>(1 << 17, 1.0f);
   std::vector<char> scratch = std::vector<char>(1 << 20);
   std::vector<int32_t> order = std::vector<int32_t>(32);
-  const int32_t* channel_order = nullptr;
-  ConvGeometry geometry{.kernel = {3, 3, 1}, .padding_before = {1, 1, 0}, .padding_after = {1, 1, 0}};
+  Convolution conv{.layout = layout,
+                   .geometry = {.kernel = {3, 3, 1}, .padding_before = {1, 1, 0}, .padding_after = {1, 1, 0}}};
   ConstTensor x = channels_last(static_cast<const float*>(memory.data()), 2, 32, 6, 7);
   ConstTensor dy = channels_last(static_cast<const float*>(memory.data()) + 4096, 2, 40, 6, 7);
   ConstTensor w{memory.data() + 8192, DType::f32, {6, 9, 16, 16}};
@@ -42,14 +46,10 @@ struct Call {
   Stream stream;
 
   Call() { std::iota(order.begin(), order.end(), 0); }
-  Status fprop() const {
-    return conv_fprop(layout, geometry, x, {w, gates}, channel_order, epilogue, y, workspace, stream);
-  }
-  Status dgrad() const { return conv_dgrad(layout, geometry, dy, {w, gates}, channel_order, dx, workspace, stream); }
-  Status wgrad() const {
-    return conv_wgrad(layout, geometry, x, dy, {w, gates}, channel_order, Accumulate::no, {dw, dgates}, workspace,
-                      stream);
-  }
+  Status fprop() const { return conv_fprop(conv, x, {w, gates}, epilogue, y, workspace, stream); }
+  Status dgrad() const { return conv_dgrad(conv, dy, {w, gates}, dx, workspace, stream); }
+  Status wgrad() const { return conv_wgrad(conv, x, dy, {w, gates}, Accumulate::no, {dw, dgates}, workspace, stream); }
+  ConvProblem problem() const { return {.conv = conv, .n = 2, .size = {6, 7}}; }
 };
 
 void expect_error(const Status& status, std::string_view text, StatusCode code = StatusCode::invalid_argument) {
@@ -59,7 +59,7 @@ void expect_error(const Status& status, std::string_view text, StatusCode code =
 
 TEST(ConvEdge, TheCallItselfIsRight) {
   Call call;
-  call.channel_order = call.order.data();
+  call.conv.channel_order = call.order;
   EXPECT_TRUE(call.fprop().ok()) << call.fprop().message();
   EXPECT_TRUE(call.dgrad().ok()) << call.dgrad().message();
   EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
@@ -84,11 +84,11 @@ TEST(ConvEdge, OutputSizes) {
 TEST(ConvEdge, Geometry) {
   const auto refuses = [](const ConvGeometry& g, std::string_view text) {
     Call c;
-    c.geometry = g;
+    c.conv.geometry = g;
     expect_error(c.fprop(), text);
     expect_error(c.dgrad(), text);
     expect_error(c.wgrad(), text);
-    EXPECT_EQ(conv_fprop_workspace_size(c.layout, g, c.x), 0u);
+    EXPECT_EQ(conv_fprop_workspace_size(c.problem()), 0u);
     expect_error(conv_output_size(g, {6, 7, 1}).status(), text);
   };
   refuses({.rank = 0}, "the geometry has rank 0, needs 1 to 3");
@@ -174,7 +174,7 @@ TEST(ConvEdge, MemoryFormats) {
   expect_error(c.fprop(), "residual of [2, 40, 6, 7] has strides [1680, 42, 7, 1], which are not channels-last");
   // One pixel is of both orders.
   c = Call();
-  c.geometry = {.kernel = {6, 7}};
+  c.conv.geometry = {.kernel = {6, 7}};
   c.w = ConstTensor(c.memory.data(), DType::f32, {6, 42, 16, 16});
   c.y = Tensor(c.memory.data() + (1 << 16) + 1024, DType::f32, {2, 40, 1, 1});
   EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
@@ -197,7 +197,7 @@ TEST(ConvEdge, DtypesAndOverlap) {
   c.dw.data = c.memory.data() + 8192;
   expect_error(c.wgrad(), "dw overlaps w");
   c = Call();
-  c.channel_order = static_cast<const int32_t*>(c.dw.data);
+  c.conv.channel_order = {static_cast<const int32_t*>(c.dw.data), 32};
   expect_error(c.wgrad(), "dw overlaps channel_order");
   c = Call();
   c.workspace.bytes = 16;
@@ -207,20 +207,92 @@ TEST(ConvEdge, DtypesAndOverlap) {
 
 TEST(ConvEdge, ChannelOrder) {
   Call c;
-  c.channel_order = c.order.data();
+  c.conv.channel_order = c.order;
   c.order[3] = 32;
   expect_error(c.fprop(), "channel_order[3] is 32, needs 0 to 31");
   c.order[3] = -1;
   expect_error(c.dgrad(), "channel_order[3] is -1, needs 0 to 31");
   c.order[3] = 7;
   expect_error(c.wgrad(), "channel_order holds channel 7 twice");
+  c.conv.channel_order = std::span(c.order).first(31);
+  expect_error(c.fprop(), "[conv_fprop] channel_order is [31], needs [32], the channels of x");
+  expect_error(c.dgrad(), "[conv_dgrad] channel_order is [31], needs [32], the channels of dx");
+  expect_error(c.wgrad(), "[conv_wgrad] channel_order is [31], needs [32], the channels of x");
+  EXPECT_EQ(conv_fprop_workspace_size(c.problem()), 0u);
 }
 
 TEST(ConvEdge, LayoutAndDevice) {
   Call c;
-  expect_error(conv_fprop({}, c.geometry, c.x, c.w, nullptr, {}, c.y, c.workspace), "layout is null");
+  c.conv.layout = {};
+  expect_error(c.fprop(), "[conv_fprop] layout is null");
+  EXPECT_EQ(conv_fprop_workspace_size(c.problem()), 0u);
+  c = Call();
   c.x.device.type = DeviceType::cuda;
   EXPECT_FALSE(c.fprop().ok());
+}
+
+// The queries say what the passes need, no more, and nothing of what is refused.
+TEST(ConvEdge, WorkspaceIsWhatTheQuerySays) {
+  for (const bool with_order : {false, true}) {
+    Call c;
+    if (with_order) c.conv.channel_order = c.order;
+    const auto needs = [&](size_t bytes, auto pass) {
+      ASSERT_GT(bytes, 0u);
+      c.workspace.bytes = bytes;
+      EXPECT_TRUE((c.*pass)().ok()) << (c.*pass)().message();
+      c.workspace.bytes = bytes - 1;
+      expect_error((c.*pass)(), "bytes, needs " + std::to_string(bytes));
+    };
+    needs(conv_fprop_workspace_size(c.problem()), &Call::fprop);
+    needs(conv_dgrad_workspace_size(c.problem()), &Call::dgrad);
+    needs(conv_wgrad_workspace_size(c.problem()), &Call::wgrad);
+  }
+  const Call c;
+  const auto refuses = [&](auto spoil, Device device = {}) {
+    ConvProblem problem = c.problem();
+    spoil(problem);
+    EXPECT_EQ(conv_fprop_workspace_size(problem, device), 0u);
+    EXPECT_EQ(conv_dgrad_workspace_size(problem, device), 0u);
+    EXPECT_EQ(conv_wgrad_workspace_size(problem, device), 0u);
+  };
+  refuses([](ConvProblem&) {}, {DeviceType::cuda, 0});
+  refuses([](ConvProblem& p) { p.dtype = static_cast<DType>(9); });
+  refuses([](ConvProblem& p) { p.n = -1; });
+  refuses([](ConvProblem& p) { p.n = 0; });
+  refuses([](ConvProblem& p) { p.n = int64_t{1} << 60; });
+  refuses([](ConvProblem& p) { p.size = {6, 0}; });
+  refuses([](ConvProblem& p) { p.conv.geometry.kernel = {9, 3}; });
+}
+
+// One channel, or one pixel, is of both memory formats: it counts as channels-last, and y may be of either.
+TEST(ConvEdge, WorkspaceForATensorOfBothMemoryFormats) {
+  const auto check = [](const char* graph, const ConvGeometry& geometry, int64_t channels, int64_t n, int64_t size) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = 8, .out_features = 0, .in_features = channels});
+    ConvProblem problem{.conv = {.layout = layout, .geometry = geometry}, .n = n, .size = {size, size}};
+    for (const auto query : {conv_fprop_workspace_size, conv_dgrad_workspace_size, conv_wgrad_workspace_size}) {
+      problem.channels_last = false;
+      const size_t contiguous = query(problem, {});
+      problem.channels_last = true;
+      const size_t channels_last = query(problem, {});
+      EXPECT_LE(contiguous, channels_last) << graph << " n = " << n << ", size " << size;
+      const ConstTensor x(nullptr, DType::f32, {n, channels, size, size});
+      EXPECT_EQ(conv::workspace_size_like(problem.conv, x, query), channels_last);
+      const ConstTensor other(nullptr, DType::f32, {n, channels + 1, size, size});
+      EXPECT_EQ(conv::workspace_size_like(problem.conv, other, query), 0u);
+    }
+  };
+  for (const int64_t n : {1, 2, 50}) {
+    for (const int64_t size : {1, 5, 30}) {
+      for (const int64_t kernel : {1, 3}) {
+        check("dense(1,1)", {.kernel = {kernel, kernel}, .padding_before = {1, 1}}, 1, n, size);
+        check("dense(40,1)", {.kernel = {kernel, kernel}, .padding_before = {1, 1}, .padding_after = {1, 1}}, 1, n,
+              size);
+        check("dense(40,1)", {.transposed = true, .kernel = {kernel, kernel}}, 1, n, size);
+      }
+    }
+    check("dense(4,40)", {.transposed = true, .kernel = {3, 3}}, 320, n, 1);
+    check("dense(40,4)", {.kernel = {1, 1}, .padding_before = {2, 2}}, 32, n, 1);
+  }
 }
 
 }  // namespace

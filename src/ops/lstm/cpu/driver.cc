@@ -310,8 +310,8 @@ size_t cpu_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t
 
 size_t cpu_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
   const Plan plan(dtype, n, layout.in_features, layout.out_features, layout.in_features / layout.block_size);
-  return std::max({static_cast<size_t>(plan.total), linear_dgrad_workspace_size(layout, dtype, n),
-                   linear_wgrad_workspace_size(layout, dtype, steps * n)});
+  return std::max({static_cast<size_t>(plan.total), gemm::workspace_size(gemm::Pass::dgrad, layout, dtype, n, {}),
+                   gemm::workspace_size(gemm::Pass::wgrad, layout, dtype, steps * n, {})});
 }
 
 }  // namespace blocksparse::lstm

@@ -1,6 +1,7 @@
 // What the LSTM op's edge refuses, and stacked layouts.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -134,6 +135,33 @@ TEST(LstmEdge, LengthsWorkspaceOverlapThreads) {
   c = Call();
   c.stream.threads = -2;
   expect_error(c.forward(), "threads is -2");
+}
+
+// The queries say what the passes need, no more, and nothing of what is refused.
+TEST(LstmEdge, WorkspaceIsWhatTheQuerySays) {
+  Call c;
+  const auto needs = [&](size_t bytes, auto pass) {
+    ASSERT_GT(bytes, 0u);
+    c.workspace.bytes = bytes;
+    EXPECT_TRUE((c.*pass)().ok()) << (c.*pass)().message();
+    c.workspace.bytes = bytes - 1;
+    expect_error((c.*pass)(), "bytes, needs " + std::to_string(bytes));
+  };
+  const LstmProblem problem{.layout = c.layout, .dtype = DType::f32, .steps = kSteps, .n = kTokens};
+  needs(lstm_forward_workspace_size(problem), &Call::forward);
+  needs(lstm_backward_workspace_size(problem), &Call::backward);
+  const auto refuses = [&](auto spoil, Device device = {}) {
+    LstmProblem spoilt = problem;
+    spoil(spoilt);
+    EXPECT_EQ(lstm_forward_workspace_size(spoilt, device), 0u);
+    EXPECT_EQ(lstm_backward_workspace_size(spoilt, device), 0u);
+  };
+  refuses([](LstmProblem&) {}, {DeviceType::cuda, 0});
+  refuses([](LstmProblem& p) { p.layout = {}; });
+  refuses([](LstmProblem& p) { p.layout = p.layout.t(); });
+  refuses([](LstmProblem& p) { p.dtype = static_cast<DType>(9); });
+  refuses([](LstmProblem& p) { p.steps = -1; });
+  refuses([](LstmProblem& p) { p.steps = p.n = int64_t{1} << 40; });
 }
 
 TEST(LstmEdge, NothingIsWrittenBeforeTheArgumentsAreRight) {

@@ -74,7 +74,7 @@ TEST(Lstm, GatesAreWithinAFewUlp) {
     for (int gate = 0; gate < 4; ++gate)
       pre.insert(pre.end(), z.begin() + static_cast<int64_t>(row), z.begin() + static_cast<int64_t>(row) + 8);
   }
-  std::vector<char> workspace(lstm_forward_workspace_size(*layout, DType::f32, 1, rows));
+  std::vector<char> workspace(lstm_forward_workspace_size({*layout, DType::f32, 1, rows}));
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
     ASSERT_TRUE(lstm_forward(*layout,

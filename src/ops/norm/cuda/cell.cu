@@ -13,8 +13,6 @@
 namespace blocksparse::norm {
 namespace {
 
-using lstm::kGates;
-
 [[maybe_unused]] constexpr int kTokens = 2;  // of a thread; code for cards before 9.0 has none of this
 constexpr int kPlainThreads = 256;
 

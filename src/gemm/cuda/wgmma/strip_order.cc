@@ -1,10 +1,10 @@
-#include "core/strip_order.h"
+#include "gemm/cuda/wgmma/strip_order.h"
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
 
-namespace blocksparse {
+namespace blocksparse::gemm::wgmma {
 
 namespace {
 
@@ -171,4 +171,4 @@ std::vector<int32_t> order_strips(std::span<const int32_t> starts, std::span<con
   return order;
 }
 
-}  // namespace blocksparse
+}  // namespace blocksparse::gemm::wgmma

@@ -1,4 +1,4 @@
-#include "core/strip_order.h"
+#include "gemm/cuda/wgmma/strip_order.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,13 @@
 #include "blocksparse/blocksparse.h"
 #include "core/index.h"
 
-namespace blocksparse {
+namespace blocksparse::gemm::wgmma {
 namespace {
 
 std::vector<int32_t> order_of(const Layout& layout, bool by_in = false) {
   const IndexSections at = index_sections(layout.out_blocks(), layout.in_blocks(), layout.blocks());
-  const auto first = layout.index().begin() + (by_in ? at.by_in : at.by_out).order;
+  const std::vector<int32_t> index = index_for_card(layout);
+  const auto first = index.begin() + (by_in ? at.by_in : at.by_out).order;
   return {first, first + strips_of(by_in ? layout.in_features() : layout.out_features(), layout.block_size())};
 }
 
@@ -95,4 +96,4 @@ TEST(StripOrder, IsTheSameEachTime) {
 }
 
 }  // namespace
-}  // namespace blocksparse
+}  // namespace blocksparse::gemm::wgmma

@@ -1,6 +1,6 @@
-// In which order strips of 64 outputs are best multiplied side by side: a kernel for many tokens that reads inputs in
-// chunks of 64 reads a chunk once for all strips of a tile, if one of them has a block there. In random patterns of
-// b = 64, density .25, pairs of strips that were chosen so read 9 to 12 % less than neighbours.
+// In which order strips of 64 outputs are best multiplied side by side: wgmma reads a chunk of 64 inputs once for all
+// strips of a tile, if one of them has a block there. In random patterns of b = 64, density .25, pairs of strips that
+// were chosen so read 9 to 12 % less than neighbours.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "core/tables.h"
 
-namespace blocksparse {
+namespace blocksparse::gemm::wgmma {
 
 inline constexpr int32_t kStrip = 64;                // features
 inline constexpr int32_t kMostOrderedStrips = 1024;  // of more the order is as they come: to search for one takes time
@@ -27,4 +27,4 @@ constexpr int32_t strips_of_tile(int32_t block) { return block == kStrip ? 2 : 4
 std::vector<int32_t> order_strips(std::span<const int32_t> starts, std::span<const BlockRef> refs, int64_t columns,
                                   int64_t features, int32_t block);
 
-}  // namespace blocksparse
+}  // namespace blocksparse::gemm::wgmma

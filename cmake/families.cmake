@@ -1,0 +1,22 @@
+# One line, one family of CUDA kernels: src/gemm/cuda/<family>/plan.cc is part of every build, the .cu files named behind
+# it where nvcc is.
+function(blocksparse_add_family family)
+  target_sources(blocksparse_objects PRIVATE src/gemm/cuda/${family}/plan.cc)
+  if(BLOCKSPARSE_HAS_CUDA)
+    foreach(source IN LISTS ARGN)
+      target_sources(blocksparse_objects PRIVATE src/gemm/cuda/${family}/${source}.cu)
+    endforeach()
+  endif()
+endfunction()
+
+blocksparse_add_family(generic f32 f64 bf16 f16)
+blocksparse_add_family(row_wgmma bf16 f16)
+blocksparse_add_family(stream_w tf32 bf16 f16 pack)
+blocksparse_add_family(stream_w_f32 f32)
+blocksparse_add_family(stream_x bf16 f16)
+blocksparse_add_family(tiled_f32 f32 tf32 tables)
+blocksparse_add_family(w_in_smem bf16 f16)
+blocksparse_add_family(wgmma bf16 f16 pack tables)
+blocksparse_add_family(wgrad_in_registers bf16 f16 jobs)
+blocksparse_add_family(wgrad_stream f32 bf16 f16 pack)
+blocksparse_add_family(wgrad_wgmma bf16 f16 jobs)
