@@ -24,6 +24,7 @@ from .modules import (
     BlockSparseConvTranspose3d,
     BlockSparseLinear,
 )
+from .ops import flops as _flops  # noqa: F401  registers what ops cost
 from .recurrent import lstm  # the function, in the place of the module that is imported above
 from .surgery import from_dense, replace_convolutions, replace_linears
 from .tables import index_of

@@ -63,9 +63,14 @@ class Network(ABC):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the core can be called on x: it holds numbers, and nothing is traced."""
+    """Whether the core can be called on x: it holds numbers, and nothing is traced or counts ops.
+
+    The core's call is no op, so modes such as FlopCounterMode would not see it.
+    """
     real = not x.is_meta and not isinstance(x, FakeTensor)
-    return real and x.numel() > 0 and not torch.compiler.is_compiling()
+    if not real or x.numel() == 0 or torch.compiler.is_compiling():
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 
 def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...layout import Layout, need_layout
 from ..arguments import need_lengths, need_tensor, state_of
+from ..autograd import traced
 from ..autograd.lstm import Lstm
 from ..autograd.transforms import needs_gradient, refuse_tangents
 from ..ops import lstm as ops
@@ -86,7 +87,9 @@ def apply_lstm(
         lengths = lengths.to(pre.device, torch.int64).contiguous()
     pre = pre.contiguous()
     refuse_tangents("lstm", pre, values, h0, c0)
-    if torch.is_grad_enabled() and needs_gradient(pre, values, h0, c0):
+    if traced.is_tracing():
+        y, h, c = traced.lstm(pre, values, index, h0, c0, lengths)
+    elif torch.is_grad_enabled() and needs_gradient(pre, values, h0, c0):
         y, h, c, _, _ = Lstm.apply(pre, values, index, h0, c0, lengths)
     else:
         y, h, c, _, _ = ops.forward(pre, values.to(dtype), index, h0, c0, lengths, False)
@@ -97,7 +100,9 @@ def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
     """One step from z [n, 4, hidden] and c [n, hidden], without a product: -> h, c. values and index are not read."""
     pre = z.unsqueeze(0)
     refuse_tangents("lstm", z, c)
-    if torch.is_grad_enabled() and needs_gradient(z, c):
+    if traced.is_tracing():
+        _, h, c = traced.lstm(pre, values, index, None, c, None)
+    elif torch.is_grad_enabled() and needs_gradient(z, c):
         _, h, c, _, _ = Lstm.apply(pre, values, index, None, c, None)
     else:
         _, h, c, _, _ = ops.forward(pre, values, index, None, c, None, False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..autograd.linear import Gradient, Transposed
+from ..autograd.traced import is_tracing
 from ..autograd.transforms import apply, refuse_tangents
 from ..blocks import Blocks
 from ..ops import linear as ops
@@ -20,8 +21,8 @@ class SharedWeight:
     Backward notes (x, dy) of each use; when autograd has been through all uses, dW is made by one call. Make a new one
     for each forward pass. Autocast is obeyed; the layer's bias is not used.
 
-    Every use makes its own part of dW under `torch.compile`, on which what is noted would be lost, and where gradients
-    are to have gradients themselves (create_graph).
+    Every use makes its own part of dW under `torch.compile` and `torch.jit.trace`, on which what is noted would be
+    lost, and where gradients are to have gradients themselves (create_graph).
     """
 
     def __init__(self, layer: nn.Linear | Blocks) -> None:
@@ -34,15 +35,15 @@ class SharedWeight:
         kind = "cuda" if weight.is_cuda else "cpu"
         narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
         self.dtype = torch.get_autocast_dtype(kind) if narrow else weight.dtype
-        self.compiled = torch.compiler.is_compiling()
-        self.source: Tensor = weight if self.compiled else _Collect.apply(weight, self)
-        self.weight = weight if self.compiled else weight.detach().to(self.dtype)
+        self.recorded = torch.compiler.is_compiling() or is_tracing()
+        self.source: Tensor = weight if self.recorded else _Collect.apply(weight, self)
+        self.weight = weight if self.recorded else weight.detach().to(self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> x W^T [n, out]."""
         x = x.to(self.dtype)
         refuse_tangents("SharedWeight", x)
-        if self.compiled:
+        if self.recorded:
             return self.product(x, False) if self.layout else nn.functional.linear(x, self.weight)
         y: Tensor = _Use.apply(x, self.source, self)
         return y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ..conv_geometry import Padding, Sizes, check_geometry, make_geometry, per_s
 from ..functional.conv import apply_conv, as_order
 from .digits import Integers, digits_of, saved_integers
 from .layer import BlockSparseLayer
+from .leaf import as_leaf
 
 DENSE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DENSE_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -45,7 +46,7 @@ class BlockSparseConv(BlockSparseLayer):
         bias: bool = True,
         channel_order: Tensor | Sequence[int] | None = None,
         gates: bool = False,
-        activation: str = "none",
+        activation: str | None = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -93,7 +94,10 @@ class BlockSparseConv(BlockSparseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv2d`."""
-        need_tensor(type(self).__name__, "x", x)
+        if not isinstance(x, Tensor):
+            if (node := as_leaf(self, x)) is not None:
+                return cast(Tensor, node)
+            need_tensor(type(self).__name__, "x", x)
         gates = self.gates if self._gated else None
         sizes = (self.out_channels, self.in_channels)
         order = None if self._integers is None else self.channel_order
@@ -108,7 +112,7 @@ class BlockSparseConv(BlockSparseLayer):
         density: float | None = None,
         block_size: int = 32,
         layout: Layout | None = None,
-        activation: str = "none",
+        activation: str | None = "none",
     ) -> BlockSparseConv:
         """A layer with the blocks of a dense one that have the largest norms, or with those of a given layout.
 

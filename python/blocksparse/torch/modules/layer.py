@@ -38,12 +38,11 @@ class BlockSparseLayer(nn.Module):
         *,
         bias: bool,
         gates: bool,
-        activation: str,
+        activation: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        need_activation(type(self).__name__, activation)
-        self.layout, self.activation = layout, activation
+        self.layout, self.activation = layout, need_activation(type(self).__name__, activation)
         weight = torch.empty(shape, device=device, dtype=dtype)
         need_dtype(type(self).__name__, weight.dtype)
         self.weight = nn.Parameter(weight)
