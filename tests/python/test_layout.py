@@ -208,3 +208,20 @@ def test_digits_of_a_pattern(name):
             Layout.from_pattern(np.array(wrong, np.float32))
     with pytest.raises(ValueError, match="more than 32 bits"):
         from_digits(np.array([5.0] + 52 * [0.0] + 5 * [127.0]))
+
+
+@pytest.mark.parametrize("step", [127, 128, 255, 256, 32767, 32768, 65535, (1 << 23) - 1, 1 << 23, (1 << 31) - 1])
+def test_digits_of_steps_at_the_edges_of_bytes(step):
+    head = [0] * 13
+    for words in ([step], [1, step, 0], [-1, 0, step, -(1 << 31)]):
+        words = np.array(head + words, np.int32)
+        assert np.array_equal(from_digits(to_digits(words)), words)
+
+
+def test_digits_beyond_a_byte_are_refused():
+    digits = to_digits(Layout.from_graph("dense(2)", 8).pattern())
+    for wrong in (256, -256, 1e9, np.nan, np.inf):
+        altered = digits.copy()
+        altered[20] += wrong
+        with pytest.raises(ValueError, match="it holds no digits"):
+            from_digits(altered)

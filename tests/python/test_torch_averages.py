@@ -11,6 +11,7 @@ from torch.optim import swa_utils
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.modules.digits import digits_of, to_integers
 
 ORDER = torch.randperm(30, generator=torch.Generator().manual_seed(1))
 
@@ -266,6 +267,12 @@ def test_the_order_and_the_ports_of_the_state_dict_count():
         twin = deep_update()
         twin.load_state_dict(state)
         assert torch.equal(run(other, (3, 2, 6)), run(twin, (3, 2, 6)))
+
+
+def test_integers_at_the_edges_of_bytes():
+    for most in (1, 255, 256, 65535, 65536, 1 << 31):
+        integers = torch.tensor([0, most // 2, most - 1, most])
+        assert torch.equal(to_integers(digits_of(integers, most)), integers)
 
 
 def test_wrong_ports_are_refused():
