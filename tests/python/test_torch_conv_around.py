@@ -222,3 +222,12 @@ def test_order_of_concatenations_puts_both_signs_of_a_channel_into_neighbouring_
     changed[:, 2 * b] += 1
     differs = (conv(F.elu(torch.cat([changed, -changed], 1))) - conv(both)).abs().amax((0, 2, 3)) > 0
     assert differs.view(-1, b).any(1).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_same_padding_puts_the_odd_pixel_where_pytorch_does(kernel, dilation):
+    dense = nn.Conv1d(16, 16, kernel, padding="same", dilation=dilation).double()
+    x = torch.randn(2, 16, 11, dtype=torch.float64)
+    close(bst.BlockSparseConv1d.from_dense(dense, density=1, block_size=8)(x), dense(x))

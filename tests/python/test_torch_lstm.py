@@ -349,3 +349,14 @@ def test_sparse_input_and_state_dict(gate):
     third = bst.BlockSparseLSTM(INPUT, HIDDEN, Layout.from_graph("random(3,3,0.7)", 16, seed=9), input_layout=of_input)
     with pytest.raises(RuntimeError, match="was saved with"):
         third.load_state_dict(layer.state_dict())
+
+
+def test_dropout_is_between_layers_alone(gate):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, INPUT)
+    for layers in (1, 2):
+        network = bst.BlockSparseLSTM(INPUT, HIDDEN, gate, layers, dropout=1.0)
+        trained, evaluated = network(x), network.eval()(x)
+        for mine, theirs in zip(trained[1], evaluated[1], strict=True):
+            assert torch.equal(mine[0], theirs[0]), "the first layer reads all of x"
+        assert torch.equal(trained[0], evaluated[0]) == (layers == 1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.matmul import BlocksparseMatMul
 
 
 def test_module_size_must_fit(layout):
@@ -33,6 +34,14 @@ def test_identity_init_passes_input_on():
     layer = bst.BlockSparseLinear(128, 128, layout).identity_init_()
     x = torch.randn(5, 128)
     assert torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize("grid", [(2, 4), (4, 2), (2, 3)])
+def test_identity_init_of_other_shapes_is_that_of_2017(grid):
+    layout = Layout.from_graph(f"dense({grid[0]},{grid[1]})", 8)
+    layer = bst.BlockSparseLinear(layout.in_features, layout.out_features, layout).identity_init_()
+    old = BlocksparseMatMul(layout.mask(), 8, z_order=False)  # there W is [C, K], whose roles are alike in the rule
+    assert torch.equal(layer.weight, torch.from_numpy(old.identity_init()()))
 
 
 def test_from_and_to_dense():
