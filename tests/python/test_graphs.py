@@ -75,3 +75,9 @@ def test_report_reads_well():
 def test_says_what_is_wrong(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_a_report_tells_rows_from_columns():
+    said = graphs.report(Layout.from_mask([[1, 1, 1], [0, 0, 0], [0, 1, 0]], 8))
+    assert said.out_degrees == graphs.Degrees(0, 1, 3)
+    assert said.in_degrees == graphs.Degrees(1, 1, 2)

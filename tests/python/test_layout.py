@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocksparse import Layout
+from blocksparse._core.arguments import to_int
 from blocksparse._core.digits import from_digits, to_digits
 
 
@@ -225,3 +226,14 @@ def test_digits_beyond_a_byte_are_refused():
         altered[20] += wrong
         with pytest.raises(ValueError, match="it holds no digits"):
             from_digits(altered)
+
+
+def test_counts_that_do_not_fit():
+    with pytest.raises(ValueError, match="crow ends with 1, needs 2, the number of columns"):
+        Layout.from_csr([0, 1], [0, 1], 2, 8)
+    for bits in (31, 63):
+        assert to_int("n", (1 << bits) - 1, bits) == (1 << bits) - 1
+        assert to_int("n", -(1 << bits), bits) == -(1 << bits)
+        for wrong in (1 << bits, -(1 << bits) - 1):
+            with pytest.raises(ValueError, match=f"does not fit into {bits + 1} bits"):
+                to_int("n", wrong, bits)
