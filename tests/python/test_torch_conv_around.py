@@ -249,8 +249,8 @@ def test_orders_out_of_range_are_refused_where_nothing_is_checked_beforehand():
     def call(order):
         return bst.conv2d(x, values, layout, kernel_size=1, channel_order=order)
 
-    for wrong in (16, -1, 1 << 32):
+    for at, wrong in ((15, 16), (0, -1), (15, 1 << 32)):  # beside the channel that is left out
         order = torch.arange(16)
-        order[3] = wrong
+        order[at] = wrong
         with pytest.raises(ValueError, match="channel_order"):
             call(order)
