@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from ._core import library, structs
 from ._core.arguments import need, to_features, to_indices, to_int, to_list
-from ._core.interchange import csr_of_scipy, csr_of_torch, read_pattern, write_pattern
+from ._core.digits import from_digits
+from ._core.interchange import csr_of_scipy, csr_of_torch, dense_weight, read_pattern, write_pattern
 
 Int32 = npt.NDArray[np.int32]
 _MAKER_ON_DEVICE = "blocksparse.torch.device_layout:from_device_mask"  # found when it is asked for
@@ -239,12 +240,13 @@ class Layout:
 
     @staticmethod
     def from_pattern(pattern: npt.ArrayLike) -> Layout:
-        """From what `pattern()` returned.
+        """From what `pattern()` returned, or the entry `pattern` of a state dict: these are its digits, as floats.
 
         Raises:
             ValueError: the data is no pattern, or was altered.
         """
-        words = to_indices("pattern", pattern, np.int32)
+        given = np.asarray(pattern)
+        words = from_digits(given) if given.dtype.kind == "f" else to_indices("pattern", given, np.int32)
         handle = ctypes.c_void_p()
         library.call("bs_layout_from_pattern", words.ctypes.data, words.size, ctypes.byref(handle))
         return HostLayout(handle)
@@ -301,8 +303,7 @@ class Layout:
     @property
     def density(self) -> float:
         """Non-zero blocks / all blocks."""
-        out_blocks, in_blocks = self.grid
-        return self.blocks / (out_blocks * in_blocks) if out_blocks and in_blocks else 0.0
+        return self.blocks / max(self.grid[0] * self.grid[1], 1)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:
@@ -350,14 +351,7 @@ class Layout:
 
     def to_dense(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """The weight [out_features, in_features] as a dense array, from values [blocks, b, b]."""
-        array = np.asarray(values)
-        if array.shape != self.values_shape:
-            raise ValueError(f"[layout] values are {list(array.shape)}, needs {list(self.values_shape)}")
-        b, (row, column) = self.block_size, self.coordinates()
-        grid = np.zeros((*self.grid, b, b), array.dtype)
-        grid[row, column] = array.swapaxes(1, 2) if self.transposed else array
-        dense: npt.NDArray[Any] = grid.swapaxes(1, 2).reshape(self.grid[0] * b, self.grid[1] * b)
-        return dense[: self.out_features, : self.in_features]
+        return dense_weight(self, np.asarray(values))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):

@@ -75,3 +75,13 @@ def test_report_reads_well():
 def test_says_what_is_wrong(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_a_report_tells_rows_from_columns():
+    said = graphs.report(Layout.from_mask([[1, 1, 1], [0, 0, 0], [0, 1, 0]], 8))
+    assert said.out_degrees == graphs.Degrees(0, 1, 3)
+    assert said.in_degrees == graphs.Degrees(1, 1, 2)
+
+
+def test_only_all_is_100_percent():
+    assert [graphs.percent(share) for share in (0, 0.9996, 1)] == ["0.0%", "99.9%", "100.0%"]

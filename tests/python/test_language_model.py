@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import torch
+from test_torch_averages import as_of_version_01
 
 from blocksparse import Layout, __main__
+from blocksparse.models import checkpoint
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
 from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
 
@@ -42,6 +44,22 @@ def weights(trainer):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_checkpoints_of_version_01(text, tmp_path):
+    """Whose layouts and ports are integers."""
+    trainer = Trainer(TINY, SHORT, read_text([text]), "cpu")
+    train(trainer, tmp_path, None, save_every=4, until=4)
+    tensors, header = checkpoint.load(tmp_path / "last.safetensors")
+    old = {f"model.{k}": v for k, v in as_of_version_01(trainer.model).items()}
+    assert sum(v.dtype == torch.int32 for v in old.values()) == 3
+    assert old["model.lstm.ports"].dtype == torch.int64
+    checkpoint.save(tmp_path / "old", {**tensors, **old}, header)
+    new, model = (load_model(tmp_path / name) for name in ("last.safetensors", "old"))
+    assert same(model.state_dict(), new.state_dict())
+    again = Trainer(TINY, SHORT, read_text([text]), "cpu")
+    again.resume(tmp_path / "old")
+    assert same(weights(again), weights(trainer))
 
 
 def test_chunks_are_the_text_side_by_side():

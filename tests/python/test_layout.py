@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocksparse import Layout
+from blocksparse._core.arguments import to_int
+from blocksparse._core.digits import from_digits, to_digits
 
 
 def test_is_the_same_however_it_is_made():
@@ -177,3 +179,61 @@ def test_unsorted_scipy_indices_are_refused():
     bsr = scipy.sparse.bsr_array((np.ones((2, 8, 8)), [1, 0], [0, 2]), shape=(8, 16))
     with pytest.raises(ValueError, match="rise"):
         Layout.from_scipy(bsr)
+
+
+@pytest.mark.parametrize("name", ["random(4,6,0.4)", "random(300,300,0.01)", "dense(1)", "random(5,70000,0.001)"])
+def test_digits_of_a_pattern(name):
+    """What state dicts hold: rounded in any way by less than a half they are the pattern, and else they are refused."""
+    layout = Layout.from_graph(name, 16, seed=3)
+    for one in (layout, layout.t()):
+        pattern = one.pattern()
+        digits = to_digits(pattern)
+        assert digits.dtype == np.float32
+        assert np.abs(digits).max() <= 128
+        noise = np.random.default_rng(1).uniform(-0.49, 0.49, digits.shape)
+        for near in (digits, digits.astype(np.float16), digits.astype(np.float64), digits + noise):
+            assert np.array_equal(from_digits(near), pattern)
+            assert Layout.from_pattern(near) == one
+        for i in np.random.default_rng(2).integers(0, digits.size, 30):
+            altered = digits.copy()
+            altered[i] += 1 if altered[i] < 127 else -1
+            if one.transposed and 49 <= i < 53:
+                assert Layout.from_pattern(altered) == one, "any number but 0 says that it is a view"
+                continue
+            with pytest.raises(ValueError, match=r"no saved layout|damaged|saved as version"):
+                Layout.from_pattern(altered)
+            with pytest.raises(ValueError, match=r"no saved layout|damaged"):
+                Layout.from_pattern(digits[:i])
+    for wrong in ([], [np.nan] * 99, [1e30] * 99, [7.0] * 99, [0.0] * 99):
+        with pytest.raises(ValueError, match=r"no saved layout|damaged"):
+            Layout.from_pattern(np.array(wrong, np.float32))
+    with pytest.raises(ValueError, match="more than 32 bits"):
+        from_digits(np.array([5.0] + 52 * [0.0] + 5 * [127.0]))
+
+
+@pytest.mark.parametrize("step", [127, 128, 255, 256, 32767, 32768, 65535, (1 << 23) - 1, 1 << 23, (1 << 31) - 1])
+def test_digits_of_steps_at_the_edges_of_bytes(step):
+    head = [0] * 13
+    for words in ([step], [1, step, 0], [-1, 0, step, -(1 << 31)]):
+        words = np.array(head + words, np.int32)
+        assert np.array_equal(from_digits(to_digits(words)), words)
+
+
+def test_digits_beyond_a_byte_are_refused():
+    digits = to_digits(Layout.from_graph("dense(2)", 8).pattern())
+    for wrong in (256, -256, 1e9, np.nan, np.inf):
+        altered = digits.copy()
+        altered[20] += wrong
+        with pytest.raises(ValueError, match="it holds no digits"):
+            from_digits(altered)
+
+
+def test_counts_that_do_not_fit():
+    with pytest.raises(ValueError, match="crow ends with 1, needs 2, the number of columns"):
+        Layout.from_csr([0, 1], [0, 1], 2, 8)
+    for bits in (31, 63):
+        assert to_int("n", (1 << bits) - 1, bits) == (1 << bits) - 1
+        assert to_int("n", -(1 << bits), bits) == -(1 << bits)
+        for wrong in (1 << bits, -(1 << bits) - 1):
+            with pytest.raises(ValueError, match=f"does not fit into {bits + 1} bits"):
+                to_int("n", wrong, bits)

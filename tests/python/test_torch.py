@@ -61,6 +61,20 @@ def test_gradients_of_all_orders(small):
     assert torch.autograd.gradgradcheck(transposed, (y, w, residual))
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_gradients_of_a_sum_of_gradients(small, gated):
+    """Whose own gradients are constants, of no strides."""
+    x, w = leaf(4, 21), leaf(*small.values_shape)
+    gates = torch.rand(small.blocks, dtype=torch.float64, requires_grad=True) if gated else None
+    leaves, results = [t for t in (x, w, gates) if t is not None], []
+    dense = w if gates is None else w * gates.view(-1, 1, 1)
+    for y in (bst.linear(x, w, small, gates=gates), F.linear(x, bst.to_dense(dense, small))):
+        grads = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.sum() for g in grads), leaves))
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs) < 1e-12
+
+
 def test_only_wanted_gradients_are_made(small):
     w = leaf(*small.values_shape)
     for wants_x, wants_w in itertools.product((False, True), repeat=2):

@@ -1,6 +1,8 @@
 """The cells that are composed of linear ops, against their equations with dense weights."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -68,11 +70,11 @@ def deep_update(m, x, state):
         factor, term = (norm(x_t @ m.input[k].t(), *m.input_norm[k]) for k in (0, 1))
         h = norm(h @ weights[0].t(), *m.matrix_norm[0])
         columns = list(h.unbind(1))
-        for k, port in enumerate(m.ports.tolist()):
+        for k, port in enumerate(m.port_units.tolist()):
             columns[port] = columns[port] * factor[:, k]
         h = norm(torch.stack(columns, 1) @ weights[1].t(), *m.matrix_norm[1])
         columns = list(h.unbind(1))
-        for k, port in enumerate(m.ports.tolist()):
+        for k, port in enumerate(m.port_units.tolist()):
             columns[port] = columns[port] + term[:, k]
         h = torch.stack(columns, 1).relu()
         for j in range(2, m.inner):
@@ -250,6 +252,51 @@ def test_shared_weight_is_one_gradient():
     shared = SharedWeight(layer)
     shared(shared(h)).sum().backward()
     assert not shared.used
+
+
+@pytest.mark.parametrize("kind", ["blocks", "dense"])
+def test_shared_weight_through_several_backward_passes(kind):
+    layer = (
+        bst.BlockSparseLinear(HIDDEN, HIDDEN, gate(), False) if kind == "blocks" else nn.Linear(HIDDEN, HIDDEN, False)
+    )
+    layer = layer.to(DOUBLE)
+    h = torch.randn(N, HIDDEN, dtype=DOUBLE, requires_grad=True)
+
+    def loss(use):
+        return use(use(use(h)).sin()).sum()
+
+    expected = torch.autograd.grad(loss(layer), (layer.weight, h))
+    shared = SharedWeight(layer)
+    y = loss(shared)
+    for _ in range(2):
+        for got, want in zip(torch.autograd.grad(y, (layer.weight, h), retain_graph=True), expected, strict=True):
+            assert error(got, want) < 1e-13
+        assert not shared.used
+    # One that does not come to the weight leaves nothing for those after it.
+    for _ in range(2):
+        assert error(torch.autograd.grad(y, h, retain_graph=True)[0], expected[1]) < 1e-13
+        assert error(torch.autograd.grad(y, layer.weight, retain_graph=True)[0], expected[0]) < 1e-13
+    y.backward()
+    assert error(layer.weight.grad, expected[0]) < 1e-13
+    assert not shared.used
+
+
+def test_shared_weight_lets_go_of_a_whole_pass():
+    layer = bst.BlockSparseLinear(HIDDEN, HIDDEN, gate(), False)
+    h = torch.randn(N, HIDDEN, requires_grad=True)
+    shared = SharedWeight(layer)
+    between = shared(h)
+    seen = [weakref.ref(between), weakref.ref(between.grad_fn)]
+    shared(between).sum().backward()
+    del between
+    gc.collect()
+    assert not shared.used
+    assert [one() for one in seen] == [None, None]
+    y = SharedWeight(layer)(h)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified"):
+        y.sum().backward()
 
 
 def test_bad_arguments():

@@ -222,3 +222,35 @@ def test_order_of_concatenations_puts_both_signs_of_a_channel_into_neighbouring_
     changed[:, 2 * b] += 1
     differs = (conv(F.elu(torch.cat([changed, -changed], 1))) - conv(both)).abs().amax((0, 2, 3)) > 0
     assert differs.view(-1, b).any(1).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_same_padding_puts_the_odd_pixel_where_pytorch_does(kernel, dilation):
+    dense = nn.Conv1d(16, 16, kernel, padding="same", dilation=dilation).double()
+    x = torch.randn(2, 16, 11, dtype=torch.float64)
+    close(bst.BlockSparseConv1d.from_dense(dense, density=1, block_size=8)(x), dense(x))
+
+
+def test_norms_leave_out_what_sticks_out_of_a_ragged_edge():
+    layout = Layout.from_graph("dense(2,3)", 8, out_features=13, in_features=21)
+    layer = bst.BlockSparseLinear(21, 13, layout)
+    nn.init.normal_(layer.weight)
+    wanted = layer.to_dense().weight.norm(dim=1)
+    close(bst.weight_norm(layer).parametrizations.weight.original0.flatten(), wanted)
+
+
+def test_orders_out_of_range_are_refused_where_nothing_is_checked_beforehand():
+    layout, x = Layout.from_graph("dense(2)", 8), torch.randn(1, 16, 2, 2)
+    values = torch.randn(layout.blocks, 1, 8, 8)
+
+    @torch.compile(backend="eager")
+    def call(order):
+        return bst.conv2d(x, values, layout, kernel_size=1, channel_order=order)
+
+    for at, wrong in ((15, 16), (0, -1), (15, 1 << 32)):  # beside the channel that is left out
+        order = torch.arange(16)
+        order[at] = wrong
+        with pytest.raises(ValueError, match="channel_order"):
+            call(order)

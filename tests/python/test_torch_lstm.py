@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import assert_same, refusals
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
@@ -85,14 +86,6 @@ def test_gradcheck(small):
         return y, h, c
 
     assert torch.autograd.gradcheck(f, (pre, w, h, c))
-
-
-def test_second_gradients_are_refused(small):
-    pre, w, _, _ = inputs(small, 3, 2)
-    y, _ = bst.lstm(pre, w, small)
-    (grad,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
 
 
 def test_some_gradients_only(small):
@@ -178,6 +171,20 @@ def test_compile(gate):
     y.sum().backward()
     for p, want in zip(layer.parameters(), grads, strict=True):
         torch.testing.assert_close(p.grad, want)
+
+
+def test_compiled_backward_is_one_op(gate):
+    """And not the composition of gradients that are to have gradients."""
+    seen = []
+
+    def keep(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "blocksparse" in str(node.target))
+        return graph.forward
+
+    layer = bst.BlockSparseLSTM(INPUT, HIDDEN, gate)
+    compiled = torch.compile(layer, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    compiled(torch.randn(4, 3, INPUT))[0].sum().backward()
+    assert seen == ["blocksparse.lstm_forward.default", "blocksparse.lstm_backward.default"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -342,3 +349,14 @@ def test_sparse_input_and_state_dict(gate):
     third = bst.BlockSparseLSTM(INPUT, HIDDEN, Layout.from_graph("random(3,3,0.7)", 16, seed=9), input_layout=of_input)
     with pytest.raises(RuntimeError, match="was saved with"):
         third.load_state_dict(layer.state_dict())
+
+
+def test_dropout_is_between_layers_alone(gate):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, INPUT)
+    for layers in (1, 2):
+        network = bst.BlockSparseLSTM(INPUT, HIDDEN, gate, layers, dropout=1.0)
+        trained, evaluated = network(x), network.eval()(x)
+        for mine, theirs in zip(trained[1], evaluated[1], strict=True):
+            assert torch.equal(mine[0], theirs[0]), "the first layer reads all of x"
+        assert torch.equal(trained[0], evaluated[0]) == (layers == 1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.matmul import BlocksparseMatMul
 
 
 def test_module_size_must_fit(layout):
@@ -33,6 +34,14 @@ def test_identity_init_passes_input_on():
     layer = bst.BlockSparseLinear(128, 128, layout).identity_init_()
     x = torch.randn(5, 128)
     assert torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize("grid", [(2, 4), (4, 2), (2, 3)])
+def test_identity_init_of_other_shapes_is_that_of_2017(grid):
+    layout = Layout.from_graph(f"dense({grid[0]},{grid[1]})", 8)
+    layer = bst.BlockSparseLinear(layout.in_features, layout.out_features, layout).identity_init_()
+    old = BlocksparseMatMul(layout.mask(), 8, z_order=False)  # there W is [C, K], whose roles are alike in the rule
+    assert torch.equal(layer.weight, torch.from_numpy(old.identity_init()()))
 
 
 def test_from_and_to_dense():
@@ -92,7 +101,7 @@ def test_state_dict_keeps_the_pattern(layout, tmp_path):
     torch.save(layer.state_dict(), path)
     state = torch.load(path)
     assert set(state) == {"weight", "bias", "gates", "pattern"}
-    assert state["pattern"].dtype == torch.int32
+    assert state["pattern"].dtype == torch.float32, "which averages of state dicts leave alone"
     assert Layout.from_pattern(state["pattern"].numpy()) == layout
     other = bst.BlockSparseLinear(90, 60, layout, gates=True)
     other.load_state_dict(state)
@@ -103,7 +112,7 @@ def test_state_dict_keeps_the_pattern(layout, tmp_path):
     assert wrong.blocks == layout.blocks
     with pytest.raises(RuntimeError, match=r"was saved with Layout.*hash.*this layer has Layout.*hash"):
         bst.BlockSparseLinear(90, 60, wrong, gates=True).load_state_dict(state)
-    state["pattern"][-1] ^= 1
+    state["pattern"][-1] += 1
     with pytest.raises(RuntimeError, match=r"pattern: .*damaged"):
         other.load_state_dict(state)
 
@@ -119,7 +128,7 @@ def test_deepcopy_pickle_and_moves(layout):
     half = copy.deepcopy(layer).bfloat16()
     assert half.weight.dtype == torch.bfloat16
     assert half.gates.dtype == torch.float32
-    assert half.pattern.dtype == torch.int32
+    assert half.pattern.dtype == torch.float32
     assert half(x.bfloat16()).dtype == torch.bfloat16
 
 
@@ -128,7 +137,7 @@ def test_meta_device(layout):
     assert layer(torch.empty(5, 90, device="meta")).shape == (5, 60)
     real = layer.to_empty(device="cpu")
     real.reset_parameters()
-    assert torch.equal(real.pattern, torch.from_numpy(layout.pattern()))
+    assert Layout.from_pattern(real.pattern.numpy()) == layout
     assert real(torch.randn(5, 90)).isfinite().all()
     assigned = bst.BlockSparseLinear(90, 60, layout, device="meta")
     source = bst.BlockSparseLinear(90, 60, layout)

@@ -246,3 +246,16 @@ def test_wrong_lengths_are_refused_by_the_op_itself(which):
         given = [module.input(x).unflatten(-1, (4, HIDDEN)), *(layer.weight for layer in network.layers)]
     with pytest.raises(ValueError, match=rf"\[{op}\] lengths are torch.int64 \[2\], needs int64 \[5\]"):
         sequence.run(network, lengths, state[0][0], state[1][0], factor, *given)
+
+
+@pytest.mark.parametrize("which", SPARSE)
+def test_gradients_of_wide_weights_are_wide(which):
+    """Under autocast products are narrow, but what an optimizer reads is not rounded to their type."""
+    module, (x, state) = make(which, "cpu", torch.float32), inputs("cpu", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = module(x, state)
+    y.float().square().sum().backward()
+    for name, p in module.named_parameters():
+        if any(part in name for part in ("recurrent", "matrices", "gates")):
+            assert p.grad.dtype == torch.float32
+            assert (p.grad != p.grad.bfloat16()).any(), name

@@ -216,3 +216,22 @@ def test_their_gradients_refuse_tangents(which):
     y = REFUSED[which](x)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="a tensor has a tangent"):
         torch.autograd.grad(y, x, forward_ad.make_dual(torch.randn_like(y), torch.randn_like(y)))
+
+
+def test_third_derivatives_with_gates():
+    layout = Layout.from_graph("random(2,2,0.8)", 8, seed=1)
+    x, w = (0.2 * torch.randn(shape, dtype=torch.float64) for shape in ((3, 16), layout.values_shape))
+    given = [t.requires_grad_() for t in (x, w, torch.rand(layout.blocks, dtype=torch.float64))]
+    results = []
+    for call in (
+        lambda x, w, gates: bst.linear(x, w, layout, gates=gates),
+        lambda x, w, gates: x @ bst.to_dense(w * gates.view(-1, 1, 1), layout).t(),
+    ):
+        value, made = call(*given).sin().sum(), []
+        for i in range(4):
+            grads = torch.autograd.grad(value, given, create_graph=True)
+            made += grads
+            value = sum((g * (k + i + 1) / 4).sin().sum() for k, g in enumerate(grads))
+        results.append(made)
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs) < 1e-9

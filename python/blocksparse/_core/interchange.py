@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 Csr = tuple[Any, Any, int, int]  # crow, col, in_blocks, block_size
 
@@ -56,6 +57,17 @@ def read_pattern(path: Path) -> Any:
             raise
         except Exception as error:  # of zipfile, zlib and NumPy, which suggests to allow_pickle
             raise ValueError("its array named pattern cannot be read") from error
+
+
+def dense_weight(layout: Any, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """See `Layout.to_dense`."""
+    if values.shape != layout.values_shape:
+        raise ValueError(f"[layout] values are {list(values.shape)}, needs {list(layout.values_shape)}")
+    b, (row, column), (rows, columns) = layout.block_size, layout.coordinates(), layout.grid
+    grid = np.zeros((rows, columns, b, b), values.dtype)
+    grid[row, column] = values.swapaxes(1, 2) if layout.transposed else values
+    dense: npt.NDArray[Any] = grid.swapaxes(1, 2).reshape(rows * b, columns * b)
+    return dense[: layout.out_features, : layout.in_features]
 
 
 def write_pattern(path: Path, pattern: Any) -> None:

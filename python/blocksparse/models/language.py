@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):
                 self.lstm = DeepUpdateLSTM.from_graph(*sizes, seed=config.seed, ports=config.stride)
             else:
                 self.lstm = DeepUpdateLSTM(config.embedding, config.hidden, None, config.inner, config.stride)
-            ports = self.lstm.ports.numel()
+            ports = self.lstm.ports.size(0)
             self.output = nn.Parameter(torch.randn(SYMBOLS, ports) * 0.02)
             self.output_gain = nn.Parameter(torch.ones(SYMBOLS, 1))
             self.output_bias = nn.Parameter(torch.zeros(SYMBOLS))

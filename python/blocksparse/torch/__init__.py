@@ -15,7 +15,7 @@ from . import multiplicative_op as multiplicative_op
 from . import norm as norm
 from . import sequence_op as sequence_op
 from .conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from .convert import from_bsr, from_dense, select_blocks, to_bsr, to_dense
+from .convert import from_bsr, select_blocks, to_bsr, to_dense
 from .deep_update import DeepUpdateLSTM
 from .edge_bias import EdgeBias
 from .functional import linear, linear_wgrad
@@ -29,8 +29,9 @@ from .modules import (
     BlockSparseConvTranspose3d,
     BlockSparseLinear,
 )
+from .ops import flops as _flops  # noqa: F401  registers what ops cost
 from .recurrent import lstm  # the function, in the place of the module that is imported above
-from .surgery import replace_convolutions
+from .surgery import from_dense, replace_convolutions, replace_linears
 from .tables import index_of
 from .weight_norm import weight_norm
 
@@ -59,6 +60,7 @@ __all__ = [
     "linear_wgrad",
     "lstm",
     "replace_convolutions",
+    "replace_linears",
     "select_blocks",
     "to_bsr",
     "to_dense",

@@ -48,10 +48,13 @@ def need_same_dtype(op: str, x: Tensor, values: Tensor) -> None:
         raise ValueError(f"[{op}] values are {values.dtype}, needs {x.dtype}, the dtype of x (or autocast)")
 
 
-def need_activation(op: str, value: object) -> None:
-    """Raises ValueError if there is none of that name."""
+def need_activation(op: str, value: object) -> str:
+    """Its name; None is "none", as elsewhere in Python. Raises ValueError if there is none of that name."""
+    if value is None:
+        return "none"
     if not isinstance(value, str) or value not in library.ACTIVATIONS:
         raise ValueError(f"[{op}] activation is {shown(value)}, needs one of {', '.join(library.ACTIVATIONS)}")
+    return value
 
 
 def need_sizes(op: str, layout: Layout, out: int, in_: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._core.arguments import to_int
 from .conv_geometry import Padding, Sizes, check_geometry, make_geometry, output_size
 from .modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
+from .modules.leaf import as_leaf
 
 
 class EdgeBias(nn.Module):
@@ -88,6 +89,8 @@ class EdgeBias(nn.Module):
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         """y [n, channels, size'...], what the convolution made of x [n, in, size...], with the bias. Both or no n."""
+        if (node := as_leaf(self, y, x)) is not None:
+            return cast(Tensor, node)
         transposed, rank = self.geometry[0], len(self.geometry) // 6
         if y.dim() == x.dim() == rank + 1:
             return self(y.unsqueeze(0), x.unsqueeze(0)).squeeze(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -42,9 +43,7 @@ def weight_norm(layer: _Layer) -> _Layer:
 
 
 class _LiveNorm(nn.Module):
-    rows: Tensor
-    out: Tensor
-    live: Tensor | None
+    """Its tables are no buffers, whose averages would be of no use."""
 
     def __init__(self, layout: Layout, weight: Tensor) -> None:
         super().__init__()
@@ -56,27 +55,39 @@ class _LiveNorm(nn.Module):
         order = np.argsort(out, kind="stable")
         first = np.cumsum(degrees) - degrees
         rows[out[order], np.arange(layout.blocks) - first[out[order]]] = order
-        self.register_buffer("rows", torch.from_numpy(rows).to(weight.device), persistent=False)
-        self.register_buffer("out", torch.from_numpy(out).to(weight.device, torch.int64), persistent=False)
         ragged = layout.out_features % layout.block_size or layout.in_features % layout.block_size
-        live = convert.from_dense(torch.ones(layout.sizes, dtype=torch.bool), layout) if ragged else None
+        live = convert.from_dense(torch.ones(layout.sizes, dtype=torch.bool, device="cpu"), layout) if ragged else None
         if live is not None:
-            live = live.view(-1, *(1,) * (weight.dim() - 3), *live.shape[1:]).to(weight.device)
-        self.register_buffer("live", live, persistent=False)
+            live = live.view(-1, *(1,) * (weight.dim() - 3), *live.shape[1:])
+        self._on_host = (torch.from_numpy(rows), torch.from_numpy(out).to(torch.int64), live)
+        self._placed = self._on_host
+        self._place(weight.device)
+
+    def _place(self, device: torch.device) -> None:
+        rows, out, live = self._on_host
+        self._placed = (rows.to(device), out.to(device), None if live is None else live.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _LiveNorm:
+        super()._apply(fn, recurse)
+        self._place(fn(self._placed[0][:0]).device)
+        return self
 
     def norms(self, v: Tensor) -> Tensor:
         """[out_blocks, b]: the norm of each output."""
+        if v.device != self._placed[0].device:  # weights were assigned from elsewhere
+            self._place(v.device)
+        rows, _, live = self._placed
         v = v if v.dtype == torch.float64 else v.float()
-        if self.live is not None:
-            v = v * self.live
+        if live is not None:
+            v = v * live
         squares = v.square().sum((*range(1, v.dim() - 2), -2 if self.transposed else -1))  # [blocks, b]
         squares = torch.cat([squares, squares.new_zeros(1, squares.size(1))])
-        return squares[self.rows].sum(1).clamp(min=_LEAST).sqrt()
+        return squares[rows].sum(1).clamp(min=_LEAST).sqrt()
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         norms = self.norms(v)
         scale = nn.functional.pad(g.to(norms.dtype), (0, norms.numel() - self.outputs)).view_as(norms) / norms
-        by_block = scale[self.out].view(-1, *(1,) * (v.dim() - 2), v.size(-1))
+        by_block = scale[self._placed[1]].view(-1, *(1,) * (v.dim() - 2), v.size(-1))
         return (v * (by_block if self.transposed else by_block.transpose(-1, -2))).to(v.dtype)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..._core import library, structs
 from ...layout import Layout
@@ -23,7 +22,7 @@ from ..ops import linear as ops
 from ..ops.calls import blocks_of, pointer_to, scratch, stream_of, sum_dtype, view_of
 from ..ops.lstm import GATES, UNITS
 from ..tables import index_of
-from .transforms import needs_gradient, refuse_tangents
+from .transforms import needs_gradient, refuse_second, refuse_tangents
 
 
 class Matrix:
@@ -243,18 +242,19 @@ class _Run(torch.autograd.Function):
         # The network holds the parameters; saved, PyTorch refuses a backward pass after they were changed in place.
         parameters = (matrix_norm, gate_norm, *weights)
         ctx.parameters = len(parameters)
-        ctx.save_for_backward(*parameters, factor, *saved)
+        ctx.save_for_backward(*parameters, y, factor, *saved)
         ctx.network = network
         ctx.set_materialize_grads(False)
         return y, h, c
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_tangents("deep_update", dy, dh, dc)
         of_state = [None if t is None else t.contiguous() for t in (dy, dh, dc)]
-        saved = ctx.saved_tensors[ctx.parameters :]
-        return (None, *_backward(ctx.network, saved, of_state, ctx.needs_input_grad[1:]))
+        y, *saved = ctx.saved_tensors[ctx.parameters :]
+        with torch.no_grad():
+            grads = _backward(ctx.network, tuple(saved), of_state, ctx.needs_input_grad[1:])
+        return (None, *refuse_second("deep_update", grads, y))
 
 
 def _backward(

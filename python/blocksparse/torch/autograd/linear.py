@@ -160,7 +160,7 @@ class Gradient(Pass):
         v = ddw if gates is None else ddw * gates.view(per_block)
         if wanted_gates:
             v = v + ddgates.view(per_block) * values
-        v = v.to(x.dtype)
+        v = v.to(x.dtype).contiguous()
         ddx = dddy = dvalues = dgates = None
         if wants_x:
             ddx = apply(Transposed, dy, v, None, index, *fixed)

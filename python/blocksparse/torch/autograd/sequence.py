@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 
 from ..._core import library, structs
 from ..blocks import Blocks
 from ..ops.calls import blocks_of, pointer_to, scratch, stream_of, sum_dtype, view_of
 from ..ops.linear import allows_tf32
-from .transforms import needs_gradient, refuse_tangents
+from .transforms import needs_gradient, refuse_second, refuse_tangents
 
 # What the core is given: h0, c0 [n, H], factor [steps, n, H], more of the network's own, and the weights.
 Given = Sequence[Tensor]
@@ -64,9 +63,14 @@ class Network(ABC):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the core can be called on x: it holds numbers, and nothing is traced."""
+    """Whether the core can be called on x: it holds numbers, and nothing is traced or counts ops.
+
+    The core's call is no op, so modes such as FlopCounterMode would not see it.
+    """
     real = not x.is_meta and not isinstance(x, FakeTensor)
-    return real and x.numel() > 0 and not torch.compiler.is_compiling()
+    if not real or x.numel() == 0 or torch.compiler.is_compiling():
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 
 def run(network: Network, lengths: Tensor | None, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,26 +125,35 @@ class _Run(torch.autograd.Function):
         return y, h, c
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         network: Network = ctx.network
         refuse_tangents(network.op, *of_outputs)
-        lengths, y, saved, *given = ctx.saved_tensors
-        wanted = [needed or not network.optional(i) for i, needed in enumerate(ctx.needs_input_grad[2:])]
-        dtypes = [
-            t.dtype if dtype == t.dtype else sum_dtype(y.dtype) for t, dtype in zip(given, ctx.dtypes, strict=True)
-        ]
-        grads = [
-            torch.empty_like(t, dtype=dtype) if want else None
-            for t, dtype, want in zip(given, dtypes, wanted, strict=True)
-        ]
-        inputs, of_given = network.inputs(given, lengths), network.grads(grads)
-        contiguous = [None if t is None else t.contiguous() for t in of_outputs]
-        workspace, _scratch = _memory(network, "backward_workspace", y, inputs)
-        library.call(
-            f"bs_{network.op}_backward",
-            *(ctypes.byref(inputs), pointer_to(y, network.op), structs.Workspace(saved.data_ptr(), saved.numel())),
-            *(pointer_to(t, network.op) for t in contiguous),
-            *(ctypes.byref(of_given), workspace, stream_of(y, allows_tf32(y))),
-        )
-        return (None, None, *grads)
+        with torch.no_grad():
+            grads = _backward(network, ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad[2:], of_outputs)
+        return (None, None, *refuse_second(network.op, grads, ctx.saved_tensors[1]))
+
+
+def _backward(
+    network: Network,
+    all_saved: tuple[Any, ...],
+    wide: Sequence[torch.dtype],
+    needed: Sequence[bool],
+    of_outputs: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of what was given, of whose dtypes `wide` is, as far as they are needed."""
+    lengths, y, saved, *given = all_saved
+    wanted = [is_needed or not network.optional(i) for i, is_needed in enumerate(needed)]
+    dtypes = [t.dtype if dtype == t.dtype else sum_dtype(y.dtype) for t, dtype in zip(given, wide, strict=True)]
+    grads = [
+        torch.empty_like(t, dtype=dtype) if want else None for t, dtype, want in zip(given, dtypes, wanted, strict=True)
+    ]
+    inputs, of_given = network.inputs(given, lengths), network.grads(grads)
+    contiguous = [None if t is None else t.contiguous() for t in of_outputs]
+    workspace, _scratch = _memory(network, "backward_workspace", y, inputs)
+    library.call(
+        f"bs_{network.op}_backward",
+        *(ctypes.byref(inputs), pointer_to(y, network.op), structs.Workspace(saved.data_ptr(), saved.numel())),
+        *(pointer_to(t, network.op) for t in contiguous),
+        *(ctypes.byref(of_given), workspace, stream_of(y, allows_tf32(y))),
+    )
+    return grads

@@ -54,6 +54,37 @@ def refuse_compiled_transforms(op: str) -> None:
         raise NotImplementedError(f"[{op}] torch.compile does not know torch.func's transforms of this: compile inside")
 
 
+def refuse_second(op: str, grads: Sequence[Tensor | None], output: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of what is differentiable once. Where they are to have gradients themselves, asking for these raises.
+
+    PyTorch's `once_differentiable` does so only where the gradient of the output needs one, and cuts the graph: the
+    second derivative of a sum is then None, or zeros.
+
+    Args:
+        op: for the message.
+        grads: of the inputs.
+        output: what the node gave in the forward pass; it leads to all inputs.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return tuple(grads)
+    given = [g for g in grads if g is not None]
+    refused = iter(_NoSecond.apply(op, len(given), *given, output))
+    return tuple(None if g is None else next(refused) for g in grads)
+
+
+class _NoSecond(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.op = op
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        raise NotImplementedError(
+            f"[{ctx.op}] has no second derivative: take BlockSparseLSTM, which has derivatives of all orders"
+        )
+
+
 class Pass(torch.autograd.Function):
     """One pass of a product, linear in each of its tensors. Its twin does the same where PyTorch transforms functions.
 

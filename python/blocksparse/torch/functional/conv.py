@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._core import library
 from ...layout import Layout, need_layout
 from ..arguments import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
+from ..autograd import traced
 from ..autograd.conv import Product
 from ..autograd.transforms import apply, has_tangent, is_wrapped, needs_gradient, refuse_compiled_transforms
 from ..conv_geometry import Padding, Sizes, make_geometry
@@ -32,7 +33,7 @@ def conv1d(
     channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
-    activation: str = "none",
+    activation: str | None = "none",
 ) -> Tensor:
     """`conv2d` of x [n, channels, width]."""
     geometry = make_geometry(1, kernel_size, stride, padding, dilation)
@@ -52,7 +53,7 @@ def conv2d(
     channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
-    activation: str = "none",
+    activation: str | None = "none",
 ) -> Tensor:
     """activation(conv(x, W) + bias + residual), where the filter W [out, in, height, width] has the blocks `values`.
 
@@ -77,8 +78,8 @@ def conv2d(
             from the CPU is checked; of an order on a GPU an entry that is no channel reads zeros and writes nothing.
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
-        activation: "none", "relu", "gelu" (the exact one) or "silu". Computed with the convolution where no gradient
-            is wanted, after it otherwise.
+        activation: "none" (or None), "relu", "gelu" (the exact one) or "silu". Computed with the convolution where no
+            gradient is wanted, after it otherwise.
 
     Returns:
         [n, layout.out_features, height', width'], of the dtype of x; under autocast, of autocast's.
@@ -103,7 +104,7 @@ def conv3d(
     channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
-    activation: str = "none",
+    activation: str | None = "none",
 ) -> Tensor:
     """`conv2d` of x [n, channels, depth, height, width]."""
     geometry = make_geometry(3, kernel_size, stride, padding, dilation)
@@ -124,7 +125,7 @@ def conv_transpose1d(
     channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
-    activation: str = "none",
+    activation: str | None = "none",
 ) -> Tensor:
     """`conv_transpose2d` of x [n, channels, width]."""
     geometry = make_geometry(1, kernel_size, stride, padding, dilation, output_padding, transposed=True)
@@ -184,7 +185,7 @@ def conv_transpose3d(
     channel_order: Tensor | Sequence[int] | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
-    activation: str = "none",
+    activation: str | None = "none",
 ) -> Tensor:
     """`conv_transpose2d` of x [n, channels, depth, height, width]."""
     geometry = make_geometry(3, kernel_size, stride, padding, dilation, output_padding, transposed=True)
@@ -242,12 +243,12 @@ def _conv(
     channel_order: Tensor | Sequence[int] | None,
     gates: Tensor | None,
     residual: Tensor | None,
-    activation: str,
+    activation: str | None,
 ) -> Tensor:
     need_tensor("conv", "x", x)
     need_tensor("conv", "values", values)
     need_tensors("conv", bias=bias, gates=gates, residual=residual)
-    need_activation("conv", activation)
+    activation = need_activation("conv", activation)
     need_layout("conv", layout)
     index = index_of(layout, x.device)
     order = None if channel_order is None else as_order(channel_order)
@@ -306,8 +307,12 @@ def apply_conv(
     fixed = (geometry, sizes, transposed, last, tf32)
     given = (x, values, bias, gates, residual)
     refuse_compiled_transforms("conv")
-    if (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
-        y = apply(Product, x, values, gates, bias, index, order, *fixed)
+    is_traced = traced.is_tracing()
+    if is_traced or (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
+        if is_traced:
+            y = traced.conv(x, values, gates, bias, index, order, geometry, *sizes, *fixed[2:])
+        else:
+            y = apply(Product, x, values, gates, bias, index, order, *fixed)
         y = finish("conv", y, residual, activation)
         return y.contiguous() if lies_by_channels else y
     if residual is not None and residual.dim() == x.dim():

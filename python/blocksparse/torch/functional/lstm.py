@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...layout import Layout, need_layout
 from ..arguments import need_lengths, need_tensor, state_of
+from ..autograd import traced
 from ..autograd.lstm import Lstm
 from ..autograd.transforms import needs_gradient, refuse_tangents
 from ..ops import lstm as ops
@@ -25,9 +26,9 @@ def lstm(
 ) -> tuple[Tensor, State]:
     """A sequence through an LSTM: z = pre[t] + W h, c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c).
 
-    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable once, and
-    backward; knows autocast and `torch.compile`. For truncated backpropagation through time pass the last chunk's
-    state, detached.
+    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o, as in `torch.nn.LSTM`. Differentiable any
+    number of times, backward; knows autocast and `torch.compile`. A gradient that is to have gradients (create_graph)
+    is composed of some ops a step. For truncated backpropagation through time pass the last chunk's state, detached.
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
@@ -86,8 +87,10 @@ def apply_lstm(
         lengths = lengths.to(pre.device, torch.int64).contiguous()
     pre = pre.contiguous()
     refuse_tangents("lstm", pre, values, h0, c0)
-    if torch.is_grad_enabled() and needs_gradient(pre, values, h0, c0):
-        y, h, c = Lstm.apply(pre, values, index, h0, c0, lengths)
+    if traced.is_tracing():
+        y, h, c = traced.lstm(pre, values, index, h0, c0, lengths)
+    elif torch.is_grad_enabled() and needs_gradient(pre, values, h0, c0):
+        y, h, c, _, _ = Lstm.apply(pre, values, index, h0, c0, lengths)
     else:
         y, h, c, _, _ = ops.forward(pre, values.to(dtype), index, h0, c0, lengths, False)
     return y, (h, c)
@@ -97,8 +100,10 @@ def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
     """One step from z [n, 4, hidden] and c [n, hidden], without a product: -> h, c. values and index are not read."""
     pre = z.unsqueeze(0)
     refuse_tangents("lstm", z, c)
-    if torch.is_grad_enabled() and needs_gradient(z, c):
-        _, h, c = Lstm.apply(pre, values, index, None, c, None)
+    if traced.is_tracing():
+        _, h, c = traced.lstm(pre, values, index, None, c, None)
+    elif torch.is_grad_enabled() and needs_gradient(z, c):
+        _, h, c, _, _ = Lstm.apply(pre, values, index, None, c, None)
     else:
         _, h, c, _, _ = ops.forward(pre, values, index, None, c, None, False)
     return h, c

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..autograd import traced
 from ..autograd.norm import LayerNorm
 from ..autograd.transforms import refuse_tangents
 from ..ops import norm
@@ -21,7 +22,7 @@ def layer_norm(
 ) -> Tensor:
     """y = f((x^ gain + shift) factor + term): x^ is x normalised over its last dimension, f is relu or nothing.
 
-    Differentiable once, and backward.
+    Differentiable any number of times, backward.
 
     Args:
         x: [n, groups, features], contiguous. Each group has a norm of its own.
@@ -41,6 +42,9 @@ def layer_norm(
     """
     refuse_tangents("layer_norm", x, gain, shift, factor, term)
     gain, shift = gain.contiguous(), shift.contiguous()
+    if traced.is_tracing():
+        made: Tensor = traced.layer_norm(x, gain, shift, factor, term, relu, epsilon)
+        return made
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, gain, shift, factor, term)):
         y: Tensor = LayerNorm.apply(x, gain, shift, factor, term, relu, epsilon)
         return y

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from ..autograd.transforms import refuse_tangents
+from ..autograd.linear import Gradient, Transposed
+from ..autograd.traced import is_tracing
+from ..autograd.transforms import apply, refuse_tangents
 from ..blocks import Blocks
 from ..ops import linear as ops
 from .linear import apply_linear
@@ -20,7 +21,8 @@ class SharedWeight:
     Backward notes (x, dy) of each use; when autograd has been through all uses, dW is made by one call. Make a new one
     for each forward pass. Autocast is obeyed; the layer's bias is not used.
 
-    What is noted between backward calls is lost on `torch.compile`, so there every use makes its own part of dW.
+    Every use makes its own part of dW under `torch.compile` and `torch.jit.trace`, on which what is noted would be
+    lost, and where gradients are to have gradients themselves (create_graph).
     """
 
     def __init__(self, layer: nn.Linear | Blocks) -> None:
@@ -29,18 +31,19 @@ class SharedWeight:
         self.layout = None if isinstance(layer, nn.Linear) else layer.layout
         self.index = None if isinstance(layer, nn.Linear) else layer.tables(weight.device)
         self.used: list[tuple[Tensor, Tensor]] = []  # (x [n, in], dy [n, out]) of each use, last first
+        self.task = -1  # the backward pass that has noted them: one that does not come to the weight leaves them behind
         kind = "cuda" if weight.is_cuda else "cpu"
         narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
         self.dtype = torch.get_autocast_dtype(kind) if narrow else weight.dtype
-        self.compiled = torch.compiler.is_compiling()
-        self.source: Tensor = weight if self.compiled else _Collect.apply(weight, self)
-        self.weight = weight if self.compiled else weight.detach().to(self.dtype)
+        self.recorded = torch.compiler.is_compiling() or is_tracing()
+        self.source: Tensor = weight if self.recorded else _Collect.apply(weight, self)
+        self.weight = weight if self.recorded else weight.detach().to(self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> x W^T [n, out]."""
         x = x.to(self.dtype)
         refuse_tangents("SharedWeight", x)
-        if self.compiled:
+        if self.recorded:
             return self.product(x, False) if self.layout else nn.functional.linear(x, self.weight)
         y: Tensor = _Use.apply(x, self.source, self)
         return y
@@ -52,6 +55,25 @@ class SharedWeight:
         out, in_ = self.layout.sizes
         sizes = (in_, out) if transposed else (out, in_)
         return apply_linear(x, self.weight, self.index, sizes, self.layout.transposed != transposed)
+
+    def note(self, x: Tensor, dy: Tensor) -> None:
+        """For `gradient`, in this backward pass."""
+        if self.task != (task := torch._C._current_graph_task_id()):
+            self.used.clear()
+            self.task = task
+        self.used.append((x, dy))
+
+    def gradients(
+        self, x: Tensor, source: Tensor, dy: Tensor, wants_x: bool, wants_w: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """dx and dW of one use, as differentiable ops of `source`, the weight as wide as it is."""
+        narrow = source.to(self.dtype)
+        if self.layout is None or self.index is None:
+            return dy @ narrow if wants_x else None, (dy.t() @ x).to(source.dtype) if wants_w else None
+        fixed = (self.index, self.layout.sizes, self.layout.transposed, ops.allows_tf32(x))
+        dx = apply(Transposed, dy, narrow, None, *fixed) if wants_x else None
+        wide = source.dtype != self.dtype
+        return dx, apply(Gradient, x, dy, narrow, None, *fixed, wide, False)[0] if wants_w else None
 
     def gradient(self) -> Tensor:
         """dW = sum of dy^T x over all uses."""
@@ -75,26 +97,32 @@ class _Collect(torch.autograd.Function):
         return weight.view_as(weight)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, None]:
-        return (ctx.shared.gradient() if ctx.shared.used else None), None
+    def backward(ctx: Any, dw: Tensor | None) -> tuple[Tensor | None, None]:
+        shared: SharedWeight = ctx.shared
+        if not shared.used or shared.task != torch._C._current_graph_task_id():
+            return dw, None
+        noted = shared.gradient()
+        return (noted if dw is None else dw + noted), None  # both: the backward pass of a backward pass
 
 
 class _Use(torch.autograd.Function):
-    """y = x W^T. Backward gives dx, and notes x and dy for `_Collect`."""
+    """y = x W^T. Backward gives dx, and notes x and dy for `_Collect`, or gives dW."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, shared: SharedWeight) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, source)
         ctx.shared = shared
         return shared.product(x.contiguous(), False)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, source = ctx.saved_tensors
+        shared: SharedWeight = ctx.shared
+        wants_x, wants_w, _ = ctx.needs_input_grad
         refuse_tangents("linear_wgrad", dy)
-        dy = dy.contiguous()
-        if ctx.needs_input_grad[1]:
-            ctx.shared.used.append((x.contiguous(), dy))
-        return (ctx.shared.product(dy, True) if ctx.needs_input_grad[0] else None), None, None
+        x, dy = x.contiguous(), dy.contiguous()
+        if torch.is_grad_enabled():
+            return *shared.gradients(x, source, dy, wants_x, wants_w), None
+        if wants_w:
+            shared.note(x, dy)
+        return (shared.product(dy, True) if wants_x else None), None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from .. import convert
 from ..arguments import need_sizes, need_tensor
 from ..conv_geometry import Padding, Sizes, check_geometry, make_geometry, per_size
 from ..functional.conv import apply_conv, as_order
+from .digits import Integers, digits_of, saved_integers
 from .layer import BlockSparseLayer
+from .leaf import as_leaf
 
 DENSE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DENSE_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -27,7 +29,7 @@ class BlockSparseConv(BlockSparseLayer):
 
     rank: ClassVar[int]
     transposed: ClassVar[bool]
-    channel_order: Tensor | None
+    order: Tensor | None
     kernel: Tensor
 
     def __init__(
@@ -44,7 +46,7 @@ class BlockSparseConv(BlockSparseLayer):
         bias: bool = True,
         channel_order: Tensor | Sequence[int] | None = None,
         gates: bool = False,
-        activation: str = "none",
+        activation: str | None = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -68,25 +70,38 @@ class BlockSparseConv(BlockSparseLayer):
             raise ValueError(f"[{name}] channel_order is on meta, needs to have values")
         if order is not None and not order.is_meta and (wrong := _not_a_permutation(order, in_channels)):
             raise ValueError(f"[{name}] {wrong}")
-        self.register_buffer("channel_order", None if order is None else order.to(self.weight.device, torch.int32))
+        digits = None if order is None else digits_of(order, in_channels).to(self.weight.device)
+        self.register_buffer("order", digits)
+        self._integers = None if order is None else Integers(torch.int32)
         self.register_buffer("kernel", self._kernel().to(self.weight.device))
         self.reset_parameters()
 
+    @property
+    def channel_order(self) -> Tensor | None:
+        """The order of channels, int32 [in_channels], as `order` saves it; None: that of x."""
+        return None if self._integers is None or self.order is None else self._integers.of(self.order)
+
     def _kernel(self) -> Tensor:
         """What is saved of it, for 3 x 3 and 1 x 9 have as many taps: whether it is transposed, and its sizes."""
-        return torch.tensor([int(self.transposed), *self.kernel_size], dtype=torch.int32, device="cpu")
+        return digits_of(torch.tensor([int(self.transposed), *self.kernel_size], device="cpu"), 1 << 31)
 
     def place(self, device: torch.device) -> None:
         """See `BlockSparseLayer`; and the sizes of the kernel."""
         super().place(device)
         self.kernel = self._kernel().to(device)
+        if self.order is not None:
+            self.order = self.order.float()  # which .half() has narrowed, and any type holds
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv2d`."""
-        need_tensor(type(self).__name__, "x", x)
+        if not isinstance(x, Tensor):
+            if (node := as_leaf(self, x)) is not None:
+                return cast(Tensor, node)
+            need_tensor(type(self).__name__, "x", x)
         gates = self.gates if self._gated else None
         sizes = (self.out_channels, self.in_channels)
-        more = (self.bias, self.channel_order, gates, None, self.activation)
+        order = None if self._integers is None else self.channel_order
+        more = (self.bias, order, gates, None, self.activation)
         return apply_conv(x, self.weight, self.tables(x.device), self.geometry, sizes, self._transposed, *more)
 
     @classmethod
@@ -97,7 +112,7 @@ class BlockSparseConv(BlockSparseLayer):
         density: float | None = None,
         block_size: int = 32,
         layout: Layout | None = None,
-        activation: str = "none",
+        activation: str | None = "none",
     ) -> BlockSparseConv:
         """A layer with the blocks of a dense one that have the largest norms, or with those of a given layout.
 
@@ -144,8 +159,8 @@ class BlockSparseConv(BlockSparseLayer):
             ValueError: a transposed convolution takes more pixels off one side, which the dense one cannot.
         """
         weight = convert.to_dense(self._gated_weight().detach(), self.layout, self.kernel_size)
-        if self.channel_order is not None:
-            weight = weight[:, self.channel_order.long().argsort()]
+        if (order := self.channel_order) is not None:
+            weight = weight[:, order.long().argsort()]
         rank, numbers = self.rank, self.geometry[1:]
         stride, dilation, before, after, more = (numbers[i * rank : (i + 1) * rank] for i in range(1, 6))
         pads = [pad for pair in zip(reversed(before), reversed(after), strict=True) for pad in pair]
@@ -165,15 +180,26 @@ class BlockSparseConv(BlockSparseLayer):
         return dense if before == after else nn.Sequential(pad(tuple(pads), 0.0), dense)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        kernel, order = (state_dict.get(prefix + name) for name in ("kernel", "channel_order"))
+        kernel, name = state_dict.get(prefix + "kernel"), prefix + "channel_order"  # its name in files of version 0.1
+        errors: list[str] = arguments[-1]
         if kernel is not None and not kernel.is_meta:
             saved, own = _kernel_text(kernel), _kernel_text(self._kernel())
             if saved != own:
-                arguments[-1].append(f"{prefix}weight was saved with {saved}, this layer has {own}")
+                errors.append(f"{prefix}weight was saved with {saved}, this layer has {own}")
                 return
-        if order is not None and not order.is_meta and (wrong := _not_a_permutation(order, self.in_channels)):
-            arguments[-1].append(f"{prefix}channel_order: {wrong}")
-            return
+            state_dict[prefix + "kernel"] = self._kernel().to(kernel.device)
+        order = state_dict.get(name, state_dict.get(prefix + "order"))
+        if order is not None and not order.is_meta and self.order is not None:
+            try:
+                order = saved_integers(order)
+            except ValueError as error:
+                errors.append(f"{prefix}order: channel_order is {error}")
+                return
+            if wrong := _not_a_permutation(order, self.in_channels):
+                errors.append(f"{prefix}order: {wrong}")
+                return
+            state_dict[prefix + "order"] = digits_of(order, self.in_channels)
+            state_dict.pop(name, None)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
@@ -187,7 +213,10 @@ class BlockSparseConv(BlockSparseLayer):
 
 
 def _kernel_text(kernel: Tensor) -> str:
-    transposed, *sizes = kernel.flatten().tolist() or [0]
+    try:
+        transposed, *sizes = saved_integers(kernel).flatten().tolist() or [0]
+    except ValueError as error:
+        return f"a kernel that is {error}"
     return f"the {'transposed ' if transposed else ''}kernel {' x '.join(map(str, sizes))}"
 
 
@@ -229,7 +258,7 @@ class BlockSparseConv2d(BlockSparseConv):
     """`torch.nn.Conv2d` with a filter that is zero outside of blocks of channels; every block has all taps.
 
     `weight` [blocks, taps, b, b] is an ordinary dense parameter; `pattern` and `kernel` save the layout and the
-    kernel's sizes with it, so that loading weights of others is refused.
+    kernel's sizes with it, so that loading weights of others is refused, and `order` the order of channels.
 
     Args:
         in_channels: of x.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ..functional.lstm import State, apply_cell
 from ..functional.norm import layer_norm
 from ..functional.shared_weight import SharedWeight
 from ..ops.lstm import GATES, UNITS
+from .digits import Integers, digits_of, saved_integers
 from .linear import BlockSparseLinear
 from .recurrent import Recurrent, cell, run_steps, stack_gates, start_of
 
@@ -87,8 +89,10 @@ class DeepUpdateLSTM(Recurrent):
                 f"[DeepUpdateLSTM] inner is {inner}, with {len(all_layouts)} layouts; needs 2 or more, and one layout "
                 "for each and one for the gates"
             )
-        self.register_buffer("ports", _ports(ports, hidden_size, device), persistent=True)
-        width = self.ports.numel()
+        units = _ports(ports, hidden_size)
+        self.register_buffer("ports", digits_of(units, hidden_size).to(torch.empty(0, device=device).device))
+        self._units = Integers(torch.int64)
+        width = units.numel()
         self.input = nn.Parameter(torch.empty(2, width, input_size, device=device, dtype=dtype))
         self.input_norm = nn.Parameter(torch.empty(2, 2, width, device=device, dtype=dtype))
         self.matrices = nn.ModuleList(
@@ -153,6 +157,28 @@ class DeepUpdateLSTM(Recurrent):
     def layouts(self) -> list[Layout | None]:
         """Of each matrix in turn, and last of all four gates' [4 hidden, hidden]; None where they are dense."""
         return [getattr(layer, "layout", None) for layer in (*self.matrices, self.gates)]
+
+    @property
+    def port_units(self) -> Tensor:
+        """The units that x touches, int64 [ports], as `ports` saves them."""
+        return self._units.of(self.ports)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        ports = state_dict.get(prefix + "ports")
+        if ports is not None and not ports.is_meta:
+            errors: list[str] = arguments[-1]
+            try:
+                units = saved_integers(ports)
+            except ValueError as error:
+                errors.append(f"{prefix}ports: {error}")
+                return
+            count = self.ports.size(0)
+            if units.shape != (count,) or not _are_ports(units, self.hidden_size):
+                last = self.hidden_size - 1
+                errors.append(f"{prefix}ports: {list(units.shape)}, needs {count}, rising, and within 0 to {last}")
+                return
+            state_dict[prefix + "ports"] = digits_of(units, self.hidden_size)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def run_layer(self, i: int, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """See `Recurrent`."""
@@ -222,14 +248,14 @@ class DeepUpdateLSTM(Recurrent):
         made = nn.functional.linear(x, self.input[port])
         gain, shift = self.input_norm[port].to(torch.promote_types(made.dtype, torch.float32)).unsqueeze(1).unbind()
         written = layer_norm(made.view(-1, 1, made.size(-1)), gain, shift, epsilon=EPSILON).view(made.shape)
-        if self.ports.numel() == self.hidden_size:
+        if self.ports.size(0) == self.hidden_size:
             return written
         full = written.new_full((*x.shape[:-1], self.hidden_size), neutral)
-        return full.index_copy(-1, self.ports, written)
+        return full.index_copy(-1, self.port_units, written)
 
     def extra_repr(self) -> str:
         """The size."""
-        return f"{self.input_size}, {self.hidden_size}, inner={self.inner}, ports={self.ports.numel()}"
+        return f"{self.input_size}, {self.hidden_size}, inner={self.inner}, ports={self.ports.size(0)}"
 
 
 def _are_blocks_worth_it(x: Tensor) -> bool:
@@ -247,15 +273,19 @@ def _missing_diagonal(layout: Layout) -> int:
     return min(layout.grid) - int((out == in_).sum())
 
 
-def _ports(ports: int | Tensor, hidden_size: int, device: torch.device | str | None) -> Tensor:
+def _ports(ports: int | Tensor, hidden_size: int) -> Tensor:
     if isinstance(ports, Tensor):
-        in_order = ports.dim() == 1 and ports.dtype == torch.int64 and bool((ports.diff() > 0).all())
-        if not in_order or ports.numel() == 0 or ports[0] < 0 or ports[-1] >= hidden_size:
+        if ports.dim() != 1 or ports.dtype != torch.int64 or not _are_ports(ports, hidden_size):
             raise ValueError(f"[DeepUpdateLSTM] ports need to be int64, rising, and within 0 to {hidden_size - 1}")
-        return ports.to(device)
+        return ports
     if not 1 <= ports <= hidden_size:
         raise ValueError(f"[DeepUpdateLSTM] ports is {ports}, needs 1 to {hidden_size}")
-    return torch.arange(0, hidden_size, ports, device=device)
+    return torch.arange(0, hidden_size, ports, device="cpu")
+
+
+def _are_ports(units: Tensor, hidden_size: int) -> bool:
+    rise = bool((units.diff() > 0).all())
+    return units.numel() > 0 and rise and bool(units[0] >= 0) and bool(units[-1] < hidden_size)
 
 
 def _square(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...layout import Layout
 from ..arguments import need_activation, need_dtype
 from ..tables import index_of
+from .digits import pattern_of
 
 Self = TypeVar("Self", bound="BlockSparseLayer")
 
@@ -19,7 +20,8 @@ Self = TypeVar("Self", bound="BlockSparseLayer")
 class BlockSparseLayer(nn.Module):
     """Parameters over the blocks of a layout, and the tables that the ops read, wherever the layer is moved.
 
-    `weight` [blocks, ..., b, b] is an ordinary dense parameter; `pattern` saves the layout with it.
+    `weight` [blocks, ..., b, b] is an ordinary dense parameter. `pattern` saves the layout with it, as digits in
+    floating point, which averages of state dicts leave as they are and `Layout.from_pattern` takes.
     """
 
     weight: nn.Parameter
@@ -36,12 +38,11 @@ class BlockSparseLayer(nn.Module):
         *,
         bias: bool,
         gates: bool,
-        activation: str,
+        activation: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        need_activation(type(self).__name__, activation)
-        self.layout, self.activation = layout, activation
+        self.layout, self.activation = layout, need_activation(type(self).__name__, activation)
         weight = torch.empty(shape, device=device, dtype=dtype)
         need_dtype(type(self).__name__, weight.dtype)
         self.weight = nn.Parameter(weight)
@@ -49,7 +50,7 @@ class BlockSparseLayer(nn.Module):
         gate_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         gate = nn.Parameter(weight.new_ones(layout.blocks, dtype=gate_dtype)) if gates else None
         self.register_parameter("gates", gate)
-        self.register_buffer("pattern", torch.from_numpy(layout.pattern()).to(weight.device))
+        self.register_buffer("pattern", pattern_of(layout, weight.device))
         self._gated = gates
         self._index, self._transposed = index_of(layout, weight.device), layout.transposed
 
@@ -105,7 +106,7 @@ class BlockSparseLayer(nn.Module):
     def place(self, device: torch.device) -> None:
         """Brings the tables and the pattern to a device, where the weight is now."""
         self._index = index_of(self.layout, device)
-        self.pattern = torch.from_numpy(self.layout.pattern()).to(device)
+        self.pattern = pattern_of(self.layout, device)
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         gates = self.gates
@@ -136,7 +137,9 @@ class BlockSparseLayer(nn.Module):
         if pattern is not None and not pattern.is_meta:
             errors: list[str] = arguments[-1]
             try:
-                saved = Layout.from_pattern(pattern.cpu().numpy())
+                saved = Layout.from_pattern(
+                    (pattern.double() if pattern.is_floating_point() else pattern).cpu().numpy()
+                )
             except ValueError as error:
                 errors.append(f"{prefix}pattern: {error}")
                 return
@@ -146,4 +149,5 @@ class BlockSparseLayer(nn.Module):
                     f"this layer has {self.layout!r} (hash {hash(self.layout):016x})"
                 )
                 return
+            state_dict[prefix + "pattern"] = pattern_of(self.layout, pattern.device)  # which another form may stand for
         super()._load_from_state_dict(state_dict, prefix, *arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,15 @@ from .. import convert
 from ..arguments import need_sizes, need_tensor, need_tensors
 from ..functional.linear import apply_linear
 from .layer import BlockSparseLayer
+from .leaf import as_leaf
 
 
 class BlockSparseLinear(BlockSparseLayer):
     """y = x W^T + bias with W [out_features, in_features] zero outside of the blocks of a layout.
 
     `weight` [blocks, b, b] is an ordinary dense parameter, so optimizers, clipping, weight averages, DDP and FSDP work
-    as ever and cost what the blocks cost. `pattern` is a small integer buffer that saves the layout with the weights:
-    loading weights of another layout is refused.
+    as ever and cost what the blocks cost. `pattern` is a small buffer that saves the layout with the weights: loading
+    weights of another layout is refused.
 
     Args:
         in_features: columns of W.
@@ -28,7 +29,7 @@ class BlockSparseLinear(BlockSparseLayer):
         layout: which blocks there are; of that size.
         bias: whether to add one.
         gates: whether to have a parameter `gates` [blocks], all 1 at first: block i counts gates[i] times.
-        activation: "none", "relu", "gelu" or "silu", applied to the result.
+        activation: "none" (or None), "relu", "gelu" or "silu", applied to the result.
         device: of the parameters.
         dtype: of the parameters: float32, float64, bfloat16 or float16. Gates are float32 (float64 for float64).
 
@@ -44,7 +45,7 @@ class BlockSparseLinear(BlockSparseLayer):
         bias: bool = True,
         *,
         gates: bool = False,
-        activation: str = "none",
+        activation: str | None = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -73,6 +74,8 @@ class BlockSparseLinear(BlockSparseLayer):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]; see `blocksparse.torch.linear`."""
         if not isinstance(x, Tensor):
+            if (node := as_leaf(self, x)) is not None:
+                return cast(Tensor, node)
             need_tensor("BlockSparseLinear", "x", x)
         index = self.tables(x.device)
         sizes = (self.out_features, self.in_features)
@@ -87,7 +90,7 @@ class BlockSparseLinear(BlockSparseLayer):
         density: float | None = None,
         block_size: int = 32,
         layout: Layout | None = None,
-        activation: str = "none",
+        activation: str | None = "none",
     ) -> BlockSparseLinear:
         """A layer with the blocks of a dense one that have the largest norms, or with those of a given layout.
 

@@ -36,11 +36,14 @@ class BlockSparseLSTM(Recurrent):
         dropout: between layers.
         input_layout: of the input's weight [4 hidden, features], which is dense by default. A list: one a layer.
         forget_bias: added to the forget gate's bias at the start.
+        bidirectional: False; see below.
+        proj_size: 0; see below.
         device: of the parameters.
         dtype: of the parameters.
 
     Raises:
         ValueError: sizes that do not fit each other.
+        NotImplementedError: bidirectional or proj_size is asked for, which this does not have.
     """
 
     input: Any  # nn.ModuleList of nn.Linear or BlockSparseLinear
@@ -58,11 +61,17 @@ class BlockSparseLSTM(Recurrent):
         *,
         input_layout: Layout | Sequence[Layout] | None = None,
         forget_bias: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden_size, num_layers, batch_first, dropout)
         name = "BlockSparseLSTM"
+        if bidirectional:
+            raise NotImplementedError(f"[{name}] has no bidirectional: take two, one over the steps in reverse")
+        if proj_size != 0:
+            raise NotImplementedError(f"[{name}] has no proj_size: put a linear layer behind it")
         input_size = to_int("input_size", input_size, op=name)
         self.input_size = input_size
         self.input, self.recurrent = nn.ModuleList(), nn.ModuleList()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Real
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from ...layout import Layout, need_layout
 from ..arguments import need_lengths, need_tensor, state_of
 from ..functional.lstm import State
 from ..ops.lstm import GATES
+from .leaf import as_leaf
 from .linear import BlockSparseLinear
 
 
@@ -109,7 +111,10 @@ class Recurrent(nn.Module, ABC):
                 raise ValueError(f"[{type(self).__name__}] x is packed and has lengths, needs no others")
             return self._forward_packed(x, state)
         name = type(self).__name__
-        need_tensor(name, "x", x)
+        if not isinstance(x, Tensor):
+            if (node := as_leaf(self, x, state, lengths)) is not None:
+                return cast(tuple[Tensor, State], node)
+            need_tensor(name, "x", x)
         state = state_of(name, state)
         if x.dim() not in (2, 3):
             raise ValueError(f"[{name}] x is {list(x.shape)}, needs 2 or 3 dimensions")

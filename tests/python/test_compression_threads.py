@@ -1,0 +1,41 @@
+"""Sums depend on how many threads make them, so a file is read by as many as have written it."""
+
+import pytest
+import torch
+from test_language_model import TINY
+
+from blocksparse.models.compression import CompressionError, Header, compress, decompress
+from blocksparse.models.language import LanguageModel
+
+pytest.importorskip("constriction")
+
+
+def test_the_model_runs_with_the_threads_of_the_encoder(monkeypatch):
+    torch.manual_seed(0)
+    model, seen = LanguageModel(TINY), []
+    forward = LanguageModel.forward
+
+    def watched(self, *given):
+        seen.append(torch.get_num_threads())
+        return forward(self, *given)
+
+    monkeypatch.setattr(LanguageModel, "forward", watched)
+    before = torch.get_num_threads()
+    try:
+        for threads, others in ((2, 1), (1, 2), (3, 1)):
+            torch.set_num_threads(threads)
+            made = compress(model, b"some text", streams=2)
+            assert set(seen) == {threads}
+            assert Header.unpack(made)[0].threads == threads
+            seen.clear()
+            torch.set_num_threads(others)
+            assert decompress(model, made) == b"some text"
+            assert set(seen) == {threads}
+            assert torch.get_num_threads() == others
+            header, payload = Header.unpack(made)
+            with pytest.raises(CompressionError):
+                decompress(model, Header(**{**header.__dict__, "text": bytes(4)}).pack(payload))
+            assert torch.get_num_threads() == others, "after an error, too"
+            seen.clear()
+    finally:
+        torch.set_num_threads(before)
