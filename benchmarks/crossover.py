@@ -5,10 +5,10 @@
     python benchmarks/crossover.py drop FAMILY --before 2026-11-24 --csv src/gemm/cuda/crossover/h200.csv
 
 A table is of one card, which its name says. Each of its rows is one family's time for one problem. Results come from
-`BLOCKSPARSE_CUDA_KERNEL=FAMILY blocksparse-bench --device cuda --json --file benchmarks/problems/crossover/cuda.txt`,
-each family in turn; a line's "kernel" is the family, or an older name of it. `add` keeps the newest time of a problem,
-family and state of the L2 cache. `drop` takes out the times of a kernel that has changed since. Times of another tool
-are typed into the table.
+`blocksparse-bench --device cuda --cuda-kernel each --json --file benchmarks/problems/crossover/cuda.txt`, into a file
+whose name begins with the date; a line's "kernel" is the family, or an older name of it. `add` keeps the newest time of
+a problem, family and state of the L2 cache. `drop` takes out the times of a kernel that has changed since. Times of
+another tool are typed into the table.
 """
 
 from __future__ import annotations
@@ -25,19 +25,9 @@ from typing import Any
 
 from records import Problem, Record
 
-FAMILIES = (
-    "generic",
-    "stream_w",
-    "stream_w_f32",
-    "row_wgmma",
-    "stream_x",
-    "w_in_smem",
-    "wgmma",
-    "tiled_f32",
-    "wgrad_stream",
-    "wgrad_in_registers",
-    "wgrad_wgmma",
-)
+ROOT = Path(__file__).resolve().parent.parent
+_ROWS = (ROOT / "src/gemm/cuda/families.inc").read_text(encoding="utf-8")
+FAMILIES = tuple(re.findall(r"^BS_FAMILY\((\w+),", _ROWS, re.MULTILINE))
 # Older names that meant one family; `few` and `many` meant several.
 _FAMILY_OF = {
     "regions": "wgrad_in_registers",
@@ -60,6 +50,7 @@ _WORDS = {
     "y": "last",
     "r": "last",
     "pad": "0",
+    "rpad": "-1",
     "offset": "0",
     "w_offset": "0",
     "bias": None,
@@ -72,6 +63,7 @@ _WORDS = {
     "dgates": None,
     "tf32": None,
     "values": "normal",
+    "odd": "0",
 }
 
 

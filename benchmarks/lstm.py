@@ -135,7 +135,7 @@ def main() -> None:
             if cuda:
                 runs["graph"] = captured(sparse, x, train, "")
                 if n <= 64 and args.bf16 and not train:
-                    runs["steps, graph"] = captured(sparse, x, train, "few")
+                    runs["steps, graph"] = captured(sparse, x, train, "stream_w")
             times: dict[str, list[float]] = {name: [] for name in runs}
             for repeat in range(args.repeats + 1):
                 for name, run in runs.items():

@@ -84,8 +84,8 @@ struct WeightGrads {
 // With S = sum over pairs of dy_out^T x_in:   grads.values[i] = gates[i] S_i,   grads.gates[i] = <S_i, w.values[i]>.
 //   w      needed where gates are: w.gates scale grads.values (absent: 1), w.values make grads.gates
 //   grads  written, or added to with Accumulate::yes; overlaps no input. No pairs, or n = 0, is a sum of nothing.
-// Entries of ragged blocks beyond the matrix are written as 0, and left alone by Accumulate::yes. A card adds up to
-// 4096 pairs at once, and a dW narrower than f32 is rounded between.
+// Entries of ragged blocks beyond the matrix are written as 0, and left alone by Accumulate::yes. A card may
+// sum the pairs in several launches, between which a dW narrower than f32 is rounded.
 [[nodiscard]] BS_EXPORT Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, const Weights& w,
                                             Accumulate accumulate, const WeightGrads& grads, Workspace workspace,
                                             Stream stream = {});

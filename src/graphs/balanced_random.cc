@@ -25,24 +25,24 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
   rng.shuffle(row_name);
   rng.shuffle(column_name);
   BlockCoordinates c{.out_blocks = out_blocks, .in_blocks = in_blocks, .out = {}, .in = {}};
-  std::unordered_set<int64_t> cells;
-  auto cell = [in_blocks](int64_t row, int64_t column) { return row * in_blocks + column; };
+  std::unordered_set<int64_t> places;
+  auto place = [in_blocks](int64_t row, int64_t column) { return row * in_blocks + column; };
   for (int64_t i = 0; i < out_blocks * degree; ++i) {
     c.out.push_back(row_name[static_cast<size_t>(i / degree)]);
     c.in.push_back(column_name[static_cast<size_t>(i % in_blocks)]);
-    cells.insert(cell(c.out.back(), c.in.back()));
+    places.insert(place(c.out.back(), c.in.back()));
   }
 
   // Swapping the columns of two blocks keeps every degree.
   const auto blocks = static_cast<int64_t>(c.out.size());
   for (int64_t tries = 16 * blocks; tries > 0; --tries) {
     const auto a = static_cast<size_t>(rng.below(blocks)), b = static_cast<size_t>(rng.below(blocks));
-    const int64_t new_a = cell(c.out[a], c.in[b]), new_b = cell(c.out[b], c.in[a]);
-    if (cells.contains(new_a) || cells.contains(new_b)) continue;  // also where a row or a column is shared
-    cells.erase(cell(c.out[a], c.in[a]));
-    cells.erase(cell(c.out[b], c.in[b]));
-    cells.insert(new_a);
-    cells.insert(new_b);
+    const int64_t new_a = place(c.out[a], c.in[b]), new_b = place(c.out[b], c.in[a]);
+    if (places.contains(new_a) || places.contains(new_b)) continue;  // also where a row or a column is shared
+    places.erase(place(c.out[a], c.in[a]));
+    places.erase(place(c.out[b], c.in[b]));
+    places.insert(new_a);
+    places.insert(new_b);
     std::swap(c.in[a], c.in[b]);
   }
   return c;

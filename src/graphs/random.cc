@@ -26,23 +26,23 @@ Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double de
   std::unordered_set<int64_t> chosen;
   chosen.reserve(static_cast<size_t>(draws));
   for (int64_t last = all - draws; last < all; ++last) {
-    const int64_t cell = rng.below(last + 1);
-    if (!chosen.insert(cell).second) chosen.insert(last);
+    const int64_t place = rng.below(last + 1);
+    if (!chosen.insert(place).second) chosen.insert(last);
   }
 
   BlockCoordinates c{.out_blocks = out_blocks, .in_blocks = in_blocks, .out = {}, .in = {}};
   c.out.reserve(static_cast<size_t>(count));
   c.in.reserve(static_cast<size_t>(count));
-  auto add = [&](int64_t cell) {
-    c.out.push_back(static_cast<int32_t>(cell / in_blocks));
-    c.in.push_back(static_cast<int32_t>(cell % in_blocks));
+  auto add = [&](int64_t place) {
+    c.out.push_back(static_cast<int32_t>(place / in_blocks));
+    c.in.push_back(static_cast<int32_t>(place % in_blocks));
   };
   if (complement) {
-    for (int64_t cell = 0; cell < all; ++cell) {
-      if (!chosen.contains(cell)) add(cell);
+    for (int64_t place = 0; place < all; ++place) {
+      if (!chosen.contains(place)) add(place);
     }
   } else {
-    for (int64_t cell : chosen) add(cell);
+    for (int64_t place : chosen) add(place);
   }
   return c;
 }

@@ -175,7 +175,8 @@ def test_ctrl_c_ends_a_long_report():
         (lambda path: path.write_bytes(b"\x93NUMPY\x01\0v\0"), "it is no .npz archive"),
         (lambda path: np.savez(path, x=np.zeros(3)), "it has no array named pattern"),
         (lambda path: np.savez(path, pattern=np.array([{}], object)), "its array named pattern cannot be read"),
-        (lambda path: np.savez(path, pattern=np.zeros(3)), "needs a row of integers"),
+        (lambda path: np.savez(path, pattern=np.zeros((2, 2), np.int32)), "needs a row of integers"),
+        (lambda path: np.savez(path, pattern=np.zeros(3)), "it holds no digits"),
     ],
 )
 def test_what_is_no_saved_layout(tmp_path, capsys, write, message):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_WHOLE = 13  # words at the beginning of a pattern that take all of their 4 bytes: sizes and hash
+_WHOLE = 13  # words at the beginning that take all of their 4 bytes, by this format: sizes and hash are not small
 
 
 def to_digits(words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

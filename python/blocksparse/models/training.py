@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch.modules.digits import same_integers
 from ..torch.recurrent import State
 from . import checkpoint
 from .captured import CapturedStep
@@ -237,17 +238,18 @@ class Trainer:
         """Raises ValueError unless a checkpoint has all that `_restore` takes, and nothing else."""
         needed = self._needed(update)
         narrow = {torch.bfloat16} if self.config.bf16 else set()
+        graphs = {f"model.{name}" for name, _ in self.model.named_buffers()}
         for name, like in needed.items():
             dtypes = {like.dtype} | (narrow if name.startswith("state.") else set())
             found, wrong = tensors.get(name), ""
             if found is None:
                 wrong = "" if name == "random.cuda" else f"lacks {name!r}"  # it may come from a CPU
+            elif name in graphs:
+                wrong = "" if same_integers(found, like) else f"{name} is of another graph"
             elif found.shape != like.shape:
                 wrong = f"{name} is {list(found.shape)}, needs {list(like.shape)}"
             elif found.dtype not in dtypes:
                 wrong = f"{name} is {found.dtype}, needs {like.dtype}"
-            elif name.startswith("model.") and not like.is_floating_point() and not torch.equal(found, like.cpu()):
-                wrong = f"{name} is of another graph"
             elif name == "random" and not _is_random_state(found):
                 wrong = f"{name} is no state of a generator"
             if wrong:

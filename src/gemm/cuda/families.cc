@@ -36,7 +36,7 @@ const Family* find_family(std::string_view name) {
 
 const Family& choose_family(const CudaProblem& p, const cuda::Card& card) {
   for (const Family& family : families()) {
-    if (p.n >= family.least_tokens(p) && family.pays(p, card) && family.takes(p, card)) return family;
+    if (p.n >= family.least_tokens(p) && family.takes(p, card) && family.pays(p, card)) return family;
   }
   return *find_family("generic");
 }

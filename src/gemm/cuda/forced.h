@@ -1,5 +1,6 @@
 // The kernels that this process is held to, for tests and measurements: set_cuda_kernel(), or BLOCKSPARSE_CUDA_KERNEL
-// in the environment. One name or several, separated by commas: a call is done by the first of them that can.
+// in the environment. One name or several, separated by commas: a call is done by the first family of
+// families.inc that is named and can.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop f16 n=33 b=32 ba(120,12) seed=49 bias residual act=relu",
     "linear:dgrad bf16 n=64 b=8 ba(300,20) seed=50 gates",
     "linear:fprop bf16 n=3 b=64 ba(90,20) seed=51 t",
-    // Rows of which a warp has more than 32 units.
+    // Rows of which a warp has more than 32 patches.
     "linear:fprop bf16 n=32 b=8 dense(64,150) seed=9 gates",
     "linear:dgrad f16 n=64 b=16 dense(150,64) seed=10",
     "linear:fprop bf16 n=64 b=16 dense(64,150) seed=13 gates",

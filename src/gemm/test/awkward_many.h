@@ -1,4 +1,4 @@
-// Awkward problems of many tokens and small blocks, for tests of what walks lists and cuts dW into units.
+// Awkward problems of many tokens and small blocks, for tests of what walks lists and cuts dW into jobs.
 #pragma once
 
 namespace blocksparse::gemm {
@@ -46,7 +46,7 @@ inline constexpr const char* kAwkwardManyTokens[] = {
     // Hubs of as many columns as a card's thread blocks take in a round or two.
     "linear:wgrad bf16 n=140 b=8 ba(512,16) seed=38 dw=f32",
     "linear:wgrad f16 n=140 b=16 ba(256,16) seed=39 values=int",
-    // Units that begin within 64 features, and end beyond the last.
+    // Jobs that begin within 64 features, and end beyond the last.
     "linear:wgrad bf16 n=500 b=8 random(171,133,0.1) seed=35 out=1365 in=1059 dw=f32",
     "linear:wgrad f16 n=500 b=16 random(83,71,0.2) seed=36 out=1321 in=1130 dgates gates",
     "linear:wgrad bf16 n=500 b=32 random(43,51,0.2) seed=37 in=1603",

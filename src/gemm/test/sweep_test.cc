@@ -213,7 +213,7 @@ std::vector<std::string> many_tokens(std::string_view one, std::string_view othe
            "linear:fprop bf16 n=256 b=64 random(4,4,0) seed=23 bias",
            "linear:dgrad f16 n=300 b=16 random(4,4,0) seed=24",
            "linear:wgrad bf16 n=1024 b=64 random(4,4,0) seed=25",
-           // W at 2, 4 and 8 bytes, cells of each kind, either way.
+           // W at 2, 4 and 8 bytes, patches of each kind, either way.
            "linear:fprop bf16 n=300 b=8 random(41,37,0.04) seed=26 w_offset=1 gates out=321 in=291",
            "linear:dgrad f16 n=300 b=8 random(41,37,0.04) seed=27 w_offset=2 out=321 in=291",
            "linear:fprop f16 n=300 b=8 random(41,37,0.3) seed=28 w_offset=4 in=291",
@@ -237,7 +237,7 @@ std::vector<std::string> many_tokens(std::string_view one, std::string_view othe
 std::vector<std::string> many_rounds(std::string_view one, std::string_view other) {
   std::vector<std::string> lines;
   for (const char* line : {
-           // More units than thread blocks, some of them shared.
+           // More jobs than thread blocks, some of them shared.
            "linear:wgrad bf16 n=999 b=8 random(150,150,0.05) seed=11 dw=f32",
            "linear:wgrad f16 n=700 b=16 ba(150,5) seed=12 values=int dw=f32",
            "linear:wgrad bf16 n=500 b=32 random(100,100,0.3) seed=13 gates accumulate",
@@ -253,7 +253,7 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad f16 n=80 b=64 random(10,12,0.5) seed=53 pairs=26 dgates",
            "linear:wgrad bf16 n=170 b=16 random(45,45,0.4) seed=54 pairs=7 out=712 in=712",
            "linear:wgrad f16 n=544 b=128 random(18,18,0.6) seed=19 x=first y=first dgates",
-           // Cells of 128 x 64 that are nearly all there; units of fewer cells, so that every thread block has one.
+           // Patches of 128 x 64 that are nearly all there; jobs of fewer patches, so that every thread block has one.
            "linear:wgrad bf16 n=1000 b=8 random(170,130,0.3) seed=42 dw=f32",
            "linear:wgrad f16 n=500 b=16 random(90,190,0.5) seed=43 out=1435 in=3031 gates accumulate dgates",
            "linear:wgrad bf16 n=544 b=32 random(80,80,0.6) seed=44 x=first y=first dgates gates",
@@ -261,11 +261,11 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad bf16 n=20000 b=16 random(16,16,0.5) seed=46 dw=f32 accumulate",
            "linear:wgrad bf16 n=640 b=64 random(64,64,0.1) seed=47 values=int dw=f32",
            "linear:wgrad f16 n=640 b=128 random(32,32,0.1) seed=48 dw=f32",
-           // Few units, each shared by many thread blocks.
+           // Few jobs, each shared by many thread blocks.
            "linear:wgrad bf16 n=9000 b=128 random(2,2,0.5) seed=20 accumulate dgates",
            "linear:wgrad f16 n=12000 b=16 random(9,7,0.3) seed=21 dw=f32 gates",
            "linear:wgrad bf16 n=7001 b=64 random(3,4,0.6) seed=22 values=int dw=f32",
-           // More cells in a chunk than a record takes, a residual beside them.
+           // More patches in a chunk than a record takes, a residual beside them.
            "linear:fprop bf16 n=400 b=16 diagonal(64,16) seed=23 bias residual",
            "linear:dgrad f16 n=300 b=32 diagonal(32,8) seed=24 values=int",
            // More than 256 tiles, or strips, most of which are empty, as are the last ones.

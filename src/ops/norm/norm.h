@@ -13,7 +13,7 @@ struct Forward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
-  // CUDA: as Product::x_is_last of the linear op. The kernel in front on the stream makes x, and no other tensor that
+  // CUDA: as gemm::Product::x_is_last. The kernel in front on the stream makes x, and no other tensor that
   // is read, which may then be before it has ended.
   bool x_is_last = false;
   double epsilon = 0;

@@ -1,4 +1,4 @@
-// Runs the steps, on any device: products of the linear op, layer norms and cells in turn. On a card each kernel begins
+// Runs the steps, on any device: the engine's products, layer norms and cells in turn. On a card each kernel begins
 // while the one in front still runs.
 #include "core/text.h"
 #include "cpu/pages.h"

@@ -1,4 +1,4 @@
-// Runs the steps, on any device: two products of the linear op, what is between, and the LSTM's cell.
+// Runs the steps, on any device: two of the engine's products, what is between, and the LSTM's cell.
 #include <algorithm>
 
 #include "core/text.h"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._core.digits import to_digits
+from ..._core.digits import from_digits, to_digits
 from ...layout import Layout
 from ..autograd.transforms import is_wrapped
 
@@ -46,6 +46,21 @@ def saved_integers(saved: Tensor) -> Tensor:
     if saved.dtype.is_floating_point or saved.dtype.is_complex or saved.dtype == torch.bool:
         raise ValueError(f"{saved.dtype}, needs integers")
     return saved.long()
+
+
+def same_integers(saved: Tensor, own: Tensor) -> bool:
+    """Whether two entries of state dicts, of layouts or of `digits_of`, say the same, in any version."""
+    try:
+        return torch.equal(_any_integers(saved), _any_integers(own))
+    except ValueError:
+        return False
+
+
+def _any_integers(saved: Tensor) -> Tensor:
+    saved = saved.cpu()
+    if saved.dtype.is_floating_point and saved.dim() == 1:  # of a layout
+        return torch.from_numpy(from_digits(saved.double().numpy())).long()
+    return saved_integers(saved)
 
 
 class Integers:

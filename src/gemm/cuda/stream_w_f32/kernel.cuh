@@ -5,7 +5,7 @@
 //   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once
 //   warps     take the patches of a piece in turn
 //   load      cp.async, some patches ahead, into a ring of each warp's own: no barrier of warps in the loop
-//   compute   cuda_few_f32_tile.h
+//   compute   tile.cuh
 //   finish    all threads add the sums of the warps, in the order of warps; slices of split rows go to the workspace
 #pragma once
 

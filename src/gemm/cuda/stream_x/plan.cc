@@ -24,7 +24,7 @@ bool supports(const CudaProblem& p) {
 //   1024 x 1024, 1024 tokens    b = 16: .25 13.3, stream_w 12.6
 //   hubs, 4096 tokens           b = 8: ba(512,16) 109, 179   b = 16: ba(256,16) 88, 130; ba(768,8) 547, 385
 //
-// And on an H100, 2026-11-25, of one round of tiles, n = 1024: 4096 x 4096, b = 8, .25 63, 75; b = 16, .50 63, 72; b =
+// And on an H100, 2026-11-25, of one wave of tiles, n = 1024: 4096 x 4096, b = 8, .25 63, 75; b = 16, .50 63, 72; b =
 // 32, .10 24, 26, .05 20, 21, .02 18, 15. 12288 x 12288, b = 16, .05, n = 256 44, stream_w 52. 1024 x 1024, n = 1024
 // b = 16, .25 13.1, stream_w 13.1, wgmma 19.8.
 int64_t least_tokens(const CudaProblem&) { return 256; }

@@ -4,7 +4,7 @@
 //   load      cp.async, three stages of 16 tokens ahead; a thread has the same columns in every stage
 //   compute   4 warps of a quarter of the inputs each, all outputs
 //   finish    sums go through shared memory, to be stored in the order of memory
-// Runs are listed by a small kernel before: cuda_tiled_tables.cu.
+// Runs are listed by a small kernel before: tables.cu.
 #pragma once
 
 #include "core/ceil_div.h"

@@ -4,7 +4,7 @@
 //   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that are there
 //   compute   4 warps of 32 tokens x 128 outputs; a block that is not there costs a test
 //   finish    sums go through shared memory, so that memory is written in its order whatever that is
-// What a tile walks is listed by a small kernel before: cuda_tiled_tables.cu.
+// What a tile walks is listed by a small kernel before: tables.cu.
 #pragma once
 
 #include "core/ceil_div.h"

@@ -1,4 +1,4 @@
-// The linear op in f32 for many tokens, on any card: by fused multiply-add, or, where the caller allows it, by tensor
+// Products in f32 for many tokens, on any card: by fused multiply-add, or, where the caller allows it, by tensor
 // cores in tf32. What the kernels of fprop, dgrad and wgrad share.
 //
 // Tiles lie in shared memory as vectors of 16 bytes that have places of their own, so that neither copies nor reads

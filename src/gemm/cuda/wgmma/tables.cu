@@ -251,7 +251,7 @@ __device__ void write_sources(const TableWalk& p, const TileMap<Kind>& map, int 
 template <Kind Kind>
 __global__ void __launch_bounds__(walk_threads(Kind)) wgmma_tables(const __grid_constant__ TableWalk p) {
   __shared__ TileMap<Kind> map;
-  // All in front is complete before anything behind begins: see cuda_few_pack.cu.
+  // All in front is complete before anything behind begins: see stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);

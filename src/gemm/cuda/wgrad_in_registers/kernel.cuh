@@ -2,7 +2,7 @@
 // registers, and walks the tokens once.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
 // Who does what
-//   tables    a kernel in front cuts strips of outputs into jobs of about as many blocks: cuda_region_jobs.cu
+//   tables    a kernel in front cuts strips of outputs into jobs of about as many blocks: jobs.cu
 //   grid      a thread block for each job and slice of the tokens, one an SM
 //   load      32 tokens of the job's x and dy a stage: by a warp of its own in boxes (sm_90a), or by all threads with
 //             cp.async, whose copies and products then wait for each other

@@ -124,7 +124,7 @@ struct PackWork {
 
 template <class Work>
 __global__ void __launch_bounds__(kPackThreads) wgrad_stream_pack(const __grid_constant__ Pack p) {
-  // All in front is complete before anything behind begins: see cuda_few_pack.cu.
+  // All in front is complete before anything behind begins: see stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   constexpr int kGroups = Work::kGroups, kPatch = 8 * kGroups;

@@ -17,7 +17,7 @@ namespace {
 
 const std::array<CudaKernels, 8>& all_kernels() {
   static const std::array<CudaKernels, 8> kernels = {cuda_generic_f32(), cuda_generic_f64(), cuda_generic_bf16(),
-                                                     cuda_generic_f16(), cuda_many_bf16(),   cuda_many_f16(),
+                                                     cuda_generic_f16(), cuda_gather_bf16(), cuda_gather_f16(),
                                                      cuda_halo_bf16(),   cuda_halo_f16()};
   return kernels;
 }

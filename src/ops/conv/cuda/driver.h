@@ -28,8 +28,8 @@ CudaKernels cuda_generic_f32();
 CudaKernels cuda_generic_f64();
 CudaKernels cuda_generic_bf16();
 CudaKernels cuda_generic_f16();
-CudaKernels cuda_many_bf16();
-CudaKernels cuda_many_f16();
+CudaKernels cuda_gather_bf16();
+CudaKernels cuda_gather_f16();
 CudaKernels cuda_halo_bf16();
 CudaKernels cuda_halo_f16();
 

@@ -26,7 +26,7 @@ gemm::CudaProblem gathered_problem(const Product& p);
 gemm::CudaProblem gathered_problem(const WeightGradient& g);
 int64_t inputs_of_tap(int64_t channels, int32_t block);  // filled up to whole chunks
 
-// An order of channels is left to `generic`, or the way does it on a copy: see select_order.h.
+// An order of channels is left to `generic`, or the way does it on a copy: see order/plan.h.
 bool cuda_supports(CudaWay way, const Product& p, const cuda::Card& card);
 bool cuda_supports(CudaWay way, const WeightGradient& g, const cuda::Card& card);
 CudaWay choose_cuda_way(const Product& p, const cuda::Card& card);

@@ -49,7 +49,7 @@ constexpr std::string_view kLines[] = {
     "conv:wgrad bf16 n=2 hw=16 b=32 random(9,5,0.3) accumulate dgates",
     "conv:wgrad bf16 n=1 hw=40x33 b=64 random(4,3,0.6) gates",
     "conv:wgrad f16 n=9 hw=8 b=128 random(3,2,0.6) dgates dw=f32",
-    // Taps that share what is in shared memory: several tiles, chunks of channels and units, and what reaches far.
+    // Taps that share what is in shared memory: several tiles, chunks of channels and jobs, and what reaches far.
     "conv:fprop bf16 n=2 hw=17x15 b=32 random(12,8,0.3) bias act=relu",
     "conv:fprop f16 n=1 hw=17 r=5 b=16 random(20,18,0.2) act=gelu",
     "conv:fprop bf16 n=1 hw=20x15 dil=2 b=64 random(3,5,0.5) gates bias",
@@ -71,7 +71,7 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad bf16 n=2 hw=19 b=128 random(3,2,0.4)",
     "conv:wgrad bf16 n=2 hw=19 b=128 random(3,2,0.5) dw=f32 accumulate",
     "conv:wgrad bf16 n=2 hw=17 b=128 random(2,3,0.8) k=200",
-    // More units than thread blocks have steps for.
+    // More jobs than thread blocks have steps for.
     "conv:wgrad f16 n=1 hw=12 b=8 random(80,80,0.1)",
     "conv:wgrad bf16 n=1 hw=12 b=128 random(6,6,0.6) k=712 accumulate",
     // Geometry: strides, dilation, padding that differs, kernels that are even, one and three sizes.
@@ -258,7 +258,7 @@ TEST_F(ConvCuda, TwoStreamsAtOnce) {
 }
 
 TEST_F(ConvCuda, AKernelThatDoesNotDoItIsRefused) {
-  ASSERT_TRUE(set_cuda_kernel("few").ok());
+  ASSERT_TRUE(set_cuda_kernel("stream_w").ok());
   ConvData data = make("conv:fprop bf16 n=2 hw=9 b=32 random(3,3,0.5)");
   const Status status = data.run();
   EXPECT_EQ(status.code(), StatusCode::unsupported);

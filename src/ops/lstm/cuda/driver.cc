@@ -70,7 +70,7 @@ Result<bool> prepared(Device device) {
     BS_RETURN_IF_ERROR(prepare_cells());
     const auto card = cuda::card_of(device);
     if (!card.ok()) return card.status();
-    if (card->sm90a) BS_RETURN_IF_ERROR(prepare_resident());  // others have less shared memory than it asks for
+    if (card->sm90a) BS_RETURN_IF_ERROR(prepare_w_in_smem());  // others have less shared memory than it asks for
     return cells_overlap();
   });
 }
@@ -140,9 +140,9 @@ Status cuda_forward(const Forward& f, Workspace workspace, Stream stream) {
   const int64_t matrix = f.n * f.hidden;
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.h0, f.h, f.dtype, stream.handle));
   BS_RETURN_IF_ERROR(copy_of_empty(f, f.c0, f.c, state, stream.handle));
-  const ResidentPlan resident = plan_resident(f.layout, f.dtype, f.steps, f.n, *card);
-  if (resident.fits() && resident_takes(f) && !gemm::kernels_are_forced()) {
-    return launch_resident(f, resident, memory.at, stream.handle);
+  const WInSmemPlan one_launch = plan_w_in_smem(f.layout, f.dtype, f.steps, f.n, *card);
+  if (one_launch.fits() && w_in_smem_takes(f) && !gemm::kernels_are_forced()) {
+    return launch_w_in_smem(f, one_launch, memory.at, stream.handle);
   }
   const void *h = f.h0, *c = f.c0;
   for (int64_t t = 0; t < f.steps && f.n > 0; ++t) {
@@ -234,8 +234,8 @@ Status cuda_multiply(const Multiply& m, DType dtype, Device device, Stream strea
 }
 
 size_t cuda_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n) {
-  const size_t resident = resident_workspace_bytes(layout) + static_cast<size_t>(kAlignment);
-  return std::max(static_cast<size_t>(plan_forward(layout, dtype, n).total), resident);
+  const size_t one_launch = w_in_smem_workspace_bytes(layout) + static_cast<size_t>(kAlignment);
+  return std::max(static_cast<size_t>(plan_forward(layout, dtype, n).total), one_launch);
 }
 
 size_t cuda_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {

@@ -179,7 +179,7 @@ TEST(LstmSelectCuda, AllStepsAreOneLaunchWhereWeightsFitOnTheChip) {
   const auto plan = [&](int64_t n, auto change, DType dtype = DType::bf16, int64_t steps = 64) {
     LayoutView other = view;
     change(other);
-    return lstm::plan_resident(other, dtype, steps, n, kH200);
+    return lstm::plan_w_in_smem(other, dtype, steps, n, kH200);
   };
   const auto same = [](LayoutView&) {};
   EXPECT_EQ(plan(16, same).warps(), 8) << "two strips on most of 128 SMs";
@@ -197,7 +197,7 @@ TEST(LstmSelectCuda, AllStepsAreOneLaunchWhereWeightsFitOnTheChip) {
   const auto wider = [](LayoutView& v) { v.out_features *= 2, v.in_features *= 2; };
   EXPECT_EQ(plan(16, wider).warps(), 16);
   EXPECT_FALSE(plan(64, wider).fits()) << "more warps than an SM has registers for";
-  EXPECT_FALSE(lstm::plan_resident(view, DType::bf16, 64, 16, {.arch = 80, .multiprocessors = 108}).fits());
+  EXPECT_FALSE(lstm::plan_w_in_smem(view, DType::bf16, 64, 16, {.arch = 80, .multiprocessors = 108}).fits());
 }
 
 TEST(Layout, StackPutsCopiesBelowOneAnother) {

@@ -1,4 +1,4 @@
-// Convolutions by the linear op's kernels for many tokens, which gather x as they copy it: 16 bits, channels-last.
+// Convolutions by the families wgmma and wgrad_wgmma, which gather x as they copy it: 16 bits, channels-last.
 #pragma once
 
 #include "gemm/cuda/wgmma/kernel.cuh"
@@ -31,7 +31,7 @@ Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) 
 }
 
 template <class T>
-Status launch_many_product(const Product& p, const CudaCall& call) {
+Status launch_gather_product(const Product& p, const CudaCall& call) {
   for (int64_t i = 0; i < phase_count(p.gather); ++i) {
     const Phase phase = phase_of(p.gather, p.x, p.y, p.layout.block_size, i);
     if (phase.tokens() > 0) BS_RETURN_IF_ERROR(launch_phase<T>(p, phase, call));
@@ -40,7 +40,7 @@ Status launch_many_product(const Product& p, const CudaCall& call) {
 }
 
 template <class T>
-Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
+Status launch_gather_gradient(const WeightGradient& g, const CudaCall& call) {
   const gemm::CudaProblem problem = gathered_problem(g);
   const int64_t taps = g.gather.taps(), rows = problem.output_blocks();
   const Phase phase = phase_of(g.gather, g.columns, g.rows, g.layout.block_size, 0);
@@ -62,15 +62,15 @@ Status launch_many_gradient(const WeightGradient& g, const CudaCall& call) {
 }
 
 template <class T>
-Status prepare_many() {
+Status prepare_gather() {
   BS_RETURN_IF_ERROR(prepare_taps());
   BS_RETURN_IF_ERROR((gemm::wgmma::prepare_of<T, XOrder::images>()));
   return gemm::wgrad_wgmma::prepare_of<T, XOrder::images>();
 }
 
 template <class T>
-CudaKernels make_many(DType dtype) {
-  return {CudaWay::gather, dtype, prepare_many<T>, launch_many_product<T>, launch_many_gradient<T>};
+CudaKernels make_gather(DType dtype) {
+  return {CudaWay::gather, dtype, prepare_gather<T>, launch_gather_product<T>, launch_gather_gradient<T>};
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct TapTask {
 };
 
 __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant__ TapTask t) {
-  // All in front is complete before anything behind begins: see cuda_few_pack.cu.
+  // All in front is complete before anything behind begins: see gemm/cuda/stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const TapList& l = t.list;

@@ -1,4 +1,4 @@
-// The list of blocks that the linear op's kernel for many tokens walks for a convolution: each block once for every
+// The list of blocks that the family wgmma walks for a convolution: each block once for every
 // tap of a phase, in the columns of that tap. Made anew by every call, as that kernel's own tables are.
 #pragma once
 

@@ -3,7 +3,7 @@
 //   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
 // Who does what
 //   jobs     of up to 64 inputs whose dy is the same: each thread block finds them, see jobs.cuh
-//   grid      one thread block an SM; jobs and parts of jobs as for the linear op's wgrad
+//   grid      one thread block an SM; jobs and parts of jobs as of wgrad_wgmma
 //   load      a warp: boxes of 128 positions of dy, and for each patch of these and all that taps reach beyond them of
 //   x compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read
 //             from shared memory once for three taps, and the tensor cores have no less than the whole of their time

@@ -121,7 +121,7 @@ __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
       }
       before.x += __shfl_sync(~0u, sum.x, 31), before.y += __shfl_sync(~0u, sum.y, 31);
     }
-    // Jobs beyond the last whole round are shared; a part is not worth its sums for less than some steps.
+    // Jobs beyond the last whole wave are shared; a part is not worth its sums for less than some steps.
     const int jobs = before.y;
     const int64_t worth = int64_t{jobs} * c.steps / kLeastHaloSteps;
     const int grid = static_cast<int>(max(int64_t{1}, min(worth, int64_t{gridDim.x}))), rest = jobs % grid;

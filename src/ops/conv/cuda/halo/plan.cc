@@ -59,9 +59,9 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   return plan;
 }
 
-// us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (many), 2026-11-22. 28 x 28    b = 128: density .5
-// 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
-// .25 15.4 (18.5). Tiles of many have twice as many outputs, which is less to read where there are many blocks.
+// us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (gather), 2026-11-22. 28 x 28    b = 128: density
+// .5 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
+// .25 15.4 (18.5). Tiles of gather have twice as many outputs, which is less to read where there are many blocks.
 // b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
 bool halo_pays(const Product& p) {
   if (p.layout.block_size == gemm::wgmma::kChunk) return true;

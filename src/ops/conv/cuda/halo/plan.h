@@ -44,7 +44,7 @@ constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
   return static_cast<int32_t>(10 + taps * (block == 16 ? 1 : block == 32 ? 2 : 6));
 }
 
-// wgrad of 3 x 3 taps: 128 positions a step, strips of 64 outputs as in the linear op's wgrad, patches of 32 or 64
+// wgrad of 3 x 3 taps: 128 positions a step, strips of 64 outputs as in wgrad_wgmma, patches of 32 or 64
 // inputs with all of their taps.
 inline constexpr int64_t kHaloSharedBytes = int64_t{204} * 1024;
 inline constexpr int32_t kMostHaloStages = 8;

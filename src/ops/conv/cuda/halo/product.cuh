@@ -7,7 +7,7 @@
 //   load      a warp: for each chunk of 64 channels the positions of the tile and what taps reach beyond them, for each
 //             block its taps in turn, as they lie
 //   compute   2 warpgroups of 2 x 64 positions each, wgmma's rows; a block's outputs are its columns. With a record and
-//             a test for each tap, as the linear op has them, 72 instead of 54 us (b = 32, density .25)
+//             a test for each tap, as wgmma has them, 72 instead of 54 us (b = 32, density .25)
 //   finish    from registers; positions between images are dropped
 #pragma once
 

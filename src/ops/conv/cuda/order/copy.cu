@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kOrderThreads, kOrderResident) order_rows(cons
   extern __shared__ uint4 shared[];
   auto* table = reinterpret_cast<int32_t*>(shared);
   auto* tile = reinterpret_cast<uint16_t*>(table + t.channels);
-  // All in front is complete before anything behind begins: see linear/cuda_few_pack.cu.
+  // All in front is complete before anything behind begins: see gemm/cuda/stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   make_table(t, table);

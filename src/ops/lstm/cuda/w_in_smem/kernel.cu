@@ -2,7 +2,7 @@
 //   pre [steps, n, 4, H]   w [blocks, b, b]   y [steps, n, H]   16-bit elements, sums and c in f32, n <= 64
 // Who does what
 //   grid      one thread block an SM, all of them resident: they wait for one another
-//   slot      a strip of 32 units: thread blocks take strips in the order of their lists' lengths, there and back
+//   strip     32 units: thread blocks take strips in the order of their lists' lengths, there and back
 //   warp      8 units of a strip, all four gates, of `Tokens` sequences; its part of c stays in registers
 //   W         stays in shared memory as far as it fits, in the order of mma's fragments; the rest is read in each step
 //   h         goes through y. A strip that is stored counts that in `arrivals`, and who reads it waits for that, so
@@ -28,11 +28,11 @@ namespace {
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
 
-constexpr int kCell = 512;  // bytes: 8 outputs x 32 inputs of one gate
-static_assert(kUnit == kParts * kGates * kCell);
+constexpr int kTileBytes = 512;  // bytes: 8 outputs x 32 inputs of one gate
+static_assert(kChunkBytes == kParts * kGates * kTileBytes);
 
 template <class E, int Tokens, int Warps>
-struct Resident {
+struct Config {
   using Element = E;
   static constexpr int tokens = Tokens, tiles = Tokens / 16;
   static constexpr int most_warps = Warps;  // of an SM, which decides the registers of a thread
@@ -47,18 +47,18 @@ struct Resident {
 template <class K>
 struct Worker {
   using T = typename K::Element;
-  const ResidentArgs& p;
+  const WInSmemArgs& p;
   const int strip, part, group;
   const int barrier;  // of the warps that share a strip and its sequences; the next one is theirs, too
   const Lists lists;
   bool agree = false;
-  int resident = 0;         // units of the strip that are in shared memory
+  int resident = 0;         // chunks of the strip that are in shared memory
   uint32_t weights = 0;     // where this lane's part of them begins there
   int chunk_of_lane = 0;    // of unit lane() of the first list
   int length[K::tiles][2];  // of this lane's tokens, 0 beyond n
   float c[K::tiles][4];
 
-  __device__ Worker(const ResidentArgs& p, int strip, int part, int group, int barrier)
+  __device__ Worker(const WInSmemArgs& p, int strip, int part, int group, int barrier)
       : p(p), strip(strip), part(part), group(group), barrier(barrier), lists(p, max(strip, 0)) {}
 
   __device__ int token(int tile, int half) const { return group * K::tokens + 16 * tile + 8 * half + lane() / 4; }
@@ -128,12 +128,12 @@ struct Worker {
   }
 
   // Unit i of all gates, from shared memory; a unit that is not there counts as zeros.
-  __device__ void add_resident(int i, const uint32_t (&x)[2 * K::tiles][4], float (&sums)[kGates][K::tiles][4]) {
+  __device__ void add_w_in_smem(int i, const uint32_t (&x)[2 * K::tiles][4], float (&sums)[kGates][K::tiles][4]) {
     uint32_t w[kGates][4] = {};
     if (i < resident) {
 #pragma unroll
       for (int gate = 0; gate < kGates; ++gate) {
-        const int4 v = ptx::ld_shared_16(weights + static_cast<uint32_t>(i * kUnit + gate * kCell));
+        const int4 v = ptx::ld_shared_16(weights + static_cast<uint32_t>(i * kChunkBytes + gate * kTileBytes));
         w[gate][0] = v.x, w[gate][1] = v.y, w[gate][2] = v.z, w[gate][3] = v.w;
       }
     }
@@ -158,8 +158,8 @@ struct Worker {
 #pragma unroll
       for (int d = 0; d < K::ahead; d += 2) {
         if (i + d >= resident) break;
-        add_resident(i + d, x[d], sums);
-        add_resident(i + d + 1, x[d + 1], sums);
+        add_w_in_smem(i + d, x[d], sums);
+        add_w_in_smem(i + d + 1, x[d + 1], sums);
         if (i + d + K::ahead >= resident) continue;
         load_resident_x(x[d], h, i + d + K::ahead);
         load_resident_x(x[d + 1], h, i + d + 1 + K::ahead);
@@ -295,24 +295,25 @@ struct Worker {
 };
 
 template <class K>
-__global__ void __launch_bounds__(32 * K::most_warps, 1) resident_forward(const __grid_constant__ ResidentArgs p) {
+__global__ void __launch_bounds__(32 * K::most_warps, 1) forward_w_in_smem(const __grid_constant__ WInSmemArgs p) {
   extern __shared__ uint4 shared[];
-  __shared__ int32_t owned[kMostSlots], units[kMostSlots];
+  __shared__ int32_t owned[kMostStrips], chunks[kMostStrips];
   deal_strips(p, reinterpret_cast<int32_t*>(shared), owned);
-  const int warp = static_cast<int>(threadIdx.x) / 32, slot = warp / (kParts * p.groups);
-  Worker<K> worker(p, owned[slot], warp % kParts, warp / kParts % p.groups, 1 + warp / kParts * 2);
+  const int warp = static_cast<int>(threadIdx.x) / 32, own = warp / (kParts * p.groups);
+  Worker<K> worker(p, owned[own], warp % kParts, warp / kParts % p.groups, 1 + warp / kParts * 2);
   worker.agree = worker.strip >= 0 && worker.lists.agree();
-  if (warp % (kParts * p.groups) == 0) units[slot] = worker.agree ? worker.lists.of[0].count : 0;
+  if (warp % (kParts * p.groups) == 0) chunks[own] = worker.agree ? worker.lists.of[0].count : 0;
   __syncthreads();
   int before = 0;
-  for (int s = 0; s < slot; ++s) before += units[s];
-  worker.resident = max(0, min(units[slot], kResidentUnits - before));
+  for (int s = 0; s < own; ++s) before += chunks[s];
+  worker.resident = max(0, min(chunks[own], kMostChunks - before));
   worker.weights = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
-                   static_cast<uint32_t>(before * kUnit + worker.part * kGates * kCell + lane() * 16);
+                   static_cast<uint32_t>(before * kChunkBytes + worker.part * kGates * kTileBytes + lane() * 16);
   for (int i = worker.group; i < worker.resident; i += p.groups) {
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
-      auto* to = reinterpret_cast<char*>(shared) + (before + i) * kUnit + (worker.part * kGates + gate) * kCell;
+      auto* to =
+          reinterpret_cast<char*>(shared) + (before + i) * kChunkBytes + (worker.part * kGates + gate) * kTileBytes;
       const auto* from = static_cast<const typename K::Element*>(p.w) + worker.lists.weight(gate, i, worker.part);
       ptx::cp_async_16(to + lane() * 16, from, 16);
     }
@@ -328,69 +329,69 @@ __global__ void __launch_bounds__(32 * K::most_warps, 1) resident_forward(const 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
 template <class T, class Body>
-Status with_resident_kernel(int32_t tokens, int32_t warps, Body body) {
+Status with_w_in_smem_kernel(int32_t tokens, int32_t warps, Body body) {
   if (warps <= 8) {
-    return tokens == 16 ? body(resident_forward<Resident<T, 16, 8>>) : body(resident_forward<Resident<T, 32, 8>>);
+    return tokens == 16 ? body(forward_w_in_smem<Config<T, 16, 8>>) : body(forward_w_in_smem<Config<T, 32, 8>>);
   }
-  return tokens == 16 ? body(resident_forward<Resident<T, 16, 16>>) : body(resident_forward<Resident<T, 32, 16>>);
+  return tokens == 16 ? body(forward_w_in_smem<Config<T, 16, 16>>) : body(forward_w_in_smem<Config<T, 32, 16>>);
 }
 
 template <class Body>
-Status with_resident_kernel(DType dtype, int32_t tokens, int32_t warps, Body body) {
-  return dtype == DType::bf16 ? with_resident_kernel<Bf16>(tokens, warps, body)
-                              : with_resident_kernel<F16>(tokens, warps, body);
+Status with_w_in_smem_kernel(DType dtype, int32_t tokens, int32_t warps, Body body) {
+  return dtype == DType::bf16 ? with_w_in_smem_kernel<Bf16>(tokens, warps, body)
+                              : with_w_in_smem_kernel<F16>(tokens, warps, body);
 }
 
 }  // namespace
 
-bool resident_takes(const Forward& f) {
+bool w_in_smem_takes(const Forward& f) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return aligned(f.pre) && aligned(f.w) && aligned(f.h0) && aligned(f.c0) && aligned(f.y) && aligned(f.gates) &&
          aligned(f.cells) && aligned(f.h) && aligned(f.c);
 }
 
-Status launch_resident(const Forward& f, const ResidentPlan& plan, void* memory, void* stream) {
+Status launch_w_in_smem(const Forward& f, const WInSmemPlan& plan, void* memory, void* stream) {
   const int64_t b = f.layout.block_size;
   const IndexSections at = index_sections(f.layout.out_features / b, f.layout.in_features / b, f.layout.blocks);
-  const ResidentArgs args{.starts = f.layout.index + at.by_out.starts,
-                          .refs = reinterpret_cast<const BlockRef*>(f.layout.index + at.by_out.refs),
-                          .pre = f.pre,
-                          .w = f.w,
-                          .h0 = f.h0,
-                          .c0 = f.c0,
-                          .y = f.y,
-                          .gates = f.gates,
-                          .cells = f.cells,
-                          .h_end = f.h,
-                          .c_end = f.c,
-                          .lengths = f.lengths,
-                          .arrivals = static_cast<uint32_t*>(memory),
-                          .steps = static_cast<int32_t>(f.steps),
-                          .n = static_cast<int32_t>(f.n),
-                          .hidden = static_cast<int32_t>(f.hidden),
-                          .strips = static_cast<int32_t>(f.hidden / kStripUnits),
-                          .groups = plan.groups,
-                          .block = f.layout.block_size,
-                          .shift = f.layout.block_size / kStripUnits / 2};
+  const WInSmemArgs args{.starts = f.layout.index + at.by_out.starts,
+                         .refs = reinterpret_cast<const BlockRef*>(f.layout.index + at.by_out.refs),
+                         .pre = f.pre,
+                         .w = f.w,
+                         .h0 = f.h0,
+                         .c0 = f.c0,
+                         .y = f.y,
+                         .gates = f.gates,
+                         .cells = f.cells,
+                         .h_end = f.h,
+                         .c_end = f.c,
+                         .lengths = f.lengths,
+                         .arrivals = static_cast<uint32_t*>(memory),
+                         .steps = static_cast<int32_t>(f.steps),
+                         .n = static_cast<int32_t>(f.n),
+                         .hidden = static_cast<int32_t>(f.hidden),
+                         .strips = static_cast<int32_t>(f.hidden / kStripUnits),
+                         .groups = plan.groups,
+                         .block = f.layout.block_size,
+                         .shift = f.layout.block_size / kStripUnits / 2};
   const auto queue = static_cast<cudaStream_t>(stream);
   BS_RETURN_IF_ERROR(
-      cuda::status_of(cudaMemsetAsync(memory, 0, resident_workspace_bytes(f.layout), queue), "cudaMemsetAsync"));
-  return with_resident_kernel(f.dtype, plan.tokens, plan.warps(), [&](auto kernel) {
+      cuda::status_of(cudaMemsetAsync(memory, 0, w_in_smem_workspace_bytes(f.layout), queue), "cudaMemsetAsync"));
+  return with_w_in_smem_kernel(f.dtype, plan.tokens, plan.warps(), [&](auto kernel) {
     return cuda::launch({.blocks = plan.grid,
                          .threads = 32 * plan.warps(),
-                         .shared_bytes = kResidentUnits * kUnit,
+                         .shared_bytes = kMostChunks * kChunkBytes,
                          .stream = queue,
                          .cooperative = true},
                         kernel, args);
   });
 }
 
-Status prepare_resident() {
+Status prepare_w_in_smem() {
   for (DType dtype : {DType::bf16, DType::f16}) {
     for (int32_t tokens : {16, 32}) {
       for (int32_t warps : {8, 16}) {
-        BS_RETURN_IF_ERROR(with_resident_kernel(
-            dtype, tokens, warps, [](auto kernel) { return cuda::prepare(kernel, kResidentUnits * kUnit); }));
+        BS_RETURN_IF_ERROR(with_w_in_smem_kernel(
+            dtype, tokens, warps, [](auto kernel) { return cuda::prepare(kernel, kMostChunks * kChunkBytes); }));
       }
     }
   }

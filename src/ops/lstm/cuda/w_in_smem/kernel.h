@@ -1,4 +1,4 @@
-// The forward pass in one launch, where W fits on the chip: see select_cuda.h.
+// The forward pass in one launch, where W fits on the chip: see plan.h.
 #pragma once
 
 #include "ops/lstm/cuda/w_in_smem/plan.h"
@@ -6,9 +6,9 @@
 namespace blocksparse::lstm {
 
 // Whether all tensors begin where the kernel needs it.
-bool resident_takes(const Forward& f);
-// `memory` has resident_workspace_bytes() at a multiple of 16.
-Status launch_resident(const Forward& f, const ResidentPlan& plan, void* memory, void* stream);
-Status prepare_resident();  // for the current device
+bool w_in_smem_takes(const Forward& f);
+// `memory` has w_in_smem_workspace_bytes() at a multiple of 16.
+Status launch_w_in_smem(const Forward& f, const WInSmemPlan& plan, void* memory, void* stream);
+Status prepare_w_in_smem();  // for the current device
 
 }  // namespace blocksparse::lstm

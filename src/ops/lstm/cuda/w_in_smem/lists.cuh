@@ -7,7 +7,7 @@
 namespace blocksparse::lstm {
 namespace {
 
-struct ResidentArgs {
+struct WInSmemArgs {
   const int32_t* starts;
   const BlockRef* refs;
   const void *pre, *w, *h0, *c0;
@@ -31,7 +31,7 @@ struct Lists {
   int row;           // of the strip's first output within its block
   List of[kGates];
 
-  __device__ Lists(const ResidentArgs& p, int strip) : refs(p.refs), block(p.block), shift(p.shift) {
+  __device__ Lists(const WInSmemArgs& p, int strip) : refs(p.refs), block(p.block), shift(p.shift) {
     row = (strip & ((1 << shift) - 1)) * kStripUnits;
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
@@ -59,12 +59,12 @@ struct Lists {
 };
 
 // The strips of this thread block, -1 where it has fewer. `counts` has room for all strips.
-__device__ inline void deal_strips(const ResidentArgs& p, int32_t* counts, int32_t* owned) {
+__device__ inline void deal_strips(const WInSmemArgs& p, int32_t* counts, int32_t* owned) {
   for (int s = static_cast<int>(threadIdx.x); s < p.strips; s += static_cast<int>(blockDim.x)) {
     const Lists lists(p, s);
     counts[s] = lists.of[0].count + lists.of[1].count + lists.of[2].count + lists.of[3].count;
   }
-  if (threadIdx.x < kMostSlots) owned[threadIdx.x] = -1;
+  if (threadIdx.x < kMostStrips) owned[threadIdx.x] = -1;
   __syncthreads();
   const int grid = static_cast<int>(gridDim.x);
   for (int s = static_cast<int>(threadIdx.x); s < p.strips; s += static_cast<int>(blockDim.x)) {
