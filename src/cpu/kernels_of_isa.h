@@ -1,6 +1,6 @@
-// How the file of one instruction set, cpu_<isa>.cc, reads its folder's kernels.inc: it defines BS_KERNEL_<isa>(dtype,
-// ...) for its own rows, includes this file, then kernels.inc; rows of others expand to nothing. No include guard: it
-// is an expansion.
+// How the file of one instruction set, cpu_<isa>.cc, reads a list of kernels (gemm/cpu/kernels.inc,
+// cpu/kernels_of_ops.inc): it defines BS_KERNEL_<isa>(dtype, ...) for its own rows, includes this file, then the
+// list; rows of others expand to nothing. No include guard: it is an expansion.
 #if !defined(BS_KERNEL_scalar)
 #define BS_KERNEL_scalar(...)
 #endif

@@ -1,4 +1,9 @@
 // The CUDA kernels of all ops: their names, and how they are loaded.
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
 #include "gemm/cuda/families.h"

@@ -2,7 +2,6 @@
 // caller's have fewer.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -1,5 +1,4 @@
 // The edge of the linear op: checks once, then hands on to a device.
-#include <array>
 
 #include "blocksparse/blocksparse.h"
 #include "core/checks.h"

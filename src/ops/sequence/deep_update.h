@@ -1,7 +1,6 @@
 // The deep-update op inside: what a checked call looks like, and where its memory is divided.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 

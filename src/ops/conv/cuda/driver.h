@@ -1,8 +1,6 @@
 // The convolution's CUDA kernels: what they are given, and the list of them.
 #pragma once
 
-#include <array>
-
 #include "cuda/card.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cuda/select.h"

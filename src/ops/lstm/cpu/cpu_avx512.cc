@@ -6,6 +6,6 @@ namespace blocksparse::lstm {
 #define BS_KERNEL_avx512(dtype) \
   CellKernel cell_avx512_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::avx512); }
 #include "cpu/kernels_of_isa.h"
-#include "ops/lstm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 
 }  // namespace blocksparse::lstm

@@ -6,6 +6,6 @@ namespace blocksparse::lstm {
 #define BS_KERNEL_neon(dtype) \
   CellKernel cell_neon_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::neon); }
 #include "cpu/kernels_of_isa.h"
-#include "ops/lstm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 
 }  // namespace blocksparse::lstm

@@ -6,6 +6,6 @@ namespace blocksparse::lstm {
 #define BS_KERNEL_scalar(dtype) \
   CellKernel cell_scalar_##dtype() { return make_cell<CellConfig<DType::dtype>>(Isa::scalar); }
 #include "cpu/kernels_of_isa.h"
-#include "ops/lstm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 
 }  // namespace blocksparse::lstm

@@ -61,7 +61,7 @@ struct CellKernel {
 const CellKernel* find_cell_kernel(Isa isa, DType dtype);
 
 #define BS_KERNEL(isa, dtype) CellKernel cell_##isa##_##dtype();
-#include "ops/lstm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 #undef BS_KERNEL
 
 }  // namespace blocksparse::lstm

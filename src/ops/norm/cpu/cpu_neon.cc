@@ -6,6 +6,6 @@ namespace blocksparse::norm {
 #define BS_KERNEL_neon(dtype) \
   RowKernel rows_neon_##dtype() { return make_rows<RowConfig<DType::dtype>>(Isa::neon); }
 #include "cpu/kernels_of_isa.h"
-#include "ops/norm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 
 }  // namespace blocksparse::norm

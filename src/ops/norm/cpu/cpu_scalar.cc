@@ -6,6 +6,6 @@ namespace blocksparse::norm {
 #define BS_KERNEL_scalar(dtype) \
   RowKernel rows_scalar_##dtype() { return make_rows<RowConfig<DType::dtype>>(Isa::scalar); }
 #include "cpu/kernels_of_isa.h"
-#include "ops/norm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 
 }  // namespace blocksparse::norm

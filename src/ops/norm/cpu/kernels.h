@@ -20,7 +20,7 @@ struct RowKernel {
 const RowKernel* find_row_kernel(Isa isa, DType dtype);
 
 #define BS_KERNEL(isa, dtype) RowKernel rows_##isa##_##dtype();
-#include "ops/norm/cpu/kernels.inc"
+#include "cpu/kernels_of_ops.inc"
 #undef BS_KERNEL
 
 }  // namespace blocksparse::norm
