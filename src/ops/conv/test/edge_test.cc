@@ -79,6 +79,8 @@ TEST(ConvEdge, OutputSizes) {
                   .output_padding = {1}},
                  {7}),
             14);
+  // The dilation may allow more than the stride.
+  EXPECT_EQ(size({.rank = 1, .transposed = true, .kernel = {3}, .dilation = {3}, .output_padding = {2}}, {7}), 15);
 }
 
 TEST(ConvEdge, Geometry) {
@@ -196,6 +198,12 @@ TEST(ConvEdge, DtypesAndOverlap) {
   c = Call();
   c.dw.data = c.memory.data() + 8192;
   expect_error(c.wgrad(), "dw overlaps w");
+  c = Call();
+  c.dgates.data = c.dw.data;
+  expect_error(c.wgrad(), "dw overlaps dgates");
+  c = Call();
+  c.dgates.data = const_cast<void*>(c.dy.data);
+  expect_error(c.wgrad(), "dgates overlaps dy");
   c = Call();
   c.conv.channel_order = {static_cast<const int32_t*>(c.dw.data), 32};
   expect_error(c.wgrad(), "dw overlaps channel_order");
