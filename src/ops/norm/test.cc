@@ -372,7 +372,11 @@ TEST(Norm, Edge) {
   expect_error(layer_norm_backward(saved, dy, {}), "[layer_norm_backward] dx is not given");
   EXPECT_TRUE(layer_norm_backward(saved, dy, {.gain = at(96, {1, 8}), .shift = at(104, {1, 8})}).ok());
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .gain = at(96, {1, 8})}), "dshift is not given");
+  expect_error(layer_norm_backward(saved, dy, {.x = dx, .shift = at(96, {1, 8})}), "dgain is not given");
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "shift is not given");
+  LayerNormSaved with_shift = saved;
+  with_shift.shift = in.shift;
+  expect_error(layer_norm_backward(with_shift, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "factor is not given");
   LayerNormSaved with_relu = saved;
   with_relu.relu = true;
   expect_error(layer_norm_backward(with_relu, dy, {.x = dx}), "y is not given");
