@@ -71,6 +71,13 @@ static void test_layer_norm(void) {
   bs_layer_norm_grads grads = {&dx, NULL, NULL, NULL, NULL};
   EXPECT(bs_layer_norm_backward(&saved, &y, &grads, stream) == BS_OK);
   EXPECT(fabsf(dx_data[0] + dx_data[1] + dx_data[2] + dx_data[3]) < 1e-5f);
+  /* Nothing comes through where y is 0. */
+  static float dy_data[N * H] = {1, 1, 1, 1, 1, 1, 1, 1}, dterm_data[N * H];
+  bs_tensor dy = x, dterm = x;
+  dy.data = dy_data, dterm.data = dterm_data;
+  grads.term = &dterm;
+  EXPECT(bs_layer_norm_backward(&saved, &dy, &grads, stream) == BS_OK);
+  EXPECT(dterm_data[0] == 1 && dterm_data[1] == 0 && dterm_data[3] == 1 && dterm_data[4] == 0);
   inputs.relu = 2;
   EXPECT_ERROR(bs_layer_norm_forward(&inputs, &y, &stats, stream), BS_INVALID_ARGUMENT, "relu is 2");
   EXPECT_ERROR(bs_layer_norm_forward(NULL, &y, &stats, stream), BS_INVALID_ARGUMENT, "inputs is NULL");
