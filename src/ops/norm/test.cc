@@ -365,6 +365,11 @@ TEST(Norm, Edge) {
   wrong = in;
   wrong.epsilon = 0;
   expect_error(layer_norm_forward(wrong, out), "epsilon is 0, needs a positive number");
+  wrong.epsilon = INFINITY;
+  expect_error(layer_norm_forward(wrong, out), "epsilon is inf, needs a positive number");
+  wrong = in;
+  wrong.x = at(0, {int64_t{1} << 31, 1024, 8});
+  expect_error(layer_norm_forward(wrong, out), "x is [2147483648, 1024, 8], too large");
   expect_error(layer_norm_forward(in, {at(8, {2, 1, 8}), out.stats}), "y overlaps x");
   const LayerNormSaved saved{.x = in.x, .gain = in.gain, .shift = {}, .factor = {}, .y = {}, .stats = out.stats};
   const Tensor dy = at(64, {2, 1, 8}), dx = at(80, {2, 1, 8});

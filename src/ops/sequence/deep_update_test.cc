@@ -328,6 +328,11 @@ TEST(DeepUpdate, Refuses) {
   refused("term is", [&](auto& in, auto&) { in.term = in.h0; }, scratch.space);
   refused("c0 is not given", [](auto& in, auto&) { in.c0 = {}; }, scratch.space);
   refused("epsilon is 0", [](auto& in, auto&) { in.epsilon = 0; }, scratch.space);
+  refused("epsilon is inf", [](auto& in, auto&) { in.epsilon = INFINITY; }, scratch.space);
+  refused(
+      "factor is [2147483648, 1024, 48], too large",
+      [&](auto& in, auto&) { in.factor = ConstTensor(net.factor.data(), DType::f32, {int64_t{1} << 31, 1024, 48}); },
+      scratch.space);
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
   refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
   refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
@@ -343,19 +348,21 @@ TEST(DeepUpdate, Refuses) {
 TEST(DeepUpdate, BackwardRefuses) {
   Net<float> net(3, 2, 2, 16, 3);
   const Memory scratch(1 << 20), saved(1 << 20);
-  const auto refused = [&](const std::string& text, size_t gradients, size_t saved_bytes) {
+  const auto refused = [&](const std::string& text, size_t gradients, size_t saved_bytes, size_t bytes) {
     const Tensor state = tensor(net.dh0, {2, 48}), other = tensor(net.dc0, {2, 48});
     const Status status =
         deep_update_backward(net.inputs(), {tensor(net.y, {3, 2, 48}), {saved.space.data, saved_bytes}}, {},
                              {std::span(net.grads).first(gradients), tensor(net.dfactor, {3, 2, 48}),
                               tensor(net.dterm, {3, 2, 48}), state, other},
-                             scratch.space);
+                             {scratch.space.data, bytes});
     EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
     EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
   };
   const size_t needed = deep_update_saved_size(net.problem());
-  refused("[deep_update_backward] there are gradients of 2 matrices, needs 3", 2, needed);
-  refused("[deep_update_backward] saved has " + std::to_string(needed - 1) + " bytes, needs ", 3, needed - 1);
+  const size_t workspace = deep_update_backward_workspace_size(net.problem());
+  refused("[deep_update_backward] there are gradients of 2 matrices, needs 3", 2, needed, workspace);
+  refused("saved has " + std::to_string(needed - 1) + " bytes, needs ", 3, needed - 1, workspace);
+  refused("workspace has " + std::to_string(workspace - 1) + " bytes, needs ", 3, needed, workspace - 1);
 }
 
 // bf16: the state c is f32, and so is all that is kept of it.

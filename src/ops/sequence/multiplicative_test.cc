@@ -265,5 +265,26 @@ TEST(Multiplicative, Refuses) {
   refused("[multiplicative_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
 }
 
+TEST(Multiplicative, BackwardRefuses) {
+  Net net(3, 2, 16, 3);
+  const Memory scratch(1 << 20), saved(1 << 20);
+  const int64_t b = 16, blocks = net.layout.blocks();
+  const auto refused = [&](const std::string& text, size_t saved_bytes, size_t bytes, int64_t blocks_of_dw) {
+    const Status status = multiplicative_backward(
+        net.inputs(), {Net::tensor(net.y, {3, 2, 48}), {saved.space.data, saved_bytes}}, {},
+        {Net::tensor(net.dw_m, {net.layout_m.blocks(), b, b}), Net::tensor(net.dw, {blocks_of_dw, b, b}),
+         Net::tensor(net.dfactor, {3, 2, 48}), Net::tensor(net.dpre, {3, 2, 4, 48}), Net::tensor(net.dh0, {2, 48}),
+         Net::tensor(net.dc0, {2, 48})},
+        {scratch.space.data, bytes});
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  };
+  const size_t needed = multiplicative_saved_size(net.problem());
+  const size_t workspace = multiplicative_backward_workspace_size(net.problem());
+  refused("saved has " + std::to_string(needed - 1) + " bytes, needs ", needed - 1, workspace, blocks);
+  refused("workspace has " + std::to_string(workspace - 1) + " bytes, needs ", needed, workspace - 1, blocks);
+  refused("[multiplicative_backward] dw is ", needed, workspace, blocks - 1);
+}
+
 }  // namespace
 }  // namespace blocksparse
