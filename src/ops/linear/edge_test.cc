@@ -254,6 +254,20 @@ TEST(LinearEdge, Memory) {
   c = Call();
   c.w.stride = {256, 1, 16};
   expect_error(c.fprop(), "needs to be contiguous: [256, 16, 1]");
+  c = Call();  // the stride of a dimension of 1 says nothing, nor do those of a tensor of no elements
+  c.layout = *Layout::from_graph("dense(1,1)", {.block_size = 16});
+  c.x = ConstTensor(c.memory.data(), DType::f32, {5, 16});
+  c.y = Tensor(c.y.data, DType::f32, {5, 16});
+  c.w = ConstTensor(c.w.data, DType::f32, {1, 16, 16});
+  c.w.stride = {7, 16, 1};
+  c.gates = ConstTensor(c.gates.data, DType::f32, {1});
+  c.gates.stride = {9};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c.layout = *Layout::from_graph("random(1,1,0)", {.block_size = 16});
+  c.w = ConstTensor(c.w.data, DType::f32, {0, 16, 16});
+  c.w.stride = {7, 3, 2};
+  c.gates = {};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
   c = Call();
   c.x = ConstTensor(c.memory.data(), DType::f32, {5, 2, 48});
   c.x.stride = {200, 48, 1};
