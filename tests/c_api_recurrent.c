@@ -132,6 +132,9 @@ static void test_deep_update(void) {
   EXPECT(fabsf(made[3][0] - 0.125f) < 1e-6f && fabsf(made[3][H] - 0.5f) < 1e-6f);
   EXPECT_ERROR(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, NULL, workspace, stream),
                BS_INVALID_ARGUMENT, "grads is NULL");
+  const bs_deep_update_grads no_matrices = {NULL, &dfactor, &dterm, &dh0, &dc0};
+  EXPECT_ERROR(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, &no_matrices, workspace, stream),
+               BS_INVALID_ARGUMENT, "gradients of matrices is NULL");
   EXPECT_ERROR(bs_deep_update_forward(NULL, &y, &h, &c, saved, workspace, stream), BS_INVALID_ARGUMENT,
                "inputs is NULL");
   lengths[1] = -1;
