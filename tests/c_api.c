@@ -70,6 +70,12 @@ static void test_products(void) {
       EXPECT(dw[block * B * B + i] == sum);
     }
   }
+  float twice[3 * B * B];
+  bs_tensor ttwice = tdw;
+  ttwice.data = twice;
+  const bs_tensor xs[2] = {tx, tx}, dys[2] = {tdy, tdy};
+  EXPECT(bs_linear_wgrad(&view, 2, xs, dys, NULL, NULL, 0, &ttwice, NULL, workspace, stream) == BS_OK);
+  for (int i = 0; i < 3 * B * B; ++i) EXPECT(twice[i] == 2 * dw[i]);
 
   EXPECT_ERROR(bs_linear_fprop(NULL, &tx, &tw, NULL, NULL, &ty, workspace, stream), BS_INVALID_ARGUMENT,
                "layout is NULL");
@@ -145,6 +151,8 @@ static void test_layouts(void) {
   free(for_card);
   EXPECT_ERROR(bs_layout_view_from_index(view.index, 7, &view), BS_INVALID_ARGUMENT, "index has 7 words");
   EXPECT(bs_layout_view_on_device(info.index_words, &view) == BS_OK);
+  view.transposed = 1;
+  EXPECT(bs_layout_view_on_device(info.index_words, &view) == BS_OK && view.transposed == 1);
   view.blocks += 100;
   EXPECT_ERROR(bs_layout_view_on_device(info.index_words, &view), BS_INVALID_ARGUMENT, "features need");
   EXPECT_ERROR(bs_layout_view_on_device(1, NULL), BS_INVALID_ARGUMENT, "view is NULL");
@@ -171,6 +179,9 @@ static void test_layouts(void) {
   EXPECT_ERROR(bs_layout_from_coordinates(out, in, -2, 2, 2, &blocking, &none), BS_INVALID_ARGUMENT, "blocks is -2");
   EXPECT_ERROR(bs_layout_from_csr(NULL, cols, 2, 2, &blocking, &none), BS_INVALID_ARGUMENT, "row_start is NULL");
   EXPECT_ERROR(bs_layout_from_csr(row_start, cols, -2, 2, &blocking, &none), BS_INVALID_ARGUMENT, "out_blocks is -2");
+  const int64_t falling[2] = {0, -1};
+  EXPECT_ERROR(bs_layout_from_csr(falling, cols, 1, 2, &blocking, &none), BS_INVALID_ARGUMENT,
+               "row_start ends with -1");
   EXPECT_ERROR(bs_layout_get_info(NULL, &info), BS_INVALID_ARGUMENT, "layout is NULL");
   EXPECT_ERROR(bs_layout_mix(NULL, 2, mix), BS_INVALID_ARGUMENT, "layouts is NULL");
   EXPECT(none == NULL);

@@ -18,6 +18,8 @@ static void test_passes(void) {
   const int64_t size = W;
   int64_t output = 0;
   EXPECT(bs_conv_output_size(&geometry, &size, &output) == BS_OK && output == W);
+  const bs_conv_geometry transposed = {1, 1, {TAPS}, {3}, {2}, {2}, {1}, {2}};
+  EXPECT(bs_conv_output_size(&transposed, &size, &output) == BS_OK && output == (W - 1) * 3 - 3 + 2 * 2 + 1 + 2);
   float x[N * B * W], y[N * B * W], dx[N * B * W], w[TAPS * B * B], dw[TAPS * B * B];
   for (int i = 0; i < N * B * W; ++i) x[i] = (float)(i % 5 - 2);
   for (int i = 0; i < TAPS * B * B; ++i) w[i] = (float)(i % 7 - 3);

@@ -71,6 +71,13 @@ static void test_layer_norm(void) {
   bs_layer_norm_grads grads = {&dx, NULL, NULL, NULL, NULL};
   EXPECT(bs_layer_norm_backward(&saved, &y, &grads, stream) == BS_OK);
   EXPECT(fabsf(dx_data[0] + dx_data[1] + dx_data[2] + dx_data[3]) < 1e-5f);
+  /* Nothing comes through where y is 0. */
+  static float dy_data[N * H] = {1, 1, 1, 1, 1, 1, 1, 1}, dterm_data[N * H];
+  bs_tensor dy = x, dterm = x;
+  dy.data = dy_data, dterm.data = dterm_data;
+  grads.term = &dterm;
+  EXPECT(bs_layer_norm_backward(&saved, &dy, &grads, stream) == BS_OK);
+  EXPECT(dterm_data[0] == 1 && dterm_data[1] == 0 && dterm_data[3] == 1 && dterm_data[4] == 0);
   inputs.relu = 2;
   EXPECT_ERROR(bs_layer_norm_forward(&inputs, &y, &stats, stream), BS_INVALID_ARGUMENT, "relu is 2");
   EXPECT_ERROR(bs_layer_norm_forward(NULL, &y, &stats, stream), BS_INVALID_ARGUMENT, "inputs is NULL");
@@ -125,6 +132,9 @@ static void test_deep_update(void) {
   EXPECT(fabsf(made[3][0] - 0.125f) < 1e-6f && fabsf(made[3][H] - 0.5f) < 1e-6f);
   EXPECT_ERROR(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, NULL, workspace, stream),
                BS_INVALID_ARGUMENT, "grads is NULL");
+  const bs_deep_update_grads no_matrices = {NULL, &dfactor, &dterm, &dh0, &dc0};
+  EXPECT_ERROR(bs_deep_update_backward(&inputs, &y, saved, NULL, NULL, &c0, &no_matrices, workspace, stream),
+               BS_INVALID_ARGUMENT, "gradients of matrices is NULL");
   EXPECT_ERROR(bs_deep_update_forward(NULL, &y, &h, &c, saved, workspace, stream), BS_INVALID_ARGUMENT,
                "inputs is NULL");
   lengths[1] = -1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <numeric>
 
 #include "blocksparse/blocksparse.h"
@@ -120,8 +121,34 @@ TEST(Layout, SlicesOfARowLieSideBySide) {
   EXPECT_EQ(most_slices(384, 513, 6456), 512);
 }
 
+// Columns are cut as rows of the transposed matrix are: by their own number and by the length that they may have.
+TEST(Layout, TablesByColumnsAreThoseOfTheTransposedMatrix) {
+  BlockCoordinates hub{3000, 40, {}, {}};  // a column of 3000 blocks, and 39 columns of one
+  for (int32_t row = 0; row < 3000; ++row) {
+    hub.out.push_back(row), hub.in.push_back(0);
+    if (row > 0 && row < 40) hub.out.push_back(row), hub.in.push_back(row);
+  }
+  for (const Layout& layout : {*Layout::from_coordinates(hub, k32), graph("ba(200,4)"), graph("dense(300,2)"),
+                               graph("dense(2,300)"), graph("random(5,9,0.4)")}) {
+    const auto rows = out_of(layout.view());
+    const auto other = Layout::from_coordinates(
+        {layout.in_blocks(), layout.out_blocks(), layout.columns(), {rows.begin(), rows.end()}}, k32);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    const RowWalk columns = walk_of(layout.view(), true), expected = walk_of(other->view(), false);
+    EXPECT_EQ(columns.slots, expected.slots) << layout.describe();
+    EXPECT_TRUE(
+        std::equal(columns.starts.begin(), columns.starts.end(), expected.starts.begin(), expected.starts.end()));
+    ASSERT_EQ(columns.pieces.size(), expected.pieces.size()) << layout.describe();
+    for (size_t i = 0; i < expected.pieces.size(); ++i) {
+      const Piece &a = columns.pieces[i], &b = expected.pieces[i];
+      EXPECT_TRUE(a.to == b.to && a.first == b.first && a.last == b.last && a.slot == b.slot) << "piece " << i;
+    }
+  }
+}
+
 TEST(Layout, CutsHubsAndLeavesUniformRowsWhole) {
   EXPECT_EQ(walk_of(graph("dense(64,64)").view(), false).slots, 0);
+  EXPECT_EQ(walk_of(graph("random(100,100,0.4)").view(), false).slots, 0) << "a row somewhat longer than the mean";
   EXPECT_EQ(walk_of(graph("balanced(384,384,38)").view(), false).slots, 0);
   EXPECT_GT(walk_of(graph("ba(384,8)").view(), false).slots, 0);
   EXPECT_GE(walk_of(graph("dense(1,4096)").view(), false).slots, 16) << "one row keeps many threads busy";
@@ -162,6 +189,29 @@ TEST(Layout, IndexHeaderIsChecked) {
   expect_error(LayoutView::from_index({index.data(), 5}), "its header alone has 32");
   index[0] = 0;
   expect_error(LayoutView::from_index(index), "no layout index");
+}
+
+// The number of words is right, but no layout has such a header.
+TEST(Layout, IndexHeaderMayNotContradictItself) {
+  const Layout layout = graph("dense(2,2)");
+  const auto spoilt = [&](auto spoil) {
+    std::vector<int32_t> index(layout.index().begin(), layout.index().end());
+    Header h;
+    std::memcpy(&h, index.data(), sizeof(h));
+    spoil(h);
+    index.resize(static_cast<size_t>(index_sections(h.out_blocks, h.in_blocks, h.blocks).words));
+    std::memcpy(index.data(), &h, sizeof(h));
+    return LayoutView::from_index(index);
+  };
+  EXPECT_TRUE(spoilt([](Header&) {}).ok());
+  constexpr std::string_view kDamaged = "index is damaged: its header contradicts itself";
+  expect_error(spoilt([](Header& h) { h.blocks = 5; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.out_features[0] = 65; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.in_features[0] = 32; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.by_out.pieces = 2 + kMaxSlots + 1; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.by_in.pieces = 2 + kMaxSlots + 1; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.by_out.slots = -1; }), kDamaged);
+  expect_error(spoilt([](Header& h) { h.by_in.slots = kMaxSlots + 1; }), kDamaged);
 }
 
 TEST(Layout, SaysWhatIsWrong) {

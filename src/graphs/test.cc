@@ -27,11 +27,13 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
   EXPECT_EQ(layout_of("random(9,9,1)").blocks(), 81);
   EXPECT_EQ(layout_of("balanced(60,40,7)").blocks(), 420);
   EXPECT_EQ(layout_of("ws(175,6,0.2)").blocks(), 175 * 7);
+  EXPECT_EQ(layout_of("ws(5,4,0.5)").blocks(), 25) << "a complete graph has no edge to move";
   EXPECT_EQ(layout_of("ws2d(12,16,8,0.3)").blocks(), 12 * 16 * 9);
   EXPECT_EQ(layout_of("ws2d(3,3,8,0)").blocks(), 81) << "every node next to every other";
   EXPECT_EQ(layout_of("ba(384,8)").blocks(), 2 * 8 * 376 + 384 + 8 * 7);
   EXPECT_EQ(layout_of("ba(576,8,36)").blocks(), 9792);
   EXPECT_EQ(layout_of("ba(576,8,blocks=9792)").blocks(), 9792);
+  EXPECT_EQ(layout_of("ba(20,2,extra=3,blocks=104)").blocks(), 104);
   EXPECT_EQ(layout_of("diagonal(112,7)").blocks(), 784);
   EXPECT_EQ(layout_of("diagonal(10,4)").blocks(), 16 + 16 + 4);
   EXPECT_EQ(layout_of("diagonal(5)").blocks(), 5);
@@ -149,6 +151,10 @@ TEST(Graphs, ReportKnowsPathsAndUnreachableBlocks) {
   EXPECT_NEAR(report(*chain).mean_path, 4.0 / 3, 1e-12);
   EXPECT_FALSE(report(*chain).symmetric);
   EXPECT_NEAR(report(chain->t()).mean_path, 4.0 / 3, 1e-12);
+  EXPECT_EQ(report(layout_of("diagonal(5)")).unreachable, 1) << "no block reaches another";
+  // Rows of 0, 1, 2 and 4 blocks: the median is the mean of the middle two.
+  auto rows = Layout::from_coordinates({4, 4, {1, 2, 2, 3, 3, 3, 3}, {0, 0, 1, 0, 1, 2, 3}}, {.block_size = 8});
+  EXPECT_EQ(report(*rows).out.median, 1.5);
 }
 
 TEST(Graphs, NamesMayHaveSpacesAndNamedArguments) {
@@ -185,6 +191,7 @@ TEST(Graphs, SayWhatIsWrong) {
   expect_error("ba(4,2,3,4,5)", "does not fit");
   expect_error("ba(4,2,colour=3)", "does not fit");
   expect_error("ba(4.5,2)", "nodes is 4.5, needs a whole number");
+  expect_error("dense(1e300)", "out is 1e+300, needs a whole number");
   expect_error("ba(4,x)", "\"x\" is no number");
   expect_error("ba(nodes=4,2)", "needs a name");
   expect_error("ba(40,4)", "seed is -1", -1);

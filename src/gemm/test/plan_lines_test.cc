@@ -72,6 +72,9 @@ constexpr PlanLine kLines[] = {
     {kZen5, "linear:fprop f32 n=1056 b=8 random(128,0.10) threads=2",
      "tokens_as_vectors x=packed panel=1024 threads=2 workspace=8388800 round=1024 group=64 by_group staged=1024 last: "
      "group=64 by_piece staged=64"},
+    // Threads do a group each only where there is room for the sums of all tokens of a round.
+    {kZen5, "linear:fprop f32 n=512 b=8 random(1024,64,0.05) threads=2",
+     "tokens_as_vectors x=packed panel=512 threads=2 workspace=9437376 round=512 group=64 by_piece staged=64"},
     {kZen5, "linear:fprop f32 n=64 b=8 random(512,0.10) threads=16",
      "tokens_as_vectors x=packed panel=64 threads=16 workspace=2097344 round=64 group=64 by_piece staged=64"},
     {kXeonAmx, "linear:fprop bf16 n=64 b=32 random(32,0.10)",

@@ -1,6 +1,11 @@
 // What the linear op's edge refuses, what it promises about determinism and sharing, and its one-line problems.
 #include <gtest/gtest.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -76,6 +81,14 @@ TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
   needs(linear_fprop_workspace_size(problem), &Call::fprop);
   needs(linear_dgrad_workspace_size(problem), &Call::dgrad);
   needs(linear_wgrad_workspace_size(problem), &Call::wgrad);
+  // All pairs of wgrad count, not the last one alone.
+  const GradPair pairs[] = {{c.x, c.dy}, {c.x, c.dy}, {c.x, c.dy}};
+  const size_t bytes = linear_wgrad_workspace_size({.layout = c.layout, .dtype = DType::f32, .n = 60});
+  const auto wgrad = [&](size_t given) {
+    return linear_wgrad(c.layout, pairs, {}, Accumulate::no, c.dw, {c.scratch.data(), given});
+  };
+  EXPECT_TRUE(wgrad(bytes).ok()) << wgrad(bytes).message();
+  expect_error(wgrad(bytes - 1), "bytes, needs " + std::to_string(bytes));
   const auto refuses = [&](auto spoil, Device device = {}) {
     LinearProblem spoilt = problem;
     spoil(spoilt);
@@ -107,6 +120,7 @@ TEST(LinearEdge, PlacesOnACard) {
   const std::span<const int32_t> all(words);
   expect_error(LayoutView::on_device(all.subspan(to_line + 1, length), sizes, card).status(),
                "index's address is 4 beyond a multiple of 16, needs a multiple of 16");
+  expect_error(LayoutView::on_device(all.subspan(to_line, length + 2), sizes, card).status(), "features need ");
   const auto view = LayoutView::on_device(all.subspan(to_line, length), sizes, card);
   ASSERT_TRUE(view.ok()) << view.status().message();
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
@@ -175,6 +189,10 @@ TEST(LinearEdge, Shapes) {
   c = Call();
   c.x.stride[0] = int64_t{1} << 60;
   expect_error(c.fprop(), "too large");
+  c = Call();
+  c.x = ConstTensor(c.memory.data(), DType::f32, {int64_t{1} << 31, int64_t{1} << 31, 48});
+  c.x.stride = {0, 0, 1};  // one row again and again
+  expect_error(c.fprop(), "x is [2147483648, 2147483648, 48], too large");
 }
 
 TEST(LinearEdge, Dtypes) {
@@ -226,9 +244,30 @@ TEST(LinearEdge, Memory) {
   c = Call();
   c.y.stride = {1, 5};
   EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c = Call();  // the stride of a single feature says nothing
+  c.layout = *Layout::from_graph("dense(4,1)", {.block_size = 16, .out_features = 60, .in_features = 1});
+  c.w = ConstTensor(c.w.data, DType::f32, {4, 16, 16});
+  c.gates = {};
+  c.x = ConstTensor(c.memory.data(), DType::f32, {5, 1});
+  c.x.stride = {3, 2};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
   c = Call();
   c.w.stride = {256, 1, 16};
   expect_error(c.fprop(), "needs to be contiguous: [256, 16, 1]");
+  c = Call();  // the stride of a dimension of 1 says nothing, nor do those of a tensor of no elements
+  c.layout = *Layout::from_graph("dense(1,1)", {.block_size = 16});
+  c.x = ConstTensor(c.memory.data(), DType::f32, {5, 16});
+  c.y = Tensor(c.y.data, DType::f32, {5, 16});
+  c.w = ConstTensor(c.w.data, DType::f32, {1, 16, 16});
+  c.w.stride = {7, 16, 1};
+  c.gates = ConstTensor(c.gates.data, DType::f32, {1});
+  c.gates.stride = {9};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
+  c.layout = *Layout::from_graph("random(1,1,0)", {.block_size = 16});
+  c.w = ConstTensor(c.w.data, DType::f32, {0, 16, 16});
+  c.w.stride = {7, 3, 2};
+  c.gates = {};
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
   c = Call();
   c.x = ConstTensor(c.memory.data(), DType::f32, {5, 2, 48});
   c.x.stride = {200, 48, 1};
@@ -269,6 +308,20 @@ TEST(LinearEdge, Overlap) {
   c = Call();
   c.dgates.data = const_cast<void*>(c.gates.data);
   expect_error(c.wgrad(), "dgates overlaps gates");
+  c = Call();
+  c.gates.data = c.dw.data;
+  expect_error(c.wgrad(), "dw overlaps gates");
+  c = Call();
+  c.epilogue.bias = ConstTensor(static_cast<const float*>(c.y.data) + 299, DType::f32, {60});
+  expect_error(c.fprop(), "y overlaps bias");
+  c.epilogue.bias = ConstTensor(static_cast<const float*>(c.y.data) - 59, DType::f32, {60});
+  expect_error(c.fprop(), "y overlaps bias");
+  c.epilogue = {};
+  c.epilogue.residual = c.y;
+  expect_error(c.fprop(), "y overlaps residual");
+  c = Call();
+  c.gates.data = c.y.data;
+  expect_error(c.fprop(), "y overlaps gates");
   // Columns of one buffer do not overlap, though their ranges do.
   c = Call();
   c.x.stride = {200, 1};
@@ -277,6 +330,11 @@ TEST(LinearEdge, Overlap) {
   EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
   c.y.data = c.memory.data() + 47;
   expect_error(c.fprop(), "y overlaps x");
+  // Nor where they fill the rows of the buffer.
+  c.x.stride = {108, 1};
+  c.y.stride = {108, 1};
+  c.y.data = c.memory.data() + 48;
+  EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
 }
 
 TEST(LinearEdge, Devices) {
@@ -285,9 +343,28 @@ TEST(LinearEdge, Devices) {
   c.y.device = c.x.device;
   if (cuda_status().ok()) expect_error(c.fprop(), "the layout's tables are not on the device of x");
   else expect_error(c.fprop(), "[cuda] ", StatusCode::unavailable);
+  const auto refuses = [](ConstTensor Call::* spoilt, Status (Call::*pass)() const, std::string_view text) {
+    Call other;
+    (other.*spoilt).device = {DeviceType::cuda, 1};
+    expect_error((other.*pass)(), text);
+  };
+  refuses(&Call::w, &Call::fprop, "w is on cuda:1, needs the CPU");
+  refuses(&Call::gates, &Call::fprop, "gates is on cuda:1, needs the CPU");
+  refuses(&Call::gates, &Call::wgrad, "gates is on cuda:1, needs the CPU");
+  refuses(&Call::x, &Call::wgrad, "x is on cuda:1, needs the CPU");
+  refuses(&Call::dy, &Call::wgrad, "dy is on cuda:1, needs the CPU");
   c = Call();
-  c.w.device = {DeviceType::cuda, 1};
-  expect_error(c.fprop(), "w is on cuda:1, needs the CPU");
+  c.y.device = {DeviceType::cuda, 1};
+  expect_error(c.fprop(), "y is on cuda:1, needs the CPU");
+  c = Call();
+  c.dgates.device = {DeviceType::cuda, 1};
+  expect_error(c.wgrad(), "dgates is on cuda:1, needs the CPU");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {60}, {DeviceType::cuda, 1});
+  expect_error(c.fprop(), "bias is on cuda:1, needs the CPU");
+  c.epilogue = {};
+  c.epilogue.residual = ConstTensor(c.memory.data(), DType::f32, {5, 60}, {DeviceType::cuda, 1});
+  expect_error(c.fprop(), "residual is on cuda:1, needs the CPU");
 }
 
 TEST(LinearEdge, NothingIsWrittenOnError) {
@@ -328,6 +405,72 @@ TEST(Linear, AClosedGateSkipsWhatItsBlockHolds) {
   }
   ASSERT_TRUE(set_cpu_isa("").ok());
 }
+
+#if defined(__linux__)
+// Memory with nothing mapped behind its last byte: a read beyond it ends the test.
+class AtTheEnd {
+ public:
+  explicit AtTheEnd(size_t bytes) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    size_ = round_up(bytes, page) + page;
+    begin_ = static_cast<char*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_NE(static_cast<void*>(begin_), MAP_FAILED);
+    EXPECT_EQ(mprotect(begin_ + size_ - page, page, PROT_NONE), 0);
+    data_ = begin_ + size_ - page - bytes;
+  }
+  ~AtTheEnd() { munmap(begin_, size_); }
+  AtTheEnd(const AtTheEnd&) = delete;
+  AtTheEnd& operator=(const AtTheEnd&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  char *begin_ = nullptr, *data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Ragged features, in either order, with few blocks and with many: where whole blocks are read, the last of them would
+// reach beyond x or dy.
+TEST(Linear, NothingIsReadBeyondATensor) {
+  const auto run = [](const BlockCoordinates& at, int32_t block, DType dtype, int64_t n, int64_t missing, bool first) {
+    const int64_t b = block, out = at.out_blocks * b - missing, in = at.in_blocks * b - missing / 2;
+    const Layout layout = *Layout::from_coordinates(at, {.block_size = block, .out_features = out, .in_features = in});
+    const int64_t size = size_of(dtype), blocks = layout.blocks();
+    const AtTheEnd of_x(static_cast<size_t>(n * in * size)), of_dy(static_cast<size_t>(n * out * size)),
+        of_w(static_cast<size_t>(blocks * b * b * size)), of_dw(static_cast<size_t>(blocks * b * b * size));
+    const auto matrix = [&](const AtTheEnd& memory, int64_t features) {
+      Tensor t(memory.data(), dtype, {n, features});
+      if (first) t.stride = {1, n};
+      return t;
+    };
+    const Tensor x = matrix(of_x, in), dy = matrix(of_dy, out);
+    const Tensor w(of_w.data(), dtype, {blocks, b, b}), dw(of_dw.data(), dtype, {blocks, b, b});
+    std::vector<char> scratch(1 << 21);
+    const Workspace workspace{scratch.data(), scratch.size()};
+    const AtTheEnd of_y(static_cast<size_t>(n * out * size)), of_dx(static_cast<size_t>(n * in * size));
+    EXPECT_TRUE(linear_fprop(layout, x, w, {}, matrix(of_y, out), workspace).ok());
+    EXPECT_TRUE(linear_dgrad(layout, dy, w, matrix(of_dx, in), workspace).ok());
+    const GradPair pair{x, dy};
+    EXPECT_TRUE(linear_wgrad(layout, {&pair, 1}, {}, Accumulate::no, dw, workspace).ok());
+  };
+  const BlockCoordinates few{8, 6, {0, 7}, {0, 5}}, many = *graphs::dense(5, 6);
+  for (const std::string& isa : cpu_isas()) {
+    ASSERT_TRUE(set_cpu_isa(isa).ok());
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int64_t n : {1, 3, 5, 40}) {
+        for (const bool first : {false, true}) {
+          for (const int64_t missing : {1, 2, 5}) {
+            run(few, 8, dtype, n, missing, first);
+            run(few, 32, dtype, n, missing, first);
+            run(many, 8, dtype, n, missing, first);
+            run(many, 32, dtype, n, missing, first);
+          }
+        }
+      }
+    }
+  }
+  ASSERT_TRUE(set_cpu_isa("").ok());
+}
+#endif
 
 std::vector<char> bytes_of(const Tensor& t) {
   int64_t count = size_of(t.dtype);

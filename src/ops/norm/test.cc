@@ -365,6 +365,11 @@ TEST(Norm, Edge) {
   wrong = in;
   wrong.epsilon = 0;
   expect_error(layer_norm_forward(wrong, out), "epsilon is 0, needs a positive number");
+  wrong.epsilon = INFINITY;
+  expect_error(layer_norm_forward(wrong, out), "epsilon is inf, needs a positive number");
+  wrong = in;
+  wrong.x = at(0, {int64_t{1} << 31, 1024, 8});
+  expect_error(layer_norm_forward(wrong, out), "x is [2147483648, 1024, 8], too large");
   expect_error(layer_norm_forward(in, {at(8, {2, 1, 8}), out.stats}), "y overlaps x");
   const LayerNormSaved saved{.x = in.x, .gain = in.gain, .shift = {}, .factor = {}, .y = {}, .stats = out.stats};
   const Tensor dy = at(64, {2, 1, 8}), dx = at(80, {2, 1, 8});
@@ -372,7 +377,11 @@ TEST(Norm, Edge) {
   expect_error(layer_norm_backward(saved, dy, {}), "[layer_norm_backward] dx is not given");
   EXPECT_TRUE(layer_norm_backward(saved, dy, {.gain = at(96, {1, 8}), .shift = at(104, {1, 8})}).ok());
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .gain = at(96, {1, 8})}), "dshift is not given");
+  expect_error(layer_norm_backward(saved, dy, {.x = dx, .shift = at(96, {1, 8})}), "dgain is not given");
   expect_error(layer_norm_backward(saved, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "shift is not given");
+  LayerNormSaved with_shift = saved;
+  with_shift.shift = in.shift;
+  expect_error(layer_norm_backward(with_shift, dy, {.x = dx, .factor = at(104, {2, 1, 8})}), "factor is not given");
   LayerNormSaved with_relu = saved;
   with_relu.relu = true;
   expect_error(layer_norm_backward(with_relu, dy, {.x = dx}), "y is not given");

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/convert.h"
 #include "core/test_memory.h"
 
 namespace blocksparse {
@@ -326,6 +328,11 @@ TEST(DeepUpdate, Refuses) {
   refused("term is", [&](auto& in, auto&) { in.term = in.h0; }, scratch.space);
   refused("c0 is not given", [](auto& in, auto&) { in.c0 = {}; }, scratch.space);
   refused("epsilon is 0", [](auto& in, auto&) { in.epsilon = 0; }, scratch.space);
+  refused("epsilon is inf", [](auto& in, auto&) { in.epsilon = INFINITY; }, scratch.space);
+  refused(
+      "factor is [2147483648, 1024, 48], too large",
+      [&](auto& in, auto&) { in.factor = ConstTensor(net.factor.data(), DType::f32, {int64_t{1} << 31, 1024, 48}); },
+      scratch.space);
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
   refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
   refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
@@ -336,6 +343,92 @@ TEST(DeepUpdate, Refuses) {
   refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, Workspace{scratch.space.data, needed - 1});
   net.lengths = {4, 1};
   refused("[deep_update_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {}, scratch.space);
+}
+
+TEST(DeepUpdate, BackwardRefuses) {
+  Net<float> net(3, 2, 2, 16, 3);
+  const Memory scratch(1 << 20), saved(1 << 20);
+  const auto refused = [&](const std::string& text, size_t gradients, size_t saved_bytes, size_t bytes) {
+    const Tensor state = tensor(net.dh0, {2, 48}), other = tensor(net.dc0, {2, 48});
+    const Status status =
+        deep_update_backward(net.inputs(), {tensor(net.y, {3, 2, 48}), {saved.space.data, saved_bytes}}, {},
+                             {std::span(net.grads).first(gradients), tensor(net.dfactor, {3, 2, 48}),
+                              tensor(net.dterm, {3, 2, 48}), state, other},
+                             {scratch.space.data, bytes});
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  };
+  const size_t needed = deep_update_saved_size(net.problem());
+  const size_t workspace = deep_update_backward_workspace_size(net.problem());
+  refused("[deep_update_backward] there are gradients of 2 matrices, needs 3", 2, needed, workspace);
+  refused("saved has " + std::to_string(needed - 1) + " bytes, needs ", 3, needed - 1, workspace);
+  refused("workspace has " + std::to_string(workspace - 1) + " bytes, needs ", 3, needed, workspace - 1);
+}
+
+// bf16: the state c is f32, and so is all that is kept of it.
+TEST(DeepUpdate, TheStateOfNarrowActivationsIsWide) {
+  Net<double> net(4, 5, 2, 8, 5);
+  net.lengths = {4, 0, 2, 1, 3};
+  net.backward();
+  const int64_t steps = net.steps, n = net.n, hidden = net.hidden, one = n * hidden;
+  const auto as = [](const std::vector<double>& of, DType dtype) {
+    std::vector<char> bytes(of.size() * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < of.size(); ++i) store_element(bytes.data(), static_cast<int64_t>(i), dtype, of[i]);
+    return bytes;
+  };
+  constexpr DType kNarrow = DType::bf16, kWide = DType::f32;
+  std::vector<std::vector<char>> parts;
+  std::vector<DeepUpdateMatrix> matrices;
+  std::vector<DeepUpdateMatrixGrads> grads;
+  const auto keep = [&](const std::vector<double>& of, DType dtype, std::initializer_list<int64_t> shape) {
+    parts.push_back(as(of, dtype));
+    return Tensor(parts.back().data(), dtype, shape);
+  };
+  for (size_t j = 0; j < net.matrices.size(); ++j) {
+    const int64_t blocks = net.layouts[j].blocks(), features = static_cast<int64_t>(net.gain[j].size());
+    matrices.push_back({net.layouts[j], keep(net.w[j], kNarrow, {blocks, 8, 8}), keep(net.gain[j], kWide, {features}),
+                        keep(net.shift[j], kWide, {features})});
+    grads.push_back({keep(net.w[j], kNarrow, {blocks, 8, 8}), keep(net.gain[j], kWide, {features}),
+                     keep(net.shift[j], kWide, {features})});
+  }
+  const DeepUpdateInputs in{.matrices = matrices,
+                            .factor = keep(net.factor, kNarrow, {steps, n, hidden}),
+                            .term = keep(net.term, kNarrow, {steps, n, hidden}),
+                            .h0 = keep(net.h0, kNarrow, {n, hidden}),
+                            .c0 = keep(net.c0, kWide, {n, hidden}),
+                            .lengths = net.lengths.data()};
+  const Tensor y = keep(net.factor, kNarrow, {steps, n, hidden}), h = keep(net.of_h, kNarrow, {n, hidden}),
+               c = keep(net.of_c, kWide, {n, hidden});
+  const DeepUpdateProblem problem{.matrices = matrices, .dtype = kNarrow, .steps = steps, .n = n};
+  const Memory scratch(size_t{1} << 22), saved(deep_update_saved_size(problem));
+  ASSERT_TRUE(deep_update_forward(in, {y, h, c, {}}, scratch.space).ok());
+  const auto bytes_of = [](const Tensor& t, int64_t elements) {
+    const auto* bytes = static_cast<const char*>(t.data);
+    return std::vector<char>(bytes, bytes + elements * size_of(t.dtype));
+  };
+  const auto of_y = bytes_of(y, steps * one), of_c = bytes_of(c, one);
+  ASSERT_TRUE(deep_update_forward(in, {y, h, c, saved.space}, scratch.space).ok());
+  EXPECT_EQ(bytes_of(y, steps * one), of_y);
+  EXPECT_EQ(bytes_of(c, one), of_c);
+  const auto row_of = [&](const Tensor& t) {  // of the sequence without steps
+    const auto all = bytes_of(t, one);
+    const auto row = static_cast<std::ptrdiff_t>(hidden * size_of(t.dtype));
+    return std::vector<char>(all.begin() + row, all.begin() + 2 * row);
+  };
+  const auto element = [](const Tensor& t, int64_t i) { return load_element(t.data, i, t.dtype); };
+  for (int64_t i = 0; i < one; ++i) EXPECT_NEAR(element(c, i), net.c[static_cast<size_t>(i)], 0.2) << i;
+  EXPECT_EQ(row_of(c), row_of(keep(net.c0, kWide, {n, hidden})));
+  EXPECT_EQ(row_of(h), row_of(keep(net.h0, kNarrow, {n, hidden})));
+
+  const Tensor dc = keep(net.of_c, kWide, {n, hidden}), dh = keep(net.of_h, kNarrow, {n, hidden});
+  const Tensor dh0 = keep(net.h0, kNarrow, {n, hidden}), dc0 = keep(net.c0, kWide, {n, hidden});
+  ASSERT_TRUE(deep_update_backward(in, {y, saved.space}, {keep(net.of_y, kNarrow, {steps, n, hidden}), dh, dc},
+                                   {grads, keep(net.factor, kNarrow, {steps, n, hidden}),
+                                    keep(net.term, kNarrow, {steps, n, hidden}), dh0, dc0},
+                                   scratch.space)
+                  .ok());
+  EXPECT_EQ(row_of(dh0), row_of(dh));
+  EXPECT_EQ(row_of(dc0), row_of(dc));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/convert.h"
 #include "core/test_memory.h"
 
 namespace blocksparse {
@@ -144,6 +145,70 @@ TEST(Multiplicative, BitsDoNotDependOnThreadsOrOnWhatIsSaved) {
   EXPECT_EQ(net.y, y);
 }
 
+// bf16: the state c is f32, and so is all that is kept of it.
+TEST(Multiplicative, TheStateOfNarrowActivationsIsWide) {
+  Net net(4, 5, 8, 5);
+  net.lengths = {4, 0, 2, 1, 3};
+  net.backward();
+  const int64_t steps = net.steps, n = net.n, hidden = net.hidden, one = n * hidden;
+  constexpr DType kNarrow = DType::bf16, kWide = DType::f32;
+  std::vector<std::vector<char>> parts;
+  const auto keep = [&](const std::vector<double>& of, DType dtype, std::initializer_list<int64_t> shape) {
+    std::vector<char>& bytes = parts.emplace_back(of.size() * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < of.size(); ++i) store_element(bytes.data(), static_cast<int64_t>(i), dtype, of[i]);
+    return Tensor(bytes.data(), dtype, shape);
+  };
+  const int64_t blocks_m = net.layout_m.blocks(), blocks = net.layout.blocks();
+  const MultiplicativeInputs in{.layout_m = net.layout_m,
+                                .layout = net.layout,
+                                .w_m = keep(net.w_m, kNarrow, {blocks_m, 8, 8}),
+                                .w = keep(net.w, kNarrow, {blocks, 8, 8}),
+                                .factor = keep(net.factor, kNarrow, {steps, n, hidden}),
+                                .pre = keep(net.pre, kNarrow, {steps, n, 4, hidden}),
+                                .h0 = keep(net.h0, kNarrow, {n, hidden}),
+                                .c0 = keep(net.c0, kWide, {n, hidden}),
+                                .lengths = net.lengths.data()};
+  const Tensor y = keep(net.factor, kNarrow, {steps, n, hidden}), h = keep(net.of_h, kNarrow, {n, hidden}),
+               c = keep(net.of_c, kWide, {n, hidden});
+  const MultiplicativeProblem problem{
+      .layout_m = net.layout_m, .layout = net.layout, .dtype = kNarrow, .steps = steps, .n = n};
+  const Memory scratch(size_t{1} << 22), saved(multiplicative_saved_size(problem));
+  ASSERT_TRUE(multiplicative_forward(in, {y, h, c, {}}, scratch.space).ok());
+  const auto bytes_of = [](const Tensor& t, int64_t elements) {
+    const auto* bytes = static_cast<const char*>(t.data);
+    return std::vector<char>(bytes, bytes + elements * size_of(t.dtype));
+  };
+  const auto of_y = bytes_of(y, steps * one), of_c = bytes_of(c, one);
+  ASSERT_TRUE(multiplicative_forward(in, {y, h, c, saved.space}, scratch.space).ok());
+  EXPECT_EQ(bytes_of(y, steps * one), of_y);
+  EXPECT_EQ(bytes_of(c, one), of_c);
+  for (int64_t i = 0; i < one; ++i) {
+    EXPECT_NEAR(load_element(c.data, i, kWide), net.c[static_cast<size_t>(i)], 0.1) << i;
+  }
+  const auto row_of = [&](const Tensor& t) {  // of the sequence without steps
+    const auto all = bytes_of(t, one);
+    const auto row = static_cast<std::ptrdiff_t>(hidden * size_of(t.dtype));
+    return std::vector<char>(all.begin() + row, all.begin() + 2 * row);
+  };
+  EXPECT_EQ(row_of(c), row_of(keep(net.c0, kWide, {n, hidden})));
+  EXPECT_EQ(row_of(h), row_of(keep(net.h0, kNarrow, {n, hidden})));
+
+  const Tensor dh = keep(net.of_h, kNarrow, {n, hidden}), dc = keep(net.of_c, kWide, {n, hidden});
+  const Tensor dh0 = keep(net.h0, kNarrow, {n, hidden}), dc0 = keep(net.c0, kWide, {n, hidden});
+  const Tensor dpre = keep(net.pre, kNarrow, {steps, n, 4, hidden});
+  ASSERT_TRUE(multiplicative_backward(in, {y, saved.space}, {keep(net.of_y, kNarrow, {steps, n, hidden}), dh, dc},
+                                      {keep(net.w_m, kNarrow, {blocks_m, 8, 8}), keep(net.w, kNarrow, {blocks, 8, 8}),
+                                       keep(net.factor, kNarrow, {steps, n, hidden}), dpre, dh0, dc0},
+                                      scratch.space)
+                  .ok());
+  EXPECT_EQ(row_of(dh0), row_of(dh));
+  EXPECT_EQ(row_of(dc0), row_of(dc));
+  for (int64_t i = 0; i < one; ++i) {
+    const double expected = net.dc0[static_cast<size_t>(i)];
+    EXPECT_NEAR(load_element(dc0.data, i, kWide), expected, 0.1 * (1 + std::abs(expected))) << i;
+  }
+}
+
 TEST(Multiplicative, NothingToDo) {
   Net net(0, 3, 8, 3);
   net.backward();
@@ -198,6 +263,27 @@ TEST(Multiplicative, Refuses) {
   refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, needed - 1);
   net.lengths = {4, 1};
   refused("[multiplicative_forward] lengths[0] is 4, needs 0 to 3", [](auto&, auto&) {});
+}
+
+TEST(Multiplicative, BackwardRefuses) {
+  Net net(3, 2, 16, 3);
+  const Memory scratch(1 << 20), saved(1 << 20);
+  const int64_t b = 16, blocks = net.layout.blocks();
+  const auto refused = [&](const std::string& text, size_t saved_bytes, size_t bytes, int64_t blocks_of_dw) {
+    const Status status = multiplicative_backward(
+        net.inputs(), {Net::tensor(net.y, {3, 2, 48}), {saved.space.data, saved_bytes}}, {},
+        {Net::tensor(net.dw_m, {net.layout_m.blocks(), b, b}), Net::tensor(net.dw, {blocks_of_dw, b, b}),
+         Net::tensor(net.dfactor, {3, 2, 48}), Net::tensor(net.dpre, {3, 2, 4, 48}), Net::tensor(net.dh0, {2, 48}),
+         Net::tensor(net.dc0, {2, 48})},
+        {scratch.space.data, bytes});
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  };
+  const size_t needed = multiplicative_saved_size(net.problem());
+  const size_t workspace = multiplicative_backward_workspace_size(net.problem());
+  refused("saved has " + std::to_string(needed - 1) + " bytes, needs ", needed - 1, workspace, blocks);
+  refused("workspace has " + std::to_string(workspace - 1) + " bytes, needs ", needed, workspace - 1, blocks);
+  refused("[multiplicative_backward] dw is ", needed, workspace, blocks - 1);
 }
 
 }  // namespace

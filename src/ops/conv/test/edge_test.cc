@@ -79,6 +79,8 @@ TEST(ConvEdge, OutputSizes) {
                   .output_padding = {1}},
                  {7}),
             14);
+  // The dilation may allow more than the stride.
+  EXPECT_EQ(size({.rank = 1, .transposed = true, .kernel = {3}, .dilation = {3}, .output_padding = {2}}, {7}), 15);
 }
 
 TEST(ConvEdge, Geometry) {
@@ -142,6 +144,8 @@ TEST(ConvEdge, Shapes) {
   c = Call();
   c.epilogue.residual = channels_last(static_cast<const float*>(c.memory.data()), 2, 40, 7, 6);
   expect_error(c.fprop(), "residual is [2, 40, 7, 6], needs the shape of y, [2, 40, 6, 7]");
+  c.epilogue.residual = channels_last(static_cast<const float*>(c.memory.data()), 1, 40, 6, 7);
+  expect_error(c.fprop(), "residual is [1, 40, 6, 7], needs the shape of y, [2, 40, 6, 7]");
   c = Call();
   c.epilogue.activation = static_cast<Activation>(9);
   expect_error(c.fprop(), "activation is 9");
@@ -194,8 +198,17 @@ TEST(ConvEdge, DtypesAndOverlap) {
   c.y.data = c.memory.data() + 100;
   expect_error(c.fprop(), "y overlaps x");
   c = Call();
+  c.epilogue.bias = ConstTensor(static_cast<const float*>(c.y.data) - 39, DType::f32, {40});
+  expect_error(c.fprop(), "y overlaps bias");
+  c = Call();
   c.dw.data = c.memory.data() + 8192;
   expect_error(c.wgrad(), "dw overlaps w");
+  c = Call();
+  c.dgates.data = c.dw.data;
+  expect_error(c.wgrad(), "dw overlaps dgates");
+  c = Call();
+  c.dgates.data = const_cast<void*>(c.dy.data);
+  expect_error(c.wgrad(), "dgates overlaps dy");
   c = Call();
   c.conv.channel_order = {static_cast<const int32_t*>(c.dw.data), 32};
   expect_error(c.wgrad(), "dw overlaps channel_order");
@@ -227,8 +240,29 @@ TEST(ConvEdge, LayoutAndDevice) {
   expect_error(c.fprop(), "[conv_fprop] layout is null");
   EXPECT_EQ(conv_fprop_workspace_size(c.problem()), 0u);
   c = Call();
+  c.conv.layout = c.layout = *Layout::from_graph("dense(32,32)", {.block_size = 16});
+  c.conv.geometry = {.kernel = {46340, 46340}};
+  expect_error(c.fprop(), "[conv_fprop] 1024 blocks of 2147395600 taps are too many");
+  c = Call();
   c.x.device.type = DeviceType::cuda;
   EXPECT_FALSE(c.fprop().ok());
+  const auto refuses = [](auto Call::* tensor, Status (Call::*pass)() const, std::string_view text) {
+    Call other;
+    (other.*tensor).device = {DeviceType::cuda, 1};
+    expect_error((other.*pass)(), text);
+  };
+  refuses(&Call::y, &Call::fprop, "y is on cuda:1, needs the CPU");
+  refuses(&Call::w, &Call::fprop, "w is on cuda:1, needs the CPU");
+  refuses(&Call::gates, &Call::dgrad, "gates is on cuda:1, needs the CPU");
+  refuses(&Call::dw, &Call::wgrad, "dw is on cuda:1, needs the CPU");
+  refuses(&Call::dgates, &Call::wgrad, "dgates is on cuda:1, needs the CPU");
+  c = Call();
+  c.epilogue.bias = ConstTensor(c.memory.data(), DType::f32, {40}, {DeviceType::cuda, 1});
+  expect_error(c.fprop(), "bias is on cuda:1, needs the CPU");
+  c.epilogue = {};
+  c.epilogue.residual = channels_last(static_cast<const float*>(c.memory.data()), 2, 40, 6, 7);
+  c.epilogue.residual.device = {DeviceType::cuda, 1};
+  expect_error(c.fprop(), "residual is on cuda:1, needs the CPU");
 }
 
 // The queries say what the passes need, no more, and nothing of what is refused.

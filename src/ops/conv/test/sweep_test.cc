@@ -135,6 +135,12 @@ constexpr std::string_view kAwkward[] = {
     "conv:wgrad bf16 n=3 hw=8 dims=1 dil=7 pad=7 after=7 b=8 random(3,3,0.6) seed=97 transposed first dw=f32",
     "conv:wgrad f64 n=2 hw=5x6x4 dil=5 b=8 random(3,3,0.6) seed=98 order stride=2x1x1",
     "conv:fprop f32 n=2 hw=24 r=3 dil=20 pad=20 after=20 b=32 random(40,0.04) seed=99 threads=2",
+    "conv:fprop f32 n=2 hw=24 r=3 dil=20 pad=20 after=20 b=64 random(2,3,0.7) seed=100",
+    "conv:dgrad bf16 n=1 hw=24 r=3 dil=20 pad=20 after=20 b=128 random(2,1,1) seed=101",
+    "conv:wgrad f32 n=3 hw=6 dil=5 pad=5 after=5 b=16 random(3,3,0.6) seed=103 dgates",
+    "conv:wgrad bf16 n=2 hw=7 dil=6 pad=6 after=6 b=8 random(3,3,0.6) seed=104 gates dgates dw=f32",
+    // Taps and zeros for which no workspace is promised: plain loops, with room for the check of an order alone.
+    "conv:fprop f32 n=1 hw=200 dims=1 r=3000 dil=310 pad=464845 after=464845 b=8 diagonal(1) seed=102 order",
 };
 
 // A problem at random.

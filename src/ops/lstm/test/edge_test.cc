@@ -79,6 +79,9 @@ TEST(LstmEdge, Shapes) {
   c.in.pre = ConstTensor(c.in.pre.data, DType::f32, {kSteps, kTokens, 3, kHidden});
   expect_error(c.forward(), "pre is [3, 5, 3, 32], needs [3, 5, 4, 32]");
   c = Call();
+  c.in.pre = ConstTensor(c.in.pre.data, DType::f32, {int64_t{1} << 31, 1024, 4, kHidden});
+  expect_error(c.forward(), "pre is [2147483648, 1024, 4, 32], too large");
+  c = Call();
   c.in.w.shape[0] = 99;
   expect_error(c.forward(), "w is [99, 16, 16]");
   c = Call();
