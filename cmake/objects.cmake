@@ -70,8 +70,8 @@ add_library(blocksparse_objects OBJECT
   src/ops/sequence/steps.cc
   ${BLOCKSPARSE_CUDA_SOURCES})
 set(BLOCKSPARSE_OBJECTS blocksparse_objects)
-# Kernels that only cards of 9.0a run are compiled for these alone: nvcc takes as long for the empty ones of another card
-# as for a quarter of them.
+# Kernels that only cards of 9.0a run are compiled for these alone. The empty ones of another card took nvcc a quarter to
+# a half of the time beside them.
 function(blocksparse_add_kernels_of_90a)
   if(BLOCKSPARSE_SM90A)
     target_sources(blocksparse_objects_90a PRIVATE ${ARGN})
