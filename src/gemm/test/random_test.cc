@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <ctime>
+#include <random>
 
 #include "blocksparse/blocksparse.h"
 #include "core/random.h"
@@ -70,7 +70,7 @@ LinearCase random_case(Random& rng, int64_t seed) {
 struct Fuzz {
   const char* more = std::getenv("BLOCKSPARSE_FUZZ");
   int64_t count = more != nullptr ? std::atoll(more) : 150;
-  Random rng{more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2024};
+  Random rng{more != nullptr ? std::random_device{}() : 2024};
 };
 
 // Random problems, each with every instruction set.

@@ -1,13 +1,10 @@
 // Convolutions against the loops in f64, with every instruction set.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <ctime>
 #include <string>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
-#include "core/random.h"
 #include "core/text.h"
 #include "ops/conv/problem.h"
 
@@ -143,42 +140,6 @@ constexpr std::string_view kAwkward[] = {
     "conv:fprop f32 n=1 hw=200 dims=1 r=3000 dil=310 pad=464845 after=464845 b=8 diagonal(1) seed=102 order",
 };
 
-// A problem at random.
-ConvCase random_case(Random& rng, int64_t seed) {
-  auto one_of = [&](auto... choices) {
-    const std::string list[] = {choices...};
-    return list[static_cast<size_t>(rng.below(sizeof...(choices)))];
-  };
-  auto maybe = [&](std::string_view word) { return rng.below(3) == 0 ? concat(" ", word) : std::string(); };
-  const std::string pass = one_of("fprop", "dgrad", "wgrad"), dtype = one_of("f32", "f32", "f64", "bf16", "f16");
-  const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64"));
-  const int64_t most = std::max<int64_t>(1, 64 / b), rows = 1 + rng.below(most), columns = 1 + rng.below(most);
-  const int64_t rank = std::stoll(one_of("1", "2", "2", "3"));
-  auto each = [&](std::string_view key, int64_t least, int64_t largest) {
-    std::string text = concat(key, "=");
-    for (int64_t i = 0; i < rank; ++i) text += concat(i == 0 ? "" : "x", least + rng.below(largest - least + 1));
-    return text;
-  };
-  std::string line = concat("conv:", pass, " ", dtype, " n=", 1 + rng.below(3), " dims=", rank, " b=", b, " random(",
-                            rows, ",", columns, ",", one_of("0.3", "0.7", "1"), ") seed=", seed);
-  line += concat(" ", each("hw", rank == 3 ? 3 : 5, rank == 1 ? 90 : rank == 2 ? 17 : 6));
-  line +=
-      concat(" ", each("r", 1, rank == 3 ? 2 : 3), " c=", columns * b - rng.below(b), " k=", rows * b - rng.below(b));
-  line +=
-      concat(" ", each("pad", 1, 2), " ", each("after", 1, 2), maybe(each("stride", 1, 3)), maybe(each("dil", 1, 2)));
-  line += maybe("first") + maybe("order") + maybe("gates") + maybe("threads=2") + maybe("values=int");
-  line += maybe("transposed");
-  if (pass == "fprop")
-    line += maybe("bias") + maybe("residual") + maybe(concat("act=", one_of("relu", "gelu", "silu")));
-  if (pass == "wgrad") line += maybe("accumulate") + maybe("dgates");
-  if (pass == "wgrad" && dtype != "f64") line += maybe("dw=f32");
-  const auto c = parse_conv_case(line);
-  EXPECT_TRUE(c.ok()) << c.status().message();
-  ConvCase problem = *c;
-  if (c->activation > Activation::relu) problem.integers = false;  // not exact
-  return problem;
-}
-
 void expect_right(const std::string& line, const ConvCase& c, const std::vector<std::string>& isas) {
   auto data = ConvData::make(c);
   ASSERT_TRUE(data.ok()) << line << ": " << data.status().message();
@@ -210,19 +171,6 @@ TEST_P(ConvSweep, EveryIsaMatchesTheReference) {
   expect_right(to_string(*c), *c, cpu_isas());
 }
 INSTANTIATE_TEST_SUITE_P(Awkward, ConvSweep, testing::ValuesIn(kAwkward));
-
-// The same ones, or BLOCKSPARSE_FUZZ=<count> others.
-TEST(Conv, RandomProblems) {
-  const char* more = std::getenv("BLOCKSPARSE_FUZZ");
-  Random rng(more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2024);
-  const int64_t count = more != nullptr ? std::atoll(more) : 150;
-  for (int64_t i = 0; i < count && !testing::Test::HasFailure(); ++i) {
-    const ConvCase c = random_case(rng, i);
-    const ConvGeometry& g = c.geometry;
-    if (!conv_output_size(g, c.size).ok()) continue;
-    expect_right(to_string(c), c, cpu_isas());
-  }
-}
 
 // Blocks, sizes and types in every combination that takes another path.
 TEST(Conv, EveryCombination) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <ctime>
+#include <random>
 
 #include "blocksparse/blocksparse.h"
 #include "core/random.h"
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(OnCards, LstmSweepCuda, testing::ValuesIn(std::begin(kP
 TEST_F(LstmCuda, RandomProblems) {
   const char* more = std::getenv("BLOCKSPARSE_FUZZ");
   const int64_t count = more != nullptr ? std::atoll(more) : 60;
-  Random rng{more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2026};
+  Random rng{more != nullptr ? std::random_device{}() : 2026};
   constexpr DType kDtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::bf16};
   for (int64_t i = 0; i < count && !testing::Test::HasFailure(); ++i) {
     LstmCase c;

@@ -3,7 +3,7 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <ctime>
+#include <random>
 
 #include "blocksparse/blocksparse.h"
 #include "core/random.h"
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Awkward, LstmSweep, testing::ValuesIn(kAwkward));
 TEST(Lstm, RandomProblems) {
   const char* more = std::getenv("BLOCKSPARSE_FUZZ");
   const int64_t count = more != nullptr ? std::atoll(more) : 60;
-  Random rng{more != nullptr ? static_cast<uint64_t>(time(nullptr)) : 2025};
+  Random rng{more != nullptr ? std::random_device{}() : 2025};
   constexpr DType kDtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
   for (int64_t i = 0; i < count && !testing::Test::HasFailure(); ++i) {
     LstmCase c;
