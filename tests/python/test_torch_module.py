@@ -205,3 +205,24 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)
 """
     result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert float(result.stdout) < 600, "MiB more than PyTorch itself"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_layers_of_another_default_dtype(dtype):
+    layout = Layout.from_graph("ws(4,2,0.3)", 8)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        layers = [
+            bst.BlockSparseLinear(32, 32, layout),
+            bst.BlockSparseConv2d(32, 32, 3, layout),
+            bst.BlockSparseLSTM(4, 32, layout),
+            bst.MultiplicativeLSTM(4, 32, layout),
+            bst.DeepUpdateLSTM(4, 32, [layout] * 3),
+        ]
+        of_float = bst.BlockSparseLinear(32, 32, layout, dtype=torch.float32)
+    finally:
+        torch.set_default_dtype(before)
+    assert {p.dtype for layer in layers for p in layer.parameters()} == {dtype}
+    assert of_float.weight.dtype == torch.float32
+    assert all(p.isfinite().all() for layer in [*layers, of_float] for p in layer.parameters())

@@ -75,7 +75,7 @@ class BlockSparseLayer(nn.Module):
         out, in_ = self.layout.coordinates()
         b = self.layout.block_size
         width = torch.from_numpy(in_).to(torch.float32).mul_(-b).add_(self.layout.in_features).clamp_(max=b)
-        fan_in = torch.zeros(self.layout.grid[0], device="cpu").index_add_(
+        fan_in = torch.zeros(self.layout.grid[0], dtype=torch.float32, device="cpu").index_add_(
             0, torch.from_numpy(out).to(torch.int64), width
         )
         return fan_in.to(self.weight.device)
