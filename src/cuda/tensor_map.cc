@@ -57,12 +57,15 @@ Status prepare_tensor_maps() {
 Status make_tensor_map(const BoxedMatrix& m, CUtensorMap& map) {
   const auto encode = tiled_encoder();
   if (!encode.ok()) return encode.status();
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(m.row_stride) * 2};
-  const cuuint32_t box[2] = {m.box_columns, m.box_rows}, steps[2] = {1, 1};
-  const CUresult result = (*encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(m.data), sizes, strides,
-                                    box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(m.box_columns),
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows),
+                               static_cast<cuuint64_t>(m.matrices)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(m.row_stride) * 2,
+                                 static_cast<cuuint64_t>(m.matrix_stride) * 2};
+  const cuuint32_t box[3] = {m.box_columns, m.box_rows, 1}, steps[3] = {1, 1, 1};
+  const CUresult result =
+      (*encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, m.matrices > 0 ? 3 : 2, const_cast<void*>(m.data), sizes, strides,
+                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(m.box_columns),
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {StatusCode::unavailable, concat("[cuda] no tensor map of ", m.columns, " x ", m.rows, " in steps of ",
                                           m.row_stride, ": error ", static_cast<int>(result))};

@@ -14,6 +14,8 @@ struct BoxedMatrix {
   int64_t columns, rows;
   int64_t row_stride;              // in elements, a multiple of 8
   uint32_t box_columns, box_rows;  // of a copy: 64 columns are swizzled in 128 bytes, 32 in 64, 16 in 32
+  // More than 0: so many matrices, with `matrix_stride` elements from one to the next, and copies tell which.
+  int64_t matrices = 0, matrix_stride = 0;
 };
 
 Status make_tensor_map(const BoxedMatrix& m, CUtensorMap& map);

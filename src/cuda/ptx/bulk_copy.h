@@ -21,6 +21,16 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t ba
       : "memory");
 }
 
+// Of the matrix `matrix` of several.
+__device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column, int row,
+                                int matrix) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(matrix)
+      : "memory");
+}
+
 // Of images: the first position is {column, row(, slice)} of `image`, each pixel is moved on by the tap's place.
 __device__ inline void load_image_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int channel, int column,
                                       int row, int image, uint16_t tap_column, uint16_t tap_row) {

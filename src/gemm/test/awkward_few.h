@@ -43,9 +43,7 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
     "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
     "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
-    // By the kernel `row_wgmma`: four rows together, with one list and with four, lists longer than its ring, rows that
-    // are
-    // cut, and edges of what boxes hold.
+    // By the kernel `row_wgmma`: lists longer than its ring, rows that are cut, and edges of what boxes hold.
     "linear:fprop f16 n=256 b=32 dense(16,4) seed=24",
     "linear:fprop bf16 n=200 b=32 random(64,16,0.035) seed=25",
     "linear:fprop bf16 n=300 b=32 random(16,4,0.5) seed=25",
@@ -63,6 +61,21 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop f16 n=150 b=32 random(6,7,0.5) seed=33 out=184 pad=8",
     "linear:fprop bf16 n=70 b=32 random(6,7,0) seed=34",
     "linear:fprop bf16 n=1 b=32 dense(8,70) seed=35 residual",
+    "linear:fprop bf16 n=200 b=64 random(6,7,0.5) seed=40 in=430 bias act=relu",
+    "linear:fprop f16 n=77 b=128 random(3,4,0.5) seed=41 in=500 out=371",
+    "linear:dgrad bf16 n=200 b=64 random(7,6,0.5) seed=42 out=430",
+    "linear:dgrad f16 n=130 b=128 random(4,3,0.5) seed=43 out=500",
+    "linear:dgrad bf16 n=100 b=32 random(7,6,0.5) seed=44 out=210 gates",
+    "linear:fprop bf16 n=136 b=64 random(6,7,0.5) seed=45 x=first y=first",
+    "linear:fprop f16 n=264 b=32 random(6,7,0.5) seed=46 x=first bias",
+    "linear:dgrad bf16 n=192 b=128 random(3,4,0.5) seed=47 x=first y=first out=381",
+    "linear:dgrad bf16 n=72 b=64 random(5,4,0.5) seed=48 x=first gates",
+    "linear:fprop bf16 n=300 b=64 random(5,4,0.5) seed=49 gates residual act=silu",
+    "linear:fprop f16 n=70 b=128 random(3,5,0.5) seed=50 gates in=600",
+    "linear:fprop bf16 n=100 b=64 random(40,140,0.002) seed=51 full_row=17 bias act=gelu",
+    "linear:dgrad f16 n=150 b=64 ba(90,10) seed=52",
+    "linear:fprop bf16 n=70 b=128 random(20,130,0.01) seed=53 full_row=3 gates",
+    "linear:fprop bf16 n=1100 b=32 random(30,90,0.01) seed=54 full_row=5",
 };
 
 }  // namespace blocksparse::gemm

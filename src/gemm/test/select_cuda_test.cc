@@ -134,36 +134,62 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   };
   EXPECT_EQ(but([](CudaProblem&) {}), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.pass = Pass::dgrad; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.blocks = 900; }), "row_wgmma") << "3 % of the blocks";
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.inputs *= 2, o.outputs *= 2, o.blocks *= 4; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.inputs = o.outputs = 992, o.blocks = 230; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.blocks = 3000; }), "stream_w") << "10 % of few rows";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 65, o.inputs *= 2, o.outputs *= 2, o.blocks = 12000; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 64; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 3000, o.n = 128; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.blocks = 5000; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4, o.blocks *= 4; }), "row_wgmma") << "8 slices";
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 4; }), "stream_w") << "a long hub";
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.outputs *= 4, o.blocks *= 4; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20, o.inputs *= 2, o.outputs *= 8, o.blocks *= 8; }), "stream_w")
-      << "fours of rows are walked whole";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 128, o.blocks = 15000; }), "row_wgmma") << "half of the blocks";
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 128, o.blocks = 20000; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.blocks = 3000; }), "row_wgmma");
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 512, o.blocks = 6000; }), "row_wgmma") << "stream_x reads less";
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024; }), "row_wgmma");
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 1024, o.blocks = 3000; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024, o.inputs = o.outputs = 992, o.blocks = 230; }), "row_wgmma")
+      << "few rows";
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 2049; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.slots = 20; }), "row_wgmma") << "a hub";
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 5599; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 5599; }), "stream_w") << "W may hold anything there";
+  EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 5599; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), "stream_w");
-  EXPECT_NE(but([](CudaProblem& o) { o.dtype = DType::f32; }), "row_wgmma");
-  EXPECT_FALSE(row_wgmma::rows_in_fours(p));
+  EXPECT_NE(but([](CudaProblem& o) { o.w_aligned = false; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), "stream_w") << "not measured";
+  EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), "stream_w") << "not measured";
+  for (int32_t block : {64, 128}) {
+    const auto large = [&p, block](int64_t n, int64_t features, double density) {
+      CudaProblem o = p;
+      o.block = block, o.n = n, o.inputs = o.outputs = features;
+      o.blocks = static_cast<int64_t>(density * static_cast<double>(o.output_blocks() * o.input_blocks()));
+      return chosen(o, kH200);
+    };
+    EXPECT_EQ(large(64, 4096, 0.1), "stream_w");
+    EXPECT_EQ(large(65, 4096, 0.1), "row_wgmma");
+    EXPECT_EQ(large(512, 12288, 0.25), "row_wgmma");
+    EXPECT_EQ(large(1024, 4096, 0.25), "row_wgmma");
+    EXPECT_EQ(large(1024, 12288, 0.1), "wgmma");
+    EXPECT_EQ(large(1024, 18432, 0.03), "row_wgmma");
+    EXPECT_EQ(large(1025, 4096, 0.1), "wgmma");
+  }
   CudaProblem gates = p;
   gates.outputs = 4 * p.inputs;
-  EXPECT_TRUE(row_wgmma::rows_in_fours(gates));
-  gates.n = 65, gates.blocks = 9000;
-  EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "x is shared";
-  gates.blocks = 40000;
-  EXPECT_NE(chosen(gates, kH200), "row_wgmma") << "a third of the blocks: not measured";
-  gates.by_in = true;
-  EXPECT_FALSE(row_wgmma::rows_in_fours(gates)) << "W does not lie in the order of the lists";
+  EXPECT_EQ(chosen(gates, kH200), "four_rows_wgmma");
+  gates.n = 128;
+  EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "x is read from L2 once more";
+  gates.n = 512;
+  EXPECT_EQ(chosen(gates, kH200), "four_rows_wgmma");
+  gates.n = 513;
+  EXPECT_EQ(chosen(gates, kH200), "row_wgmma");
+  gates.n = 512, gates.inputs = 5599, gates.outputs = 4 * 5599;
+  EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "W may hold anything there";
+  gates.inputs = 5600, gates.outputs = 4 * 5600, gates.by_in = true;
+  EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "W does not lie in the order of the lists";
+  const CudaProblem small{.dtype = DType::bf16, .block = 64, .n = 128, .inputs = 4096, .outputs = 4096, .blocks = 410};
+  CudaProblem wide = small;
+  EXPECT_EQ(row_wgmma::tokens_of_tile(wide, kH200), 64);
+  wide.n = 512;
+  EXPECT_EQ(row_wgmma::tokens_of_tile(wide, kH200), 128) << "jobs for one and a half waves";
+  wide.gated = true;
+  EXPECT_EQ(row_wgmma::tokens_of_tile(wide, kH200), 64);
+  EXPECT_NE(but([](CudaProblem& o) { o.dtype = DType::f32; }), "row_wgmma");
 }
 
 TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
@@ -179,11 +205,14 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     change(other);
     return chosen(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 257; }), "wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256; }), "stream_w") << "32 tiles";
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 256, o.outputs *= 2; }), "wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 255, o.outputs *= 2; }), "stream_w");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.inputs = o.outputs = 1024, o.blocks = 64; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1025; }), "wgmma");
+  // Where row_wgmma is not what it is measured against.
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 257; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 256; }), "stream_w") << "32 tiles";
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 256, o.outputs *= 2; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 255, o.outputs *= 2; }), "stream_w");
+  EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 512, o.inputs = o.outputs = 1024, o.blocks = 64; }),
+            "stream_w");
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_in_rows = false; }), "stream_w");
@@ -193,7 +222,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), "wgmma") << "W is copied, and cleared";
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3, o.block = 32; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = stream_w::kMostTokens, o.block = 32; }), "row_wgmma");
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = stream_w::kMostTokens + 1, o.block = 32; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 2049, o.block = 32; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs = 64 * (wgmma::kMostChunks + 1); }), "stream_w");
 }
 

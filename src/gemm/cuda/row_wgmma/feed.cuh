@@ -1,5 +1,5 @@
-// The feeding side of the kernel `row_wgmma`: its jobs, and the warp that fills a ring of stages for them. A stage
-// carries a note of what to do with it, for the warps that multiply look nothing up.
+// The feeding side of the kernel `row_wgmma`: its jobs, and the warp that fills a ring of stages for them. The first
+// stage of a job carries a note of what the job is, for the warps that multiply look nothing up.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -8,7 +8,6 @@
 #include "cuda/ptx/shared.h"
 #include "cuda/ring.h"
 #include "gemm/cuda/finish.cuh"
-#include "gemm/cuda/row_wgmma/pieces.cuh"
 #include "gemm/cuda/row_wgmma/plan.h"
 
 namespace blocksparse::gemm::row_wgmma {
@@ -18,203 +17,248 @@ using ptx::shared_address;
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
 
-inline constexpr int kBlock = 32, kTokens = 128;
-
 struct Args {
-  CUtensorMap x, w;
+  CUtensorMap x, w, w_last;  // w_last: of blocks of inputs that are not whole; what lies beyond is 0
   DeviceWalk walk;
   int32_t jobs;
-  int32_t slices;  // of tokens
-  int32_t groups;  // where four rows are walked together: how many fours
-  bool cut;        // some rows are several pieces
-  float* partial;  // [slots][n][32]: what clusters add. Else rows are walked whole
-  bool early;      // what the kernel in front has not written may be read before it is complete
+  int32_t tiles;       // of tokens
+  int32_t last_input;  // the block of inputs that is not whole; -1: none
+  bool cut;            // some rows are several pieces
+  float* partial;      // [slots][n][block]: sums of slices. null: rows are walked whole
+  const float* gates;
+  bool early;  // what the kernel in front has not written may be read before it is complete
+  bool plain;  // sums are stored as they are
   int32_t n;
   int64_t outputs;
   Finish finish;
-  bool has_w = false;  // there are blocks, so that w is a map
 };
 
-// Group 4: the rows r, r + groups, ... of W are walked together, as the gates of an LSTM lie. Where their lists are the
-// same, they share x. Clusters: rows are cut, and the thread blocks of a cluster take jobs side by side.
-template <class T, bool ByIn, int Group, bool Plain, bool Clusters>
+template <class T, int Block, int Tokens, bool ByIn, bool XFirst, bool Gated>
 struct Kernel {
   using Element = T;
-  static constexpr bool by_in = ByIn, plain = Plain, clusters = Clusters;
-  static constexpr int together = Clusters ? kClusterPieces : 1;
-  static constexpr int group = Group;
-  static constexpr int kXBytes = kTokens * kBlock * 2, kWBytes = kBlock * kBlock * 2;
-  static constexpr int kStageBytes = kXBytes + Group * kWBytes;
-  // Three thread blocks an SM, or two, and room for the kernels in front and behind.
-  static constexpr int kStages = Group == 1 ? 7 : 6, kResident = Group == 1 ? 3 : 2;
+  static constexpr int block = Block, tokens = Tokens;
+  static constexpr bool by_in = ByIn, x_first = XFirst, gated = Gated;
+  static constexpr int kDepth = Block < 64 ? Block : 64;  // inputs of a stage
+  static constexpr int kSteps = Block / kDepth;           // stages of a block
+  static constexpr int kXBytes = Tokens * kDepth * 2, kWBytes = Block * kDepth * 2;
+  static constexpr int kStageBytes = kXBytes + kWBytes;
+  static constexpr int kRoom = 224 * 1024 / kStageBytes;
+  static constexpr int kStages = kRoom < 32 ? kRoom : 32;
   static constexpr int kSharedBytes = kStages * kStageBytes;
-  static constexpr int kConsumers = Group == 1 ? 1 : 2;  // warpgroups
-  static constexpr int kHalves = 2 / kConsumers;         // of 64 tokens, of a warpgroup
-  static constexpr int kSums = kBlock / 2;               // of a lane, for each half and row of blocks
-  static constexpr int kThreads = 128 * kConsumers + 32;
-  static_assert(Group == 1 || (Group == 4 && !ByIn && Plain && !Clusters));
+  static constexpr int kHalves = Tokens / 64;  // of 64 tokens: wgmma's rows
+  static constexpr int kSums = Block / 2;      // of a lane, for each half
+  static constexpr int kConsumers = 2;         // warpgroups
+  // Warps: one starts the copies of a stage in 0.33 us.
+  static constexpr int kFeeders = 4;
+  static constexpr int kThreads = 128 * kConsumers + 32 * kFeeders;
+  static_assert(kFeeders <= kStages);
 };
 
-enum Flag : int32_t { kData = 1, kShared = 2, kLast = 4, kExit = 8 };
+// What a job's first stage says.
+struct Note {
+  int stages;  // 0: an empty row; below: no more jobs, as the -stages-th warpgroup is told
+  int to, token;
+  int slot;  // of the slice; -1: the row is whole
+};
 
 template <class K>
 struct Shared {
   cuda::Ring<K::kStages> ring;
-  int4 notes[K::kStages];  // flags, row of blocks, first token, Job::slice
-  uint64_t slices[2];      // of a row, in turn: all have left their sums
+  int4 notes[K::kStages];
+  cuda::RingPlace turn;  // where the job begins whose turn it is
+  float gates[K::gated ? K::kStages : 1];
 };
 
-// The list of a row of blocks.
-struct List {
-  int first, last;
-  __device__ int count() const { return last - first; }
-};
+// ---- Device ---------------------------------------------------------------------------------------------------------
 
-template <class K>
-struct Job {
-  int to, token;  // the first row of blocks, and the first token
-  bool shared;    // one list serves the group
-  int slice;      // 16 * slot + slices of the row; 0: it is walked whole
-  List lists[K::group];
-};
-
-// A warp. False: a later slice of a row that is done with the first one, or nothing at all.
-template <class K>
-__device__ inline bool find_job(const Args& p, int index, Job<K>& job) {
-  const int of_cluster = index / K::together;
-  const int item = of_cluster / p.slices * K::together + index % K::together;
-  if (index >= p.jobs) return false;
-  job.token = of_cluster % p.slices * kTokens;
-  job.shared = true;
-  job.slice = 0;
-  if constexpr (K::clusters) {
-    ClusterPiece found;
-    if (!find_cluster_piece(p.walk, item, found)) return false;
-    job.to = found.piece.to, job.lists[0] = {found.piece.first, found.piece.last};
-    if (found.slices > 1) job.slice = 16 * found.piece.slot + found.slices;
-  } else if constexpr (K::group == 1) {
-    if (p.cut && item >= p.walk.counts[0]) return false;
-    const Piece piece = p.walk.pieces[item];
-    job.to = piece.to, job.lists[0] = {piece.first, piece.last};
-    if (!p.cut || piece.slot < 0) return true;
-    if (piece.first != p.walk.starts[piece.to]) return false;
-    job.lists[0].last = p.walk.starts[piece.to + 1];
-  } else {
-    job.to = item;
-#pragma unroll
-    for (int g = 0; g < K::group; ++g) {
-      const int row = item + g * p.groups;
-      job.lists[g] = {p.walk.starts[row], p.walk.starts[row + 1]};
-    }
-#pragma unroll
-    for (int g = 1; g < K::group; ++g) job.shared = job.shared && job.lists[g].count() == job.lists[0].count();
-    bool same = true;
-    for (int i = static_cast<int>(threadIdx.x) % 32; job.shared && i < job.lists[0].count(); i += 32) {
-      const int from = p.walk.refs[job.lists[0].first + i].from;
-#pragma unroll
-      for (int g = 1; g < K::group; ++g) same = same && p.walk.refs[job.lists[g].first + i].from == from;
-    }
-    job.shared = job.shared && __all_sync(~0u, same);
-  }
-  return true;
-}
-
-// The warp that fills the ring.
+// A warp that fills every so many stages of the ring: all see all jobs.
 template <class K>
 class Feeder {
  public:
-  __device__ Feeder(const Args& p, Shared<K>& shared, uint32_t stages) : p_(p), shared_(shared), stages_(stages) {}
+  __device__ Feeder(const Args& p, Shared<K>& shared, uint32_t stages, int feeder)
+      : p_(p), shared_(shared), stages_(stages), ahead_(feeder) {
+    place_.stage = feeder;
+  }
 
   __device__ void run() {
-    for (int wave = 0; wave * static_cast<int>(gridDim.x) < p_.jobs; ++wave) {
-      if (!find_job(p_, job_of(wave), job_)) continue;
-#pragma unroll
-      for (int walk = 0; walk < K::group; ++walk) {
-        if (walk == 0 || !job_.shared) send_list(job_.lists[walk], job_.to + walk * p_.groups);
-      }
+    const int grid = static_cast<int>(gridDim.x), waves = (p_.jobs + grid - 1) / grid;
+    // What is next comes from memory while this is sent.
+    Job job = find_job(0), next = find_job(1);
+    Batch batch = fetch(job, job.first);
+    for (int wave = 0; wave < waves; ++wave) {
+      const Batch of_next = fetch(next, next.first);
+      const Job after = find_job(wave + 2);
+      if (job.exists) send_job(job, batch);
+      job = next, batch = of_next, next = after;
     }
     if (!waited_) wait();
-    take_stage();
-    if (lane() == 0) leave_note(kExit, 0), shared_.ring.expect_nothing(place_);
+    for (int i = 1; i <= K::kConsumers; ++i) send_note({.stages = -i});
   }
 
  private:
-  // There and back, so that who begins with a long list ends with a short one.
+  struct Job {
+    bool exists = false;
+    int first = 0, last = 0;  // its list
+    Note note{};
+  };
+  struct Batch {  // 32 blocks of the list, one a lane: those whose gates are not 0
+    BlockRef ref{0, 0};
+    float gate = 1;
+    int count = 0;
+  };
+
+  // Longest first, there and back, so that who begins with a long list ends with a short one.
   __device__ int job_of(int wave) const {
-    const int count = static_cast<int>(gridDim.x) / K::together, place = static_cast<int>(blockIdx.x) / K::together;
-    const int cluster = wave * count + (wave % 2 == 0 ? place : count - 1 - place);
-    return cluster * K::together + static_cast<int>(blockIdx.x) % K::together;
+    const int grid = static_cast<int>(gridDim.x), place = static_cast<int>(blockIdx.x);
+    return wave * grid + (wave % 2 == 0 ? place : grid - 1 - place);
   }
+
+  // None: there are no more, or it is a later slice of a row that is done with the first one.
+  __device__ Job find_job(int wave) const {
+    const int index = job_of(wave), item = index / p_.tiles;
+    if (index >= p_.jobs || (p_.cut && item >= p_.walk.counts[0])) return {};
+    const Piece piece = p_.walk.pieces[item];
+    Job job{true, piece.first, piece.last, {0, piece.to, index % p_.tiles * K::tokens, -1}};
+    if (!p_.cut || piece.slot < 0) return job;
+    if (p_.partial != nullptr) {
+      job.note.slot = piece.slot;
+      return job;
+    }
+    job.exists = piece.first == p_.walk.starts[piece.to];
+    job.last = p_.walk.starts[piece.to + 1];
+    return job;
+  }
+
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ uint32_t data() const { return place_.in(stages_, K::kStageBytes); }
-  __device__ BlockRef fetch(const List& list, int i) const {
-    const int at = list.first + i + lane();
-    return at < list.last ? p_.walk.refs[at] : BlockRef{0, 0};
+  __device__ void take_stage() {
+    if (lane() == 0) shared_.ring.wait_empty(place_);
+    __syncwarp();
   }
   __device__ void wait() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     waited_ = true;
   }
-  __device__ void take_stage() {
-    if (lane() == 0) shared_.ring.wait_empty(place_);
-    __syncwarp();
+  __device__ void leave(const Note& note) {
+    ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), int4{note.stages, note.to, note.token, note.slot});
   }
-  __device__ void leave_note(int flags, int to) {
-    ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), int4{flags, to, job_.token, job_.slice});
+  __device__ void send_note(const Note& note) {
+    if (ahead_ == 0) {
+      take_stage();
+      if (lane() == 0) leave(note), shared_.ring.expect_nothing(place_);
+      advance();
+    }
+    pass(1);
   }
 
-  __device__ void send_list(const List& list, int to) {
-    BlockRef batch = fetch(list, 0), ahead{0, 0};
-    int sent = 0;
+  __device__ void advance() {
+    ahead_ += K::kFeeders;
+    place_.stage += K::kFeeders;
+    if (place_.stage >= K::kStages) place_.stage -= K::kStages, place_.parity ^= 1;
+  }
+  __device__ void pass(int count) { ahead_ -= count; }
+
+  __device__ Batch fetch(const Job& job, int first) const {
+    Batch batch;
+    const int at = first + lane();
+    if (at < job.last) batch.ref = p_.walk.refs[at];
+    batch.count = min(max(job.last - first, 0), 32);
+    if constexpr (K::gated) {
+      if (at < job.last) batch.gate = p_.gates[batch.ref.weight];
+      const unsigned live = __ballot_sync(~0u, at < job.last && batch.gate != 0);
+      batch.count = __popc(live);
+      const int source = lane() < batch.count ? static_cast<int>(__fns(live, 0, lane() + 1)) : 0;
+      batch.ref = {__shfl_sync(~0u, batch.ref.from, source), __shfl_sync(~0u, batch.ref.weight, source)};
+      batch.gate = __shfl_sync(~0u, batch.gate, source);
+    }
+    return batch;
+  }
+  __device__ int stages_of(const Job& job) const {
+    if constexpr (!K::gated) return (job.last - job.first) * K::kSteps;
+    int count = 0;
+    for (int first = job.first; first < job.last; first += 32) {
+      const int at = first + lane();
+      const bool live = at < job.last && p_.gates[p_.walk.refs[at].weight] != 0;
+      count += __popc(__ballot_sync(~0u, live));
+    }
+    return count * K::kSteps;
+  }
+
+  __device__ void send_job(Job& job, Batch batch) {
+    job.note.stages = stages_of(job);
+    first_stage_ = ahead_ == 0;
     if (!waited_) {  // the ring is empty: W first, and x when it is there
-      sent = min(list.count(), K::kStages);
-      for (int i = 0; i < sent; ++i) load_w(batch, list, to, i), place_.advance(K::kStages);
+      const int count = min(batch.count * K::kSteps, K::kStages), mine = ahead_;
+      const cuda::RingPlace place = place_;
+      for (; ahead_ < count; advance()) send_w(job, batch);
       wait();
-      place_ = {};
-      for (int i = 0; i < sent; ++i) load_x(batch, i), place_.advance(K::kStages);
+      const int end = ahead_;
+      const cuda::RingPlace behind = place_;
+      place_ = place, ahead_ = mine;
+      for (; ahead_ < end; advance()) send_x(job, batch);
+      place_ = behind;
     }
-    if (list.count() == 0) {
-      take_stage();
-      const bool all = K::group > 1 && job_.shared;  // then zeros are stored in all rows of the group
-      if (lane() == 0) leave_note(kLast | (all ? kShared : 0), to), shared_.ring.expect_nothing(place_);
-      place_.advance(K::kStages);
-    }
-    for (int i = sent; i < list.count(); ++i) {
-      if (i % 32 == 0 && i > 0) batch = ahead;
-      if (i % 32 == 0 || i == sent) ahead = fetch(list, i / 32 * 32 + 32);
-      take_stage();
-      load_w(batch, list, to, i);
-      load_x(batch, i);
-      place_.advance(K::kStages);
+    if (job.note.stages == 0) return send_note(job.note);
+    for (int first = job.first; first < job.last; first += 32) {
+      const Batch next = fetch(job, first + 32);
+      const int count = batch.count * K::kSteps;
+      for (; ahead_ < count; advance()) {
+        take_stage();
+        send_w(job, batch);
+        send_x(job, batch);
+      }
+      pass(count);
+      batch = next;
     }
   }
-  // With the note, and the bytes that the stage waits for.
-  __device__ void load_w(const BlockRef& batch, const List& list, int to, int i) {
-    const int weight = __shfl_sync(~0u, batch.weight, i % 32);
+
+  // Of the stage that is ahead_ of the batch: W, with the note, and the bytes that the stage waits for.
+  __device__ void send_w(const Job& job, const Batch& batch) {
+    const int block = ahead_ / K::kSteps, weight = __shfl_sync(~0u, batch.ref.weight, block);
+    const int from = __shfl_sync(~0u, batch.ref.from, block);
+    const float gate = K::gated ? __shfl_sync(~0u, batch.gate, block) : 1;
+    if (lane() == 0) {
+      if (first_stage_) leave(job.note);
+      if constexpr (K::gated) shared_.gates[place_.stage] = gate;
+      shared_.ring.expect(place_, K::kStageBytes);
+      load_w(data() + K::kXBytes, shared_.ring.full(place_), from, weight, ahead_ % K::kSteps * K::kDepth);
+    }
+    first_stage_ = false;
+  }
+  __device__ void send_x(const Job& job, const Batch& batch) const {
+    const int from = __shfl_sync(~0u, batch.ref.from, ahead_ / K::kSteps);
     if (lane() != 0) return;
-    const bool all = K::group > 1 && job_.shared;
-    leave_note(kData | (all ? kShared : 0) | (i + 1 == list.count() ? kLast : 0), to);
-    const uint32_t barrier = shared_.ring.full(place_), w = data() + K::kXBytes;
-    shared_.ring.expect(place_, static_cast<uint32_t>(K::kXBytes + (all ? K::group : 1) * K::kWBytes));
-    ptx::load_box(w, &p_.w, barrier, 0, weight * kBlock);
+    load_x(data(), shared_.ring.full(place_), from * K::block + ahead_ % K::kSteps * K::kDepth, job.note.token);
+  }
+
+  __device__ void load_w(uint32_t to, uint32_t full, int from, int weight, int step) const {
+    const CUtensorMap* map = from == p_.last_input ? &p_.w_last : &p_.w;
+    if constexpr (K::by_in) {  // outputs are contiguous: boxes of 64, one behind the other
 #pragma unroll
-    for (int g = 1; g < K::group; ++g) {  // by_out, so W lies in the order of the lists
-      if (!all) break;
-      const int other = weight + job_.lists[g].first - list.first;
-      ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, barrier, 0, other * kBlock);
+      for (int output = 0; output < K::block; output += K::kDepth) {
+        ptx::load_box(to + static_cast<uint32_t>(output * K::kDepth * 2), map, full, output, step, weight);
+      }
+    } else {
+      ptx::load_box(to, map, full, step, 0, weight);
     }
   }
-  __device__ void load_x(const BlockRef& batch, int i) const {
-    const int from = __shfl_sync(~0u, batch.from, i % 32);
-    if (lane() == 0) ptx::load_box(data(), &p_.x, shared_.ring.full(place_), from * kBlock, job_.token);
+  __device__ void load_x(uint32_t to, uint32_t full, int input, int token) const {
+    if constexpr (K::x_first) {
+#pragma unroll
+      for (int half = 0; half < K::kHalves; ++half) {
+        ptx::load_box(to + static_cast<uint32_t>(half * K::kDepth * 128), &p_.x, full, token + 64 * half, input);
+      }
+    } else {
+      ptx::load_box(to, &p_.x, full, input, token);
+    }
   }
 
   const Args& p_;
   Shared<K>& shared_;
-  Job<K> job_{};
   uint32_t stages_;
-  bool waited_ = false;
+  bool waited_ = false, first_stage_ = false;  // of a job, which is this warp's
+  int ahead_;  // stages from the next one that anybody fills to the next that is this warp's
   cuda::RingPlace place_;
 };
 

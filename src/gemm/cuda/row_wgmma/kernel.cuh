@@ -1,95 +1,53 @@
-// y = f(x W^T + bias + residual) for some hundred tokens, and dgrad likewise, b = 32 on Hopper: W is read once, x comes
-// in boxes of 128 tokens, and all that a row of blocks needs is under way at once.
-//   x [n, inputs]   w [blocks, 32, 32]   y [n, outputs]   16-bit elements, sums in f32
+// y = f(x W^T + bias + residual) for tens to thousands of tokens, and dgrad likewise, on Hopper.
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; x and y also features-first
 // Who does what
-//   grid      as many thread blocks as fit the card at once, several on every SM. A job is a row of blocks (or four
-//             rows: see Group) and 128 tokens; each takes every so many, there and back, longest first
-//   load      one warp fills a ring of stages, each a box of x and the block of W that meets it, with a note of what to
-//             do. Tables and W come before x is waited for, so they cost nothing behind a kernel that lets this one
-//             begin early
-//   compute   wgmma by one or two warpgroups: tokens are its rows, outputs its columns
-//   finish    from registers, while the ring fills for the next job
-// Slices of a row that is cut are jobs of one cluster, whose thread blocks leave their sums in the workspace and then
-// add a part of them each (finish.cuh). Where there are no clusters, rows are walked whole.
+//   grid      as many thread blocks as fit the card at once, several on every SM. A job is a piece of the list of rows
+//             and 64 or 128 tokens; each takes job after job, longest first, there and back
+//   load      one warp fills a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
+//             whatever job they belong to. Tables and W come before x is waited for, so they cost nothing behind a
+//             kernel that lets this one begin early
+//   compute   wgmma by a warpgroup: tokens are its rows, outputs its columns
+//   finish    from registers, while the ring fills for the next job (store.cuh)
 #pragma once
+
+#include <algorithm>
 
 #include "core/ceil_div.h"
 #include "cuda/launch.h"
+#include "cuda/ptx/barrier.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
-#include "cuda/turn_quad.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
-#include "gemm/cuda/row_wgmma/slices.cuh"
-#include "gemm/cuda/wgmma/maps.cuh"
+#include "gemm/cuda/row_wgmma/store.cuh"
 
 namespace blocksparse::gemm::row_wgmma {
 namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-template <class K, int Count>
-using Sums = float[K::kHalves][Count * K::kSums];
-
-// One stage, whose `Count` blocks of W lie one below the other.
-template <class K, int Count>
-__device__ inline void multiply_stage(uint32_t stage, int warpgroup, Sums<K, Count>& sums) {
-  constexpr int kHalf = 64 * kBlock * 2 / 16;  // of x, in the descriptor's units of 16 bytes
-  const uint64_t x =
-      ptx::wgmma_matrix(stage, 0, 512, ptx::Swizzle::bytes_64) + static_cast<uint64_t>(warpgroup * K::kHalves * kHalf);
-  const uint64_t w = ptx::wgmma_matrix(stage + K::kXBytes, 0, 512, ptx::Swizzle::bytes_64);
+// One stage. Descriptors count in units of 16 bytes.
+template <class K>
+__device__ inline void multiply_stage(uint32_t stage, Sums<K>& sums) {
+  constexpr int kRow = K::kDepth * 2;  // bytes of a row of a box of inputs or outputs
+  constexpr auto kSwizzle = K::kDepth == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
+  constexpr int kXHalf = (K::x_first ? K::kDepth * 128 : 64 * kRow) / 16;
+  constexpr int kXStep = K::x_first ? 128 : 2, kWStep = K::by_in ? kRow : 2;
+  const uint64_t x = K::x_first ? ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128)
+                                : ptx::wgmma_matrix(stage, 0, 8 * kRow, kSwizzle);
+  const uint64_t w = ptx::wgmma_matrix(stage + K::kXBytes, K::kDepth * kRow, 8 * kRow, kSwizzle);
   ptx::wgmma_fence();
 #pragma unroll
   for (int half = 0; half < K::kHalves; ++half) {
 #pragma unroll
-    for (int k = 0; k < kBlock / 16; ++k) {
-      ptx::wgmma<typename K::Element, Count * kBlock, false, K::by_in>(sums[half], x + half * kHalf + k * 2,
-                                                                       w + k * (K::by_in ? 64 : 2));
+    for (int k = 0; k < K::kDepth / 16; ++k) {
+      ptx::wgmma<typename K::Element, K::block, K::x_first, K::by_in>(sums[half], x + half * kXHalf + k * kXStep,
+                                                                      w + k * kWStep);
     }
   }
   ptx::wgmma_commit();
 }
 
-// Of `Count` rows of blocks, p.groups apart; a lane stores 8 outputs of a token.
-template <class K, int Count>
-__device__ inline void store_vectors(const Args& p, int to, int first_token, const Sums<K, Count>& sums) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
-#pragma unroll
-  for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-    for (int part = 0; part < 2 * Count; ++part) {
-      const int row = part % 2, g = part / 2;  // 8 tokens of a warp's 16; row of blocks
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* sum = sums[half] + g * K::kSums + 4 * j + 2 * row;
-        words[j] = narrow_pair(sum[0], sum[1], typename K::Element{});
-      }
-      cuda::turn_quad(words);
-      const int token = first_token + half * 64 + thread / 32 * 16 + row * 8 + lane / 4;
-      const int64_t output = int64_t{to + g * p.groups} * kBlock + lane % 4 * 8;
-      if (token < p.n && output < p.outputs) {
-        *reinterpret_cast<uint4*>(p.finish.at<typename K::Element>(token, output)) = {words[0], words[1], words[2],
-                                                                                      words[3]};
-      }
-    }
-  }
-}
-
-template <class K>
-__device__ inline void store_elements(const Args& p, int to, int first_token, const Sums<K, 1>& sums) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
-#pragma unroll
-  for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-    for (int i = 0; i < K::kSums; ++i) {
-      const int token = first_token + half * 64 + thread / 32 * 16 + i / 2 % 2 * 8 + lane / 4;
-      const int64_t output = int64_t{to} * kBlock + i / 4 * 8 + lane % 4 * 2 + i % 2;
-      if (token < p.n && output < p.outputs) p.finish.store<typename K::Element>(token, output, sums[half][i]);
-    }
-  }
-}
-
-// A warpgroup that multiplies.
+// A warpgroup that multiplies: job after job in turn with the others, whose sums are stored meanwhile.
 template <class K>
 class Consumer {
  public:
@@ -97,41 +55,79 @@ class Consumer {
       : p_(p), shared_(shared), stages_(stages), warpgroup_(warpgroup) {}
 
   __device__ void run() {
-    while (true) {
-      const int flags = look();
-      if ((flags & kExit) != 0) return;
-      if (K::group == 1 || (flags & kShared) == 0) walk<1>();
-      else walk<K::group>();
+    for (bool first = warpgroup_ == 0;; first = false) {
+      if (!first) take_turn();
+      shared_.ring.wait_full(place_);
+      const int4 read = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
+      // The same in all lanes, as wgmma's conditions want it.
+      const Note note{__shfl_sync(~0u, read.x, 0), read.y, read.z, read.w};
+      if (note.stages == -K::kConsumers) return;
+      if (note.stages <= 0) {
+        release(place_);
+        place_.advance(K::kStages);
+        pass_turn();
+        if (note.stages < 0) return;
+      }
+      Sums<K> sums{};
+      if constexpr (K::gated) walk_gated(note.stages, sums);
+      else walk(note.stages, sums);
+      Storer<K>(p_, note).store(sums);
     }
   }
 
  private:
-  // The flags of the stage, as wgmma's conditions want them: the same in all lanes.
-  __device__ int look() {
-    shared_.ring.wait_full(place_);
-    note_ = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
-    return __shfl_sync(~0u, note_.x, 0);
+  static constexpr int kTurn = 1, kTwo = 256;  // named barriers: kTurn + who has the turn, of that and the one before
+
+  // A parity does not tell where in the ring a job begins that is laps ahead: the one in front says so.
+  __device__ void take_turn() {
+    ptx::bar_sync(kTurn + warpgroup_, kTwo);
+    place_ = shared_.turn;
   }
-  // A list. The other thread blocks of the SM multiply while this one waits for its products.
-  template <int Count>
-  __device__ void walk() {
-    Sums<K, Count> sums{};
-    int flags;
-    do {
-      flags = look();
-      if ((flags & kData) != 0) {
-        multiply_stage<K, Count>(place_.in(stages_, K::kStageBytes), warpgroup_, sums);
-        ptx::wgmma_wait<0>();
-      }
-      shared_.ring.release_warp(place_);
+  __device__ void pass_turn() const {
+    if (threadIdx.x % 128 == 0) shared_.turn = place_;
+    __syncwarp();
+    ptx::bar_arrive(kTurn + (warpgroup_ + 1) % K::kConsumers, kTwo);
+  }
+  __device__ void release(const cuda::RingPlace& place) const { shared_.ring.release_warp(place); }
+
+  // A stage is given back when the next one is on its way through the tensor cores.
+  __device__ void walk(int stages, Sums<K>& sums) {
+    cuda::RingPlace before = place_;
+    for (int i = 0; i < stages; ++i) {
+      shared_.ring.wait_full(place_);
+      multiply_stage<K>(place_.in(stages_, K::kStageBytes), sums);
+      ptx::wgmma_wait<1>();
+      if (i > 0) release(before);
+      before = place_;
       place_.advance(K::kStages);
-    } while ((flags & kLast) == 0);
-    const int token = note_.z + warpgroup_ * K::kHalves * 64;
-    if constexpr (K::clusters) {
-      if (note_.w != 0) return slices_.share(p_, shared_, note_, sums);
     }
-    if constexpr (K::plain) store_vectors<K, Count>(p_, note_.y, token, sums);
-    else store_elements<K>(p_, note_.y, token, sums);
+    if (stages > 0) pass_turn();
+    ptx::wgmma_wait<0>();
+    if (stages > 0) release(before);
+  }
+
+  // The sums of each block alone, times its gate.
+  __device__ void walk_gated(int stages, Sums<K>& sums) {
+#pragma unroll 1
+    for (int i = 0; i < stages; i += K::kSteps) {
+      Sums<K> part{};
+      float gate = 0;
+#pragma unroll
+      for (int step = 0; step < K::kSteps; ++step) {
+        shared_.ring.wait_full(place_);
+        gate = shared_.gates[place_.stage];
+        multiply_stage<K>(place_.in(stages_, K::kStageBytes), part);
+        ptx::wgmma_wait<0>();
+        release(place_);
+        place_.advance(K::kStages);
+      }
+#pragma unroll
+      for (int half = 0; half < K::kHalves; ++half) {
+#pragma unroll
+        for (int k = 0; k < K::kSums; ++k) sums[half][k] += gate * part[half][k];
+      }
+    }
+    if (stages > 0) pass_turn();
   }
 
   const Args& p_;
@@ -139,122 +135,131 @@ class Consumer {
   uint32_t stages_;
   int warpgroup_;
   cuda::RingPlace place_;
-  int4 note_{0, 0, 0, 0};
-  Slices<K> slices_;
 };
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads, K::kResident)
-    row_wgmma_product([[maybe_unused]] const __grid_constant__ Args p) {
+__global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   __shared__ Shared<K> shared;
   const uint32_t stages = shared_address(staged);
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (!p.early) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
-    if (p.has_w) ptx::prefetch_map(&p.w);
+    ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
-    shared.ring.init(K::kStages, K::kConsumers * 4);
-    for (uint64_t& slices : shared.slices) {
-      if (K::clusters) ptx::mbarrier_init(shared_address(&slices), K::together);
-    }
+    shared.ring.init(K::kStages, 4);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (K::clusters) ptx::cluster_arrive();
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == K::kConsumers) {
-    Feeder<K>(p, shared, stages).run();
-    __syncwarp();
-    if (K::clusters) ptx::cluster_wait();
+    Feeder<K>(p, shared, stages, static_cast<int>(threadIdx.x) / 32 % K::kFeeders).run();
     return;
   }
-  ptx::griddepcontrol_wait();            // y, and what the last step reads
-  if (K::clusters) ptx::cluster_wait();  // the others' barriers are there
+  ptx::griddepcontrol_wait();  // y, and what the last step reads
   Consumer<K>(p, shared, stages, warpgroup).run();
 #endif
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K.
-template <class T, class Body>
-Status with_kernel(bool by_in, bool fours, bool plain, bool clusters, Body body) {
-  if (fours) return body.template operator()<Kernel<T, false, 4, true, false>>();
-  const auto with = [&]<bool ByIn, bool Plain>() {
-    return clusters ? body.template operator()<Kernel<T, ByIn, 1, Plain, true>>()
-                    : body.template operator()<Kernel<T, ByIn, 1, Plain, false>>();
-  };
-  if (by_in) return plain ? with.template operator()<true, true>() : with.template operator()<true, false>();
-  return plain ? with.template operator()<false, true>() : with.template operator()<false, false>();
+template <class K>
+Status make_maps(const Product& p, Args& args) {
+  const bool first = p.x.features_first();
+  BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
+                                            .columns = first ? p.x.n : p.x.features,
+                                            .rows = first ? p.x.features : p.x.n,
+                                            .row_stride = first ? p.x.feature_stride : p.x.token_stride,
+                                            .box_columns = static_cast<uint32_t>(first ? 64 : K::kDepth),
+                                            .box_rows = static_cast<uint32_t>(first ? K::kDepth : K::tokens)},
+                                           args.x));
+  if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
+  const int64_t rest = p.x.features % K::block;
+  cuda::BoxedMatrix w{.data = p.w,
+                      .columns = K::block,
+                      .rows = K::block,
+                      .row_stride = K::block,
+                      .box_columns = K::kDepth,
+                      .box_rows = static_cast<uint32_t>(K::by_in ? K::kDepth : K::block),
+                      .matrices = p.layout.blocks,
+                      .matrix_stride = K::block * K::block};
+  BS_RETURN_IF_ERROR(cuda::make_tensor_map(w, args.w));
+  if (rest == 0) return {};
+  (K::by_in ? w.rows : w.columns) = rest;
+  return cuda::make_tensor_map(w, args.w_last);
 }
 
-inline Status make_maps(const Product& p, Args& args) {
-  BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
-                                            .columns = p.x.features,
-                                            .rows = p.x.n,
-                                            .row_stride = p.x.token_stride,
-                                            .box_columns = kBlock,
-                                            .box_rows = kTokens},
-                                           args.x));
-  if (p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
-    BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.w,
-                                              .columns = kBlock,
-                                              .rows = p.layout.blocks * kBlock,
-                                              .row_stride = kBlock,
-                                              .box_columns = kBlock,
-                                              .box_rows = kBlock},
-                                             args.w));
-    args.has_w = true;
-  }
-  return {};
+// body.template operator()<K>() with the kernel type K.
+template <class T, class Body>
+Status with_kernel(int64_t block, int tokens, bool by_in, bool x_first, bool gated, Body body) {
+  const auto flags = [&]<int Block, int Tokens, bool Gated>() {
+    if (by_in) {
+      return x_first ? body.template operator()<Kernel<T, Block, Tokens, true, true, Gated>>()
+                     : body.template operator()<Kernel<T, Block, Tokens, true, false, Gated>>();
+    }
+    return x_first ? body.template operator()<Kernel<T, Block, Tokens, false, true, Gated>>()
+                   : body.template operator()<Kernel<T, Block, Tokens, false, false, Gated>>();
+  };
+  const auto of_block = [&]<int Block>() {
+    if (gated) return flags.template operator()<Block, 64, true>();
+    return tokens == 64 ? flags.template operator()<Block, 64, false>()
+                        : flags.template operator()<Block, 128, false>();
+  };
+  return block == 32   ? of_block.template operator()<32>()
+         : block == 64 ? of_block.template operator()<64>()
+                       : of_block.template operator()<128>();
 }
 
 template <class T>
 Status launch(const Product& p, const CudaCall& call) {
-  const bool plain = wgmma::is_plain(p), fours = plain && rows_in_fours(call.problem);
-  const int64_t slices = ceil_div(p.x.n, kTokens), rows = call.problem.output_blocks();
-  const bool clusters = !fours && call.problem.slots > 0 && slices_fit_clusters(call.problem);
-  const int64_t pieces = rows + call.problem.slots;
-  const int64_t items = fours ? rows / 4 : clusters ? round_up(pieces, kClusterPieces) : pieces;
-  const int64_t jobs = items * slices;
+  const CudaProblem& problem = call.problem;
+  const int32_t tokens = tokens_of_tile(problem, call.card);
+  const bool cut = problem.slots > 0, sliced = cut && adds_slices(problem);
+  const int64_t tiles = ceil_div(p.x.n, tokens), jobs = (problem.output_blocks() + problem.slots) * tiles;
   Args args{.x = {},
             .w = {},
+            .w_last = {},
             .walk = walk_on_device(p.layout, p.by_in),
             .jobs = static_cast<int32_t>(jobs),
-            .slices = static_cast<int32_t>(slices),
-            .groups = static_cast<int32_t>(rows / 4),
-            .cut = call.problem.slots > 0,
-            .partial = clusters ? static_cast<float*>(call.workspace.data) : nullptr,
+            .tiles = static_cast<int32_t>(tiles),
+            .last_input = p.x.features % problem.block == 0 ? -1 : static_cast<int32_t>(problem.input_blocks() - 1),
+            .cut = cut,
+            .partial = sliced ? static_cast<float*>(call.workspace.data) : nullptr,
+            .gates = static_cast<const float*>(p.gates),
             .early = p.x_is_last,
+            .plain = without_epilogue(p),
             .n = static_cast<int32_t>(p.x.n),
             .outputs = p.y.features,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  BS_RETURN_IF_ERROR(make_maps(p, args));
-  return with_kernel<T>(p.by_in, fours, plain, clusters, [&]<class K>() {
-    // Clusters find places in one part of the card alone, so some places stay empty: more would run behind the others.
-    const int64_t places = int64_t{call.card.multiprocessors} * K::kResident;
-    return cuda::launch({.blocks = std::min(jobs, K::clusters ? places * 9 / 10 / K::together * K::together : places),
-                         .threads = K::kThreads,
-                         .shared_bytes = K::kSharedBytes,
+  const bool gated = p.gates != nullptr;
+  return with_kernel<T>(problem.block, gated ? 64 : tokens, p.by_in, p.x.features_first(), gated, [&]<class K>() {
+    BS_RETURN_IF_ERROR(make_maps<K>(p, args));
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::min<int64_t>(jobs, call.card.multiprocessors),
+                                     .threads = K::kThreads,
+                                     .shared_bytes = K::kSharedBytes,
+                                     .stream = stream_of(call),
+                                     .overlap = true},
+                                    row_wgmma_product<K>, args));
+    if (!sliced) return Status();
+    const int64_t pairs = most_splits(problem) * p.x.n * K::block / 2;
+    return cuda::launch({.blocks = std::min<int64_t>(ceil_div(pairs, kCombineThreads), call.card.multiprocessors * 4),
+                         .threads = kCombineThreads,
                          .stream = stream_of(call),
-                         .overlap = true,
-                         .cluster = K::together},
-                        row_wgmma_product<K>, args);
+                         .overlap = true},
+                        row_wgmma_combine<T, K::block>, args);
   });
 }
 
 template <class T>
 Status prepare() {
-  for (bool by_in : {false, true}) {
-    for (bool fours : {false, true}) {
-      for (bool plain : {false, true}) {
-        for (bool clusters : {false, true}) {
-          BS_RETURN_IF_ERROR(with_kernel<T>(by_in, fours, plain, clusters, [&]<class K>() {
+  for (int block : {32, 64, 128}) {
+    for (int flags = 0; flags < 12; ++flags) {
+      const int tokens = flags / 4 == 1 ? 128 : 64;
+      BS_RETURN_IF_ERROR(
+          with_kernel<T>(block, tokens, flags % 2 == 0, flags / 2 % 2 == 0, flags / 4 == 2, [&]<class K>() {
+            BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
             return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
           }));
-        }
-      }
     }
   }
   return cuda::prepare_tensor_maps();

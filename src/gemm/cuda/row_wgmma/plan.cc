@@ -1,47 +1,61 @@
 #include "gemm/cuda/row_wgmma/plan.h"
 
-#include "core/index.h"
-#include "gemm/cuda/stream_w/plan.h"
+#include <algorithm>
+
+#include "core/tables.h"
 
 namespace blocksparse::gemm::row_wgmma {
 
-bool slices_fit_clusters(const CudaProblem& p) {
-  return most_slices(p.output_blocks(), p.input_blocks(), p.blocks) <= kFewSlices;
-}
+namespace {
+// Beyond, there are jobs enough without slices of rows, whose sums would be large.
+constexpr int64_t kMostTokensOfSlices = 1024;
+}  // namespace
 
-bool rows_in_fours(const CudaProblem& p) { return !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0; }
-
-// The last block of inputs is whole: boxes fill x up with zeros, but W may hold anything there.
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block == 32 && p.n >= 1 && p.inputs >= 1 &&
-         p.inputs % p.block == 0 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated &&
-         p.blocks * p.block < kMost && p.outputs < kMost && p.n <= stream_w::kMostTokens;
+  return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 32 && p.n >= 1 && p.inputs >= 1 && p.x_in_rows &&
+         p.w_aligned && p.blocks * p.block < kMost && p.outputs < kMost && p.n < kMost - 128 &&
+         (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 
-int64_t least_tokens(const CudaProblem&) { return stream_w::kTokens + 1; }
+int64_t least_tokens(const CudaProblem&) { return 65; }
 
-// us, bf16, b = 32, H200, 2026-11-22, stream_w (row_wgmma), of 65, 128, 256 and 512 tokens
-//   4096, 10 %      7.2 (8.0), 7.7 (8.0), 12.6 (11.0), 19.4 (14.9)
-//   5600, 4 %       6.5 (7.2), 6.9 (6.8), 11.1 (8.6), 20.4 (12.2)
-//   5600, 4 %, four rows together    19.6 (11.2), 21.1 (11.5), 39.6 (17.1), 74.9 (26.4)
-//   8192, 2 %       8.6 (7.2), 9.6 (6.6), 14.6 (8.9), 27.1 (12.6)
-//   8192, 10 %      16.6 (22.1), 18.4 (19.2), 28.3 (26.8), 54.6 (45.1)
-//   8192, 50 %      60 (101), 62 (82), 96 (131), 186 (215): stream_w packs x there
-//   18432, 2.95 %   22.4 (21.5), 24.3 (20.1), 45.9 (35.5), 90.7 (63.8)
-//   1024, 25 %      512 tokens, H100, 2026-11-25: 7.6 (6.0)
-//   4096, 5 %       128 tokens, H100, 2026-11-25: 5.4 (6.2)
-//   ba(384,8)       128, 256 and 512 tokens: 22.1 (18.5), 40.0 (30.4), 71.0 (66.1): clusters share rows that are cut
-// Four rows together are walked whole, the longest by one thread block: it is no longer than there are blocks of
-// inputs.
+// us of 64 and 128 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25. b = 64, .25: n = 128 8.9, 10.9; n =
+// 256 11.8, 12.2; n = 512 21.2, 17.2; n = 1024 36.9, 31.1. b = 32, .1: n = 128 7.8, 7.7; n = 256 11.0, 9.7.
+int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
+  if (p.gated || p.n <= 64) return 64;
+  return 2 * p.output_blocks() * ceil_div(p.n, int64_t{128}) >= 3 * card.multiprocessors ? 128 : 64;
+}
+
+bool adds_slices(const CudaProblem& p) { return p.n <= kMostTokensOfSlices; }
+
+int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSplits); }
+
+// us, bf16, hot, row_wgmma (best of the others), 2026-11-25
+//   b = 64, H200    n = 128, .1 5.5 (7.4); n = 256, .25 10.3 (18.3); n = 512, .1 9.3 (13.4)
+//   b = 128, H200   n = 128, .1 6.6 (7.8); n = 256, .25 10.7 (17.4); n = 512, .1 8.3 (14.3)
+//   b = 32, H200    n = 128, .1 6.6 (7.7); n = 512, .25 25.8 (31.0); n = 1024, .25 49.1 (stream_x 31.9)
+//   1024 tokens, H100    b = 64, .1 15.1 (17.2), .25 29.8 (28.9); 12288 x 12288, .1 96.4 (wgmma 80.4); ba(288,3)
+//                   86.5 (89.7); b = 32, .05 15.7 (19.8), .1 25.5 (24.0); 1024 x 1024, .25 6.7 (11.4)
+//   2048 tokens, H100    b = 32, .05 29.7 (33.5), .1 49.8 (44.5)
+//   65 tokens, H200      b = 32: 4096 x 4096, .1 8.0 (7.2)
+// What shares x among outputs needs blocks enough of each input; it then has less to read.
+// Gates and features-first x are not measured.
 bool pays(const CudaProblem& p, const cuda::Card&) {
-  constexpr int64_t kMostOfHub = 256;
-  if (p.slots > 0 && !(rows_in_fours(p) ? p.input_blocks() <= kMostOfHub : slices_fit_clusters(p))) return false;
-  if (p.n > 128 || rows_in_fours(p)) return p.density() < (p.n > 256 && p.output_blocks() <= 32 ? 0.3 : 0.15);
-  return p.density() < (p.output_blocks() >= 256 ? 0.05 : 0.03);
+  if (p.gated || p.x_first) return false;
+  const int64_t rows = p.output_blocks();
+  if (p.block == 32) {
+    if (p.n <= 96) return p.density() < (rows >= 256 ? 0.6 : 0.05);
+    if (p.n <= 256) return p.density() < 0.6;
+    if (p.n <= 640) return p.density() < (rows <= 128 ? 0.3 : 0.15);
+    return p.n <= 2048 && p.density() < (rows <= 32 ? 0.3 : 0.08);
+  }
+  return p.n <= 512 || (p.n <= 1024 && (p.density() < 0.05 || p.outputs <= 6144));
 }
 
-// The sums of slices, where clusters add them.
-int64_t workspace_bytes(const CudaProblem& p) { return supports(p) ? p.slots * p.n * p.block * 4 : 0; }
+// The sums of slices.
+int64_t workspace_bytes(const CudaProblem& p) {
+  return supports(p) ? p.slots * std::min(p.n, kMostTokensOfSlices) * p.block * 4 : 0;
+}
 
 }  // namespace blocksparse::gemm::row_wgmma

@@ -1,4 +1,4 @@
-// The family `row_wgmma`: rows of blocks times 128 tokens. Pure functions of sizes and card.
+// The family `row_wgmma`: rows of blocks times 64 or 128 tokens. Pure functions of sizes and card.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,13 @@ int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);
 int64_t workspace_bytes(const CudaProblem& p);
 
-// Whether no row has more slices than a cluster has thread blocks: then each does one.
-bool slices_fit_clusters(const CudaProblem& p);
+// Tokens of a job: 64 or 128.
+int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card);
 
-// Whether the rows r, r + rows / 4, ... are walked together: those of four gates, say.
-bool rows_in_fours(const CudaProblem& p);
+// Whether the slices of a cut row are jobs of their own, whose sums a second kernel adds; else rows are walked whole.
+bool adds_slices(const CudaProblem& p);
+
+// Rows that are cut, at most.
+int64_t most_splits(const CudaProblem& p);
 
 }  // namespace blocksparse::gemm::row_wgmma

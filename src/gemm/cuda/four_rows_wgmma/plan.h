@@ -1,0 +1,16 @@
+// The family `four_rows_wgmma`: four rows of blocks that share x. Pure functions of sizes and card.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/cuda/problem.h"
+
+namespace blocksparse::gemm::four_rows_wgmma {
+
+// The family's row of the table: see families.h.
+bool supports(const CudaProblem& p);
+int64_t least_tokens(const CudaProblem& p);
+bool pays(const CudaProblem& p, const cuda::Card& card);
+int64_t workspace_bytes(const CudaProblem& p);
+
+}  // namespace blocksparse::gemm::four_rows_wgmma
