@@ -360,3 +360,11 @@ def test_dropout_is_between_layers_alone(gate):
         for mine, theirs in zip(trained[1], evaluated[1], strict=True):
             assert torch.equal(mine[0], theirs[0]), "the first layer reads all of x"
         assert torch.equal(trained[0], evaluated[0]) == (layers == 1)
+
+
+@pytest.mark.parametrize("network", [bst.BlockSparseLSTM, bst.MultiplicativeLSTM, bst.DeepUpdateLSTM])
+def test_a_negative_input_size_is_refused(network):
+    layout = Layout.from_graph("ws(4,2,0.3)", 8)
+    layouts = [layout] * 3 if network is bst.DeepUpdateLSTM else layout
+    with pytest.raises(ValueError, match=rf"\[{network.__name__}\] input_size is -4, needs 0 or more"):
+        network(-4, 32, layouts)

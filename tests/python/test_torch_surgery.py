@@ -153,6 +153,8 @@ def test_wrong_names_of_modules():
             call(model, density=0.5, targets=3)
         with pytest.raises(TypeError, match=r"ignore is \[3\], needs a name or a list of names"):
             call(model, density=0.5, ignore=[3])
+        with pytest.raises(ValueError, match=rf"\[{call.__name__}\] filter is '\(\[', needs a regular expression: "):
+            call(model, filter="([", density=0.5)
     with pytest.raises(
         ValueError, match=r"no linear layer was chosen by None, targets='embedding', ignore=\['head'\] and blocks of 8"
     ):

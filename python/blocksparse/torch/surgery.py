@@ -188,7 +188,7 @@ def _replace(
     chosen = (
         filter
         if callable(filter)
-        else _by_name(filter, options.block_size if filter is None and wanted is None else None)
+        else _by_name(op, filter, options.block_size if filter is None and wanted is None else None)
     )
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     made: dict[nn.Module, _Layer] = {}  # a module may have several names
@@ -260,9 +260,13 @@ def _has(name: str, parts: Sequence[str]) -> bool:
     return any(f".{part}." in f".{name}." for part in parts)
 
 
-def _by_name(pattern: str | None, least: int | None) -> Callable[[str, nn.Module], bool]:
+def _by_name(op: str, pattern: str | re.Pattern[str] | None, least: int | None) -> Callable[[str, nn.Module], bool]:
     if least is None:
-        return lambda name, _: pattern is None or re.search(pattern, name) is not None
+        try:
+            wanted = re.compile("" if pattern is None else pattern)
+        except re.error as error:
+            raise ValueError(f"[{op}] filter is {pattern!r}, needs a regular expression: {error}") from None
+        return lambda name, _: wanted.search(name) is not None
 
     def wide(_: str, module: Any) -> bool:
         if isinstance(module, nn.Linear):

@@ -20,7 +20,7 @@ from ..functional.shared_weight import SharedWeight
 from ..ops.lstm import GATES, UNITS
 from .digits import Integers, digits_of, saved_integers
 from .linear import BlockSparseLinear
-from .recurrent import Recurrent, cell, run_steps, stack_gates, start_of
+from .recurrent import Recurrent, cell, inputs_of, run_steps, stack_gates, start_of
 
 EPSILON = 1e-6  # of the layer norms
 # Inputs of all steps from which on dense matrices are put into blocks. Zen 5, 1120 units, one step: 1 takes 7.4 ms in
@@ -83,7 +83,8 @@ class DeepUpdateLSTM(Recurrent):
         for layout in all_layouts:
             if layout is not None:
                 need_layout("DeepUpdateLSTM", layout)
-        self.input_size, self.inner = input_size, len(all_layouts) - 1
+        self.input_size = input_size = inputs_of("DeepUpdateLSTM", input_size)
+        self.inner = len(all_layouts) - 1
         if self.inner < 2 or (inner is not None and inner != self.inner):
             raise ValueError(
                 f"[DeepUpdateLSTM] inner is {inner}, with {len(all_layouts)} layouts; needs 2 or more, and one layout "

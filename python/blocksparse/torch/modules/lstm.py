@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._core.arguments import to_int
 from ...layout import Layout
 from .. import convert
 from ..autograd import sequence
@@ -17,7 +16,7 @@ from ..functional.lstm import State, apply_lstm
 from ..functional.shared_weight import SharedWeight
 from ..ops.lstm import GATES, UNITS
 from .linear import BlockSparseLinear
-from .recurrent import Recurrent, cell, per_layer, projection, run_steps, stack_gates, start_of
+from .recurrent import Recurrent, cell, inputs_of, per_layer, projection, run_steps, stack_gates, start_of
 
 
 class BlockSparseLSTM(Recurrent):
@@ -72,8 +71,7 @@ class BlockSparseLSTM(Recurrent):
             raise NotImplementedError(f"[{name}] has no bidirectional: take two, one over the steps in reverse")
         if proj_size != 0:
             raise NotImplementedError(f"[{name}] has no proj_size: put a linear layer behind it")
-        input_size = to_int("input_size", input_size, op=name)
-        self.input_size = input_size
+        self.input_size = input_size = inputs_of(name, input_size)
         self.input, self.recurrent = nn.ModuleList(), nn.ModuleList()
         layouts = per_layer(name, "layouts", layout, num_layers)
         input_layouts = per_layer(name, "input layouts", input_layout, num_layers)
@@ -183,7 +181,7 @@ class MultiplicativeLSTM(Recurrent):
         super().__init__(hidden_size, 1, batch_first, 0.0)
         of_m, of_h = layout if isinstance(layout, tuple) else (layout, layout)
         stacked = stack_gates("MultiplicativeLSTM", of_h, hidden_size)
-        self.input_size = input_size
+        self.input_size = input_size = inputs_of("MultiplicativeLSTM", input_size)
         self.input_m = nn.Linear(input_size, hidden_size, False, device, dtype)
         self.input = nn.Linear(input_size, GATES * hidden_size, bias, device, dtype)
         self.recurrent_m = BlockSparseLinear(hidden_size, hidden_size, of_m, False, device=device, dtype=dtype)

@@ -20,6 +20,14 @@ from .leaf import as_leaf
 from .linear import BlockSparseLinear
 
 
+def inputs_of(name: str, input_size: object) -> int:
+    """How many features x has."""
+    size = to_int("input_size", input_size, 31, name)
+    if size < 0:
+        raise ValueError(f"[{name}] input_size is {size}, needs 0 or more")
+    return size
+
+
 def stack_gates(name: str, layout: Layout | None, hidden_size: int) -> Layout:
     """The layout of W [4 hidden, hidden] from that of one gate; itself if it is that already."""
     layout = need_layout(name, layout)
