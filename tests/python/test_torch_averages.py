@@ -182,6 +182,21 @@ def run_with(module, parameters, shape):
     return run(module, shape)
 
 
+def test_averages_in_few_bits_drift_by_half_a_digit(layout):
+    layer = bst.BlockSparseLinear(90, 60, layout)
+    saved = layer.state_dict()
+    for shift, loads in ((0.6, True), (-0.6, True), (1.0, False)):
+        digits = saved["pattern"].clone()
+        digits[3::7] += shift
+        averaged = {**saved, "pattern": digits}
+        if loads:
+            layer.load_state_dict(averaged)
+            assert torch.equal(layer.state_dict()["pattern"], saved["pattern"])
+        else:
+            with pytest.raises(RuntimeError, match="pattern"):
+                layer.load_state_dict(averaged)
+
+
 def test_averages_of_different_layouts_are_refused(layout):
     other = Layout.from_graph("random(4,6,0.4)", 16, seed=4, out_features=60, in_features=90)
     assert other.blocks == layout.blocks
