@@ -26,6 +26,14 @@ HOW = ["--updates", 12, "--batch", 8, "--steps", 16, "--lr", 4e-3, "--warmup", 4
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_count():
+    """A shell's background job begins with SIGINT ignored, and so would the trainings of this file."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text"
