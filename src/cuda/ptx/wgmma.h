@@ -23,6 +23,9 @@ __device__ inline uint64_t wgmma_matrix(uint32_t address, uint32_t lead, uint32_
 // Registers and shared memory that wgmma is about to use are ready.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
+// A sum is in its register from here on, whatever the compiler would rather do later.
+__device__ inline void hold(float& sum) { asm volatile("" : "+f"(sum)); }
+
 // All wgmma of this warpgroup since the last commit are a group.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

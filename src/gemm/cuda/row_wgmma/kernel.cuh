@@ -1,13 +1,14 @@
 // y = f(x W^T + bias + residual) for tens to thousands of tokens, and dgrad likewise, on Hopper.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; x and y also features-first
 // Who does what
-//   grid      as many thread blocks as fit the card at once, several on every SM. A job is a piece of the list of rows
-//             and 64 or 128 tokens; each takes job after job, longest first, there and back
-//   load      one warp fills a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
+//   grid      a thread block an SM. A job is a row of blocks, or a slice of one that is cut, and 64 or 128 tokens; each
+//             thread block takes job after job, longest first, there and back
+//   load      four warps fill a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
 //             whatever job they belong to. Tables and W come before x is waited for, so they cost nothing behind a
 //             kernel that lets this one begin early
-//   compute   wgmma by a warpgroup: tokens are its rows, outputs its columns
-//   finish    from registers, while the ring fills for the next job (store.cuh)
+//   compute   wgmma by two warpgroups, a job each in turn: tokens are its rows, outputs its columns
+//   finish    from registers, while the other warpgroup multiplies; a second kernel adds the slices of cut rows
+//             (store.cuh)
 #pragma once
 
 #include <algorithm>
@@ -231,8 +232,7 @@ Status launch(const Product& p, const CudaCall& call) {
             .n = static_cast<int32_t>(p.x.n),
             .outputs = p.y.features,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  const bool gated = p.gates != nullptr;
-  return with_kernel<T>(problem.block, gated ? 64 : tokens, p.by_in, p.x.features_first(), gated, [&]<class K>() {
+  return with_kernel<T>(problem.block, tokens, p.by_in, problem.x_first, problem.gated, [&]<class K>() {
     BS_RETURN_IF_ERROR(make_maps<K>(p, args));
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::min<int64_t>(jobs, call.card.multiprocessors),
                                      .threads = K::kThreads,

@@ -20,8 +20,10 @@ bool supports(const CudaProblem& p) {
 
 int64_t least_tokens(const CudaProblem&) { return 65; }
 
-// us of 64 and 128 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25. b = 64, .25: n = 128 8.9, 10.9; n =
-// 256 11.8, 12.2; n = 512 21.2, 17.2; n = 1024 36.9, 31.1. b = 32, .1: n = 128 7.8, 7.7; n = 256 11.0, 9.7.
+// us of jobs of 64 and of 128 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25
+//   b = 64, .25   n = 128 8.9, 10.9; n = 256 11.8, 12.2; n = 512 21.2, 17.2; n = 1024 36.9, 31.1
+//   b = 32, .1    n = 128 7.8, 7.7; n = 256 11.0, 9.7
+// Gated sums are held twice, so 128 tokens have no room.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
   if (p.gated || p.n <= 64) return 64;
   return 2 * p.output_blocks() * ceil_div(p.n, int64_t{128}) >= 3 * card.multiprocessors ? 128 : 64;

@@ -48,13 +48,12 @@ struct Kernel {
   static constexpr int kRoom = (228 * 1024 / kResident - 2048) / kBox;  // boxes
   static constexpr int kMostStages = 6;
   static constexpr int kSharedBytes = kRoom * kBox;
-  static constexpr int kFeeders = 1;  // warps
-  static constexpr int kThreads = 128 + 32 * kFeeders;
+  static constexpr int kThreads = 128 + 32;
 };
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-// What a thread block does. b <= 64: block r has its dy in box r, and its x in box x_box[r].
+// What a thread block does.
 template <class K>
 struct Job {
   int id[K::kBlocks], row[K::kBlocks], column[K::kBlocks];  // id -1: there is none
@@ -84,7 +83,7 @@ struct Job {
   }
 };
 
-// A warp that fills every so many stages of the ring with the boxes that are needed, dy first.
+// Fills the stages of the ring with the boxes that are needed, dy first.
 template <class K>
 class Loader {
  public:
@@ -104,15 +103,14 @@ class Loader {
     }
   }
 
-  __device__ void run(const cuda::Ring<K::kMostStages>& ring, uint32_t data, int feeder) const {
+  // A thread.
+  __device__ void run(const cuda::Ring<K::kMostStages>& ring, uint32_t data) const {
     const int bytes = count() * K::kBox, stages = stages_of(count());
-    cuda::RingPlace place{feeder, 0};
+    cuda::RingPlace place;
 #pragma unroll 1
-    for (int step = feeder; step < g_.steps.all(); step += K::kFeeders) {
+    for (int step = 0; step < g_.steps.all(); ++step, place.advance(stages)) {
       ring.wait_empty(place);
       load(ring, place, place.in(data, bytes), step);
-      place.stage += K::kFeeders;
-      if (place.stage >= stages) place.stage -= stages, place.parity ^= 1;
     }
   }
   __device__ static int stages_of(int boxes) { return min(K::kRoom / boxes, K::kMostStages); }
@@ -139,14 +137,14 @@ class Loader {
     for (int i = 0; i < K::kBoxes; ++i) count += needed_[i] ? 1 : 0;
     return count;
   }
-  // Where in a stage a box of x or dy lies that is needed, or the one in front of it.
-  __device__ int place_of(int box, int first) const {
+  // Where in a stage a box lies, or, where that is not needed, the one in front of it.
+  __device__ int place_of(int box) const {
     int at = -1;
 #pragma unroll
     for (int i = 0; i < K::kBoxes; ++i) {
       if (i <= box && needed_[i]) ++at;
     }
-    return max(at, first);
+    return at;
   }
 
  private:

@@ -5,7 +5,7 @@
 //   grid      a thread block takes neighbours of the list, once: b = 32 four blocks in the order of columns, b = 64 two
 //             in the order of rows, b = 128 half of one. So they share x, or dy, unless a column or a row ends there
 //   load      a warp fills a ring of stages, each of 64 tokens of what the blocks need
-//   compute   a warpgroup: b = 32 two blocks are the 64 rows of a wgmma, b = 64 the 128 columns of one
+//   compute   wgmma by a warpgroup: b = 32 two blocks are the 64 rows of a wgmma, b = 64 the 128 columns of one
 //   finish    registers to dW, eight elements a lane
 #pragma once
 
@@ -55,7 +55,7 @@ __device__ void add_steps(const Loader<K>& loader, cuda::Ring<K::kMostStages>& r
   const int boxes = loader.count(), stages = Loader<K>::stages_of(boxes), bytes = boxes * K::kBox;
   uint32_t x_of[K::kBlocks];  // from the start of a stage
 #pragma unroll
-  for (int r = 0; r < K::kBlocks; ++r) x_of[r] = static_cast<uint32_t>(loader.place_of(K::kDyBoxes + r, 0) * K::kBox);
+  for (int r = 0; r < K::kBlocks; ++r) x_of[r] = static_cast<uint32_t>(loader.place_of(K::kDyBoxes + r) * K::kBox);
   cuda::RingPlace place, before;
   for (int i = 0; i < steps; ++i) {
     ring.wait_full(place);
@@ -91,7 +91,7 @@ __device__ void multiply_and_store(const typename K::KernelArgs& g, const Job<K>
 #pragma unroll
   for (auto& product : sums.of) {
 #pragma unroll
-    for (float& sum : product) asm volatile("" : "+f"(sum));
+    for (float& sum : product) ptx::hold(sum);
   }
   add_steps<K, Shared>(Loader<K>(g, job), ring, data, g.steps.all(), sums);
   typename Storer<K>::Flat flat;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
   ptx::griddepcontrol_launch_dependents();
   const Job<K> job(g);
   if (threadIdx.x >= 128) {
-    if (threadIdx.x % 32 == 0) Loader<K>(g, job).run(ring, data, static_cast<int>(threadIdx.x) / 32 % K::kFeeders);
+    if (threadIdx.x % 32 == 0) Loader<K>(g, job).run(ring, data);
     return;
   }
   if (K::block == 128 || (job.same[K::kBlocks > 1 ? 1 : 0] && job.same[K::kBlocks - 1])) {
