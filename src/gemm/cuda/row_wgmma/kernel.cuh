@@ -1,11 +1,10 @@
 // y = f(x W^T + bias + residual) for tens to thousands of tokens, and dgrad likewise, on Hopper.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; x and y also features-first
 // Who does what
-//   grid      a thread block an SM. A job is a row of blocks, or a slice of one that is cut, and 64 or 128 tokens; each
-//             thread block takes job after job, longest first, there and back
-//   load      four warps fill a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
-//             whatever job they belong to. Tables and W come before x is waited for, so they cost nothing behind a
-//             kernel that lets this one begin early
+//   grid      a thread block an SM. A job is a row of blocks, or a slice of one that is cut, and 64, 128 or 256 tokens.
+//             Each thread block takes job after job, longest first, there and back
+//   load      two warps fill a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
+//             whatever job they belong to. In a chain that says that only x is new, tables and W come before it
 //   compute   wgmma by two warpgroups, a job each in turn: tokens are its rows, outputs its columns
 //   finish    from registers, while the other warpgroup multiplies; a second kernel adds the slices of cut rows
 //             (store.cuh)
@@ -48,63 +47,52 @@ __device__ inline void multiply_stage(uint32_t stage, Sums<K>& sums) {
   ptx::wgmma_commit();
 }
 
-// A warpgroup that multiplies: job after job in turn with the others, whose sums are stored meanwhile.
+// A warpgroup that multiplies: every other job of this thread block, while the sums of the one before are stored by the
+// other warpgroup.
 template <class K>
 class Consumer {
  public:
   __device__ Consumer(const Args& p, Shared<K>& shared, uint32_t stages, int warpgroup)
-      : p_(p), shared_(shared), stages_(stages), warpgroup_(warpgroup) {}
+      : p_(p), jobs_(p), shared_(shared), stages_(stages), warpgroup_(warpgroup) {}
 
   __device__ void run() {
-    for (bool first = warpgroup_ == 0;; first = false) {
-      if (!first) take_turn();
-      shared_.ring.wait_full(place_);
-      const int4 read = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
-      // The same in all lanes, as wgmma's conditions want it.
-      const Note note{__shfl_sync(~0u, read.x, 0), read.y, read.z, read.w};
-      if (note.stages == -K::kConsumers) return;
-      if (note.stages <= 0) {
-        release(place_);
-        place_.advance(K::kStages);
-        pass_turn();
-        if (note.stages < 0) return;
-      }
+    Job job = jobs_.find<K>(warpgroup_);
+    if (warpgroup_ == 1) skip(jobs_.find<K>(0));
+    wait_for_ring<K>();
+    for (int wave = warpgroup_; wave < p_.waves; wave += 2) {
+      // These come from memory while this one is multiplied.
+      const Job others = jobs_.find<K>(wave + 1), next = jobs_.find<K>(wave + 2);
+      const int stages = jobs_.stages_of<K>(job);
+      // Who is laps behind would take the barrier of a stage for that of two laps before: jobs are begun in turn.
+      if (wave > 0) ptx::bar_sync(kTurn + warpgroup_, 256);
       Sums<K> sums{};
-      if constexpr (K::gated) walk_gated(note.stages, sums);
-      else walk(note.stages, sums);
-      Storer<K>(p_, note).store(sums);
+      if constexpr (K::gated) walk_gated(stages, sums);
+      else walk(stages, sums);
+      if (wave + 1 < p_.waves) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
+      complete();
+      if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y, and what the last step reads
+      if (job.to >= 0) Storer<K>(p_, job).store(sums);
+      skip(others);
+      job = next;
     }
   }
 
  private:
-  static constexpr int kTurn = 1, kTwo = 256;  // named barriers: kTurn + who has the turn, of that and the one before
+  static constexpr int kTurn = 1;  // named barriers: kTurn + whose turn it is
 
-  // A parity does not tell where in the ring a job begins that is laps ahead: the one in front says so.
-  __device__ void take_turn() {
-    ptx::bar_sync(kTurn + warpgroup_, kTwo);
-    place_ = shared_.turn;
-  }
-  __device__ void pass_turn() const {
-    if (threadIdx.x % 128 == 0) shared_.turn = place_;
-    __syncwarp();
-    ptx::bar_arrive(kTurn + (warpgroup_ + 1) % K::kConsumers, kTwo);
-  }
-  __device__ void release(const cuda::RingPlace& place) const { shared_.ring.release_warp(place); }
+  __device__ void skip(const Job& job) { place_.skip(jobs_.stages_of<K>(job), K::kStages); }
 
   // A stage is given back when the next one is on its way through the tensor cores.
   __device__ void walk(int stages, Sums<K>& sums) {
-    cuda::RingPlace before = place_;
     for (int i = 0; i < stages; ++i) {
       shared_.ring.wait_full(place_);
       multiply_stage<K>(place_.in(stages_, K::kStageBytes), sums);
       ptx::wgmma_wait<1>();
-      if (i > 0) release(before);
-      before = place_;
+      if (i > 0) shared_.ring.release_warp(before_);
+      before_ = place_;
       place_.advance(K::kStages);
     }
-    if (stages > 0) pass_turn();
-    ptx::wgmma_wait<0>();
-    if (stages > 0) release(before);
+    pending_ = stages > 0;
   }
 
   // The sums of each block alone, times its gate.
@@ -112,6 +100,12 @@ class Consumer {
 #pragma unroll 1
     for (int i = 0; i < stages; i += K::kSteps) {
       Sums<K> part{};
+      // The zeros are there now: ptxas else moves them between the products, and lets each wait for the one in front.
+#pragma unroll
+      for (auto& half : part) {
+#pragma unroll
+        for (float& sum : half) ptx::hold(sum);
+      }
       float gate = 0;
 #pragma unroll
       for (int step = 0; step < K::kSteps; ++step) {
@@ -119,7 +113,7 @@ class Consumer {
         gate = shared_.gates[place_.stage];
         multiply_stage<K>(place_.in(stages_, K::kStageBytes), part);
         ptx::wgmma_wait<0>();
-        release(place_);
+        shared_.ring.release_warp(place_);
         place_.advance(K::kStages);
       }
 #pragma unroll
@@ -128,14 +122,21 @@ class Consumer {
         for (int k = 0; k < K::kSums; ++k) sums[half][k] += gate * part[half][k];
       }
     }
-    if (stages > 0) pass_turn();
+  }
+
+  // The other warpgroup begins meanwhile.
+  __device__ void complete() {
+    ptx::wgmma_wait<0>();
+    if (pending_) shared_.ring.release_warp(before_);
   }
 
   const Args& p_;
+  Jobs jobs_;
   Shared<K>& shared_;
   uint32_t stages_;
   int warpgroup_;
-  cuda::RingPlace place_;
+  bool pending_ = false;  // the last stage of a job is not given back
+  cuda::RingPlace place_, before_;
 };
 
 template <class K>
@@ -144,20 +145,20 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
   extern __shared__ __align__(1024) char staged[];
   __shared__ Shared<K> shared;
   const uint32_t stages = shared_address(staged);
-  if (!p.early) ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(&p.w);
-    ptx::prefetch_map(&p.x);
     shared.ring.init(K::kStages, 4);
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  // By the warps that copy: else the first stage came up to 1.4 us later (H100, 2026-11-25).
+  if (threadIdx.x >= 256 && threadIdx.x % 32 == 0) {
+    ptx::prefetch_map(&p.w);
+    ptx::prefetch_map(&p.x);
+  }
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  if (warpgroup == K::kConsumers) {
+  if (warpgroup == 2) {
     Feeder<K>(p, shared, stages, static_cast<int>(threadIdx.x) / 32 % K::kFeeders).run();
     return;
   }
-  ptx::griddepcontrol_wait();  // y, and what the last step reads
   Consumer<K>(p, shared, stages, warpgroup).run();
 #endif
 }
@@ -175,17 +176,16 @@ Status make_maps(const Product& p, Args& args) {
                                             .box_rows = static_cast<uint32_t>(first ? K::kDepth : K::tokens)},
                                            args.x));
   if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
-  const int64_t rest = p.x.features % K::block;
   cuda::BoxedMatrix w{.data = p.w,
                       .columns = K::block,
-                      .rows = K::block,
+                      .rows = p.layout.blocks * K::block,
                       .row_stride = K::block,
                       .box_columns = K::kDepth,
-                      .box_rows = static_cast<uint32_t>(K::by_in ? K::kDepth : K::block),
-                      .matrices = p.layout.blocks,
-                      .matrix_stride = K::block * K::block};
+                      .box_rows = static_cast<uint32_t>(K::by_in ? K::kDepth : K::block)};
   BS_RETURN_IF_ERROR(cuda::make_tensor_map(w, args.w));
+  const int64_t rest = p.x.features % K::block;
   if (rest == 0) return {};
+  w.rows = K::block, w.matrices = p.layout.blocks, w.matrix_stride = K::block * K::block;
   (K::by_in ? w.rows : w.columns) = rest;
   return cuda::make_tensor_map(w, args.w_last);
 }
@@ -193,18 +193,17 @@ Status make_maps(const Product& p, Args& args) {
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int64_t block, int tokens, bool by_in, bool x_first, bool gated, Body body) {
-  const auto flags = [&]<int Block, int Tokens, bool Gated>() {
-    if (by_in) {
-      return x_first ? body.template operator()<Kernel<T, Block, Tokens, true, true, Gated>>()
-                     : body.template operator()<Kernel<T, Block, Tokens, true, false, Gated>>();
+  const auto of_kind = [&]<int Block, bool ByIn>() {
+    if (gated) return body.template operator()<Kernel<T, Block, 64, ByIn, false, true>>();
+    if (x_first) return body.template operator()<Kernel<T, Block, 64, ByIn, true, false>>();
+    if (tokens == 64) return body.template operator()<Kernel<T, Block, 64, ByIn, false, false>>();
+    if constexpr (Block == 32) {
+      if (tokens == 256) return body.template operator()<Kernel<T, Block, 256, ByIn, false, false>>();
     }
-    return x_first ? body.template operator()<Kernel<T, Block, Tokens, false, true, Gated>>()
-                   : body.template operator()<Kernel<T, Block, Tokens, false, false, Gated>>();
+    return body.template operator()<Kernel<T, Block, 128, ByIn, false, false>>();
   };
   const auto of_block = [&]<int Block>() {
-    if (gated) return flags.template operator()<Block, 64, true>();
-    return tokens == 64 ? flags.template operator()<Block, 64, false>()
-                        : flags.template operator()<Block, 128, false>();
+    return by_in ? of_kind.template operator()<Block, true>() : of_kind.template operator()<Block, false>();
   };
   return block == 32   ? of_block.template operator()<32>()
          : block == 64 ? of_block.template operator()<64>()
@@ -217,12 +216,14 @@ Status launch(const Product& p, const CudaCall& call) {
   const int32_t tokens = tokens_of_tile(problem, call.card);
   const bool cut = problem.slots > 0, sliced = cut && adds_slices(problem);
   const int64_t tiles = ceil_div(p.x.n, tokens), jobs = (problem.output_blocks() + problem.slots) * tiles;
+  const int64_t grid = std::min<int64_t>(jobs, call.card.multiprocessors);
   Args args{.x = {},
             .w = {},
             .w_last = {},
             .walk = walk_on_device(p.layout, p.by_in),
             .jobs = static_cast<int32_t>(jobs),
-            .tiles = static_cast<int32_t>(tiles),
+            .waves = static_cast<int32_t>(ceil_div(jobs, grid)),
+            .tiles = cuda::Divider(tiles),
             .last_input = p.x.features % problem.block == 0 ? -1 : static_cast<int32_t>(problem.input_blocks() - 1),
             .cut = cut,
             .partial = sliced ? static_cast<float*>(call.workspace.data) : nullptr,
@@ -234,11 +235,11 @@ Status launch(const Product& p, const CudaCall& call) {
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   return with_kernel<T>(problem.block, tokens, p.by_in, problem.x_first, problem.gated, [&]<class K>() {
     BS_RETURN_IF_ERROR(make_maps<K>(p, args));
-    BS_RETURN_IF_ERROR(cuda::launch({.blocks = std::min<int64_t>(jobs, call.card.multiprocessors),
+    BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
                                      .shared_bytes = K::kSharedBytes,
                                      .stream = stream_of(call),
-                                     .overlap = true},
+                                     .overlap = args.early},
                                     row_wgmma_product<K>, args));
     if (!sliced) return Status();
     const int64_t pairs = most_splits(problem) * p.x.n * K::block / 2;
@@ -252,16 +253,20 @@ Status launch(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status prepare() {
-  for (int block : {32, 64, 128}) {
-    for (int flags = 0; flags < 12; ++flags) {
-      const int tokens = flags / 4 == 1 ? 128 : 64;
-      BS_RETURN_IF_ERROR(
-          with_kernel<T>(block, tokens, flags % 2 == 0, flags / 2 % 2 == 0, flags / 4 == 2, [&]<class K>() {
-            BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
-            return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
-          }));
+  const auto each = [&](int tokens, bool x_first, bool gated) {
+    for (const int block : {32, 64, 128}) {
+      for (const bool by_in : {false, true}) {
+        BS_RETURN_IF_ERROR(with_kernel<T>(block, tokens, by_in, x_first, gated, [&]<class K>() {
+          BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
+          return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
+        }));
+      }
     }
-  }
+    return Status();
+  };
+  BS_RETURN_IF_ERROR(each(64, false, true));
+  BS_RETURN_IF_ERROR(each(64, true, false));
+  for (const int tokens : {64, 128, 256}) BS_RETURN_IF_ERROR(each(tokens, false, false));
   return cuda::prepare_tensor_maps();
 }
 

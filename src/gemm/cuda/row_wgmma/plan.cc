@@ -14,19 +14,25 @@ constexpr int64_t kMostTokensOfSlices = 1024;
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 32 && p.n >= 1 && p.inputs >= 1 && p.x_in_rows &&
-         p.w_aligned && p.blocks * p.block < kMost && p.outputs < kMost && p.n < kMost - 128 &&
-         (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
+         p.w_aligned && !(p.gated && p.x_first) && p.blocks * p.block < kMost && p.outputs < kMost &&
+         p.n < kMost - 256 && (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 
 int64_t least_tokens(const CudaProblem&) { return 65; }
 
-// us of jobs of 64 and of 128 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25
-//   b = 64, .25   n = 128 8.9, 10.9; n = 256 11.8, 12.2; n = 512 21.2, 17.2; n = 1024 36.9, 31.1
-//   b = 32, .1    n = 128 7.8, 7.7; n = 256 11.0, 9.7
-// Gated sums are held twice, so 128 tokens have no room.
+// Larger tiles read W less often; they must leave a job and a half for every SM, and whole rows of few blocks do.
+// us of jobs of 64, 128 and 256 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25
+//   b = 64, .25   n = 256 7.8, 8.9; n = 512 16.1, 13.3, 14.8; n = 1024 30.5, 26.0, 23.3
+//   b = 32, .1    n = 256 9.3, 8.3, 8.4; n = 512 16.6, 13.9, 12.5; n = 1024 30.3, 25.1, 22.9
+//   b = 128, .25  n = 512 11.6, 12.1; n = 1024 21.5, 18.2
+// Gated sums are held twice, so more than 64 tokens have no room; nor have 256 of b = 128.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
-  if (p.gated || p.n <= 64) return 64;
-  return 2 * p.output_blocks() * ceil_div(p.n, int64_t{128}) >= 3 * card.multiprocessors ? 128 : 64;
+  if (p.gated || p.x_first) return 64;
+  const auto pays = [&](int64_t tokens) {
+    return p.n > tokens / 2 && 2 * p.output_blocks() * ceil_div(p.n, tokens) >= 3 * card.multiprocessors;
+  };
+  if (p.block == 32 && pays(256)) return 256;
+  return pays(128) ? 128 : 64;
 }
 
 bool adds_slices(const CudaProblem& p) { return p.n <= kMostTokensOfSlices; }

@@ -19,10 +19,10 @@ class Storer {
   using T = typename K::Element;
 
  public:
-  __device__ Storer(const Args& p, const Note& note) : p_(p), note_(note) {}
+  __device__ Storer(const Args& p, const Job& job) : p_(p), job_(job) {}
 
   __device__ void store(Sums<K>& sums) const {
-    if (note_.slot >= 0) return leave_slice(sums);
+    if (job_.slot >= 0) return leave_slice(sums);
     if (!p_.plain) finish(sums);
     if (p_.finish.y.features_contiguous()) store_in<false>(sums);
     else store_in<true>(sums);
@@ -32,11 +32,11 @@ class Storer {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   // The first of the 8 tokens in `row` 0 or 1 of this warp's 16.
   __device__ int first_token(int half, int row) const {
-    return note_.token + half * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + row * 8;
+    return job_.token + half * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + row * 8;
   }
   __device__ int token_of(int half, int i) const { return first_token(half, i / 2 % 2) + lane() / 4; }
   __device__ static int column_of(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
-  __device__ int64_t first_output() const { return int64_t{note_.to} * K::block; }
+  __device__ int64_t first_output() const { return int64_t{job_.to} * K::block; }
 
   __device__ void leave_slice(const Sums<K>& sums) const {
 #pragma unroll
@@ -44,7 +44,7 @@ class Storer {
 #pragma unroll
       for (int i = 0; i < K::kSums; i += 2) {
         if (token_of(half, i) >= p_.n) continue;
-        const int64_t at = (int64_t{note_.slot} * p_.n + token_of(half, i)) * K::block + column_of(i);
+        const int64_t at = (int64_t{job_.slot} * p_.n + token_of(half, i)) * K::block + column_of(i);
         *reinterpret_cast<float2*>(p_.partial + at) = {sums[half][i], sums[half][i + 1]};
       }
     }
@@ -106,7 +106,7 @@ class Storer {
   }
 
   const Args& p_;
-  const Note& note_;
+  const Job& job_;
 };
 
 constexpr int kCombineThreads = 256;

@@ -11,7 +11,6 @@
 
 #include "core/ceil_div.h"
 #include "cuda/launch.h"
-#include "cuda/ptx/griddepcontrol.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/wgrad_block/feed.cuh"
@@ -118,10 +117,12 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
     ring.init(K::kMostStages, 4);
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  if (threadIdx.x == 128) {
+    ptx::prefetch_map(&g.x[0]);
+    ptx::prefetch_map(&g.dy[0]);
+  }
   const Job<K> job(g);
+  __syncthreads();
   if (threadIdx.x >= 128) {
     if (threadIdx.x % 32 == 0) Loader<K>(g, job).run(ring, data);
     return;
@@ -187,8 +188,7 @@ Status launch_of(const WeightGradient& g, const CudaCall& call) {
     return cuda::launch({.blocks = ceil_div(args.blocks, K::kBlocks) * K::kParts,
                          .threads = K::kThreads,
                          .shared_bytes = K::kSharedBytes,
-                         .stream = stream_of(call),
-                         .overlap = true},
+                         .stream = stream_of(call)},
                         wgrad_block_sums<K>, args);
   });
 }
