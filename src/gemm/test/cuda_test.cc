@@ -63,6 +63,7 @@ constexpr const char* kProblems[] = {
     "linear:dgrad f16 n=8 b=8 ba(200,4) gates",
     "linear:fprop f16 n=64 b=16 ba(200,4) x=first",
     "linear:fprop bf16 n=200 b=32 ba(40,4) bias act=relu",
+    "linear:fprop bf16 n=200 b=32 random(64,16,0.1)",
     "linear:dgrad bf16 n=129 b=8 ba(200,4)",
     "linear:fprop bf16 n=700 b=8 ba(100,4) bias",
     "linear:wgrad bf16 n=1024 b=16 ba(100,4)",
