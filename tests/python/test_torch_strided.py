@@ -174,10 +174,8 @@ def test_a_parametrization_may_give_a_view(name, how):
         assert any(parametrize.is_parametrized(layer) for layer in module.modules())
         parameters = list(module.parameters())
         call = torch.compile(module, backend="aot_eager") if how == "compiled" else module
-        if how == "in steps" and x.dim() == 3:
-            y = call(x, lengths=torch.tensor([4, 2, 3, 1, 0]))
-        else:
-            y = call(x)
+        lengths = {"lengths": torch.tensor([4, 2, 3, 1, 0])} if how == "in steps" and x.dim() == 3 else {}
+        y = call(x, **lengths)
         y = y if isinstance(y, torch.Tensor) else y[0]
         with torch.no_grad():
             plain = module(x)

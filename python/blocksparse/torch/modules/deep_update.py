@@ -47,7 +47,8 @@ class DeepUpdateLSTM(Recurrent):
         layouts: `inner` of W_0 ..., and last that of one gate, all [hidden, hidden]. One alone: for all of them. None:
             all matrices are dense. See also `from_graph`.
         inner: matrices before the gates, 2 or more; needed where `layouts` is no list.
-        ports: the units that x touches: every ports-th one, or a list of them (int64 tensor).
+        ports: the units that x touches: every ports-th one, or a list of them (int64 tensor). What was saved with
+            others is not loaded.
         batch_first: x is [n, steps, features], and y.
         dropout: of g, in training.
         device: of the parameters.
@@ -177,6 +178,13 @@ class DeepUpdateLSTM(Recurrent):
             if units.shape != (count,) or not _are_ports(units, self.hidden_size):
                 last = self.hidden_size - 1
                 errors.append(f"{prefix}ports: {list(units.shape)}, needs {count}, rising, and within 0 to {last}")
+                return
+            if not self.ports.is_meta and bool((differs := units.cpu() != self.port_units.cpu()).any()):
+                i = int(differs.nonzero()[0])
+                errors.append(
+                    f"{prefix}input was saved with other ports: ports[{i}] is unit {int(units[i])}, "
+                    f"this module has {int(self.port_units[i])} there"
+                )
                 return
             state_dict[prefix + "ports"] = digits_of(units, self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
