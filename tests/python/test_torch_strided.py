@@ -155,7 +155,8 @@ LAYERS = {
     "lstm": (lambda: bst.BlockSparseLSTM(7, 48, SQUARE), (4, 5, 7)),
     "multiplicative": (lambda: bst.MultiplicativeLSTM(7, 48, SQUARE), (4, 5, 7)),
     "deep update": (lambda: bst.DeepUpdateLSTM(7, 48, SQUARE, inner=3), (4, 5, 7)),
-    "deep update with edges": (lambda: bst.DeepUpdateLSTM(8, 48, [SQUARE] * 4, inner=3, ports=2), (4, 5, 8)),
+    # Not worth blocks: steps of their own, or, with lengths, of ops.
+    "deep update, some dense": (lambda: bst.DeepUpdateLSTM(7, 48, [SQUARE, None, SQUARE, None]), (4, 5, 7)),
 }
 
 

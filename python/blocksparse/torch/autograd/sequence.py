@@ -57,9 +57,9 @@ class Network(ABC):
         return ctypes.pointer(view_of(index, layout.transposed, *blocks_of(weight), *layout.sizes, self.op))
 
     def narrowed(self, given: Given) -> list[Tensor]:
-        """Weights in the dtype of their products, that of factor, and contiguous."""
+        """Weights in the dtype of their products, that of factor."""
         first = len(given) - len(self.layers)
-        return [*given[:first], *(weight.detach().to(given[2].dtype).contiguous() for weight in given[first:])]
+        return [*given[:first], *(weight.detach().to(given[2].dtype) for weight in given[first:])]
 
 
 def takes(x: Tensor) -> bool:
