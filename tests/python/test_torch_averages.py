@@ -308,7 +308,7 @@ def test_other_ports_are_refused(tmp_path, old, inside):
         make(2).load_state_dict(load_file(path))
     same = make(PORTS)
     assert same.load_state_dict(load_file(path)) == ([], [])
-    with torch.device("meta"):  # knows no ports of its own
+    with torch.device("meta"):
         empty = make(PORTS)
     assert empty.load_state_dict(load_file(path), assign=True) == ([], [])
     one, other = (module["lstm"] if inside else module for module in (saved, same))

@@ -162,6 +162,7 @@ def apply_linear(
     if not contiguous:
         x = usable(x)
     if not packed:
+        need_strided("linear", values=values, bias=bias, gates=gates)
         values, bias, gates = values.contiguous(), contiguous_or_none(bias), contiguous_or_none(gates)
     if residual is not None:
         need_strided("linear", residual=residual)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...layout import Layout, need_layout
-from ..arguments import need_lengths, need_tensor, state_of
+from ..arguments import need_lengths, need_strided, need_tensor, state_of
 from ..autograd import traced
 from ..autograd.lstm import Lstm
 from ..autograd.transforms import needs_gradient, refuse_tangents
@@ -65,6 +65,7 @@ def apply_lstm(
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """`lstm` with the layout as its tables and sizes (4 * hidden, hidden)."""
+    need_strided("lstm", pre=pre, values=values)
     rows, hidden = sizes
     if pre.dim() == 3 and pre.size(2) == rows:
         pre = pre.unflatten(2, (4, hidden))

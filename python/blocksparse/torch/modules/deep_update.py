@@ -61,6 +61,7 @@ class DeepUpdateLSTM(Recurrent):
     """
 
     ports: Tensor
+    _own_ports: Tensor | None = None  # as they were given; None in modules that were pickled by older versions
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class DeepUpdateLSTM(Recurrent):
                 f"[DeepUpdateLSTM] inner is {inner}, with {len(all_layouts)} layouts; needs 2 or more, and one layout "
                 "for each and one for the gates"
             )
-        units = _ports(ports, hidden_size)
+        units = self._own_ports = _ports(ports, hidden_size).cpu()
         self.register_buffer("ports", digits_of(units, hidden_size).to(torch.empty(0, device=device).device))
         self._units = Integers(torch.int64)
         width = units.numel()
@@ -179,11 +180,12 @@ class DeepUpdateLSTM(Recurrent):
                 last = self.hidden_size - 1
                 errors.append(f"{prefix}ports: {list(units.shape)}, needs {count}, rising, and within 0 to {last}")
                 return
-            if not self.ports.is_meta and bool((differs := units.cpu() != self.port_units.cpu()).any()):
+            own = self._own_ports  # for the buffer may hold nothing yet
+            if own is not None and bool((differs := units.cpu() != own).any()):
                 i = int(differs.nonzero()[0])
                 errors.append(
                     f"{prefix}input was saved with other ports: ports[{i}] is unit {int(units[i])}, "
-                    f"this module has {int(self.port_units[i])} there"
+                    f"this module has {int(own[i])} there"
                 )
                 return
             state_dict[prefix + "ports"] = digits_of(units, self.hidden_size)
