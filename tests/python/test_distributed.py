@@ -21,19 +21,19 @@ SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 
 
-def torchrun_command(*words, processes=2):
+def torchrun_command(*words, processes=2, program=("-m", "blocksparse")):
     """(command, environment)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
-    command += ["-m", "blocksparse", "lm", "train", "--device", "cpu", *words]
+    command += [*program, "lm", "train", "--device", "cpu", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return [str(x) for x in command], environment
 
 
-def torchrun(*words, processes=2):
-    command, environment = torchrun_command(*words, processes=processes)
+def torchrun(*words, processes=2, program=("-m", "blocksparse")):
+    command, environment = torchrun_command(*words, processes=processes, program=program)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -68,6 +68,35 @@ def test_two_processes_are_as_one(text, tmp_path):
             assert (a["train"], a["valid"]) == pytest.approx((b["train"], b["valid"]), abs=2e-4)
     moved = [(expected[f"model.{k}"] - v).abs().max() for k, v in start.items() if f"ema.{k}" in expected]
     assert min(moved) > 1e-3  # what is compared is what was trained
+
+
+STOPPED_IN_AN_EVALUATION = """
+import os, signal, sys
+from blocksparse import __main__
+from blocksparse.models.training import Trainer
+evaluate = Trainer.evaluate
+def and_stop(*arguments):
+    if os.environ["RANK"] == "1":
+        signal.raise_signal(signal.SIGTERM)
+    return evaluate(*arguments)
+Trainer.evaluate = and_stop
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_the_log_of_two_processes_of_which_one_was_stopped(text, tmp_path):
+    """In an evaluation, which both make up for."""
+    program = tmp_path / "program.py"
+    program.write_text(STOPPED_IN_AN_EVALUATION)
+    words = ["--text", text, *SIZE, *HOW, "--resume", "--valid", text]
+    out = ["--out", tmp_path / "out"]
+    assert torchrun(*words, *out, program=[program]).returncode != 0
+    (line,) = map(json.loads, (tmp_path / "out" / "log.jsonl").read_text().splitlines())
+    assert (line["update"], "valid" in line, line["stopped"]) == (4, False, True)
+    assert torchrun(*words, *out).returncode == 0
+    log = [json.loads(x) for x in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert [(x["update"], "valid" in x, "stopped" in x) for x in log] == [(4, True, False), (8, True, False)]
+    assert log[0] == {k: v for k, v in line.items() if k != "stopped"} | {"valid": log[0]["valid"]}
 
 
 def test_uneven_batches_are_refused(text, tmp_path):

@@ -62,6 +62,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def log_of(folder):
+    """Its lines but for seconds, which are never the same."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["seconds"] for line in lines] == sorted(line.pop("seconds") for line in lines)
+    return lines
+
+
 @pytest.fixture
 def at(monkeypatch):
     """Does something at the end of an update."""
@@ -99,7 +106,7 @@ def test_a_signal_ends_the_update_and_saves(text, whole, tmp_path, capfd, at, nu
     assert [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)] == before
     assert lm(*words(text, out, "--save-every", 5, "--resume")) == 0
     assert is_whole(last, whole)
-    assert [json.loads(x)["update"] for x in (out / "log.jsonl").read_text().splitlines()] == [5, 7, 10, 12]
+    assert [line["update"] for line in log_of(out)] == [5, 10, 12]
 
 
 def test_a_signal_before_the_first_update(text, tmp_path, capsys, monkeypatch):
@@ -140,6 +147,71 @@ def test_a_signal_ends_a_long_evaluation(text, tmp_path, monkeypatch, capsys):
     assert len(read) == 2
     assert checkpoint.load(tmp_path / "out" / "last.safetensors")[1]["update"] == 3
     assert "valid" not in json.loads((tmp_path / "out" / "log.jsonl").read_text())
+
+
+def stops(counts):
+    """For `stop`: says so each time that it has been asked so many times; 0 for never again."""
+    left = iter(counts)
+    asked = [next(left)]
+
+    def stop():
+        asked[0] -= 1
+        if asked[0] == 0:
+            asked[0] = next(left)
+            return True
+        return False
+
+    return stop
+
+
+@pytest.mark.parametrize("evaluate_every", [None, 2])
+def test_a_stopped_trainings_log_is_that_of_one_never_stopped(text, tmp_path, evaluate_every):
+    """Wherever it is stopped: between updates, in evaluations, in the last one, in one that is made up for."""
+    data, valid = read_text([text]), read_text([text])[:700]
+    how = {"save_every": 4, "evaluate_every": evaluate_every, "streams": 2}
+
+    def trained(out, stop):
+        runs = 0
+        done = False
+        while not done and runs < 60:
+            trainer = Trainer(TINY, SHORT, data, "cpu")
+            if (out / "last.safetensors").exists():
+                trainer.resume(out / "last.safetensors")
+            done = train(trainer, out, valid, **how, stop=stop)
+            lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+            assert [line["update"] for line in lines if "stopped" in line][:-1] == []
+            assert done or trainer.update == 0 or lines[-1]["update"] <= trainer.update
+            runs += 1
+        return runs, log_of(out)
+
+    runs, whole = trained(tmp_path / "whole", lambda: False)
+    assert runs == 1
+    assert whole[-1]["update"] == SHORT.updates
+    assert all("valid" in line for line in whole)
+    for turn, counts in enumerate([[2], [5], [6], [7], [5, 2, 1, 3], [3, 1, 2, 2, 1, 9, 2, 2, 2, 1], [9] * 6]):
+        out = tmp_path / str(turn)
+        runs, log = trained(out, stops([*counts, 0]))
+        assert runs > 1
+        assert log == whole, counts
+        assert same(
+            checkpoint.load(out / "last.safetensors")[0], checkpoint.load(tmp_path / "whole" / "last.safetensors")[0]
+        )
+
+
+def test_a_signal_in_the_last_evaluation(text, tmp_path, monkeypatch, capsys):
+    """All updates are done, but not all that was asked for."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert lm(*words(text, whole, "--valid", text)) == 0
+    evaluate = Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", lambda *a: signal.raise_signal(signal.SIGTERM) or evaluate(*a))
+    assert lm(*words(text, out, "--valid", text)) == 143
+    assert "is written, after update 12 of 12; the same command with --resume goes on\n" in capsys.readouterr().err
+    assert lm(*words(text, out, "--valid", text, "--resume")) == 143
+    assert "is as it was, after update 12 of 12; the same command goes on\n" in capsys.readouterr().err
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    assert lm(*words(text, out, "--valid", text, "--resume")) == 0
+    assert log_of(out) == log_of(whole)
+    assert "valid" in log_of(out)[-1]
 
 
 SLOW = """

@@ -264,7 +264,7 @@ def test_strict_loading(which, old):
         plain.load_state_dict(as_of_version_01(ordered) if old else ordered.state_dict())
 
 
-def test_the_order_and_the_ports_of_the_state_dict_count():
+def test_the_order_of_the_state_dict_counts():
     x = torch.randn(2, 30, 5, 4)
     for state in (ordered_conv().state_dict(), as_of_version_01(ordered_conv())):
         other = bst.BlockSparseConv2d(30, 21, 3, make_channels(), channel_order=range(30), gates=True)
@@ -275,13 +275,45 @@ def test_the_order_and_the_ports_of_the_state_dict_count():
         twin = ordered_conv()
         twin.load_state_dict(state)
         assert torch.equal(other(x), twin(x))
-    for state in (deep_update().state_dict(), as_of_version_01(deep_update())):
-        other = bst.DeepUpdateLSTM.from_graph(6, 320, "ba(40,3)", 8, 2, ports=torch.tensor([0, 1, 2, 3, 4]))
-        other.load_state_dict(state)
-        assert other.port_units.tolist() == [1, 5, 257, 300, 319]
-        twin = deep_update()
-        twin.load_state_dict(state)
-        assert torch.equal(run(other, (3, 2, 6)), run(twin, (3, 2, 6)))
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_other_ports_are_refused(tmp_path, old, inside):
+    """Whose weights would be read at other units; also where a file holds nothing but tensors."""
+    from safetensors.torch import load_file, save_file
+
+    def wrapped(module):
+        return torch.nn.ModuleDict({"lstm": module}) if inside else module
+
+    def make(ports):
+        return wrapped(bst.DeepUpdateLSTM.from_graph(6, 320, "ba(40,3)", 8, 2, ports=ports))
+
+    path, saved = tmp_path / "file", wrapped(shaken(deep_update()))
+    save_file(as_of_version_01(saved) if old else saved.state_dict(), path)
+    for ports, message in (
+        ([0, 1, 2, 3, 4], r"ports\[0\] is unit 1, this module has 0 there"),
+        ([1, 5, 257, 300, 318], r"ports\[4\] is unit 319, this module has 318 there"),
+    ):
+        other = make(torch.tensor(ports))
+        before = copy.deepcopy(other.state_dict())
+        prefix = "lstm." if inside else ""
+        for strict in (True, False):
+            with pytest.raises(RuntimeError, match=rf"{prefix}input was saved with other ports: {message}"):
+                other.load_state_dict(load_file(path), strict=strict)
+        parts = {k: v for k, v in other.state_dict().items() if k.startswith(prefix) and "." not in k[len(prefix) :]}
+        assert len(parts) == 5
+        assert all(torch.equal(v, before[k]) for k, v in parts.items())
+    with pytest.raises(RuntimeError, match=r"ports: \[5\], needs 160, rising"):
+        make(2).load_state_dict(load_file(path))
+    same = make(PORTS)
+    assert same.load_state_dict(load_file(path)) == ([], [])
+    with torch.device("meta"):
+        empty = make(PORTS)
+    assert empty.load_state_dict(load_file(path), assign=True) == ([], [])
+    one, other = (module["lstm"] if inside else module for module in (saved, same))
+    assert torch.equal(run(one, (3, 2, 6)), run(other, (3, 2, 6)))
+    assert torch.equal((empty["lstm"] if inside else empty).port_units, PORTS)
 
 
 def test_integers_at_the_edges_of_bytes():

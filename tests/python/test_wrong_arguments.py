@@ -184,6 +184,7 @@ SPARSE_CONV = {
     "x": lambda x, w: bst.conv2d(x.to_sparse(), w, LAYOUT, kernel_size=3),
     "values": lambda x, w: bst.conv2d(x, w.to_sparse(), LAYOUT, kernel_size=3),
     "bias": lambda x, w: bst.conv2d(x, w, LAYOUT, torch.zeros(32).to_sparse(), kernel_size=3),
+    "gates": lambda x, w: bst.conv2d(x, w, LAYOUT, kernel_size=3, gates=torch.ones(LAYOUT.blocks).to_sparse()),
     "residual": lambda x, w: bst.conv2d(x, w, LAYOUT, kernel_size=3, residual=torch.ones(2, 32, 3, 3).to_sparse()),
     "channel_order": lambda x, w: bst.conv2d(
         x, w, LAYOUT, kernel_size=3, channel_order=torch.arange(24, dtype=torch.int32).to_sparse()
@@ -202,6 +203,15 @@ def test_sparse_tensors_of_pytorch_are_refused(name):
 def test_sparse_tensors_are_refused_by_convolutions(name):
     with pytest.raises(ValueError, match=r"^\[conv\] .* is torch.sparse_coo, needs torch.strided"):
         SPARSE_CONV[name](torch.from_numpy(IMAGES), torch.from_numpy(FILTER))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_sparse_tensors_are_refused_by_the_lstm(which):
+    layout = Layout.from_graph("ba(3,2)", 8).stack(4)
+    given = [torch.ones(2, 3, 96), torch.ones(layout.values_shape)]
+    given[which] = given[which].to_sparse()
+    with pytest.raises(ValueError, match=r"^\[lstm\] (pre|values) is torch.sparse_coo, needs torch.strided"):
+        bst.lstm(*given, layout)
 
 
 def test_integers_are_refused():

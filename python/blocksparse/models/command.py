@@ -20,7 +20,8 @@ from .language import LanguageModel, bits_per_byte, sample
 from .options import add_parser as add_parser
 from .texts import read_labelled
 from .train_command import VALID_BYTES as VALID_BYTES
-from .training import load_model, read_text
+from .training import read_text
+from .weights import load_model
 
 SUFFIX = ".bslm"
 

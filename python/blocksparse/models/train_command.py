@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         with ExitStack() as shown:
             report = _reporter(arguments, trainer, valid, shown, writer) if world.first else _silent
             how = {"save_every": arguments.save_every, "until": arguments.until, "report": report, "stop": stop}
-            train(trainer, arguments.out, valid, **how)
-        if trainer.update >= end:
+            ended = train(trainer, arguments.out, valid, **how)
+        if ended:
             if world.first:
                 print(last)
             return 0

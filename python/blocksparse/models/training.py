@@ -25,6 +25,8 @@ from .folder import locked
 from .language import LanguageModel, Stopped, bits_per_byte, loss_of
 from .log import LINE as LINE
 from .log import Log
+from .weights import load_model as load_model
+from .weights import load_weights as load_weights
 
 SUMS = 100  # bits per byte of training are averaged over so many updates
 
@@ -302,39 +304,6 @@ def _is_random_state(state: Tensor) -> bool:
     return True
 
 
-def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
-    """Weights of a checkpoint into a model, all of them.
-
-    Raises:
-        ValueError: some are missing, of another shape, or of another layout.
-    """
-    found = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
-    try:
-        model.load_state_dict(found)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split())
-        raise ValueError(f"[lm] {path} does not fit the model: {lines}") from error
-
-
-def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
-    """The model of a checkpoint, with its averaged weights.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is damaged, or there is no such device.
-    """
-    place = device_of(device)
-    tensors, header = checkpoint.load(path)
-    try:
-        model = LanguageModel(ModelConfig(**header["model"]))
-    except (KeyError, TypeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"[lm] {path} describes no model: {error}") from error
-    buffers = {f"ema.{name}": tensors.get(f"model.{name}") for name, _ in model.named_buffers()}
-    averaged = {**{k: v for k, v in buffers.items() if v is not None}, **tensors}
-    load_weights(model, averaged, "ema.", path)
-    return model.to(place).eval()
-
-
 def train(
     trainer: Trainer,
     folder: Path,
@@ -346,8 +315,11 @@ def train(
     streams: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
-) -> None:
+) -> bool:
     """Trains to the end, or `until` an update; writes folder/last.safetensors and folder/log.jsonl.
+
+    Returns:
+        Whether it got there: not where `stop` said so before.
 
     Raises:
         OSError: one of them cannot be written.
@@ -357,47 +329,66 @@ def train(
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have the bits per byte of
     `valid`, read as so many `streams`, and are logged. Their seconds are of updates alone.
 
-    `stop` is asked before each update. Where it says so in one of the processes, all write what they have and return.
+    `stop` is asked before each update and during evaluations. Where it says so in one of the processes, all write what
+    they have and return. Whoever goes on makes the log what it would be without that: see `Log`.
     """
     check_updates(save_every=save_every, evaluate_every=evaluate_every, until=until)
     world = trainer.world
     last = min(trainer.config.updates, until or trainer.config.updates)
+
+    def saves() -> bool:
+        return trainer.update % save_every == 0 or trainer.update == last
+
+    def is_due() -> bool:  # a line of the log
+        return saves() or trainer.update % (evaluate_every or save_every) == 0
+
+    def evaluate(line: dict[str, Any]) -> bool:  # into the line; False: stopped
+        if valid is not None:
+            with suppress(Stopped):
+                line["valid"] = round(trainer.evaluate(valid, streams, stop), 4)
+            return "valid" in line
+        return True
+
     with locked(folder) if world.first else nullcontext():
         log = Log(folder / "log.jsonl", trainer.update) if world.first else None
+        line = (log.unfinished if log else None) or {}
         spent = log.seconds if log else 0.0
-        saved = logged = trainer.update
-        while trainer.update < last and not world.any(stop(), trainer.device):
+        saved = trainer.update
+        finished = True
+        if world.any(bool(line) and is_due(), trainer.device):
+            finished = evaluate(line)
+            if log and finished:
+                log.add(line)
+                report(line)
+        while finished and trainer.update < last and not world.any(stop(), trainer.device):
             rate, begin = trainer.rate(), time.perf_counter()
             bits = trainer.step()
             spent += time.perf_counter() - begin
-            line: dict[str, Any] = {
+            line = {
                 "update": trainer.update,
                 "bytes": trainer.bytes_seen,
                 "seconds": round(spent, 3),
                 "train": round(sum(trainer.recent) / len(trainer.recent), 4),
                 "lr": rate,
             }
-            saves = trainer.update % save_every == 0 or trainer.update == last
-            if not math.isfinite(bits) or (saves and not trainer.is_finite()):
+            if not math.isfinite(bits) or (saves() and not trainer.is_finite()):
                 raise _failure(trainer, rate)
-            if saves or trainer.update % (evaluate_every or save_every) == 0:
-                if valid is not None:
-                    with suppress(Stopped):
-                        line["valid"] = round(trainer.evaluate(valid, streams, stop), 4)
+            if is_due():
+                finished = evaluate(line)
                 if log:  # before the checkpoint: a line too many is cut when training goes on
-                    log.add(line)
-                    logged = trainer.update
-                if saves:
+                    log.add(line, finished=finished)
+                if finished and saves():
                     trainer.save(folder / "last.safetensors")
                     saved = trainer.update
             if log:
                 report(line)
-        if trainer.update > saved and not trainer.is_finite():  # an end was asked for
-            raise _failure(trainer, rate)
-        if trainer.update > logged and log:
-            log.add(line)
-        if trainer.update > saved:
+        if trainer.update > saved:  # an end was asked for
+            if not trainer.is_finite():
+                raise _failure(trainer, rate)
+            if log and not is_due():
+                log.add(line, finished=False)
             trainer.save(folder / "last.safetensors")
+        return finished and trainer.update >= last
 
 
 def check_updates(**numbers: int | None) -> None:

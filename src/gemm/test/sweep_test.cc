@@ -5,6 +5,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "core/text.h"
+#include "cuda/memory.h"
 #include "gemm/test/awkward.h"
 #include "gemm/test/awkward_few.h"
 #include "gemm/test/awkward_many.h"
@@ -121,6 +122,8 @@ std::vector<std::string> few_gradients(std::string_view one, std::string_view ot
            "linear:wgrad bf16 n=1 b=32 random(6,6,0.5) seed=11 pairs=70 dw=f32",
            "linear:wgrad f16 n=5 b=8 random(9,9,0.5) seed=12 pairs=180 x=first",
            "linear:wgrad bf16 n=32 b=16 random(9,9,0.5) seed=13 pairs=20 y=first dgates",
+           // A thread block for two blocks of dW that has one: it must be added to once.
+           "linear:wgrad bf16 n=65 b=64 diagonal(3) seed=14 accumulate",
        }) {
     lines.push_back(with_types(line, one, other));
   }
@@ -341,6 +344,45 @@ void every_cuda_kernel(const std::string& line) {
 }
 
 TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(GetParam()); }
+
+// A number just below 1 + 2^-10 is that when it is rounded to 11 bits, and 1 when it is cut: for random numbers, the
+// bound of the sweep has room for either.
+TEST(Tf32, IsRoundedAndNotCutByEveryCudaKernel) {
+  if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
+  constexpr float kBelow = 0x1.003ffep0f;
+  for (const char* line : {"linear:fprop f32 n=300 b=32 dense(3,4) tf32", "linear:dgrad f32 n=300 b=32 dense(3,4) tf32",
+                           "linear:wgrad f32 n=300 b=32 dense(3,4) tf32"}) {
+    ASSERT_TRUE(set_cuda_kernel("generic").ok());  // the workspace of one that is forced suffices for all
+    LinearData data = *LinearData::make(*parse_linear_case(concat(line, " device=cuda")));
+    const bool gradient = data.spec().pass == Pass::wgrad;
+    const Tensor x = data.x(), other = gradient ? data.dy() : data.weights();
+    const Tensor& y = data.output();
+    const auto fill = [&data](const Tensor& tensor, float value) {
+      int64_t count = 1;
+      for (int i = 0; i < tensor.rank; ++i) count *= tensor.shape[static_cast<size_t>(i)];
+      const std::vector<float> values(static_cast<size_t>(count), value);
+      const Tensor to = data.placed(tensor);
+      ASSERT_TRUE(cuda::copy_to_device(to.device, to.data, values.data(), values.size() * sizeof(float)).ok());
+    };
+    const int64_t terms = gradient ? x.shape[0] : x.shape[1];
+    const float expected = static_cast<float>(terms) * (1 + 0x1p-10f);
+    for (const bool of_x : {true, false}) {
+      fill(x, of_x ? kBelow : 1);
+      fill(other, of_x ? 1 : kBelow);
+      for (const std::string& kernel : cuda_kernels()) {
+        SCOPED_TRACE(concat(kernel, of_x ? ", x: " : ", the other: ", line));
+        ASSERT_TRUE(set_cuda_kernel(kernel).ok());
+        const Status status = data.run();
+        if (status.code() == StatusCode::unsupported) continue;
+        ASSERT_TRUE(status.ok()) << status.message();
+        linear::for_each_element(y, [&](int64_t i) {
+          ASSERT_NEAR(static_cast<const float*>(y.data)[i], expected, static_cast<float>(terms) * 0x1p-13f) << i;
+        });
+      }
+    }
+  }
+  ASSERT_TRUE(set_cuda_kernel("").ok());
+}
 
 // What says nothing new about CPUs.
 class LinearCudaSweep : public testing::TestWithParam<std::string> {};

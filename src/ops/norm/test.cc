@@ -1,7 +1,9 @@
 // The layer norm against its equations in f64, on the CPU and on a card, and what its edge refuses.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,7 +37,9 @@ std::string line_of(const Case& c) {
          (c.relu ? " relu" : "") + (c.odd ? " odd" : "");
 }
 
-// A tensor on the host, and its copy where the case runs; NaN until something is written.
+constexpr std::ptrdiff_t kGuard = 256;  // bytes behind a tensor, which nobody may write
+
+// A tensor on the host, and its copy where the case runs; NaN until something is written, as is the guard behind it.
 struct Buffer {
   DType dtype = DType::f32;
   std::vector<char> bytes;
@@ -47,24 +51,26 @@ struct Buffer {
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;
     const auto size = static_cast<size_t>(size_of(dtype)), shift = odd ? size : 0;
-    bytes.assign(static_cast<size_t>(count) * size, static_cast<char>(-1));
+    bytes.assign(static_cast<size_t>(count) * size + kGuard, static_cast<char>(-1));
     if (device.type == DeviceType::cuda) memory = *cuda::allocate(device, bytes.size() + size);
     else memory = std::shared_ptr<void>(new char[bytes.size() + size], [](void* p) { delete[] static_cast<char*>(p); });
     tensor = Tensor(static_cast<char*>(memory.get()) + shift, dtype, shape, device);
     send();
   }
   double at(int64_t i) const { return load_element(bytes.data(), i, dtype); }
-  int64_t count() const { return static_cast<int64_t>(bytes.size()) / size_of(dtype); }
+  int64_t count() const { return (static_cast<int64_t>(bytes.size()) - kGuard) / size_of(dtype); }
   void send() const {
     if (tensor.device.type == DeviceType::cpu) std::copy(bytes.begin(), bytes.end(), static_cast<char*>(tensor.data));
     else ASSERT_TRUE(cuda::copy_to_device(tensor.device, tensor.data, bytes.data(), bytes.size()).ok());
   }
-  void fetch() {
+  void fetch(const std::string& name) {
     if (tensor.device.type == DeviceType::cpu) {
       std::copy_n(static_cast<const char*>(tensor.data), bytes.size(), bytes.begin());
     } else {
       ASSERT_TRUE(cuda::copy_to_host(tensor.device, bytes.data(), tensor.data, bytes.size()).ok());
     }
+    EXPECT_EQ(std::count(bytes.end() - kGuard, bytes.end(), static_cast<char>(-1)), kGuard)
+        << "written behind " << name;
   }
 };
 
@@ -127,7 +133,7 @@ class Norm {
                                   .factor = c_.factor ? t("dfactor") : Tensor(),
                                   .term = c_.term ? t("dterm") : Tensor()});
     ASSERT_TRUE(status.ok()) << status.message();
-    for (auto& [name, b] : b_) b.fetch();
+    for (auto& [name, b] : b_) b.fetch(name);
   }
 
   void expect_right() const {
@@ -260,7 +266,7 @@ class NormCell {
                         .c_end = save ? at("c_end") : nullptr};
     const Status status = cuda_cell_forward(f, kCard, {});
     ASSERT_TRUE(status.ok()) << status.message();
-    for (auto& [name, b] : b_) b.fetch();
+    for (auto& [name, b] : b_) b.fetch(name);
   }
   void expect_right() const {
     const int64_t h = c_.features;

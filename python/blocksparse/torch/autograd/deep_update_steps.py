@@ -29,7 +29,7 @@ class Matrix:
     """One weight for the steps of a call, in the dtype of their products."""
 
     def __init__(self, layer: nn.Linear | Blocks, n: int, dtype: torch.dtype) -> None:
-        self.weight = layer.weight.detach().to(dtype)
+        self.weight = layer.weight.detach().to(dtype).contiguous()
         self.wide = layer.weight.dtype != dtype
         self.layout = None if isinstance(layer, nn.Linear) else layer.layout
         if isinstance(layer, nn.Linear):

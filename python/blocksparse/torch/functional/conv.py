@@ -16,6 +16,7 @@ from ..autograd.conv import Product
 from ..autograd.transforms import apply, has_tangent, is_wrapped, needs_gradient, refuse_compiled_transforms
 from ..conv_geometry import Padding, Sizes, make_geometry
 from ..ops import conv as ops
+from ..ops.calls import contiguous_or_none
 from ..tables import index_of
 from .epilogue import ACTIVATE, finish
 
@@ -64,7 +65,8 @@ def conv2d(
     Args:
         x: [n, layout.in_features, height, width], or without n. Channels-last x is answered channels-last (the fast
             way), contiguous x contiguous; anything else is copied to channels-last first.
-        values: [layout.blocks, taps, b, b]: the taps of the kernel, the last size fastest, each [out, in].
+        values: [layout.blocks, taps, b, b]: the taps of the kernel, the last size fastest, each [out, in]. What is not
+            contiguous is copied at every call, as are bias and gates.
         layout: which blocks of channels (out, in) are connected.
         bias: [layout.out_features].
         kernel_size: one number, or one for each size.
@@ -279,7 +281,7 @@ def apply_conv(
 ) -> Tensor:
     """A convolution with the layout as its tables and sizes (out_features, in_features)."""
     rank = len(geometry) // 6
-    need_strided("conv", x=x, values=values, residual=residual)
+    need_strided("conv", x=x, values=values, bias=bias, gates=gates, residual=residual)
     if x.dim() == rank + 1:
         residual = None if residual is None else residual.unsqueeze(0)
         call = (geometry, sizes, transposed, bias, order, gates, residual, activation)
@@ -297,8 +299,8 @@ def apply_conv(
         residual = None if residual is None else residual.to(dtype)
     elif values.dtype != dtype:
         need_same_dtype("conv", x, values)
-    if not values.is_contiguous():  # parametrizations follow .to(memory_format=torch.channels_last)
-        values = values.contiguous()
+    # Of values, parametrizations follow .to(memory_format=torch.channels_last).
+    values, bias, gates = values.contiguous(), contiguous_or_none(bias), contiguous_or_none(gates)
     last, lies_by_channels = ops.is_channels_last(x), False
     if not last and (not x.is_contiguous() or ops.wants_channels_last(x)):
         lies_by_channels = x.is_contiguous()

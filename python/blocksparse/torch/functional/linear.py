@@ -16,7 +16,7 @@ from ..autograd import traced
 from ..autograd.linear import Product
 from ..autograd.transforms import apply, has_tangent, needs_gradient, refuse_compiled_transforms, refuse_tangents
 from ..ops import linear as ops
-from ..ops.calls import sum_dtype, usable
+from ..ops.calls import contiguous_or_none, sum_dtype, usable
 from ..tables import index_of
 from .epilogue import ACTIVATE, finish
 
@@ -40,7 +40,7 @@ def linear(
     Args:
         x: [..., layout.in_features]. A transposed view of a contiguous [features, tokens] tensor is taken as it is and
             answered in kind (features-first); anything else that is not contiguous is copied first.
-        values: [layout.blocks, b, b].
+        values: [layout.blocks, b, b]. What is not contiguous is copied at every call, as are bias and gates.
         layout: which blocks of W there are.
         bias: [layout.out_features].
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
@@ -151,11 +151,19 @@ def apply_linear(
         raise ValueError(f"[linear] activation is {activation!r}, needs one of {', '.join(ACTIVATE)}")
     try:  # which costs nothing; to ask for the layout of each x takes 0.1 us
         contiguous = x.is_contiguous()
+        packed = (
+            values.is_contiguous()
+            and (bias is None or bias.is_contiguous())
+            and (gates is None or gates.is_contiguous())
+        )
     except RuntimeError:
-        need_strided("linear", x=x)
+        need_strided("linear", x=x, values=values, bias=bias, gates=gates)
         raise
     if not contiguous:
         x = usable(x)
+    if not packed:
+        need_strided("linear", values=values, bias=bias, gates=gates)
+        values, bias, gates = values.contiguous(), contiguous_or_none(bias), contiguous_or_none(gates)
     if residual is not None:
         need_strided("linear", residual=residual)
     tf32 = on_card and ops.allows_tf32(x)

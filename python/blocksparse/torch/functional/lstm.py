@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...layout import Layout, need_layout
-from ..arguments import need_lengths, need_tensor, state_of
+from ..arguments import need_lengths, need_strided, need_tensor, state_of
 from ..autograd import traced
 from ..autograd.lstm import Lstm
 from ..autograd.transforms import needs_gradient, refuse_tangents
@@ -32,7 +32,7 @@ def lstm(
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
-        values: [layout.blocks, b, b].
+        values: [layout.blocks, b, b]. What is not contiguous is copied at every call.
         layout: of W [4 hidden, hidden]: `layout.stack(4)` if the gates share one. hidden is a multiple of b.
         state: (h, c) before the first step, [n, hidden] each; zeros by default. c is used and returned in float32
             (float64 for float64), whatever the dtype of pre.
@@ -65,6 +65,7 @@ def apply_lstm(
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """`lstm` with the layout as its tables and sizes (4 * hidden, hidden)."""
+    need_strided("lstm", pre=pre, values=values)
     rows, hidden = sizes
     if pre.dim() == 3 and pre.size(2) == rows:
         pre = pre.unflatten(2, (4, hidden))
@@ -85,7 +86,7 @@ def apply_lstm(
         h0, c0 = h0.to(dtype).contiguous(), c0.to(sum_dtype(dtype)).contiguous()
     if lengths is not None:
         lengths = lengths.to(pre.device, torch.int64).contiguous()
-    pre = pre.contiguous()
+    pre, values = pre.contiguous(), values.contiguous()
     refuse_tangents("lstm", pre, values, h0, c0)
     if traced.is_tracing():
         y, h, c = traced.lstm(pre, values, index, h0, c0, lengths)
@@ -98,7 +99,7 @@ def apply_lstm(
 
 def apply_cell(z: Tensor, values: Tensor, index: Tensor, c: Tensor) -> State:
     """One step from z [n, 4, hidden] and c [n, hidden], without a product: -> h, c. values and index are not read."""
-    pre = z.unsqueeze(0)
+    pre, values = z.unsqueeze(0), values.contiguous()
     refuse_tangents("lstm", z, c)
     if traced.is_tracing():
         _, h, c = traced.lstm(pre, values, index, None, c, None)

@@ -9,6 +9,7 @@ from ..autograd import traced
 from ..autograd.norm import LayerNorm
 from ..autograd.transforms import refuse_tangents
 from ..ops import norm
+from ..ops.calls import contiguous_or_none
 
 
 def layer_norm(
@@ -25,7 +26,7 @@ def layer_norm(
     Differentiable any number of times, backward.
 
     Args:
-        x: [n, groups, features], contiguous. Each group has a norm of its own.
+        x: [n, groups, features]. Each group has a norm of its own. What is not contiguous is copied first.
         gain: [groups, features], float32 (float64 for float64); and so is shift.
         shift: see gain.
         factor: like x; 1 if not given.
@@ -41,7 +42,8 @@ def layer_norm(
         NotImplementedError: a tensor has a tangent (forward-mode differentiation).
     """
     refuse_tangents("layer_norm", x, gain, shift, factor, term)
-    gain, shift = gain.contiguous(), shift.contiguous()
+    x, gain, shift = x.contiguous(), gain.contiguous(), shift.contiguous()
+    factor, term = contiguous_or_none(factor), contiguous_or_none(term)
     if traced.is_tracing():
         made: Tensor = traced.layer_norm(x, gain, shift, factor, term, relu, epsilon)
         return made

@@ -26,7 +26,7 @@ class SharedWeight:
     """
 
     def __init__(self, layer: nn.Linear | Blocks) -> None:
-        weight = layer.weight
+        weight = layer.weight.contiguous()
         refuse_tangents("SharedWeight", weight)
         self.layout = None if isinstance(layer, nn.Linear) else layer.layout
         self.index = None if isinstance(layer, nn.Linear) else layer.tables(weight.device)

@@ -47,7 +47,8 @@ class DeepUpdateLSTM(Recurrent):
         layouts: `inner` of W_0 ..., and last that of one gate, all [hidden, hidden]. One alone: for all of them. None:
             all matrices are dense. See also `from_graph`.
         inner: matrices before the gates, 2 or more; needed where `layouts` is no list.
-        ports: the units that x touches: every ports-th one, or a list of them (int64 tensor).
+        ports: the units that x touches: every ports-th one, or a list of them (int64 tensor). What was saved with
+            others is not loaded.
         batch_first: x is [n, steps, features], and y.
         dropout: of g, in training.
         device: of the parameters.
@@ -60,6 +61,7 @@ class DeepUpdateLSTM(Recurrent):
     """
 
     ports: Tensor
+    _own_ports: Tensor | None = None  # as they were given; None in modules that were pickled by older versions
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class DeepUpdateLSTM(Recurrent):
                 f"[DeepUpdateLSTM] inner is {inner}, with {len(all_layouts)} layouts; needs 2 or more, and one layout "
                 "for each and one for the gates"
             )
-        units = _ports(ports, hidden_size)
+        units = self._own_ports = _ports(ports, hidden_size).cpu()
         self.register_buffer("ports", digits_of(units, hidden_size).to(torch.empty(0, device=device).device))
         self._units = Integers(torch.int64)
         width = units.numel()
@@ -177,6 +179,14 @@ class DeepUpdateLSTM(Recurrent):
             if units.shape != (count,) or not _are_ports(units, self.hidden_size):
                 last = self.hidden_size - 1
                 errors.append(f"{prefix}ports: {list(units.shape)}, needs {count}, rising, and within 0 to {last}")
+                return
+            own = self._own_ports  # for the buffer may hold nothing yet
+            if own is not None and bool((differs := units.cpu() != own).any()):
+                i = int(differs.nonzero()[0])
+                errors.append(
+                    f"{prefix}input was saved with other ports: ports[{i}] is unit {int(units[i])}, "
+                    f"this module has {int(own[i])} there"
+                )
                 return
             state_dict[prefix + "ports"] = digits_of(units, self.hidden_size)
         super()._load_from_state_dict(state_dict, prefix, *arguments)

@@ -25,6 +25,11 @@ def usable(x: Tensor) -> Tensor:
     return x if features_first(x) and x.stride(1) >= x.size(0) else x.contiguous()
 
 
+def contiguous_or_none(tensor: Tensor | None) -> Tensor | None:
+    """It, or a contiguous copy, of what need not be given."""
+    return None if tensor is None else tensor.contiguous()
+
+
 def check_devices(x: Tensor, *others: Tensor | None, op: str = "linear") -> None:
     """Without this, x on the CPU and weights on meta would be answered by a tensor that nothing has written."""
     for other in others:

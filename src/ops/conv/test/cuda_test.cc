@@ -147,6 +147,8 @@ constexpr std::string_view kLines[] = {
     "conv:fprop bf16 n=3 hw=12 b=8 ba(40,3)",
     "conv:fprop bf16 n=2 hw=12 b=32 random(3,3,0) bias",
     "conv:wgrad bf16 n=0 hw=12 b=32 random(3,3,0.5) dgates",
+    // The last of nine jobs, of two steps, is shared by four thread blocks, two of which have none.
+    "conv:wgrad f16 n=1 hw=12 b=64 dense(3,3)",
 };
 
 class ConvCuda : public testing::Test {
