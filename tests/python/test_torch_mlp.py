@@ -5,12 +5,15 @@ import io
 
 import pytest
 import torch
+from conftest import assert_same, refusals
 from test_torch import error
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.ops import glu as glu_ops
 
 DOUBLE = torch.float64
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu"]
@@ -137,6 +140,93 @@ def test_wrong_arguments_of_a_gated_unit():
         bst.interleave_rows(torch.zeros(3, 2), torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"dtype is torch\.int32"):
         bst.BlockSparseGLU(48, 64, layout, dtype=torch.int32)
+
+
+def op_arguments(dtype=torch.float32, activation=3):
+    layout = layout_of(40, 33, 16, 0.7)
+    joint = bst.interleaved_layout(layout)
+    given = [torch.randn(shape, dtype=dtype) for shape in [(2, 3, 33), joint.values_shape]]
+    bias, gates = torch.randn(joint.out_features, dtype=dtype), torch.rand(joint.blocks)
+    options = {"bias": bias, "gates": gates, "activation": activation}
+    return (*given, bst.index_of(joint), joint.out_features, 40), options
+
+
+@pytest.mark.parametrize("activation", [1, 2, 3, 4])
+def test_ops_pass_opcheck(activation):
+    arguments, options = op_arguments(activation=activation)
+    z = torch.randn(4, 80)
+    for op, given, more in [
+        (glu_ops.linear, arguments, options),
+        (glu_ops.forward, (z, 37, activation), {}),
+        (glu_ops.backward, (z, torch.randn(4, 37), activation), {}),
+    ]:
+        torch.library.opcheck(op, given, more)
+
+
+def op_results():
+    """What kernels in C++ and in Python give, and how they refuse."""
+    arguments, options = op_arguments()
+    z = torch.randn(4, 80, dtype=torch.bfloat16)
+    results = [
+        glu_ops.linear(*arguments, **options),
+        glu_ops.linear(*arguments),
+        glu_ops.forward(z, 40, 2),
+        glu_ops.backward(z, torch.randn(4, 40).bfloat16(), 4),
+    ]
+    x, values, index, outputs, _ = arguments
+    calls = [
+        (glu_ops.linear, (x, values, index, outputs, 39 + 64), "no gate and up"),
+        (glu_ops.linear, (x, values[:, :8], index, outputs, 40), "w is"),
+        (glu_ops.linear, (x.double(), values, index, outputs, 40), "f64|float64"),
+        (glu_ops.forward, (z, 41, 3), "needs 96 features, gate and up of 41"),
+        (glu_ops.forward, (z, 40, 5), "activation is 5"),
+        (glu_ops.backward, (z, torch.randn(3, 40).bfloat16(), 3), "same number of tokens"),
+        (glu_ops.backward, (z, torch.randn(4, 40), 3), "dy is f32"),
+    ]
+    return results + refusals(calls)
+
+
+def test_kernels_in_python_do_the_same(with_python_kernels):
+    theirs = with_python_kernels("test_torch_mlp.op_results")
+    assert_same(op_results(), theirs)
+
+
+def test_one_launch_is_two(isa):
+    """Without gradients y comes of one call, with them z is kept: the same but for the rounding of z."""
+    for b, dtype in [(8, torch.float32), (16, torch.float32), (64, torch.float64), (32, torch.bfloat16)]:
+        layer = bst.BlockSparseGLU(96, 100, layout_of(100, 96, b), bias=True, dtype=dtype)
+        x = torch.randn(3, 17, 96).to(dtype)
+        with torch.no_grad():
+            one = layer(x)
+        two = layer(x)
+        assert two.requires_grad
+        assert one.shape == two.shape == (3, 17, 100)
+        bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        assert error(one, two) < bound
+
+
+def test_shapes_and_orders_of_z():
+    z = torch.randn(2, 3, 1, 2, 2, 3, 32, requires_grad=True)  # more dimensions than the core has
+    y = bst.glu(z, 16)
+    gate, up = (part.detach() for part in bst.separate_rows(z.movedim(-1, 0), 16))
+    torch.testing.assert_close(y, (nn.functional.silu(gate) * up).movedim(0, -1))
+    y.sum().backward()
+    assert z.grad.shape == z.shape
+    first = torch.randn(32, 5).t()
+    torch.testing.assert_close(bst.glu(first, 16), bst.glu(first.contiguous(), 16))
+    layer = bst.BlockSparseGLU(48, 64, layout_of(64, 48, 16))
+    x = torch.randn(48, 5).t()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), layer(x.contiguous()))
+        assert layer(x).is_contiguous()
+        torch.testing.assert_close(layer(x.view(5, 1, 1, 1, 1, 1, 48)).flatten(0, -2), layer(x))
+
+
+def test_what_ops_cost():
+    layer = bst.BlockSparseGLU(48, 64, layout_of(64, 48, 16))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.randn(5, 48))
+    assert counter.get_total_flops() == 2 * 5 * layer.weight.numel()
 
 
 # ---- The module ----------------------------------------------------------------------------------------------------
