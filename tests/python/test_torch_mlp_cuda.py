@@ -3,7 +3,8 @@
 import pytest
 import torch
 from test_torch import error
-from test_torch_mlp import ACTIVATIONS, layout_of, make
+from test_torch_glu import ACTIVATIONS, layout_of
+from test_torch_mlp import make
 
 import blocksparse.torch as bst
 

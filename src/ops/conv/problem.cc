@@ -87,7 +87,8 @@ Status set_option(ConvCase& c, Given& given, const ProblemLine::Option& option) 
   }
   if (key == "act") {
     const auto* found = std::find(std::begin(kActivations), std::end(kActivations), value);
-    if (found == std::end(kActivations)) return invalid("[problem] act=", value, ": needs none, relu, gelu, silu or gelu_tanh");
+    if (found == std::end(kActivations))
+      return invalid("[problem] act=", value, ": needs none, relu, gelu, silu or gelu_tanh");
     c.activation = static_cast<Activation>(found - std::begin(kActivations));
     return {};
   }
