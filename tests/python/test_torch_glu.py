@@ -115,6 +115,12 @@ def test_wrong_arguments_of_a_gated_unit():
         bst.separate(torch.zeros(1, 16, 16), layout)
     with pytest.raises(ValueError, match="layout is 64 x 48"):
         bst.BlockSparseGLU(48, 62, layout)
+    with pytest.raises(TypeError, match=r"\[glu\] hidden_features is 16.0, needs an integer"):
+        bst.glu(x, 16.0)
+    with pytest.raises(TypeError, match=r"\[BlockSparseGLU\] hidden_features is '64', needs an integer"):
+        bst.BlockSparseGLU(48, "64", layout)
+    with pytest.raises(TypeError, match="layout is a ndarray"):
+        bst.BlockSparseGLU(48, 64, layout.mask())
     with pytest.raises(ValueError, match="one shape"):
         bst.interleave_rows(torch.zeros(3, 2), torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"dtype is torch\.int32"):

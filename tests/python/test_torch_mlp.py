@@ -157,6 +157,16 @@ def test_transforms_and_tracing():
     assert torch.equal(graph(x), mlp(x).relu())
 
 
+def test_exports():
+    mlp = make(bias=True)
+    x = torch.randn(3, 48)
+    with torch.no_grad():
+        program = torch.export.export(mlp, (x,))
+        torch.testing.assert_close(program.module()(x), mlp(x))
+    ops = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {"blocksparse.linear_glu.default", "blocksparse.linear.default"} <= ops
+
+
 def test_fake_and_meta_tensors():
     with torch.device("meta"):
         mlp = make()

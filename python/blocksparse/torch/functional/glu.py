@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._core import library, structs
-from ..._core.arguments import shown
+from ..._core.arguments import shown, to_int
 from ...layout import Layout, need_layout
 from ..arguments import need_same_dtype, need_strided, need_tensor, need_tensors
 from ..autograd import traced
@@ -46,6 +46,7 @@ def glu(z: Tensor, hidden_features: int, activation: str = "silu") -> Tensor:
     need_tensor("glu", "z", z)
     need_strided("glu", z=z)
     need_glu_activation("glu", activation)
+    hidden_features = to_int("hidden_features", hidden_features, op="glu")
     if z.dim() == 0 or z.size(-1) != interleaved_features(hidden_features):
         raise ValueError(f"[glu] z is {list(z.shape)}, needs [..., {interleaved_features(hidden_features)}]")
     return apply_glu(z, hidden_features, activation)
@@ -102,6 +103,7 @@ def linear_glu(
     need_tensor("linear_glu", "values", values)
     need_tensors("linear_glu", bias=bias, gates=gates)
     need_glu_activation("linear_glu", activation)
+    hidden_features = to_int("hidden_features", hidden_features, op="linear_glu")
     need_glu_sizes("linear_glu", layout, hidden_features)
     index = index_of(layout, x.device)
     return apply_linear_glu(

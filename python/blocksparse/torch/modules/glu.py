@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..._core.arguments import to_int
 from ...layout import Layout
 from .. import convert
 from ..arguments import need_sizes, need_tensor
@@ -53,6 +54,7 @@ class BlockSparseGLU(BlockSparseLayer):
         super().__init__()
         op = "BlockSparseGLU"
         need_glu_activation(op, activation)
+        hidden_features = to_int("hidden_features", hidden_features, op=op)
         if not isinstance(layout, Layout) or layout.sizes != (interleaved_features(hidden_features), in_features):
             need_sizes(op, layout, hidden_features, in_features)
             layout = interleaved_layout(layout)
