@@ -32,6 +32,7 @@ some='Awkward/*Cuda*/2?:FewTokens/*Cuda*/1?:FewTokens/*Cuda*/5?:FewTokens/*Cuda*
 some+=':ManyTokens/*Cuda*/?:ManyTokens/*Cuda*/7?:SmallBlocks/*:ManyRounds/*/?'
 some+=':F32*Tokens/*/1?:F32*Tokens/*/6?:F32FewGradients/*/1?'
 some+=':F32ManyRounds/*/?:LinearCuda*:DeviceIndexCuda*:NormCuda*:NormCellCuda*:LstmCuda*:OnCards/LstmSweepCuda*/?'
+some+=':GluCuda.IsItsEquations:GluCuda.Some*'
 some+=':ConvCuda.*:OnCards/ConvCudaSweep*/1?-*TwoToThe31*:*AGraphReplays*:*TwoStreams*:LstmCuda.RandomProblems'
 # A sanitizer's errors are this script's too: without an exit status of its own it hands on that of the program.
 sanitize() {  # name tool options...

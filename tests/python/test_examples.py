@@ -8,7 +8,9 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["linear_torch.py", "linear_numpy.py", "conv_torch.py", "matmul_2017.py"])
+@pytest.mark.parametrize(
+    "name", ["linear_torch.py", "linear_numpy.py", "conv_torch.py", "mlp_torch.py", "matmul_2017.py"]
+)
 def test_runs(name):
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
 
