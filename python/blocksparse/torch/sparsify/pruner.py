@@ -150,7 +150,7 @@ class Pruner:
             raise ValueError(f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}")
         self._optimizers = inner
         self._handles = [
-            inner[0].register_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer)),
+            inner[0].register_step_pre_hook(self._before),
             inner[-1].register_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer)),
         ]
 
@@ -173,6 +173,20 @@ class Pruner:
             raise RuntimeError(f"[{type(self).__name__}] {why}")
         self._step()
 
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+
+        def then() -> Any:
+            """Gradients are there when the closure has run."""
+            loss = closure()
+            self._before_step(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": then}
+
     def _after_step(self, optimizer: Optimizer) -> None:
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
         if found is not None and bool(found != 0):
@@ -184,13 +198,13 @@ class Pruner:
         self.steps += 1
         for layer in self.layers.values():
             layer.hook(self._on_gradient)
+        self._zero()
         self._adjust()
         if self._due or self.schedule.acts_at(self.steps):
             self._choose()
-        else:
-            self._zero()
 
     def _zero(self) -> None:
+        """Dead blocks, which momentum and weight decay have moved."""
         for layer in self.layers.values():
             layer.target.keep_(layer.target.parameter.data, layer.mask)
 
@@ -206,7 +220,6 @@ class Pruner:
             self._due = True
             names = [name for name, f in finite.items() if not f]
             self._say(f"step {self.steps}: {', '.join(names)} has a gradient or weight that is not finite: blocks stay")
-            self._zero()
             return
         self._due = False
         for name, mask in self._masks_from(scores).items():
@@ -250,7 +263,7 @@ class Pruner:
         return {name: layer.target.parameter for name, layer in self.layers.items()}
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        """Called before each step of the optimizer."""
+        """Called before each step of the optimizer, with the gradients there."""
 
     def _adjust(self) -> None:
         """Called after each step, before blocks are chosen."""
