@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..layout import Layout
 from .modules.conv import BlockSparseConv
@@ -41,7 +42,7 @@ KINDS: dict[str, tuple[type[nn.Module], Kind]] = {}  # by the class's name
 def record_of(module: nn.Module) -> dict[str, Any] | None:
     """{"kind": ..., "options": ...} of a block-sparse layer; None of any other module."""
     for name, (kind, how) in KINDS.items():
-        if type(module) is kind:
+        if parametrize.type_before_parametrizations(module) is kind:
             return {"kind": name, "options": how.options(module)}
     return None
 
@@ -65,9 +66,9 @@ def misfit(dense: nn.Module, layer: nn.Module) -> str:
     if isinstance(dense, nn.LSTM) and isinstance(layer, BlockSparseLSTM):
         own, other = ([getattr(lstm, name) for name in _LSTM[:3]] for lstm in (dense, layer))
         return "" if own == other else f"it is LSTM{tuple(own)}"
-    own, other = (getattr(conv, "kernel_size", None) for conv in (dense, layer))
-    if own != other:
-        return f"it is a {type(dense).__name__} with the kernel {own}, not {other}"
+    kernel, needed = (getattr(conv, "kernel_size", None) for conv in (dense, layer))
+    if kernel != needed:
+        return f"it is a {type(dense).__name__} with the kernel {kernel}, not {needed}"
     kind = next((sparse for kind, sparse in SPARSE.items() if isinstance(dense, kind)), type(layer))
     sizes = _sizes(dense)
     if not isinstance(layer, kind) or (sizes is not None and sizes != _sizes(layer)):

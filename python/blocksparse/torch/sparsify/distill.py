@@ -32,9 +32,9 @@ class Distilled:
 
 
 class Distiller:
-    """The loss of a student beside its teacher, over the same batch. ::
+    r"""The loss of a student beside its teacher, over the same batch. ::
 
-        distiller = bss.Distiller(dense, model, layers=r"encoder\\.layer\\.\\d+", temperature=2.0)
+        distiller = bss.Distiller(dense, model, layers=r"encoder\.layer\.\d+", temperature=2.0)
         for batch in loader:
             distiller(batch).loss.backward()
 

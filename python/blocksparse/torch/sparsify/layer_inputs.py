@@ -72,7 +72,8 @@ def _unfolded(conv: Any, x: Tensor) -> Iterator[Tensor]:
     kernel, stride, dilation, before, after, more = fields_of(make_geometry(rank, *sizes, transposed=transposed))
     if transposed:  # a convolution of stride 1 with the kernel turned, over pixels with zeros between them
         spaced = x.new_zeros(*x.shape[:2], *((n - 1) * step + 1 for n, step in zip(x.shape[2:], stride, strict=True)))
-        spaced[(..., *(slice(None, None, step) for step in stride))] = x
+        places: Any = (..., *(slice(None, None, step) for step in stride))
+        spaced[places] = x
         reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         before = [r - pad for r, pad in zip(reach, before, strict=True)]
         after = [r - pad + m for r, pad, m in zip(reach, after, more, strict=True)]

@@ -45,11 +45,12 @@ def sparsify_(
     data: see `wanda_scores`, `obs_scores` and `refit`, by which "obs" adapts the blocks that stay.
 
     With scope "layer" they go through the model as SparseGPT does: part by part, in the order in which the model calls
-    them, each part looking at inputs that sparse parts before it have made. So "obs" also makes up for what those have
-    changed: each layer sees the inputs that it will get. A part is what has its names up to the first number in common,
-    as the layers of a transformer have ("encoder.layer.3"): its layers are sparsified together, for a pass over the
-    data each would cost as many passes as there are layers. With scope "global" blocks of all layers are compared by
-    their scores on the dense model; "obs" then refits part by part.
+    them, each part looking at inputs that sparse parts before it have made, which are the inputs that it will get. A
+    part is what has its names up to the first number in common, as the layers of a transformer have
+    ("encoder.layer.3"). Its layers are sparsified together, for a pass over the data each would cost as many passes as
+    there are layers. With scope "global" blocks of all layers are ranked
+    together by what they are of the dense model: by norm, or by scores as shares of |X W^T|^2; "obs" then refits part
+    by part.
 
     Nothing but the weights is changed, and if something fails, nothing at all.
 
@@ -153,7 +154,8 @@ class _Run:
         masks: Masks = {}
         if scope == "global":
             grams = self._grams(self.targets)
-            masks = _best({t.name: self._scores(t, grams[t.name]) for t in self.targets}, self.targets, sparsity, scope)
+            shares = {t.name: self._share(t, grams[t.name]) for t in self.targets}
+            masks = _best(shares, self.targets, sparsity, scope)
         for part in self.parts:
             grams = {} if scope == "global" and self.method == "wanda" else self._grams(part)
             for target in part:
@@ -169,6 +171,12 @@ class _Run:
         if self.method == "wanda":
             return wanda_scores(matrix, gram.sqrt(), edges)
         return obs_scores(matrix, gram, edges)
+
+    def _share(self, target: Target, gram: Tensor) -> Tensor:
+        """The scores as shares of |X W^T|^2, which layers with large inputs have not more of than others."""
+        scores, w = self._scores(target, gram), matrix_of(target).double()
+        whole = scores.sum() if self.method == "wanda" else (w @ gram * w).sum()
+        return scores / whole if whole > 0 else scores
 
     def _apply(self, target: Target, mask: Tensor, gram: Tensor | None) -> None:
         if self.method == "wanda" or gram is None:

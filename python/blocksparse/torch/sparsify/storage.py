@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ...layout import Layout
 from .. import convert
@@ -34,6 +35,8 @@ def grouped(targets: list[Target]) -> list[Group]:
 def obstacle(group: Group) -> str:
     """What keeps a module from becoming a block-sparse one; "" if nothing does."""
     module: Any = group[0].module
+    if parametrize.is_parametrized(module):
+        return "it is parametrized"
     if isinstance(module, BlockSparseLayer):
         return "" if record_of(module) is not None else f"it is a {type(module).__name__}, a class of its own"
     if isinstance(module, nn.LSTM):
@@ -115,4 +118,4 @@ def _sparse_lstm(lstm: nn.LSTM, group: Group, masks: Mapping[str, Tensor]) -> nn
         else:
             layouts.append(layout_of(target, masks[target.name]))
     layer = BlockSparseLSTM.from_dense(lstm, layout=layouts)
-    return layer.train(lstm.training).requires_grad_(lstm.weight_hh_l0.requires_grad)  # type: ignore[operator]
+    return layer.train(lstm.training).requires_grad_(cast(Tensor, lstm.weight_hh_l0).requires_grad)
