@@ -9,7 +9,7 @@ from torch import nn
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse.torch.sparsify.layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
-from blocksparse.torch.sparsify.oneshot import keep_best, live_blocks
+from blocksparse.torch.sparsify.masks import live_blocks
 from blocksparse.torch.sparsify.targets import target_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,7 +233,7 @@ def test_later_layers_see_what_sparse_ones_make():
         with torch.no_grad():
             fed = model[:i](x)
         h = bss.damped(fed.t() @ fed)  # sums in another order
-        assert torch.equal(keep_best(bss.obs_scores(dense[i].weight, h, 8), 8), masks[str(i)])
+        assert torch.equal(bss.choose_blocks({"": bss.obs_scores(dense[i].weight, h, 8)}, 0.5)[""], masks[str(i)])
         torch.testing.assert_close(model[i].weight.detach(), bss.refit(dense[i].weight, h, masks[str(i)], 8))
 
 
@@ -245,13 +245,6 @@ def test_layers_of_a_part_are_sparsified_together_and_calls_end_early():
     bss.sparsify_(model, "wanda", sparsity=0.5, block_size=16, calibration=calibration(1), ignore=["head"])
     first = ["conv", "layers.0.0", "layers.0.2", "layers.1.2", "head"]  # tells who is called
     assert calls == [*first, "conv", "conv", *first[:3], *first]  # conv; rnn; layers.0; layers.1
-
-
-def test_ties_go_to_the_first_and_absent_blocks_never_come_back():
-    assert keep_best(torch.ones(2, 3), 2).tolist() == [[True, True, False], [False, False, False]]
-    present = torch.tensor([[False, True, True]])
-    assert keep_best(torch.tensor([[5.0, 0.0, 0.0]]), 2, present).tolist() == [[False, True, True]]
-    assert keep_best(torch.tensor([[5.0, 0.0, 0.0]]), 3, present).tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "obs"])

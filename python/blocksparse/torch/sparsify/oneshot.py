@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..._core.arguments import need, shown
 from .batches import Forward, evaluating, feed
 from .layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
-from .masks import Masks
+from .masks import Masks, choose_blocks
 from .scores_oneshot import DAMP, damped, obs_scores, refit, wanda_scores
 from .targets import Choices, Target, find_targets
 
@@ -99,36 +99,11 @@ def sparsify_(
         return run.sparsify(sparsity, scope, done)
 
 
-def keep_best(scores: Tensor, live: int, present: Tensor | None = None) -> Tensor:
-    """A mask of the `live` highest scores; of equal ones the first. Those not present never stay."""
-    if present is not None:
-        scores = scores.masked_fill(~present, -math.inf)
-        live = min(live, int(present.sum()))
-    best = torch.sort(scores.flatten(), descending=True, stable=True).indices[:live]
-    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    mask[best] = True
-    return mask.view(scores.shape)
-
-
-def live_blocks(blocks: int, sparsity: float) -> int:
-    """How many stay: blocks - floor(blocks * sparsity + 0.5)."""
-    return blocks - math.floor(blocks * sparsity + 0.5)
-
-
 def _best(scores: Mapping[str, Tensor], targets: Iterable[Target], sparsity: float, scope: str) -> Masks:
-    by_name = {target.name: target for target in targets}
-    if scope == "layer":
-        return {
-            name: keep_best(score, live_blocks(score.numel(), sparsity), by_name[name].present())
-            for name, score in scores.items()
-        }
-    flat = torch.cat([score.double().cpu().flatten() for score in scores.values()])
-    present = torch.cat([by_name[name].present().cpu().flatten() for name in scores])
-    mask = keep_best(flat, live_blocks(flat.numel(), sparsity), present)
-    parts = mask.split([score.numel() for score in scores.values()])
-    return {
-        name: part.view(score.shape).to(score.device) for (name, score), part in zip(scores.items(), parts, strict=True)
-    }
+    """The best blocks of those that the weights have memory for."""
+    present = {target.name: target.present() for target in targets}
+    ranked = {name: score.masked_fill(~present[name], -math.inf) for name, score in scores.items()}
+    return {name: mask & present[name] for name, mask in choose_blocks(ranked, sparsity, scope).items()}
 
 
 # ---- Part by part --------------------------------------------------------------------------------------------------

@@ -132,6 +132,24 @@ class Target:
             view.masked_fill_(spread(dead[place], view), 0)
         return tensor
 
+    def times(self, tensor: Tensor, factors: Tensor) -> Tensor:
+        """A tensor of the parameter's shape, each block times its factor [out_blocks, in_blocks]. Differentiable."""
+        return tensor * self._over(tensor, factors.to(tensor.dtype))
+
+    def kept(self, tensor: Tensor, mask: Tensor) -> Tensor:
+        """A tensor of the parameter's shape with zeros in the blocks where the mask is False. Differentiable."""
+        return tensor.masked_fill(self._over(tensor, mask.logical_not()), 0)
+
+    def _over(self, tensor: Tensor, grid: Tensor) -> Tensor:
+        """An entry for each number of a tensor of the parameter's shape, or one that broadcasts over it."""
+        if self.layout is not None:
+            return spread(grid[self.places()], tensor)
+        (out, in_), b = self.sizes, self.block_size
+        full = grid.repeat_interleave(b, 0, output_size=len(grid) * b)[:out]
+        full = full.repeat_interleave(b, 1, output_size=grid.size(1) * b)[:, :in_]
+        full = full.T if self.exchanged else full
+        return full.view(*full.shape, *(1,) * (tensor.dim() - 2)) if tensor.dim() > 2 else full
+
     @torch.no_grad()
     def scale_(self, tensor: Tensor, factors: Tensor) -> Tensor:
         """Multiplies each block of a tensor of the parameter's shape by its factor [out_blocks, in_blocks]."""
