@@ -344,3 +344,73 @@ def test_converted_and_compacted_on_a_card():
     bss.compact_(net, masks, optimizer, block_size=8)
     net(torch.randn(3, 40, device="cuda")).sum().backward()
     optimizer.step()
+
+
+# ---- Pruners whose layers move -------------------------------------------------------------------------------------
+
+
+def gradual(model, compact_at=(), kind="MagnitudePruner", steps=40, **options):
+    """A training with gradual pruning; (pruner, optimizer)."""
+    schedule = bss.PolynomialDecay(final_sparsity=0.8, begin_step=4, end_step=32, frequency=4)
+    pruner = getattr(bss, kind)(schedule, block_size=8, ignore="4", compact_at=compact_at, **options)
+    pruner.prepare(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    pruner.attach(optimizer)
+    train(model, optimizer, range(steps))
+    return pruner, optimizer
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        x = torch.randn(16, 40, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        optimizer.zero_grad()
+        (model(x) - x[:, :8].sin()).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["MagnitudePruner", "GroupLasso"])
+def test_a_pruner_whose_layers_move_ends_where_one_whose_layers_stay_does(kind):
+    options = {"regrow": False} if kind == "MagnitudePruner" else {}
+    model, other = small(), small()
+    pruner, optimizer = gradual(model, [0.6, 0.3], kind, **options)
+    expected, _ = gradual(other, kind=kind, **options)
+    for i in (0, 2):
+        assert isinstance(model[i], bst.BlockSparseLinear)
+        assert 0.2 <= model[i].layout.density <= 0.3  # has moved twice; what was dropped later is zero
+        assert torch.equal(pruner.masks()[str(i)], expected.masks()[str(i)])
+        torch.testing.assert_close(model[i].to_dense().weight, other[i].weight)
+    assert optimizer.state.keys() == set(model.parameters())
+    assert all(row.density == pytest.approx(0.2, abs=0.02) for row in pruner.report().rows)
+    assert str(pruner.report()).count("\n") == 3
+    pruner.squash_mask()
+    assert not any(name.endswith("_gates") for name in model.state_dict())
+
+
+def test_a_run_whose_layers_moved_resumes_to_the_bit(tmp_path):
+    model = small()
+    pruner, optimizer = gradual(model, [0.5], steps=21)
+    assert isinstance(model[0], bst.BlockSparseLinear)
+    bst.save_pretrained(model, tmp_path / "x.safetensors")
+    state, moments = pruner.state_dict(), copy.deepcopy(optimizer.state_dict())
+
+    again = bst.load_pretrained(small, tmp_path / "x.safetensors").train()
+    other = bss.MagnitudePruner(pruner.schedule, block_size=8, ignore="4", compact_at=[0.5])
+    other.prepare(again)
+    other.load_state_dict(state)
+    resumed = torch.optim.AdamW(again.parameters(), lr=1e-2)
+    resumed.load_state_dict(moments)
+    other.attach(resumed)
+    train(model, optimizer, range(21, 40))
+    train(again, resumed, range(21, 40))
+    assert model.state_dict().keys() == again.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_wrong_densities_and_a_pruner_without_an_optimizer():
+    with pytest.raises(ValueError, match=r"\[MagnitudePruner\] compact_at has 1.5, needs densities between 0 and 1"):
+        bss.MagnitudePruner(bss.Constant(0.5), compact_at=[0.5, 1.5])
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=8, ignore="4", compact_at=[0.5])
+    pruner.prepare(small())
+    with pytest.raises(RuntimeError, match="compact_at needs attach"):
+        pruner.step()

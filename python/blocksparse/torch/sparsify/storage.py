@@ -100,7 +100,7 @@ def _smaller(
         out, in_ = (torch.from_numpy(a).to(mask.device, torch.int64) for a in layout.coordinates())
         tensors["gates"] = grid[out, in_]
     layer = cast(BlockSparseLayer, make(record, tensors))
-    layer.load_state_dict(tensors, assign=True)
+    layer.load_state_dict({name: tensors[name] for name in layer.state_dict()}, assign=True)  # not a pruner's gates
     layer.place(values.device)
     if module.gates is not None:
         cast(nn.Parameter, layer.gates).requires_grad_(module.gates.requires_grad)
