@@ -153,7 +153,10 @@ def test_wrong_calls():
             lambda: bss.Distiller(teacher, narrow, layers=["layers.1"])(x),
             r"layers.1 gives \[4, 8\], its teacher \[4, 16",
         ),
-        (lambda: bss.Distiller(teacher, student)(x, mask=torch.ones(3)), r"mask is \[3\], needs the first dimensions"),
+        (
+            lambda: bss.Distiller(teacher, student)(x, mask=torch.ones(3)),
+            r"mask is \[3\], needs the first dimensions of one of \[4, 5\]",
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             call()

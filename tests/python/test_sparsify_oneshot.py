@@ -8,6 +8,7 @@ from torch import nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.torch.sparsify import oneshot
 from blocksparse.torch.sparsify.layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
 from blocksparse.torch.sparsify.masks import live_blocks
 from blocksparse.torch.sparsify.targets import target_of
@@ -280,6 +281,35 @@ def test_methods_order_on_a_small_trained_model(one_thread):
             errors[method] = float((sparse(inputs[1500:]) - wanted[1500:]).square().mean())
     assert errors["obs"] < 0.7 * errors["magnitude"]
     assert errors["obs"] < 0.7 * errors["wanda"]
+
+
+def test_layers_of_one_input_and_of_one_lstm_have_their_own_sums():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(16, 16) for _ in range(3))
+            self.rnn = nn.LSTM(16, 16, 2)
+
+        def forward(self, x):
+            y = self.a(x) + self.b(x)
+            x.mul_(2)  # the third layer's input is the same tensor, and not the same numbers
+            return self.rnn(y + self.c(x))[0]
+
+    model, seen = Shared(), {}
+    for target in bss.find_targets(model, 8):
+
+        def keep(module, inputs, output, target=target):
+            seen[target.name] = torch.cat(list(rows_of(target, inputs, output))).double()
+
+        target.module.register_forward_hook(keep)
+    run = oneshot._Run(model, "obs", [torch.randn(5, 3, 16)], None, 0.01, bss.find_targets(model, 8))
+    with torch.no_grad():
+        grams = run._grams([target for part in run.parts for target in part])
+    assert grams.keys() == seen.keys() == {"a", "b", "c", "rnn.weight_hh_l0", "rnn.weight_hh_l1"}
+    for name, gram in grams.items():
+        torch.testing.assert_close(gram, bss.damped(seen[name].t() @ seen[name]), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(grams["b"], grams["c"])
+    assert not torch.allclose(grams["rnn.weight_hh_l0"], grams["rnn.weight_hh_l1"])
 
 
 def test_batches_of_all_forms():

@@ -95,11 +95,12 @@ class Distiller:
 
         Args:
             batch: for both models.
-            mask: which places of outputs and logits count, of their first dimensions: an attention mask [n, tokens].
+            mask: which places count of outputs and logits whose first dimensions are the mask's: an attention mask
+                [n, tokens]. Others, such as embeddings of whole sentences, count whole.
             task: the task's loss of the student's output.
 
         Raises:
-            ValueError: outputs of a layer have different shapes, or there are no logits.
+            ValueError: outputs of a layer have different shapes, there are no logits, or the mask fits nothing.
         """
         theirs, mine = _watched(self.teacher, self.layers), _watched(inner(self.student), self.layers.values())
         answers: dict[str, Tensor] = {}
@@ -109,13 +110,18 @@ class Distiller:
         with hooked(mine, _into(outputs)):
             output = feed(self.student, batch, self.forward)
         layers = {}
+        logits = None if self.temperature is None else (self._logits_of(answer), self._logits_of(output))
+        compared = [*outputs.values(), *([] if logits is None else logits)]
+        if mask is not None and not any(_fits(mask, values) for values in compared):
+            shapes = ", ".join(str(list(values.shape)) for values in compared)
+            raise ValueError(f"[Distiller] mask is {list(mask.shape)}, needs the first dimensions of one of {shapes}")
         for there, here in self.layers.items():
             if there not in answers or here not in outputs:
                 raise ValueError(f"[Distiller] {there if there not in answers else here} was not called by its model")
             layers[here] = _relative_mse(here, answers[there], outputs[here], mask)
         kl = None
-        if self.temperature is not None:
-            kl = _kl(self._logits_of(answer), self._logits_of(output), self.temperature, mask)
+        if self.temperature is not None and logits is not None:
+            kl = _kl(*logits, self.temperature, mask)
         terms = [] if kl is None else [kl]
         if layers:
             terms.append(torch.stack(list(layers.values())).mean())
@@ -186,11 +192,11 @@ def _into(outputs: dict[str, Tensor]) -> Callable[[str, Any, Any], None]:
 
 
 def _chosen(values: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return values
-    if tuple(values.shape[: mask.dim()]) != tuple(mask.shape):
-        raise ValueError(f"[Distiller] mask is {list(mask.shape)}, needs the first dimensions of {list(values.shape)}")
-    return values[mask.to(values.device, torch.bool)]
+    return values[mask.to(values.device, torch.bool)] if mask is not None and _fits(mask, values) else values
+
+
+def _fits(mask: Tensor, values: Tensor) -> bool:
+    return tuple(values.shape[: mask.dim()]) == tuple(mask.shape)
 
 
 def _relative_mse(name: str, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:

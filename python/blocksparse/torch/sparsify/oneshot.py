@@ -19,6 +19,7 @@ from .masks import Masks, choose_blocks
 from .scores_oneshot import DAMP, damped, obs_scores, refit, wanda_scores
 from .targets import Choices, Target, find_targets
 
+_version_of: Any = Tensor._version.__get__  # type: ignore[attr-defined]  # counts what is written into a tensor
 METHODS = ("magnitude", "wanda", "obs")
 
 
@@ -166,12 +167,16 @@ class _Run:
         for target in part:
             by_module.setdefault(target.module, []).append(target)
 
+        last: list[Any] = [None, -1, None]  # an input, its version, its sum: query, key and value share theirs
+
         def add(module: nn.Module, inputs: Any, output: Any) -> None:
             for target in by_module[module]:
-                for rows in rows_of(target, inputs, output):
-                    x = rows if rows.dtype == torch.float64 else rows.float()
-                    gram = (x.t() @ x if self.method == "obs" else x.square().sum(0)).double()
-                    sums[target.name] = sums[target.name] + gram if target.name in sums else gram
+                plain = target.parameter.dim() == 2 and not isinstance(module, nn.LSTM)
+                plain = plain and not inputs[0].is_inference()
+                if not (plain and last[0] is inputs[0] and last[1] == _version_of(last[0])):
+                    last[2] = sum(map(self._sum, rows_of(target, inputs, output)))
+                    last[:2] = (inputs[0], _version_of(inputs[0])) if plain else (None, -1)
+                sums[target.name] = sums[target.name] + last[2] if target.name in sums else last[2]
 
         def stop(module: nn.Module, inputs: Any) -> None:
             raise _Enough
@@ -193,6 +198,10 @@ class _Run:
             if not bool(torch.isfinite(sums[target.name]).all()):
                 raise ValueError(f"[sparsify_] {target.name} is fed NaN or Inf by the calibration data")
         return sums if self.method == "wanda" else {name: damped(gram, self.damp) for name, gram in sums.items()}
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        x = rows if rows.dtype == torch.float64 else rows.float()
+        return (x.t() @ x if self.method == "obs" else x.square().sum(0)).double()
 
     def _called(self) -> list[nn.Module]:
         """The targets' modules in the order of their calls on the first batch."""
