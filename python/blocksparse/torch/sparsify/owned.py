@@ -69,6 +69,17 @@ class Layer:
             self._handle.remove()
         self._hooked = self._handle = None
 
+    def move(self, target: Target, shadow: Tensor | None) -> None:
+        """Goes on with another module that holds the live blocks alone; the gates go with it."""
+        gates, owner = self.gates, _owners.get(self.target.module, {}).get(self.target.parameter_name)
+        self.unhook()
+        self.allowed = self.allowed & (gates != 0)
+        disown(self.target)
+        self.target, self.shadow = target, shadow
+        target.module.register_buffer(gates_name(target), gates)
+        if owner is not None:
+            _owners.setdefault(target.module, {})[target.parameter_name] = owner
+
     @torch.no_grad()
     def choose(self, mask: Tensor) -> None:
         """Makes these blocks live: others become zero, and those that come back are what they were, if that is kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import need, shown
+from .compact import due, move_layers
 from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
 from .owned import Layer, disown, gates_name, own, owner_of
 from .report import Report, Row
@@ -47,9 +48,12 @@ class Pruner:
         targets: which weights; see `find_targets`.
         ignore: which not.
         scope: "layer" or "global".
+        compact_at: densities, such as [0.5, 0.2]: once so few of a layer's blocks are live, it moves to block-sparse
+            storage in mid-training, with its state in the attached optimizer: see `compact_`. Steps get faster as the
+            layer gets sparser. Blocks that are dropped by then do not come back.
 
     Raises:
-        ValueError: there is no such scope.
+        ValueError: there is no such scope, or a density is not between 0 and 1.
         TypeError: the schedule is none.
     """
 
@@ -61,6 +65,7 @@ class Pruner:
         targets: Choices = None,
         ignore: Choices = (),
         scope: str = "layer",
+        compact_at: Sequence[float] = (),
     ) -> None:
         op = type(self).__name__
         if not all(hasattr(schedule, name) for name in ("acts_at", "end_step")):
@@ -68,6 +73,10 @@ class Pruner:
         if scope not in ("layer", "global"):
             raise ValueError(f"[{op}] scope is {shown(scope)}, needs 'layer' or 'global'")
         self.schedule, self.block_size, self.scope = schedule, block_size, scope
+        if wrong := [density for density in compact_at if not 0 < density < 1]:
+            raise ValueError(f"[{op}] compact_at has {wrong[0]}, needs densities between 0 and 1")
+        self.compact_at = tuple(compact_at)
+        self._model: nn.Module | None = None
         self._targets, self._ignore = targets, ignore
         self.steps = 0
         """Steps of the optimizer since `prepare`."""
@@ -91,10 +100,15 @@ class Pruner:
 
         Raises:
             ValueError: a target is wrong (see `find_targets`), another pruner has it, or a mask is of another model.
-            RuntimeError: it was called before.
+            RuntimeError: it was called before; or several processes train, whose DistributedDataParallel would go on
+                with the parameters that `compact_at` replaces.
         """
         if self.layers:
             raise RuntimeError(f"[{type(self).__name__}] prepare was called before: make another pruner")
+        if self.compact_at and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise RuntimeError(
+                f"[{type(self).__name__}] compact_at replaces parameters, which one process alone can do"
+            )
         targets = find_targets(model, self.block_size, self._targets, self._ignore)
         for target in targets:
             if (owner := owner_of(target)) is not None:
@@ -107,6 +121,7 @@ class Pruner:
         for target in targets:
             self.layers[target.name] = self._take(target, allowed[target.name])
         self._warn_of_losses()
+        self._model = model
         self._prepared(model)
         if self.schedule.acts_at(0):
             self._choose()
@@ -171,6 +186,8 @@ class Pruner:
         if self._optimizers or not self.layers:
             why = "is attached to an optimizer, which calls step itself" if self.layers else "call prepare(model) first"
             raise RuntimeError(f"[{type(self).__name__}] {why}")
+        if self.compact_at:
+            raise RuntimeError(f"[{type(self).__name__}] compact_at needs attach(optimizer), whose state moves, too")
         self._step()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -225,6 +242,9 @@ class Pruner:
         for name, mask in self._masks_from(scores).items():
             self.layers[name].choose(mask)
         self._chosen()
+        if self.compact_at and self._optimizers and self._model is not None:
+            moving = [layer for layer in self.layers.values() if due(layer, self.compact_at)]
+            move_layers(self._model, moving, self._optimizers)
 
     def _masks_from(self, scores: Masks) -> Masks:
         """Those with the largest scores, and no others than `allowed`."""
@@ -316,7 +336,7 @@ class Pruner:
         for layer in self.layers.values():
             layer.unhook()
             disown(layer.target)
-        self.layers = {}
+        self.layers, self._model = {}, None
 
     # ---- Saving ------------------------------------------------------------------------------------------------------
 
