@@ -219,11 +219,10 @@ class L0(Pruner):
             log_alpha.requires_grad_(False)
             log_alpha.grad = None
 
-    def squash_mask(self) -> None:
-        """As `Pruner.squash_mask`; before the end of the schedule expected gates are multiplied into the weights."""
+    def _settle(self) -> None:
+        """Before the end of the schedule, too, expected gates are multiplied into the weights."""
         self._fold()
         self._end()
-        super().squash_mask()
 
     # ---- Saving ------------------------------------------------------------------------------------------------------
 
