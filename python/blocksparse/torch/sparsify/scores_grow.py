@@ -178,11 +178,24 @@ def _filter_gradient(x: Tensor, dy: Tensor, geometry: tuple[int, ...]) -> Tensor
     image = F.pad(image, pads)  # a transposed one is the other way round: dy plays the part of the image
     other = x if geometry[0] else dy
     # Pixels at the end that no window reaches.
-    sizes = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(other.shape[2:], stride, dilation, kernel, strict=True)]
-    image = F.pad(image, [p for n, m in zip(reversed(image.shape[2:]), reversed(sizes), strict=True) for p in (0, m - n)])
+    sizes = [
+        (n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(other.shape[2:], stride, dilation, kernel, strict=True)
+    ]
+    image = F.pad(
+        image, [p for n, m in zip(reversed(image.shape[2:]), reversed(sizes), strict=True) for p in (0, m - n)]
+    )
     shape: Any = (other.size(1), image.size(1), *kernel)
     made = torch.ops.aten.convolution_backward(
-        other.contiguous(), image.contiguous(), other.new_empty(1).expand(shape), None, stride, [0] * rank, dilation,
-        False, [0] * rank, 1, [False, True, False],
+        other.contiguous(),
+        image.contiguous(),
+        other.new_empty(1).expand(shape),
+        None,
+        stride,
+        [0] * rank,
+        dilation,
+        False,
+        [0] * rank,
+        1,
+        [False, True, False],
     )[1]
     return made.transpose(0, 1) if geometry[0] else made
