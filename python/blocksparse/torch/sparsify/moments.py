@@ -183,8 +183,8 @@ def _bias_of(step: Any, logs: list[float], device: torch.device) -> tuple[Any, A
     if isinstance(step, Tensor) and step.device == device and device.type != "cpu":
         t = step.to(torch.float64)
         return torch.expm1(t * logs[0]).neg_().reciprocal_(), torch.expm1(t * logs[1]).neg_().rsqrt_()
-    t = float(step)
-    return -1 / math.expm1(t * logs[0]), (-math.expm1(t * logs[1])) ** -0.5
+    count = float(step)
+    return -1 / math.expm1(count * logs[0]), (-math.expm1(count * logs[1])) ** -0.5
 
 
 def _lack(given: Sequence[Tensor], eps: float, shared_eps: Any) -> Tensor:
