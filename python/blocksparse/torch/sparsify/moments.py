@@ -107,10 +107,10 @@ class Moments:
     @torch.no_grad()
     def follow(self, parameter: nn.Parameter, source: Tensor, kept: Tensor) -> None:
         """`move_blocks` of all state of the parameter's shape, in place."""
-        group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        start = self.optimizer.defaults.get("initial_accumulator_value", 0)  # Adagrad's
         for name, value in self.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                move_blocks(value, source, kept, group.get("initial_accumulator_value", 0) if name == "sum" else 0)
+                move_blocks(value, source, kept, start if name == "sum" else 0)
 
     @torch.no_grad()
     def correct(self, ages: Sequence[Tensor]) -> None:

@@ -1,0 +1,166 @@
+"""What SET and RigL cost a training step: a residual network of block-sparse layers, AdamW.
+
+    python benchmarks/rewiring.py [--width 512] [--layers 3] [--block 16] [--density 0.1] [--tokens 256] [--threads 1]
+    python benchmarks/rewiring.py --device cuda --width 4096 --block 64 --tokens 8192
+
+For each method a table's row has, in us and as medians: a training step without the method; what it adds to every step
+(each grown block's own bias correction); what it adds to a step that exchanges blocks; and both together, over
+`frequency` steps, in percent of the step. On a card the steps are replays of CUDA graphs, of bf16 activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import blocksparse
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+from blocksparse import Layout
+
+Run = Callable[[], object]
+
+
+class Residual(nn.Module):
+    """X + W gelu(LN(x))."""
+
+    def __init__(self, width: int, layout: Layout) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), bst.BlockSparseLinear(width, width, layout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [n, width]."""
+        y: Tensor = x + self.linear(nn.functional.gelu(self.norm(x)))
+        return y
+
+
+def build(args: argparse.Namespace) -> nn.Sequential:
+    """The network."""
+    grid = args.width // args.block
+    layouts = [
+        Layout.from_graph(f"random({grid},{grid},{args.density})", args.block, seed=i) for i in range(args.layers)
+    ]
+    return nn.Sequential(*(Residual(args.width, layout) for layout in layouts)).to(args.device)
+
+
+class Case:
+    """A network in training, with a method or without one."""
+
+    def __init__(self, args: argparse.Namespace, rewiring: bss.SET | bss.RigL | None) -> None:
+        torch.manual_seed(0)
+        self.cuda, self.rewiring = args.device == "cuda", rewiring
+        self.model = build(args)
+        self.x = torch.randn(args.tokens, args.width, device=args.device)
+        self.target = torch.randn_like(self.x)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, capturable=self.cuda, fused=self.cuda)
+        if rewiring is not None:
+            rewiring.prepare(self.model)
+            rewiring.attach(self.optimizer, hook=False)
+
+    def train(self) -> None:
+        """One step without the method."""
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.cuda):
+            loss = (self.model(self.x) - self.target).square().mean()
+        loss.backward()
+        self.optimizer.step()
+
+    def step(self, acts: bool) -> None:
+        """One step with it."""
+        if self.rewiring is None:
+            self.train()
+        elif acts and isinstance(self.rewiring, bss.RigL):
+            with self.rewiring.observing():
+                self.train()
+            self.rewiring.step(acts=True)
+        else:
+            self.train()
+            self.rewiring.step(acts=acts)
+
+    def runs(self) -> list[Run]:
+        """A step that does not act, and one that does: on a card, replays of them."""
+        runs: list[Run] = [lambda: self.step(False), lambda: self.step(True)]
+        for _ in range(2):
+            for run in runs:
+                run()
+        if not self.cuda:
+            return runs
+        replays: list[Run] = []
+        for run in runs:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            replays.append(graph.replay)
+        return replays
+
+
+def microseconds(run: Run, cuda: bool) -> float:
+    """Of one call."""
+    if cuda:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+    begin = time.perf_counter()
+    run()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--density", type=float, default=0.1)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--frequency", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=40)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    cuda = args.device == "cuda"
+    schedule = bss.CosineDrop(end_step=1 << 40, frequency=args.frequency)
+    cases = {
+        "none": Case(args, None),
+        "SET": Case(args, bss.SET(schedule)),
+        "RigL, bound": Case(args, bss.RigL(schedule, grow="bound")),
+        "RigL, exact": Case(args, bss.RigL(schedule, grow="exact")),
+    }
+    stream = torch.cuda.stream(torch.cuda.Stream()) if cuda else None  # which warm-ups and captures share
+    if stream is not None:
+        stream.__enter__()
+    runs = {name: case.runs() for name, case in cases.items()}
+    times: dict[tuple[str, bool], list[float]] = {(name, acts): [] for name in runs for acts in (False, True)}
+    for _ in range(args.repeats):
+        for name, pair in runs.items():
+            for acts, run in zip((False, True), pair, strict=True):
+                times[name, acts].append(microseconds(run, cuda))
+    if stream is not None:
+        stream.__exit__(None, None, None)
+    median = {key: statistics.median(values) for key, values in times.items()}
+    where = torch.cuda.get_device_name() if cuda else f"{args.threads} threads, {blocksparse.cpu_isa()}"
+    print(
+        f"{args.layers} layers {args.width} x {args.width}, b = {args.block}, density {args.density}, {args.tokens} "
+        f"tokens, every {args.frequency} steps, torch {torch.__version__}, {where}\n"
+    )
+    print("| method | step alone, us | added to each, us | added to one that acts, us | added in all |")
+    print("| --- | --- | --- | --- | --- |")
+    base = median["none", False]
+    for name in list(runs)[1:]:
+        each, acting = median[name, False] - base, median[name, True] - median[name, False]
+        share = (each + acting / args.frequency) / base
+        print(f"| {name} | {base:.0f} | {each:.0f} | {acting:.0f} | {share:.1%} |")
+
+
+if __name__ == "__main__":
+    main()
