@@ -109,9 +109,10 @@ def microseconds(run: Run, cuda: bool) -> float:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
-    begin = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # of no other programs
+    begin = clock()
     run()
-    return (time.perf_counter() - begin) * 1e6
+    return (clock() - begin) * 1e6
 
 
 def main() -> None:
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--frequency", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--exchanges", type=int, default=6)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cuda = args.device == "cuda"
@@ -141,10 +142,12 @@ def main() -> None:
         stream.__enter__()
     runs = {name: case.runs() for name, case in cases.items()}
     times: dict[tuple[str, bool], list[float]] = {(name, acts): [] for name in runs for acts in (False, True)}
-    for _ in range(args.repeats):
+    for step in range(1, args.exchanges * args.frequency + 1):
+        acts = step % args.frequency == 0
         for name, pair in runs.items():
-            for acts, run in zip((False, True), pair, strict=True):
-                times[name, acts].append(microseconds(run, cuda))
+            taken = microseconds(pair[acts], cuda)
+            if step > args.frequency:  # until there are blocks that were grown
+                times[name, acts].append(taken)
     if stream is not None:
         stream.__exit__(None, None, None)
     median = {key: statistics.median(values) for key, values in times.items()}

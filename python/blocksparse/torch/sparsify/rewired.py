@@ -16,6 +16,9 @@ from .exchange import Exchange
 from .moments import Moments, move_blocks
 from .scores_grow import conv_grow_scores, grow_bound, grow_scores
 
+START, SETTLED = -1, -2  # births of blocks that were there at the start, and of those that are young no more
+YOUNG = 100  # steps that grown blocks have a bias correction of their own at least
+
 
 class RewiredLayer:
     """The places of a layer's blocks and when each was grown, beside the layer, on its device.
@@ -36,7 +39,8 @@ class RewiredLayer:
         self.sizes = layout.sizes[::-1] if layout.transposed else layout.sizes
         self.most = most_exchanged(layout, alpha)
         self.places = places_of(layout).to(device)
-        self.births = torch.full_like(self.places, -1)  # the step after which each was grown; -1: at the start
+        self.births = torch.full_like(self.places, START)  # the step after which each was grown, while it is young
+        self.young = (self.places[:0], self.places[:0])  # rows of all young blocks, and perhaps others; their births
         if device.type == "cuda":
             module.relayout(changing_layout(layout, device))
         self._inside = self._make_inside(device)
@@ -104,6 +108,7 @@ class RewiredLayer:
 
     def apply(self, change: Exchange, step: Tensor, moments: Moments) -> None:
         """Moves blocks, their gradients and moments; new ones are 0, their gates 1."""
+        self.settle(step, YOUNG, moments)
         for name, parameter in self.parameters:
             move_blocks(parameter.detach(), change.source, change.kept, 1 if name.endswith("gates") else 0)
             if parameter.grad is not None:
@@ -113,6 +118,33 @@ class RewiredLayer:
         self.places.copy_(change.places)
         self._take(change.mask)
 
+    def settle(self, step: Tensor, youth: int, moments: Moments) -> None:
+        """Blocks that were grown so many steps ago are young no more; see `Moments.settle`."""
+        ages = torch.where(self.births >= 0, step - self.births, 0)
+        ages = torch.where(ages >= youth, ages, 0)
+        for _, parameter in self.parameters:
+            moments.settle(parameter, ages)
+        self.births.masked_fill_(ages > 0, SETTLED)
+
+    def find_young(self, frequency: int) -> None:
+        """Sets `young`. On a card, where they cannot be counted, there are as many rows as there may be at most.
+
+        Args:
+            frequency: of exchanges.
+        """
+        if not self.births.is_cuda:
+            rows = (self.births >= 0).nonzero().flatten()
+            self.young = rows, self.births[rows]
+            return
+        most = min(self.blocks, self.most * (-(-YOUNG // frequency) + 1))
+        rows = self.births.argsort(descending=True, stable=True)[:most]
+        found = rows, self.births.index_select(0, rows)
+        if self.young[0].numel() == most:  # in place, where graphs look for them
+            for old, new in zip(self.young, found, strict=True):
+                old.copy_(new)
+        else:
+            self.young = found
+
     def adopt(self, layout: Layout) -> bool:
         """Takes a layout of the same shape for weights that are loaded; False if it has another."""
         own = self.module.layout
@@ -120,7 +152,7 @@ class RewiredLayer:
             return False
         if layout.transposed != self.transposed:
             return False
-        self.restore(places_of(layout), torch.full((self.blocks,), -1))
+        self.restore(places_of(layout), torch.full((self.blocks,), START))
         return True
 
     def restore(self, places: Tensor, births: Tensor) -> None:

@@ -13,7 +13,7 @@ from ..._core.arguments import need, to_int
 from ..modules.layer import BlockSparseLayer
 from .exchange import CosineDrop, exchange, random_priorities
 from .moments import Moments
-from .rewired import RewiredLayer, most_exchanged
+from .rewired import START, RewiredLayer, most_exchanged
 from .rewiring_report import RewiringReport, RewiringRow
 from .targets import Choices, find_targets
 from .world import World
@@ -64,7 +64,7 @@ class Rewiring:
         self._moments: Moments | None = None
         self._hook: RemovableHandle | None = None
         self._steps = 0  # as the host counts them
-        self._acted = self._warned = False
+        self._warned = False
         self._notice: tuple[Tensor, Any] | None = None  # how many updates were left out, on its way from the card
 
     # ---- Verbs ------------------------------------------------------------------------------------------------------
@@ -143,12 +143,16 @@ class Rewiring:
         self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
         if hook:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
+        self._watch()
         self._look_ahead()
 
     def detach(self) -> None:
-        """Lets the optimizer go. Grown blocks that are young lose the bias correction of their own."""
+        """Lets the optimizer go. Its moments of young blocks are scaled, so that its own bias correction is right."""
         if self._hook is not None:
             self._hook.remove()
+        if self._moments is not None:
+            for layer in self._layers:
+                layer.settle(self._clock, 1, self._moments)
         self._moments = self._hook = None
         self._observe(False)
 
@@ -176,9 +180,7 @@ class Rewiring:
         self._clock.add_(1 if found is None else (1 - found).to(self._device, torch.int64).view(()))
         if not captured:
             self._steps += 1
-        if self._acted or captured:
-            grown = [torch.where(layer.births >= 0, self._clock - layer.births, 0) for layer in self._layers]
-            self._moments.correct([grown[i] for i, _ in self._parameters.values()])
+        self._moments.correct(self._clock)
         if acts if acts is not None else self.schedule.acts_at(self._steps):
             self._act(found, captured)
         if not captured:
@@ -197,7 +199,7 @@ class Rewiring:
         rows = []
         for layer in self._layers:
             layout = layer.module.layout
-            share = float((layer.births >= 0).double().mean())
+            share = float((layer.births != START).double().mean())
             rows.append(RewiringRow(layer.name, layout.sizes, layout.block_size, layer.blocks, layout.density, share))
         return RewiringReport(tuple(rows), self.steps, int(self._skipped))
 
@@ -235,9 +237,9 @@ class Rewiring:
         self._skipped.fill_(int(state["skipped"]))
         for layer in self._layers:
             layer.restore(saved[layer.name]["places"], saved[layer.name]["births"])
-        self._acted = any(bool((layer.births >= 0).any()) for layer in self._layers)
         self._warned = int(state["skipped"]) > 0
         if self._moments is not None:
+            self._watch()
             self._look_ahead()
 
     # ---- What methods add -------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Rewiring:
             change = exchange(layer.places, of_blocks.nan_to_num(), of_places, count, layer.most)
             assert self._moments is not None
             layer.apply(change, self._clock, self._moments)
-        self._acted = True
+        self._watch()
         if self._device.type == "cuda" and not captured and not self._warned:
             arrived = torch.cuda.Event()
             self._notice = (self._skipped.to("cpu", non_blocking=True), arrived)
@@ -280,6 +282,15 @@ class Rewiring:
             return norms, finite
         bad = self._world.sum([finite.logical_not().float()])[0]
         return self._world.from_first(norms), bad == 0
+
+    def _watch(self) -> None:
+        """Has young blocks corrected. On a card it is the same memory at each time."""
+        assert self._moments is not None
+        for layer in self._layers:
+            layer.find_young(self.schedule.frequency)
+        layers = [self._layers[i] for i, _ in self._parameters.values()]
+        held = [parameter for _, parameter in self._parameters.values()]
+        self._moments.watch({p: layer.young for p, layer in zip(held, layers, strict=True)})
 
     def _tell(self) -> None:
         """Says once that an update was left out, when the host has heard of it."""
