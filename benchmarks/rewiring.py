@@ -3,9 +3,10 @@
     python benchmarks/rewiring.py [--width 512] [--layers 3] [--block 16] [--density 0.1] [--tokens 256] [--threads 1]
     python benchmarks/rewiring.py --device cuda --width 4096 --block 64 --tokens 8192
 
-For each method a table's row has, in us and as medians: a training step without the method; what it adds to every step
-(each grown block's own bias correction); what it adds to a step that exchanges blocks; and both together, over
-`frequency` steps, in percent of the step. On a card the steps are replays of CUDA graphs, of bf16 activations.
+For each method a table's row has, in us and as medians: a training step without the method; what it adds to a step
+while grown blocks are young (their own bias correction), to one afterwards, and to one that exchanges blocks; and all
+of it over `frequency` steps, in percent of the step. On a card the steps are replays of CUDA graphs, of bf16
+activations; one graph serves steps with and without young blocks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
+from blocksparse.torch.sparsify.rewired import YOUNG
 
 Run = Callable[[], object]
 
@@ -141,28 +143,31 @@ def main() -> None:
     if stream is not None:
         stream.__enter__()
     runs = {name: case.runs() for name, case in cases.items()}
-    times: dict[tuple[str, bool], list[float]] = {(name, acts): [] for name in runs for acts in (False, True)}
+    times: dict[tuple[str, str], list[float]] = {(name, kind): [] for name in runs for kind in ("acts", "young", "old")}
     for step in range(1, args.exchanges * args.frequency + 1):
-        acts = step % args.frequency == 0
+        age = step % args.frequency
+        kind = "acts" if age == 0 else "young" if age <= YOUNG else "old"
         for name, pair in runs.items():
-            taken = microseconds(pair[acts], cuda)
+            taken = microseconds(pair[age == 0], cuda)
             if step > args.frequency:  # until there are blocks that were grown
-                times[name, acts].append(taken)
+                times[name, kind].append(taken)
     if stream is not None:
         stream.__exit__(None, None, None)
-    median = {key: statistics.median(values) for key, values in times.items()}
+    median = {key: statistics.median(values) for key, values in times.items() if values}
     where = torch.cuda.get_device_name() if cuda else f"{args.threads} threads, {blocksparse.cpu_isa()}"
     print(
         f"{args.layers} layers {args.width} x {args.width}, b = {args.block}, density {args.density}, {args.tokens} "
         f"tokens, every {args.frequency} steps, torch {torch.__version__}, {where}\n"
     )
-    print("| method | step alone, us | added to each, us | added to one that acts, us | added in all |")
-    print("| --- | --- | --- | --- | --- |")
-    base = median["none", False]
+    print("| method | step alone, us | added: young blocks | no young blocks | exchange | in all |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    base = statistics.median(times["none", "young"] + times["none", "old"])
+    share_young = min(YOUNG, args.frequency - 1) / args.frequency
     for name in list(runs)[1:]:
-        each, acting = median[name, False] - base, median[name, True] - median[name, False]
-        share = (each + acting / args.frequency) / base
-        print(f"| {name} | {base:.0f} | {each:.0f} | {acting:.0f} | {share:.1%} |")
+        young, old = (median[name, kind] - base for kind in ("young", "old"))
+        acting = median[name, "acts"] - base
+        share = (young * share_young + old * (1 - share_young - 1 / args.frequency) + acting / args.frequency) / base
+        print(f"| {name} | {base:.0f} | {young:.0f} | {old:.0f} | {acting:.0f} | {share:.1%} |")
 
 
 if __name__ == "__main__":

@@ -191,10 +191,7 @@ class Moments:
         states = [self.optimizer.state[p] for p in parameters]
         rows, births = zip(*(self._young[i] for i in alike), strict=True)
         sizes = [r.numel() for r in rows]
-        m, v = (
-            torch.cat([state[name].index_select(0, r) for state, r in zip(states, rows, strict=True)])
-            for name in ("exp_avg", second)
-        )
+        m, v = (_rows_of([state[name] for state in states], rows, sizes) for name in ("exp_avg", second))
         counts = [_count(state["step"], p) for state, p in zip(states, parameters, strict=True)]
         t: Any = counts[0]
         if isinstance(t, Tensor) or counts.count(t) < len(counts):
@@ -221,6 +218,14 @@ class Moments:
             lack = torch.where(is_first, buffer.index_select(0, rows) * (1 / left - 1), 0)
             parameter.index_add_(0, rows, lack * -group["lr"])
             buffer.index_add_(0, rows, lack)
+
+
+def _rows_of(tensors: list[Tensor], rows: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
+    """The rows of each tensor, one below the other."""
+    made = tensors[0].new_empty(sum(sizes), *tensors[0].shape[1:])
+    for tensor, row, part in zip(tensors, rows, made.split(sizes), strict=True):
+        torch.index_select(tensor, 0, row, out=part)
+    return made
 
 
 def _logs_of(group: Mapping[str, Any]) -> tuple[float, float]:

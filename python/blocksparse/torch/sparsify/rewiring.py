@@ -13,7 +13,7 @@ from ..._core.arguments import need, to_int
 from ..modules.layer import BlockSparseLayer
 from .exchange import CosineDrop, exchange, random_priorities
 from .moments import Moments
-from .rewired import START, RewiredLayer, most_exchanged
+from .rewired import START, YOUNG, RewiredLayer, most_exchanged
 from .rewiring_report import RewiringReport, RewiringRow
 from .targets import Choices, find_targets
 from .world import World
@@ -64,7 +64,8 @@ class Rewiring:
         self._moments: Moments | None = None
         self._hook: RemovableHandle | None = None
         self._steps = 0  # as the host counts them
-        self._warned = False
+        self._due: set[int] = set()  # steps after which some blocks are young no more, as far as the host knows
+        self._warned = self._replayed = False
         self._notice: tuple[Tensor, Any] | None = None  # how many updates were left out, on its way from the card
 
     # ---- Verbs ------------------------------------------------------------------------------------------------------
@@ -86,8 +87,12 @@ class Rewiring:
         self._clock = torch.zeros((), dtype=torch.int64, device=self._device)
         self._skipped = torch.zeros_like(self._clock)
         self._layers = [RewiredLayer(name, module, self.schedule.alpha) for name, module in layers]
+        self._hold(True)
+
+    def _hold(self, on: bool) -> None:
+        """Has layers take other layouts when weights are loaded, or lets them go."""
         for layer in self._layers:
-            layer.module.takes_layout = layer.adopt
+            layer.module.takes_layout = layer.adopt if on else None
 
     def _find(self, model: nn.Module) -> list[tuple[str, BlockSparseLayer]]:
         targets, ignore = self._choices
@@ -133,6 +138,7 @@ class Rewiring:
         self._need_model()
         if self._moments is not None:
             raise ValueError(f"[{self._op}] an optimizer is attached already: detach() first")
+        need(self._op, "optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = {  # gates may be left alone
             name: (i, parameter)
@@ -141,19 +147,24 @@ class Rewiring:
             if id(parameter) in held or parameter is layer.module.weight
         }
         self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
+        self._hold(True)
         if hook:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._watch()
         self._look_ahead()
 
     def detach(self) -> None:
-        """Lets the optimizer go. Its moments of young blocks are scaled, so that its own bias correction is right."""
+        """Lets the optimizer and the layers go.
+
+        The optimizer's moments of young blocks are scaled, so that its own bias correction is right.
+        """
         if self._hook is not None:
             self._hook.remove()
         if self._moments is not None:
-            for layer in self._layers:
-                layer.settle(self._clock, 1, self._moments)
+            self._settle(1)
         self._moments = self._hook = None
+        self._hold(False)
+        self._due.clear()
         self._observe(False)
 
     @torch.no_grad()
@@ -180,7 +191,12 @@ class Rewiring:
         self._clock.add_(1 if found is None else (1 - found).to(self._device, torch.int64).view(()))
         if not captured:
             self._steps += 1
-        self._moments.correct(self._clock)
+        if captured or self._due or self._replayed:
+            self._moments.correct(self._clock)
+        if self._steps in self._due and not captured:
+            self._due.remove(self._steps)
+            self._settle(YOUNG)
+            self._watch()
         if acts if acts is not None else self.schedule.acts_at(self._steps):
             self._act(found, captured)
         if not captured:
@@ -235,8 +251,11 @@ class Rewiring:
         self.seed, self._steps = int(state["seed"]), int(state["steps"])
         self._clock.fill_(self._steps)
         self._skipped.fill_(int(state["skipped"]))
+        self._due.clear()
         for layer in self._layers:
-            layer.restore(saved[layer.name]["places"], saved[layer.name]["births"])
+            births = saved[layer.name]["births"]
+            layer.restore(saved[layer.name]["places"], births)
+            self._due |= {birth + YOUNG for birth in births[births >= 0].unique().tolist()}
         self._warned = int(state["skipped"]) > 0
         if self._moments is not None:
             self._watch()
@@ -271,6 +290,9 @@ class Rewiring:
             assert self._moments is not None
             layer.apply(change, self._clock, self._moments)
         self._watch()
+        self._replayed |= captured
+        if not captured:
+            self._due.add(self._steps + YOUNG)
         if self._device.type == "cuda" and not captured and not self._warned:
             arrived = torch.cuda.Event()
             self._notice = (self._skipped.to("cpu", non_blocking=True), arrived)
@@ -282,6 +304,11 @@ class Rewiring:
             return norms, finite
         bad = self._world.sum([finite.logical_not().float()])[0]
         return self._world.from_first(norms), bad == 0
+
+    def _settle(self, youth: int) -> None:
+        assert self._moments is not None
+        for layer in self._layers:
+            layer.settle(self._clock, youth, self._moments)
 
     def _watch(self) -> None:
         """Has young blocks corrected. On a card it is the same memory at each time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ class RigL(Rewiring):
         if grow not in ("exact", "bound"):
             raise ValueError(f"[RigL] grow is {grow!r}, needs 'exact' or 'bound'")
         self.grow = grow
-        self._observed = False
+        self._observed = self._told = False
         self._pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}  # x and dy of this backward pass, by layer
         self._task = -1  # the backward pass
         self._scores: dict[int, Tensor] = {}  # of the last backward pass that came by, by layer
@@ -101,6 +102,10 @@ class RigL(Rewiring):
                 "[RigL] no backward pass came by at a step that acts. Layers in compiled graphs cannot be looked at: "
                 'run such steps under torch.compiler.set_stance("force_eager"), captured ones in observing()'
             )
+        if not all(has) and not self._told:
+            self._told = True
+            names = ", ".join(layer.name for layer, h in zip(self._layers, has, strict=True) if not h)
+            warnings.warn(f"[RigL] no gradient came to {names} at a step that acts: left as it is", stacklevel=4)
         sizes = [layer.grid[0] * layer.grid[1] for layer in self._layers]
         made = [
             self._scores[i].float() if has[i] else torch.zeros(size, device=self._device)
