@@ -503,6 +503,18 @@ def test_two_sparsifiers_on_one_layer():
     KINDS["blast"]().prepare(model)
 
 
+def test_a_sparsifier_that_moves_blocks_and_a_pruner():
+    model = nn.Sequential(bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.5)", 8)))
+    rewiring = bss.SET(bss.CosineDrop(100))
+    rewiring.prepare(model)
+    with pytest.raises(ValueError, match="0 has a SET or RigL already, which moves blocks"):
+        bss.MagnitudePruner(CUBIC, block_size=8).prepare(model)
+    other = nn.Sequential(bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.5)", 8)))
+    bss.MagnitudePruner(CUBIC, block_size=8).prepare(other)
+    with pytest.raises(ValueError, match="0 has a sparsifier already"):
+        bss.SET(bss.CosineDrop(100)).prepare(other)
+
+
 def test_the_order_of_calls():
     model, pruner = network(), KINDS["magnitude"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
