@@ -313,6 +313,23 @@ def test_gradients_of_dead_blocks_are_zero(kind):
     assert spared > 0
 
 
+@pytest.mark.parametrize("kind", ["magnitude", "blast", "l0"])
+def test_compiled_models(kind):
+    """Also one that was compiled, and had run, before it was prepared."""
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model, pruner = network(), KINDS[kind]()
+        forward = torch.compile(model, backend="aot_eager") if compiled else model
+        forward(torch.randn(16, 32, generator=torch.Generator().manual_seed(0)))
+        pruner.prepare(model)
+        optimizer = optimizer_of(model, pruner)
+        pruner.attach(optimizer)
+        train(forward, optimizer, 14)
+        runs.append({**model.state_dict(), **pruner.masks(), "y": forward(torch.ones(16, 32))})
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)
+
+
 def test_second_order_gradients_see_the_mask():
     model, pruner, optimizer = prepared("magnitude")
     train(model, optimizer, 13)
