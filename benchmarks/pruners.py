@@ -80,9 +80,8 @@ def main() -> None:
             times[name].append((step.seconds(acts=False), step.seconds(acts=True)))
     medians = {name: tuple(statistics.median(t) for t in zip(*pairs, strict=True)) for name, pairs in times.items()}
     base = medians["no pruner"][0]
-    print(
-        f"| {options.features} x {options.features}, {options.tokens} tokens, b = {options.block_size} | step, ms | more | step that chooses, ms | more, at every {FREQUENCY} |"
-    )
+    what = f"{options.features} x {options.features}, {options.tokens} tokens, b = {options.block_size}"
+    print(f"| {what} | step, ms | more | step that chooses, ms | more, at every {FREQUENCY} |")
     print("| --- | --- | --- | --- | --- |")
     for name, (plain, acting) in medians.items():
         average = plain + (acting - plain) / FREQUENCY
