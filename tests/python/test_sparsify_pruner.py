@@ -1,6 +1,7 @@
 """Sparsifiers of dense training: what all of them promise, and pruning by magnitude."""
 
 import copy
+import dataclasses
 import io
 import math
 import warnings
@@ -171,6 +172,58 @@ def test_an_ordinary_model_is_left(kind):
     assert all(torch.equal(masks[n], bss.block_norms(model.get_submodule(n).weight, 8) > 0) for n in masks)
     train(model, optimizer, 1, 13)
     assert bss.block_norms(model[0].weight, 8).all(), "nothing holds it any more"
+
+
+@pytest.mark.parametrize("kind", ["magnitude", "l0"])
+def test_conversion(kind):
+    model, pruner, optimizer = prepared(kind)
+    train(model, optimizer, 13 if kind == "magnitude" else 6)
+    if kind == "l0":
+        with torch.no_grad():
+            pruner.log_alpha["2"][1:3] = -9.0  # gates that are shut
+    model.eval()
+    x, masks = torch.randn(3, 32), pruner.masks()
+    y = model(x)
+    with pytest.raises(ValueError, match="min_speedup is -1, needs 0 or more"):
+        pruner.convert(model, min_speedup=-1)
+    assert pruner.layers, "is there as before"
+    converted = pruner.convert(model, min_speedup=0)
+    assert isinstance(converted[0], bst.BlockSparseLinear)
+    assert converted[0].layout.blocks == int(masks["0"].sum())
+    assert not [key for key in converted.state_dict() if key.endswith("_gates")]
+    torch.testing.assert_close(converted(x), y, rtol=1e-4, atol=1e-5)
+    left = nn.Sequential(nn.Linear(32, 64))
+    slow = bss.MagnitudePruner(bss.Constant(0.5), block_size=8)
+    slow.prepare(left)
+    assert slow.convert(left, min_speedup=1e9) is left
+    assert list(left.state_dict()) == ["0.weight", "0.bias"], "not fast enough: as it was, with zeros"
+
+
+@pytest.mark.parametrize("kind", [bss.MagnitudePruner, bss.GroupLasso, bss.Blast])
+def test_a_run_that_moves_layers_is_resumed_bit_for_bit(kind):
+    def started(seed):
+        torch.manual_seed(seed)
+        model, pruner = network(), pruner_of(kind, compact_at=[0.6, 0.3])
+        pruner.prepare(model)
+        optimizer = optimizer_of(model, pruner)
+        pruner.attach(optimizer)
+        return pruner, model, optimizer
+
+    for stop in (3, 6, 13):
+        parts = started(1)
+        train(parts[1], parts[2], stop)
+        file = io.BytesIO()
+        torch.save([part.state_dict() for part in parts], file)
+        train(parts[1], parts[2], 16 - stop, stop)
+        again = started(7)
+        file.seek(0)
+        for part, state in zip(again, torch.load(file, weights_only=True), strict=True):
+            part.load_state_dict(state)
+        train(again[1], again[2], 16 - stop, stop)
+        assert isinstance(again[1][0], bst.BlockSparseLinear)
+        assert_equal(parts[1].state_dict(), again[1].state_dict())
+        assert_equal(parts[0].state_dict(), again[0].state_dict())
+        assert counts(parts[0]) == {"0": 8, "2": 10}
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -413,7 +466,10 @@ def test_the_report():
     assert (row.sparsity, row.density) == (0.75, 0.25)
     mask = pruner.masks()["0"]
     assert row.norm_kept == pytest.approx(float(norms[mask].norm() / norms.norm()), rel=1e-5)
-    text = str(report.with_times({"0": (3e-5, 1e-5)}))
+    assert row.now_s > 0
+    assert row.expected_s > 0
+    assert pruner.report(tokens=0).rows[0].now_s is None
+    text = str(bss.Report(12, [dataclasses.replace(row, now_s=3e-5, expected_s=1e-5)]))
     assert "60 x 32" in text
     assert "75.00%" in text
     assert "30.0 us" in text

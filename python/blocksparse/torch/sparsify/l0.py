@@ -62,6 +62,7 @@ class L0(Pruner):
     Args:
         schedule: how sparse at which step; a `PolynomialDecay` lets the target density fall slowly.
         initial: log_alpha at first, to which N(0, 0.01) is added.
+        multipliers: l1 and l2 at first; l2 keeps the density from swinging about its target.
         multiplier_rate: of the ascent on l1 and l2.
         seed: of the samples.
         options: `block_size`, `targets`, `ignore`, `scope`: see `Pruner`. scope="global" has one target for all layers.
@@ -77,7 +78,8 @@ class L0(Pruner):
         schedule: Schedule,
         *,
         initial: float = 2.0,
-        multiplier_rate: float = 0.1,
+        multipliers: tuple[float, float] = (0.0, 30.0),
+        multiplier_rate: float = 0.03,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -85,6 +87,7 @@ class L0(Pruner):
         if schedule.end_step < 1:
             raise ValueError(f"[L0] the schedule ends at step {schedule.end_step}, needs 1 or more: gates are learned")
         self.initial, self.multiplier_rate, self.seed = initial, multiplier_rate, seed
+        self._first = float(multipliers[0]), float(multipliers[1])
         self.log_alpha: dict[str, nn.Parameter] = {}
         """Of each layer, [out_blocks, in_blocks]."""
         self.multipliers: dict[str, tuple[float, float]] = {}
@@ -110,7 +113,7 @@ class L0(Pruner):
             dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
             self.log_alpha[name] = nn.Parameter((self.initial + 0.01 * noise).to(weight.device, dtype))
             self._gated.append(Gated(layer.target, model, lambda layer=layer: self._gates_of(layer)))  # type: ignore[misc]
-        self.multipliers = {pool: (0.0, 0.0) for pool in self._pools()}
+        self.multipliers = dict.fromkeys(self._pools(), self._first)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         gates = {f"the gates of {name} (pruner.parameters())": p for name, p in self.log_alpha.items()}
@@ -122,6 +125,8 @@ class L0(Pruner):
         log_alpha = self.log_alpha[layer.target.name]
         if not layer.target.module.training:
             return expected_gates(log_alpha)
+        if layer.target.parameter.grad is None:  # model.zero_grad() does not reach gates
+            log_alpha.grad = None
         return sample_gates(log_alpha, self._uniform(layer, log_alpha))
 
     def _uniform(self, layer: Layer, like: Tensor) -> Tensor:
@@ -153,9 +158,11 @@ class L0(Pruner):
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer) -> None:
         """Adds the gradient of the Lagrangian to those of the gates."""
-        if self.finished or self.steps < self.schedule.begin_step:
+        if self.finished:
             return
         average_gradients(self.parameters())
+        if self.steps < self.schedule.begin_step:
+            return
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves unscaling to a fused optimizer
         for pool, d in self._densities().items():
             miss = d - self._target_density()
@@ -173,6 +180,8 @@ class L0(Pruner):
         return 1 - self.schedule.sparsity(self.steps)
 
     def _adjust(self) -> None:
+        for log_alpha in self.parameters():
+            log_alpha.grad = None
         if self.finished or self.steps <= self.schedule.begin_step:
             return
         for pool, d in self.density().items():
@@ -183,9 +192,7 @@ class L0(Pruner):
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        if self.steps < self.schedule.end_step:
-            self._zero()
-        else:
+        if self.steps >= self.schedule.end_step:
             super()._choose()
 
     def _scores(self, layer: Layer) -> Tensor:
@@ -212,11 +219,10 @@ class L0(Pruner):
             log_alpha.requires_grad_(False)
             log_alpha.grad = None
 
-    def squash_mask(self) -> None:
-        """As `Pruner.squash_mask`; before the end of the schedule expected gates are multiplied into the weights."""
+    def _settle(self) -> None:
+        """Before the end of the schedule, too, expected gates are multiplied into the weights."""
         self._fold()
         self._end()
-        super().squash_mask()
 
     # ---- Saving ------------------------------------------------------------------------------------------------------
 

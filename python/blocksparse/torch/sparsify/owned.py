@@ -80,6 +80,19 @@ class Layer:
         if owner is not None:
             _owners.setdefault(target.module, {})[target.parameter_name] = owner
 
+    def stored(self) -> Tensor | None:
+        """Bool [out_blocks, in_blocks]: the blocks that a block-sparse module has memory for; None: it is dense."""
+        return None if self.target.layout is None else self.target.present()
+
+    @torch.no_grad()
+    def load(self, mask: Tensor, allowed: Tensor, dropped: Tensor, shadow: Tensor | None) -> None:
+        """What was saved."""
+        self.gates.copy_(mask)
+        self.allowed, self.dropped = allowed, dropped.to(self.gates.device, copy=True)
+        if self.shadow is not None and shadow is not None:
+            self.shadow.copy_(shadow)
+        self.target.keep_(self.target.parameter.data, mask)
+
     @torch.no_grad()
     def choose(self, mask: Tensor) -> None:
         """Makes these blocks live: others become zero, and those that come back are what they were, if that is kept."""

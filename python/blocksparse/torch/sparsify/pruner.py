@@ -14,16 +14,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import need, shown
 from .compact import due, move_layers
+from .convert import convert
 from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
+from .measuring import layer_times
 from .owned import Layer, disown, gates_name, own, owner_of
 from .report import Report, Row
+from .saved import Saved
 from .schedules import Schedule
 from .targets import Choices, Target, find_targets
+from .timing import Seen
 
-_FORMAT = 1  # of state dicts
 
-
-class Pruner:
+class Pruner(Saved):
     """Makes a model sparse while it is trained. ::
 
         pruner.prepare(model)       # in place: parameters stay what they are; one buffer of gates beside each weight
@@ -165,7 +167,7 @@ class Pruner:
             raise ValueError(f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}")
         self._optimizers = inner
         self._handles = [
-            inner[0].register_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer)),
+            inner[0].register_step_pre_hook(self._before),
             inner[-1].register_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer)),
         ]
 
@@ -190,6 +192,20 @@ class Pruner:
             raise RuntimeError(f"[{type(self).__name__}] compact_at needs attach(optimizer), whose state moves, too")
         self._step()
 
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+
+        def then() -> Any:
+            """Gradients are there when the closure has run."""
+            loss = closure()
+            self._before_step(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": then}
+
     def _after_step(self, optimizer: Optimizer) -> None:
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
         if found is not None and bool(found != 0):
@@ -201,13 +217,13 @@ class Pruner:
         self.steps += 1
         for layer in self.layers.values():
             layer.hook(self._on_gradient)
+        self._zero()
         self._adjust()
         if self._due or self.schedule.acts_at(self.steps):
             self._choose()
-        else:
-            self._zero()
 
     def _zero(self) -> None:
+        """Dead blocks, which momentum and weight decay have moved."""
         for layer in self.layers.values():
             layer.target.keep_(layer.target.parameter.data, layer.mask)
 
@@ -223,15 +239,27 @@ class Pruner:
             self._due = True
             names = [name for name, f in finite.items() if not f]
             self._say(f"step {self.steps}: {', '.join(names)} has a gradient or weight that is not finite: blocks stay")
-            self._zero()
             return
         self._due = False
         for name, mask in self._masks_from(scores).items():
             self.layers[name].choose(mask)
         self._chosen()
         if self.compact_at and self._optimizers and self._model is not None:
-            moving = [layer for layer in self.layers.values() if due(layer, self.compact_at)]
-            move_layers(self._model, moving, self._optimizers)
+            self._move([layer for layer in self.layers.values() if due(layer, self.compact_at)])
+
+    def _move(self, layers: list[Layer]) -> None:
+        if layers and self._model is not None:
+            move_layers(self._model, layers, self._optimizers)
+
+    @torch.no_grad()
+    def _store(self, stored: dict[str, Tensor]) -> None:
+        moving = []
+        for name, blocks in check_masks([self.layers[name].target for name in stored], stored).items():
+            layer, now = self.layers[name], self.layers[name].stored()
+            if now is None or not torch.equal(now, blocks):
+                layer.gates.copy_(blocks)
+                moving.append(layer)
+        self._move(moving)
 
     def _masks_from(self, scores: Masks) -> Masks:
         """Those with the largest scores, and no others than `allowed`."""
@@ -265,12 +293,15 @@ class Pruner:
     def _prepared(self, model: nn.Module) -> None:
         """Called once, with all layers."""
 
+    def _settle(self) -> None:
+        """Makes the parameters what the model computes with, if they are not."""
+
     def _trained(self) -> dict[str, nn.Parameter]:
         """What an optimizer has to hold."""
         return {name: layer.target.parameter for name, layer in self.layers.items()}
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        """Called before each step of the optimizer."""
+        """Called before each step of the optimizer, with the gradients there."""
 
     def _adjust(self) -> None:
         """Called after each step, before blocks are chosen."""
@@ -282,19 +313,7 @@ class Pruner:
         """The gradient that is accumulated."""
         return layer.target.kept(gradient, layer.mask)
 
-    def _state(self) -> dict[str, Any]:
-        """What a subclass has besides, as tensors and plain values."""
-        return {}
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        """Takes that back; it was checked to be of this class and model."""
-
     # ---- What came of it ---------------------------------------------------------------------------------------------
-
-    @property
-    def targets(self) -> list[Target]:
-        """What is made sparse; empty before `prepare`."""
-        return [layer.target for layer in self.layers.values()]
 
     @property
     def finished(self) -> bool:
@@ -306,70 +325,45 @@ class Pruner:
         return {name: layer.mask.clone() for name, layer in self.layers.items()}
 
     @torch.no_grad()
-    def report(self) -> Report:
-        """Per layer: sparsity, density and the share of the norm kept, printed as a table."""
-        rows = []
+    def report(self, *, seen: Mapping[str, Seen] | None = None, tokens: int = 512) -> Report:
+        """Per layer: sparsity, density, the share of the norm kept, its time now and as a block-sparse layer.
+
+        Args:
+            seen: what layers are fed, for the times: see `watch`.
+            tokens: rows of x for layers that it does not tell of. 0: nothing is timed, which takes 0.1 s a layer.
+        """
+        rows, times = [], layer_times(self.targets, self.masks(), seen, tokens) if tokens or seen else {}
         for name, layer in self.layers.items():
             mask = layer.mask
             kept, lost = layer.target.norms()[mask].square().sum(), layer.dropped[~mask].square().sum()
             share = math.sqrt(float(kept) / max(float(kept + lost), 1e-30))
-            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()))
-            rows.append(Row(name, layer.target.sizes, *numbers, norm_kept=share))
+            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()), share)
+            rows.append(Row(name, layer.target.sizes, *numbers, *times.get(name, (None, None))))
         return Report(self.steps, rows)
+
+    def convert(self, model: nn.Module, min_speedup: float = 1.0, **options: Any) -> nn.Module:
+        """`convert` with this pruner's masks, then `squash_mask`: block-sparse layers where they are measured faster.
+
+        Where it raises, no layer was replaced, and the pruner goes on (an `L0` without its gates).
+
+        Args:
+            model: the one that was prepared, or a copy.
+            min_speedup: times before / after from which on a layer is replaced.
+            options: of `convert`: `example`, `seen`, `tokens`, `forward`, `timings`.
+        """
+        self._settle()
+        made = convert(model, self.masks(), block_size=self.block_size, min_speedup=min_speedup, **options)
+        self.squash_mask()
+        return made
 
     def squash_mask(self) -> None:
         """Takes gates and hooks off: an ordinary model is left, with zeros in it. The pruner has ended then."""
+        self._settle()
         self.detach()
         for layer in self.layers.values():
             layer.unhook()
             disown(layer.target)
         self.layers, self._model = {}, None
-
-    # ---- Saving ------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a training needs, beside the model's and the optimizer's state dicts, to go on bit for bit."""
-        layers = {}
-        for name, layer in self.layers.items():
-            layers[name] = {"mask": layer.mask, "allowed": layer.allowed, "dropped": layer.dropped}
-            if layer.shadow is not None:
-                layers[name]["shadow"] = layer.shadow
-        own = {"format": _FORMAT, "class": type(self).__name__, "schedule": repr(self.schedule)}
-        return {**own, "steps": self.steps, "due": self._due, "layers": layers, **self._state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Call `prepare` first; all is checked before anything is changed.
-
-        Another schedule than the saved one is taken, with a warning.
-
-        Raises:
-            ValueError: the state is another class's or another model's (the message has both shapes and hashes).
-            RuntimeError: `prepare` was not called before.
-        """
-        op = type(self).__name__
-        if not self.layers:
-            raise RuntimeError(f"[{op}] call prepare(model) before load_state_dict")
-        need(op, "state", state, Mapping, "what state_dict() returned")
-        if state.get("format") != _FORMAT or state.get("class") != op:
-            what = f"{state.get('class', 'nothing')} in format {state.get('format')}"
-            raise ValueError(f"[{op}] the state is of {what}, needs {op} in format {_FORMAT}")
-        saved = state["layers"]
-        masks = check_masks(self.targets, {name: entry["mask"] for name, entry in saved.items()})
-        allowed = check_masks(self.targets, {name: entry["allowed"] for name, entry in saved.items()})
-        for name, layer in self.layers.items():
-            if ("shadow" in saved[name]) != (layer.shadow is not None):
-                raise ValueError(f"[{op}] the state of {name} was saved with another `regrow`")
-        if state["schedule"] != repr(self.schedule):
-            warnings.warn(f"[{op}] was saved with {state['schedule']}, goes on with {self.schedule!r}", stacklevel=2)
-        self._load_state(dict(state))
-        self.steps, self._due = state["steps"], state["due"]
-        for name, layer in self.layers.items():
-            layer.gates.copy_(masks[name])
-            layer.allowed, layer.dropped = allowed[name], saved[name]["dropped"].to(layer.gates.device, copy=True)
-            if layer.shadow is not None:
-                layer.shadow.copy_(saved[name]["shadow"])
-        with torch.no_grad():
-            self._zero()
 
 
 def _what_is_there(targets: list[Target]) -> Masks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,6 @@ class Report:
             for line in lines
         ]
         return "\n".join([*text, f"step {self.step}: {self.density:.2%} of all blocks are live"])
-
-    def with_times(self, times: dict[str, tuple[float, float]]) -> Report:
-        """The same with (now, expected) seconds of layers, by the names of rows."""
-        rows = [
-            replace(row, now_s=times[row.name][0], expected_s=times[row.name][1]) if row.name in times else row
-            for row in self.rows
-        ]
-        return replace(self, rows=rows)
 
 
 def _times(row: Row) -> list[str]:
