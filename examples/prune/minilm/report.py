@@ -6,6 +6,7 @@ import html
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -168,18 +169,27 @@ def draw_tradeoff(results: Results, file: Path) -> None:
         for arm, x, y in zip(results.arms, speeds, values, strict=True):
             size = 130 if arm.kind in ("dense", "distilled") else 60
             axis.scatter(x, y, s=size, color=COLORS[arm.kind], zorder=3)
-            place = {"xytext": (8, 7), "textcoords": "offset points", "color": COLORS[arm.kind]}
-            right = x > 0.7 * max(speeds)
-            axis.annotate(arm.title, (x, y), ha="right" if right else "left", **place)
-        first, last = results.arms[-2], results.arms[-1]
-        if first.kind == "obs":  # the one that the distillation began with
-            arrow = {"arrowstyle": "->", "color": COLORS["distilled"], "linestyle": ":"}
-            axis.annotate("", (speeds[-1], values[-1]), (speeds[-2], values[-2]), arrowprops=arrow)
-        axis.set(xlabel="times as fast as dense, whole model", ylabel=name, xlim=(0, 1.15 * max(speeds)))
-        axis.set_ylim(min(0, *values), 1.12 * max(values))
+        top = 1.08 * max(values)
+        for arm, x, y, at in zip(results.arms, speeds, values, _apart(values, 0.06 * top), strict=True):
+            line = {"arrowstyle": "-", "color": "#cccccc", "linewidth": 0.8}
+            place = (1.12 * max(speeds), at)
+            axis.annotate(arm.title, (x, y), place, va="center", color=COLORS[arm.kind], arrowprops=line)
+        # The distillation began with the arm before it.
+        arrow = {"arrowstyle": "->", "color": COLORS["distilled"], "linestyle": ":"}
+        axis.annotate("", (speeds[-1], values[-1]), (speeds[-2], values[-2]), arrowprops=arrow)
+        axis.set(xlabel="times as fast as dense, whole model", ylabel=name, xlim=(0, 1.75 * max(speeds)))
+        axis.set_ylim(min(0, *values), top)
         axis.grid(alpha=0.3)
-        assert last.kind == "distilled"
     _save(figure, file)
+
+
+def _apart(values: Sequence[float], least: float) -> list[float]:
+    """Heights for labels, as near to the values as they can be without one above another."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    placed: list[float] = list(values)
+    for below, i in pairwise(order):
+        placed[i] = max(placed[i], placed[below] + least)
+    return placed
 
 
 def draw_layouts(masks: Mapping[str, Any], file: Path) -> None:
@@ -188,15 +198,16 @@ def draw_layouts(masks: Mapping[str, Any], file: Path) -> None:
 
     numbers = sorted({int(short(name).split()[0]) for name in masks})
     kinds = list(NAMES.values())
-    ratio = {"width_ratios": [1, 1, 1, 1, 1, 4]}
-    figure, axes = _figure(len(numbers), len(kinds), 14, 2.2 * len(numbers), gridspec_kw=ratio)
+    ratio = {"width_ratios": [1, 1, 1, 1, 2, 4]}
+    figure, axes = _figure(len(numbers), len(kinds), 15, 1.8 * len(numbers), gridspec_kw=ratio)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     for name, mask in masks.items():
         number, _, kind = short(name).partition(" ")
         axis = axes[numbers.index(int(number))][kinds.index(kind)]
-        axis.imshow(np.asarray(mask), cmap=ListedColormap(["#f2f2f2", "tab:blue"]), interpolation="nearest")
+        look: Any = {"cmap": ListedColormap(["#f2f2f2", "tab:blue"]), "vmin": 0, "vmax": 1}
+        axis.imshow(np.asarray(mask), aspect="auto", interpolation="nearest", **look)
         axis.set_title(f"{kind}: {int(np.asarray(mask).sum())}", fontsize=9)
     for number, row in zip(numbers, axes, strict=True):
         row[0].set_ylabel(f"layer {number}")
