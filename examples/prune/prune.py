@@ -174,6 +174,7 @@ class Run:
         masks = bss.sparsify_(made, method, sparsity=sparsity, calibration=self.calibration, **options)
         last = (method, sparsity) == self._one_shot()[-1]
         timings: dict[str, bss.Timing] = {}
+        sizes = {t.path: t.sizes for t in bss.find_targets(made, self.options.block_size, train.TARGETS)}
         if last:
             print("Timing each layer, dense and block-sparse ...", flush=True)
         bss.convert(
@@ -185,9 +186,8 @@ class Run:
             timings=timings,
         )
         if last:
-            sizes = {t.path: t.sizes for t in bss.find_targets(made, self.options.block_size, train.TARGETS)}
             self.store.once("masks", lambda: {name: mask.int().tolist() for name, mask in masks.items()})
-            self.store.once("layers", lambda: [layer_of(t, sizes[t.name]) for t in timings.values()])
+            self.store.once("layers", lambda: [layer_of(t, sizes[t.name]) for t in timings.values() if t.name in sizes])
         bst.save_pretrained(made, path)
         return made
 
