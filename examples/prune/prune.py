@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
@@ -35,12 +36,13 @@ from minilm import measure, model, report, text, train
 from smallworld.store import Store
 
 TESTS, QUICK_TESTS = 600, 100  # paragraphs
-CALIBRATION = 6  # batches
+CALIBRATION = 4  # batches
 ROWS = 64  # sentences of a batch
-RESERVE_SECONDS = 25.0  # for what follows the training
+RESERVE_SECONDS = 30.0  # for what follows the training
+DENSER = 1.25  # steps of the first stages take longer than those of the last
 SAMPLES = 7  # of each whole model's time
 EVERY_SECONDS = 10.0  # between checkpoints
-QUICK_STEPS = 6
+QUICK_STEPS = 8
 ONE_SHOT = (("magnitude", 0.8), ("obs", 0.5), ("obs", 0.9), ("obs", 0.8))  # what is compared before the training
 
 
@@ -137,7 +139,7 @@ class Run:
             models[title] = made
             quality = self._once(title, f"Looking at {title}", lambda made=made: self.test.quality(made).as_dict())  # type: ignore[misc]
             arms.append(report.Arm(title, method, 0.0, quality["cosine"], quality["found"], megabytes(made)))
-        small, masks, layers, training = self._trained(models[arms[-1].title])
+        small, training = self._trained()
         quality = self._once("distilled", "Looking at what came out", lambda: self.test.quality(small).as_dict())
         title = f"distilled, {100 * self.options.sparsity:g} %"
         models[title] = small
@@ -148,7 +150,7 @@ class Run:
 
         speeds = self._once("sentences per second", "Timing the whole models", timed)
         arms = [dataclasses.replace(arm, per_second=speeds[arm.title]) for arm in arms]
-        self._report(arms, layers, masks, training, small)
+        self._report(arms, training, small)
 
     # ---- Stages ------------------------------------------------------------------------------------------------------
 
@@ -169,84 +171,81 @@ class Run:
         if path.is_file():
             return bst.load_pretrained(model.build, path)
         print(f"Pruning: {title} ...", flush=True)
-        made = copy.deepcopy(self.dense)
-        options: Any = {"block_size": self.options.block_size, "targets": train.TARGETS}
-        masks = bss.sparsify_(made, method, sparsity=sparsity, calibration=self.calibration, **options)
-        last = (method, sparsity) == self._one_shot()[-1]
-        timings: dict[str, bss.Timing] = {}
-        sizes = {t.path: t.sizes for t in bss.find_targets(made, self.options.block_size, train.TARGETS)}
-        if last:
-            print("Timing each layer, dense and block-sparse ...", flush=True)
-        bss.convert(
-            made,
-            masks,
-            block_size=self.options.block_size,
-            min_speedup=1.0 if last else 0,
-            example=self.example if last else None,
-            timings=timings,
-        )
-        if last:
-            self.store.once("masks", lambda: {name: mask.int().tolist() for name, mask in masks.items()})
-            self.store.once("layers", lambda: [layer_of(t, sizes[t.name]) for t in timings.values() if t.name in sizes])
+        made, b = copy.deepcopy(self.dense), self.options.block_size
+        options: Any = {"block_size": b, "targets": train.TARGETS, "calibration": self.calibration}
+        began = time.monotonic()
+        masks = bss.sparsify_(made, method, sparsity=sparsity, **options)
+        if method == "obs":
+            self.store.once("seconds of a stage", lambda: time.monotonic() - began)
+        bss.convert(made, masks, block_size=b, min_speedup=0)
         bst.save_pretrained(made, path)
         return made
 
-    def _trained(self, start: nn.Module) -> tuple[nn.Module, Any, list[report.LayerRow], train.Training]:
-        """The pruned model after its distillation, as it is loaded from its file."""
-        masks = {name: torch.tensor(rows).bool() for name, rows in self.store.results["masks"].items()}
-        layers = [report.LayerRow(**{**row, "shape": tuple(row["shape"])}) for row in self.store.results["layers"]]
-        state = train.saved_state(self.folder)
-        student = copy.deepcopy(start) if state is None else train.saved_student(self.folder, state)
-        steps = self.store.once("steps", lambda: self._steps(copy.deepcopy(student), masks))
-        training = train.Training(self.dense, student, masks, self.batches, steps, self.folder)
+    def _trained(self) -> tuple[nn.Module, train.Training]:
+        """The sparse model after its training, converted where that is faster, saved, and loaded again."""
+        state, b = train.saved_state(self.folder), self.options.block_size
+        student = copy.deepcopy(self.dense) if state is None else train.saved_student(self.folder, state)
+        plan = train.Plan(self.options.sparsity, b, self.store.once("steps", self._steps))
+        training = train.Training(self.dense, student, plan, self.batches, self.calibration, self.folder)
         if state is not None:
             training.load(state)
-        if len(training.losses) < steps:
+        if len(training.losses) < plan.steps:
             self._train(training)
         path = self.options.out / "small.safetensors"
-        bst.save_pretrained(student, path)
-        small = bst.load_pretrained(model.build, path)
-        with torch.inference_mode():
-            same = torch.equal(small(**self.example), student.eval()(**self.example))
-        if not same:
-            raise RuntimeError(f"{path} does not give what was saved")
-        return small, masks, layers, training
+        if "layers" not in self.store.results or not path.is_file():
+            print("Timing each layer, dense and block-sparse ...", flush=True)
+            timings: dict[str, bss.Timing] = {}
+            small, masks = train.densified(student, b)
+            sizes = {t.path: t.sizes for t in bss.find_targets(small, b, train.TARGETS)}
+            bss.convert(small.eval(), masks, block_size=b, example=self.example, timings=timings)
+            bst.save_pretrained(small, path)
+            with torch.inference_mode():
+                same = torch.equal(small(**self.example), bst.load_pretrained(model.build, path)(**self.example))
+            if not same:
+                raise RuntimeError(f"{path} does not give what was saved")
+            self.store.once("masks", lambda: {name: mask.int().tolist() for name, mask in masks.items()})
+            self.store.once("layers", lambda: [layer_of(t, sizes[t.name]) for t in timings.values() if t.name in sizes])
+        return bst.load_pretrained(model.build, path), training
 
-    def _steps(self, student: nn.Module, masks: Any) -> int:
-        """As many steps as there is time for."""
+    def _steps(self) -> int:
+        """As many steps as there is time for, by those of a model that is as sparse as it will be."""
         if self.options.quick:
             return QUICK_STEPS
-        trial = train.Training(self.dense, student, masks, self.batches, 1, self.folder)
+        made = bst.load_pretrained(model.build, self.folder / f"obs-{self.options.sparsity:g}.safetensors")
+        plan = train.Plan(self.options.sparsity, self.options.block_size, 1)
+        trial = train.Training(self.dense, made, plan, self.batches, self.calibration, self.folder)
+        trial.stage = len(plan.stages())  # is sparse already
         seconds = []
         for _ in range(4):
             trial.step()
             seconds.append(trial.seconds)
-        each = (seconds[-1] - seconds[0]) / 3
-        left = 60 * self.options.minutes - (time.monotonic() - self.began) - RESERVE_SECONDS
+        each = DENSER * (seconds[-1] - seconds[0]) / 3
+        stages = len(plan.stages()) * self.store.results["seconds of a stage"]
+        left = 60 * self.options.minutes - (time.monotonic() - self.began) - RESERVE_SECONDS - stages
         return max(20, int(left / each))
 
     def _train(self, training: train.Training) -> None:
         done = len(training.losses)
-        print(f"Distilling for {training.steps} steps of {ROWS} sentences ...", flush=True)
+        steps = training.plan.steps
+        print(f"Distilling for {steps} steps of {ROWS} sentences, ever fewer blocks ...", flush=True)
         plain = not sys.stderr.isatty()
-        with tqdm(total=training.steps, initial=done, unit="step", disable=plain) as bar:
+        with tqdm(total=steps, initial=done, unit="step", disable=plain) as bar:
 
             def shown(step: int, loss: float) -> None:
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                 bar.update()
-                if plain and step * 10 // training.steps > (step - 1) * 10 // training.steps:
-                    print(f"{step}/{training.steps} steps, loss {loss:.3f}", flush=True)
+                if plain and step * 10 // steps > (step - 1) * 10 // steps:
+                    print(f"{step}/{steps} steps, loss {loss:.3f}", flush=True)
 
             training.run(EVERY_SECONDS, shown)
 
     def _report(
         self,
         arms: list[report.Arm],
-        layers: list[report.LayerRow],
-        masks: Any,
         training: train.Training,
         small: nn.Module,
     ) -> None:
+        layers = [report.LayerRow(**{**row, "shape": tuple(row["shape"])}) for row in self.store.results["layers"]]
         queries = [i for i, words in enumerate(self.test.texts) if 60 <= len(words) <= 140][:6]
         near = [self.test.neighbours(net, queries) for net in (self.dense, small)]
         samples = list(zip([self.test.texts[i] for i in queries], *near, strict=True))
@@ -257,7 +256,7 @@ class Run:
             torch.get_num_threads(),
             arms,
             layers,
-            {name: mask.numpy() for name, mask in masks.items()},
+            {name: np.array(rows, bool) for name, rows in self.store.results["masks"].items()},
             training.losses,
             training.seconds,
             samples,

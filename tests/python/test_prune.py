@@ -138,52 +138,61 @@ def test_quality_of_a_model_beside_itself_and_another():
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
-def trained(folder, steps, until, monkeypatch, keep_dense=False):
-    """A distillation of a pruned Tiny, for some of its steps; begun anew or where the folder says."""
+def trained(folder, steps, until, monkeypatch):
+    """A distillation of Tiny, for some of its steps; begun anew or where the folder says."""
     monkeypatch.setattr(train, "build", lambda: Tiny().eval())
     torch.manual_seed(1)
-    teacher = Tiny().eval()
-    student, batches = copy.deepcopy(teacher), model_module.Batches(some_ids(), 16)
-    masks = bss.sparsify_(student, "magnitude", sparsity=0.5, block_size=8, targets=train.TARGETS)
-    if not keep_dense:
-        bss.convert(student, masks, block_size=8, min_speedup=0)
-    monkeypatch.setattr(train.bss, "find_targets", by_blocks_of_8)
+    teacher, batches = Tiny().eval(), model_module.Batches(some_ids(), 16)
     state = train.saved_state(folder)
-    student = student if state is None else train.saved_student(folder, state)
-    training = train.Training(teacher, student, masks, batches, steps, folder)
+    student = copy.deepcopy(teacher) if state is None else train.saved_student(folder, state)
+    calibration = [batches[i] for i in range(2)]
+    training = train.Training(teacher, student, train.Plan(0.5, 8, steps), batches, calibration, folder)
     if state is not None:
         training.load(state)
-    for _ in range(len(training.losses), until):
+    training.plan = train.Plan(0.5, 8, steps)
+    while len(training.losses) < until:
         training.step()
     training.save()
     return training
 
 
-def by_blocks_of_8(model, block_size=8, targets=None, real=bss.find_targets):
-    return real(model, 8, targets)
+def densities(model):
+    return [target.layout.density for target in bss.find_targets(model, 8, targets=train.TARGETS) if target.layout]
 
 
-def test_a_distillation_that_was_stopped_ends_where_another_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stop", [0, 1, 5, 6, 11])
+def test_a_distillation_that_was_stopped_ends_where_another_does(tmp_path, monkeypatch, stop):
     folders = [tmp_path / name for name in "ab"]
-    for folder in (*folders, folders[1] / "c"):
+    for folder in folders:
         folder.mkdir()
     whole = trained(folders[0], 12, 12, monkeypatch)
-    trained(folders[1], 12, 5, monkeypatch)
+    trained(folders[1], 12, stop, monkeypatch)
     resumed = trained(folders[1], 12, 12, monkeypatch)
     assert resumed.losses == whole.losses
-    begun = trained(folders[1] / "c", 12, 0, monkeypatch)
-    before, after = (float(t.distiller(t.batches[0]).loss.detach()) for t in (begun, whole))
-    assert after < 0.9 * before
     for (name, own), other in zip(resumed.student.named_parameters(), whole.student.parameters(), strict=True):
         assert torch.equal(own, other), name
     assert len(list(folders[1].glob(f"*-{train.STUDENT}"))) == 1
 
 
-def test_layers_that_stayed_dense_stay_sparse(tmp_path, monkeypatch):
-    training = trained(tmp_path, 6, 6, monkeypatch, keep_dense=True)
-    assert len(training.held) == 4
-    for target in by_blocks_of_8(training.student, targets=train.TARGETS):
-        assert torch.equal(target.norms() != 0, training.held[target.name])
+def test_stages_get_sparser_and_learning_helps(tmp_path, monkeypatch):
+    stages = train.Plan(0.8, 32, 100).stages()
+    assert [step for step, _ in stages] == [0, 10, 25, 45]
+    assert [round(sparsity, 3) for _, sparsity in stages] == [0.331, 0.553, 0.701, 0.8]
+    training = trained(tmp_path, 200, 1, monkeypatch)
+    assert densities(training.student) == [pytest.approx(0.5**0.25, abs=0.02)] * 4
+    training = trained(tmp_path, 200, 91, monkeypatch)  # a step behind the beginning of the last stage
+    assert densities(training.student) == [0.5] * 4
+    batch = training.batches[0]
+    before = float(training.distiller(batch).loss.detach())
+    training = trained(tmp_path, 200, 200, monkeypatch)
+    assert float(training.distiller(batch).loss.detach()) < 0.8 * before
+    assert densities(training.student) == [0.5] * 4
+
+    dense, masks = train.densified(training.student, 8)
+    assert densities(dense) == []
+    assert all(int(mask.sum()) * 2 == mask.numel() for mask in masks.values())
+    for own, other in zip(dense(**batch), training.student(**batch), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
