@@ -90,10 +90,21 @@ def pruned(kind: Callable[..., bss.Pruner], schedule: Any, **options: Any) -> Ar
     return Arm(model, pruner, (gates,) if gates else ())
 
 
+def rewired(kind: Callable[..., Any], steps: int, **options: Any) -> Arm:
+    """A sparse model whose blocks change their places, up to 75 % of the training."""
+    model = ByteMlp(sparse)
+    rewiring = kind(bss.CosineDrop(max(1, steps * 3 // 4), frequency=100), **options)
+    rewiring.prepare(model)
+    return Arm(model, rewiring)
+
+
 ARMS: dict[str, Callable[[int], Arm]] = {
     "dense": lambda steps: Arm(ByteMlp(dense)),
     "narrow": lambda steps: Arm(ByteMlp(dense, 108)),
     "static": lambda steps: Arm(ByteMlp(sparse)),
+    "set": lambda steps: rewired(bss.SET, steps),
+    "rigl": lambda steps: rewired(bss.RigL, steps, grow="exact"),
+    "rigl-bound": lambda steps: rewired(bss.RigL, steps, grow="bound"),
     "gmp": lambda steps: pruned(bss.MagnitudePruner, gradual(steps), regrow=False),
     "gmp-regrow": lambda steps: pruned(bss.MagnitudePruner, gradual(steps)),
     "gmp-global": lambda steps: pruned(bss.MagnitudePruner, gradual(steps), scope="global"),

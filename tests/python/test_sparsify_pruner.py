@@ -313,6 +313,23 @@ def test_gradients_of_dead_blocks_are_zero(kind):
     assert spared > 0
 
 
+@pytest.mark.parametrize("kind", ["magnitude", "blast", "l0"])
+def test_compiled_models(kind):
+    """Also one that was compiled, and had run, before it was prepared."""
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model, pruner = network(), KINDS[kind]()
+        forward = torch.compile(model, backend="aot_eager") if compiled else model
+        forward(torch.randn(16, 32, generator=torch.Generator().manual_seed(0)))
+        pruner.prepare(model)
+        optimizer = optimizer_of(model, pruner)
+        pruner.attach(optimizer)
+        train(forward, optimizer, 14)
+        runs.append({**model.state_dict(), **pruner.masks(), "y": forward(torch.ones(16, 32))})
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)
+
+
 def test_second_order_gradients_see_the_mask():
     model, pruner, optimizer = prepared("magnitude")
     train(model, optimizer, 13)
@@ -501,6 +518,18 @@ def test_two_sparsifiers_on_one_layer():
     bss.Blast(CUBIC, block_size=8, targets="1").prepare(nn.Sequential(model[0], nn.Linear(16, 16)))  # the other layer
     pruner.squash_mask()
     KINDS["blast"]().prepare(model)
+
+
+def test_a_sparsifier_that_moves_blocks_and_a_pruner():
+    model = nn.Sequential(bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.5)", 8)))
+    rewiring = bss.SET(bss.CosineDrop(100))
+    rewiring.prepare(model)
+    with pytest.raises(ValueError, match="0 has a SET or RigL already, which moves blocks"):
+        bss.MagnitudePruner(CUBIC, block_size=8).prepare(model)
+    other = nn.Sequential(bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.5)", 8)))
+    bss.MagnitudePruner(CUBIC, block_size=8).prepare(other)
+    with pytest.raises(ValueError, match="0 has a sparsifier already"):
+        bss.SET(bss.CosineDrop(100)).prepare(other)
 
 
 def test_the_order_of_calls():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...layout import Layout
+from ...layout import HostLayout, Layout
 from ..arguments import need_activation, need_dtype
 from ..tables import index_of
 from .digits import pattern_of
@@ -31,6 +31,8 @@ class BlockSparseLayer(nn.Module):
     layout: Layout
     activation: str
     _lent: Tensor | None = None
+    takes_layout: Callable[[Layout], bool] | None = None
+    """Asked where weights of another layout are loaded: whether the layer has taken that layout, by `relayout`."""
 
     def _make_parameters(
         self,
@@ -117,8 +119,28 @@ class BlockSparseLayer(nn.Module):
             self._index = index_of(self.layout, device)
         return self._index
 
+    def relayout(self, layout: Layout) -> None:
+        """Takes another layout of the same sizes and as many blocks, in whose places the blocks of `weight` are then.
+
+        The parameter stays as it is. Of a layout whose tables a card has made, `pattern` is read when it is saved.
+
+        Raises:
+            ValueError: the layout has other sizes, another block size or another number of blocks.
+        """
+        own = self.layout
+        if (layout.sizes, layout.values_shape, layout.transposed) != (own.sizes, own.values_shape, own.transposed):
+            raise ValueError(f"[{type(self).__name__}] cannot take {layout!r} in the place of {own!r}")
+        self.layout, self._index = layout, index_of(layout, self.weight.device)
+        self._read_pattern(isinstance(layout, HostLayout))
+
+    def _read_pattern(self, now: bool) -> None:
+        if now:
+            self.pattern = pattern_of(self.layout, self.pattern.device)
+
     def place(self, device: torch.device) -> None:
         """Brings the tables and the pattern to a device, where the weight is now."""
+        if not isinstance(self.layout, HostLayout) and device != self._index.device:
+            self.layout = self.layout.host()  # its tables are of use where they are alone, if they change
         self._index = index_of(self.layout, device)
         self.pattern = pattern_of(self.layout, device)
 
@@ -140,11 +162,17 @@ class BlockSparseLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         del state["_index"]
+        state.pop("takes_layout", None)
+        state["layout"] = self.layout.host()  # tables that change would change the copy's
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._index = index_of(self.layout, self.weight.device)
+
+    def _save_to_state_dict(self, *arguments: Any) -> None:
+        self._read_pattern(not isinstance(self.layout, HostLayout))
+        super()._save_to_state_dict(*arguments)
 
     def _is_average_of_own(self, pattern: Tensor) -> bool:
         """Whether it is this layout's, averaged in types as coarse as bfloat16, where digits drift by half a unit.
@@ -169,11 +197,12 @@ class BlockSparseLayer(nn.Module):
             except ValueError as error:
                 errors.append(f"{prefix}pattern: {error}")
                 return
-            if saved != self.layout:
+            if saved != self.layout and (self.takes_layout is None or not self.takes_layout(saved)):
                 errors.append(
                     f"{prefix}weight was saved with {saved!r} (hash {hash(saved):016x}), "
                     f"this layer has {self.layout!r} (hash {hash(self.layout):016x})"
                 )
                 return
             state_dict[prefix + "pattern"] = pattern_of(self.layout, pattern.device)  # which another form may stand for
+        self._read_pattern(not isinstance(self.layout, HostLayout))  # one that is old may have another length
         super()._load_from_state_dict(state_dict, prefix, *arguments)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -32,13 +34,16 @@ class Gated:
             self._reader.register_forward_pre_hook(self._lend),
             self._reader.register_forward_hook(self._take_back, always_call=True),
         ]
+        _forget_compiled()
 
     def remove(self) -> None:
         """Ends that."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        _forget_compiled()
 
+    @torch.compiler.disable
     def _lend(self, reader: nn.Module, inputs: Any) -> None:
         target, gates = self._target, self._gates()
         if isinstance(target.module, BlockSparseLayer) and reader is target.module:
@@ -46,6 +51,7 @@ class Gated:
         else:
             self._put(target.times(target.parameter, gates))
 
+    @torch.compiler.disable
     def _take_back(self, reader: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(self._target.module, BlockSparseLayer) and reader is self._target.module:
             self._target.module.lend_gates(None)
@@ -61,6 +67,12 @@ class Gated:
             own[name] = weight
         if isinstance(self._target.module, nn.LSTM):
             own["_flat_weights"][own["_flat_weights_names"].index(name)] = getattr(self._target.module, name)
+
+
+def _forget_compiled() -> None:
+    """Compiled code does not look whether a module has hooks now: it would go on as if nothing had changed."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _reader(target: Target, root: nn.Module) -> nn.Module:

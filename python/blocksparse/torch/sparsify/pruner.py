@@ -113,6 +113,8 @@ class Pruner(Saved):
             )
         targets = find_targets(model, self.block_size, self._targets, self._ignore)
         for target in targets:
+            if getattr(target.module, "takes_layout", None) is not None:  # as SET and RigL have it
+                raise ValueError(f"[{type(self).__name__}] {target.name} has a SET or RigL already, which moves blocks")
             if (owner := owner_of(target)) is not None:
                 raise ValueError(
                     f"[{type(self).__name__}] {target.name} has a {type(owner).__name__} already: leave it out by "

@@ -72,7 +72,10 @@ class Report:
 def _times(row: Row) -> list[str]:
     if row.now_s is None or row.expected_s is None:
         return ["-", "-", "-"]
-    return [f"{row.now_s * 1e6:.1f} us", f"{row.expected_s * 1e6:.1f} us", f"{row.now_s / row.expected_s:.2f}x"]
+    return [
+        *(f"{s * 1e3:.2f} ms" if s > 1e-3 else f"{s * 1e6:.1f} us" for s in (row.now_s, row.expected_s)),
+        f"{row.now_s / row.expected_s:.2f}x",
+    ]
 
 
 def _aligned(cell: str, width: int, column: int) -> str:
