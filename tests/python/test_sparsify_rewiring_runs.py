@@ -1,20 +1,18 @@
-"""Runs with SET and RigL: files, several processes, steps that fail, what is refused; and that it pays."""
+"""Runs with SET and RigL: files, steps that fail, tools of PyTorch, what is refused."""
 
 import copy
+import gc
 import io
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import warnings
-from pathlib import Path
+import weakref
 
 import pytest
 import torch
 from conftest import assert_same
-from test_sparsify_rewiring import METHODS, NETWORKS, OFTEN, backward, masks_of, sparse_layers, started, train
+from test_sparsify_rewiring import METHODS, NETWORKS, OFTEN, backward, batch, masks_of, sparse_layers, started, train
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
@@ -92,67 +90,6 @@ def test_states_of_other_layers_are_refused():
     )
     with pytest.raises(RuntimeError, match="was saved with"):  # of another number of blocks
         model.load_state_dict(other.state_dict(), strict=False)
-
-
-# ---- Several processes ---------------------------------------------------------------------------------------------
-
-PROGRAM = """
-import sys, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
-from test_sparsify_rewiring import NETWORKS, METHODS, OFTEN, backward, masks_of
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, (make, shape) = dist.get_rank(), NETWORKS["linear"]
-torch.manual_seed(0)
-model = make()
-wrapped = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-rewiring = METHODS[sys.argv[2]](OFTEN)
-rewiring.prepare(wrapped)
-rewiring.attach(optimizer)
-for step in range(14):
-    optimizer.zero_grad()
-    backward(wrapped, shape, 100 * step + rank)  # each has data of its own
-    if step == 7 and rank == 1 and sys.argv[3] == "nan":
-        model[0].weight.grad[0, 0, 0] = float("nan")  # of one alone, so that the weights differ afterwards
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer.step()
-    if step == 7 and sys.argv[3] == "nan":
-        with torch.no_grad():
-            [p.copy_(b) for p, b in zip(model.parameters(), before)]
-            [v.nan_to_num_() for s in optimizer.state.values() for v in s.values()]
-masks = [m.flatten() for m in masks_of(model).values()]
-everyone = [torch.empty_like(torch.cat(masks)) for _ in range(2)]
-dist.all_gather(everyone, torch.cat(masks))
-assert torch.equal(*everyone), "patterns differ"
-weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-everyone = [torch.empty_like(weights) for _ in range(2)]
-dist.all_gather(everyone, weights)
-if sys.argv[3] == "finite":
-    assert torch.equal(*everyone), "weights differ"
-print(f"rank {rank} skipped {rewiring.report().skipped} grown {rewiring.report().rows[0].grown}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "how"), [("SET", "finite"), ("exact", "finite"), ("bound", "finite"), ("exact", "nan")]
-)
-def test_two_processes_take_the_same_pattern(tmp_path, method, how):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command += [str(program), str(Path(__file__).parent), method, how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
-        line = next(x for x in done.stdout.splitlines() if x.startswith(f"rank {rank}"))
-        assert line.startswith(f"rank {rank} skipped {int(how == 'nan')} grown 0.")
-        assert not line.endswith("grown 0.0")
 
 
 # ---- Steps that fail -----------------------------------------------------------------------------------------------
@@ -264,6 +201,61 @@ def test_second_derivatives_and_other_weights_do_not_disturb():
     assert rewiring.report().rows[0].grown > 0
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_heard(reentrant):
+    """Passes inside of passes: each layer's score is that of its own, and those of the pass around stay."""
+    schedule = bss.CosineDrop(end_step=50, alpha=0.4, frequency=1)
+    (model, optimizer, _, shape), (twin, of_twin, _, _) = (started("linear", "exact", schedule) for _ in range(2))
+    for seed in range(3):
+        for one, its_optimizer in ((model, optimizer), (twin, of_twin)):
+            x = batch(shape, seed).requires_grad_()
+            if one is model:
+                h = checkpoint(model[0], x, use_reentrant=reentrant)
+                y = checkpoint(model[1], h, use_reentrant=reentrant) + model[1](h)
+            else:
+                h = twin[0](x)
+                y = twin[1](h) * 2
+            its_optimizer.zero_grad()
+            (y.square() * batch(y.shape, 50)).sum().backward()
+            its_optimizer.step()
+    assert torch.equal(masks_of(model)["0"], masks_of(twin)["0"])
+    assert reentrant or torch.equal(masks_of(model)["1"], masks_of(twin)["1"])
+
+
+def test_compiled_models_follow():
+    """SET under torch.compile is as without; RigL says what it needs."""
+    (model, optimizer, _, shape), (twin, of_twin, _, _) = (started("linear", "SET") for _ in range(2))
+    compiled = torch.compile(model, backend="aot_eager")
+    for seed in range(10):
+        for one, its_optimizer in ((compiled, optimizer), (twin, of_twin)):
+            its_optimizer.zero_grad()
+            backward(one, shape, seed)
+            its_optimizer.step()
+    assert all(torch.equal(mask, masks_of(twin)[name]) for name, mask in masks_of(model).items())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    torch.compiler.reset()
+    model, optimizer, _, shape = started("linear", "exact", bss.CosineDrop(end_step=50, alpha=0.4, frequency=2))
+    compiled = torch.compile(model, backend="aot_eager")
+    train(compiled, optimizer, shape, [0])
+    backward(compiled, shape, 1)
+    with pytest.raises(RuntimeError, match="force_eager"):
+        optimizer.step()
+    with torch.compiler.set_stance("force_eager"):
+        backward(compiled, shape, 1)
+    train(compiled, optimizer, shape, [2])
+    torch.compiler.reset()
+
+
+def test_what_is_dropped_while_it_listens_is_gone():
+    model, optimizer, rewiring, shape = started("linear", "exact", bss.CosineDrop(end_step=50, alpha=0.4, frequency=1))
+    train(model, optimizer, shape, range(2))
+    gone = weakref.ref(rewiring)
+    del model, optimizer, rewiring
+    gc.collect()
+    assert gone() is None
+
+
 # ---- What is refused -----------------------------------------------------------------------------------------------
 
 
@@ -366,42 +358,3 @@ def test_recurrent_networks_of_one_op_follow_set():
         fresh = type(network)(6, 64, layouts)
         fresh.load_state_dict(network.state_dict())
         assert torch.equal(network(x)[0], fresh(x)[0])
-
-
-# ---- That it pays --------------------------------------------------------------------------------------------------
-
-
-def final_loss(method, seed):
-    """Of a student of a network that reads 6 of 128 blocks of inputs, relative to its variance."""
-    generator, inputs, b = torch.Generator().manual_seed(seed), 1024, 8
-    first, last = torch.randn(32, inputs, generator=generator), torch.randn(16, 32, generator=generator)
-    reads = torch.zeros(128).index_fill_(0, torch.randperm(128, generator=generator)[:6], 1).repeat_interleave(b)
-    first *= reads * 48**-0.5
-    torch.manual_seed(seed)
-    layout = Layout.from_graph("random(16,128,0.02)", b, seed=seed)
-    model = nn.Sequential(bst.BlockSparseLinear(inputs, 128, layout, activation="gelu"), nn.Linear(128, 16))
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    if method != "static":
-        rewiring = METHODS[method](bss.CosineDrop(end_step=300, alpha=0.3, frequency=10), seed=seed)
-        rewiring.prepare(model)
-        rewiring.attach(optimizer)
-    losses = []
-    for step in range(400):
-        x = torch.randn(128, inputs, generator=generator)
-        y = (x @ first.T).tanh() @ last.T
-        loss = (model(x) - y).square().mean() / y.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step >= 350:
-            losses.append(loss.item())
-    return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_rigl_is_better_than_set_and_set_than_a_static_layout(seed):
-    losses = {method: final_loss(method, seed) for method in ("exact", "bound", "SET", "static")}
-    print(losses)
-    assert losses["exact"] < losses["SET"] - 0.05
-    assert losses["bound"] < losses["static"] - 0.2
-    assert losses["SET"] < losses["static"] - 0.05
