@@ -30,6 +30,7 @@ from .modules import (
     BlockSparseLinear,
 )
 from .ops import flops as _flops  # noqa: F401  registers what ops cost
+from .pretrained import load_pretrained, save_pretrained
 from .recurrent import lstm  # the function, in the place of the module that is imported above
 from .surgery import from_dense, replace_convolutions, replace_linears
 from .tables import index_of
@@ -58,9 +59,11 @@ __all__ = [
     "index_of",
     "linear",
     "linear_wgrad",
+    "load_pretrained",
     "lstm",
     "replace_convolutions",
     "replace_linears",
+    "save_pretrained",
     "select_blocks",
     "to_bsr",
     "to_dense",

@@ -30,6 +30,7 @@ class BlockSparseLayer(nn.Module):
     pattern: Tensor
     layout: Layout
     activation: str
+    _lent: Tensor | None = None
     takes_layout: Callable[[Layout], bool] | None = None
     """Asked where weights of another layout are loaded: whether the layer has taken that layout, by `relayout`."""
 
@@ -86,6 +87,19 @@ class BlockSparseLayer(nn.Module):
         if self.gates is None:
             return self.weight
         return self.weight * self.gates.view(-1, *(1,) * (self.weight.dim() - 1)).to(self.weight.dtype)
+
+    def lend_gates(self, gates: Tensor | None) -> None:
+        """Has forward multiply the blocks by gates [blocks], beside the layer's own, until None is lent.
+
+        For methods that learn which blocks to keep: gates get gradients, and are no parameters of the layer.
+        """
+        self._lent = gates
+        self._gated = gates is not None or self.gates is not None
+
+    def gates_now(self) -> Tensor | None:
+        """Those that forward reads: the layer's own, times those that it was lent."""
+        own, lent = self.gates, self._lent
+        return own if lent is None else lent if own is None else own * lent
 
     def _describe(self) -> str:
         """What `extra_repr` says of all layers."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,41 @@ from ..convert import from_dense, to_bsr
 from .targets import Target
 
 Masks = dict[str, Tensor]
+
+
+def top_blocks(scores: Tensor, keep: int) -> Tensor:
+    """Bool of the shape of the scores: the `keep` largest; of equal ones the first, so that it is the same anywhere."""
+    best = torch.sort(scores.flatten(), descending=True, stable=True).indices[:keep]
+    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    return mask.index_fill_(0, best, True).view(scores.shape)
+
+
+def live_blocks(blocks: int, sparsity: float) -> int:
+    """How many of so many blocks are live: blocks - floor(blocks sparsity + 1/2)."""
+    return blocks - math.floor(blocks * sparsity + 0.5)
+
+
+def choose_blocks(scores: Mapping[str, Tensor], sparsity: float, scope: str = "layer") -> Masks:
+    """The masks of the blocks with the largest scores, of an exact number; of equal scores the first.
+
+    Args:
+        scores: [out_blocks, in_blocks] of each weight.
+        sparsity: share of the blocks that are not live.
+        scope: "layer": each weight has that share; "global": all of them together have it.
+    """
+    return in_pools(lambda flat: top_blocks(flat, live_blocks(flat.numel(), sparsity)), scope, scores)
+
+
+def in_pools(pick: Callable[..., Tensor], scope: str, *grids: Mapping[str, Tensor]) -> Masks:
+    """Masks by pick(*flat grids) -> flat mask: of each weight by itself ("layer"), or of all at once ("global")."""
+    first = grids[0]
+    found: Masks = {}
+    for pool in [[name] for name in first] if scope == "layer" else [list(first)]:
+        device = first[pool[0]].device
+        flat = [torch.cat([grid[name].flatten().to(device) for name in pool]) for grid in grids]
+        parts = pick(*flat).split([first[name].numel() for name in pool])
+        found |= {n: part.view(first[n].shape).to(first[n].device) for n, part in zip(pool, parts, strict=True)}
+    return found
 
 
 def layout_of(target: Target, mask: Tensor) -> Layout:

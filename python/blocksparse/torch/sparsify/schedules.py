@@ -17,6 +17,10 @@ class Schedule(Protocol):
         """The sparsity that it ends with, in [0, 1)."""
 
     @property
+    def begin_step(self) -> int:
+        """The first step that acts."""
+
+    @property
     def end_step(self) -> int:
         """The last step that acts."""
 

@@ -1,0 +1,416 @@
+"""From masked weights to block-sparse storage: of a model that is done, and of one in mid-training."""
+
+import copy
+import importlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+from blocksparse.torch.sparsify import timing
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(16, 32, 3, padding=1)
+        self.up = nn.ConvTranspose1d(32, 32, 2, stride=2, bias=False)
+        self.rnn = nn.LSTM(32, 32, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(32, 72), nn.GELU(), nn.Linear(72, 32, bias=False))
+        self.shared = nn.Linear(32, 32)
+        self.again = self.shared
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        y = self.rnn(self.up(self.conv(x)).transpose(1, 2))[0]
+        return self.head(self.again(self.mlp(y) + self.shared(y)))
+
+
+X = torch.randn(3, 16, 10, generator=torch.Generator().manual_seed(0))
+
+
+def pruned(method="magnitude", sparsity=0.5, model=None, **options):
+    model = Net().eval() if model is None else model
+    masks = bss.sparsify_(model, method, sparsity=sparsity, block_size=16, ignore="head", **options)
+    return model, masks
+
+
+def assert_close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+# ---- convert -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_converted_model_computes_the_same(dtype):
+    model, masks = pruned()
+    model, x = model.to(dtype), X.to(dtype)
+    expected = model(x)
+    converted = bss.convert(model, masks, block_size=16, min_speedup=0)
+    assert converted is model
+    kinds = {name: type(module).__name__ for name, module in model.named_modules() if hasattr(module, "layout")}
+    assert kinds == {
+        "conv": "BlockSparseConv1d",
+        "up": "BlockSparseConvTranspose1d",
+        "rnn.recurrent.0": "BlockSparseLinear",
+        "rnn.recurrent.1": "BlockSparseLinear",
+        "mlp.0": "BlockSparseLinear",
+        "mlp.2": "BlockSparseLinear",
+        "shared": "BlockSparseLinear",
+    }
+    assert model.shared is model.again
+    assert_close(model(x), expected)
+    for name, mask in masks.items():
+        path = name.replace("weight_hh_l", "recurrent.")
+        assert model.get_submodule(path).layout.mask().tolist() == mask.tolist()
+    assert not any(module.training for module in model.modules())
+
+
+def test_saved_converted_and_loaded_is_the_same_to_the_bit(tmp_path):
+    model, masks = pruned("obs", calibration=[X])
+    model = bss.convert(model, masks, block_size=16, min_speedup=0)
+    bst.save_pretrained(model, tmp_path / "small.safetensors")
+    assert torch.equal(bst.load_pretrained(Net, tmp_path / "small.safetensors")(X), model(X))
+
+
+def fake_times(monkeypatch, faster):
+    """Layers for which `faster(after)` says so become twice as fast, others half as fast."""
+    seen = {}
+
+    def time_layers(before, after, fed):
+        seen[type(after).__name__, fed.shape] = fed
+        return (2e-3, 1e-3) if faster(after) else (1e-3, 2e-3)
+
+    module = importlib.import_module("blocksparse.torch.sparsify.convert")  # whose name the function has, too
+    monkeypatch.setattr(module, "time_layers", time_layers)
+    return seen
+
+
+def test_only_what_is_faster_is_replaced(monkeypatch):
+    seen = fake_times(monkeypatch, lambda layer: isinstance(layer, bst.BlockSparseLinear))
+    model, masks = pruned()
+    expected, timings = model(X), {}
+    bss.convert(model, masks, block_size=16, example=X, timings=timings)
+    assert torch.equal(model(X), expected) or (model(X) - expected).abs().max() < 1e-5
+    assert {name for name, time in timings.items() if time.converted} == {"mlp.0", "mlp.2", "shared"}
+    assert timings.keys() == {"conv", "up", "rnn", "mlp.0", "mlp.2", "shared"}
+    assert isinstance(model.conv, nn.Conv1d)
+    assert isinstance(model.rnn, nn.LSTM)
+    assert {shape for _, shape in seen} == {(3, 16, 10), (3, 32, 10), (3, 20, 32), (3, 20, 72)}
+    time = timings["mlp.0"]
+    assert (time.shape, time.speedup, time.density) == ((3, 20, 32), 2.0, 0.5)
+    model, masks = pruned()
+    bss.convert(model, masks, block_size=16, min_speedup=2.5)
+    assert not any(hasattr(module, "layout") for module in model.modules())
+    assert {shape for kind, shape in seen if kind == "BlockSparseLinear"} >= {(512, 32), (512, 72)}
+    bss.convert(model, masks, block_size=16, tokens=64, seen={"mlp.0": bss.Seen((7, 32), torch.float32)})
+    assert {(7, 32), (64, 72), (1, 16, 64), (4, 16, 32)} <= {shape for _, shape in seen}
+    assert isinstance(model.mlp[0], bst.BlockSparseLinear)
+
+
+def test_times_are_those_of_this_machine():
+    """A layer of which nearly nothing is left is faster, and one that keeps all of its blocks is not by much."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    empty, full = torch.zeros(16, 16, dtype=torch.bool), torch.ones(16, 16, dtype=torch.bool)
+    empty[0, 0] = True
+    bss.apply_masks(bss.find_targets(model), {"0": empty, "1": full})
+    timings = {}
+    bss.convert(model, {"0": empty, "1": full}, example=torch.randn(256, 512), timings=timings)
+    assert isinstance(model[0], bst.BlockSparseLinear)
+    assert timings["0"].speedup > 4
+    assert timings["1"].speedup < 4
+    assert (timings["0"].shape, timings["1"].shape) == ((256, 512), (256, 512))
+    assert all(0 < time.after_s < 1 for time in timings.values())
+
+
+def test_autocast_around_the_model_is_around_the_timing():
+    model, seen = nn.Sequential(nn.Linear(32, 32)), {}
+
+    def forward(net, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return net(batch)
+
+    seen = timing.watch({"0": model[0]}, model, torch.randn(4, 32), forward)
+    assert seen == {"0": bss.Seen((4, 32), torch.float32, torch.bfloat16)}
+    mask = torch.eye(2, dtype=torch.bool)
+    bss.convert(model, {"0": mask}, block_size=16, example=torch.randn(4, 32), forward=forward)
+
+
+def test_sparse_layers_keep_the_blocks_of_the_mask():
+    layout = bst.select_blocks(torch.randn(40, 56), 0.6, 8)
+    linear = bst.BlockSparseLinear(56, 40, layout, gates=True, activation="silu")
+    turned = bst.BlockSparseLinear(40, 56, layout.t())
+    conv = bst.BlockSparseConv2d(56, 40, 3, layout, padding=1, channel_order=torch.randperm(56))
+    for layer, x in (
+        (linear, torch.randn(5, 56)),
+        (turned, torch.randn(5, 40)),
+        (conv, torch.randn(2, 56, 4, 4)),
+    ):
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.normal_()
+        masks = bss.sparsify_(layer, "magnitude", sparsity=0.75)
+        expected, had = layer(x), layer.weight.numel()
+        made = bss.convert(layer, masks, min_speedup=0)
+        assert made is not layer
+        assert type(made) is type(layer)
+        assert made.weight.numel() < had
+        assert made.layout.mask().tolist() == masks["weight"].tolist()
+        assert_close(made(x), expected)
+        assert_close(copy.deepcopy(made).double()(x.double()).float(), expected)
+
+
+def test_what_has_no_block_sparse_form_is_left_and_named():
+    class Own(nn.Linear):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "own": Own(32, 32),
+            "attention": nn.MultiheadAttention(32, 2),
+            "reflect": nn.Conv1d(32, 32, 3, padding=1, padding_mode="reflect"),
+            "rnn": nn.LSTM(32, 32, bidirectional=True),
+            "plain": nn.Linear(32, 32),
+        }
+    )
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    with pytest.warns(
+        UserWarning, match=r"left as they are, with zeros: own .*, attention.out_proj .*, reflect .*, rnn "
+    ):
+        bss.convert(model, masks, block_size=16, min_speedup=0)
+    assert [name for name, module in model.named_modules() if hasattr(module, "layout")] == ["plain"]
+
+
+def test_a_transformer_layer_takes_no_shortcut_past_its_sparse_layers():
+    model = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True).eval()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16, targets="linear")
+    x = torch.randn(2, 5, 32)
+    expected = model(x)
+    bss.convert(model, masks, block_size=16, min_speedup=0)
+    with torch.inference_mode():
+        assert_close(model(x), expected)
+
+
+def test_wrong_calls_change_nothing():
+    model, masks = pruned()
+    before = copy.deepcopy(model.state_dict())
+    other = {**masks, "mlp.0": masks["mlp.0"][:, :1]}
+    for call, text in (
+        (lambda: bss.convert(model, {**masks, "nothing": masks["conv"]}, block_size=16), "no weight for nothing"),
+        (lambda: bss.convert(model, other, block_size=16), r"mlp.0 is \[5, 1\] \(hash \w+\), needs \[5, 2\] \(hash"),
+        (lambda: bss.convert(model, masks, block_size=8), r"that of conv is \[2, 1\] .*needs \[4, 2\]"),
+        (lambda: bss.convert(model, masks, block_size=16, min_speedup=-1), "min_speedup is -1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert bss.convert(model, {}) is model
+
+
+def test_a_device_without_kernels(monkeypatch):
+    def forward(self, x):
+        raise NotImplementedError("no kernel")
+
+    model, masks = pruned()
+    monkeypatch.setattr(bst.BlockSparseConv1d, "forward", forward)
+    for least in (0, 1.0):
+        with pytest.raises(ValueError, match="conv is on cpu, where its block-sparse form does not run: no kernel"):
+            bss.convert(model, masks, block_size=16, min_speedup=least)
+        assert not any(hasattr(module, "layout") for module in model.modules())
+
+
+# ---- compact_ ------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "groups": lambda p: torch.optim.AdamW([{"params": [q], "lr": 1e-2 / (i + 1)} for i, q in enumerate(p)]),
+}
+
+
+def small():
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(40, 72), nn.GELU(), nn.Linear(72, 24, bias=False), nn.GELU(), nn.Linear(24, 8))
+    return model.double()
+
+
+def masked_steps(model, optimizer, targets, masks, count, seed):
+    """Steps of training, with dead blocks held at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        x = torch.randn(16, 40, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        (model(x) - x[:, :8].sin()).square().mean().backward()
+        optimizer.step()
+        bss.apply_masks(targets, masks)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_if_nothing_had_happened(name):
+    model = small()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.6, block_size=8, ignore="4")
+    other = copy.deepcopy(model)
+    optimizers = [OPTIMIZERS[name](list(net.parameters())) for net in (model, other)]
+    for net, optimizer in zip((model, other), optimizers, strict=True):
+        masked_steps(net, optimizer, bss.find_targets(net, 8, ignore="4"), masks, 5, 0)
+    made = bss.compact_(model, masks, optimizers[0], block_size=8)
+    assert list(made) == ["0", "2"]
+    assert model[0] is made["0"]
+    assert made["0"].bias is model[0].bias
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 1.0)
+    held = [id(p) for group in optimizers[0].param_groups for p in group["params"]]
+    assert held == [id(p) for p in model.parameters()]
+    assert optimizers[0].state.keys() == set(model.parameters())
+    masked_steps(model, optimizers[0], [], {}, 5, 1)
+    scheduler.step()
+    masked_steps(other, optimizers[1], bss.find_targets(other, 8, ignore="4"), masks, 5, 1)
+    for i in (0, 2):
+        torch.testing.assert_close(model[i].to_dense().weight, other[i].weight)
+    x = torch.randn(3, 40, dtype=torch.float64)
+    torch.testing.assert_close(model(x), other(x))
+    state = optimizers[0].state_dict()  # resumes
+    again = OPTIMIZERS[name](list(model.parameters()))
+    again.load_state_dict(state)
+
+
+def test_a_compact_layer_is_compacted_again_with_its_gradient():
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=8, ignore="4")
+    model(torch.randn(3, 40, dtype=torch.float64)).sum().backward()
+    bss.compact_(model, masks, optimizer, block_size=8)
+    optimizer.step()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.8, ignore="4", targets="0")
+    layer = model[0]
+    moments, places = optimizer.state[layer.weight]["exp_avg"].clone(), layer.layout.coordinates()
+    kept = masks["0"][torch.from_numpy(places[0]).long(), torch.from_numpy(places[1]).long()]
+    gradient = layer.weight.grad.clone()
+    bss.compact_(model, masks, optimizer)
+    assert model[0].layout.mask().tolist() == masks["0"].tolist()
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], moments[kept])
+    assert torch.equal(model[0].weight.grad, gradient[kept])
+    optimizer.step()
+
+
+def test_compact_refuses_what_it_cannot_move():
+    model = small()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=8, ignore="4")
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"\[compact\] the optimizer does not hold 2"):
+        bss.compact_(model, masks, torch.optim.SGD(model[0].parameters(), 0.1), block_size=8)
+    adafactor = torch.optim.Adafactor(model.parameters())
+    model(torch.randn(3, 40, dtype=torch.float64)).sum().backward()
+    adafactor.step()
+    with pytest.raises(
+        ValueError, match=r"row_var of 0 is \[72, 1\], needs the weight's shape \[72, 40\]: a Adafactor"
+    ):
+        bss.compact_(model, masks, adafactor, block_size=8)
+    assert repr(model) == repr(before)
+    net, masks = pruned()
+    with pytest.warns(UserWarning, match="left as they are, with zeros: rnn .an LSTM's two biases"):
+        made = bss.compact_(net, masks, block_size=16)
+    assert list(made) == ["conv", "up", "mlp.0", "mlp.2", "shared"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bss.compact_(net, {}, block_size=16) == {}
+
+
+def test_parametrized_layers_are_no_targets():
+    model = nn.Sequential(parametrizations.weight_norm(bst.from_dense(nn.Linear(32, 32), density=0.5, block_size=8)))
+    with pytest.warns(UserWarning, match="left alone"), pytest.raises(ValueError, match="no weight is left"):
+        bss.find_targets(model)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
+def test_converted_and_compacted_on_a_card():
+    model, masks = pruned(model=Net().cuda().eval())
+    expected, timings = model(X.cuda()), {}
+    bss.convert(model, masks, block_size=16, example=X, timings=timings, min_speedup=1e-9)
+    assert all(time.converted and time.after_s > 0 for time in timings.values())
+    torch.testing.assert_close(model(X.cuda()), expected, rtol=2e-2, atol=2e-3)
+    net = small().float().cuda()
+    masks = bss.sparsify_(net, "magnitude", sparsity=0.5, block_size=8, ignore="4")
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    net(torch.randn(3, 40, device="cuda")).sum().backward()
+    optimizer.step()
+    bss.compact_(net, masks, optimizer, block_size=8)
+    net(torch.randn(3, 40, device="cuda")).sum().backward()
+    optimizer.step()
+
+
+# ---- Pruners whose layers move -------------------------------------------------------------------------------------
+
+
+def gradual(model, compact_at=(), kind="MagnitudePruner", steps=40, **options):
+    """A training with gradual pruning; (pruner, optimizer)."""
+    schedule = bss.PolynomialDecay(final_sparsity=0.8, begin_step=4, end_step=32, frequency=4)
+    pruner = getattr(bss, kind)(schedule, block_size=8, ignore="4", compact_at=compact_at, **options)
+    pruner.prepare(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    pruner.attach(optimizer)
+    train(model, optimizer, range(steps))
+    return pruner, optimizer
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        x = torch.randn(16, 40, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        optimizer.zero_grad()
+        (model(x) - x[:, :8].sin()).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["MagnitudePruner", "GroupLasso"])
+def test_a_pruner_whose_layers_move_ends_where_one_whose_layers_stay_does(kind):
+    options = {"regrow": False} if kind == "MagnitudePruner" else {}
+    model, other = small(), small()
+    pruner, optimizer = gradual(model, [0.6, 0.3], kind, **options)
+    expected, _ = gradual(other, kind=kind, **options)
+    for i in (0, 2):
+        assert isinstance(model[i], bst.BlockSparseLinear)
+        assert 0.2 <= model[i].layout.density <= 0.3  # has moved twice; what was dropped later is zero
+        assert torch.equal(pruner.masks()[str(i)], expected.masks()[str(i)])
+        torch.testing.assert_close(model[i].to_dense().weight, other[i].weight)
+    assert optimizer.state.keys() == set(model.parameters())
+    assert all(row.density == pytest.approx(0.2, abs=0.02) for row in pruner.report().rows)
+    assert str(pruner.report()).count("\n") == 3
+    pruner.squash_mask()
+    assert not any(name.endswith("_gates") for name in model.state_dict())
+
+
+def test_a_run_whose_layers_moved_resumes_to_the_bit(tmp_path):
+    model = small()
+    pruner, optimizer = gradual(model, [0.5], steps=21)
+    assert isinstance(model[0], bst.BlockSparseLinear)
+    bst.save_pretrained(model, tmp_path / "x.safetensors")
+    state, moments = pruner.state_dict(), copy.deepcopy(optimizer.state_dict())
+
+    again = bst.load_pretrained(small, tmp_path / "x.safetensors").train()
+    other = bss.MagnitudePruner(pruner.schedule, block_size=8, ignore="4", compact_at=[0.5])
+    other.prepare(again)
+    other.load_state_dict(state)
+    resumed = torch.optim.AdamW(again.parameters(), lr=1e-2)
+    resumed.load_state_dict(moments)
+    other.attach(resumed)
+    train(model, optimizer, range(21, 40))
+    train(again, resumed, range(21, 40))
+    assert model.state_dict().keys() == again.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_wrong_densities_and_a_pruner_without_an_optimizer():
+    with pytest.raises(ValueError, match=r"\[MagnitudePruner\] compact_at has 1.5, needs densities between 0 and 1"):
+        bss.MagnitudePruner(bss.Constant(0.5), compact_at=[0.5, 1.5])
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=8, ignore="4", compact_at=[0.5])
+    pruner.prepare(small())
+    with pytest.raises(RuntimeError, match="compact_at needs attach"):
+        pruner.step()
