@@ -53,6 +53,7 @@ def main() -> int:
         if importlib.util.find_spec(module) is None:  # better to say so now than at the end
             print(f"error: this needs {module}; `make prune` installs it", file=sys.stderr)
             return 1
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.threads:
         torch.set_num_threads(options.threads)
