@@ -110,7 +110,7 @@ ARMS: dict[str, Callable[[int], Arm]] = {
     "gmp-global": lambda steps: pruned(bss.MagnitudePruner, gradual(steps), scope="global"),
     "gmp-lasso": lambda steps: pruned(bss.GroupLasso, gradual(steps)),
     "blast": lambda steps: pruned(bss.Blast, gradual(steps)),
-    "l0": lambda steps: pruned(bss.L0, gradual(steps)),
+    "l0": lambda steps: pruned(bss.L0, gradual(steps, power=1)),
 }
 
 

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from test_sparsify_methods import Reads
-from test_sparsify_pruner import CUBIC, KINDS, assert_equal, counts, live, network, optimizer_of
 from torch import nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from pruners import CUBIC, KINDS, assert_equal, counts, live, network, optimizer_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no card")
 

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from test_sparsify_pruner import CUBIC, counts, live, network, optimizer_of, prepared, pruner_of, train
 from torch import nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch.sparsify.l0 import expected_gates, open_probability, sample_gates
+from pruners import CUBIC, counts, live, network, optimizer_of, prepared, pruner_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

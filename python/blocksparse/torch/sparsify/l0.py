@@ -43,7 +43,7 @@ def open_probability(log_alpha: Tensor) -> Tensor:
 class L0(Pruner):
     """Multiplies each block by a gate whose distribution is learned, with the expected density held to a target. ::
 
-        pruner = bss.L0(bss.PolynomialDecay(0.9, begin_step=0, end_step=2000), block_size=32)
+        pruner = bss.L0(bss.PolynomialDecay(0.9, begin_step=200, end_step=2000, power=1), block_size=32)
         pruner.prepare(model)
         gates = {"params": pruner.parameters(), "lr": 2e-2, "weight_decay": 0.0}
         optimizer = torch.optim.AdamW([{"params": model.parameters()}, gates], lr=1e-3)
@@ -60,7 +60,8 @@ class L0(Pruner):
     multiplied into their weights, and the gates are gone.
 
     Args:
-        schedule: how sparse at which step; a `PolynomialDecay` lets the target density fall slowly.
+        schedule: how sparse at which step. With a `PolynomialDecay` of power 1 the target density falls slowly enough
+            for gates to be learned; the cubic one was worse (docs/pruning.md).
         initial: log_alpha at first, to which N(0, 0.01) is added.
         multipliers: l1 and l2 at first; l2 keeps the density from swinging about its target.
         multiplier_rate: of the ascent on l1 and l2.
