@@ -114,6 +114,21 @@ ARMS: dict[str, Callable[[int], Arm]] = {
 }
 
 
+@torch.no_grad()
+def wide_init_(model: ByteMlp) -> None:
+    """Hidden weights from N(0, 1 / live fan-in): sqrt(3) times as wide as PyTorch's."""
+    for layer in model.hidden:
+        module: Any = layer
+        weight = module.weight
+        if isinstance(layer, bst.BlockSparseLinear):
+            fan_in = torch.from_numpy(layer.layout.mask().sum(1)).float() * BLOCK
+            out = torch.from_numpy(layer.layout.coordinates()[0]).long()
+            weight.normal_().mul_(fan_in.clamp(min=1).rsqrt()[out].view(-1, 1, 1))
+        else:
+            weight.normal_(std=weight.size(1) ** -0.5)
+        module.bias.zero_()
+
+
 def rate_at(step: int, steps: int) -> float:
     """Warm-up over 100 steps, then a cosine to 5 %."""
     if step < 100:
@@ -166,11 +181,13 @@ def hidden_weights(model: ByteMlp) -> int:
     return sum(int(layer.weight.count_nonzero()) for layer in model.hidden)  # type: ignore[union-attr,operator]
 
 
-def run(name: str, text: Tensor, held_out: Tensor, steps: int, seed: int) -> dict[str, Any]:
+def run(name: str, text: Tensor, held_out: Tensor, steps: int, seed: int, init: str = "pytorch") -> dict[str, Any]:
     """One arm: its line of results."""
     torch.manual_seed(seed)
     arm = ARMS[name](steps)
-    line: dict[str, Any] = {"arm": name, "steps": steps, "seed": seed}
+    if init == "wide":
+        wide_init_(arm.model)
+    line: dict[str, Any] = {"arm": name, "steps": steps, "seed": seed, "init": init}
     seconds = train(arm, text, steps, seed)
     bits = bits_per_byte(arm.model, held_out)
     line |= {"bits_per_byte": round(bits, 4), "hidden_weights": hidden_weights(arm.model), "seconds": round(seconds, 1)}
@@ -189,6 +206,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--init", choices=("pytorch", "wide"), default="pytorch")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -199,9 +217,10 @@ def main() -> None:
     file = arguments.out / "byte_mlp.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     for name in arguments.arms:
-        if any((d["arm"], d["steps"], d["seed"]) == (name, arguments.steps, arguments.seed) for d in done):
+        wanted = {"arm": name, "steps": arguments.steps, "seed": arguments.seed, "init": arguments.init}
+        if any(wanted.items() <= d.items() for d in done):
             continue
-        line = run(name, text[:-HELD_OUT], text[-HELD_OUT:], arguments.steps, arguments.seed)
+        line = run(name, text[:-HELD_OUT], text[-HELD_OUT:], arguments.steps, arguments.seed, arguments.init)
         line |= {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
         print(json.dumps(line), flush=True)
         with open(file, "a") as results:

@@ -35,7 +35,7 @@ def bits(program, text):
     def of(arm):
         if arm not in done:
             held_out = program["HELD_OUT"]
-            done[arm] = program["run"](arm, text[:-held_out], text[-held_out:], STEPS, 0)
+            done[arm] = program["run"](arm, text[:-held_out], text[-held_out:], STEPS, 0, "wide")
             print(done[arm])
         return done[arm]["bits_per_byte"]
 
@@ -57,6 +57,7 @@ def test_rewiring_is_better_than_a_static_layout(bits):
 def test_one_shot_is_worse_than_a_static_layout(bits, program, text):
     torch.manual_seed(0)
     arm = program["ARMS"]["dense"](STEPS)
+    program["wide_init_"](arm.model)
     held_out = program["HELD_OUT"]
     program["train"](arm, text[:-held_out], STEPS, 0)
     bss.sparsify_(arm.model, "magnitude", sparsity=0.9, block_size=16, targets=r"^hidden")
