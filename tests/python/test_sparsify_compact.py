@@ -99,6 +99,8 @@ def test_compact_refuses_what_it_cannot_move():
         ValueError, match=r"row_var of 0 is \[72, 1\], needs the weight's shape \[72, 40\]: a Adafactor"
     ):
         bss.compact_(model, masks, adafactor, block_size=8)
+    with pytest.raises(ValueError, match="a LBFGS keeps a list of parameters of its own"):
+        bss.compact_(model, masks, torch.optim.LBFGS(model.parameters()), block_size=8)
     assert repr(model) == repr(before)
     net = nn.ModuleDict({"conv": nn.Conv1d(16, 32, 3), "rnn": nn.LSTM(32, 32), "linear": nn.Linear(32, 32)})
     masks = bss.sparsify_(net, "magnitude", sparsity=0.5, block_size=16)
