@@ -24,6 +24,7 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch.sparsify.rewired import YOUNG
+from lstm import use_stream
 
 Run = Callable[[], object]
 
@@ -96,7 +97,7 @@ class Case:
         for run in runs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 run()
             replays.append(graph.replay)
         return replays
@@ -105,7 +106,7 @@ class Case:
 def microseconds(run: Run, cuda: bool) -> float:
     """Of one call."""
     if cuda:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
         end.record()
@@ -132,6 +133,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cuda = args.device == "cuda"
+    if cuda:
+        use_stream()
     schedule = bss.CosineDrop(end_step=1 << 40, frequency=args.frequency)
     cases = {
         "none": Case(args, None),
@@ -139,9 +142,6 @@ def main() -> None:
         "RigL, bound": Case(args, bss.RigL(schedule, grow="bound")),
         "RigL, exact": Case(args, bss.RigL(schedule, grow="exact")),
     }
-    stream = torch.cuda.stream(torch.cuda.Stream()) if cuda else None  # which warm-ups and captures share
-    if stream is not None:
-        stream.__enter__()
     runs = {name: case.runs() for name, case in cases.items()}
     times: dict[tuple[str, str], list[float]] = {(name, kind): [] for name in runs for kind in ("acts", "young", "old")}
     for step in range(1, args.exchanges * args.frequency + 1):
@@ -151,8 +151,6 @@ def main() -> None:
             taken = microseconds(pair[age == 0], cuda)
             if step > args.frequency:  # until there are blocks that were grown
                 times[name, kind].append(taken)
-    if stream is not None:
-        stream.__exit__(None, None, None)
     median = {key: statistics.median(values) for key, values in times.items() if values}
     where = torch.cuda.get_device_name() if cuda else f"{args.threads} threads, {blocksparse.cpu_isa()}"
     print(

@@ -6,6 +6,7 @@ sees these. So the passes that make dW tell whoever listens to the weight, which
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -13,22 +14,29 @@ from torch import Tensor
 
 Listener = Callable[[Tensor, Tensor], None]  # of x and dy, as dW is made of them
 
-_listeners: dict[int, Listener] = {}  # by the address of the weight, which all views of it share
+# By the address of the weight, which all views of it share; with the weight, which may have moved or gone since.
+_listeners: dict[int, tuple[weakref.ref[Tensor], Listener]] = {}
 
 
 def listen(values: Tensor, listener: Listener | None) -> None:
     """From now on the listener is called with x and dy whenever a backward pass makes dW of a weight. None: no more.
 
-    Compiled graphs and forward passes without gradients tell nothing.
+    Compiled graphs and forward passes without gradients tell nothing. The weight is not kept alive.
     """
     if listener is None:
         _listeners.pop(values.data_ptr(), None)
     else:
-        _listeners[values.data_ptr()] = listener
+        _listeners[values.data_ptr()] = weakref.ref(values), listener
 
 
 def listener_of(values: Tensor) -> Listener | None:
     """Who listens to a weight."""
     if torch.compiler.is_compiling() or not _listeners:
         return None
-    return _listeners.get(values.data_ptr())
+    address = values.data_ptr()
+    weight, listener = _listeners.get(address, (None, None))
+    owner = None if weight is None else weight()
+    if owner is None or owner.data_ptr() != address:  # another tensor lies there now
+        _listeners.pop(address, None)
+        return None
+    return listener

@@ -131,11 +131,8 @@ class BlockSparseLayer(nn.Module):
         if (layout.sizes, layout.values_shape, layout.transposed) != (own.sizes, own.values_shape, own.transposed):
             raise ValueError(f"[{type(self).__name__}] cannot take {layout!r} in the place of {own!r}")
         self.layout, self._index = layout, index_of(layout, self.weight.device)
-        self._read_pattern(isinstance(layout, HostLayout))
-
-    def _read_pattern(self, now: bool) -> None:
-        if now:
-            self.pattern = pattern_of(self.layout, self.pattern.device)
+        if isinstance(layout, HostLayout):
+            self.pattern = pattern_of(layout, self.pattern.device)
 
     def place(self, device: torch.device) -> None:
         """Brings the tables and the pattern to a device, where the weight is now."""
@@ -163,16 +160,19 @@ class BlockSparseLayer(nn.Module):
         state = dict(self.__dict__)
         del state["_index"]
         state.pop("takes_layout", None)
-        state["layout"] = self.layout.host()  # tables that change would change the copy's
+        if not isinstance(self.layout, HostLayout):  # tables that change would change the copy's
+            state["layout"] = self.layout.host()
+            state["_buffers"] = {**self._buffers, "pattern": pattern_of(self.layout, self.pattern.device)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._index = index_of(self.layout, self.weight.device)
 
-    def _save_to_state_dict(self, *arguments: Any) -> None:
-        self._read_pattern(not isinstance(self.layout, HostLayout))
-        super()._save_to_state_dict(*arguments)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not isinstance(self.layout, HostLayout):  # the buffer stays: it may be one process of several that saves
+            destination[prefix + "pattern"] = pattern_of(self.layout, self.pattern.device)
 
     def _is_average_of_own(self, pattern: Tensor) -> bool:
         """Whether it is this layout's, averaged in types as coarse as bfloat16, where digits drift by half a unit.
@@ -204,5 +204,6 @@ class BlockSparseLayer(nn.Module):
                 )
                 return
             state_dict[prefix + "pattern"] = pattern_of(self.layout, pattern.device)  # which another form may stand for
-        self._read_pattern(not isinstance(self.layout, HostLayout))  # one that is old may have another length
+        if not isinstance(self.layout, HostLayout):  # the buffer may be an old one, of another length
+            self.pattern = pattern_of(self.layout, self.pattern.device)
         super()._load_from_state_dict(state_dict, prefix, *arguments)

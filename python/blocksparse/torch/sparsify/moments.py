@@ -195,7 +195,7 @@ class Moments:
         counts = [_count(state["step"], p) for state, p in zip(states, parameters, strict=True)]
         t: Any = counts[0]
         if isinstance(t, Tensor) or counts.count(t) < len(counts):
-            t = torch.cat([torch.as_tensor(c, device=m.device).expand(n) for c, n in zip(counts, sizes, strict=True)])
+            t = torch.cat([_filled(c, n, m.device) for c, n in zip(counts, sizes, strict=True)])
         age: Any
         born: Any = {self._cohort[i] for i in alike}
         if len(born) == 1 and None not in born:  # numbers in place of small tensors: half of the time on the CPU
@@ -238,6 +238,13 @@ def _count(step: Any, parameter: Tensor) -> Any:
     """A count of steps: float64 [] where it lies on the parameter's card, else a number."""
     on_card = isinstance(step, Tensor) and step.is_cuda and parameter.is_cuda
     return step.to(torch.float64) if on_card else float(step)
+
+
+def _filled(count: Any, n: int, device: torch.device) -> Tensor:
+    """float64 [n], without a copy from the host."""
+    if isinstance(count, Tensor):
+        return count.expand(n)
+    return torch.full((n,), count, dtype=torch.float64, device=device)
 
 
 def _bias(count: Any, log: float) -> Any:

@@ -43,7 +43,7 @@ class Rewiring:
         schedule: which share of the blocks is exchanged when.
         targets: which layers: see `find_targets`. None: all block-sparse ones.
         ignore: which ones not.
-        seed: of the random choices.
+        seed: of the random choices; of several processes that of rank 0 counts.
         process_group: of the processes that train the same model; None: all.
     """
 
@@ -65,7 +65,8 @@ class Rewiring:
         self._hook: RemovableHandle | None = None
         self._steps = 0  # as the host counts them
         self._due: set[int] = set()  # steps after which some blocks are young no more, as far as the host knows
-        self._warned = self._replayed = False
+        self._warned = False
+        self._is_ahead = False  # whether the card may have counted other steps
         self._notice: tuple[Tensor, Any] | None = None  # how many updates were left out, on its way from the card
 
     # ---- Verbs ------------------------------------------------------------------------------------------------------
@@ -146,6 +147,9 @@ class Rewiring:
             for name, parameter in layer.parameters
             if id(parameter) in held or parameter is layer.module.weight
         }
+        if self._world:
+            (seed,) = self._world.from_first([torch.tensor(self.seed, device=self._device)])
+            self.seed = int(seed)
         self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
         self._hold(True)
         if hook:
@@ -180,6 +184,7 @@ class Rewiring:
         self._need_model()
         if self._moments is None:
             raise RuntimeError(f"[{self._op}] has no optimizer: attach(optimizer) first")
+        self._layers[0].check_device(self._op)
         captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if captured and acts is None:
             raise RuntimeError(
@@ -191,7 +196,8 @@ class Rewiring:
         self._clock.add_(1 if found is None else (1 - found).to(self._device, torch.int64).view(()))
         if not captured:
             self._steps += 1
-        if captured or self._due or self._replayed:
+        self._is_ahead |= captured or found is not None
+        if self._is_ahead or self._due:
             self._moments.correct(self._clock)
         if self._steps in self._due and not captured:
             self._due.remove(self._steps)
@@ -290,7 +296,6 @@ class Rewiring:
             assert self._moments is not None
             layer.apply(change, self._clock, self._moments)
         self._watch()
-        self._replayed |= captured
         if not captured:
             self._due.add(self._steps + YOUNG)
         if self._device.type == "cuda" and not captured and not self._warned:

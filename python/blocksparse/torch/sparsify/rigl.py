@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,8 +48,8 @@ class RigL(Rewiring):
             raise ValueError(f"[RigL] grow is {grow!r}, needs 'exact' or 'bound'")
         self.grow = grow
         self._observed = self._told = False
-        self._pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}  # x and dy of this backward pass, by layer
-        self._task = -1  # the backward pass
+        # x and dy by backward pass, of which one may run inside of another, and by layer
+        self._pairs: dict[int, dict[int, list[tuple[Tensor, Tensor]]]] = {}
         self._scores: dict[int, Tensor] = {}  # of the last backward pass that came by, by layer
 
     def _check_layer(self, model: nn.Module, path: str, module: BlockSparseLayer) -> None:
@@ -71,29 +73,35 @@ class RigL(Rewiring):
     def _observe(self, on: bool) -> None:
         if on and not self._observed:
             self._scores.clear()
+            self._pairs.clear()
         if on or self._observed:
             for i, layer in enumerate(self._layers):
                 listen(layer.module.weight, self._listener(i) if on else None)
         self._observed = on
 
     def _listener(self, i: int) -> Listener:
+        itself = weakref.ref(self)  # for listeners are in a list of all
+
         def hear(x: Tensor, dy: Tensor) -> None:
-            if self._task != (task := torch._C._current_graph_task_id()):
-                self._pairs.clear()
-                self._task = task
-                torch.autograd.Variable._execution_engine.queue_callback(self._score)  # at the end of this pass
-            self._pairs.setdefault(i, []).append((x.detach(), dy.detach()))
+            if (rigl := itself()) is not None:
+                rigl.note(i, x, dy)
 
         return hear
 
+    def note(self, i: int, x: Tensor, dy: Tensor) -> None:
+        """Keeps x and dy of layer i until this backward pass ends."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._pairs:
+            self._pairs[task] = {}
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._score, task))
+        self._pairs[task].setdefault(i, []).append((x.detach(), dy.detach()))
+
     @torch.no_grad()
-    def _score(self) -> None:
+    def _score(self, task: int) -> None:
         with torch.autocast(self._device.type, enabled=False):
-            for i, pairs in self._pairs.items():
+            for i, pairs in self._pairs.pop(task, {}).items():
                 xs, dys = zip(*reversed(pairs), strict=True)
                 self._scores[i] = self._layers[i].scores(list(xs), list(dys), self.grow)
-        self._pairs.clear()
-        self._task = -1
 
     def _priorities(self) -> tuple[list[Tensor], Tensor]:
         has = [i in self._scores for i in range(len(self._layers))]
@@ -113,6 +121,7 @@ class RigL(Rewiring):
         ]
         there = torch.stack([torch.full((), float(h), device=self._device) for h in has])
         self._scores.clear()
+        self._pairs.clear()  # of passes that broke
         if self._world:
             *made, there = self._world.sum([*made, there])
             made = [part / count.clamp_min(1) for part, count in zip(made, there, strict=True)]
