@@ -106,7 +106,11 @@ def test_only_what_is_faster_is_replaced(monkeypatch):
     time = timings["mlp.0"]
     assert (time.shape, time.speedup, time.density) == ((3, 20, 32), 2.0, 0.5)
     model, masks = pruned()
+    with torch.no_grad():
+        model.mlp[0].weight.fill_(1.0)  # also where the mask says that there is nothing
     bss.convert(model, masks, block_size=16, min_speedup=2.5)
+    dead = masks["mlp.0"].logical_not().repeat_interleave(16, 0)[:72].repeat_interleave(16, 1)
+    assert torch.equal(model.mlp[0].weight == 0, dead)
     assert not any(hasattr(module, "layout") for module in model.modules())
     assert {shape for kind, shape in seen if kind == "BlockSparseLinear"} >= {(512, 32), (512, 72)}
     bss.convert(model, masks, block_size=16, tokens=64, seen={"mlp.0": bss.Seen((7, 32), torch.float32)})
