@@ -58,6 +58,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/conv/cuda/generic/f64.cu
   src/ops/conv/cuda/order/copy.cu
   src/ops/cuda_kernels.cc
+  src/ops/glu/cuda/groups.cu
   src/ops/lstm/cuda/cell.cu
   src/ops/lstm/cuda/driver.cc
   src/ops/lstm/cuda/w_in_smem/kernel.cu

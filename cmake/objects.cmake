@@ -2,12 +2,14 @@
 add_library(blocksparse_objects OBJECT
   src/adapters/torch_api.cc
   src/adapters/torch_conv.cc
+  src/adapters/torch_glu.cc
   src/adapters/torch_linear.cc
   src/adapters/torch_lstm.cc
   src/adapters/torch_shim.cc
   src/capi/c_api.cc
   src/capi/conv.cc
   src/capi/deep_update.cc
+  src/capi/glu.cc
   src/capi/layout.cc
   src/capi/linear.cc
   src/capi/lstm.cc
@@ -52,6 +54,10 @@ add_library(blocksparse_objects OBJECT
   src/ops/conv/cuda/select.cc
   src/ops/conv/geometry.cc
   src/ops/conv/reference.cc
+  src/ops/glu/cpu/driver.cc
+  src/ops/glu/cpu/kernels.cc
+  src/ops/glu/glu.cc
+  src/ops/glu/reference.cc
   src/ops/linear/linear.cc
   src/ops/lstm/cell.cc
   src/ops/lstm/cpu/driver.cc
@@ -93,6 +99,7 @@ blocksparse_add_kernels_of_90a(
   src/ops/conv/cuda/halo/bf16.cu
   src/ops/conv/cuda/halo/f16.cu)
 blocksparse_add_isa_sources(blocksparse_objects gemm)
+blocksparse_add_isa_sources(blocksparse_objects ops/glu)
 blocksparse_add_isa_sources(blocksparse_objects ops/lstm)
 blocksparse_add_isa_sources(blocksparse_objects ops/norm)
 foreach(target IN LISTS BLOCKSPARSE_OBJECTS)

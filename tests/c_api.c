@@ -218,6 +218,7 @@ int main(void) {
   test_layouts();
   test_products();
   test_conv();
+  test_glu();
   test_recurrent();
   printf(failures == 0 ? "all as it should be\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;

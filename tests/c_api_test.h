@@ -22,4 +22,5 @@ extern int failures;
   } while (0)
 
 void test_conv(void);
+void test_glu(void);
 void test_recurrent(void);

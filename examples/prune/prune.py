@@ -75,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sparsity", type=float, default=0.8, help="share of the blocks to drop (default: 0.8)")
     parser.add_argument("--block-size", type=int, default=32, choices=(8, 16, 32, 64, 128), help="(default: 32)")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long it may take, about (default: 5)")
+    parser.add_argument("--steps", type=int, help="of training, whatever time they take")
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch (default: as many as it takes)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps of training, a small test")
     parser.add_argument("--out", type=Path, default=Path("out/prune"), help="folder of the results")
@@ -82,6 +83,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if not 0 < options.minutes < math.inf:
         parser.error(f"--minutes is {options.minutes:g}, needs a number above 0")
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps is {options.steps}, needs 1 or more")
     if not 0 < options.sparsity < 1:
         parser.error(f"--sparsity is {options.sparsity:g}, needs a number between 0 and 1")
     return options
@@ -113,7 +116,9 @@ class Run:
         if self.options.fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        identity: dict[str, Any] = {key: getattr(self.options, key) for key in ("quick", "minutes", "sparsity")}
+        identity: dict[str, Any] = {
+            key: getattr(self.options, key) for key in ("quick", "minutes", "steps", "sparsity")
+        }
         identity |= {"block size": self.options.block_size, "text": text.digest("\n".join(self.paragraphs))}
         identity |= {"threads": torch.get_num_threads(), "rate": train.RATE}
         identity |= {"torch": torch.__version__, "blocksparse": blocksparse.__version__}
@@ -210,8 +215,8 @@ class Run:
 
     def _steps(self) -> int:
         """As many steps as there is time for, by those of a model that is as sparse as it will be."""
-        if self.options.quick:
-            return QUICK_STEPS
+        if self.options.steps or self.options.quick:
+            return int(self.options.steps or QUICK_STEPS)
         made = bst.load_pretrained(model.build, self.folder / f"obs-{self.options.sparsity:g}.safetensors")
         plan = train.Plan(self.options.sparsity, self.options.block_size, 1)
         trial = train.Training(self.dense, made, plan, self.batches, self.calibration, self.folder)

@@ -10,6 +10,7 @@
 #include "blocksparse/device_index.h"
 #include "blocksparse/dtype.h"
 #include "blocksparse/export.h"
+#include "blocksparse/glu.h"
 #include "blocksparse/graphs.h"
 #include "blocksparse/layout.h"
 #include "blocksparse/lstm.h"

@@ -25,7 +25,13 @@ enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 
 enum { BS_F32 = 0, BS_F64 = 1, BS_BF16 = 2, BS_F16 = 3 };
 enum { BS_CPU = 0, BS_CUDA = 1 };
 enum { BS_MATH_IEEE = 0, BS_MATH_TF32 = 1 };
-enum { BS_ACTIVATION_NONE = 0, BS_ACTIVATION_RELU = 1, BS_ACTIVATION_GELU = 2, BS_ACTIVATION_SILU = 3 };
+enum {
+  BS_ACTIVATION_NONE = 0,
+  BS_ACTIVATION_RELU = 1,
+  BS_ACTIVATION_GELU = 2,
+  BS_ACTIVATION_SILU = 3,
+  BS_ACTIVATION_GELU_TANH = 4
+};
 
 BS_API int32_t bs_abi_version(void);
 BS_API const char* bs_version(void);    /* "0.1.0" */
@@ -183,6 +189,17 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+
+/* ---- Gated linear units ------------------------------------------------------------------------------------------ */
+/* See glu.h: features of gate and up lie in turn, eight at a time. `gates` and `epilogue` may be NULL. */
+
+BS_API bs_status bs_linear_glu_fprop(const bs_layout_view* layout, const bs_tensor* x, const bs_tensor* w,
+                                     const bs_tensor* gates, const bs_epilogue* epilogue, const bs_tensor* y,
+                                     bs_workspace workspace, bs_stream stream);
+BS_API size_t bs_linear_glu_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
+BS_API bs_status bs_glu_forward(const bs_tensor* z, int32_t activation, const bs_tensor* y, bs_stream stream);
+BS_API bs_status bs_glu_backward(const bs_tensor* z, const bs_tensor* dy, int32_t activation, const bs_tensor* dz,
+                                 bs_stream stream);
 
 /* ---- The convolution --------------------------------------------------------------------------------------------- */
 /* See conv.h. `gates`, `epilogue` and `dgates` may be NULL, w in bs_conv_wgrad, too. `channel_order` [channels of x]

@@ -32,8 +32,9 @@
 
 namespace blocksparse {
 
-// gelu is the exact one, z Phi(z); silu is z / (1 + exp(-z)).
-enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, silu = 3 };
+// gelu is the exact one, z Phi(z); silu is z / (1 + exp(-z)). gelu_tanh is z / (1 + exp(-2 u)) with
+// u = sqrt(2 / pi) (z + 0.044715 z^3), which is z (1 + tanh(u)) / 2.
+enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, silu = 3, gelu_tanh = 4 };
 
 // The blocks of W, and if wanted a factor for each.
 struct Weights {

@@ -51,7 +51,7 @@ def linear_fprop(
         layout: which blocks of W there are.
         bias: [layout.out_features].
         residual: like the result.
-        activation: "none", "relu", "gelu" (the exact one) or "silu".
+        activation: "none", "relu", "gelu" (the exact one), "gelu_tanh" or "silu".
         gates: [layout.blocks], float32 (float64 for float64): a factor for each block; 0 skips it.
         out: where to write the result; a new array otherwise.
         threads: 0 is OpenMP's current maximum.

@@ -131,5 +131,6 @@ struct Row {
 std::span<const Row> linear_kernels();
 std::span<const Row> conv_kernels();  // these take lists
 std::span<const Row> lstm_kernels();
+std::span<const Row> glu_kernels();
 
 }  // namespace blocksparse::pytorch

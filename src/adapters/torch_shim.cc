@@ -25,8 +25,10 @@ const char* register_kernels(std::string_view name, int32_t device_type) {
     std::span<const Row> rows;
     bool takes_lists;
   };
-  const Family families[] = {
-      {"linear", linear_kernels(), false}, {"conv", conv_kernels(), true}, {"lstm", lstm_kernels(), false}};
+  const Family families[] = {{"linear", linear_kernels(), false},
+                             {"conv", conv_kernels(), true},
+                             {"lstm", lstm_kernels(), false},
+                             {"glu", glu_kernels(), false}};
   const auto* family = std::ranges::find(families, name, &Family::name);
   if (family == std::end(families)) return "there is no such family";
   if (family->takes_lists && (api.list_size == nullptr || api.list_item == nullptr || api.delete_list == nullptr)) {

@@ -69,12 +69,11 @@ BS_INLINE Vec<float, N> silu(Vec<float, N> z) {
   return z / (1.0f + exponential<N>(-z));
 }
 
-// z Phi(z). With a = |z| and t = 1 / (1 + 0.3 a), Phi(-a) = exp(-a^2 / 2) P(t); P is our minimax fit of erfcx (relative
-// error 6e-8 up to a = 14.5, where exp(-a^2 / 2) has left f32).
+// Phi(-a) / exp(-a^2 / 2) for a >= 0, as P(t) with t = 1 / (1 + 0.3 a); P is our minimax fit of erfcx (relative error
+// 6e-8 up to a = 14.5, where exp(-a^2 / 2) has left f32).
 template <int N>
-BS_INLINE Vec<float, N> gelu(Vec<float, N> z) {
+BS_INLINE Vec<float, N> scaled_tail(Vec<float, N> a) {
   using F = Vec<float, N>;
-  const F a = z < 0.0f ? -z : z;
   const F t = 1.0f / (1.0f + 0.3f * a);
   F p = F{} + 3.8407572e-2f;
   p = p * t - 1.6930830e-1f;
@@ -84,8 +83,15 @@ BS_INLINE Vec<float, N> gelu(Vec<float, N> z) {
   p = p * t + 9.4585403e-2f;
   p = p * t + 1.2194537e-1f;
   p = p * t + 1.1948419e-1f;
-  p = p * t + 7.3731446e-6f;
-  const F tail = exponential<N>(-0.5f * a * a) * p;
+  return p * t + 7.3731446e-6f;
+}
+
+// z Phi(z).
+template <int N>
+BS_INLINE Vec<float, N> gelu(Vec<float, N> z) {
+  using F = Vec<float, N>;
+  const F a = z < 0.0f ? -z : z;
+  const F tail = exponential<N>(-0.5f * a * a) * scaled_tail<N>(a);
   const F above = z - (a > 14.5f ? F{} : a * tail);  // inf - inf * 0 would be NaN
   return z > 0.0f ? above : z * tail;
 }
@@ -102,6 +108,24 @@ BS_INLINE Vec<double, N> silu(Vec<double, N> z) {
   return z;
 }
 
+// z / (1 + exp(-2 u)), u = sqrt(2 / pi) (z + 0.044715 z^3).
+template <class S, int N>
+BS_INLINE Vec<S, N> twice_u(Vec<S, N> z) {
+  return z * (S(1.59576912160573071176) + S(0.07135481627260025) * z * z);
+}
+
+template <int N>
+BS_INLINE Vec<float, N> gelu_tanh(Vec<float, N> z) {
+  return z / (1.0f + exponential<N>(-twice_u<float, N>(z)));
+}
+
+template <int N>
+BS_INLINE Vec<double, N> gelu_tanh(Vec<double, N> z) {
+  const Vec<double, N> u = twice_u<double, N>(z);
+  for (int i = 0; i < N; ++i) z[i] = z[i] / (1 + ::exp(-u[i]));
+  return z;
+}
+
 template <class S, int N>
 BS_INLINE Vec<S, N> activate(Activation activation, Vec<S, N> z) {
   switch (activation) {
@@ -109,6 +133,7 @@ BS_INLINE Vec<S, N> activate(Activation activation, Vec<S, N> z) {
     case Activation::relu: return z < S{0} ? Vec<S, N>{} : z;  // NaN stays
     case Activation::gelu: return gelu<N>(z);
     case Activation::silu: return silu<N>(z);
+    case Activation::gelu_tanh: return gelu_tanh<N>(z);
   }
   return z;
 }

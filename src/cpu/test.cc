@@ -198,7 +198,7 @@ TEST(Activation, IsWithinFourUlp) {
   std::vector<char> workspace(linear_fprop_workspace_size({*layout, DType::f32, n}));
   for (const std::string& isa : cpu_isas()) {
     ASSERT_TRUE(set_cpu_isa(isa).ok());
-    for (Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
+    for (Activation activation : {Activation::relu, Activation::gelu, Activation::silu, Activation::gelu_tanh}) {
       ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), DType::f32, {n, 1}),
                                ConstTensor(w.data(), DType::f32, {1, 8, 8}),
                                {.bias = {}, .residual = {}, .activation = activation},
@@ -206,9 +206,11 @@ TEST(Activation, IsWithinFourUlp) {
                       .ok());
       for (size_t i = 0; i < x.size(); ++i) {
         const double z = x[i];
-        const double expected = activation == Activation::relu   ? (z < 0 ? 0 : z)
-                                : activation == Activation::gelu ? 0.5 * z * std::erfc(-z / std::sqrt(2.0))
-                                                                 : z / (1 + std::exp(-z));
+        const double u = std::sqrt(2 / 3.14159265358979323846) * (z + 0.044715 * z * z * z);
+        const double expected = activation == Activation::relu ? (z < 0 ? 0 : z)
+                                : activation == Activation::gelu
+                                    ? 0.5 * z * std::erfc(-z / std::sqrt(2.0))
+                                    : z / (1 + std::exp(activation == Activation::silu ? -z : -2 * u));
         if (std::isnan(expected) || std::isinf(expected)) {
           EXPECT_EQ(std::isnan(y[i]), std::isnan(expected)) << isa << " " << z;
           EXPECT_EQ(std::isinf(y[i]), std::isinf(expected)) << isa << " " << z;

@@ -50,4 +50,16 @@ size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t 
                                         .slots = walk_of(layout, by_in).slots});
 }
 
+// Blocks of 8 have eight of the gate or eight of up.
+bool fuses_glu(const LayoutView& layout, DType dtype, int64_t n, Device device) {
+  if (layout.block_size < 16) return false;
+  return device.type != DeviceType::cuda || cuda_fuses_glu(layout, dtype, n);
+}
+
+size_t glu_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {
+  if (n <= 0 || layout.index == nullptr) return 0;
+  if (device.type == DeviceType::cuda) return cuda_glu_workspace_size(layout, dtype, n);
+  return workspace_size(Pass::fprop, layout, dtype, n, device);
+}
+
 }  // namespace blocksparse::gemm

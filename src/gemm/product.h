@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "blocksparse/glu.h"
 #include "blocksparse/ops.h"
 #include "core/index.h"
 #include "cpu/isa.h"
@@ -34,10 +35,15 @@ struct Product {
   const void* gates = nullptr;
   const void* bias = nullptr;
   Activation activation = Activation::none;
+  // The sums are gate and up of a gated linear unit (glu.h), and y = f(gate) * up has half as many features. b >= 16,
+  // no residual, y features-last.
+  bool glu = false;
   // CUDA: of what this product reads, the kernel in front on the stream makes x alone, and before it lets this one
   // begin it has waited for all before it (every kernel here that calls griddepcontrol.launch_dependents does). All but
   // x may then be read at once.
   bool x_is_last = false;
+
+  int64_t outputs() const { return glu ? interleaved_features(y.features) : y.features; }  // of W
 };
 
 struct GradTerm {
@@ -63,6 +69,9 @@ Activations flatten(const ConstTensor& tensor);  // only what the edge has check
 
 // Bytes of workspace that a call with n tokens needs (wgrad: in all pairs together), for activations on `device`.
 size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n, Device device);
+// Whether products with `glu` are done for such a layout and type (CUDA: from fprop's families), and what they need.
+bool fuses_glu(const LayoutView& layout, DType dtype, int64_t n, Device device);
+size_t glu_workspace_size(const LayoutView& layout, DType dtype, int64_t n, Device device);
 
 // The CPU path for an instruction set.
 Status cpu_product(const Product& p, Isa isa, Workspace workspace, int32_t threads);
@@ -73,6 +82,8 @@ Status cuda_product(const Product& p, Workspace workspace, Stream stream);
 Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream stream);
 Status prepare_cuda(Device device);
 size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+bool cuda_fuses_glu(const LayoutView& layout, DType dtype, int64_t n);
+size_t cuda_glu_workspace_size(const LayoutView& layout, DType dtype, int64_t n);
 // The name of the kernel that would do a call; of a list of pairs in several launches, the first of them.
 Result<std::string> cuda_choice(const Product& p, Math math);
 Result<std::string> cuda_choice(const WeightGradient& g, Math math);

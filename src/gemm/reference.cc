@@ -11,6 +11,8 @@ namespace blocksparse::gemm {
 
 namespace {
 
+constexpr double kPi = 3.14159265358979323846;
+
 double element(const Activations& a, int64_t token, int64_t feature, DType dtype) {
   return load_element(a.data, token * a.token_stride + feature * a.feature_stride, dtype);
 }
@@ -23,6 +25,7 @@ double reference_activation(Activation activation, double z) {
     case Activation::relu: return z < 0 ? 0 : z;
     case Activation::gelu: return 0.5 * z * std::erfc(-z / std::sqrt(2.0));
     case Activation::silu: return z / (1 + std::exp(-z));
+    case Activation::gelu_tanh: return z / (1 + std::exp(-2 * std::sqrt(2 / kPi) * (z + 0.044715 * z * z * z)));
   }
   return z;
 }
@@ -31,8 +34,10 @@ double reference_gate(const void* gates, int64_t block, DType dtype) {
   return gates == nullptr ? 1 : load_element(gates, block, sum_dtype(dtype));
 }
 
-// y[t, o] = f(sum over blocks and k of gate * W[o, k] x[t, k] + bias[o] + residual[t, o])
-double reference_product_at(const Product& p, int64_t t, int64_t o) {
+namespace {
+
+// sum over blocks and k of gate * W[o, k] x[t, k] + bias[o]
+double sum_at(const Product& p, int64_t t, int64_t o) {
   const int64_t b = p.layout.block_size;
   const RowWalk walk = walk_of(p.layout, p.by_in);
   const IndexSections at =
@@ -50,7 +55,18 @@ double reference_product_at(const Product& p, int64_t t, int64_t o) {
       sum += gate * w * element(p.x, t, first + k, p.dtype);
     }
   }
-  if (p.bias != nullptr) sum += load_element(p.bias, o, p.dtype);
+  return p.bias == nullptr ? sum : sum + load_element(p.bias, o, p.dtype);
+}
+
+}  // namespace
+
+// y[t, o] = f(sum[t, o] + residual[t, o]); of a gated linear unit f(sum[t, gate of o]) * sum[t, up of o]
+double reference_product_at(const Product& p, int64_t t, int64_t o) {
+  if (p.glu) {
+    const int64_t gate = gate_of(o);
+    return reference_activation(p.activation, sum_at(p, t, gate)) * sum_at(p, t, gate + kInterleaved);
+  }
+  double sum = sum_at(p, t, o);
   if (p.residual.data != nullptr) sum += element(p.residual, t, o, p.dtype);
   return reference_activation(p.activation, sum);
 }

@@ -3,6 +3,7 @@
 #include "cuda/memory.h"
 #include "gemm/product.h"
 #include "ops/conv/conv.h"
+#include "ops/glu/glu.h"
 #include "ops/lstm/cell.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
@@ -36,6 +37,8 @@ namespace gemm {
 Status cuda_product(const Product&, Workspace, Stream) { return cuda_status(); }
 Status cuda_weight_gradient(const WeightGradient&, Workspace, Stream) { return cuda_status(); }
 size_t cuda_workspace_size(Pass, const LayoutView&, DType, int64_t) { return 0; }
+bool cuda_fuses_glu(const LayoutView&, DType, int64_t) { return false; }
+size_t cuda_glu_workspace_size(const LayoutView&, DType, int64_t) { return 0; }
 Result<std::string> cuda_choice(const Product&, Math) { return cuda_status(); }
 Result<std::string> cuda_choice(const WeightGradient&, Math) { return cuda_status(); }
 
@@ -72,5 +75,12 @@ Status cuda_backward(const Backward&, Device, Stream) { return cuda_status(); }
 Status cuda_cell_forward(const CellForward&, Device, Stream) { return cuda_status(); }
 
 }  // namespace norm
+
+namespace glu {
+
+Status cuda_forward(const Forward&, Device, Stream) { return cuda_status(); }
+Status cuda_backward(const Backward&, Device, Stream) { return cuda_status(); }
+
+}  // namespace glu
 
 }  // namespace blocksparse

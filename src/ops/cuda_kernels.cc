@@ -11,6 +11,7 @@
 #include "gemm/product.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cuda/select.h"
+#include "ops/glu/glu.h"
 #include "ops/lstm/lstm.h"
 #include "ops/norm/norm.h"
 
@@ -39,6 +40,7 @@ Status set_cuda_kernel(std::string_view names) { return gemm::force_kernels(name
 Status cuda_prepare(Device device) {
   BS_RETURN_IF_ERROR(gemm::prepare_cuda(device));
   BS_RETURN_IF_ERROR(conv::prepare_cuda(device));
+  BS_RETURN_IF_ERROR(glu::prepare_cuda(device));
   BS_RETURN_IF_ERROR(lstm::prepare_cuda(device));
   return norm::prepare_cuda(device);
 }

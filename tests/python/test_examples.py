@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
-    "name", ["linear_torch.py", "linear_numpy.py", "conv_torch.py", "matmul_2017.py", "prune_torch.py"]
+    "name", ["linear_torch.py", "linear_numpy.py", "conv_torch.py", "mlp_torch.py", "matmul_2017.py", "prune_torch.py"]
 )
 def test_runs(name, tmp_path, monkeypatch):
     if name == "prune_torch.py":

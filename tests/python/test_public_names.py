@@ -39,9 +39,10 @@ NAMES = {
     "linear_fprop linear_wgrad",
     "blocksparse.torch": "BlockSparseConv1d BlockSparseConv2d BlockSparseConv3d BlockSparseConvTranspose1d "
     "BlockSparseConvTranspose2d BlockSparseConvTranspose3d BlockSparseGLU BlockSparseLSTM BlockSparseLinear "
-    "BlockSparseMLP DeepUpdateLSTM EdgeBias MLPParts dense_mlp find_mlps glu interleave interleave_rows "
-    "interleaved_layout linear_glu mlp_parts put_mlp replace_mlps separate separate_rows MultiplicativeLSTM conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d from_bsr from_dense "
-    "index_of linear linear_wgrad lstm replace_convolutions select_blocks to_bsr to_dense weight_norm",
+    "BlockSparseMLP DeepUpdateLSTM EdgeBias MLPParts MultiplicativeLSTM conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d dense_mlp find_mlps from_bsr from_dense glu index_of interleave "
+    "interleave_rows interleaved_layout linear linear_glu linear_wgrad lstm mlp_parts put_mlp "
+    "replace_convolutions replace_mlps select_blocks separate separate_rows to_bsr to_dense weight_norm",
     "blocksparse.torch.conv": "Padding Sizes as_order check_geometry conv1d conv2d conv3d conv_transpose1d "
     "conv_transpose2d conv_transpose3d make_geometry per_size",
     "blocksparse.torch.conv_modules": "BlockSparseConv BlockSparseConv1d BlockSparseConv2d BlockSparseConv3d "

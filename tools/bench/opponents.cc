@@ -92,7 +92,7 @@ int copies_for(size_t bytes, size_t rotate_bytes) {
 }
 
 Status check_plain(const std::string& library, const linear::LinearCase& c) {
-  const bool epilogue = c.bias || c.residual || c.activation != Activation::none;
+  const bool epilogue = c.bias || c.residual || c.activation != Activation::none || c.hidden > 0;
   if (epilogue || c.transposed || c.gates || c.dgates || c.pairs != 1 || c.accumulate || c.n == 0) {
     return {StatusCode::unsupported,
             concat(library, ": no epilogue, gates, sum of pairs, accumulation or transposed view, and n > 0 only")};

@@ -178,6 +178,7 @@ def draw_tradeoff(results: Results, file: Path) -> None:
         arrow = {"arrowstyle": "->", "color": COLORS["distilled"], "linestyle": ":"}
         axis.annotate("", (speeds[-1], values[-1]), (speeds[-2], values[-2]), arrowprops=arrow)
         axis.set(xlabel="times as fast as dense, whole model", ylabel=name, xlim=(0, 1.75 * max(speeds)))
+        axis.set_xticks(np.arange(0, max(speeds) + 0.5, 0.5))
         axis.set_ylim(min(0, *values), top)
         axis.grid(alpha=0.3)
     _save(figure, file)

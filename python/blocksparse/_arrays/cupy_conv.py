@@ -40,7 +40,7 @@ def conv_fprop(
             layout's channel c is channel_order[c] of x.
         bias: [layout.out_features].
         residual: like the result.
-        activation: "none", "relu", "gelu" (the exact one) or "silu".
+        activation: "none", "relu", "gelu" (the exact one), "gelu_tanh" or "silu".
         gates: [layout.blocks], float32 (float64 for float64): a factor for each block; 0 skips it.
         out: where to write the result; a new array otherwise.
         allow_tf32: float32 may be computed in tf32, by tensor cores.

@@ -35,7 +35,7 @@ from .structs import (
 ABI_VERSION = 8
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "gelu_tanh": 4}
 
 
 class UnavailableError(RuntimeError):
@@ -125,6 +125,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_linear_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
+    "bs_linear_glu_fprop": (
+        _i32,
+        [_ptr(LayoutView), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Epilogue), _ptr(Tensor), Workspace, Stream],
+    ),
+    "bs_linear_glu_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
+    "bs_glu_forward": (_i32, [_ptr(Tensor), _i32, _ptr(Tensor), Stream]),
+    "bs_glu_backward": (_i32, [_ptr(Tensor), _ptr(Tensor), _i32, _ptr(Tensor), Stream]),
     "bs_conv_output_size": (_i32, [_ptr(ConvGeometry), _void_p, _void_p]),
     "bs_conv_fprop": (
         _i32,
@@ -237,6 +244,6 @@ def tensor(
 
 
 def torch_register(family: str, device: int) -> str:
-    """Gives "linear", "conv" or "lstm" of PyTorch's ops C++ kernels for CPU or CUDA: "" or why there are none."""
+    """Gives one of PyTorch's families of ops, "linear" say, C++ kernels for CPU or CUDA: "" or why there are none."""
     reason: bytes = ask("bs_torch_register", family.encode(), device)
     return reason.decode()

@@ -7,6 +7,7 @@ file's order would be by chance.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: str, op:
         OSError: the disk is full, say; the old file is then still there.
         ImportError: safetensors is not installed.
     """
+    _need_safetensors(op)
     from safetensors.torch import save as to_bytes
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -38,7 +40,9 @@ def opened(path: Path, op: str, what: str) -> Iterator[Any]:
     Raises:
         OSError: it cannot be read.
         ValueError: it is no such file, cut off, say. `what` says what is needed.
+        ImportError: safetensors is not installed.
     """
+    _need_safetensors(op)
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -46,6 +50,11 @@ def opened(path: Path, op: str, what: str) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise ValueError(f"[{op}] {path} is damaged or no {what}: {error}") from error
+
+
+def _need_safetensors(op: str) -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(f"[{op}] needs safetensors: pip install safetensors", name="safetensors")
 
 
 def parts(value: str) -> tuple[str, str]:

@@ -205,7 +205,7 @@ ProductArgs args_of(const Product& p, const RowWalk& walk, const CpuPlan& plan, 
   ProductArgs a{.block = p.layout.block_size,
                 .by_in = p.by_in,
                 .inputs = p.x.features,
-                .outputs = p.y.features,
+                .outputs = p.outputs(),
                 .x_token = p.x.token_stride,
                 .x_feature = p.x.feature_stride,
                 .asks_again = plan.asks_again,
@@ -223,6 +223,7 @@ ProductArgs args_of(const Product& p, const RowWalk& walk, const CpuPlan& plan, 
                 .residual_feature = p.residual.feature_stride,
                 .bias = p.bias,
                 .activation = p.activation,
+                .hidden = p.glu ? p.y.features : 0,
                 .pieces = walk.pieces.data(),
                 .piece_count = static_cast<int64_t>(walk.pieces.size()),
                 .refs = walk.refs.data(),
@@ -230,7 +231,7 @@ ProductArgs args_of(const Product& p, const RowWalk& walk, const CpuPlan& plan, 
                 .partial = carver.take(plan.partial_bytes)};
   if (plan.staged_tokens > 0) {
     a.staged = carver.take(plan.staged_bytes);
-    a.staged_outputs = round_up(p.y.features, kStagedOutputs);
+    a.staged_outputs = round_up(p.outputs(), kStagedOutputs);
   }
   return a;
 }

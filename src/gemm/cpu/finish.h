@@ -49,18 +49,23 @@ typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   return static_cast<typename C::S*>(a.partial) + (slot * vectors + vector) * a.block * C::lanes;
 }
 
+constexpr int kGluGroup = static_cast<int>(kInterleaved);  // features of the gate, then as many of up
+
 // The place of a block of outputs of one token in y, residual and bias.
 template <class C>
 struct Place {
   typename C::T* y;
   const typename C::T* residual;  // null: none
   const typename C::T* bias;      // null: none
-  int64_t features;               // that exist
+  int64_t features;               // outputs that exist
+  int64_t hidden;                 // features of y from here on, of a gated linear unit
 
   Place(const ProductArgs& a, int64_t to, int64_t token) {
     const int64_t feature = to * a.block;
     features = least<int64_t>(a.block, a.outputs - feature);
-    y = static_cast<typename C::T*>(a.y) + token * a.y_token + feature * a.y_feature;
+    const int64_t of_y = a.hidden > 0 ? feature / 2 : feature;
+    hidden = a.hidden - of_y;
+    y = static_cast<typename C::T*>(a.y) + token * a.y_token + of_y * a.y_feature;
     residual = static_cast<const typename C::T*>(a.residual);
     if (residual != nullptr) residual += token * a.residual_token + feature * a.residual_feature;
     bias = static_cast<const typename C::T*>(a.bias);
@@ -74,7 +79,57 @@ BS_INLINE typename C::S gate_of(const ProductArgs& a, int64_t gate) {
 }
 
 inline bool is_plain(const ProductArgs& a) {
-  return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none;
+  return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none && a.hidden == 0;
+}
+
+// Calls body(output of the gate, feature of y, how many) for runs of at most W features of y. Those of up are kGluGroup
+// outputs behind.
+template <int W, class Body>
+BS_INLINE void for_runs_of_glu(int64_t outputs, int64_t hidden, Body&& body) {
+  static_assert(kGluGroup % W == 0);
+  for (int64_t o = 0; o < outputs; o += 2 * kGluGroup) {
+    for (int64_t i = 0; i < kGluGroup && o / 2 + i < hidden; i += W) {
+      body(o + i, o / 2 + i, least<int64_t>(W, hidden - o / 2 - i));
+    }
+  }
+}
+
+// Sums of one token: y = f(gate) * up.
+template <class C>
+BS_INLINE void finish_glu(const ProductArgs& a, const Place<C>& p, const typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int W = least(C::lanes, kGluGroup);
+  for_runs_of_glu<W>(p.features, p.hidden,
+                     [&](int64_t output, int64_t feature, int64_t count) __attribute__((always_inline)) {
+                       Vec<S, W> gate = load_as<S, W>(sums + output), up = load_as<S, W>(sums + output + kGluGroup);
+                       if (p.bias != nullptr) {
+                         gate += load_as<S, W>(p.bias + output);
+                         up += load_as<S, W>(p.bias + output + kGluGroup);
+                       }
+                       const Vec<S, W> y = activate<S, W>(a.activation, gate) * up;
+                       if (a.y_feature == 1) {
+                         store_first<S, W>(p.y + feature, y, count);
+                         return;
+                       }
+                       for (int64_t i = 0; i < count; ++i)
+                         store_as<S, 1>(p.y + (feature + i) * a.y_feature, Vec<S, 1>{y[i]});
+                     });
+}
+
+// Sums [b][lanes] of one vector of tokens, whose features of y lie side by side by token.
+template <class C>
+void finish_glu_by_feature(const ProductArgs& a, const Place<C>& p, int64_t tokens, const typename C::S* sums) {
+  using S = typename C::S;
+  constexpr int L = C::lanes;
+  for_runs_of_glu<1>(
+      p.features, p.hidden, [&](int64_t output, int64_t feature, int64_t) __attribute__((always_inline)) {
+        Vec<S, L> gate = load_as<S, L>(sums + output * L), up = load_as<S, L>(sums + (output + kGluGroup) * L);
+        if (p.bias != nullptr) {
+          gate += broadcast<S, L>(load_as<S, 1>(p.bias + output)[0]);
+          up += broadcast<S, L>(load_as<S, 1>(p.bias + output + kGluGroup)[0]);
+        }
+        store_first<S, L>(p.y + feature * a.y_feature, activate<S, L>(a.activation, gate) * up, tokens);
+      });
 }
 
 // The sums of one token, which lie side by side in y.
@@ -117,7 +172,9 @@ void finish_tokens_by(const ProductArgs& a, int64_t to, int64_t token, int64_t t
   }
   for (int64_t t = 0; t < tokens; ++t, sums += a.block) {
     const Place<C> p(a, to, token + t);
-    if (runs) {
+    if (a.hidden > 0) {
+      finish_glu<C>(a, p, sums);
+    } else if (runs) {
       finish_features<C, W>(a, p, sums);
     } else {  // features-first, or y and residual of different orders
       for (int64_t f = 0; f < p.features; ++f) finish_one<C>(a, p, f, sums[f]);
@@ -130,6 +187,7 @@ template <class C>
 void finish_by_feature(const ProductArgs& a, const Place<C>& p, int64_t tokens, const typename C::S* sums) {
   using S = typename C::S;
   constexpr int L = C::lanes;
+  if (a.hidden > 0) return finish_glu_by_feature<C>(a, p, tokens, sums);
   for (int64_t f = 0; f < p.features; ++f) {
     Vec<S, L> z = load_as<S, L>(sums + f * L);
     if (p.bias != nullptr) z += broadcast<S, L>(load_as<S, 1>(p.bias + f)[0]);

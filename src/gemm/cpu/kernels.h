@@ -5,6 +5,7 @@
 #include <span>
 
 #include "blocksparse/dtype.h"
+#include "blocksparse/glu.h"
 #include "blocksparse/ops.h"
 #include "core/index.h"
 #include "cpu/isa.h"
@@ -60,6 +61,7 @@ struct ProductArgs {
   int64_t residual_token = 0, residual_feature = 0;
   const void* bias = nullptr;
   Activation activation = Activation::none;
+  int64_t hidden = 0;  // features of y, where the outputs are gate and up of a gated linear unit; else 0
 
   const Piece* pieces = nullptr;
   int64_t piece_count = 0;

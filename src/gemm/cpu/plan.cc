@@ -214,7 +214,7 @@ CpuProblem problem_of(const Product& p, const ProductTraits& kernel, int64_t slo
           .by_in = p.by_in,
           .n = p.x.n,
           .inputs = p.x.features,
-          .outputs = p.y.features,
+          .outputs = p.outputs(),
           .blocks = p.layout.blocks,
           .slots = slots,
           .gated = p.gates != nullptr,

@@ -13,6 +13,9 @@ template <Activation Act>
 __device__ inline float approximately_activated(float z) {
   if constexpr (Act == Activation::relu) return z < 0 ? 0 : z;
   if constexpr (Act == Activation::silu) return z * ptx::rcp(1 + ptx::ex2(-1.44269504f * z));
+  if constexpr (Act == Activation::gelu_tanh) {  // exponents times log2(e)
+    return z * ptx::rcp(1 + ptx::ex2(z * (-2.30220818f - 0.10294324f * z * z)));
+  }
   if constexpr (Act == Activation::gelu) {
     // erfc(u) = t 2^(P(t) - u^2 log2(e)) with t = 1 / (1 + u / 2), P fitted by Chebyshev polynomials to u = 10.
     const float u = fabsf(z) * 0.707106781f, t = ptx::rcp(1 + 0.5f * u);

@@ -129,6 +129,16 @@ size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int
   return kernels_are_forced() ? most_cuda_workspace_bytes(problem) : cuda_workspace_bytes(problem);
 }
 
+// Of f32, products have other kernels to end.
+bool cuda_fuses_glu(const LayoutView& layout, DType dtype, int64_t) {
+  return size_of(dtype) == 2 && layout.block_size >= 16;
+}
+
+size_t cuda_glu_workspace_size(const LayoutView& layout, DType dtype, int64_t n) {
+  const CudaProblem problem = as_glu(cuda_problem(Pass::fprop, layout, dtype, n));
+  return kernels_are_forced() ? most_cuda_workspace_bytes(problem) : cuda_workspace_bytes(problem);
+}
+
 Status prepare_cuda(Device device) {
   const auto card = cuda::card_of(device);
   if (!card.ok()) return card.status();

@@ -36,7 +36,7 @@ inline bool in_pairs(const Activations& y) {
 
 // Whether sums are stored as they are.
 inline bool without_epilogue(const Product& p) {
-  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none;
+  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.glu;
 }
 
 inline cudaStream_t stream_of(const CudaCall& call) { return static_cast<cudaStream_t>(call.stream); }
@@ -47,6 +47,7 @@ __device__ inline float activated(Activation activation, float z) {
     case Activation::relu: return z < 0 ? 0 : z;
     case Activation::gelu: return 0.5f * z * erfcf(z * -0.707106781f);
     case Activation::silu: return z / (1 + expf(-z));
+    case Activation::gelu_tanh: return z / (1 + expf(z * (-1.59576912f - 0.0713548163f * z * z)));
   }
   return z;
 }
@@ -57,14 +58,27 @@ __device__ inline double activated(Activation activation, double z) {
     case Activation::relu: return z < 0 ? 0 : z;
     case Activation::gelu: return 0.5 * z * erfc(z * -0.70710678118654752440);
     case Activation::silu: return z / (1 + exp(-z));
+    case Activation::gelu_tanh: return z / (1 + exp(z * (-1.59576912160573071176 - 0.07135481627260025 * z * z)));
   }
   return z;
+}
+
+// Whether an output is one of the gate, and which feature of y it is for.
+__device__ inline bool is_gate(int64_t output) { return output % (2 * kInterleaved) < kInterleaved; }
+__device__ inline int64_t feature_of(int64_t output) {
+  return output / (2 * kInterleaved) * kInterleaved + output % kInterleaved;
+}
+// The other way, within a tile.
+__device__ inline int gate_column(int feature) {
+  constexpr int kGroup = static_cast<int>(kInterleaved);
+  return feature / kGroup * 2 * kGroup + feature % kGroup;
 }
 
 struct Finish {
   DeviceMatrix y, residual;
   const void* bias;
   Activation activation;
+  int64_t hidden = 0;  // features of y, where the sums are gate and up of a gated linear unit; else 0
 
   template <class T>
   __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
@@ -88,6 +102,22 @@ struct Finish {
   template <class T>
   __device__ void store(int64_t token, int64_t output, SumOf<T> sum) const {
     *at<T>(token, output) = value<T>(token, output, sum);
+  }
+
+  // f(gate) * up of the sums of two outputs, the first of them that of the gate.
+  template <class T>
+  __device__ SumOf<T> glu(int64_t output, SumOf<T> gate, SumOf<T> up) const {
+    if (bias != nullptr) {
+      gate += widen(static_cast<const T*>(bias)[output]);
+      up += widen(static_cast<const T*>(bias)[output + kInterleaved]);
+    }
+    return activated(activation, gate) * up;
+  }
+
+  template <class T>
+  __device__ void store_glu(int64_t token, int64_t output, SumOf<T> gate, SumOf<T> up) const {
+    const int64_t feature = feature_of(output);
+    if (feature < hidden) *at<T>(token, feature) = narrow<T>(glu<T>(output, gate, up));
   }
 };
 

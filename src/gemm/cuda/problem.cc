@@ -25,6 +25,12 @@ CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64
   return p;
 }
 
+CudaProblem as_glu(CudaProblem p) {
+  p.glu = true;
+  p.may_fill = false;
+  return p;
+}
+
 namespace {
 
 bool begins_at(const void* data, int64_t bytes) {
@@ -49,7 +55,7 @@ CudaProblem problem_of(const Product& p, Math math) {
   problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
   problem.tf32 = in_tf32(p.dtype, math);
-  return problem;
+  return p.glu ? as_glu(problem) : problem;
 }
 
 CudaProblem problem_of(const WeightGradient& g, Math math) {

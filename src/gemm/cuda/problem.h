@@ -29,6 +29,7 @@ struct CudaProblem {
   int64_t pairs = 1;     // wgrad
   bool tf32 = false;     // f32: operands may be rounded to tf32
   bool may_fill = true;  // the family `wgmma` may copy W as if it were dense
+  bool glu = false;      // outputs are gate and up of a gated linear unit
 
   int64_t input_blocks() const { return ceil_div(inputs, block); }
   int64_t output_blocks() const { return ceil_div(outputs, block); }
@@ -41,6 +42,9 @@ struct CudaProblem {
 
 // fprop is that with dgrad's sizes exchanged; `n` tokens (wgrad: in all).
 CudaProblem cuda_problem(Pass pass, const LayoutView& layout, DType dtype, int64_t n);
+// The same product ending in a gated linear unit. A copy of W as if it were dense would have sums done again, one by
+// one.
+CudaProblem as_glu(CudaProblem p);
 
 inline bool in_tf32(DType dtype, Math math) { return dtype == DType::f32 && math == Math::tf32; }
 

@@ -244,7 +244,7 @@ TEST_F(LinearCuda, InfGoesThroughActivations) {
     ASSERT_TRUE(cuda::copy_to_device(kCard, to.get(), poison.data(), 2 * x.size()).ok());
     const size_t bytes = linear_fprop_workspace_size({view, DType::bf16, n}, kCard);
     const auto workspace = *cuda::allocate(kCard, bytes + 1);
-    for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu}) {
+    for (const Activation activation : {Activation::relu, Activation::gelu, Activation::silu, Activation::gelu_tanh}) {
       const Status status = linear_fprop(view, ConstTensor(from.get(), DType::bf16, {n, kBlock}, kCard),
                                          ConstTensor(w.get(), DType::bf16, {1, kBlock, kBlock}, kCard),
                                          {.bias = {}, .residual = {}, .activation = activation},

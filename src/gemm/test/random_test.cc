@@ -27,6 +27,15 @@ int64_t random_tokens(Random& rng) {
   }
 }
 
+// The same problem with gate and up as its outputs, where they are whole groups.
+void make_glu(LinearCase& c) {
+  const auto layout = layout_of(c);
+  if (!layout.ok() || layout->out_features() % 16 != 0) return;
+  c.hidden = layout->out_features() / 2 - c.seed % 8;
+  c.residual = false;
+  c.y_order = Order::features_last;
+}
+
 // A problem at random.
 LinearCase random_case(Random& rng, int64_t seed) {
   auto one_of = [&](auto... choices) {
@@ -53,7 +62,8 @@ LinearCase random_case(Random& rng, int64_t seed) {
           maybe("gates") + maybe("t") + maybe("threads=" + one_of("2", "3", "7")) + maybe("values=int") +
           (rng.below(6) == 0 ? " odd=" + std::to_string(1 + rng.below(9)) : "");
   if (pass == "fprop")
-    line += maybe("bias") + maybe("residual") + maybe("r=first") + maybe("act=" + one_of("relu", "gelu", "silu"));
+    line += maybe("bias") + maybe("residual") + maybe("r=first") +
+            maybe("act=" + one_of("relu", "gelu", "silu", "gelu_tanh"));
   if (pass == "wgrad") {
     line += maybe("pairs=3") + maybe("accumulate") + maybe("dgates");
     if (dtype != "f64") line += maybe("dw=f32");
@@ -61,6 +71,7 @@ LinearCase random_case(Random& rng, int64_t seed) {
   const auto c = parse_linear_case(line);
   EXPECT_TRUE(c.ok()) << c.status().message();
   LinearCase problem = *c;
+  if (c->pass == Pass::fprop && rng.below(4) == 0) make_glu(problem);
   // Results are exact only where every step is: not through gelu, and not where 8 bits cannot hold the sum.
   if (c->activation > Activation::relu || c->dtype == DType::bf16) problem.integers = false;
   return problem;

@@ -129,9 +129,9 @@ Status check_epilogue(const Call& c, const Epilogue& epilogue, const ConstTensor
                      ", ", shape_text(y));
     }
   }
-  if (epilogue.activation < Activation::none || epilogue.activation > Activation::silu) {
+  if (epilogue.activation < Activation::none || epilogue.activation > Activation::gelu_tanh) {
     return invalid("[", c.op, "] activation is ", static_cast<int32_t>(epilogue.activation),
-                   ", needs 0 (none), 1 (relu), 2 (gelu) or 3 (silu)");
+                   ", needs 0 (none), 1 (relu), 2 (gelu), 3 (silu) or 4 (gelu_tanh)");
   }
   return {};
 }

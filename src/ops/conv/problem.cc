@@ -11,7 +11,7 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr std::string_view kActivations[] = {"none", "relu", "gelu", "silu"};
+constexpr std::string_view kActivations[] = {"none", "relu", "gelu", "silu", "gelu_tanh"};
 
 // "3" for all axes, or "1x2x3". `count`: how many there were.
 Result<SpatialSizes> parse_sizes(std::string_view key, std::string_view value, int32_t& count) {
@@ -87,7 +87,8 @@ Status set_option(ConvCase& c, Given& given, const ProblemLine::Option& option) 
   }
   if (key == "act") {
     const auto* found = std::find(std::begin(kActivations), std::end(kActivations), value);
-    if (found == std::end(kActivations)) return invalid("[problem] act=", value, ": needs none, relu, gelu or silu");
+    if (found == std::end(kActivations))
+      return invalid("[problem] act=", value, ": needs none, relu, gelu, silu or gelu_tanh");
     c.activation = static_cast<Activation>(found - std::begin(kActivations));
     return {};
   }

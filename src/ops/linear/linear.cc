@@ -1,10 +1,13 @@
 // The edge of the linear op: checks once, then hands on to a device.
+#include <algorithm>
 
 #include "blocksparse/blocksparse.h"
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "gemm/product.h"
+#include "ops/glu/glu.h"
 
 namespace blocksparse {
 
@@ -46,7 +49,21 @@ struct ProductCall {
   const Weights& w;
   const Epilogue& epilogue;
   const Tensor& y;
+  bool glu = false;  // y = f(gate) * up, half as wide
 };
+
+// The features of y.
+Result<int64_t> check_width(const ProductCall& c, int64_t outputs) {
+  if (!c.glu) return outputs;
+  const ConstTensor y = c.y;
+  const int64_t hidden = y.rank > 0 ? y.shape[static_cast<size_t>(y.rank) - 1] : 0;
+  if (hidden < 1 || hidden > outputs || interleaved_features(hidden) != outputs) {
+    return invalid("[", c.op, "] y is ", shape_text(y), ", but the layout's ", outputs,
+                   " outputs are no gate and up of ", hidden, " hidden features");
+  }
+  if (c.epilogue.residual.given()) return invalid("[", c.op, "] residual is given, needs none");
+  return hidden;
+}
 
 Status check_epilogue(const ProductCall& c, int64_t n, int64_t outputs, Matrix& residual_matrix) {
   if (c.epilogue.bias.given()) {
@@ -67,9 +84,9 @@ Status check_epilogue(const ProductCall& c, int64_t n, int64_t outputs, Matrix& 
                      ", ", shape_text(c.y));
     }
   }
-  if (c.epilogue.activation < Activation::none || c.epilogue.activation > Activation::silu) {
+  if (c.epilogue.activation < Activation::none || c.epilogue.activation > Activation::gelu_tanh) {
     return invalid("[", c.op, "] activation is ", static_cast<int32_t>(c.epilogue.activation),
-                   ", needs 0 (none), 1 (relu), 2 (gelu) or 3 (silu)");
+                   ", needs 0 (none), 1 (relu), 2 (gelu), 3 (silu) or 4 (gelu_tanh)");
   }
   return {};
 }
@@ -87,13 +104,18 @@ Result<Product> check_product(const ProductCall& c) {
   BS_RETURN_IF_ERROR(check_weights(c.op, layout, c.w, dtype, c.x.device));
   const ConstTensor y = c.y;
   const Named named_y{c.op, c.y_name, y};
-  const auto my = check_activations(named_y, outputs, Use::write);
+  const auto width = check_width(c, outputs);
+  if (!width.ok()) return width.status();
+  const auto my = check_activations(named_y, *width, Use::write);
   if (!my.ok()) return my.status();
+  if (c.glu && my->feature_stride != 1 && *width > 1) {
+    return invalid("[", c.op, "] y has strides ", strides_text(y), ", needs features side by side");
+  }
   BS_RETURN_IF_ERROR(check_dtype(named_y, dtype));
   BS_RETURN_IF_ERROR(check_device(named_y, c.x.device));
   if (my->n != mx->n) {
     return invalid("[", c.op, "] ", c.y_name, " is ", shape_text(y), ", ", mx->n, " tokens of ", c.x_name, " need [",
-                   mx->n, ", ", outputs, "]");
+                   mx->n, ", ", *width, "]");
   }
   Matrix mr{};
   BS_RETURN_IF_ERROR(check_epilogue(c, mx->n, outputs, mr));
@@ -116,7 +138,49 @@ Result<Product> check_product(const ProductCall& c) {
                  .w = c.w.values.data,
                  .gates = c.w.gates.data,
                  .bias = c.epilogue.bias.data,
-                 .activation = c.epilogue.activation};
+                 .activation = c.epilogue.activation,
+                 .glu = c.glu};
+}
+
+Status dispatch(const Product& p, Device device, Workspace workspace, Stream stream) {
+  if (device.type == DeviceType::cuda) return cuda_product(p, workspace, stream);
+  const auto isa = current_isa();
+  if (!isa.ok()) return isa.status();
+  return cpu_product(p, *isa, workspace, threads_for(stream.threads));
+}
+
+// Bytes of z, where the product of a gated linear unit has it made in the workspace; 0 where both are one launch.
+int64_t bytes_of_z(const LayoutView& layout, DType dtype, int64_t n, Device device) {
+  return fuses_glu(layout, dtype, n, device) ? 0 : round_up(n * layout.outputs() * size_of(dtype), int64_t{256});
+}
+
+size_t glu_size(const LayoutView& layout, DType dtype, int64_t n, Device device) {
+  constexpr int64_t kMostTokens = int64_t{1} << 40;  // more do not fit into any memory
+  n = std::clamp<int64_t>(n, 0, kMostTokens / std::max<int64_t>(1, layout.outputs()));
+  if (fuses_glu(layout, dtype, n, device)) return glu_workspace_size(layout, dtype, n, device);
+  const auto of_z = static_cast<size_t>(bytes_of_z(layout, dtype, n, device));
+  return of_z + workspace_size(Pass::fprop, layout, dtype, n, device);
+}
+
+// The product to z, then y of it.
+Status run_glu(const Product& p, Device device, Workspace workspace, Stream stream) {
+  const auto bytes = static_cast<size_t>(bytes_of_z(p.layout, p.dtype, p.x.n, device));
+  if (bytes == 0) return dispatch(p, device, workspace, stream);
+  Product product = p;
+  product.glu = false;
+  product.activation = Activation::none;
+  product.y = {workspace.data, p.x.n, p.outputs(), p.outputs(), 1};
+  const Workspace rest{static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
+  BS_RETURN_IF_ERROR(dispatch(product, device, rest, stream));
+  return glu::forward({.dtype = p.dtype,
+                       .activation = p.activation,
+                       .n = p.x.n,
+                       .hidden = p.y.features,
+                       .z = workspace.data,
+                       .y = const_cast<void*>(p.y.data),
+                       .z_token = p.outputs(),
+                       .y_token = p.y.token_stride},
+                      device, stream);
 }
 
 Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
@@ -124,12 +188,11 @@ Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
   if (!p.ok()) return p.status();
   BS_RETURN_IF_ERROR(check_stream(c.op, stream));
   if (p->x.n == 0 || p->y.features == 0) return {};
-  const size_t needed = workspace_size(c.pass, c.layout, p->dtype, p->x.n, c.x.device);
-  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed, c.x.device));
-  if (c.x.device.type == DeviceType::cuda) return cuda_product(*p, workspace, stream);
-  const auto isa = current_isa();
-  if (!isa.ok()) return isa.status();
-  return cpu_product(*p, *isa, workspace, threads_for(stream.threads));
+  const Device device = c.x.device;
+  const size_t needed =
+      c.glu ? glu_size(c.layout, p->dtype, p->x.n, device) : workspace_size(c.pass, c.layout, p->dtype, p->x.n, device);
+  BS_RETURN_IF_ERROR(check_workspace(c.op, workspace, needed, device));
+  return c.glu ? run_glu(*p, device, workspace, stream) : dispatch(*p, device, workspace, stream);
 }
 
 // The (x, dy) of wgrad; the tokens of all of them together.
@@ -193,6 +256,11 @@ Status linear_fprop(const LayoutView& layout, ConstTensor x, const Weights& w, c
   return run_product({Pass::fprop, "linear_fprop", "x", "y", layout, x, w, epilogue, y}, workspace, stream);
 }
 
+Status linear_glu_fprop(const LayoutView& layout, ConstTensor x, const Weights& w, const Epilogue& epilogue, Tensor y,
+                        Workspace workspace, Stream stream) {
+  return run_product({Pass::fprop, "linear_glu_fprop", "x", "y", layout, x, w, epilogue, y, true}, workspace, stream);
+}
+
 Status linear_dgrad(const LayoutView& layout, ConstTensor dy, const Weights& w, Tensor dx, Workspace workspace,
                     Stream stream) {
   return run_product({Pass::dgrad, "linear_dgrad", "dy", "dx", layout, dy, w, {}, dx}, workspace, stream);
@@ -237,6 +305,10 @@ Status linear_wgrad(const LayoutView& layout, std::span<const GradPair> pairs, c
 
 size_t linear_fprop_workspace_size(const LinearProblem& problem, Device device) {
   return size_for(Pass::fprop, problem, device);
+}
+size_t linear_glu_fprop_workspace_size(const LinearProblem& problem, Device device) {
+  if (!has_tables_on(problem.layout, device) || size_of(problem.dtype) == 0) return 0;
+  return glu_size(problem.layout, problem.dtype, problem.n, device);
 }
 size_t linear_dgrad_workspace_size(const LinearProblem& problem, Device device) {
   return size_for(Pass::dgrad, problem, device);

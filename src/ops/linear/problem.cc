@@ -19,11 +19,12 @@ Result<Activation> parse_activation(std::string_view value) {
   if (value == "relu") return Activation::relu;
   if (value == "gelu") return Activation::gelu;
   if (value == "silu") return Activation::silu;
-  return invalid("[problem] act=", value, ": needs none, relu, gelu or silu");
+  if (value == "gelu_tanh") return Activation::gelu_tanh;
+  return invalid("[problem] act=", value, ": needs none, relu, gelu, silu or gelu_tanh");
 }
 
 std::string_view name_of(Activation a) {
-  constexpr std::string_view names[] = {"none", "relu", "gelu", "silu"};
+  constexpr std::string_view names[] = {"none", "relu", "gelu", "silu", "gelu_tanh"};
   return names[static_cast<int>(a)];
 }
 
@@ -44,7 +45,8 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
                                                            {"odd", &c.odd},
                                                            {"offset", &c.offset},
                                                            {"w_offset", &c.w_offset},
-                                                           {"pairs", &c.pairs}};
+                                                           {"pairs", &c.pairs},
+                                                           {"glu", &c.hidden}};
   for (const auto& [name, target] : numbers) {
     if (key != name) continue;
     const auto number = parse_integer(key, value);
@@ -115,6 +117,9 @@ Result<LinearCase> parse_linear_case(std::string_view line) {
   if (c.pass != Pass::fprop && (c.bias || c.residual || c.activation != Activation::none)) {
     return invalid("[problem] \"", line, "\": bias, residual and act are of fprop alone");
   }
+  if (c.hidden < 0 || (c.hidden > 0 && (c.pass != Pass::fprop || c.residual || c.y_order != Order::features_last))) {
+    return invalid("[problem] \"", line, "\": glu is of fprop alone, of features-last y, without a residual");
+  }
   if (c.pass != Pass::wgrad && (c.pairs != 1 || c.accumulate || c.dw_dtype || c.dgates)) {
     return invalid("[problem] \"", line, "\": pairs, accumulate, dw and dgates are of wgrad alone");
   }
@@ -152,6 +157,7 @@ std::string to_string(const LinearCase& c) {
   flag("bias", c.bias);
   flag("residual", c.residual);
   if (c.activation != Activation::none) line += concat(" act=", name_of(c.activation));
+  number("glu", c.hidden, 0);
   flag("gates", c.gates);
   number("pairs", c.pairs, 1);
   flag("accumulate", c.accumulate);

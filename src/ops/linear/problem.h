@@ -28,6 +28,7 @@ using namespace gemm;  // NOLINT(google-build-using-namespace): a problem is a p
 //   pad=3 rpad=5 offset=1               elements between rows (poisoned; rpad: of the residual), and before the first
 //   w_offset=1                          elements before W
 //   bias residual act=gelu              epilogue (fprop)
+//   glu=61                              y = f(gate) * up of so many hidden features (glu.h; fprop)
 //   gates                               a factor for each block, some of them 0
 //   pairs=8 accumulate dw=f32 dgates    wgrad: how many (x, dy), add to dW, type of dW, make the gates' gradient
 //   tf32                                f32 on a card may be computed in tf32
@@ -48,6 +49,7 @@ struct LinearCase {
   int64_t odd = 0;
   bool bias = false, residual = false, gates = false;
   Activation activation = Activation::none;
+  int64_t hidden = 0;  // of a gated linear unit; 0: none
   int64_t pairs = 1;
   bool accumulate = false, dgates = false, integers = false, tf32 = false;
   std::optional<DType> dw_dtype;

@@ -15,7 +15,9 @@ size_t LinearData::workspace_size() const {
   const LinearCase& c = case_;
   LinearProblem problem{.layout = view_, .dtype = c.dtype, .n = c.n};
   switch (c.pass) {
-    case Pass::fprop: return linear_fprop_workspace_size(problem, c.device);
+    case Pass::fprop:
+      return c.hidden > 0 ? linear_glu_fprop_workspace_size(problem, c.device)
+                          : linear_fprop_workspace_size(problem, c.device);
     case Pass::dgrad: return linear_dgrad_workspace_size(problem, c.device);
     case Pass::wgrad: break;
   }
@@ -127,6 +129,7 @@ Result<std::string> LinearData::kernel() const {
     }
     Product p = host_product();
     p.layout = plain;
+    p.glu = p.glu && fuses_glu(view_, case_.dtype, case_.n, case_.device);
     return cuda_choice(p, math_of(case_));
   }
   const auto isa = current_isa();
@@ -153,6 +156,10 @@ Status LinearData::run_again(const void* w) {
   const Tensor y = placed(y_);
   switch (case_.pass) {
     case Pass::fprop:
+      if (case_.hidden > 0) {
+        return linear_glu_fprop(view_, placed(x_[0]), weights, {placed(bias_), {}, case_.activation}, y, workspace,
+                                stream);
+      }
       return linear_fprop(view_, placed(x_[0]), weights, {placed(bias_), placed(residual_), case_.activation}, y,
                           workspace, stream);
     case Pass::dgrad: return linear_dgrad(view_, placed(x_[0]), weights, y, workspace, stream);

@@ -78,8 +78,8 @@ def conv2d(
             from the CPU is checked; of an order on a GPU an entry that is no channel reads zeros and writes nothing.
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
-        activation: "none" (or None), "relu", "gelu" (the exact one) or "silu". Computed with the convolution where no
-            gradient is wanted, after it otherwise.
+        activation: "none" (or None), "relu", "gelu" (the exact one), "gelu_tanh" or "silu". Computed with the
+            convolution where no gradient is wanted, after it otherwise.
 
     Returns:
         [n, layout.out_features, height', width'], of the dtype of x; under autocast, of autocast's.

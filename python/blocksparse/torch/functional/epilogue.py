@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
     "silu": torch.nn.functional.silu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from ..._core import library, structs
 from ..._core.arguments import shown
 from ...layout import Layout, need_layout
-from ..arguments import need_strided, need_tensor, need_tensors
-from ..interleave import GROUP, interleaved_features
+from ..arguments import need_same_dtype, need_strided, need_tensor, need_tensors
+from ..autograd import traced
+from ..autograd.glu import Glu, composed
+from ..autograd.transforms import apply, has_tangent, needs_gradient, refuse_compiled_transforms
+from ..interleave import interleaved_features
+from ..ops import glu as ops
+from ..ops.calls import usable
+from ..ops.linear import allows_tf32
 from ..tables import index_of
+from .epilogue import ACTIVATE
 from .linear import apply_linear
 
-GLU_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
-    "relu": torch.nn.functional.relu,
-}
+GLU_ACTIVATIONS = {name: ACTIVATE[name] for name in ("silu", "gelu", "gelu_tanh", "relu")}
 
 
 def need_glu_activation(op: str, activation: object) -> str:
@@ -45,11 +45,27 @@ def glu(z: Tensor, hidden_features: int, activation: str = "silu") -> Tensor:
     """
     need_tensor("glu", "z", z)
     need_strided("glu", z=z)
-    activate = GLU_ACTIVATIONS[need_glu_activation("glu", activation)]
+    need_glu_activation("glu", activation)
     if z.dim() == 0 or z.size(-1) != interleaved_features(hidden_features):
         raise ValueError(f"[glu] z is {list(z.shape)}, needs [..., {interleaved_features(hidden_features)}]")
-    parts = z.unflatten(-1, (-1, 2, GROUP))
-    return (activate(parts[..., 0, :]) * parts[..., 1, :]).flatten(-2)[..., :hidden_features]
+    return apply_glu(z, hidden_features, activation)
+
+
+def apply_glu(z: Tensor, hidden_features: int, activation: str) -> Tensor:
+    """`glu` of what is known to be right."""
+    if z.dim() > structs.MAX_RANK:
+        return apply_glu(z.flatten(0, -2), hidden_features, activation).unflatten(0, z.shape[:-1])
+    code = library.ACTIVATIONS[activation]
+    refuse_compiled_transforms("glu")
+    if traced.is_tracing():
+        return composed(z, hidden_features, code)
+    if not z.is_contiguous():
+        z = z.contiguous()
+    if (torch.is_grad_enabled() and z.requires_grad) or has_tangent(z):
+        y: Tensor = apply(Glu, z, hidden_features, code)
+        return y
+    result: Tensor = ops.forward(z, hidden_features, code)
+    return result
 
 
 def linear_glu(
@@ -114,6 +130,29 @@ def apply_linear_glu(
     *,
     transposed: bool = False,
 ) -> Tensor:
-    """`linear_glu` with the layout as its tables and sizes (out_features, in_features)."""
-    z = apply_linear(x, values, index, sizes, transposed, bias, gates)
-    return glu(z, hidden_features, activation)
+    """`linear_glu` with the layout as its tables and sizes (out_features, in_features).
+
+    Where gradients are wanted, z is made and kept; elsewhere y alone is, by one launch.
+    """
+    given = (x, values, bias, gates)
+    if traced.is_tracing() or (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
+        z = apply_linear(x, values, index, sizes, transposed, bias, gates)
+        return apply_glu(z, hidden_features, activation)
+    if x.dim() > structs.MAX_RANK:
+        flat = (x.flatten(0, -2), values, index, sizes, hidden_features, bias, gates, activation)
+        return apply_linear_glu(*flat, transposed=transposed).unflatten(0, x.shape[:-1])
+    device, dtype = x.device.type, x.dtype
+    if torch.is_autocast_enabled(device) and dtype.is_floating_point and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        x, values = x.to(dtype), values.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    need_same_dtype("linear_glu", x, values)
+    need_strided("linear_glu", x=x)
+    if x.dim() == 0 or x.size(-1) != sizes[1]:
+        raise ValueError(f"[linear_glu] x is {list(x.shape)}, layout needs [N, {sizes[1]}]")
+    refuse_compiled_transforms("linear_glu")
+    code, tf32 = library.ACTIVATIONS[activation], allows_tf32(x)
+    y: Tensor = ops.linear(
+        usable(x), values, index, sizes[0], hidden_features, transposed, bias, gates, code, tf32
+    )  # fmt: skip
+    return y

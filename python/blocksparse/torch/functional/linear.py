@@ -45,8 +45,8 @@ def linear(
         bias: [layout.out_features].
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
-        activation: "none" (or None), "relu", "gelu" (the exact one) or "silu". Computed with the product where no
-            gradient is wanted, after it otherwise.
+        activation: "none" (or None), "relu", "gelu" (the exact one), "gelu_tanh" or "silu". Computed with the product
+            where no gradient is wanted, after it otherwise.
 
     Returns:
         [..., layout.out_features], of the dtype of x; under autocast, of autocast's.

@@ -272,7 +272,7 @@ class BlockSparseConv2d(BlockSparseConv):
         bias: whether to add one.
         channel_order: a permutation of the channels of x: channel c of the layout is channel_order[c] of x.
         gates: whether to have a parameter `gates` [blocks], all 1 at first: block i counts gates[i] times.
-        activation: "none", "relu", "gelu" or "silu", applied to the result.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied to the result.
         device: of the parameters.
         dtype: of the parameters: float32, float64, bfloat16 or float16. Gates are float32 (float64 for float64).
 

@@ -29,7 +29,7 @@ class BlockSparseLinear(BlockSparseLayer):
         layout: which blocks there are; of that size.
         bias: whether to add one.
         gates: whether to have a parameter `gates` [blocks], all 1 at first: block i counts gates[i] times.
-        activation: "none" (or None), "relu", "gelu" or "silu", applied to the result.
+        activation: "none" (or None), "relu", "gelu", "gelu_tanh" or "silu", applied to the result.
         device: of the parameters.
         dtype: of the parameters: float32, float64, bfloat16 or float16. Gates are float32 (float64 for float64).
 

@@ -71,7 +71,7 @@ class BlockSparseMLP(nn.Module):
         if gated:
             self.up = BlockSparseGLU(in_features, hidden_features, layout, bias, activation=activation, **options)
         else:
-            self.up = BlockSparseLinear(in_features, hidden_features, layout, bias, **options)
+            self.up = BlockSparseLinear(in_features, hidden_features, layout, bias, activation=activation, **options)
         self.down = BlockSparseLinear(hidden_features, self.out_features, down_layout, bias, **options)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
@@ -81,10 +81,7 @@ class BlockSparseMLP(nn.Module):
             if (node := as_leaf(self, x)) is not None:
                 return cast(Tensor, node)
             need_tensor("BlockSparseMLP", "x", x)
-        hidden = self.up(x)
-        if not self.gated:
-            hidden = GLU_ACTIVATIONS[self.activation](hidden)
-        y: Tensor = self.dropout(self.down(hidden))
+        y: Tensor = self.dropout(self.down(self.up(x)))
         return y
 
     # ---- From and to dense ------------------------------------------------------------------------------------------

@@ -22,6 +22,12 @@ def linear_flops(x: Shape, values: Shape, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x[:-1]) * math.prod(values)
 
 
+@register_flop_formula(_ops.linear_glu)
+def linear_glu_flops(x: Shape, values: Shape, *_: Any, **__: Any) -> int:
+    """Of gate and up; what follows them counts nothing."""
+    return linear_flops(x, values)
+
+
 @register_flop_formula(_ops.linear_wgrad)
 def wgrad_flops(x: Shape, dy: Shape, index: Shape, blocks: int, block_size: int, *_: Any, **__: Any) -> int:
     """Of dW."""

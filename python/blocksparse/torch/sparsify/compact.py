@@ -48,8 +48,8 @@ def compact_(
 
     Raises:
         ValueError: the masks are not of this model; the optimizer does not hold a layer's weight, or keeps state of it
-            in another form than the weight's (as Adafactor does); or the model is inside of DistributedDataParallel,
-            which has to be made anew with the new parameters.
+            in another form than the weight's (as Adafactor does), or has a list of parameters of its own (LBFGS); or
+            the model is inside of DistributedDataParallel, which has to be made anew with the new parameters.
     """
     need("compact", "model", model, nn.Module, "a torch.nn.Module")
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
@@ -127,6 +127,11 @@ def _check(optimizers: list[torch.optim.Optimizer], group: Group) -> None:
     if not held:
         raise ValueError(f"[compact] the optimizer does not hold {target.name}")
     for optimizer in held:
+        if any(parameter is other for other in getattr(optimizer, "_params", ())):
+            raise ValueError(
+                f"[compact] a {type(optimizer).__name__} keeps a list of parameters of its own, so it would go on with "
+                f"the old one of {target.name}"
+            )
         for name, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
                 raise ValueError(

@@ -13,11 +13,12 @@ from ..._core.arguments import need, shown, to_int
 from ..mlp_parts import MLPParts
 from ..mlp_surgery import put_mlp
 from ..modules.layer import BlockSparseLayer
+from ..modules.mlp import BlockSparseMLP
 from ..surgery import put
 from .batches import Forward, evaluating
 from .masks import check_masks
-from .mlps import Composed, pruned_mlps, sparse_mlp
-from .storage import grouped, obstacle, sparse_layer
+from .mlps import Composed, Layers, pruned_mlps, sparse_mlp
+from .storage import Group, grouped, obstacle, sparse_layer
 from .targets import Target, find_targets
 from .timing import Seen, Timing, guess, input_for, time_layers, watch
 
@@ -83,40 +84,56 @@ def convert(
     shapes = dict(seen or {})
     if example is not None:
         shapes |= watch({group[0].path: group[0].module for group in groups}, model, example, forward)
-    made: dict[nn.Module, nn.Module] = {}
-    for group in groups:
-        path, module = group[0].path, group[0].module
-        layer = sparse_layer(group, checked)
-        fed = shapes.get(path) or guess(module, tokens)
-        if min_speedup == 0:
-            if not made:
-                _try(path, layer, fed)
-            made[module] = layer
-            continue
-        timing = _timed(path, module, layer, fed, min_speedup)
-        if timings is not None:
-            timings[path] = timing
-        if timing.converted:
-            made[module] = layer
-    whole = {}
+    fed = {group[0].path: shapes.get(group[0].path) or guess(group[0].module, tokens) for group in groups}
+    made = {group[0].module: sparse_layer(group, checked) for group in groups}
+    whole: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
     if min_speedup > 0:
-        paths = {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
-        for name, parts in pruned_mlps(model, checked, paths).items():
-            mlp = sparse_mlp(parts, checked, paths, block_size)
-            fed = shapes.get(paths[parts.up]) or guess(parts.up, tokens)
-            if mlp is None or not (timing := _timed_mlp(name, parts, mlp, made, fed, min_speedup)).converted:
-                continue
-            whole[name] = parts, mlp
-            if timings is not None:
-                timings[name] = timing
+        times = {} if timings is None else timings
+        made = _faster_layers(groups, made, fed, min_speedup, times)
+        whole = _faster_mlps(model, groups, checked, made, fed, min_speedup, times)
+    elif groups:
+        _try(groups[0][0].path, made[groups[0][0].module], fed[groups[0][0].path])
+    for target in targets:
+        if target.module not in made:
+            target.keep_(target.parameter.data, checked[target.name])
     for name, (parts, mlp) in whole.items():
         put_mlp(model, name, parts, mlp)
     return replaced(model, made)
 
 
-def _timed_mlp(
-    name: str, parts: MLPParts, mlp: nn.Module, made: Mapping[nn.Module, nn.Module], fed: Seen, min_speedup: float
-) -> Timing:
+def _faster_layers(
+    groups: list[Group], made: Layers, fed: Mapping[str, Seen], min_speedup: float, times: dict[str, Timing]
+) -> dict[nn.Module, nn.Module]:
+    """Those of the layers that were made that are fast enough."""
+    for group in groups:
+        path, module = group[0].path, group[0].module
+        times[path] = _timed(path, module, made[module], fed[path], min_speedup)
+    return {group[0].module: made[group[0].module] for group in groups if times[group[0].path].converted}
+
+
+def _faster_mlps(
+    model: nn.Module,
+    groups: list[Group],
+    masks: Mapping[str, Tensor],
+    made: Layers,
+    fed: Mapping[str, Seen],
+    min_speedup: float,
+    times: dict[str, Timing],
+) -> dict[str, tuple[MLPParts, BlockSparseMLP]]:
+    """MLPs by name that are faster as one module than their layers are, dense or as they were made."""
+    paths = {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
+    found: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
+    for name, parts in pruned_mlps(model, masks, paths).items():
+        mlp = sparse_mlp(parts, masks, paths, next(g[0].block_size for g in groups if g[0].module is parts.up))
+        if mlp is None:
+            continue
+        timing = _timed_mlp(name, parts, mlp, made, fed[paths[parts.up]], min_speedup)
+        if timing.converted:
+            found[name], times[name] = (parts, mlp), timing
+    return found
+
+
+def _timed_mlp(name: str, parts: MLPParts, mlp: nn.Module, made: Layers, fed: Seen, min_speedup: float) -> Timing:
     """As one module beside the dense MLP; converted if that also beats its layers one by one."""
     dense, one_by_one = Composed(parts, {}), Composed(parts, made)
     with evaluating(dense), evaluating(one_by_one), evaluating(mlp):

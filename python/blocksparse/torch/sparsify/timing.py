@@ -110,7 +110,7 @@ def input_for(seen: Seen, device: torch.device) -> Tensor:
 
 
 def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float, float]:
-    """Seconds of a forward call of both: the lower median of samples taken in turn. As many threads as PyTorch has."""
+    """Seconds of a forward call of both, with PyTorch's number of threads: the least of medians taken in turn."""
     device = next(after.parameters()).device
     x = input_for(seen, device)
     timers = [

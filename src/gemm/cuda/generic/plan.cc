@@ -4,7 +4,8 @@
 
 namespace blocksparse::gemm::generic {
 
-bool supports(const CudaProblem&) { return true; }
+// Blocks of 8 hold eight of the gate or eight of up.
+bool supports(const CudaProblem& p) { return !p.glu || p.block >= 16; }
 int64_t least_tokens(const CudaProblem&) { return 0; }
 bool pays(const CudaProblem&, const cuda::Card&) { return true; }
 

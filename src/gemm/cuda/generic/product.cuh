@@ -95,11 +95,27 @@ __device__ void load_product(const ProductArgs& p, const ProductItem& item, int6
   }
 }
 
+// Of a gated linear unit: half as many results as sums.
+template <class K>
+__device__ void finish_glu(const ProductArgs& p, int64_t first_token, int64_t output, const typename K::Sum* sums) {
+  constexpr int kFeatures = K::outputs / 2;
+  for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kFeatures; i += kThreads) {
+    const int row = i / kFeatures, column = gate_column(i % kFeatures);
+    const int64_t token = first_token + row;
+    if (token >= p.n || output + column >= p.outputs) continue;
+    const typename K::Sum* gate = sums + row * K::pitch + column;
+    p.finish.store_glu<typename K::Element>(token, output + column, gate[0], gate[kInterleaved]);
+  }
+}
+
 template <class K>
 __device__ void finish_product(const ProductArgs& p, const ProductItem& item, const typename K::Sum* sums) {
   const bool slice = item.piece.slot >= 0 && p.partial != nullptr;
   const bool by_output = slice || p.finish.y.features_contiguous();
   const int64_t output = int64_t{item.piece.to} * p.block + item.output;
+  if constexpr (K::outputs >= 2 * kInterleaved) {
+    if (p.finish.hidden > 0 && !slice) return finish_glu<K>(p, item.token, output, sums);
+  }
   for (int i = static_cast<int>(threadIdx.x); i < kTileRows * K::outputs; i += kThreads) {
     const int row = by_output ? i / K::outputs : i % kTileRows, column = by_output ? i % K::outputs : i / kTileRows;
     const int64_t token = item.token + row;
@@ -153,9 +169,15 @@ __global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constan
     const Split split = p.walk.splits[i / width];
     const int64_t inner = i % width, output = int64_t{split.to} * p.block + inner % p.block;
     if (output >= p.outputs) continue;
-    SumOf<T> sum = 0;
-    for (int32_t slot = 0; slot < split.slots; ++slot) sum += partial[(split.first_slot + slot) * width + inner];
-    p.finish.store<T>(inner / p.block, output, sum);
+    const auto sum_at = [&](int64_t at) {
+      SumOf<T> sum = 0;
+      for (int32_t slot = 0; slot < split.slots; ++slot) sum += partial[(split.first_slot + slot) * width + at];
+      return sum;
+    };
+    if (p.finish.hidden == 0) p.finish.store<T>(inner / p.block, output, sum_at(inner));
+    else if (is_gate(output)) {
+      p.finish.store_glu<T>(inner / p.block, output, sum_at(inner), sum_at(inner + kInterleaved));
+    }
   }
 }
 
@@ -167,18 +189,19 @@ Status launch_product(const Product& p, const CudaCall& call) {
   const bool split = splits(call.problem);
   const int64_t last_block = (p.x.features - 1) / block;
   const bool w_aligned = reinterpret_cast<uintptr_t>(p.w) % 16 == 0;
-  ProductArgs args{.walk = walk_on_device(p.layout, p.by_in),
-                   .block = block,
-                   .block_shift = shift_of(block),
-                   .last_block = static_cast<int32_t>(last_block),
-                   .ragged = static_cast<int32_t>(p.x.features - last_block * block),
-                   .n = p.x.n,
-                   .outputs = p.y.features,
-                   .x = matrix_of<T>(p.x),
-                   .w = {p.w, p.by_in ? 1 : block, p.by_in ? block : 1, w_aligned},
-                   .gates = p.gates,
-                   .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
-                   .partial = split ? call.workspace.data : nullptr};
+  ProductArgs args{
+      .walk = walk_on_device(p.layout, p.by_in),
+      .block = block,
+      .block_shift = shift_of(block),
+      .last_block = static_cast<int32_t>(last_block),
+      .ragged = static_cast<int32_t>(p.x.features - last_block * block),
+      .n = p.x.n,
+      .outputs = p.outputs(),
+      .x = matrix_of<T>(p.x),
+      .w = {p.w, p.by_in ? 1 : block, p.by_in ? block : 1, w_aligned},
+      .gates = p.gates,
+      .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation, p.glu ? p.y.features : 0},
+      .partial = split ? call.workspace.data : nullptr};
   BS_RETURN_IF_ERROR(with_outputs(block, [&]<int N>() {
     const int64_t tiles = ceil_div(p.x.n, kTileRows);
     const int64_t pieces = call.problem.output_blocks() + call.problem.slots;

@@ -39,12 +39,53 @@ __device__ inline void finish_pair(const Args& p, int32_t block_size, int32_t to
   }
 }
 
+// What is stored of two features of a gated linear unit beside each other; `in_block`: where the first one's gate is.
+template <class T>
+__device__ inline void finish_glu_pair(const Args& p, int32_t block_size, int32_t to, int token, int in_block,
+                                       float2 gate, float2 up) {
+  const int64_t output = int64_t{to} * block_size + in_block, feature = feature_of(output);
+  if (feature >= p.finish.hidden) return;
+  const bool both = feature + 1 < p.finish.hidden;
+  const T low = narrow<T>(p.finish.glu<T>(output, gate.x, up.x));
+  const T high = both ? narrow<T>(p.finish.glu<T>(output + 1, gate.y, up.y)) : T{};
+  T* at = p.finish.at<T>(token, feature);
+  if (p.y_pairs) {
+    store_pair(at, low, high);
+  } else {
+    *at = low;
+    if (both) at[1] = high;
+  }
+}
+
+// Of a gated linear unit: half as many results as sums.
+template <class K, int Warps>
+__device__ inline void finish_glu(const Args& p, const Piece& piece, int strip, const float* staged) {
+  constexpr int kPairs = K::Tile::kOutputs / 4;
+  const int first_token = Slice<K::tokens>(p).first;
+  for (int e = static_cast<int>(threadIdx.x); e < K::tokens * kPairs; e += 32 * Warps) {
+    const int in_tile = e / kPairs, column = gate_column(e % kPairs * 2), token = first_token + in_tile;
+    const float* from = staged + in_tile * K::staged_row + column;
+    float2 gate = {0, 0}, up = {0, 0};
+#pragma unroll
+    for (int warp = 0; warp < Warps; ++warp, from += K::tokens * K::staged_row) {
+      gate.x += from[0], gate.y += from[1];
+      up.x += from[kInterleaved], up.y += from[kInterleaved + 1];
+    }
+    if (token >= p.n) continue;
+    const int in_block = strip * K::Tile::kOutputs + column;
+    finish_glu_pair<typename K::Element>(p, K::block, piece.to, token, in_block, gate, up);
+  }
+}
+
 // Adds the sums of the warps, in their order. All reads are under way before the first store: one after the other they
 // take 2 us (n = 32), as long as a list of 8 blocks.
 template <class K, int Warps>
 __device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
   constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = ceil_div(K::tokens * kPairs, kStep);
   const bool slice = p.partial != nullptr && piece.slot >= 0;
+  if constexpr (K::Tile::kOutputs >= 2 * kInterleaved && sizeof(typename K::Element) == 2) {
+    if (p.finish.hidden > 0 && !slice) return finish_glu<K, Warps>(p, piece, strip, staged);
+  }
   const bool by_output = slice || p.finish.y.features_contiguous();
   const int first_token = Slice<K::tokens>(p).first;
   const auto token_of = [&](int e) { return by_output ? e / kPairs : e % K::tokens; };
@@ -77,6 +118,25 @@ __device__ inline void finish(const Args& p, const Piece& piece, int strip, cons
 
 constexpr int kCombineThreads = 256;
 
+// Of two outputs beside each other, in the order of slots.
+__device__ inline float2 sum_of_slices(const Args& p, const Split& split, int32_t width, int32_t inner) {
+  float2 sum = {0, 0};
+  constexpr int kAtOnce = 8;  // under way together
+  for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
+    float2 part[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int32_t at = split.first_slot + min(slot + k, split.slots - 1);
+      part[k] = *reinterpret_cast<const float2*>(p.partial + at * width + inner);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (slot + k < split.slots) sum.x += part[k].x, sum.y += part[k].y;
+    }
+  }
+  return sum;
+}
+
 // Adds the slices of split rows in the order of slots. The tables are constant, so they may be read at once: the kernel
 // in front has waited for all before it.
 template <class T>
@@ -86,22 +146,14 @@ __global__ void __launch_bounds__(kCombineThreads) stream_w_combine(const __grid
   Split split = i < count ? p.walk.splits[i / (width / 2)] : Split{};
   ptx::griddepcontrol_wait();
   while (i < count) {
-    const int32_t inner = i % (width / 2) * 2;
-    float2 sum = {0, 0};
-    constexpr int kAtOnce = 8;  // under way together
-    for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
-      float2 part[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int32_t at = split.first_slot + min(slot + k, split.slots - 1);
-        part[k] = *reinterpret_cast<const float2*>(p.partial + at * width + inner);
-      }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (slot + k < split.slots) sum.x += part[k].x, sum.y += part[k].y;
-      }
+    const int32_t inner = i % (width / 2) * 2, token = inner / block, in_block = inner % block;
+    if (p.finish.hidden == 0) {
+      finish_pair<T>(p, block, split.to, token, in_block, sum_of_slices(p, split, width, inner));
+    } else if (is_gate(in_block)) {
+      const float2 gate = sum_of_slices(p, split, width, inner);
+      const float2 up = sum_of_slices(p, split, width, inner + static_cast<int32_t>(kInterleaved));
+      finish_glu_pair<T>(p, block, split.to, token, in_block, gate, up);
     }
-    finish_pair<T>(p, block, split.to, inner / block, inner % block, sum);
     i += static_cast<int32_t>(gridDim.x) * kCombineThreads;
     if (i < count) split = p.walk.splits[i / (width / 2)];
   }

@@ -265,9 +265,9 @@ Status launch_round(const Product& p, const CudaCall& call) {
             .ragged = static_cast<int32_t>(p.x.features % block),
             .early = false,
             .y_pairs = y_pairs,
-            .plain = y_pairs && p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none,
-            .outputs = p.y.features,
-            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
+            .plain = y_pairs && without_epilogue(p),
+            .outputs = p.outputs(),
+            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation, p.glu ? p.y.features : 0},
             .partial = call.problem.slots > 0 ? static_cast<float*>(call.workspace.data) : nullptr};
   BS_RETURN_IF_ERROR(place_x<T>(p, call, plan, overlap, args));
   BS_RETURN_IF_ERROR(with_kernel<T>(block, plan.tokens, p.by_in, gated, [&]<class K>() {

@@ -12,7 +12,8 @@ bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   const bool by_tensor_cores = size_of(p.dtype) == 2 || p.tf32;
   return by_tensor_cores && p.pass != Pass::wgrad && p.n >= 1 && p.w_aligned && p.blocks * p.block * p.block < kMost &&
-         p.inputs * round_tokens(p) < kMost / 2 && p.outputs * kMostTokens < kMost / 2;
+         (!p.glu || (size_of(p.dtype) == 2 && p.block >= 16)) && p.inputs * round_tokens(p) < kMost / 2 &&
+         p.outputs * kMostTokens < kMost / 2;
 }
 
 int64_t least_tokens(const CudaProblem&) { return 1; }

@@ -7,7 +7,7 @@ namespace blocksparse::gemm::stream_w_f32 {
 // Offsets: see stream_w.
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
-  return p.dtype == DType::f32 && !p.tf32 && p.pass != Pass::wgrad && p.n >= 1 && p.n <= stream_w::kTokens &&
+  return p.dtype == DType::f32 && !p.tf32 && !p.glu && p.pass != Pass::wgrad && p.n >= 1 && p.n <= stream_w::kTokens &&
          p.w_aligned && p.blocks * p.block * p.block < kMost && p.inputs * stream_w::kTokens < kMost / 2 &&
          p.outputs * stream_w::kMostTokens < kMost / 2;
 }

@@ -143,6 +143,7 @@ __device__ inline void finish_row(const Finish& f, const Corner<K>& at, int64_t 
     case Activation::relu: activate<Activation::relu>(y); break;
     case Activation::gelu: activate<Activation::gelu>(y); break;
     case Activation::silu: activate<Activation::silu>(y); break;
+    case Activation::gelu_tanh: activate<Activation::gelu_tanh>(y); break;
   }
 #pragma unroll
   for (int t = 0; t < K::kTiles; ++t) {

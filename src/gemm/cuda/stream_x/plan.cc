@@ -9,7 +9,7 @@ bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kTokens;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block <= 32 && p.n >= 1 && p.n < kMost && p.inputs >= 1 &&
          p.inputs < kMost && p.outputs >= 1 && p.outputs < kMost && p.inputs % p.block == 0 && p.x_in_rows &&
-         !p.x_first && p.w_aligned && !p.gated && tiles_of(p) < kMost;
+         !p.x_first && p.w_aligned && !p.gated && !p.glu && tiles_of(p) < kMost;
 }
 
 // us of bf16 fprop, H200, 2026-11-24, of stream_x and of the best other, which is wgmma if not said:

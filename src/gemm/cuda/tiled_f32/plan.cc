@@ -55,7 +55,7 @@ bool supports(const CudaProblem& p) {
   constexpr int64_t kMostTable = int64_t{1} << 26;  // bytes, beside those of W
   const int64_t least = p.pass == Pass::wgrad ? 1 : stream_w::kTokens + 1;
   return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTokens && p.w_aligned && p.x_in_rows && !p.x_first &&
-         !p.gated && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
+         !p.gated && !p.glu && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
          ceil_div(p.n, kTokens) * groups_of(p) <= kInt &&
          table_bytes(p) <= kMostTable + p.blocks * p.block * p.block * 4;
 }

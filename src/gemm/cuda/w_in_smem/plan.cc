@@ -31,7 +31,7 @@ std::optional<Plan> plan_of(const CudaProblem& p) {
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kSide;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block <= 32 && p.n >= 1 && p.n < kMost && p.inputs >= 1 &&
-         p.outputs >= 1 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated && plan_of(p);
+         p.outputs >= 1 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated && !p.glu && plan_of(p);
 }
 
 // us, bf16, density .25, H200, 2026-11-22, w_in_smem (wgmma)

@@ -290,6 +290,7 @@ __device__ inline void finish_tile(const Args& p, uint32_t staged, int token, in
     case Activation::relu: wgmma::activate<Activation::relu>(all); break;
     case Activation::gelu: wgmma::activate<Activation::gelu>(all); break;
     case Activation::silu: wgmma::activate<Activation::silu>(all); break;
+    case Activation::gelu_tanh: wgmma::activate<Activation::gelu_tanh>(all); break;
   }
   if (p.boxes) store_tile_as_box<T>(p, staged, token, output, sums);
   else store_tile<T>(p, token, output, sums);

@@ -190,6 +190,77 @@ __device__ inline void copy_box(const Args& p, uint32_t box, Corner at, bool row
   });
 }
 
+// f(gate) * up of a box's sums, in the place of those of the gate. Rows of the sums are outputs where Transposed: the
+// sums of up are then two on, else four.
+template <Activation Act, bool Transposed, class Sums>
+__device__ inline void multiply_gates(Sums sums) {
+#pragma unroll
+  for (int v = 0; v < 8; v += 2) {
+    float* sum = sums(v);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int gate = Transposed ? i / 2 * 4 + i % 2 : i;
+      sum[gate] = approximately_activated<Act>(sum[gate]) * sum[gate + (Transposed ? 2 : 4)];
+    }
+  }
+}
+
+// The box of 64 tokens x 32 features of a gated linear unit to shared memory: four matrices of 8 x 8 at a time.
+template <class T, bool Transposed, class Sums>
+__device__ inline void stage_glu(uint32_t box, Sums sums) {
+  const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32, matrix = lane / 8;
+#pragma unroll
+  for (int v = 0; v < 8; v += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* sum = sums(v + i / 2 * 2) + (Transposed ? i % 2 * 4 : i % 2 * 2);
+      words[i] = narrow_pair(sum[0], sum[1], T{});
+    }
+    if constexpr (Transposed) ptx::stmatrix_x4_trans(in_box(box, 8 * (v + matrix) + lane % 8, warp), words);
+    else ptx::stmatrix_x4(in_box(box, warp * 16 + matrix % 2 * 8 + lane % 8, v / 2 + matrix / 2), words);
+  }
+}
+
+template <class T>
+__device__ inline void copy_glu(const Args& p, uint32_t box, Corner at) {
+  constexpr int kVectors = kBox / 16;  // of a token
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 128; i < kBox * kVectors; i += 128) {
+    const int row = i / kVectors, vector = i % kVectors, token = at.token + row;
+    const int64_t feature = at.output / 2 + 8 * vector, inside = p.finish.hidden - feature;
+    if (token >= p.n || inside <= 0) continue;
+    T* to = p.finish.at<T>(token, feature);
+    const int4 words = ptx::ld_shared_16(in_box(box, row, vector));
+    if (is_whole(to, 1, inside)) {
+      *reinterpret_cast<int4*>(to) = words;
+      continue;
+    }
+    const int of[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k < inside) to[k].bits = static_cast<uint16_t>(static_cast<uint32_t>(of[k / 2]) >> 16 * (k % 2));
+    }
+  }
+}
+
+// A box of sums of a gated linear unit, of which y has half as many.
+template <class T, bool Transposed, class Wait, class Sums>
+__device__ inline void store_box_of_glu(const Args& p, uint32_t box, int group, Corner at, Wait wait_for_box,
+                                        Sums sums) {
+  switch (p.finish.activation) {
+    case Activation::none: multiply_gates<Activation::none, Transposed>(sums); break;
+    case Activation::relu: multiply_gates<Activation::relu, Transposed>(sums); break;
+    case Activation::gelu: multiply_gates<Activation::gelu, Transposed>(sums); break;
+    case Activation::silu: multiply_gates<Activation::silu, Transposed>(sums); break;
+    case Activation::gelu_tanh: multiply_gates<Activation::gelu_tanh, Transposed>(sums); break;
+  }
+  wait_for_box();
+  stage_glu<T, Transposed>(box, sums);
+  ptx::bar_sync(1 + group, 128);
+  copy_glu<T>(p, box, at);
+}
+
 template <class T, int Buffers, bool Transposed, bool Plain, XOrder Order, class Sums>
 __device__ inline void store_box_of_sums(const Args& p, const YMap<Order>& y, uint32_t box, int group, Corner at,
                                          Sums sums) {
@@ -201,6 +272,7 @@ __device__ inline void store_box_of_sums(const Args& p, const YMap<Order>& y, ui
   const bool residual = !Plain && p.finish.residual.data != nullptr;
   if constexpr (!Plain) {
     if (p.finish.bias != nullptr) add_bias<T, Transposed>(p, at, sums);
+    if (p.finish.hidden > 0) return store_box_of_glu<T, Transposed>(p, box, group, at, wait_for_box, sums);
     if (residual) {
       wait_for_box();
       add_residual<T, Transposed>(p, box, group, at, sums);
@@ -210,6 +282,7 @@ __device__ inline void store_box_of_sums(const Args& p, const YMap<Order>& y, ui
       case Activation::relu: activate<Activation::relu>(sums); break;
       case Activation::gelu: activate<Activation::gelu>(sums); break;
       case Activation::silu: activate<Activation::silu>(sums); break;
+      case Activation::gelu_tanh: activate<Activation::gelu_tanh>(sums); break;
     }
   }
   if (!residual) wait_for_box();

@@ -120,15 +120,16 @@ Status launch_of(const Product& p, const Feed& feed, const CudaCall& call) {
   const Plan plan = plan_of(call.problem);
   const Tables tables = tables_in(plan, call.problem.block, call.workspace.data);
   const int64_t token_tiles = ceil_div(p.x.n, form_of(plan.kind).tokens);
-  const Args args{.tables = tables,
-                  .out_tiles = static_cast<int32_t>(plan.tiles),
-                  .token_tiles = static_cast<int32_t>(token_tiles),
-                  .group = static_cast<int32_t>(std::min<int64_t>(token_group(plan.kind), token_tiles)),
-                  .n = static_cast<int32_t>(p.x.n),
-                  .outputs = p.y.features,
-                  .boxes = in_boxes(p.y),
-                  .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation},
-                  .notes = tables.notes};
+  const Args args{
+      .tables = tables,
+      .out_tiles = static_cast<int32_t>(plan.tiles),
+      .token_tiles = static_cast<int32_t>(token_tiles),
+      .group = static_cast<int32_t>(std::min<int64_t>(token_group(plan.kind), token_tiles)),
+      .n = static_cast<int32_t>(p.x.n),
+      .outputs = p.outputs(),
+      .boxes = in_boxes(p.y),
+      .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation, p.glu ? p.y.features : 0},
+      .notes = tables.notes};
   BS_RETURN_IF_ERROR((with_form<T, Order>(plan.kind, p.by_in, [&]<class K>() {
     typename K::Maps maps{};
     const void* w = copies_w(call.problem) ? tables.copy : p.w;

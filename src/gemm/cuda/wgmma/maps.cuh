@@ -62,8 +62,8 @@ inline bool in_boxes(const Activations& y) {
 }
 
 inline bool is_plain(const Product& p) {
-  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.y.features_first() &&
-         in_boxes(p.y);
+  return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.glu &&
+         !p.y.features_first() && in_boxes(p.y);
 }
 
 // Boxes of 64 tokens x 64 outputs.

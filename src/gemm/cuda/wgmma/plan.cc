@@ -60,7 +60,7 @@ bool copies_w(const CudaProblem& p) { return p.gated || !p.w_aligned || p.inputs
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (p.pass == Pass::wgrad || size_of(p.dtype) != 2 || p.inputs < 1 || p.outputs < 1) return false;
-  if (p.n < kLeastTokens || !p.x_in_rows) return false;
+  if (p.n < kLeastTokens || !p.x_in_rows || (p.glu && (p.block < 16 || p.may_fill))) return false;
   if (p.blocks * p.block >= kMost || p.n >= kMost || p.outputs >= kMost) return false;
   const Plan plan = plan_of(p);
   return plan.chunks <= kMostChunks && plan.records < kMost && plan.patches < kMost;

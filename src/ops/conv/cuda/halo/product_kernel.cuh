@@ -290,6 +290,7 @@ __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums su
     case Activation::relu: gemm::wgmma::activate<Activation::relu>(sums); break;
     case Activation::gelu: gemm::wgmma::activate<Activation::gelu>(sums); break;
     case Activation::silu: gemm::wgmma::activate<Activation::silu>(sums); break;
+    case Activation::gelu_tanh: gemm::wgmma::activate<Activation::gelu_tanh>(sums); break;
   }
 }
 
