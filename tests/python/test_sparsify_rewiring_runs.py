@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
+from blocksparse.torch.autograd.taps import listen, listener_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -254,6 +255,25 @@ def test_what_is_dropped_while_it_listens_is_gone():
     del model, optimizer, rewiring
     gc.collect()
     assert gone() is None
+
+
+def test_a_weight_that_moved_is_heard_no_more():
+    """Nor is another one that lies where it lay."""
+    weight, heard = nn.Parameter(torch.randn(4, 8, 8)), []
+    listen(weight, lambda *pair: heard.append(pair))
+    assert listener_of(weight.view_as(weight)) is not None
+    former = weight.data
+    weight.data = torch.randn(4, 8, 8)
+    assert listener_of(former) is None
+    listen(weight, lambda *pair: heard.append(pair))
+    assert listener_of(weight) is not None
+    listen(weight, None)
+    assert listener_of(weight) is None
+    listen(weight, lambda *pair: heard.append(pair))
+    address = weight.detach()
+    del weight
+    gc.collect()
+    assert listener_of(address) is None
 
 
 # ---- What is refused -----------------------------------------------------------------------------------------------
