@@ -31,7 +31,7 @@ def saved(*things):
     return torch.load(io.BytesIO(file.getvalue()))
 
 
-@pytest.mark.parametrize("order", ["model first", "model last"])
+@pytest.mark.parametrize("order", ["model first", "model last", "attached last"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_is_resumed_is_the_same_to_the_bit(network, method, order):
@@ -40,10 +40,13 @@ def test_a_run_that_is_resumed_is_the_same_to_the_bit(network, method, order):
     train(model, optimizer, shape, range(10))  # two exchanges; at the end of them blocks are young
     states = saved(model, optimizer, rewiring)
     train(model, optimizer, shape, range(10, 50))
-    again, of_again, resumed, _ = started(network, method, schedule)
+    again, of_again, resumed, _ = started(network, method, schedule, attach=order != "attached last")
     things = [again, of_again, resumed]
-    for i in (0, 1, 2) if order == "model first" else (2, 1, 0):
+    for i in (2, 1, 0) if order == "model last" else (0, 1, 2):
         things[i].load_state_dict(states[i])
+    if order == "attached last":  # as callbacks of trainers do
+        resumed.detach()
+        resumed.attach(of_again)
     assert resumed.steps == 10
     train(again, of_again, shape, range(10, 50))
     assert all(torch.equal(a, masks_of(again)[name]) for name, a in masks_of(model).items())

@@ -166,9 +166,9 @@ class Rewiring:
             self._hook.remove()
         if self._moments is not None:
             self._settle(1)
+            self._due.clear()
         self._moments = self._hook = None
         self._hold(False)
-        self._due.clear()
         self._observe(False)
 
     @torch.no_grad()
@@ -208,6 +208,11 @@ class Rewiring:
         if not captured:
             self._tell()
             self._look_ahead()
+
+    @property
+    def layers(self) -> dict[str, BlockSparseLayer]:
+        """The layers that were prepared, by name."""
+        return {layer.name: layer.module for layer in self._layers}
 
     @property
     def steps(self) -> int:
