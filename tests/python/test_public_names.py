@@ -38,8 +38,9 @@ NAMES = {
     "blocksparse.numpy": "Array conv_dgrad conv_fprop conv_geometry conv_output_size conv_wgrad linear_dgrad "
     "linear_fprop linear_wgrad",
     "blocksparse.torch": "BlockSparseConv1d BlockSparseConv2d BlockSparseConv3d BlockSparseConvTranspose1d "
-    "BlockSparseConvTranspose2d BlockSparseConvTranspose3d BlockSparseLSTM BlockSparseLinear DeepUpdateLSTM EdgeBias "
-    "MultiplicativeLSTM conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d from_bsr from_dense "
+    "BlockSparseConvTranspose2d BlockSparseConvTranspose3d BlockSparseGLU BlockSparseLSTM BlockSparseLinear "
+    "BlockSparseMLP DeepUpdateLSTM EdgeBias MLPParts dense_mlp find_mlps glu interleave interleave_rows "
+    "interleaved_layout linear_glu mlp_parts put_mlp replace_mlps separate separate_rows MultiplicativeLSTM conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d from_bsr from_dense "
     "index_of linear linear_wgrad lstm replace_convolutions select_blocks to_bsr to_dense weight_norm",
     "blocksparse.torch.conv": "Padding Sizes as_order check_geometry conv1d conv2d conv3d conv_transpose1d "
     "conv_transpose2d conv_transpose3d make_geometry per_size",

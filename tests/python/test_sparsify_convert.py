@@ -226,6 +226,83 @@ def test_a_device_without_kernels(monkeypatch):
         assert not any(hasattr(module, "layout") for module in model.modules())
 
 
+class Llama(nn.Module):
+    """A feed-forward part as Llama has it, in a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.mlp = Gated()
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(32, 64, bias=False), nn.Linear(32, 64, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(64, 32, bias=False), nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Halves(nn.Module):
+    """As BERT has it: two modules, of which the second does the rest of the layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.intermediate, self.output = First(), Second()
+
+    def forward(self, x):
+        return self.output(self.intermediate(x), x)
+
+
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.intermediate_act_fn = nn.Linear(32, 64), nn.GELU()
+
+    def forward(self, x):
+        return self.intermediate_act_fn(self.dense(x))
+
+
+class Second(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, y, x):
+        return self.norm(self.dense(y) + x)
+
+
+@pytest.mark.parametrize("kind", [Llama, Halves])
+def test_an_mlp_becomes_one_module_where_that_is_faster(monkeypatch, tmp_path, kind):
+    def build():
+        return nn.Sequential(kind(), kind())
+
+    x = torch.randn(3, 5, 32)
+    for faster in (True, False):
+        fake_times(monkeypatch, lambda layer, faster=faster: faster or not isinstance(layer, bst.BlockSparseMLP))
+        model = build().train()
+        masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+        expected, timings = model(x), {}
+        bss.convert(model, masks, block_size=16, example=x, timings=timings)
+        assert_close(model(x), expected)
+        assert sum(isinstance(m, bst.BlockSparseMLP) for m in model.modules()) == (2 if faster else 0)
+        assert not any(type(m) is nn.Linear for m in model.modules())
+        whole = {"0.mlp", "1.mlp"} if kind is Llama else {"0", "1"}
+        assert (timings.keys() & whole == whole) == faster
+        assert len(timings) == len(masks) + (2 if faster else 0)
+        assert all(module.training for module in model.modules())
+        bst.save_pretrained(model, tmp_path / "x.safetensors")
+        loaded = bst.load_pretrained(build, tmp_path / "x.safetensors")
+        assert torch.equal(loaded(x), model.eval()(x))
+        with pytest.raises(ValueError, match="of another network"):
+            bst.load_pretrained(lambda: nn.Sequential(kind()), tmp_path / "x.safetensors")
+
+
 # ---- compact_ ------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {

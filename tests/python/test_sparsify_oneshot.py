@@ -371,6 +371,8 @@ def test_wrong_calls():
     ):
         with pytest.raises(ValueError, match=text):
             call()
+    with pytest.raises(TypeError, match="calibration is one Tensor, needs a list of batches"):
+        bss.sparsify_(model, "obs", sparsity=0.5, calibration=x[0])
     model.unused = nn.Linear(32, 32)
     with pytest.raises(ValueError, match="does not call unused on the calibration data"):
         bss.sparsify_(model, "wanda", sparsity=0.5, calibration=x, ignore="head")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import io
 import math
 import warnings
@@ -530,6 +531,40 @@ def test_a_sparsifier_that_moves_blocks_and_a_pruner():
     bss.MagnitudePruner(CUBIC, block_size=8).prepare(other)
     with pytest.raises(ValueError, match="0 has a sparsifier already"):
         bss.SET(bss.CosineDrop(100)).prepare(other)
+
+
+def test_a_pruner_that_nobody_has_any_more():
+    """Its gates stay, and the next one goes on from them."""
+    model, pruner, optimizer = prepared()
+    train(model, optimizer, 13)
+    masks = pruner.masks()
+    del pruner, optimizer
+    gc.collect()
+    model(torch.randn(4, 32)).sum().backward()
+    assert not bss.block_norms(model[0].weight.grad, 8)[~masks["0"]].any()
+    other = KINDS["blast"]()
+    other.prepare(model)
+    assert_equal(other.masks(), masks)
+
+
+@pytest.mark.parametrize("kind", ["magnitude", "l0"])
+def test_nothing_is_left_of_a_preparation_that_fails(kind, monkeypatch):
+    model, pruner = network(), KINDS[kind]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    works = type(pruner)._prepared
+
+    def fails(self, model):
+        works(self, model)
+        raise MemoryError
+
+    monkeypatch.setattr(type(pruner), "_prepared", fails)
+    with pytest.raises(MemoryError):
+        pruner.prepare(model, {"0": torch.zeros(8, 4), "2": torch.zeros(5, 8)})
+    assert_equal(before, dict(model.state_dict()))
+    assert not model[0]._forward_pre_hooks
+    monkeypatch.undo()
+    pruner.prepare(model)
 
 
 def test_the_order_of_calls():

@@ -18,8 +18,11 @@ from .conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, co
 from .convert import from_bsr, select_blocks, to_bsr, to_dense
 from .deep_update import DeepUpdateLSTM
 from .edge_bias import EdgeBias
-from .functional import linear, linear_wgrad
+from .functional import glu, linear, linear_glu, linear_wgrad
+from .interleave import interleave, interleave_rows, interleaved_layout, separate, separate_rows
 from .lstm import BlockSparseLSTM, MultiplicativeLSTM
+from .mlp_parts import MLPParts, dense_mlp, mlp_parts
+from .mlp_surgery import find_mlps, put_mlp, replace_mlps
 from .modules import (
     BlockSparseConv1d,
     BlockSparseConv2d,
@@ -27,7 +30,9 @@ from .modules import (
     BlockSparseConvTranspose1d,
     BlockSparseConvTranspose2d,
     BlockSparseConvTranspose3d,
+    BlockSparseGLU,
     BlockSparseLinear,
+    BlockSparseMLP,
 )
 from .ops import flops as _flops  # noqa: F401  registers what ops cost
 from .pretrained import load_pretrained, save_pretrained
@@ -43,10 +48,13 @@ __all__ = [
     "BlockSparseConvTranspose1d",
     "BlockSparseConvTranspose2d",
     "BlockSparseConvTranspose3d",
+    "BlockSparseGLU",
     "BlockSparseLSTM",
     "BlockSparseLinear",
+    "BlockSparseMLP",
     "DeepUpdateLSTM",
     "EdgeBias",
+    "MLPParts",
     "MultiplicativeLSTM",
     "conv1d",
     "conv2d",
@@ -54,17 +62,29 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "dense_mlp",
+    "find_mlps",
     "from_bsr",
     "from_dense",
+    "glu",
     "index_of",
+    "interleave",
+    "interleave_rows",
+    "interleaved_layout",
     "linear",
+    "linear_glu",
     "linear_wgrad",
     "load_pretrained",
     "lstm",
+    "mlp_parts",
+    "put_mlp",
     "replace_convolutions",
     "replace_linears",
+    "replace_mlps",
     "save_pretrained",
     "select_blocks",
+    "separate",
+    "separate_rows",
     "to_bsr",
     "to_dense",
     "weight_norm",

@@ -12,14 +12,17 @@ from torch.nn.utils import parametrize
 from ..layout import Layout
 from .modules.conv import BlockSparseConv
 from .modules.digits import saved_integers
+from .modules.glu import BlockSparseGLU
 from .modules.layer import BlockSparseLayer
 from .modules.linear import BlockSparseLinear
 from .modules.lstm import BlockSparseLSTM
+from .modules.mlp import BlockSparseMLP
 from .surgery import SPARSE
 
 Tensors = Mapping[str, Tensor]
 
 _LSTM = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout")
+_MLP = ("in_features", "hidden_features", "out_features", "gated", "activation")
 _CONV = ("kernel_size", "stride", "padding", "dilation")
 
 
@@ -143,6 +146,27 @@ def _lstm_options(lstm: BlockSparseLSTM) -> dict[str, Any]:
     return {name: getattr(lstm, name) for name in _LSTM}
 
 
+def _make_glu(options: dict[str, Any], tensors: Tensors) -> nn.Module:
+    layout = _layout(tensors)
+    return BlockSparseGLU(layout.in_features, options.pop("hidden_features"), layout, **_common(options, tensors))
+
+
+def _mlp_options(mlp: BlockSparseMLP) -> dict[str, Any]:
+    dropout = mlp.dropout.p if isinstance(mlp.dropout, nn.Dropout) else 0.0
+    return {name: getattr(mlp, name) for name in _MLP} | {"dropout": dropout}
+
+
+def _make_mlp(options: dict[str, Any], tensors: Tensors) -> nn.Module:
+    more: dict[str, Any] = {name: f"up.{name}" in tensors for name in ("bias", "gates")}
+    more |= {"layout": _layout(tensors, "up."), "down_layout": _layout(tensors, "down.")}
+    return BlockSparseMLP(**options, **more, device="meta", dtype=tensors["up.weight"].dtype)
+
+
+KINDS["BlockSparseGLU"] = (
+    BlockSparseGLU,
+    Kind(lambda glu: {"activation": glu.activation, "hidden_features": glu.hidden_features}, _make_glu),
+)
+KINDS["BlockSparseMLP"] = (BlockSparseMLP, Kind(_mlp_options, _make_mlp))
 KINDS["BlockSparseLinear"] = (
     BlockSparseLinear,
     Kind(lambda layer: {"activation": layer.activation}, _make_linear),

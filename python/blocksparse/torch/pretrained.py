@@ -49,7 +49,8 @@ def save_pretrained(model: nn.Module, file: str | os.PathLike[str]) -> None:
             kind = "on meta" if isinstance(entry, Tensor) and entry.is_meta else f"a {type(entry).__name__}"
             raise ValueError(f"[save_pretrained] {name} is {kind}, needs a dense tensor with values")
     tensors, aliases = _without_aliases(entries)
-    header = {"layers": _records(model), "aliases": aliases, "gates": _gates_of(model)}
+    identities = [name for name, module in model.named_modules() if type(module) is nn.Identity]
+    header = {"layers": _records(model), "aliases": aliases, "gates": _gates_of(model), "identities": identities}
     tensor_file.write(Path(file), tensors, FORMAT, json.dumps(header), "save_pretrained")
 
 
@@ -83,6 +84,10 @@ def load_pretrained(
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
     layers = _put_layers(path, model, tensors, header["layers"])
     model = layers.get("", model)
+    there = dict(model.named_modules())
+    for name in header["identities"]:  # where another module does the work: the second half of BERT's MLP
+        if name in there and type(there[name]) is not nn.Identity:
+            put(model, name, nn.Identity())
     for name, shape in header["gates"].items():
         owner, _, buffer = name.rpartition(".")
         if owner in dict(model.named_modules()) and not hasattr(model.get_submodule(owner), buffer):

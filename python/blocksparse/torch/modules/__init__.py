@@ -9,8 +9,10 @@ from .conv import (
     BlockSparseConvTranspose3d,
 )
 from .deep_update import DeepUpdateLSTM
+from .glu import BlockSparseGLU
 from .linear import BlockSparseLinear
 from .lstm import BlockSparseLSTM, MultiplicativeLSTM
+from .mlp import BlockSparseMLP
 
 __all__ = [
     "BlockSparseConv1d",
@@ -19,8 +21,10 @@ __all__ = [
     "BlockSparseConvTranspose1d",
     "BlockSparseConvTranspose2d",
     "BlockSparseConvTranspose3d",
+    "BlockSparseGLU",
     "BlockSparseLSTM",
     "BlockSparseLinear",
+    "BlockSparseMLP",
     "DeepUpdateLSTM",
     "MultiplicativeLSTM",
 ]

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..._core.arguments import need, shown, to_int
+from ..mlp_parts import MLPParts
+from ..mlp_surgery import put_mlp
 from ..modules.layer import BlockSparseLayer
 from ..surgery import put
-from .batches import Forward
+from .batches import Forward, evaluating
 from .masks import check_masks
+from .mlps import Composed, pruned_mlps, sparse_mlp
 from .storage import grouped, obstacle, sparse_layer
 from .targets import Target, find_targets
 from .timing import Seen, Timing, guess, input_for, time_layers, watch
@@ -40,7 +43,8 @@ def convert(
 
     Each layer is timed as it is and as a block-sparse one, both with weights in the cache, with PyTorch's number of
     threads, fed as in the model's run over the example. A layer that would become slower keeps its zeros and its place.
-    Layers that are block-sparse already keep the blocks of the mask alone.
+    Layers that are block-sparse already keep the blocks of the mask alone. The feed-forward part of a transformer, all
+    of whose layers were pruned, becomes one `BlockSparseMLP` where that is faster than they are one by one.
 
     New layers share the old ones' biases. Their weights are new parameters, which want gradients where the old ones
     did: make the optimizer afterwards. Hooks of what was replaced are not taken over. All layers are made and timed
@@ -94,7 +98,33 @@ def convert(
             timings[path] = timing
         if timing.converted:
             made[module] = layer
+    whole = {}
+    if min_speedup > 0:
+        paths = {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
+        for name, parts in pruned_mlps(model, checked, paths).items():
+            mlp = sparse_mlp(parts, checked, paths, block_size)
+            fed = shapes.get(paths[parts.up]) or guess(parts.up, tokens)
+            if mlp is None or not (timing := _timed_mlp(name, parts, mlp, made, fed, min_speedup)).converted:
+                continue
+            whole[name] = parts, mlp
+            if timings is not None:
+                timings[name] = timing
+    for name, (parts, mlp) in whole.items():
+        put_mlp(model, name, parts, mlp)
     return replaced(model, made)
+
+
+def _timed_mlp(
+    name: str, parts: MLPParts, mlp: nn.Module, made: Mapping[nn.Module, nn.Module], fed: Seen, min_speedup: float
+) -> Timing:
+    """As one module beside the dense MLP; converted if that also beats its layers one by one."""
+    dense, one_by_one = Composed(parts, {}), Composed(parts, made)
+    with evaluating(dense), evaluating(one_by_one), evaluating(mlp):
+        _try(name, mlp, fed)
+        before, after = time_layers(dense, mlp, fed)
+        single = time_layers(one_by_one, mlp, fed)
+    better = before / after >= min_speedup and single[0] >= single[1]
+    return Timing(name, fed.shape, before, after, density_of(mlp), better)
 
 
 def targets_of(model: nn.Module, masks: Mapping[str, Tensor], block_size: int) -> list[Target]:

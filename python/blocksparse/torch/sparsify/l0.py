@@ -219,6 +219,10 @@ class L0(Pruner):
             log_alpha.requires_grad_(False)
             log_alpha.grad = None
 
+    def _undo(self) -> None:
+        self._end()
+        super()._undo()
+
     def _settle(self) -> None:
         """Before the end of the schedule, too, expected gates are multiplied into the weights."""
         self._fold()

@@ -74,6 +74,7 @@ def sparsify_(
         The masks, {name: bool [out_blocks, in_blocks]}, on the weights' devices.
 
     Raises:
+        TypeError: calibration is one batch.
         ValueError: there is no such method or scope, the sparsity is outside of [0, 1), calibration is missing or
             empty, a layer is not called or is fed NaN or Inf, or as `find_targets`.
     """
@@ -86,6 +87,8 @@ def sparsify_(
         raise ValueError(f"[sparsify_] sparsity is {sparsity}, needs 0 or more, and less than 1")
     if method != "magnitude" and calibration is None:
         raise ValueError(f"[sparsify_] {method} needs calibration: batches to run the model over")
+    if isinstance(calibration, Tensor | Mapping):
+        raise TypeError(f"[sparsify_] calibration is one {type(calibration).__name__}, needs a list of batches")
     found = find_targets(model, block_size, targets, ignore)
     if method == "magnitude":
         masks = _best({t.name: t.norms() for t in found}, found, sparsity, scope)

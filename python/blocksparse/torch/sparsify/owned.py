@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,13 +56,22 @@ class Layer:
         """The gates as booleans."""
         return self.gates != 0
 
-    def hook(self, hook: Any) -> None:
-        """Lets the parameter that the module has now call a hook with this layer and its gradient."""
+    def hook(self, hook: Callable[[Layer, Tensor], Tensor]) -> None:
+        """Lets the parameter that the module has now call a method with this layer and its gradient.
+
+        The method's object is not kept alive: without it, gradients are masked by the gates that it left.
+        """
         parameter = self.target.parameter
         if parameter is self._hooked or not parameter.requires_grad:
             return
         self.unhook()
-        self._hooked, self._handle = parameter, parameter.register_hook(lambda gradient: hook(self, gradient))
+        method = weakref.WeakMethod(hook)
+
+        def call(gradient: Tensor) -> Tensor:
+            alive = method()
+            return self.target.kept(gradient, self.mask) if alive is None else alive(self, gradient)
+
+        self._hooked, self._handle = parameter, parameter.register_hook(call)
 
     def unhook(self) -> None:
         """Ends that."""

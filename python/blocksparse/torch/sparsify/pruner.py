@@ -122,21 +122,29 @@ class Pruner(Saved):
                 )
         self._check_targets(targets)
         allowed = _what_is_there(targets) if masks is None else check_masks(targets, masks)
-        for target in targets:
-            self.layers[target.name] = self._take(target, allowed[target.name])
-        self._warn_of_losses()
+        try:
+            for target in targets:
+                own(target, self)
+                self.layers[target.name] = Layer(target, allowed[target.name])
+            self._prepared(model)
+        except BaseException:  # no memory, say: the model is left as it was
+            self._undo()
+            raise
         self._model = model
-        self._prepared(model)
+        self._warn_of_losses()
+        for name, layer in self.layers.items():
+            layer.hook(self._on_gradient)
+            layer.choose(allowed[name])
         if self.schedule.acts_at(0):
             self._choose()
         return model
 
-    def _take(self, target: Target, allowed: Tensor) -> Layer:
-        layer = Layer(target, allowed)
-        own(target, self)
-        layer.choose(allowed)
-        layer.hook(self._on_gradient)
-        return layer
+    def _undo(self) -> None:
+        """Takes away what `prepare` and `_prepared` have put into the model."""
+        for layer in self.layers.values():
+            layer.unhook()
+            disown(layer.target)
+        self.layers, self._model = {}, None
 
     def _warn_of_losses(self) -> None:
         final = getattr(self.schedule, "final_sparsity", None)
@@ -362,10 +370,7 @@ class Pruner(Saved):
         """Takes gates and hooks off: an ordinary model is left, with zeros in it. The pruner has ended then."""
         self._settle()
         self.detach()
-        for layer in self.layers.values():
-            layer.unhook()
-            disown(layer.target)
-        self.layers, self._model = {}, None
+        self._undo()
 
 
 def _what_is_there(targets: list[Target]) -> Masks:

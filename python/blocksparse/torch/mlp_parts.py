@@ -1,0 +1,228 @@
+"""The feed-forward parts of transformers, recognised by what they consist of and by what they compute.
+
+Names of classes count for nothing: libraries rename and subclass them. A module is taken for a feed-forward part if it
+has linear layers with the names that such parts have, whose sizes fit, and an activation, and if it then computes what
+these would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .functional.glu import GLU_ACTIVATIONS
+
+_GATED: tuple[tuple[str, str, str], ...] = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("w1", "w3", "w2"),
+    ("wi_0", "wi_1", "wo"),
+)
+_JOINED = (("gate_up_proj", "down_proj"),)  # gate above up in one weight
+_PLAIN = (("c_fc", "c_proj"), ("fc1", "fc2"), ("lin1", "lin2"), ("wi", "wo"), ("fc_in", "fc_out"),
+          ("dense_h_to_4h", "dense_4h_to_h"), ("up_proj", "down_proj"))  # fmt: skip
+_HALVES = ("intermediate", "output")  # each with a child `dense`: BERT
+_ACTIVATIONS = ("act_fn", "act", "activation_fn", "activation", "intermediate_act_fn")
+_TOKENS = 3  # that the module and its parts are compared on
+
+
+@dataclass(frozen=True)
+class MLPParts:
+    """The dense layers of y = W_down (f(W_gate x + b) * (W_up x + b)) + b, or of y = W_down f(W_up x + b) + b."""
+
+    module: nn.Module
+    up: nn.Module
+    down: nn.Module
+    gate: nn.Module | None = None  # None: no gated one, or `joined`
+    joined: bool = False  # `up` holds the rows of the gate, and those of up below them
+    halves: bool = False  # `module` has more in it: its children `intermediate` and `output` are the two halves
+    activation: str = "silu"
+    dropout: float = 0.0  # behind W_down
+    names: dict[str, str] = field(default_factory=dict)  # of gate, up and down, below the module
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.gate is not None or self.joined
+
+    def weights(self) -> dict[str, Tensor]:
+        """`gate` (if there is one), `up`, `down` [out, in], and `gate_bias`, `up_bias`, `down_bias` if there are such.
+
+        They share the memory of the parameters.
+        """
+        layers = {"up": self.up, "down": self.down, **({} if self.gate is None else {"gate": self.gate})}
+        found = {name: matrix_of(layer).detach() for name, layer in layers.items()}
+        biases = {f"{name}_bias": layer.bias for name, layer in layers.items()}
+        found |= {name: b.detach() for name, b in biases.items() if isinstance(b, Tensor)}
+        if self.joined:
+            for name in [name for name in ("up", "up_bias") if name in found]:
+                found[name.replace("up", "gate")], found[name] = found[name].chunk(2)
+        return found
+
+
+def is_conv1d(layer: nn.Module) -> bool:
+    """Whether it is a linear layer whose weight lies transposed, [in, out], as `transformers.Conv1D`."""
+    own = dict(layer.named_parameters(recurse=False))
+    outputs = getattr(layer, "nf", None)
+    return set(own) == {"weight", "bias"} and own["weight"].dim() == 2 and own["weight"].size(1) == outputs
+
+
+def matrix_of(layer: nn.Module) -> Tensor:
+    """The weight [out, in] of a linear layer, which shares the memory of its parameter."""
+    weight: Any = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if is_conv1d(layer) else weight
+
+
+def _is_linear(layer: object) -> bool:
+    """Of a subclass (quantised, or with adapters) nobody knows what its weight means."""
+    if not isinstance(layer, nn.Module) or parametrize.is_parametrized(layer):
+        return False
+    if type(layer) is nn.Linear:
+        return set(dict(layer.named_parameters(recurse=False))) <= {"weight", "bias"}
+    return is_conv1d(layer)
+
+
+def _children(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | None:
+    layers = [getattr(module, name, None) for name in names]
+    return [layer for layer in layers if isinstance(layer, nn.Module)] if all(map(_is_linear, layers)) else None
+
+
+def name_of_activation(function: Callable[[Tensor], Tensor]) -> str | None:
+    """Which of the known activations a function is, by its values; None: none of them."""
+    at = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
+    try:
+        with torch.no_grad():
+            values = function(at.clone())
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if not isinstance(values, Tensor) or values.shape != at.shape:
+        return None
+    distances = {name: (values - known(at)).abs().max().item() for name, known in GLU_ACTIVATIONS.items()}
+    best = min(distances, key=lambda name: distances[name])
+    return best if distances[best] < 2e-6 else None  # some write 0.7978845608 for sqrt(2 / pi)
+
+
+def _activation_of(module: nn.Module) -> str | None:
+    for name in _ACTIVATIONS:
+        function = getattr(module, name, None)
+        if callable(function):
+            return name_of_activation(function)
+    return None
+
+
+def _dropout_of(module: nn.Module) -> float:
+    return max((m.p for m in module.children() if isinstance(m, nn.Dropout)), default=0.0)
+
+
+def _candidates(module: nn.Module) -> list[MLPParts]:
+    """What the module may be, by the names of its children."""
+    if isinstance(module, nn.Sequential):
+        return _sequential(module)
+    found = _halves(module)
+    activation = _activation_of(module)
+    if activation is None:
+        return found
+    shared: dict[str, Any] = {"activation": activation, "dropout": _dropout_of(module)}
+    for three in _GATED:
+        if layers := _children(module, three):
+            told = dict(zip(("gate", "up", "down"), three, strict=True))
+            found.append(MLPParts(module, up=layers[1], down=layers[2], gate=layers[0], names=told, **shared))
+    for pair in _JOINED + _PLAIN:
+        if layers := _children(module, pair):
+            told = dict(zip(("up", "down"), pair, strict=True))
+            joined = pair in _JOINED
+            found.append(MLPParts(module, up=layers[0], down=layers[1], joined=joined, names=told, **shared))
+    return found
+
+
+def _sequential(module: nn.Sequential) -> list[MLPParts]:
+    """Linear, activation, linear, and maybe a dropout behind them."""
+    steps = {name: step for name, step in module.named_children() if not isinstance(step, nn.Identity)}
+    dropout = 0.0
+    if len(steps) == 4 and isinstance(last := list(steps.values())[3], nn.Dropout):
+        dropout = last.p
+        steps.popitem()
+    if len(steps) != 3:
+        return []
+    (first, up), (_, function), (second, down) = steps.items()
+    activation = name_of_activation(function) if _is_linear(up) and _is_linear(down) else None
+    if activation is None:
+        return []
+    told = {"up": first, "down": second}
+    return [MLPParts(module, up=up, down=down, activation=activation, dropout=dropout, names=told)]
+
+
+def _halves(module: nn.Module) -> list[MLPParts]:
+    first, second = (getattr(module, name, None) for name in _HALVES)
+    if not (isinstance(first, nn.Module) and isinstance(second, nn.Module)):
+        return []
+    up, down = (_children(half, ("dense",)) for half in (first, second))
+    activation = _activation_of(first)
+    if activation is None or up is None or down is None:
+        return []
+    told = {"up": f"{_HALVES[0]}.dense", "down": f"{_HALVES[1]}.dense"}
+    return [MLPParts(module, up=up[0], down=down[0], halves=True, activation=activation, names=told)]
+
+
+def _fits(parts: MLPParts) -> bool:
+    """Whether the sizes of the layers fit each other."""
+    up, down = matrix_of(parts.up), matrix_of(parts.down)
+    hidden = up.size(0) // 2 if parts.joined else up.size(0)
+    if parts.joined and up.size(0) % 2:
+        return False
+    same = parts.gate is None or matrix_of(parts.gate).shape == up.shape
+    return same and down.size(1) == hidden and up.dtype == down.dtype and up.device == down.device
+
+
+def dense_mlp(x: Tensor, weights: dict[str, Tensor], activation: str) -> Tensor:
+    """What dense weights compute, those that `MLPParts.weights` and `BlockSparseMLP.weights` return."""
+    activate, linear = GLU_ACTIVATIONS[activation], nn.functional.linear
+    up = linear(x, weights["up"], weights.get("up_bias"))
+    gated = "gate" in weights
+    hidden = activate(linear(x, weights["gate"], weights.get("gate_bias"))) * up if gated else activate(up)
+    return linear(hidden, weights["down"], weights.get("down_bias"))
+
+
+def _computes(parts: MLPParts) -> bool:
+    """Whether the module gives what its parts would, of some random tokens."""
+    weights = parts.weights()
+    if weights["up"].is_meta:
+        return True
+    module: Any = parts.module.intermediate if parts.halves else parts.module
+    modes = [(m, m.training) for m in module.modules()]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, _TOKENS, weights["up"].size(1), generator=generator).to(weights["up"])
+    try:
+        module.eval()
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            want = module(x)
+            if parts.halves:
+                got = GLU_ACTIVATIONS[parts.activation](nn.functional.linear(x, weights["up"], weights.get("up_bias")))
+            else:
+                got = dense_mlp(x, weights, parts.activation)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):  # it takes something else than x
+        return False
+    finally:
+        for m, training in modes:
+            m.training = training
+    if not isinstance(want, Tensor) or want.shape != got.shape:
+        return False
+    bound = 64 * torch.finfo(x.dtype).eps
+    return bool((got - want).float().norm() <= bound * want.float().norm().clamp_min(1e-6))
+
+
+def mlp_parts(module: nn.Module) -> MLPParts | None:
+    """The parts of a feed-forward module; None: it is none that is known.
+
+    Known are Llama's, Mistral's and Qwen's (gate_proj, up_proj, down_proj), Phi-3's (gate_up_proj), GPT-2's (c_fc and
+    c_proj, whose weights lie transposed), BERT's (a layer with intermediate.dense and output.dense), others with two
+    linear layers of customary names, and `torch.nn.Sequential` of linear, activation, linear. Nothing is changed; the
+    module is called once, on three random tokens.
+    """
+    fitting = (parts for parts in _candidates(module) if _fits(parts))
+    return next((parts for parts in fitting if _computes(parts)), None)
