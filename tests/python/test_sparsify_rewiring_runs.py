@@ -251,6 +251,36 @@ def test_compiled_models_follow():
     torch.compiler.reset()
 
 
+class Labelled(nn.Module):
+    """What transformers' Trainer trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.4)", 8, seed=1))
+
+    def forward(self, x, labels):
+        y = self.fc(x)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_callback_of_transformers_takes_them(tmp_path):
+    """Whose optimizer is wrapped by another one."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from blocksparse.torch.sparsify.trainer import SparsifyCallback
+
+    data = [{"x": torch.randn(64), "labels": torch.randn(64)} for _ in range(64)]
+    rewiring = bss.RigL(bss.CosineDrop(end_step=20, alpha=0.4, frequency=4))
+    options = {"max_steps": 16, "report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
+    trainer = transformers.Trainer(Labelled(), arguments, train_dataset=data, callbacks=[SparsifyCallback(rewiring)])
+    trainer.train()
+    report = rewiring.report()
+    assert report.steps == 16
+    assert report.rows[0].grown > 0
+
+
 def test_what_is_dropped_while_it_listens_is_gone():
     model, optimizer, rewiring, shape = started("linear", "exact", bss.CosineDrop(end_step=50, alpha=0.4, frequency=1))
     train(model, optimizer, shape, range(2))
