@@ -77,14 +77,15 @@ def train(model, optimizer, shape, steps):
         optimizer.step()
 
 
-def started(network, method, schedule=OFTEN, optimizer=torch.optim.AdamW, **options):
+def started(network, method, schedule=OFTEN, optimizer=torch.optim.AdamW, attach=True, **options):
     make, shape = NETWORKS[network]
     torch.manual_seed(0)
     model = make()
     of_model = optimizer(model.parameters(), 1e-3)
     rewiring = METHODS[method](schedule, **options)
     rewiring.prepare(model)
-    rewiring.attach(of_model)
+    if attach:
+        rewiring.attach(of_model)
     return model, of_model, rewiring, shape
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
+from blocksparse.torch.autograd.taps import listen, listener_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +31,7 @@ def saved(*things):
     return torch.load(io.BytesIO(file.getvalue()))
 
 
-@pytest.mark.parametrize("order", ["model first", "model last"])
+@pytest.mark.parametrize("order", ["model first", "model last", "attached last"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_is_resumed_is_the_same_to_the_bit(network, method, order):
@@ -39,10 +40,13 @@ def test_a_run_that_is_resumed_is_the_same_to_the_bit(network, method, order):
     train(model, optimizer, shape, range(10))  # two exchanges; at the end of them blocks are young
     states = saved(model, optimizer, rewiring)
     train(model, optimizer, shape, range(10, 50))
-    again, of_again, resumed, _ = started(network, method, schedule)
+    again, of_again, resumed, _ = started(network, method, schedule, attach=order != "attached last")
     things = [again, of_again, resumed]
-    for i in (0, 1, 2) if order == "model first" else (2, 1, 0):
+    for i in (2, 1, 0) if order == "model last" else (0, 1, 2):
         things[i].load_state_dict(states[i])
+    if order == "attached last":  # as callbacks of trainers do
+        resumed.detach()
+        resumed.attach(of_again)
     assert resumed.steps == 10
     train(again, of_again, shape, range(10, 50))
     assert all(torch.equal(a, masks_of(again)[name]) for name, a in masks_of(model).items())
@@ -247,6 +251,36 @@ def test_compiled_models_follow():
     torch.compiler.reset()
 
 
+class Labelled(nn.Module):
+    """What transformers' Trainer trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = bst.BlockSparseLinear(64, 64, Layout.from_graph("random(8,8,0.4)", 8, seed=1))
+
+    def forward(self, x, labels):
+        y = self.fc(x)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_callback_of_transformers_takes_them(tmp_path):
+    """Whose optimizer is wrapped by another one."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from blocksparse.torch.sparsify.trainer import SparsifyCallback
+
+    data = [{"x": torch.randn(64), "labels": torch.randn(64)} for _ in range(64)]
+    rewiring = bss.RigL(bss.CosineDrop(end_step=20, alpha=0.4, frequency=4))
+    options = {"max_steps": 16, "report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
+    trainer = transformers.Trainer(Labelled(), arguments, train_dataset=data, callbacks=[SparsifyCallback(rewiring)])
+    trainer.train()
+    report = rewiring.report()
+    assert report.steps == 16
+    assert report.rows[0].grown > 0
+
+
 def test_what_is_dropped_while_it_listens_is_gone():
     model, optimizer, rewiring, shape = started("linear", "exact", bss.CosineDrop(end_step=50, alpha=0.4, frequency=1))
     train(model, optimizer, shape, range(2))
@@ -254,6 +288,25 @@ def test_what_is_dropped_while_it_listens_is_gone():
     del model, optimizer, rewiring
     gc.collect()
     assert gone() is None
+
+
+def test_a_weight_that_moved_is_heard_no_more():
+    """Nor is another one that lies where it lay."""
+    weight, heard = nn.Parameter(torch.randn(4, 8, 8)), []
+    listen(weight, lambda *pair: heard.append(pair))
+    assert listener_of(weight.view_as(weight)) is not None
+    former = weight.data
+    weight.data = torch.randn(4, 8, 8)
+    assert listener_of(former) is None
+    listen(weight, lambda *pair: heard.append(pair))
+    assert listener_of(weight) is not None
+    listen(weight, None)
+    assert listener_of(weight) is None
+    listen(weight, lambda *pair: heard.append(pair))
+    address = weight.detach()
+    del weight
+    gc.collect()
+    assert listener_of(address) is None
 
 
 # ---- What is refused -----------------------------------------------------------------------------------------------

@@ -48,6 +48,19 @@ def move_blocks(tensor: Tensor, source: Tensor, kept: Tensor, fill: float = 0) -
     tensor.copy_(torch.where(by_block, tensor.index_select(0, source), fill))
 
 
+def inner_optimizer(op: str, optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer inside of those that libraries put around it, which have it as `optimizer`.
+
+    Raises:
+        TypeError: it is no `torch.optim.Optimizer`; the message begins with `op`.
+    """
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    need(op, "optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    made: torch.optim.Optimizer = optimizer
+    return made
+
+
 def replace_parameter(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, take: Take) -> None:
     """Puts a parameter in the place of another, with its state: for weights that move to block-sparse storage.
 
@@ -61,6 +74,7 @@ def replace_parameter(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: 
     Raises:
         ValueError: the optimizer does not hold `old`, or `take` gives another shape. Nothing is changed then.
     """
+    optimizer = inner_optimizer("sparsify", optimizer)
     places = [(g["params"], i) for g in optimizer.param_groups for i, p in enumerate(g["params"]) if p is old]
     if not places:
         raise ValueError(
@@ -93,7 +107,7 @@ class Moments:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        need("sparsify", "optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+        optimizer = inner_optimizer("sparsify", optimizer)
         self.optimizer = optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [name for name, p in parameters.items() if id(p) not in held]

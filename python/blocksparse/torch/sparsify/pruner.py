@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..._core.arguments import need, shown
+from ..._core.arguments import shown
 from .compact import due, move_layers
 from .convert import convert
 from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
 from .measuring import layer_times
+from .moments import inner_optimizer
 from .owned import Layer, disown, gates_name, own, owner_of
 from .report import Report, Row
 from .saved import Saved
@@ -171,7 +172,7 @@ class Pruner(Saved):
             raise RuntimeError(f"[{op}] is attached already: call detach() first")
         if not optimizers:
             raise TypeError(f"[{op}] attach needs an optimizer")
-        inner = tuple(_unwrapped(op, optimizer) for optimizer in optimizers)
+        inner = tuple(inner_optimizer(op, optimizer) for optimizer in optimizers)
         held = {id(p) for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
         if missing := [name for name, parameter in self._trained().items() if id(parameter) not in held]:
             raise ValueError(f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}")
@@ -381,11 +382,3 @@ def _what_is_there(targets: list[Target]) -> Masks:
         left = mask if gates is None else gates != 0
         found[target.name] = left & target.present() if bool(left.any()) else target.present()
     return found
-
-
-def _unwrapped(op: str, optimizer: Any) -> Optimizer:
-    """The optimizer inside of those that libraries put around it, which have it as `optimizer`."""
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer
-    need(op, "optimizer", optimizer, Optimizer, "a torch.optim.Optimizer")
-    return optimizer

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ..._core.arguments import need, to_int
 from ..modules.layer import BlockSparseLayer
 from .exchange import CosineDrop, exchange, random_priorities
-from .moments import Moments
+from .moments import Moments, inner_optimizer
 from .rewired import START, YOUNG, RewiredLayer, most_exchanged
 from .rewiring_report import RewiringReport, RewiringRow
 from .targets import Choices, find_targets
@@ -139,7 +139,7 @@ class Rewiring:
         self._need_model()
         if self._moments is not None:
             raise ValueError(f"[{self._op}] an optimizer is attached already: detach() first")
-        need(self._op, "optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+        optimizer = inner_optimizer(self._op, optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = {  # gates may be left alone
             name: (i, parameter)
@@ -166,9 +166,9 @@ class Rewiring:
             self._hook.remove()
         if self._moments is not None:
             self._settle(1)
+            self._due.clear()
         self._moments = self._hook = None
         self._hold(False)
-        self._due.clear()
         self._observe(False)
 
     @torch.no_grad()
@@ -208,6 +208,11 @@ class Rewiring:
         if not captured:
             self._tell()
             self._look_ahead()
+
+    @property
+    def layers(self) -> dict[str, BlockSparseLayer]:
+        """The layers that were prepared, by name."""
+        return {layer.name: layer.module for layer in self._layers}
 
     @property
     def steps(self) -> int:
