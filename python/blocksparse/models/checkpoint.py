@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator
@@ -10,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .files import write_whole
+from ..torch import tensor_file
 
 FORMAT = "blocksparse-lm-2"  # names the only metadata, digest and header: of two, the file's order would be by chance
 FORMAT_1 = "blocksparse-lm-1"  # a header alone, as the first version wrote it
@@ -25,11 +23,7 @@ def save(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
-    from safetensors.torch import save as to_bytes
-
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(header)
-    write_whole(path, to_bytes(held, {FORMAT: f"{_digest_of(held, text)} {text}"}))
+    tensor_file.write(path, tensors, FORMAT, json.dumps(header), "lm")
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -43,8 +37,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         metadata: dict[str, str] = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     digest, text = _parts(metadata, path)
-    if digest is not None and digest != _digest_of(tensors, text):
-        raise ValueError(f"[lm] {path} is damaged: what it holds does not match its digest. Take another copy of it")
+    if digest is not None:
+        tensor_file.check_digest(path, digest, tensors, text, "lm")
     header = _parsed(text, path)
     if digest is None:
         warnings.warn(f"{path} has no digest, so that damage to it cannot be noticed", stacklevel=2)
@@ -59,8 +53,6 @@ def load_header(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
     if path.is_dir():
         last = path / "last.safetensors"
         raise IsADirectoryError(
@@ -68,18 +60,14 @@ def _opened(path: Path) -> Iterator[Any]:
         )
     if not path.is_file():
         raise FileNotFoundError(f"[lm] there is no checkpoint {path}")
-    try:
-        with safe_open(str(path), "pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"[lm] {path} is damaged or no checkpoint: {error}") from error
+    with tensor_file.opened(path, "lm", "checkpoint") as file:
+        yield file
 
 
 def _parts(metadata: dict[str, str], path: Path) -> tuple[str | None, str]:
     """(digest, header), both as they are written."""
     if metadata.keys() == {FORMAT}:
-        digest, _, text = metadata[FORMAT].partition(" ")
-        return digest, text
+        return tensor_file.parts(metadata[FORMAT])
     if metadata.keys() == {FORMAT_1}:
         return None, metadata[FORMAT_1]
     raise ValueError(f"[lm] {path} is damaged or no checkpoint of a language model")
@@ -93,12 +81,3 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ValueError(f"[lm] {path} is damaged: its header says {text[:40]!r}")
     return header
-
-
-def _digest_of(tensors: dict[str, Tensor], header: str) -> str:
-    """Of the header as it is written, and of each tensor's name, dtype, shape and bytes, in the order of names."""
-    made = hashlib.blake2b(header.encode(), digest_size=32)
-    for name, tensor in sorted(tensors.items()):
-        made.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        made.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return made.hexdigest()

@@ -35,6 +35,7 @@ from .modules import (
     BlockSparseMLP,
 )
 from .ops import flops as _flops  # noqa: F401  registers what ops cost
+from .pretrained import load_pretrained, save_pretrained
 from .recurrent import lstm  # the function, in the place of the module that is imported above
 from .surgery import from_dense, replace_convolutions, replace_linears
 from .tables import index_of
@@ -73,12 +74,14 @@ __all__ = [
     "linear",
     "linear_glu",
     "linear_wgrad",
+    "load_pretrained",
     "lstm",
     "mlp_parts",
     "put_mlp",
     "replace_convolutions",
     "replace_linears",
     "replace_mlps",
+    "save_pretrained",
     "select_blocks",
     "separate",
     "separate_rows",

@@ -19,13 +19,14 @@ class DeviceLayout(Layout):
 
     The functional ops take it like any other. Whatever else a layout can tell (`mask`, `csr`, `==`, `hash`, `save`)
     waits for the card, copies the tables to the host, and raises ValueError if the mask did not hold as many blocks as
-    it was said to: `check` does only that. The copy is kept, unless replays of a CUDA graph make the tables anew.
+    it was said to: `check` does only that. The copy is kept, unless the tables are made anew: by replays of a CUDA
+    graph, or by `remake`.
     """
 
     __slots__ = ("_host", "_remade", "_words")
 
     _host: HostLayout | None
-    _remade: bool  # by each replay of the graph that it was captured in
+    _remade: bool  # by each replay of the graph that it was captured in, or by `remake`
     _words: Tensor
 
     def __init__(
@@ -90,10 +91,35 @@ class DeviceLayout(Layout):
     def _settled(self) -> HostLayout:
         if self._remade:
             raise RuntimeError(
-                f"[layout] this one is made anew by each replay of a CUDA graph, and can be used on "
+                f"[layout] this one is made anew by each replay of a CUDA graph or by remake(), and can be used on "
                 f"{self._words.device} alone"
             )
         return self.host()
+
+    def remake(self, mask: Tensor) -> None:
+        """Makes the tables anew in place, from another mask of as many blocks, without waiting for the card.
+
+        Whatever holds the tables follows: layers, captured graphs, views by `t()`. Only for layouts of
+        `changing_layout`; a mask that holds another number of blocks leaves none, as `check` says.
+
+        Args:
+            mask: bool or uint8, of the shape of the grid of the matrix whose blocks are numbered.
+
+        Raises:
+            ValueError: the layout was not made to change, or the mask has another shape, dtype or device.
+        """
+        grid = self.grid[::-1] if self.transposed else self.grid
+        if not self._remade:
+            raise ValueError("[layout] remake() is for layouts that changing_layout() has made")
+        if tuple(mask.shape) != grid or mask.device != self._words.device:
+            raise ValueError(
+                f"[layout] mask is {list(mask.shape)} on {mask.device}, needs {list(grid)} on {self._words.device}"
+            )
+        if mask.dtype not in (torch.bool, torch.uint8):
+            raise ValueError(f"[layout] mask is {mask.dtype}, needs torch.bool")
+        out, in_ = self.sizes[::-1] if self.transposed else self.sizes
+        _build(mask.contiguous(), self._words, (self.block_size, out, in_, self.blocks))
+        torch.autograd.graph.increment_version(self._words)  # a backward pass of the former tables says so
 
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
@@ -137,12 +163,33 @@ def from_device_mask(
     device = mask.device
     load_kernels(device)
     mask = (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).contiguous()
-    view = structs.LayoutView(None, library.CUDA, device.index, 0, block_size, out, in_, blocks)
+    index = _build(mask, None, (block_size, out, in_, blocks))
+    return DeviceLayout(index, block_size, blocks, (rows, columns), (out, in_), False, remade=capturing)
+
+
+def changing_layout(layout: Layout, device: torch.device) -> DeviceLayout:
+    """The same layout with tables on a CUDA device that `DeviceLayout.remake` may make anew.
+
+    Its numbers of blocks and features stay. Copies the layout's mask to the device.
+    """
+    load_kernels(device)
+    host = layout.t() if layout.transposed else layout
+    mask = torch.from_numpy(host.mask()).to(device)
+    index = _build(mask, None, (layout.block_size, *host.sizes, layout.blocks))
+    made = DeviceLayout(index, layout.block_size, layout.blocks, host.grid, host.sizes, False, remade=True)
+    return made.t() if layout.transposed else made
+
+
+def _build(mask: Tensor, index: Tensor | None, sizes: tuple[int, int, int, int]) -> Tensor:
+    """Makes the tables of (block size, out features, in features, blocks), in given memory or in new one."""
+    device = mask.device
+    view = structs.LayoutView(None, library.CUDA, device.index, 0, *sizes)
     words = ctypes.c_int64()
     library.call("bs_layout_build_words", ctypes.byref(view), ctypes.byref(words))
     size = library.ask("bs_layout_build_workspace_size", ctypes.byref(view))
-    with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
-        index = torch.empty(words.value, dtype=torch.int32, device=device)
+    if index is None:
+        with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
+            index = torch.empty(words.value, dtype=torch.int32, device=device)
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     library.call(
         "bs_layout_build",
@@ -153,5 +200,4 @@ def from_device_mask(
         structs.Workspace(memory.data_ptr(), size),
         structs.Stream(torch.cuda.current_stream(device).cuda_stream, 0),
     )
-    sizes = view.out_features, view.in_features
-    return DeviceLayout(index, view.block_size, view.blocks, (rows, columns), sizes, False, remade=capturing)
+    return index

@@ -43,7 +43,7 @@ _CONVOLUTIONS: dict[type[nn.Module], type[BlockSparseConv]] = {
     ),
 }
 _LINEARS: dict[type[nn.Module], type[BlockSparseLinear]] = {nn.Linear: BlockSparseLinear}
-_SPARSE: dict[type[nn.Module], Any] = {**_CONVOLUTIONS, **_LINEARS, nn.LSTM: BlockSparseLSTM}
+SPARSE: dict[type[nn.Module], Any] = {**_CONVOLUTIONS, **_LINEARS, nn.LSTM: BlockSparseLSTM}  # by the dense class
 
 
 @overload
@@ -82,7 +82,7 @@ def from_dense(weight: Tensor | nn.Module, layout: Layout | None = None, **optio
                 "makes one"
             )
         return convert.from_dense(weight, layout)
-    kind = next((sparse for dense, sparse in _SPARSE.items() if isinstance(weight, dense)), None)
+    kind = next((sparse for dense, sparse in SPARSE.items() if isinstance(weight, dense)), None)
     if kind is None:
         raise TypeError(f"[from_dense] a {type(weight).__name__}, needs a torch.nn Linear, convolution or LSTM")
     return kind.from_dense(weight, layout=layout, **options)
@@ -208,12 +208,17 @@ def _replace(
         by = "".join(f", {key}={value!r}" for key, value in (("targets", targets), ("ignore", ignore)) if value)
         raise ValueError(f"[{op}] no {options.noun} was chosen by {filter!r}{by} and blocks of {options.block_size}")
     for name, layer in replaced.items():
-        path, _, child = name.rpartition(".")
-        parent = model.get_submodule(path)
-        setattr(parent, child, layer)
-        if isinstance(parent, nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # what its shortcut asks for, which reads the weights as dense ones
+        put(model, name, layer)
     return replaced
+
+
+def put(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Puts a layer in the place of the one of that name."""
+    path, _, child = name.rpartition(".")
+    parent = model.get_submodule(path)
+    setattr(parent, child, layer)
+    if isinstance(parent, nn.TransformerEncoderLayer):
+        parent.activation_relu_or_gelu = 0  # what its shortcut asks for, which reads the weights as dense ones
 
 
 def _made_of(options: _Options, kind: type[_Layer], name: str, module: nn.Module, uses: Counter[int]) -> _Layer:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..conv_geometry import output_size
 from ..ops import conv as ops
+from .taps import listener_of
 from .transforms import Pass, apply, run, tangent_of, tangents_of_gradient
 
 
@@ -70,9 +71,12 @@ class Product(Pass):
         """The gradients of x, values, gates and bias, from dy [n, out, size'...]."""
         x, values, gates, index, order = ctx.saved_tensors
         wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
+        listener = listener_of(values) if wants_values else None
         wide = values.dtype != x.dtype
         values = values.to(x.dtype) if wide else values  # here, so that the second gradient goes through it
         dy = ops.to_order(dy, ctx.fixed[3])
+        if listener is not None:
+            listener(x, dy)
         dx = dw = dgates = dbias = None
         if wants_x:
             dx = run(Transposed, dy, values, gates, index, order, tuple(x.shape[2:]), *ctx.fixed)

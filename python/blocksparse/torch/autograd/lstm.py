@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..ops import lstm as ops
 from .linear import Gradient, Transposed
+from .taps import listener_of
 from .transforms import apply, refuse_tangents
 
 
@@ -51,14 +52,19 @@ class Lstm(torch.autograd.Function):
         h0, c0 = saved[5:7]
         wants_values = ctx.needs_input_grad[1]
         refuse_tangents("lstm", *of_outputs)
+        listener = listener_of(saved[0] if saved[-1] is None else saved[-1]) if wants_values else None
         dy, dh, dc, dgates, dcells = of_outputs
         second = torch.is_grad_enabled() or dgates is not None or dcells is not None
         if second and not torch.compiler.is_compiling():  # compiled functions have no second derivatives
             values = saved[0] if wide_values is None else wide_values
             made = _composed((values, *saved[1:]), of_outputs, ctx.needs_input_grad)
+            if listener is not None and made[0] is not None:
+                listener(*_product_of(saved[2], made[0], h0))
             return *made[:2], None, *made[2:], None
         of_outputs = (_contiguous(dy), _contiguous(dh), _contiguous(dc))
         dpre, dw, dh0, dc0 = ops.backward(*saved, *of_outputs, ctx.wide, wants_values)
+        if listener is not None:
+            listener(*_product_of(saved[2], dpre, h0))
         of_state = (None if h0 is None else dh0, None if c0 is None else dc0)
         return dpre, dw if wants_values else None, None, *of_state, None
 
@@ -92,11 +98,26 @@ def _composed(
     dpre = torch.stack(dzs[::-1]) if dzs else gates.clone()
     dw = None
     if wanted[1]:
-        first = y.new_zeros(y.shape[1:]) if h0 is None else h0
-        hs = torch.cat([first.unsqueeze(0), y[:-1]]) if steps > 0 else y
-        given = (hs.flatten(0, 1), dpre.flatten(2).flatten(0, 1))
-        dw, _ = apply(Gradient, *given, narrow, None, index, sizes, False, False, values.dtype != y.dtype, False)
+        dw, _ = apply(
+            Gradient,
+            *_product_of(y, dpre, h0),
+            narrow,
+            None,
+            index,
+            sizes,
+            False,
+            False,
+            values.dtype != y.dtype,
+            False,
+        )
     return dpre, dw, None if h0 is None else dh.to(h0.dtype), None if c0 is None else dc
+
+
+def _product_of(y: Tensor, dpre: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
+    """X [N, hidden] and dy [N, 4 hidden] of which dW = dy^T x is made, over all steps."""
+    first = y.new_zeros(y.shape[1:]) if h0 is None else h0
+    hs = torch.cat([first.unsqueeze(0), y[:-1]]) if y.size(0) > 0 else y
+    return hs.flatten(0, 1), dpre.flatten(2).flatten(0, 1)
 
 
 def _step(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..autograd.linear import Gradient, Transposed
+from ..autograd.taps import listener_of
 from ..autograd.traced import is_tracing
 from ..autograd.transforms import apply, refuse_tangents
 from ..blocks import Blocks
@@ -121,6 +122,8 @@ class _Use(torch.autograd.Function):
         wants_x, wants_w, _ = ctx.needs_input_grad
         refuse_tangents("linear_wgrad", dy)
         x, dy = x.contiguous(), dy.contiguous()
+        if wants_w and (listener := listener_of(source)) is not None:
+            listener(x, dy)
         if torch.is_grad_enabled():
             return *shared.gradients(x, source, dy, wants_x, wants_w), None
         if wants_w:

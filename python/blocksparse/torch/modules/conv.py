@@ -98,7 +98,7 @@ class BlockSparseConv(BlockSparseLayer):
             if (node := as_leaf(self, x)) is not None:
                 return cast(Tensor, node)
             need_tensor(type(self).__name__, "x", x)
-        gates = self.gates if self._gated else None
+        gates = self.gates_now() if self._gated else None
         sizes = (self.out_channels, self.in_channels)
         order = None if self._integers is None else self.channel_order
         more = (self.bias, order, gates, None, self.activation)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...layout import Layout
+from ...layout import HostLayout, Layout
 from ..arguments import need_activation, need_dtype
 from ..tables import index_of
 from .digits import pattern_of
@@ -30,6 +30,9 @@ class BlockSparseLayer(nn.Module):
     pattern: Tensor
     layout: Layout
     activation: str
+    _lent: Tensor | None = None
+    takes_layout: Callable[[Layout], bool] | None = None
+    """Asked where weights of another layout are loaded: whether the layer has taken that layout, by `relayout`."""
 
     def _make_parameters(
         self,
@@ -85,6 +88,19 @@ class BlockSparseLayer(nn.Module):
             return self.weight
         return self.weight * self.gates.view(-1, *(1,) * (self.weight.dim() - 1)).to(self.weight.dtype)
 
+    def lend_gates(self, gates: Tensor | None) -> None:
+        """Has forward multiply the blocks by gates [blocks], beside the layer's own, until None is lent.
+
+        For methods that learn which blocks to keep: gates get gradients, and are no parameters of the layer.
+        """
+        self._lent = gates
+        self._gated = gates is not None or self.gates is not None
+
+    def gates_now(self) -> Tensor | None:
+        """Those that forward reads: the layer's own, times those that it was lent."""
+        own, lent = self.gates, self._lent
+        return own if lent is None else lent if own is None else own * lent
+
     def _describe(self) -> str:
         """What `extra_repr` says of all layers."""
         text = (
@@ -103,8 +119,25 @@ class BlockSparseLayer(nn.Module):
             self._index = index_of(self.layout, device)
         return self._index
 
+    def relayout(self, layout: Layout) -> None:
+        """Takes another layout of the same sizes and as many blocks, in whose places the blocks of `weight` are then.
+
+        The parameter stays as it is. Of a layout whose tables a card has made, `pattern` is read when it is saved.
+
+        Raises:
+            ValueError: the layout has other sizes, another block size or another number of blocks.
+        """
+        own = self.layout
+        if (layout.sizes, layout.values_shape, layout.transposed) != (own.sizes, own.values_shape, own.transposed):
+            raise ValueError(f"[{type(self).__name__}] cannot take {layout!r} in the place of {own!r}")
+        self.layout, self._index = layout, index_of(layout, self.weight.device)
+        if isinstance(layout, HostLayout):
+            self.pattern = pattern_of(layout, self.pattern.device)
+
     def place(self, device: torch.device) -> None:
         """Brings the tables and the pattern to a device, where the weight is now."""
+        if not isinstance(self.layout, HostLayout) and device != self._index.device:
+            self.layout = self.layout.host()  # its tables are of use where they are alone, if they change
         self._index = index_of(self.layout, device)
         self.pattern = pattern_of(self.layout, device)
 
@@ -126,11 +159,20 @@ class BlockSparseLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         del state["_index"]
+        state.pop("takes_layout", None)
+        if not isinstance(self.layout, HostLayout):  # tables that change would change the copy's
+            state["layout"] = self.layout.host()
+            state["_buffers"] = {**self._buffers, "pattern": pattern_of(self.layout, self.pattern.device)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._index = index_of(self.layout, self.weight.device)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not isinstance(self.layout, HostLayout):  # the buffer stays: it may be one process of several that saves
+            destination[prefix + "pattern"] = pattern_of(self.layout, self.pattern.device)
 
     def _is_average_of_own(self, pattern: Tensor) -> bool:
         """Whether it is this layout's, averaged in types as coarse as bfloat16, where digits drift by half a unit.
@@ -155,11 +197,13 @@ class BlockSparseLayer(nn.Module):
             except ValueError as error:
                 errors.append(f"{prefix}pattern: {error}")
                 return
-            if saved != self.layout:
+            if saved != self.layout and (self.takes_layout is None or not self.takes_layout(saved)):
                 errors.append(
                     f"{prefix}weight was saved with {saved!r} (hash {hash(saved):016x}), "
                     f"this layer has {self.layout!r} (hash {hash(self.layout):016x})"
                 )
                 return
             state_dict[prefix + "pattern"] = pattern_of(self.layout, pattern.device)  # which another form may stand for
+        if not isinstance(self.layout, HostLayout):  # the buffer may be an old one, of another length
+            self.pattern = pattern_of(self.layout, self.pattern.device)
         super()._load_from_state_dict(state_dict, prefix, *arguments)

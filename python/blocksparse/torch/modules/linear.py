@@ -79,7 +79,7 @@ class BlockSparseLinear(BlockSparseLayer):
             need_tensor("BlockSparseLinear", "x", x)
         index = self.tables(x.device)
         sizes = (self.out_features, self.in_features)
-        gates = self.gates if self._gated else None  # reading a parameter costs 0.4 us, even one that is None
+        gates = self.gates_now() if self._gated else None  # reading a parameter costs 0.4 us, even one that is None
         return apply_linear(x, self.weight, index, sizes, self._transposed, self.bias, gates, None, self.activation)
 
     @classmethod

@@ -93,11 +93,16 @@ class BlockSparseLSTM(Recurrent):
 
     @classmethod
     def from_dense(
-        cls, dense: nn.LSTM, *, density: float | None = None, block_size: int = 32, layout: Layout | None = None
+        cls,
+        dense: nn.LSTM,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        layout: Layout | Sequence[Layout] | None = None,
     ) -> BlockSparseLSTM:
         """With the recurrent blocks of a dense LSTM that have the largest norms, or with those of a given layout.
 
-        By density each gate keeps the blocks that are its own largest.
+        By density each gate keeps the blocks that are its own largest. A list of layouts has one for each layer.
 
         Raises:
             ValueError: not exactly one of density and layout is given, sizes do not fit, or the dense one is
@@ -109,8 +114,10 @@ class BlockSparseLSTM(Recurrent):
             raise ValueError("[from_dense] the LSTM is bidirectional or projects, needs a plain one")
         layers, hidden = dense.num_layers, dense.hidden_size
         weights = [getattr(dense, f"weight_hh_l{i}") for i in range(layers)]
-        layouts = [layout or convert.select_blocks(w, density or 0.0, block_size) for w in weights]
-        shape = dense.input_size, hidden, layouts, layers, dense.bias, dense.batch_first, dense.dropout
+        if layout is None:
+            layout = [convert.select_blocks(w, density or 0.0, block_size) for w in weights]
+        layouts = per_layer("from_dense", "layouts", layout, layers)
+        shape: Any = dense.input_size, hidden, layouts, layers, dense.bias, dense.batch_first, dense.dropout
         made = cls(*shape, device=weights[0].device, dtype=weights[0].dtype)
         with torch.no_grad():
             for i, w in enumerate(weights):

@@ -1,0 +1,1 @@
+"""The parts of the pruning example: text, model, training, measurements, report."""

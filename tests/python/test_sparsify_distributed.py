@@ -1,0 +1,70 @@
+"""Sparsifiers in two processes that train in parallel: every one takes the same blocks."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import blocksparse.torch.sparsify as bss
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"),
+]
+SCHEDULE = bss.PolynomialDecay(0.75, begin_step=2, end_step=12, frequency=2)
+KINDS = {
+    "magnitude": lambda: bss.MagnitudePruner(SCHEDULE, block_size=8),
+    "lasso": lambda: bss.GroupLasso(SCHEDULE, block_size=8, scope="global"),
+    "blast": lambda: bss.Blast(SCHEDULE, block_size=8, grow=0.5),
+    "l0": lambda: bss.L0(SCHEDULE, block_size=8),
+}
+
+
+def run(kind, rank, folder, processes):
+    """Trains on this process's half of each batch."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).double()
+    pruner = KINDS[kind]()
+    pruner.prepare(model)
+    wrapped = DistributedDataParallel(model) if processes > 1 else model
+    gates = [{"params": pruner.parameters(), "lr": 0.05}] if kind == "l0" else []
+    optimizer = torch.optim.AdamW([{"params": list(model.parameters())}, *gates], lr=1e-2)
+    pruner.attach(optimizer)
+    for t in range(14):
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
+        x = x.chunk(processes)[rank]
+        optimizer.zero_grad()
+        (wrapped(x) - x.sin()).square().mean().backward()
+        optimizer.step()
+    torch.save({**pruner.masks(), **model.state_dict()}, f"{folder}/{processes}-{rank}.pt")
+
+
+def process(rank, kind, folder, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        run(kind, rank, folder, 2)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_take_the_same_blocks(kind, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(process, (kind, str(tmp_path), port), nprocs=2)
+    first, second = (torch.load(tmp_path / f"2-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert sum(int(first[name].sum()) for name in ("0", "2")) == 16
+    if kind != "blast":  # which adds up the norms of each process's gradient
+        run(kind, 0, str(tmp_path), 1)
+        alone = torch.load(tmp_path / "1-0.pt")
+        for key in first:
+            torch.testing.assert_close(first[key], alone[key], rtol=1e-8, atol=1e-10)

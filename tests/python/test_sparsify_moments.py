@@ -1,0 +1,208 @@
+"""Optimizer state that follows blocks: grown ones move as those of a new optimizer."""
+
+import copy
+
+import pytest
+import torch
+from conftest import make_layout
+from torch import nn
+
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
+    "adam, l2": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=0.1),
+    "amsgrad": lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
+    "maximize": lambda p: torch.optim.Adam(p, 1e-2, maximize=True),
+    "no momentum": lambda p: torch.optim.Adam(p, 1e-2, betas=(0.0, 0.99)),
+    "large eps": lambda p: torch.optim.Adam(p, 1e-2, eps=0.1),
+    "fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
+    "lr is a tensor": lambda p: torch.optim.AdamW(p, torch.tensor(1e-2, dtype=torch.float64)),
+    "sgd": lambda p: torch.optim.SGD(p, 1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, nesterov=True),
+    "dampening": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, dampening=0.3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2, initial_accumulator_value=0.1),
+}
+SOURCE, KEPT = torch.tensor([0, 2, 0, 3]), torch.tensor([True, True, False, True])
+
+
+def gradients(count, dtype=torch.float32):
+    """Of sizes that differ from block to block."""
+    return [torch.randn(4, 8, 8, dtype=dtype) * 10 ** torch.randn(4, 1, 1, dtype=dtype) for _ in range(count)]
+
+
+def step(optimizer, parameter, gradient):
+    parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("watched", ["new", "all"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_grown_blocks_move_as_those_of_a_new_optimizer(name, watched):
+    """Block 2 is new after step 40, block 1 was block 2: these and the others are as if nothing had happened."""
+    dtype = torch.float64
+    weight, grads = torch.randn(4, 8, 8, dtype=dtype), gradients(70, dtype)
+    p = nn.Parameter(weight.clone())
+    optimizer = OPTIMIZERS[name]([p])
+    moments = bss.Moments(optimizer, {"p": p})
+    for t in range(40):
+        step(optimizer, p, grads[t])
+        moments.correct(torch.tensor(t + 1))
+    plain = nn.Parameter(p.detach().clone())
+    of_plain = OPTIMIZERS[name]([plain])
+    of_plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    moments.follow(p, SOURCE, KEPT)
+    rows = torch.tensor([2]) if watched == "new" else torch.arange(4)
+    moments.watch({p: (rows, torch.tensor([-1, -2, 40, -1])[rows])})
+    assert not p[2].any()
+    start = 0.1 if name == "adagrad" else 0
+    state = [v for v in optimizer.state[p].values() if isinstance(v, torch.Tensor) and v.dim() == 3]
+    assert all((v[2] == start).all() for v in state)
+    new = nn.Parameter(torch.zeros(1, 8, 8, dtype=dtype))
+    of_new = OPTIMIZERS[name]([new])
+    for t in range(40, 70):
+        step(optimizer, p, grads[t][[0, 1, 2, 3]])
+        moments.correct(torch.tensor(t + 1))
+        step(of_plain, plain, grads[t][[0, 3, 1, 3]])  # its block 2 has the gradients of ours at 1
+        step(of_new, new, grads[t][2:3])
+        torch.testing.assert_close(p[2:3], new, rtol=1e-9, atol=1e-9)
+    assert torch.equal(p[[0, 1, 3]], plain[[0, 2, 3]])
+    assert (p[2] - weight[2]).abs().max() > 1e-3
+
+
+def test_what_would_happen_without():
+    """The correction is no small thing: with Adam's own, the first steps are 3 to 6 times too long."""
+    p, grads = nn.Parameter(torch.randn(4, 8, 8)), gradients(60)
+    optimizer = torch.optim.Adam([p], 1e-3)
+    for t in range(50):
+        step(optimizer, p, grads[t].sign())
+    moments = bss.Moments(optimizer, {"p": p})
+    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    moments.follow(p, SOURCE, KEPT)
+    step(optimizer, p, torch.ones_like(p))
+    expected = (0.1 / (1 - 0.9**51)) / (0.001 / (1 - 0.999**51)) ** 0.5
+    torch.testing.assert_close(p[2], torch.full((8, 8), -1e-3 * expected), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_settled_moments_are_right_for_adams_own_correction(amsgrad):
+    """With a gradient that stays, Adam's estimates after the scaling are the gradient and its square: no jump."""
+    p, g = nn.Parameter(torch.zeros(2, 8, 8, dtype=torch.float64)), torch.randn(2, 8, 8, dtype=torch.float64)
+    optimizer = torch.optim.Adam([p], 1e-2, amsgrad=amsgrad, eps=1e-12)
+    for _ in range(300):
+        step(optimizer, p, g)
+    moments = bss.Moments(optimizer, {"p": p})
+    kept = torch.tensor([True, False])
+    bss.move_blocks(p.detach(), torch.tensor([0, 0]), kept)
+    moments.follow(p, torch.tensor([0, 0]), kept)
+    moments.watch({p: (torch.tensor([1]), torch.tensor([300]))})
+    for t in range(300, 320):
+        step(optimizer, p, g)
+        moments.correct(torch.tensor(t + 1))
+    moments.settle(p, torch.tensor([0, 20]))
+    state, t = optimizer.state[p], 320
+    for _ in range(30):
+        torch.testing.assert_close(state["exp_avg"] / (1 - 0.9**t), g)
+        torch.testing.assert_close(state["exp_avg_sq"] / (1 - 0.999**t), g.square())
+        before = p.detach().clone()
+        step(optimizer, p, g)
+        t += 1
+        torch.testing.assert_close(p - before, -1e-2 * g.sign())
+
+
+def test_a_scalers_skipped_step_corrects_nothing():
+    """Fused optimizers are called under a GradScaler all the same."""
+    p = nn.Parameter(torch.zeros(4, 8, 8))
+    optimizer = torch.optim.AdamW([p], 1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    moments = bss.Moments(optimizer, {"p": p})
+    moments.watch({p: (torch.tensor([1]), torch.tensor([0]))})
+    optimizer.register_step_post_hook(lambda *_: moments.correct(torch.tensor(2)))
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    before = p.detach().clone()
+    p.grad.fill_(float("inf"))
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+    assert torch.equal(p, before)
+
+
+def test_bfloat16_parameters():
+    p = nn.Parameter(torch.zeros(4, 8, 8, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([p], 1e-2)
+    moments = bss.Moments(optimizer, {"p": p})
+    for _ in range(60):
+        step(optimizer, p, torch.ones_like(p))
+    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    moments.follow(p, SOURCE, KEPT)
+    moments.watch({p: (torch.tensor([2]), torch.tensor([60]))})
+    step(optimizer, p, torch.ones_like(p))
+    moments.correct(torch.tensor(61))
+    torch.testing.assert_close(p[2].float(), torch.full((8, 8), -1e-2), rtol=2e-2, atol=0)
+
+
+# ---- Other parameters in the place of dense ones ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_dense_weight_moves_to_blocks_in_mid_training(kind):
+    """Afterwards it is trained to the bit as the dense one, masked, would be."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    layout = make_layout()
+    inside = bst.to_dense(torch.ones(layout.values_shape), layout)
+    dense, other = nn.Parameter(torch.randn(60, 90) * inside), nn.Parameter(torch.randn(3))
+    optimizer = kind([{"params": [other], "lr": 0.5}, {"params": [dense]}], lr=1e-2, **options)
+
+    def run(p, gradient):
+        other.grad = torch.ones(3)
+        step(optimizer, p, gradient)
+
+    grads = [torch.randn(60, 90) * inside for _ in range(20)]
+    for g in grads[:10]:
+        run(dense, g)
+    state = copy.deepcopy(optimizer.state_dict())
+    blocks = nn.Parameter(bst.from_dense(dense.detach(), layout))
+    bss.replace_parameter(optimizer, dense, blocks, lambda t: bst.from_dense(t, layout))
+    assert optimizer.param_groups[1]["params"] == [blocks]
+    assert dense not in optimizer.state
+    for g in grads[10:]:
+        run(blocks, bst.from_dense(g, layout))
+    twin = nn.Parameter(dense.detach().clone())
+    optimizer = kind([{"params": [other], "lr": 0.5}, {"params": [twin]}], lr=1e-2, **options)
+    optimizer.load_state_dict(state)
+    for g in grads[10:]:
+        run(twin, g)
+    assert torch.equal(bst.to_dense(blocks, layout), twin)
+
+
+def test_replacing_is_all_or_nothing():
+    p, new = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(2, 4))
+    optimizer = torch.optim.Adam([p])
+    step(optimizer, p, torch.randn(4, 4))
+    with pytest.raises(ValueError, match=r"take gives \[3, 4\] of exp_avg, needs \[2, 4\]"):
+        bss.replace_parameter(optimizer, p, new, lambda t: t[:3])
+    assert optimizer.param_groups[0]["params"] == [p]
+    assert set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
+    with pytest.raises(ValueError, match=r"does not hold the parameter \[2, 4\]"):
+        bss.replace_parameter(optimizer, new, p, lambda t: t)
+
+
+def test_optimizers_that_are_not_known_are_told_of():
+    p = nn.Parameter(torch.randn(4, 8, 8))
+    with pytest.warns(UserWarning, match="NAdam is not known here"):
+        moments = bss.Moments(optimizer := torch.optim.NAdam([p]), {"p": p})
+    step(optimizer, p, torch.randn_like(p))
+    before = optimizer.state[p]["exp_avg"].clone()
+    moments.follow(p, SOURCE, KEPT)
+    after = optimizer.state[p]["exp_avg"]
+    assert torch.equal(after[1], before[2])
+    assert not after[2].any()
+    with pytest.raises(ValueError, match=r"the optimizer does not hold fc\.weight"):
+        bss.Moments(optimizer, {"p": p, "fc.weight": nn.Parameter(torch.randn(1))})
+    with pytest.raises(TypeError, match=r"needs a torch\.optim\.Optimizer"):
+        bss.Moments(None, {})

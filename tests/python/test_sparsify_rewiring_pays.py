@@ -1,0 +1,117 @@
+"""SET and RigL in two processes; and on a task where they pay."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_sparsify_rewiring import METHODS
+from torch import nn
+
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+from blocksparse import Layout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ---- Several processes ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from test_sparsify_rewiring import NETWORKS, METHODS, OFTEN, backward, masks_of
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, (make, shape) = dist.get_rank(), NETWORKS["linear"]
+torch.manual_seed(0)
+model = make()
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+rewiring = METHODS[sys.argv[2]](OFTEN, seed=rank)
+rewiring.prepare(wrapped)
+rewiring.attach(optimizer)
+for step in range(14):
+    optimizer.zero_grad()
+    backward(wrapped, shape, 100 * step + rank)  # each has data of its own
+    if step == 7 and rank == 1 and sys.argv[3] == "nan":
+        model[0].weight.grad[0, 0, 0] = float("nan")  # of one alone, so that the weights differ afterwards
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    if step == 7 and sys.argv[3] == "nan":
+        with torch.no_grad():
+            [p.copy_(b) for p, b in zip(model.parameters(), before)]
+            [v.nan_to_num_() for s in optimizer.state.values() for v in s.values()]
+masks = [m.flatten() for m in masks_of(model).values()]
+everyone = [torch.empty_like(torch.cat(masks)) for _ in range(2)]
+dist.all_gather(everyone, torch.cat(masks))
+assert torch.equal(*everyone), "patterns differ"
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+everyone = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(everyone, weights)
+if sys.argv[3] == "finite":
+    assert torch.equal(*everyone), "weights differ"
+print(f"rank {rank} skipped {rewiring.report().skipped} grown {rewiring.report().rows[0].grown}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "how"), [("SET", "finite"), ("exact", "finite"), ("bound", "finite"), ("exact", "nan")]
+)
+def test_two_processes_take_the_same_pattern(tmp_path, method, how):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command += [str(program), str(Path(__file__).parent), method, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        line = next(x for x in done.stdout.splitlines() if x.startswith(f"rank {rank}"))
+        assert line.startswith(f"rank {rank} skipped {int(how == 'nan')} grown 0.")
+        assert not line.endswith("grown 0.0")
+
+
+# ---- That it pays --------------------------------------------------------------------------------------------------
+
+
+def final_loss(method, seed):
+    """Of a student of a network that reads 6 of 128 blocks of inputs, relative to its variance."""
+    generator, inputs, b = torch.Generator().manual_seed(seed), 1024, 8
+    first, last = torch.randn(32, inputs, generator=generator), torch.randn(16, 32, generator=generator)
+    reads = torch.zeros(128).index_fill_(0, torch.randperm(128, generator=generator)[:6], 1).repeat_interleave(b)
+    first *= reads * 48**-0.5
+    torch.manual_seed(seed)
+    layout = Layout.from_graph("random(16,128,0.02)", b, seed=seed)
+    model = nn.Sequential(bst.BlockSparseLinear(inputs, 128, layout, activation="gelu"), nn.Linear(128, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    if method != "static":
+        rewiring = METHODS[method](bss.CosineDrop(end_step=300, alpha=0.3, frequency=10), seed=seed)
+        rewiring.prepare(model)
+        rewiring.attach(optimizer)
+    losses = []
+    for step in range(400):
+        x = torch.randn(128, inputs, generator=generator)
+        y = (x @ first.T).tanh() @ last.T
+        loss = (model(x) - y).square().mean() / y.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step >= 350:
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rigl_is_better_than_set_and_set_than_a_static_layout(seed):
+    losses = {method: final_loss(method, seed) for method in ("exact", "bound", "SET", "static")}
+    print(losses)
+    assert losses["exact"] < losses["SET"] - 0.05
+    assert losses["bound"] < losses["static"] - 0.2
+    assert losses["SET"] < losses["static"] - 0.05
