@@ -41,7 +41,7 @@ ROWS = 64  # sentences of a batch
 RESERVE_SECONDS = 30.0  # for what follows the training
 DENSER = 1.25  # steps of the first stages take longer than those of the last
 SAMPLES = 7  # of each whole model's time
-EVERY_SECONDS = 10.0  # between checkpoints
+EVERY_SECONDS = 30.0  # between checkpoints
 QUICK_STEPS = 8
 ONE_SHOT = (("magnitude", 0.8), ("obs", 0.5), ("obs", 0.9), ("obs", 0.8))  # what is compared before the training
 
