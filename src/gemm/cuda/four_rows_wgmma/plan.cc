@@ -11,7 +11,7 @@ constexpr int64_t kLeast = 129, kMost = 512;  // tokens
 // Boxes fill x up with zeros behind the last block of inputs, but W may hold anything there.
 bool supports(const CudaProblem& p) {
   return row_wgmma::supports(p) && p.block == 32 && !p.by_in && p.outputs == 4 * p.inputs && p.inputs % p.block == 0 &&
-         !p.x_first && !p.gated && !p.glu && p.n <= kMost;
+         !p.x_first && !p.gated && p.n <= kMost;
 }
 
 int64_t least_tokens(const CudaProblem&) { return kLeast; }

@@ -231,8 +231,8 @@ Status launch(const Product& p, const CudaCall& call) {
             .early = p.x_is_last,
             .plain = without_epilogue(p),
             .n = static_cast<int32_t>(p.x.n),
-            .outputs = p.outputs(),
-            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation, p.glu ? p.y.features : 0}};
+            .outputs = p.y.features,
+            .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
   return with_kernel<T>(problem.block, tokens, p.by_in, problem.x_first, problem.gated, [&]<class K>() {
     BS_RETURN_IF_ERROR(make_maps<K>(p, args));
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,

@@ -14,7 +14,7 @@ constexpr int64_t kMostTokensOfSlices = 1024;
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 32 && p.n >= 1 && p.inputs >= 1 && p.x_in_rows &&
-         p.w_aligned && !(p.gated && p.x_first) && p.blocks * p.block < kMost && p.outputs < kMost &&
+         p.w_aligned && !(p.gated && p.x_first) && !p.glu && p.blocks * p.block < kMost && p.outputs < kMost &&
          p.n < kMost - 256 && (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 

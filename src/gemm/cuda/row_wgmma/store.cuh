@@ -4,7 +4,6 @@
 
 #include "cuda/ptx/movmatrix.h"
 #include "cuda/turn_quad.h"
-#include "gemm/cuda/approximate.cuh"
 #include "gemm/cuda/row_wgmma/feed.cuh"
 
 namespace blocksparse::gemm::row_wgmma {
@@ -24,10 +23,6 @@ class Storer {
 
   __device__ void store(Sums<K>& sums) const {
     if (job_.slot >= 0) return leave_slice(sums);
-    if (p_.finish.hidden > 0) {
-      finish_glu(sums);
-      return store_in<false, K::block / 2>(sums);
-    }
     if (!p_.plain) finish(sums);
     if (p_.finish.y.features_contiguous()) store_in<false>(sums);
     else store_in<true>(sums);
@@ -70,75 +65,34 @@ class Storer {
     }
   }
 
-  // f(gate) * up takes the place of the first half of the sums. Eight columns on are four sums on.
-  template <Activation Act>
-  __device__ void finish_glu_by(Sums<K>& sums) const {
-#pragma unroll
-    for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-      for (int i = 0; i < K::kSums / 2; ++i) {
-        const int at = i / 4 * 8 + i % 4;
-        sums[half][i] = approximately_activated<Act>(sums[half][at]) * sums[half][at + 4];
-      }
-    }
-  }
-  __device__ void add_bias(Sums<K>& sums) const {
-    const T* bias = static_cast<const T*>(p_.finish.bias);
-#pragma unroll
-    for (int i = 0; i < K::kSums; i += 4) {
-      const int64_t output = first_output() + column_of(i);
-      if (output >= p_.outputs) continue;  // there are as many outputs as in whole eights
-      const float low = widen(bias[output]), high = widen(bias[output + 1]);
-#pragma unroll
-      for (int half = 0; half < K::kHalves; ++half) {
-        sums[half][i] += low, sums[half][i + 1] += high;
-        sums[half][i + 2] += low, sums[half][i + 3] += high;
-      }
-    }
-  }
-  __device__ void finish_glu(Sums<K>& sums) const {
-    if (p_.finish.bias != nullptr) add_bias(sums);
-    switch (p_.finish.activation) {
-      case Activation::none: return finish_glu_by<Activation::none>(sums);
-      case Activation::relu: return finish_glu_by<Activation::relu>(sums);
-      case Activation::gelu: return finish_glu_by<Activation::gelu>(sums);
-      case Activation::silu: return finish_glu_by<Activation::silu>(sums);
-      case Activation::gelu_tanh: return finish_glu_by<Activation::gelu_tanh>(sums);
-    }
-  }
-
-  // 8 outputs of a token, or, Turned, 8 tokens of an output, a lane and a time. Columns: of y, of a row of blocks.
-  template <bool Turned, int Columns = K::block>
+  // 8 outputs of a token, or, Turned, 8 tokens of an output, a lane and a time.
+  template <bool Turned>
   __device__ void store_in(const Sums<K>& sums) const {
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
 #pragma unroll
-      for (int first = 0; first < Columns; first += 32) {
+      for (int first = 0; first < K::block; first += 32) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           uint32_t words[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            words[j] = 0;
-            if (first + 8 * j >= Columns) continue;
             const float* sum = sums[half] + first / 2 + 4 * j + 2 * row;
             words[j] = narrow_pair(sum[0], sum[1], T{});
             if constexpr (Turned) words[j] = ptx::movmatrix_trans(words[j]);
           }
           cuda::turn_quad(words);
           const int inside = lane() / 4, token = first_token(half, row) + (Turned ? 0 : inside);
-          const int column = first + lane() % 4 * 8;
-          const int64_t output = int64_t{job_.to} * Columns + column + (Turned ? inside : 0);
-          if (column < Columns) put<Turned>(token, output, Columns < K::block ? p_.finish.hidden : p_.outputs, words);
+          put<Turned>(token, first_output() + first + lane() % 4 * 8 + (Turned ? inside : 0), words);
         }
       }
     }
   }
 
   template <bool Turned>
-  __device__ void put(int token, int64_t output, int64_t outputs, const uint32_t (&words)[4]) const {
-    const int64_t inside = Turned ? p_.n - token : outputs - output;
-    if (inside <= 0 || (Turned ? output >= outputs : token >= p_.n)) return;
+  __device__ void put(int token, int64_t output, const uint32_t (&words)[4]) const {
+    const int64_t inside = Turned ? p_.n - token : p_.outputs - output;
+    if (inside <= 0 || (Turned ? output >= p_.outputs : token >= p_.n)) return;
     T* to = p_.finish.at<T>(token, output);
     if (inside >= 8 && p_.finish.y.aligned) {
       *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
@@ -169,24 +123,13 @@ __global__ void __launch_bounds__(kCombineThreads) row_wgmma_combine(const __gri
     const Split split = p.walk.splits[i / width];
     const int64_t inner = i % width;
     const auto* from = reinterpret_cast<const float2*>(p.partial) + split.first_slot * width + inner;
-    const auto sum_of = [&](const float2* first) {
-      float2 sum = {0, 0};
+    float2 sum = {0, 0};
 #pragma unroll 4
-      for (int slot = 0; slot < split.slots; ++slot) {
-        const float2 part = __ldcg(first + slot * width);
-        sum.x += part.x, sum.y += part.y;
-      }
-      return sum;
-    };
-    const int64_t token = inner / kPairs, output = int64_t{split.to} * Block + inner % kPairs * 2;
-    if (p.finish.hidden > 0) {
-      if (!is_gate(output) || output >= p.outputs) continue;
-      const float2 gate = sum_of(from), up = sum_of(from + kInterleaved / 2);
-      p.finish.store_glu<T>(token, output, gate.x, up.x);
-      p.finish.store_glu<T>(token, output + 1, gate.y, up.y);
-      continue;
+    for (int slot = 0; slot < split.slots; ++slot) {
+      const float2 part = __ldcg(from + slot * width);
+      sum.x += part.x, sum.y += part.y;
     }
-    const float2 sum = sum_of(from);
+    const int64_t token = inner / kPairs, output = int64_t{split.to} * Block + inner % kPairs * 2;
     if (output < p.outputs) p.finish.store<T>(token, output, sum.x);
     if (output + 1 < p.outputs) p.finish.store<T>(token, output + 1, sum.y);
   }
