@@ -6,7 +6,6 @@
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/griddepcontrol.h"
-#include "cuda/ptx/warpgroup.h"
 #include "cuda/ring.h"
 #include "gemm/cuda/finish.cuh"
 #include "gemm/cuda/row_wgmma/plan.h"
@@ -61,12 +60,6 @@ struct Shared {
 };
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
-
-// All threads, once, when they have looked up their first jobs: the barriers of the ring are there.
-template <class K>
-__device__ inline void wait_for_ring() {
-  ptx::bar_sync(3, K::kThreads);  // of another name than 0, which synccheck wants to be met at one place
-}
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
@@ -136,7 +129,6 @@ class Feeder {
     // What is next comes from memory while this is sent.
     Job job = jobs_.find<K>(0), next = jobs_.find<K>(1);
     Batch batch = fetch(job, job.first);
-    wait_for_ring<K>();
     if (p_.early) begin_early<Ragged>(job, batch);
     for (int wave = 0; wave < p_.waves; ++wave) {
       const Batch of_next = fetch(next, next.first);

@@ -58,7 +58,6 @@ class Consumer {
   __device__ void run() {
     Job job = jobs_.find<K>(warpgroup_);
     if (warpgroup_ == 1) skip(jobs_.find<K>(0));
-    wait_for_ring<K>();
     for (int wave = warpgroup_; wave < p_.waves; wave += 2) {
       // These come from memory while this one is multiplied.
       const Job others = jobs_.find<K>(wave + 1), next = jobs_.find<K>(wave + 2);
@@ -154,6 +153,7 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
     ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
   }
+  __syncthreads();
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 2) {
     Feeder<K>(p, shared, stages, static_cast<int>(threadIdx.x) / 32 % K::kFeeders).run();
