@@ -39,7 +39,7 @@ class Layer:
 
     def __init__(self, target: Target, allowed: Tensor) -> None:
         self.target = target
-        self.allowed = allowed  # blocks that may be live at all
+        self._allowed = allowed
         self.dropped = torch.zeros(target.grid, dtype=torch.float32, device=target.parameter.device)
         self.shadow: Tensor | None = None
         self._hooked: nn.Parameter | None = None
@@ -50,6 +50,12 @@ class Layer:
         """The buffer [out_blocks, in_blocks] of zeros and ones beside the weight."""
         gates: Tensor = getattr(self.target.module, gates_name(self.target))
         return gates
+
+    @property
+    def allowed(self) -> Tensor:
+        """Bool [out_blocks, in_blocks]: blocks that may be live at all, on the device that the model is on now."""
+        self._allowed = self._allowed.to(self.gates.device)
+        return self._allowed
 
     @property
     def mask(self) -> Tensor:
@@ -83,7 +89,7 @@ class Layer:
         """Goes on with another module that holds the live blocks alone; the gates go with it."""
         gates, owner = self.gates, _owners.get(self.target.module, {}).get(self.target.parameter_name)
         self.unhook()
-        self.allowed = self.allowed & (gates != 0)
+        self._allowed = self.allowed & (gates != 0)
         disown(self.target)
         self.target, self.shadow = target, shadow
         target.module.register_buffer(gates_name(target), gates)
@@ -98,7 +104,7 @@ class Layer:
     def load(self, mask: Tensor, allowed: Tensor, dropped: Tensor, shadow: Tensor | None) -> None:
         """What was saved."""
         self.gates.copy_(mask)
-        self.allowed, self.dropped = allowed, dropped.to(self.gates.device, copy=True)
+        self._allowed, self.dropped = allowed, dropped.to(self.gates.device, copy=True)
         if self.shadow is not None and shadow is not None:
             self.shadow.copy_(shadow)
         self.target.keep_(self.target.parameter.data, mask)
