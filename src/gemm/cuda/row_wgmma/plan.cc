@@ -18,7 +18,7 @@ bool supports(const CudaProblem& p) {
          p.n < kMost - 256 && (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 
-int64_t least_tokens(const CudaProblem&) { return 65; }
+int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : 65; }
 
 // Larger tiles read W less often; they must leave a job and a half for every SM, and whole rows of few blocks do.
 // us of jobs of 64, 128 and 256 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25
@@ -39,18 +39,21 @@ bool adds_slices(const CudaProblem& p) { return p.n <= kMostTokensOfSlices; }
 
 int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSplits); }
 
-// us, bf16, hot, row_wgmma (best of the others), 2026-11-25
-//   b = 64, H200    n = 128, .1 5.5 (7.4); n = 256, .25 10.3 (18.3); n = 512, .1 9.3 (13.4)
-//   b = 128, H200   n = 128, .1 6.6 (7.8); n = 256, .25 10.7 (17.4); n = 512, .1 8.3 (14.3)
-//   b = 32, H200    n = 128, .1 6.6 (7.7); n = 512, .25 25.8 (31.0); n = 1024, .25 49.1 (stream_x 31.9)
-//   1024 tokens, H100    b = 64, .1 15.1 (17.2), .25 29.8 (28.9); 12288 x 12288, .1 96.4 (wgmma 80.4); ba(288,3)
-//                   86.5 (89.7); b = 32, .05 15.7 (19.8), .1 25.5 (24.0); 1024 x 1024, .25 6.7 (11.4)
-//   2048 tokens, H100    b = 32, .05 29.7 (33.5), .1 49.8 (44.5)
-//   65 tokens, H200      b = 32: 4096 x 4096, .1 8.0 (7.2)
+// us, bf16, hot, row_wgmma (best of the others), H100, 2026-11-25
+//   b = 64, 4096 x 4096   n = 48, .25 6.9 (7.1), .1 5.1 (4.9); n = 64, .25 6.6 (7.6), .1 5.0 (5.2), .02 3.8 (3.6)
+//                         n = 128, .1 4.8 (7.2); n = 256, .25 8.3 (20.3); n = 512, .1 8.1 (14.2)
+//                         n = 1024, .1 13.7 (17.2), .25 27.8 (28.9); 12288 x 12288, .1 91.9 (wgmma 80.4)
+//   ba(288,3), b = 64     n = 64 15.3 (15.7; from memory 16.5, 19.2); n = 256 26.2 (49.7); n = 1024 85.4 (89.7)
+//   b = 128               n = 64, .25 9.4 (8.0); n = 128, .1 6.4 (7.6); n = 256, .25 9.4 (17.9); n = 512, .1 7.2 (15.1)
+//   b = 32                n = 64, .25 8.1 (7.6); n = 128, .1 5.8 (7.0); n = 512, .25 26.9 (30.4)
+//                         n = 1024, .25 51.0 (stream_x 32.9), .05 14.2 (19.8), .1 23.1 (24.0); 1024 x 1024, .25 6.4
+//                         (11.4) n = 2048, .05 28.0 (33.5), .1 44.8 (44.5)
+//   65 tokens, H200, the kernel before   b = 32: 4096 x 4096, .1 8.0 (7.2)
 // What shares x among outputs needs blocks enough of each input; it then has less to read.
 // Gates and features-first x are not measured.
 bool pays(const CudaProblem& p, const cuda::Card&) {
   if (p.gated || p.x_first) return false;
+  if (p.n < 65) return p.density() >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
   if (p.block == 32) {
     if (p.n <= 96) return p.density() < (rows >= 256 ? 0.6 : 0.05);

@@ -39,8 +39,9 @@ bool supports(const CudaProblem& p) {
 //   n = 16384, b = 32: 5.4 (11.0)   n = 4096, b = 16: 4.1 (10.3)   n = 1024, b = 16: 3.9 (10.2)
 //   512 x 512, n = 16384, b = 32: 10.6 (16.3)   n = 50176, b = 16, .12: 32.9 (37.8)
 // With more blocks it is bound by its products, and wgmma fills W up. What lies beyond these figures is left to wgmma.
-// On an H100, 2026-11-25, stream_w (w_in_smem), 256 x 256, b = 32, .25: n = 256 3.9 (3.2), 512 4.3 (3.4).
-int64_t least_tokens(const CudaProblem&) { return 256; }
+// On an H100, 2026-11-25, 256 x 256, b = 32, .25, row_wgmma (w_in_smem): n = 256 2.8 (3.2), 512 2.9 (3.4), 1024 3.1
+// (3.3).
+int64_t least_tokens(const CudaProblem& p) { return p.block == 32 ? 1024 : 256; }
 
 bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kMostOfSmallest = 32768;
