@@ -54,6 +54,7 @@ dist.all_gather(everyone, weights)
 if sys.argv[3] == "finite":
     assert torch.equal(*everyone), "weights differ"
 print(f"rank {rank} skipped {rewiring.report().skipped} grown {rewiring.report().rows[0].grown}\\n", end="", flush=True)
+dist.barrier()  # a process that ends while the other still talks to it may abort
 dist.destroy_process_group()
 """
 

@@ -411,3 +411,21 @@ def test_recurrent_networks_of_one_op_follow_set():
         fresh = type(network)(6, 64, layouts)
         fresh.load_state_dict(network.state_dict())
         assert torch.equal(network(x)[0], fresh(x)[0])
+
+
+def test_transforms_of_torch_func_tell_nobody():
+    """Whoever listens to whatever weight: tensors of torch.func's levels have no address."""
+    layer = bst.BlockSparseLinear(32, 32, Layout.from_graph("random(4,4,0.5)", 8, seed=1))
+    heard = []
+    listen(layer.weight, lambda *pair: heard.append(pair))
+    x, parameters = torch.randn(3, 32), dict(layer.named_parameters())
+
+    def loss(parameters, row):
+        return torch.func.functional_call(layer, parameters, (row,)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    assert not heard
+    layer(x).square().sum().backward()
+    assert len(heard) == 1
+    torch.testing.assert_close(each["weight"].sum(0), layer.weight.grad)
+    listen(layer.weight, None)

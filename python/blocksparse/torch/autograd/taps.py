@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .transforms import is_wrapped
+
 Listener = Callable[[Tensor, Tensor], None]  # of x and dy, as dW is made of them
 
 # By the address of the weight, which all views of it share; with the weight, which may have moved or gone since.
@@ -21,7 +23,7 @@ _listeners: dict[int, tuple[weakref.ref[Tensor], Listener]] = {}
 def listen(values: Tensor, listener: Listener | None) -> None:
     """From now on the listener is called with x and dy whenever a backward pass makes dW of a weight. None: no more.
 
-    Compiled graphs and forward passes without gradients tell nothing. The weight is not kept alive.
+    Compiled graphs, torch.func's transforms and forward passes without gradients tell nothing. The weight is not kept alive.
     """
     if listener is None:
         _listeners.pop(values.data_ptr(), None)
@@ -31,7 +33,7 @@ def listen(values: Tensor, listener: Listener | None) -> None:
 
 def listener_of(values: Tensor) -> Listener | None:
     """Who listens to a weight."""
-    if torch.compiler.is_compiling() or not _listeners:
+    if not _listeners or torch.compiler.is_compiling() or is_wrapped(values):  # the last has no address
         return None
     address = values.data_ptr()
     weight, listener = _listeners.get(address, (None, None))
