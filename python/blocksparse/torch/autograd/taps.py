@@ -23,7 +23,8 @@ _listeners: dict[int, tuple[weakref.ref[Tensor], Listener]] = {}
 def listen(values: Tensor, listener: Listener | None) -> None:
     """From now on the listener is called with x and dy whenever a backward pass makes dW of a weight. None: no more.
 
-    Compiled graphs, torch.func's transforms and forward passes without gradients tell nothing. The weight is not kept alive.
+    Compiled graphs, torch.func's transforms and forward passes without gradients tell nothing. The weight is not kept
+    alive.
     """
     if listener is None:
         _listeners.pop(values.data_ptr(), None)
