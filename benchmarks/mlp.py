@@ -116,7 +116,7 @@ def passes(ways: dict[str, list[nn.Module]], x: Tensor, training: bool, cuda: bo
     """A run of each way, over all copies."""
     dy = torch.randn_like(x)
 
-    def run_of(modules: list[Any], parameters: list[Tensor]) -> Run:
+    def run_of(modules: list[Any], parameters: list[nn.Parameter]) -> Run:
         def forward() -> None:
             with torch.no_grad():
                 for module in modules:

@@ -147,7 +147,7 @@ def bits_per_byte(model: nn.Module, text: Tensor) -> float:
     model.eval()
     ends = torch.linspace(CONTEXT, len(text) - 1, min(PLACES, len(text) - CONTEXT)).long()
     total = 0.0
-    for part in ends.split(4096):
+    for part in torch.split(ends, 4096):
         x, y = contexts(text, part)
         total += float(nn.functional.cross_entropy(model(x), y, reduction="sum"))
     model.train()
@@ -169,7 +169,7 @@ def train(arm: Arm, text: Tensor, steps: int, seed: int) -> float:
     for _ in range(steps):
         x, y = contexts(text, torch.randint(CONTEXT, len(text), (BATCH,), generator=generator))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
@@ -178,7 +178,7 @@ def train(arm: Arm, text: Tensor, steps: int, seed: int) -> float:
 
 def hidden_weights(model: ByteMlp) -> int:
     """Those that are not zero."""
-    return sum(int(layer.weight.count_nonzero()) for layer in model.hidden)  # type: ignore[union-attr,operator]
+    return sum(int(torch.count_nonzero(layer.get_parameter("weight"))) for layer in model.hidden)
 
 
 def run(name: str, text: Tensor, held_out: Tensor, steps: int, seed: int, init: str = "pytorch") -> dict[str, Any]:

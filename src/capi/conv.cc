@@ -77,12 +77,8 @@ bs_status bs_conv_fprop(const bs_layout_view* layout, const bs_conv_geometry* ge
     BS_RETURN_IF_ERROR(need(op, "w", w));
     BS_RETURN_IF_ERROR(need(op, "y", y));
     BS_RETURN_IF_ERROR(check_flags(op, *geometry));
-    Epilogue e;
-    if (epilogue != nullptr) {
-      e = {to_const(epilogue->bias), to_const(epilogue->residual), static_cast<Activation>(epilogue->activation)};
-    }
-    return conv_fprop(to_convolution(*layout, *geometry, channel_order), to_const(x), {to_const(w), to_const(gates)}, e,
-                      to_tensor(y), to_workspace(workspace), to_stream(stream));
+    return conv_fprop(to_convolution(*layout, *geometry, channel_order), to_const(x), {to_const(w), to_const(gates)},
+                      to_epilogue(epilogue), to_tensor(y), to_workspace(workspace), to_stream(stream));
   });
 }
 

@@ -21,12 +21,8 @@ bs_status bs_linear_glu_fprop(const bs_layout_view* layout, const bs_tensor* x, 
     BS_RETURN_IF_ERROR(need(op, "x", x));
     BS_RETURN_IF_ERROR(need(op, "w", w));
     BS_RETURN_IF_ERROR(need(op, "y", y));
-    Epilogue e;
-    if (epilogue != nullptr) {
-      e = {to_const(epilogue->bias), to_const(epilogue->residual), static_cast<Activation>(epilogue->activation)};
-    }
-    return linear_glu_fprop(to_view(*layout), to_const(x), {to_const(w), to_const(gates)}, e, to_tensor(y),
-                            to_workspace(workspace), to_stream(stream));
+    return linear_glu_fprop(to_view(*layout), to_const(x), {to_const(w), to_const(gates)}, to_epilogue(epilogue),
+                            to_tensor(y), to_workspace(workspace), to_stream(stream));
   });
 }
 

@@ -72,6 +72,11 @@ T to_tensor(const bs_tensor* t) {
 
 inline ConstTensor to_const(const bs_tensor* t) { return to_tensor<ConstTensor>(t); }
 
+inline Epilogue to_epilogue(const bs_epilogue* e) {
+  if (e == nullptr) return {};
+  return {to_const(e->bias), to_const(e->residual), static_cast<Activation>(e->activation)};
+}
+
 inline Stream to_stream(const bs_stream& s) { return {s.handle, s.threads, static_cast<Math>(s.math)}; }
 inline Workspace to_workspace(const bs_workspace& w) { return {w.data, w.bytes}; }
 

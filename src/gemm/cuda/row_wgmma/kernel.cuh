@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
     shared.ring.init(K::kStages, 4);
     ptx::fence_mbarrier_init();
   }
-  // By the warps that copy: else the first stage came up to 1.4 us later (H100, 2026-11-25).
+  // Barriers by one thread, maps by the warps that copy: with both by others, the first stage came up to 1.4 us later
+  // (H100, 2026-11-25).
   if (threadIdx.x >= 256 && threadIdx.x % 32 == 0) {
     ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);

@@ -25,7 +25,9 @@ int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : 65; }
 //   b = 64, .25   n = 256 7.8, 8.9; n = 512 16.1, 13.3, 14.8; n = 1024 30.5, 26.0, 23.3
 //   b = 32, .1    n = 256 9.3, 8.3, 8.4; n = 512 16.6, 13.9, 12.5; n = 1024 30.3, 25.1, 22.9
 //   b = 128, .25  n = 512 11.6, 12.1; n = 1024 21.5, 18.2
-// Gated sums are held twice, so more than 64 tokens have no room; nor have 256 of b = 128.
+// 256 tokens of b = 64 are of a form with outputs on wgmma's rows, which is not here; with tokens there they lost: n =
+// 1024, .1 17.0, 14.4 with 128. Gated sums are held twice, so more than 64 tokens have no room; nor have 256 of b =
+// 128.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
   if (p.gated || p.x_first) return 64;
   const auto pays = [&](int64_t tokens) {
