@@ -63,8 +63,8 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/ops/lstm/cuda/driver.cc
   src/ops/lstm/cuda/w_in_smem/kernel.cu
   src/ops/norm/cuda/cell.cu
-  src/ops/norm/cuda/rows.cu
-  src/ops/norm/cuda/wide.cu)
+  src/ops/norm/cuda/columns.cu
+  src/ops/norm/cuda/rows.cu)
 # Kernels for 90a alone are empty in code for other cards, so the choice must know whether there is such code.
 set(BLOCKSPARSE_SM90A 0)
 if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(;|-|$)")

@@ -67,7 +67,6 @@ add_library(blocksparse_objects OBJECT
   src/ops/lstm/reference.cc
   src/ops/norm/cpu/driver.cc
   src/ops/norm/cpu/kernels.cc
-  src/ops/norm/cuda/plan.cc
   src/ops/norm/norm.cc
   src/ops/sequence/deep_update.cc
   src/ops/sequence/deep_update_steps.cc

@@ -13,9 +13,6 @@ struct Forward {
   DType dtype = DType::f32;
   int64_t n = 0, groups = 1, features = 0;
   bool relu = false;
-  // CUDA: as gemm::Product::x_is_last. The kernel in front on the stream makes x, and no other tensor that
-  // is read, which may then be before it has ended.
-  bool x_is_last = false;
   double epsilon = 0;
   const void *x = nullptr, *gain = nullptr, *shift = nullptr, *factor = nullptr, *term = nullptr;
   void *y = nullptr, *stats = nullptr;
@@ -40,12 +37,12 @@ struct Backward {
 struct CellForward {
   DType dtype = DType::f32;
   int64_t n = 0, features = 0;
-  bool z_is_last = false;  // as above
   double epsilon = 0;
   const void *z = nullptr, *gain = nullptr, *shift = nullptr;  // [n, 4, features], [4, features]
   const void* c_before = nullptr;                              // [n, features]; null: 0
   void *h = nullptr, *c = nullptr;                             // c may be c_before
-  void *gates = nullptr, *stats = nullptr;                     // what backward needs; null: not wanted
+  void* gates = nullptr;                                       // what backward needs; null: not wanted
+  void* stats = nullptr;                                       // [n, 4, 2], which backward needs, too
   void *h_end = nullptr, *c_end = nullptr;                     // where h and c go, too; null: nowhere
 };
 

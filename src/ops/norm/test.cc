@@ -261,7 +261,7 @@ class NormCell {
                         .h = at("h"),
                         .c = at("c"),
                         .gates = save ? at("gates") : nullptr,
-                        .stats = save ? at("stats") : nullptr,
+                        .stats = at("stats"),
                         .h_end = save ? at("h_end") : nullptr,
                         .c_end = save ? at("c_end") : nullptr};
     const Status status = cuda_cell_forward(f, kCard, {});

@@ -42,7 +42,6 @@ Status matrices(const StepRunner& runner, const Forward& f, const Made& made, ch
     n.groups = groups;
     n.features = f.hidden;
     n.relu = j > 0 && j < f.last();
-    n.x_is_last = true;
     n.epsilon = f.epsilon;
     n.x = product;
     n.gain = matrix.gain;
@@ -146,7 +145,6 @@ Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made,
       {.dtype = f.dtype,
        .n = f.n,
        .features = f.hidden,
-       .z_is_last = true,
        .epsilon = f.epsilon,
        .z = advance(static_cast<const void*>(memory + made.products.at(f.last())), at * kGates * runner.one, f.dtype),
        .gain = gates.gain,
@@ -155,7 +153,7 @@ Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made,
        .h = step.y,
        .c = step.c,
        .gates = step.gates,
-       .stats = f.saved != nullptr ? stats : nullptr,
+       .stats = stats,
        .h_end = ends ? step.h_end : nullptr,
        .c_end = ends ? step.c_end : nullptr},
       f.device, runner.on.stream);
@@ -210,8 +208,10 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   const auto saved = [&](int64_t bytes, int64_t elements, DType dtype) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
   };
-  // Of h behind a step: from its y, and from the step behind.
-  const void* dh = b.steps > 0 ? advance(b.dy, (b.steps - 1) * runner.one, b.dtype) : nullptr;
+  const auto dy_at = [&](int64_t t) { return advance(b.dy, t * runner.one, b.dtype); };
+  // Of h behind a step: from its y, and from the step behind. A card's cell adds them, the CPU's product.
+  const bool cell_adds = machine->on_card();
+  const void* of_next = nullptr;
   for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {
     lstm::BackwardCell step;
     runner.set_step(t, step);
@@ -219,7 +219,8 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     step.gates = saved(made.gates, t * kGates * runner.one, b.dtype);
     step.c = saved(made.cells, t * runner.one, runner.state);
     step.c_before = t > 0 ? saved(made.cells, (t - 1) * runner.one, runner.state) : static_cast<const char*>(b.c0);
-    step.dy = dh;
+    step.dy = cell_adds || of_next == nullptr ? dy_at(t) : of_next;
+    step.sums = cell_adds ? of_next : nullptr;
     step.dh_end = b.dh;
     step.dc_end = b.dc;
     step.dc = b.dc0 != nullptr ? b.dc0 : memory + space.dc;
@@ -227,9 +228,9 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
                         BackwardSpace::keeps_steps(b) ? t * kGates * runner.one : 0, b.dtype);
     BS_RETURN_IF_ERROR(machine->cell(step, b.dtype));
     void* before = t > 0 ? memory + space.dh : b.dh0;
-    const void* dy_before = t > 0 ? advance(b.dy, (t - 1) * runner.one, b.dtype) : nullptr;
+    const void* dy_before = t > 0 && !cell_adds ? dy_at(t - 1) : nullptr;
     BS_RETURN_IF_ERROR(matrices_backward(runner, b, made, space, memory, t, before, dy_before));
-    dh = before;
+    of_next = before;
   }
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dh, b.dh0, b.dtype));
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dc, b.dc0, runner.state));

@@ -58,8 +58,10 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   const auto saved = [&](int64_t bytes, int64_t elements, DType dtype) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
   };
-  // Of h behind a step: from its y, and from the step behind.
-  const void* dh = b.steps > 0 ? advance(b.dy, (b.steps - 1) * runner.one, b.dtype) : nullptr;
+  const auto dy_at = [&](int64_t t) { return advance(b.dy, t * runner.one, b.dtype); };
+  // Of h behind a step: from its y, and from the step behind. A card's cell adds them, the CPU's product.
+  const bool cell_adds = machine->on_card();
+  const void* of_next = nullptr;
   for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {
     const int64_t at = t * runner.one;
     lstm::BackwardCell step;
@@ -68,7 +70,8 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     step.gates = saved(made.gates, kGates * at, b.dtype);
     step.c = saved(made.cells, at, runner.state);
     step.c_before = t > 0 ? saved(made.cells, at - runner.one, runner.state) : static_cast<const char*>(b.c0);
-    step.dy = dh;
+    step.dy = cell_adds || of_next == nullptr ? dy_at(t) : of_next;
+    step.sums = cell_adds ? of_next : nullptr;
     step.dh_end = b.dh;
     step.dc_end = b.dc;
     step.dc = b.dc0 != nullptr ? b.dc0 : memory + space.dc;
@@ -84,11 +87,11 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
                                           .of_b = advance(b.dfactor, at, b.dtype)},
                                          b.dtype));
     void* before = t > 0 ? memory + space.dh : b.dh0;
-    const void* dy_before = t > 0 ? advance(b.dy, at - runner.one, b.dtype) : nullptr;
+    const void* dy_before = t > 0 && !cell_adds ? dy_at(t - 1) : nullptr;
     if (before != nullptr) {
       BS_RETURN_IF_ERROR(runner.product(b.m, true, of_product, before, dy_before, true));
     }
-    dh = before;
+    of_next = before;
   }
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dh, b.dh0, b.dtype));
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dc, b.dc0, runner.state));

@@ -52,15 +52,57 @@ class Storer {
 
   // Bias, residual, activation.
   __device__ void finish(Sums<K>& sums) const {
+    if (p_.finish.bias != nullptr) add_bias(sums);
+    if (p_.finish.residual.data != nullptr) add_residual(sums);
+    if (p_.finish.activation == Activation::none) return;
+#pragma unroll
+    for (auto& half : sums) {
+#pragma unroll
+      for (float& sum : half) sum = activated(p_.finish.activation, sum);
+    }
+  }
+
+  __device__ void add_bias(Sums<K>& sums) const {
+    const T* bias = static_cast<const T*>(p_.finish.bias) + first_output();
+    const int inside = static_cast<int>(min(int64_t{K::block}, p_.outputs - first_output()));
+#pragma unroll
+    for (int i = 0; i < K::kSums; i += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float of_column = column_of(i + e) < inside ? widen(bias[column_of(i + e)]) : 0;
+#pragma unroll
+        for (auto& half : sums) half[i + e] += of_column, half[i + e + 2] += of_column;
+      }
+    }
+  }
+
+  // Two outputs in an access, where they lie side by side: by single ones a step's last product of 18432 outputs, 256
+  // tokens took 110 us instead of 23 (H200, 2026-11-26).
+  __device__ void add_residual(Sums<K>& sums) const {
+    const DeviceMatrix& residual = p_.finish.residual;
+    const bool pairs =
+        residual.features_contiguous() && residual.aligned && first_output() + K::block <= p_.outputs;
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
 #pragma unroll
-      for (int i = 0; i < K::kSums; ++i) {
-        const int token = token_of(half, i);
-        const int64_t output = first_output() + column_of(i);
-        if (token >= p_.n || output >= p_.outputs) continue;
-        const float sum = p_.finish.before_activation<T>(token, output, sums[half][i]);
-        sums[half][i] = activated(p_.finish.activation, sum);
+      for (int row = 0; row < 2; ++row) {
+        const int token = first_token(half, row) + lane() / 4;
+        if (token >= p_.n) continue;
+        const T* from = residual.at<T>(token, first_output() + lane() % 4 * 2);
+#pragma unroll
+        for (int i = 2 * row; i < K::kSums; i += 4) {
+          if (pairs) {
+            const auto pair = *reinterpret_cast<const uint32_t*>(from + i / 4 * 8);
+            sums[half][i] += widen(T{static_cast<uint16_t>(pair)});
+            sums[half][i + 1] += widen(T{static_cast<uint16_t>(pair >> 16)});
+            continue;
+          }
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int64_t output = first_output() + column_of(i + e);
+            if (output < p_.outputs) sums[half][i + e] += widen(*residual.at<T>(token, output));
+          }
+        }
       }
     }
   }

@@ -30,7 +30,8 @@ struct Spot {
   int64_t token, unit, at, at4;  // at: in [n, H]; at4: of the first gate in [n, 4, H]
   __device__ Spot(int64_t i, int64_t hidden, int units) {
     const int64_t columns = hidden / units;
-    token = i / columns;
+    // 64-bit quotients take longer than the rest of a step.
+    token = i < int64_t{1} << 32 ? static_cast<uint32_t>(i) / static_cast<uint32_t>(columns) : i / columns;
     unit = (i - token * columns) * units;
     at = token * hidden + unit;
     at4 = at + token * (kGates - 1) * hidden;

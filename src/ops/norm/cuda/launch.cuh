@@ -46,11 +46,10 @@ inline bool aligned(int64_t features, int vector, std::initializer_list<const vo
                                                [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });
 }
 
-// The forward kernel of cuda_wide.cu: 16-bit types, from 9.0 on.
-bool wide_takes(const Forward& f, const CudaPlace& place);
-Status launch_wide(const Forward& f, const CudaPlace& place);
-Status prepare_wide(const cuda::Card& card);
-
-Status prepare_cell(const cuda::Card& card);  // cuda_cell.cu
+// Without y: the statistics alone.
+Status launch_forward(const Forward& f, const CudaPlace& place);
+Status launch_columns(const Backward& b, const CudaPlace& place);
+Status prepare_columns();
+Status prepare_cell();
 
 }  // namespace blocksparse::norm

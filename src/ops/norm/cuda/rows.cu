@@ -1,9 +1,7 @@
-// The layer norm on a card.
-//   rows      a thread block for each row, which stays in its registers; longer ones are read again, from L1 and L2
-//   columns   dgain and dshift: a thread block for 64 columns of a group, whose warps share the tokens; their sums are
-//             added in the order of warps. A cluster of thread blocks shares many tokens
-#include <cooperative_groups.h>
-
+// The layer norm on a card: a thread block for each row.
+//   A row stays packed in registers from its first reading on; what does not fit is read again, from L1 and L2. Two
+//   thread blocks or more fit an SM, so that one computes while another waits for memory. Clusters that share a row,
+//   and rows that share gain and shift in shared memory, were slower: NOTES.md.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -16,76 +14,81 @@
 namespace blocksparse::norm {
 namespace {
 
-constexpr int kColumnWarps = 16;  // of a thread block
-constexpr int kColumns = 64;      // two of a lane
+constexpr int most_threads(int kept) { return kept == 2 ? 32 * kMostWarps : kept == 6 ? 384 : 256; }
+constexpr int resident(int kept) { return kept == 6 ? 2 : 3; }  // thread blocks of an SM
 
 // Calls body(i, k) for this thread's vectors: the first element of one, and which it is; from the one numbered Kept on
 // they are not in registers.
 template <int V, int Kept, class Body>
 __device__ inline void for_each_vector(int64_t features, Body body) {
-  const auto step = static_cast<int64_t>(blockDim.x) * V;
+  const int step = static_cast<int>(blockDim.x) * V, first = static_cast<int>(threadIdx.x) * V;
 #pragma unroll
   for (int k = 0; k < Kept; ++k) {
-    const int64_t i = threadIdx.x * int64_t{V} + k * step;
-    if (i < features) body(i, k);
+    if (first + k * step < features) body(first + k * step, k);
   }
 #pragma unroll 1
-  for (int64_t i = threadIdx.x * int64_t{V} + Kept * step; i < features; i += step) body(i, Kept);
+  for (int i = first + Kept * step; i < features; i += step) body(i, Kept);
 }
 
+// 64-bit quotients take longer than a row of few features.
+__device__ inline int64_t group_of_row(int64_t groups) { return blockIdx.x % static_cast<uint32_t>(groups); }
+
 template <class T, int V, int Kept>
-__global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 3 : 1) norm_forward(const __grid_constant__ Forward p) {
+__global__ void __launch_bounds__(most_threads(Kept), resident(Kept)) norm_forward(const __grid_constant__ Forward p) {
   using S = SumOf<T>;
   using Row = Vector<T, V>;
-  __shared__ Two<S> shared[kMostWarps];
+  using Packed = typename Row::Packed;
+  __shared__ Two<S> sums[kMostWarps], squares[kMostWarps];
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int64_t row = blockIdx.x, base = row * p.features, of_group = row % p.groups * p.features;
-  S kept[Kept][V];
-  const auto x = [&](int64_t i, int k, S(&to)[V]) {
-    if (k == Kept) return Row::load(p.x, base + i, to);
+  const int64_t row = blockIdx.x, base = row * p.features;
+  Packed kept[Kept];
 #pragma unroll
-    for (int e = 0; e < V; ++e) to[e] = kept[k][e];
-  };
+  for (int k = 0; k < Kept; ++k) {  // all at once, before the first is used
+    const int i = static_cast<int>(threadIdx.x + k * blockDim.x) * V;
+    kept[k] = i < p.features ? Row::load(p.x, base + i) : Packed{};
+  }
+  const auto x = [&](int i, int k) { return k == Kept ? Row::load(p.x, base + i) : kept[k]; };
   Two<S> sum = {0, 0};
-  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
-    S v[V];
-    Row::load(p.x, base + i, v);
+  for_each_vector<V, Kept>(p.features, [&](int i, int k) {
+    const Packed v = x(i, k);
 #pragma unroll
-    for (int e = 0; e < V; ++e) sum.a += v[e];
-    if (k == Kept) return;
-#pragma unroll
-    for (int e = 0; e < V; ++e) kept[k][e] = v[e];
+    for (int e = 0; e < V; ++e) sum.a += v.at(e);
   });
-  const S count = static_cast<S>(p.features), mean = sum_of_block(sum, shared).a / count;
+  const S count = static_cast<S>(p.features), mean = sum_of_block(sum, sums).a / count;
+#pragma unroll
+  for (Packed& packed : kept) packed.stay_packed();
   sum = {0, 0};
-  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
-    S v[V];
-    x(i, k, v);
+  for_each_vector<V, Kept>(p.features, [&](int i, int k) {
+    const Packed v = x(i, k);
 #pragma unroll
-    for (int e = 0; e < V; ++e) sum.a += (v[e] - mean) * (v[e] - mean);
+    for (int e = 0; e < V; ++e) sum.a += (v.at(e) - mean) * (v.at(e) - mean);
   });
-  const S scale = 1 / sqrt(sum_of_block(sum, shared).a / count + static_cast<S>(p.epsilon));
+  const S scale = 1 / sqrt(sum_of_block(sum, squares).a / count + static_cast<S>(p.epsilon));
   if (threadIdx.x == 0) {
     auto* stats = static_cast<S*>(p.stats) + 2 * row;
     stats[0] = mean, stats[1] = scale;
   }
-  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
-    S v[V], gain[V], shift[V], other[V];
-    x(i, k, v);
+  if (p.y == nullptr) return;
+#pragma unroll
+  for (Packed& packed : kept) packed.stay_packed();
+  const int64_t of_group = group_of_row(p.groups) * p.features;
+  for_each_vector<V, Kept>(p.features, [&](int i, int k) {
+    S v[V], gain[V], shift[V];
+    const Packed packed = x(i, k);
     load_sums(p.gain, of_group + i, gain);
     load_sums(p.shift, of_group + i, shift);
 #pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = (v[e] - mean) * scale * gain[e] + shift[e];
+    for (int e = 0; e < V; ++e) v[e] = (packed.at(e) - mean) * scale * gain[e] + shift[e];
     if (p.factor != nullptr) {
-      Row::load(p.factor, base + i, other);
+      const Packed other = Row::load(p.factor, base + i);
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] *= other[e];
+      for (int e = 0; e < V; ++e) v[e] *= other.at(e);
     }
     if (p.term != nullptr) {
-      Row::load(p.term, base + i, other);
+      const Packed other = Row::load(p.term, base + i);
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] += other[e];
+      for (int e = 0; e < V; ++e) v[e] += other.at(e);
     }
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = p.relu && v[e] < 0 ? S(0) : v[e];
@@ -93,195 +96,130 @@ __global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 3 : 1) norm_forwa
   });
 }
 
-// Of some elements: the gradient of z and of x^ gain + shift, and x^.
-template <class T, int V>
-struct Grads {
-  using S = SumOf<T>;
-  using Row = Vector<T, V>;
-  S of_z[V], of_affine[V], normed[V];
-
-  __device__ Grads(const Backward& p, int64_t at, S mean, S scale) {
-    Row::load(p.x, at, normed);
-    Row::load(p.dy, at, of_z);
-#pragma unroll
-    for (int e = 0; e < V; ++e) normed[e] = (normed[e] - mean) * scale;
-    S other[V];
-    if (p.relu) {
-      Row::load(p.y, at, other);
-#pragma unroll
-      for (int e = 0; e < V; ++e) of_z[e] = other[e] > 0 ? of_z[e] : S(0);
-    }
-#pragma unroll
-    for (int e = 0; e < V; ++e) of_affine[e] = of_z[e];
-    if (p.factor == nullptr) return;
-    Row::load(p.factor, at, other);
-#pragma unroll
-    for (int e = 0; e < V; ++e) of_affine[e] *= other[e];
-  }
-};
-
+// x and the gradient of z stay in registers; factor and gain are read twice.
 template <class T, int V, int Kept>
-__global__ void __launch_bounds__(32 * kMostWarps, Kept == 2 ? 2 : 1)
-    norm_backward(const __grid_constant__ Backward p) {
+__global__ void __launch_bounds__(most_threads(Kept), 2) norm_backward(const __grid_constant__ Backward p) {
   using S = SumOf<T>;
   using Row = Vector<T, V>;
+  using Packed = typename Row::Packed;
   __shared__ Two<S> shared[kMostWarps];
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int64_t row = blockIdx.x, base = row * p.features, of_group = row % p.groups * p.features;
+  const int64_t row = blockIdx.x, base = row * p.features, of_group = group_of_row(p.groups) * p.features;
   const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
-  S normed[Kept][V], scaled[Kept][V];  // x^, and its gradient
-  Two<S> sum = {0, 0};
-  const auto look = [&](int64_t i, S(&n)[V], S(&s)[V]) {
-    const Grads<T, V> g(p, base + i, mean, scale);
-    S gain[V];
-    load_sums(p.gain, of_group + i, gain);
+  Packed kept_x[Kept], kept_dz[Kept];
 #pragma unroll
-    for (int e = 0; e < V; ++e) n[e] = g.normed[e], s[e] = g.of_affine[e] * gain[e];
-    return g;
-  };
-  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
-    S n[V], s[V];
-    const Grads<T, V> g = look(i, n, s);
+  for (int k = 0; k < Kept; ++k) {  // all at once, before the first is used
+    const int i = static_cast<int>(threadIdx.x + k * blockDim.x) * V;
+    kept_x[k] = i < p.features ? Row::load(p.x, base + i) : Packed{};
+    kept_dz[k] = i < p.features ? Row::load(p.dy, base + i) : Packed{};
+  }
+  if (p.relu) {
+    Packed y[Kept];
 #pragma unroll
-    for (int e = 0; e < V; ++e) sum.a += s[e], sum.b += s[e] * n[e];
-    if (p.dterm != nullptr) Row::store(p.dterm, base + i, g.of_z);
-    if (p.dfactor != nullptr) {
-      S gain[V], shift[V];
-      load_sums(p.gain, of_group + i, gain);
-      load_sums(p.shift, of_group + i, shift);
-#pragma unroll
-      for (int e = 0; e < V; ++e) shift[e] = g.of_z[e] * (n[e] * gain[e] + shift[e]);
-      Row::store(p.dfactor, base + i, shift);
+    for (int k = 0; k < Kept; ++k) {
+      const int i = static_cast<int>(threadIdx.x + k * blockDim.x) * V;
+      y[k] = i < p.features ? Row::load(p.y, base + i) : Packed{};
     }
-    if (k == Kept) return;
 #pragma unroll
-    for (int e = 0; e < V; ++e) normed[k][e] = n[e], scaled[k][e] = s[e];
+    for (int k = 0; k < Kept; ++k) cut_where_zero<V>(y[k], kept_dz[k]);
+  }
+  const auto x = [&](int i, int k) { return k == Kept ? Row::load(p.x, base + i) : kept_x[k]; };
+  const auto dz = [&](int i, int k) { return k == Kept ? grad_of_z<T, V>(p, base + i) : kept_dz[k]; };
+  // x^, and its gradient.
+  const auto look = [&](int i, const Packed& x, const Packed& dz, S(&normed)[V], S(&of_normed)[V]) {
+    load_sums(p.gain, of_group + i, of_normed);
+#pragma unroll
+    for (int e = 0; e < V; ++e) normed[e] = (x.at(e) - mean) * scale, of_normed[e] *= dz.at(e);
+    if (p.factor == nullptr) return;
+    const Packed factor = Row::load(p.factor, base + i);
+#pragma unroll
+    for (int e = 0; e < V; ++e) of_normed[e] *= factor.at(e);
+  };
+  Two<S> sum = {0, 0};
+  for_each_vector<V, Kept>(p.features, [&](int i, int k) {
+    S normed[V], of_normed[V];
+    const Packed of_z = dz(i, k);
+    look(i, x(i, k), of_z, normed, of_normed);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum.a += of_normed[e], sum.b += of_normed[e] * normed[e];
+    if (p.dterm != nullptr) Row::store(p.dterm, base + i, of_z);
+    if (p.dfactor == nullptr) return;
+    S gain[V], shift[V];
+    load_sums(p.gain, of_group + i, gain);
+    load_sums(p.shift, of_group + i, shift);
+#pragma unroll
+    for (int e = 0; e < V; ++e) shift[e] = of_z.at(e) * (normed[e] * gain[e] + shift[e]);
+    Row::store(p.dfactor, base + i, shift);
   });
   sum = sum_of_block(sum, shared);
+#pragma unroll
+  for (Packed& packed : kept_x) packed.stay_packed();
+#pragma unroll
+  for (Packed& packed : kept_dz) packed.stay_packed();
   const S first = sum.a / static_cast<S>(p.features), second = sum.b / static_cast<S>(p.features);
-  for_each_vector<V, Kept>(p.features, [&](int64_t i, int k) {
-    S n[V], s[V];
-    if (k == Kept) {
-      look(i, n, s);
-    } else {
+  for_each_vector<V, Kept>(p.features, [&](int i, int k) {
+    S normed[V], dx[V];
+    look(i, x(i, k), dz(i, k), normed, dx);
 #pragma unroll
-      for (int e = 0; e < V; ++e) n[e] = normed[k][e], s[e] = scaled[k][e];
-    }
-#pragma unroll
-    for (int e = 0; e < V; ++e) s[e] = scale * (s[e] - first - n[e] * second);
-    Row::store(p.dx, base + i, s);
+    for (int e = 0; e < V; ++e) dx[e] = scale * (dx[e] - first - normed[e] * second);
+    Row::store(p.dx, base + i, dx);
   });
-}
-
-// Of the first kColumns threads of `split` thread blocks, in their order, to those of the first one.
-template <class S>
-__device__ inline Two<S> sum_of_cluster(Two<S> own, Two<S>* shared, int split) {
-#if __CUDA_ARCH__ >= 900
-  if (split == 1) return own;
-  const auto cluster = cooperative_groups::this_cluster();
-  __syncthreads();  // shared has been read
-  if (threadIdx.x < kColumns) shared[threadIdx.x] = own;
-  cluster.sync();
-  if (cluster.block_rank() == 0 && threadIdx.x < kColumns) {
-    for (int other = 1; other < split; ++other) {
-      const Two<S> theirs = cluster.map_shared_rank(shared, other)[threadIdx.x];
-      own.a += theirs.a, own.b += theirs.b;
-    }
-  }
-  cluster.sync();
-#endif
-  return own;
-}
-
-// A cluster of `split` thread blocks shares the tokens of a strip.
-template <class T, int V>
-__global__ void __launch_bounds__(32 * kColumnWarps) norm_columns(const __grid_constant__ Backward p, int split) {
-  using S = SumOf<T>;
-  __shared__ Two<S> shared[kColumnWarps][kColumns];
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-  const int64_t strips = ceil_div(p.features, kColumns), place = blockIdx.x / split;
-  const int64_t group = place / strips, first = place % strips * kColumns;
-  const int rank = static_cast<int>(blockIdx.x) % split;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int part = 0; part < 2 / V; ++part) {
-    const int column = part * 32 + lane * V;
-    Two<S> sum[V] = {};
-    if (first + column < p.features) {
-#pragma unroll 4
-      for (int64_t token = rank * kColumnWarps + warp; token < p.n; token += split * kColumnWarps) {
-        const int64_t row = token * p.groups + group;
-        const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
-        const Grads<T, V> g(p, row * p.features + first + column, mean, scale);
-#pragma unroll
-        for (int e = 0; e < V; ++e) sum[e].a += g.of_affine[e] * g.normed[e], sum[e].b += g.of_affine[e];
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < V; ++e) shared[warp][column + e] = sum[e];
-  }
-  __syncthreads();
-  const auto column = static_cast<int64_t>(threadIdx.x);
-  Two<S> sum = {0, 0};
-  if (column < kColumns) {
-    for (int w = 0; w < kColumnWarps; ++w) sum.a += shared[w][column].a, sum.b += shared[w][column].b;
-  }
-  sum = sum_of_cluster(sum, shared[0], split);
-  if (rank != 0 || column >= kColumns || first + column >= p.features) return;
-  static_cast<S*>(p.dgain)[group * p.features + first + column] = sum.a;
-  static_cast<S*>(p.dshift)[group * p.features + first + column] = sum.b;
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-template <class T>
-inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+// How a row is divided: vectors of a thread that stay in registers, and threads.
+struct RowPlan {
+  int kept, threads;
+};
 
-// Two vectors a thread as far as thread blocks go: few registers, so that several rows are under way on an SM.
-int threads_for_row(int64_t features, int vector) {
+// Two vectors a thread as far as thread blocks go, so that several rows are under way on an SM. Longer rows: thread
+// blocks of 384, or, where there are rows enough for three on every SM, of 256.
+RowPlan plan_row(int64_t features, int vector, int64_t rows, const cuda::Card& card) {
   const int64_t vectors = ceil_div(features, vector);
-  return static_cast<int>(std::clamp<int64_t>(ceil_div(vectors / 2, 32), 1, kMostWarps)) * 32;
+  const auto threads = [&](int64_t each, int64_t most) {
+    return static_cast<int>(std::clamp<int64_t>(ceil_div(ceil_div(vectors, each), 32), 1, most / 32)) * 32;
+  };
+  if (vectors <= 2 * most_threads(2)) return {2, threads(2, most_threads(2))};
+  if (vectors <= 10 * most_threads(10) && rows >= 3 * card.multiprocessors) return {10, threads(10, most_threads(10))};
+  return {6, threads(6, most_threads(6))};
 }
 
-bool fits(int64_t features, int vector) { return features <= int64_t{2} * 32 * kMostWarps * vector; }
-
-template <class T>
-Status prepare_type() {
-  constexpr int V = kVector<T>;
+template <class T, int V>
+Status prepare_vector() {
   BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 2>, 0)));
-  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 5>, 0)));
-  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, 1, 2>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 6>, 0)));
+  BS_RETURN_IF_ERROR((cuda::prepare(norm_forward<T, V, 10>, 0)));
   BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, V, 2>, 0)));
-  BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, V, 5>, 0)));
-  BS_RETURN_IF_ERROR((cuda::prepare(norm_backward<T, 1, 2>, 0)));
-  BS_RETURN_IF_ERROR((cuda::prepare(norm_columns<T, 2>, 0)));
-  return cuda::prepare(norm_columns<T, 1>, 0);
+  return cuda::prepare(norm_backward<T, V, 6>, 0);
 }
 
-Status prepare_types() {
+Status prepare_rows() {
   for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-    const Status status = with_type(dtype, [&]<class T>() { return prepare_type<T>(); });
-    BS_RETURN_IF_ERROR(status);
+    BS_RETURN_IF_ERROR(with_type(dtype, [&]<class T>() -> Status {
+      BS_RETURN_IF_ERROR((prepare_vector<T, kVector<T>>()));
+      return prepare_vector<T, 1>();
+    }));
   }
   return {};
 }
 
 // Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
-Result<bool> prepared(Device device, const cuda::Card& card) {
+Result<bool> prepared(Device device) {
   static cuda::KnownPerDevice overlaps;
   return overlaps(device, [&]() -> Result<bool> {
-    BS_RETURN_IF_ERROR(prepare_types());
-    BS_RETURN_IF_ERROR(prepare_wide(card));
-    BS_RETURN_IF_ERROR(prepare_cell(card));
+    BS_RETURN_IF_ERROR(prepare_rows());
+    BS_RETURN_IF_ERROR(prepare_columns());
+    BS_RETURN_IF_ERROR(prepare_cell());
     return cuda::has_griddepcontrol(norm_forward<float, 1, 2>);
   });
 }
 
 // A thread block has a row.
-Status check_rows(std::string_view op, int64_t rows) {
-  constexpr int64_t kMost = 0x7fffffff;
+Status check_rows(std::string_view op, int64_t rows, int64_t features) {
+  constexpr int64_t kMost = 0x7fffffff, kMostFeatures = 1 << 30;
+  if (features > kMostFeatures) return invalid("[", op, "] x has ", features, " features, a card takes ", kMostFeatures);
   return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes ", kMost);
 }
 
@@ -290,64 +228,49 @@ Status check_rows(std::string_view op, int64_t rows) {
 Result<CudaPlace> place_of(Device device, Stream stream) {
   const auto card = cuda::card_of(device);
   if (!card.ok()) return card.status();
-  const auto overlap = prepared(device, *card);
+  const auto overlap = prepared(device);
   if (!overlap.ok()) return overlap.status();
   return CudaPlace{*card, static_cast<cudaStream_t>(stream.handle), *overlap};
 }
 
-Status cuda_forward(const Forward& f, Device device, Stream stream) {
-  if (f.n == 0) return {};
-  BS_RETURN_IF_ERROR(check_rows("layer_norm_forward", f.rows()));
-  return on_device(device, stream, [&](const CudaPlace& place) {
-    if (wide_takes(f, place)) return launch_wide(f, place);
-    return with_type(f.dtype, [&]<class T>() {
-      const bool wide = aligned(f.features, kVector<T>, {f.x, f.gain, f.shift, f.factor, f.term, f.y});
-      const int vector = wide ? kVector<T> : 1;
-      return cuda::launch({.blocks = f.rows(),
-                           .threads = threads_for_row(f.features, vector),
-                           .stream = place.stream,
-                           .overlap = place.overlap},
-                          !wide                      ? norm_forward<T, 1, 2>
-                          : fits(f.features, vector) ? norm_forward<T, kVector<T>, 2>
-                                                     : norm_forward<T, kVector<T>, 5>,
-                          f);
-    });
+Status launch_forward(const Forward& f, const CudaPlace& place) {
+  return with_type(f.dtype, [&]<class T>() {
+    const auto launch = [&]<int V>() {
+      const RowPlan plan = plan_row(f.features, V, f.rows(), place.card);
+      return cuda::launch(
+          {.blocks = f.rows(), .threads = plan.threads, .stream = place.stream, .overlap = place.overlap},
+          plan.kept == 2   ? norm_forward<T, V, 2>
+          : plan.kept == 6 ? norm_forward<T, V, 6>
+                           : norm_forward<T, V, 10>,
+          f);
+    };
+    const bool wide = aligned(f.features, kVector<T>, {f.x, f.gain, f.shift, f.factor, f.term, f.y});
+    return wide ? launch.template operator()<kVector<T>>() : launch.template operator()<1>();
   });
 }
 
+Status cuda_forward(const Forward& f, Device device, Stream stream) {
+  if (f.n == 0) return {};
+  BS_RETURN_IF_ERROR(check_rows("layer_norm_forward", f.rows(), f.features));
+  return on_device(device, stream, [&](const CudaPlace& place) { return launch_forward(f, place); });
+}
+
 Status cuda_backward(const Backward& b, Device device, Stream stream) {
-  BS_RETURN_IF_ERROR(check_rows("layer_norm_backward", b.rows()));
+  BS_RETURN_IF_ERROR(check_rows("layer_norm_backward", b.rows(), b.features));
   return on_device(device, stream, [&](const CudaPlace& place) {
     return with_type(b.dtype, [&]<class T>() -> Status {
-      const auto tensors = {b.x,
-                            b.gain,
-                            b.shift,
-                            b.factor,
-                            b.y,
-                            b.dy,
-                            static_cast<const void*>(b.dx),
-                            static_cast<const void*>(b.dfactor),
-                            static_cast<const void*>(b.dterm)};
-      const bool wide = aligned(b.features, kVector<T>, tensors), pairs = aligned(b.features, 2, tensors);
-      const int vector = wide ? kVector<T> : 1;
+      const auto launch = [&]<int V>() {
+        const RowPlan plan = plan_row(b.features, V, 0, place.card);
+        return cuda::launch(
+            {.blocks = b.rows(), .threads = plan.threads, .stream = place.stream, .overlap = place.overlap},
+            plan.kept == 2 ? norm_backward<T, V, 2> : norm_backward<T, V, 6>, b);
+      };
+      const bool wide =
+          aligned(b.features, kVector<T>, {b.x, b.gain, b.shift, b.factor, b.y, b.dy, b.dx, b.dfactor, b.dterm});
       if (b.n > 0 && b.dx != nullptr) {
-        BS_RETURN_IF_ERROR(cuda::launch({.blocks = b.rows(),
-                                         .threads = threads_for_row(b.features, vector),
-                                         .stream = place.stream,
-                                         .overlap = place.overlap},
-                                        !wide                      ? norm_backward<T, 1, 2>
-                                        : fits(b.features, vector) ? norm_backward<T, kVector<T>, 2>
-                                                                   : norm_backward<T, kVector<T>, 5>,
-                                        b));
+        BS_RETURN_IF_ERROR(wide ? launch.template operator()<kVector<T>>() : launch.template operator()<1>());
       }
-      if (b.dgain == nullptr) return {};
-      const int split = place.overlap && b.n >= 1024 ? 8 : 1;  // a strip alone leaves SMs idle
-      return cuda::launch({.blocks = ceil_div(b.features, kColumns) * b.groups * split,
-                           .threads = 32 * kColumnWarps,
-                           .stream = place.stream,
-                           .overlap = place.overlap,
-                           .cluster = split},
-                          pairs ? norm_columns<T, 2> : norm_columns<T, 1>, b, split);
+      return b.dgain == nullptr ? Status() : launch_columns(b, place);
     });
   });
 }
