@@ -352,7 +352,8 @@ def begin(path: Path, samples: int) -> None:
     """A file of results without lines of blocksparse-bench, if there is none."""
     if not path.exists():
         limits = {"budget_s": 1, "rotate_mb": 256}
-        path.write_text(json.dumps(machine.header(True, samples, {}) | limits) + "\n", encoding="utf-8")
+        opponents = {name: version for name, version in versions().items() if name not in ("blocksparse", "CUDA")}
+        path.write_text(json.dumps(machine.header(True, samples, opponents) | limits) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

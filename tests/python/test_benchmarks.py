@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import report  # noqa: E402
-from records import Problem, Results, device  # noqa: E402
+from records import Problem, Results, device, problems_of  # noqa: E402
 
 DEVICE = "cpu: of a test"
 
@@ -71,6 +72,13 @@ def test_problem():
 def test_what_is_no_problem(text):
     with pytest.raises(ValueError, match=r"needs to begin|names no graph|invalid literal"):
         Problem.parse(text)
+
+
+def test_a_file_of_problems(tmp_path):
+    path = tmp_path / "problems.txt"
+    path.write_text("# two and one\n\nlinear:{fprop,wgrad} f32 random(4,{0.5})\nlinear:fprop n=1 random(4,1)\n")
+    both = [f"linear:{which} f32 random(4,0.5)" for which in ("fprop", "wgrad")]
+    assert problems_of(path) == [*both, "linear:fprop n=1 random(4,1)"]
 
 
 def test_unfinished_line_does_not_count(tmp_path):
@@ -266,6 +274,29 @@ def test_report_of_a_card(tmp_path, capsys):
     assert text.index("Up to 64 tokens.") < text.index("More tokens.")
 
 
+def test_report_of_plain_kernels(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    records = []
+    for direction, graph in (("fprop", "random(32,0.1)"), ("wgrad", "random(32,0.1)"), ("fprop", "ba(32,3)")):
+        for n, plain in ((64, 8), (256, 24)):
+            times = {"us": 10, "us_hot": 8, "vs": {"triton_plain": plain}, "vs_hot": {"triton_plain": 12}}
+            problem = f"linear:{direction} bf16 n={n} b=32 {graph} device=cuda"
+            records.append({"by": "peers/gpu.py", "problem": problem, **times, "versions": {"triton": "3"}})
+            records[-1] |= {"out": 1024, "in": 1024, "density": 0.1}
+    path = write(tmp_path / "r.jsonl", card_header(), *records)  # without lines of blocksparse-bench
+    assert report.main([str(path)]) == 0
+    written = [Path(name) for name in capsys.readouterr().out.split()]
+    assert [p.name for p in written] == ["r.md", "r-plain.png"]
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    text = written[0].read_text()
+    assert "| fprop | 32 | 4 | 1.39x | 0.80x | 2 | 1.50x | 1.50x | 0 |" in text
+    assert "| all |  | 6 | 1.39x | 0.80x | 3 | 1.50x | 1.50x | 0 |" in text
+    assert "1024 x 1024, bf16, from memory / in cache.\n\n| pass | layout | b | density | N = 64 | N = 256 |\n" in text
+    assert "| wgrad | `random(32,0.1)` | 32 | 10 % | **0.8** / 1.5 | 2.4 / 1.5 |" in text
+    assert f"| `{records[0]['problem']}` | 10 | 8 (**0.8**) |" in text
+    assert "## In short" not in text
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """The harness of the card, on the CPU and by its clock."""
@@ -359,12 +390,89 @@ def test_a_wrong_result_is_found(gpu):
     assert np.array_equal(layout.to_dense(values.numpy()), turned.dense.T.numpy())
 
 
+class TooLargeError(Exception):
+    """As Triton says that a shape needs more shared memory than there is."""
+
+
+def test_the_fastest_shape_of_plain_kernels(gpu, monkeypatch):
+    data = gpu.Data(Problem.parse("linear:fprop f32 n=5 b=16 random(4,6,0.5)"))
+    result = data.x.new_empty(5, 64)
+
+    def too_large(i):
+        raise TooLargeError
+
+    def shape(note, run):
+        return gpu.Contender(run, 3, note)
+
+    right = [shape(note, lambda i: result.copy_(data.x @ data.dense.T)) for note in ("a", "b", "c", "d")]
+    shapes = [shape("too large", too_large), *right]
+    plain = types.SimpleNamespace(candidates=lambda data, rotate: shapes)
+    monkeypatch.setitem(sys.modules, "triton_plain", plain)
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(OutOfResources=TooLargeError))
+    us = {"a": (9, 1), "b": (2, 8), "c": (4, 7), "d": (6, 5)}  # in cache, from memory: of the best three, d is tried
+    monkeypatch.setattr(gpu, "tuning_us", lambda shape, rotate: us[shape.note][rotate])
+    best = gpu.triton_plain(data, 0)
+    assert (best.note, best.copies) == ("d, in cache b", 3)
+    assert (best.run, best.run_hot) == (right[3].run, right[1].run)
+    shapes.append(shape("writes nothing", lambda i: result))  # of what another shape has written
+    with pytest.raises(ValueError, match="relative error nan"):
+        gpu.triton_plain(data, 0)
+    shapes[1:] = []
+    with pytest.raises(ValueError, match="no shape fits"):
+        gpu.triton_plain(data, 0)
+
+
+def test_plain_kernels_in_triton_s_interpreter():
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    # A process of its own, for it is interpreted what is imported while the variable is set. Without bf16, whose
+    # products the interpreter gets wrong; groups of 32 tiles from 1024 tokens on.
+    code = f"""
+import sys
+sys.path[:0] = [{str(BENCHMARKS / "peers")!r}, {str(BENCHMARKS)!r}]
+import triton_plain
+from common import Data
+from records import Problem
+for which in ("fprop", "dgrad", "wgrad"):
+    for sizes in ("n=1 b=16 random(3,4,0.6)", "n=70 b=32 random(3,4,0.6)", "n=1030 b=16 random(4,2,0.3)"):
+        data = Data(Problem.parse(f"linear:{{which}} f16 {{sizes}}"))
+        for shape in triton_plain.candidates(data, 1 << 13):
+            shape.run(0).fill_(float("nan"))
+            data.check(shape.run(shape.copies - 1))
+            print(which, sizes, shape.note)
+"""
+    alone = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=alone)
+    if "only 0-dimensional arrays can be converted" in result.stderr:
+        pytest.skip("Triton's interpreter does not work with this NumPy")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) >= 30
+
+
+def test_a_card_s_file_begins_with_problems(gpu, tmp_path, monkeypatch):
+    problems = tmp_path / "problems.txt"
+    problems.write_text("linear:{fprop,wgrad} f32 n=5 b=16 random(4,6,0.5)\n")
+    monkeypatch.setattr(gpu.machine, "header", lambda on_card, samples, opponents: card_header(samples=samples))
+    path = tmp_path / "r.jsonl"
+    assert gpu.main([str(path), "--problems", str(problems), "--samples", "4"]) == 0
+    results = Results.read(path)
+    assert (results.header["samples"], results.header["rotate_mb"], results.bench) == (4, 256, {})
+    lines = [f"linear:{which} f32 n=5 b=16 random(4,6,0.5) device=cuda" for which in ("fprop", "wgrad")]
+    assert list(results.python) == lines
+    assert (results.python[lines[0]]["out"], results.python[lines[0]]["in"]) == (64, 96)
+    once = path.read_text()
+    assert gpu.main([str(path), "--problems", str(problems)]) == 0
+    assert path.read_text() == once
+    assert gpu.main([str(path), "--problems", str(tmp_path / "none.txt")]) == 1
+
+
 def test_launches(gpu):
     assert gpu.launches_of(1.0, 1) == 500
     assert gpu.launches_of(0.5, 2000) == 2000  # each copy has its turn
     assert gpu.launches_of(1e3, 1) == 4
     assert gpu.launches_of(1e3, 400) == 20  # but not for very long
     assert gpu.launches_of(1e5, 400) == 4
+    assert gpu.launches_of(1.0, 1, 100) == 100
 
 
 @pytest.fixture
