@@ -7,9 +7,7 @@ imported, the kernels run on the CPU, one program after the other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +57,15 @@ def row_of_blocks(
 def gradient_of_block(x, dy, dw, out_block, in_block, tokens, in_width, out_width, TILE: tl.constexpr, B: tl.constexpr):
     """dw [B, B] of one block: dy^T x over all tokens, TILE of them at a time."""
     block, lane = tl.program_id(0), tl.arange(0, B)
-    dy_at = dy + tl.load(out_block + block) * B + lane[None, :]
+    # dy^T is loaded as such: transposed afterwards, blocks of 32 are not copied ahead (Triton 3.6, sm_90).
+    dy_at = dy + tl.load(out_block + block) * B + lane[:, None]
     x_at = x + tl.load(in_block + block) * B + lane[None, :]
     total = tl.zeros((B, B), tl.float32)
     for first in range(0, tokens, TILE):
-        token = first + tl.arange(0, TILE)[:, None]
-        left = tl.load(dy_at + token * out_width, mask=token < tokens, other=0.0)  # [TILE, B of out]
-        right = tl.load(x_at + token * in_width, mask=token < tokens, other=0.0)  # [TILE, B of in]
-        total = tl.dot(tl.trans(left), right, total)
+        token = first + tl.arange(0, TILE)
+        left = tl.load(dy_at + token[None, :] * out_width, mask=token[None, :] < tokens, other=0.0)  # [B of out, TILE]
+        right = tl.load(x_at + token[:, None] * in_width, mask=token[:, None] < tokens, other=0.0)  # [TILE, B of in]
+        total = tl.dot(left, right, total)
     at = dw + block * B * B + lane[:, None] * B + lane[None, :]
     tl.store(at, total.to(dw.dtype.element_ty))
 
@@ -89,6 +88,7 @@ PRODUCT_SHAPES = (
     Shape(64, 4, 5),
     Shape(64, 8, 3),
     Shape(128, 4, 3),
+    Shape(128, 4, 5),
     Shape(128, 8, 3),
     Shape(128, 8, 5),
     Shape(256, 8, 3),
@@ -103,9 +103,11 @@ GRADIENT_SHAPES = (
     Shape(64, 8, 3),
     Shape(64, 8, 5),
     Shape(128, 4, 3),
+    Shape(128, 4, 4),
     Shape(128, 8, 3),
+    Shape(128, 8, 4),
 )
-FEW_TILES = 1024  # from so many tokens on, tiles of fewer than 64 are not tried, and before it no groups of 32
+MANY_TOKENS = 1024  # from so many on no tile below 64 is tried, below it no group of 32
 
 
 def shapes_of(data: Data) -> Iterator[Shape]:
@@ -115,8 +117,8 @@ def shapes_of(data: Data) -> Iterator[Shape]:
         yield from (shape for shape in GRADIENT_SHAPES if shape.tile <= max(n, 32))
         return
     for shape in PRODUCT_SHAPES:
-        fits_many = n < FEW_TILES or shape.tile >= 64
-        if shape.tile <= max(n, 16) and fits_many and (shape.group == 8 or n >= FEW_TILES):
+        fits = shape.tile >= 64 if n >= MANY_TOKENS else shape.group == 8
+        if fits and shape.tile <= max(n, 16):
             yield shape
 
 
@@ -137,38 +139,8 @@ def candidates(data: Data, rotate: int) -> list[Contender]:
         ValueError: the kernels cannot do the problem.
     """
     checked(data)
-    launches, copies = (gradients if data.problem.direction == "wgrad" else products)(data, rotate)
-    shapes = list(shapes_of(data))
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        compile_all([launches(shape) for shape in shapes])
-    return [Contender(launches(shape), copies, f"{shape}") for shape in shapes]
-
-
-@dataclass
-class Launch:
-    """A kernel with all that it is given, but for the i-th copy of the weights."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Callable[[int], tuple[Any, ...]]
-    result: Tensor
-    options: dict[str, Any]
-
-    def __call__(self, i: int) -> Tensor:
-        """Queues it."""
-        self.kernel[self.grid](*self.arguments(i), **self.options)
-        return self.result
-
-    def compile(self) -> None:
-        """Only that."""
-        self.kernel.warmup(*self.arguments(0), grid=self.grid, **self.options)
-
-
-def compile_all(launches: list[Launch]) -> None:
-    """On all processors: it takes a second each. What does not compile fails again when it is called."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-        for launch in launches:
-            launch.compile()
+    launch_of, copies = (gradients if data.problem.direction == "wgrad" else products)(data, rotate)
+    return [Contender(launch_of(shape), copies, f"{shape}") for shape in shapes_of(data)]
 
 
 def on_device(array: Any, data: Data) -> Tensor:
@@ -176,8 +148,14 @@ def on_device(array: Any, data: Data) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(data.device, torch.int32)
 
 
+Launch = Callable[[int], Tensor]  # with the i-th copy of the weights
+
+
 def products(data: Data, rotate: int) -> tuple[Callable[[Shape], Launch], int]:
-    """fprop and dgrad. dgrad walks the transposed pattern and reads the blocks of W where they are."""
+    """fprop and dgrad: how to launch a shape, and how many copies of the weights there are.
+
+    dgrad walks the transposed pattern and reads the blocks of W where they are.
+    """
     p, layout = data.problem, data.layout
     turned = p.direction == "dgrad"
     rows, features = layout.coordinates()[::-1] if turned else layout.coordinates()
@@ -188,15 +166,19 @@ def products(data: Data, rotate: int) -> tuple[Callable[[Shape], Launch], int]:
     source, values = data.tensor(data.input), copies_of(data.tensor(data.values), rotate)
     result = source.new_empty(p.n, height * p.block)
 
-    def arguments(i: int) -> tuple[Any, ...]:
-        return (source, values[i], result, *lists, p.n, source.shape[1], result.shape[1])
+    def launch_of(shape: Shape) -> Launch:
+        grid = (height, triton.cdiv(p.n, shape.tile))
+        sizes = (p.n, source.shape[1], result.shape[1], shape.tile, p.block, turned, shape.group)
 
-    def launch(shape: Shape) -> Launch:
-        constants = {"TILE": shape.tile, "B": p.block, "TURNED": turned, "GROUP": shape.group}
-        options = {**constants, "num_warps": shape.warps, "num_stages": shape.stages}
-        return Launch(row_of_blocks, (height, triton.cdiv(p.n, shape.tile)), arguments, result, options)
+        def launch(i: int) -> Tensor:
+            row_of_blocks[grid](
+                source, values[i], result, *lists, *sizes, num_warps=shape.warps, num_stages=shape.stages
+            )
+            return result
 
-    return launch, len(values)
+        return launch
+
+    return launch_of, len(values)
 
 
 def gradients(data: Data, rotate: int) -> tuple[Callable[[Shape], Launch], int]:
@@ -206,11 +188,13 @@ def gradients(data: Data, rotate: int) -> tuple[Callable[[Shape], Launch], int]:
     x, dy = data.tensor(data.x), data.tensor(data.dy)
     dw = x.new_empty(layout.values_shape)
 
-    def arguments(i: int) -> tuple[Any, ...]:
-        return (x, dy, dw, *lists, p.n, x.shape[1], dy.shape[1])
+    def launch_of(shape: Shape) -> Launch:
+        sizes = (p.n, x.shape[1], dy.shape[1], shape.tile, p.block)
 
-    def launch(shape: Shape) -> Launch:
-        options = {"TILE": shape.tile, "B": p.block, "num_warps": shape.warps, "num_stages": shape.stages}
-        return Launch(gradient_of_block, (layout.blocks,), arguments, dw, options)
+        def launch(i: int) -> Tensor:
+            gradient_of_block[layout.blocks,](x, dy, dw, *lists, *sizes, num_warps=shape.warps, num_stages=shape.stages)
+            return dw
 
-    return launch, 1
+        return launch
+
+    return launch_of, 1
