@@ -21,7 +21,7 @@ import json
 import re
 import statistics
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -285,12 +285,12 @@ def without(table: Table, families: Sequence[str]) -> list[str]:
     Losses are in per cent of the time that is recorded now. `alone`: problems that no other family was timed with.
     """
     groups: dict[tuple[str, int, int], dict[str, Loss]] = {}
-    alone: Counter[tuple[str, int, int]] = Counter()
+    alone: dict[tuple[str, int, int], set[str]] = defaultdict(set)
     for loss in losses(table, families):
         problem = loss.best.problem
         worst = groups.setdefault(loss.group, {})
         if loss.other is None:
-            alone[loss.group] += loss.best.l2 == "hot" or (problem, loss.best.family, "hot") not in table
+            alone[loss.group].add(problem)
         elif problem not in worst or loss.ratio > worst[problem].ratio:
             worst[problem] = loss
     names = (
@@ -301,7 +301,7 @@ def without(table: Table, families: Sequence[str]) -> list[str]:
     for group in sorted(groups):
         kind, block, tokens = group
         some = sorted(groups[group].values(), key=lambda loss: loss.ratio)
-        cells = [kind, str(block), _RANGES[tokens], str(len(some)), str(alone[group] or "")]
+        cells = [kind, str(block), _RANGES[tokens], str(len(some)), str(len(alone[group] - set(groups[group])) or "")]
         last = some[-1] if some else None
         if last and last.other:
             cells += [f"{100 * statistics.median(loss.ratio for loss in some) - 100:.1f} %"]
