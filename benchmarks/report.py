@@ -201,11 +201,9 @@ def plain_tables(rows: list[Row]) -> list[str]:
         return []
     lines = ["", "## Beside plain Triton kernels", ""]
     lines += [
-        "How many times as long kernels of 20 lines take (`benchmarks/peers/triton_plain.py`), each problem by the"
+        "How many times as long kernels of 20 lines take (`benchmarks/peers/triton_plain.py`), in the fastest of a"
     ]
-    lines += [
-        "fastest of a handful of shapes. From memory: weights rotated, which a wgrad has not. Bold: they are faster."
-    ]
+    lines += ["handful of shapes. From memory: weights are rotated, which a wgrad has not. Bold: they are faster."]
     groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.problem.direction, row.problem.block].append(row)
