@@ -14,13 +14,9 @@ machine, the versions, the commit and the date.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import re
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import blocksparse
 import blocksparse.torch as bst
 from blocksparse import Layout
 from lstm import seconds, use_stream
+from machine import header
 from records import device
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -139,53 +135,19 @@ def medians(calls: dict[str, Callable[[], Tensor]], repeats: int, cuda: bool) ->
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def header(on_card: bool, samples: int) -> dict[str, object]:
-    """What was measured and with what, as blocksparse-bench begins its files."""
-    found: dict[str, object] = {"header": 1, "device": device()}
-    version = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    if on_card:
-        card = torch.cuda.get_device_properties(0)
-        text = read("/proc/driver/nvidia/version")
-        driver = re.search(r"Kernel Module\D*([\d.]+)", text)
-        found["device"] = f"cuda: {torch.cuda.get_device_name()}"
-        found |= {"driver": driver[1] if driver else "unknown", "cuda": torch.version.cuda}
-        found |= {"compute_capability": f"{card.major}.{card.minor}", "multiprocessors": card.multi_processor_count}
-        found |= {"memory_gb": card.total_memory >> 30, "host": device().removeprefix("cpu: ")}
-    else:
-        built = re.search(r"(?:oneDNN|MKL-DNN) v([\d.]+)", torch.__config__.show())
-        version = built[1] if built else "unknown"
-        found |= {"isa": blocksparse.cpu_isa(), "processors": sorted(os.sched_getaffinity(0))}
-    opponents = {"cudnn" if on_card else "onednn": f"{version} of PyTorch {torch.__version__}"}
-    found |= {"os": f"{platform.system()} {platform.release()} {platform.machine()}"}
-    found |= {"library": blocksparse.__version__, "commit": commit(), "opponents": opponents, "samples": samples}
-    found["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return found
-
-
-def read(path: str) -> str:
-    """A file; nothing where there is none."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def commit() -> str:
-    """Of the folder that this file lies in, not of the library that is installed; nothing outside of a repository."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        made = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        what = ["--untracked-files=no", "--", ":/src", ":/include", ":/python"]
-        changed = subprocess.run([*git, "status", "--porcelain", *what], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return made.stdout.strip() + (" with changes" if changed.stdout else "")
-
-
 def begin(path: Path, on_card: bool, samples: int) -> None:
     """Writes the header of a file that is new."""
     if not path.exists() or path.stat().st_size == 0:
-        path.write_text(json.dumps(header(on_card, samples)) + "\n", encoding="utf-8")
+        opponents = {"cudnn" if on_card else "onednn": f"{dense_version(on_card)} of PyTorch {torch.__version__}"}
+        path.write_text(json.dumps(header(on_card, samples, opponents)) + "\n", encoding="utf-8")
+
+
+def dense_version(on_card: bool) -> str:
+    """Of the dense library that PyTorch has."""
+    if on_card:
+        return str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    built = re.search(r"(?:oneDNN|MKL-DNN) v([\d.]+)", torch.__config__.show())
+    return built[1] if built else "unknown"
 
 
 def write(problem: Problem, which: str, layout: Layout, graph: str, us: dict[str, float], samples: int) -> None:

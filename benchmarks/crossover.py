@@ -2,13 +2,15 @@
 
     python benchmarks/crossover.py add RESULTS.jsonl... --csv src/gemm/cuda/crossover/h200.csv
     python benchmarks/crossover.py show --csv src/gemm/cuda/crossover/h200.csv
+    python benchmarks/crossover.py without FAMILY... --csv src/gemm/cuda/crossover/h200.csv
     python benchmarks/crossover.py drop FAMILY --before 2026-11-24 --csv src/gemm/cuda/crossover/h200.csv
 
 A table is of one card, which its name says. Each of its rows is one family's time for one problem. Results come from
 `blocksparse-bench --device cuda --cuda-kernel each --json --file benchmarks/problems/crossover/cuda.txt`, into a file
 whose name begins with the date; a line's "kernel" is the family, or an older name of it. `add` keeps the newest time of
-a problem, family and state of the L2 cache. `drop` takes out the times of a kernel that has changed since. Times of
-another tool are typed into the table.
+a problem, family and state of the L2 cache. `without` says what deleting families would cost: how much longer the
+fastest of the others takes where one of them is the fastest. `drop` takes out the times of a kernel that has changed
+since. Times of another tool are typed into the table.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import argparse
 import csv
 import json
 import re
+import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -213,18 +217,18 @@ def merge(table: Table, times: Iterable[Time]) -> int:
     return added
 
 
-def best_two(table: Table) -> Iterator[tuple[str, str, list[Time]]]:
-    """Problem, state of the L2 cache, and the one or two fastest families."""
+def by_problem(table: Table) -> Iterator[tuple[str, str, list[Time]]]:
+    """Problem, state of the L2 cache, and the families that were timed, fastest first."""
     groups: dict[tuple[str, str], list[Time]] = {}
     for time in sorted(table.values(), key=lambda time: (_order(time.problem), time.l2, time.us)):
         groups.setdefault((time.problem, time.l2), []).append(time)
     for (problem, l2), times in groups.items():
-        yield problem, l2, times[:2]
+        yield problem, l2, times
 
 
 def show(table: Table) -> None:
     """Prints a line for each problem: the fastest family, the second, and how many times as long it takes."""
-    for problem, l2, times in best_two(table):
+    for problem, l2, times in by_problem(table):
         text = f"{problem:60} {l2:4}  {times[0].family:18} {times[0].us:8g}"
         if len(times) > 1:
             text += f"   {times[1].family:18} {times[1].us:8g}  {times[1].us / times[0].us:5.2f}"
@@ -239,6 +243,78 @@ def drop(table: Table, family: str, before: str) -> int:
     return len(old)
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A problem that a family does fastest, and the fastest of those that would be left."""
+
+    best: Time
+    other: Time | None  # none was timed
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the other takes."""
+        return self.other.us / self.best.us if self.other else float("nan")
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """Type and pass, block size, and which of the ranges of tokens."""
+        p = Problem.parse(self.best.problem)
+        kind = "16 bits" if p.dtype in ("bf16", "f16") else "tf32" if "tf32" in p.others else p.dtype
+        pairs = next((int(word.partition("=")[2]) for word in p.others if word.startswith("pairs=")), 1)
+        tokens = sum(p.n * pairs > most for most in _MOST_TOKENS)
+        return f"{kind} {'wgrad' if p.direction == 'wgrad' else 'fprop, dgrad'}", p.block, tokens
+
+
+_MOST_TOKENS = (64, 256, 1024, 2048)
+_RANGES = ("1 to 64", "65 to 256", "257 to 1024", "1025 to 2048", "more")
+
+
+def losses(table: Table, families: Iterable[str]) -> list[Loss]:
+    """Of all problems that one of these is the fastest for."""
+    gone = set(families)
+    found = []
+    for _, _, times in by_problem(table):
+        if times[0].family in gone:
+            found.append(Loss(times[0], next((time for time in times if time.family not in gone), None)))
+    return found
+
+
+def without(table: Table, families: Sequence[str]) -> list[str]:
+    """A table of what deleting them would cost, by type, block size and tokens. A problem counts by its worse state.
+
+    Losses are in per cent of the time that is recorded now. `alone`: problems that no other family was timed with.
+    """
+    groups: dict[tuple[str, int, int], dict[str, Loss]] = {}
+    alone: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for loss in losses(table, families):
+        problem = loss.best.problem
+        worst = groups.setdefault(loss.group, {})
+        if loss.other is None:
+            alone[loss.group].add(problem)
+        elif problem not in worst or loss.ratio > worst[problem].ratio:
+            worst[problem] = loss
+    names = (
+        "type, pass | b | tokens | problems | alone | median | worst | > 3 % | > 10 % | worst problem | by | then by"
+    )
+    rules = "--- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | ---"
+    lines = [f"| {names} |", f"| {rules} |"]
+    for group in sorted(groups):
+        kind, block, tokens = group
+        some = sorted(groups[group].values(), key=lambda loss: loss.ratio)
+        cells = [kind, str(block), _RANGES[tokens], str(len(some)), str(len(alone[group] - set(groups[group])) or "")]
+        last = some[-1] if some else None
+        if last and last.other:
+            cells += [f"{100 * statistics.median(loss.ratio for loss in some) - 100:.1f} %"]
+            cells += [f"{100 * last.ratio - 100:.1f} %"]
+            cells += [str(sum(loss.ratio > most for loss in some)) for most in (1.03, 1.1)]
+            cells += [f"`{last.best.problem}` {last.best.l2}"]
+            cells += [f"{time.family} {time.us:g} us" for time in (last.best, last.other)]
+        else:
+            cells += [""] * 7
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Does what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,10 +323,12 @@ def main(arguments: list[str] | None = None) -> int:
     adding.add_argument("results", nargs="+", type=Path, metavar="RESULTS.jsonl")
     adding.add_argument("--commit", default="", help="that the results without a header are of")
     showing = commands.add_parser("show", help="the best and the second family of each problem")
+    deleting = commands.add_parser("without", help="what deleting families would cost")
+    deleting.add_argument("families", nargs="+", choices=FAMILIES, metavar="FAMILY")
     dropping = commands.add_parser("drop", help="take out times of a kernel that has changed")
     dropping.add_argument("family", choices=FAMILIES)
     dropping.add_argument("--before", required=True, metavar="YYYY-MM-DD")
-    for command in (adding, showing, dropping):
+    for command in (adding, showing, deleting, dropping):
         command.add_argument("--csv", required=True, type=Path, help="the card's table, h200.csv say")
     options = parser.parse_args(arguments)
     path: Path = options.csv
@@ -258,6 +336,8 @@ def main(arguments: list[str] | None = None) -> int:
         table = read(path)
         if options.command == "show":
             show(table)
+        elif options.command == "without":
+            print("\n".join(without(table, options.families)))
         elif options.command == "drop":
             print(f"{drop(table, options.family, options.before)} times dropped")
             write(path, table)

@@ -1,12 +1,13 @@
-"""The pictures of a report: speed-up against density, and share of the roofline."""
+"""The pictures of a report: speed-up against density, share of the roofline, and plain kernels by tokens."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rows import DIRECTIONS, Group, Row, kind, title
+from rows import DIRECTIONS, Group, Row, grouped_by_matrix, kind, title
 
 
 def pyplot() -> Any:
@@ -148,3 +149,70 @@ def plot_roofline(rows: list[Row], path: Path) -> bool:
     save(figure, path)
     plt.close(figure)
     return True
+
+
+def plot_plain(rows: list[Row], path: Path) -> bool:
+    """Panels for each size, from memory and in cache, and pass; a line for each block size and layout over the tokens.
+
+    Losses are crosses below the line of 1. False where no row was timed beside plain kernels.
+    """
+    if not rows:
+        return False
+    plt = pyplot()
+    groups = grouped_by_matrix(rows)
+    lines = [(f"{name}, {where}", some, hot) for name, some in groups.items() for where, hot in STATES]
+    shape = {"figsize": (12, 1.2 + 3.2 * len(lines)), "sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(len(lines), 3, layout="constrained", **shape)
+    colour = colours(r.problem.block for r in rows)
+    densities = sorted({round(r.density, 2) for r in rows}, reverse=True)
+    dashes = {density: DASHES[i % len(DASHES)] for i, density in enumerate(densities)}
+    for line, (name, some, hot) in zip(axes, lines, strict=True):
+        for axis, direction in zip(line, DIRECTIONS, strict=True):
+            draw_plain(axis, [r for r in some if r.problem.direction == direction], colour, dashes, hot)
+            axis.set_title(f"{direction}, {name}")
+        line[0].set_ylabel("times as fast as plain Triton")
+    ratios = [ratio for r in rows for _, hot in STATES if (ratio := r.over_plain(hot=hot)) is not None]
+    axes[0][0].set_ylim(0.95 * min(*ratios, 1), 1.05 * max(*ratios, 1))  # of all panels, which share it
+    tokens = sorted({r.problem.n for r in rows})
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(tokens, [str(n) for n in tokens], rotation=45)
+        axis.minorticks_off()
+    named = [axis.get_legend_handles_labels() for axis in axes.flat]
+    handles = {label: handle for some in named for handle, label in zip(*some, strict=True)}
+    order = sorted(handles, key=lambda label: (label == LOST, [int(n) for n in re.findall(r"\d+", label)]))
+    figure.legend([handles[label] for label in order], order, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle("Speed-up over plain Triton kernels, each tuned for its problem")
+    save(figure, path)
+    plt.close(figure)
+    return True
+
+
+STATES = (("from memory", False), ("in cache", True))
+DASHES = ("-", "--", "-.", ":")  # dense layouts to sparse ones
+LOST = "slower than plain"
+RATIOS = (0.25, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10)
+
+
+def draw_plain(axis: Any, rows: list[Row], colour: Callable[[int], Any], dashes: dict[float, str], hot: bool) -> None:
+    """One panel, logarithmic both ways."""
+    graphs = {(r.problem.block, r.problem.graph): round(r.density, 2) for r in rows}
+    for (block, graph), density in graphs.items():
+        some = [r for r in rows if (r.problem.block, r.problem.graph) == (block, graph)]
+        points = sorted((r.problem.n, ratio) for r in some if (ratio := r.over_plain(hot=hot)) is not None)
+        if not points:
+            continue
+        name = graph.split("(")[0]
+        label = f"b = {block}, {100 * density:.0f} %" + ("" if name == "random" else f", {name}")
+        axis.plot(
+            *zip(*points, strict=True), dashes[density], marker="o", markersize=3, color=colour(block), label=label
+        )
+        lost = [point for point in points if point[1] < 1]
+        if lost:
+            axis.plot(*zip(*lost, strict=True), "x", color="tab:red", markersize=8, label=LOST)
+    axis.axhline(1, color="0.4", linewidth=0.8)
+    axis.set_yscale("log", base=2)
+    axis.set_yticks(RATIOS, [f"{ratio:g}" for ratio in RATIOS])
+    axis.minorticks_off()
+    axis.grid(color="0.92", linewidth=0.6)

@@ -113,6 +113,20 @@ class Results:
         return results
 
 
+def problems_of(path: Path) -> list[str]:
+    """The lines of a file of problems, {a,b} each in turn."""
+    lines = [text.strip() for text in path.read_text(encoding="utf-8").splitlines()]
+    return [line for text in lines if text and not text.startswith("#") for line in _expanded(text)]
+
+
+def _expanded(text: str) -> list[str]:
+    choices = re.search(r"\{([^{}]*)\}", text)
+    if choices is None:
+        return [text]
+    begin, end = text[: choices.start()], text[choices.end() :]
+    return [line for choice in choices[1].split(",") for line in _expanded(begin + choice + end)]
+
+
 def device() -> str:
     """As blocksparse-bench names it."""
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)

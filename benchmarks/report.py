@@ -1,4 +1,4 @@
-"""Results as a Markdown table and two pictures: speed-up against density, and share of the roofline.
+"""Results as a Markdown table and pictures: speed-up against density, share of the roofline, plain kernels by tokens.
 
 python benchmarks/report.py benchmarks/results/2026-11-22-amd-epyc-zen3.jsonl [--output FOLDER]
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pictures import plot_roofline, plot_speed_up
+from pictures import plot_plain, plot_roofline, plot_speed_up
 from records import Problem, Record, Results
-from rows import DIRECTIONS, FEW, Group, Row, kind, rows_of, title
+from rows import DIRECTIONS, FEW, Group, Row, grouped_by_matrix, kind, rows_beside_plain, rows_of, title
 
 TIMES = ("us", "us_hot")  # from memory, in cache
 TWIN = 0.25  # how far the number of blocks may be away
@@ -195,6 +195,46 @@ def hubs_table(rows: list[Row]) -> list[str]:
     return lines + table("problem | layout | from memory | in cache", cells)
 
 
+def plain_tables(rows: list[Row]) -> list[str]:
+    """Ours beside plain Triton kernels: means by pass and block size, then each problem over all numbers of tokens."""
+    if not rows:
+        return []
+    lines = ["", "## Beside plain Triton kernels", ""]
+    lines += [
+        "How many times as long kernels of 20 lines take (`benchmarks/peers/triton_plain.py`), in the fastest of a"
+    ]
+    lines += ["handful of shapes. From memory: weights are rotated, which a wgrad has not. Bold: they are faster."]
+    groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.problem.direction, row.problem.block].append(row)
+    cells = [[which, str(block), str(len(some)), *plain_means(some)] for (which, block), some in groups.items()]
+    cells.sort(key=lambda line: (DIRECTIONS.index(line[0]), int(line[1])))
+    cells.append(["all", "", str(len(rows)), *plain_means(rows)])
+    names = "pass | b | problems | from memory | smallest | lost | in cache | smallest | lost"
+    lines += ["", *table(names, cells)]
+    for name, some in grouped_by_matrix(rows).items():
+        tokens = sorted({row.problem.n for row in some})
+        by_problem: dict[tuple[str, str, str, str], dict[int, str]] = defaultdict(dict)
+        for row in some:
+            p = row.problem
+            ratios = (number(row.over_plain(hot=hot), losing_below=1) for hot in (False, True))
+            line = (p.direction, f"`{p.graph}`", str(p.block), percent(row.density))
+            by_problem[line][p.n] = " / ".join(ratios)
+        cells = [[*line, *(times.get(n, "") for n in tokens)] for line, times in by_problem.items()]
+        names = " | ".join(["pass", "layout", "b", "density", *(f"N = {n}" for n in tokens)])
+        lines += ["", f"{name}, from memory / in cache.", "", *table(names, cells)]
+    return lines
+
+
+def plain_means(rows: list[Row]) -> list[str]:
+    """Geometric mean, smallest, and how many below 1, from memory and in cache."""
+    cells = []
+    for hot in (False, True):
+        ratios = [ratio for row in rows if (ratio := row.over_plain(hot=hot)) is not None]
+        cells += [geometric_mean(ratios), f"{min(ratios):.2f}x" if ratios else "-", str(sum(r < 1 for r in ratios))]
+    return cells
+
+
 def python_table(results: Results) -> list[str]:
     """Libraries that are called from Python; times hold Python's own."""
     names = sorted({name for record in results.python.values() for name in record["vs"]})
@@ -243,8 +283,13 @@ def markdown(results: Results, pictures: Iterable[Path]) -> str:
     lines += ["our time over density times the dense time: 1 or less is the aim. Bold: slower than the other library."]
     if any(row.grouped for row in rows):
         lines += ["Block-diagonal convolutions are beside grouped ones, which do as little."]
-    lines += ["", *(f"![{p.stem}]({p.name})" for p in pictures), "", "## In short", "", *summary(rows)]
-    lines += [*threads_table(rows), *hubs_table(rows), *python_table(results), "", "## Every problem", *details(rows)]
+    lines += ["", *(f"![{p.stem}]({p.name})" for p in pictures)]
+    if rows:
+        lines += ["", "## In short", "", *summary(rows)]
+    lines += [*threads_table(rows), *hubs_table(rows), *plain_tables(rows_beside_plain(results))]
+    lines += python_table(results)
+    if rows:
+        lines += ["", "## Every problem", *details(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -262,9 +307,11 @@ def main(arguments: list[str] | None = None) -> int:
         rows = rows_of(results)
         folder.mkdir(parents=True, exist_ok=True)
         pictures = []
-        for name, plot in (("speed-up", plot_speed_up), ("roofline", plot_roofline)):
+        plain = rows_beside_plain(results)
+        plots = (("speed-up", plot_speed_up, rows), ("roofline", plot_roofline, rows), ("plain", plot_plain, plain))
+        for name, plot, of in plots:
             picture = folder / f"{options.results.stem}-{name}.png"
-            if plot(rows, picture):
+            if plot(of, picture):
                 pictures.append(picture)
         page = folder / f"{options.results.stem}.md"
         page.write_text(markdown(results, pictures), encoding="utf-8")

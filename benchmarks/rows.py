@@ -10,6 +10,7 @@ from records import Problem, Record, Results
 DENSE = ("openblas", "onednn", "cublas", "cudnn")
 SPARSE = ("libxsmm", "cusparse_bsr", "cusparse_ell")
 TF32 = "cublas_tf32"
+PLAIN = "triton_plain"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FEW = 64  # tokens, at most
 Group = tuple[str, int, int, int, str, str, int]
@@ -57,6 +58,11 @@ class Row:
     def over_sparse(self) -> float | None:
         """How many times the fastest sparse library takes our time."""
         return self.sparse[0] / self.us if self.sparse else None
+
+    def over_plain(self, *, hot: bool) -> float | None:
+        """How many times as long plain Triton kernels take, weights from memory or in cache."""
+        us = self.record.get("vs_hot" if hot else "vs", {}).get(PLAIN)
+        return None if us is None else float(us / self.record["us_hot" if hot else "us"])
 
     @property
     def on_card(self) -> bool:
@@ -111,6 +117,25 @@ def rows_of(results: Results) -> list[Row]:
         return (dtype != "f32", dtype, *rest, DIRECTIONS.index(p.direction), kind(p), p.block, row.density)
 
     return sorted(rows, key=key)
+
+
+def rows_beside_plain(results: Results) -> list[Row]:
+    """Those of Python libraries that were timed beside plain Triton kernels, in the order of tables and tokens."""
+    rows = [Row(Problem.parse(line), record) for line, record in results.python.items() if PLAIN in record["vs"]]
+
+    def key(row: Row) -> tuple[Any, ...]:
+        p = row.problem
+        return (p.dtype, *row.size, DIRECTIONS.index(p.direction), p.block, kind(p), -row.density, p.n)
+
+    return sorted(rows, key=key)
+
+
+def grouped_by_matrix(rows: list[Row]) -> dict[str, list[Row]]:
+    """Those of one size and type of W, whatever the tokens."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault("{} x {}, {}".format(*row.size, row.dtype), []).append(row)
+    return groups
 
 
 def kind(problem: Problem) -> str:

@@ -39,6 +39,7 @@ class Contender:
     note: str = ""  # what a reader of its time should know
     expected: Tensor | None = None  # of one that does another product of the same size
     name: str = ""
+    run_hot: Callable[[int], Any] | None = None  # of one that does it another way where its weights stay in cache
 
 
 class Data:
@@ -269,8 +270,12 @@ def add_to(
     pattern: str,
     can_do: Callable[[Problem], bool],
     measure: Callable[[Problem, Record], Record],
+    more: Sequence[str] = (),
 ) -> int:
-    """Adds the lines that a file of results lacks; the exit status. The file has to be of this `device`."""
+    """Adds the lines that a file of results lacks, and those of `more` problems; the exit status.
+
+    The file has to be of this `device`.
+    """
     try:
         results = Results.read(path)
         if results.header["device"] != device:
@@ -279,7 +284,8 @@ def add_to(
         print(error, file=sys.stderr)
         return 1
     warnings.filterwarnings("ignore", message=".*[Ss]parse")
-    lines = [line for line in results.bench if line not in results.python and re.search(pattern, line)]
+    lines = [line for line in dict.fromkeys([*results.bench, *more]) if line not in results.python]
+    lines = [line for line in lines if re.search(pattern, line)]
     problems = [p for p in map(Problem.parse, lines) if not p.others and not p.out and not p.in_]
     problems = [p for p in problems if p.dtype in TORCH_DTYPES and p.op == "linear" and can_do(p)]
     start = time.perf_counter()

@@ -1,24 +1,29 @@
 """Adds what PyTorch and its companions do on a card to a file of results of blocksparse-bench --device cuda.
 
 python benchmarks/peers/gpu.py benchmarks/results/2026-11-21-nvidia-h200.jsonl [--filter "n=32 "] [--tune]
+python benchmarks/peers/gpu.py RESULTS.jsonl --problems benchmarks/problems/plain/cuda.txt
 
-Dense products, BSR tensors (as a user gets them; with --tune also after PyTorch's own tuner), torchao's kernel, STK,
-2:4 sparsity beside layouts of half the blocks, batched and grouped products beside block-diagonal ones. For each
-problem of the file: results checked against a dense product in float64, then medians of interleaved samples of GPU
-time, by events around replays of CUDA graphs (or around plain launches, which the line then says), weights rotated
-through as much memory as the file's own were, or always the same; and `us_eager`, the time of a call from Python.
-Packages that are missing are said once. Problems that have their line already are left alone.
+Dense products, plain Triton kernels of our own, BSR tensors (as a user gets them; with --tune also after PyTorch's own
+tuner), torchao's kernel, STK, 2:4 sparsity beside layouts of half the blocks, batched and grouped products beside
+block-diagonal ones. For each problem of the file, and with --problems of another: results checked against a dense
+product in float64, then medians of interleaved samples of GPU time, by events around replays of CUDA graphs (or around
+plain launches, which the line then says), weights rotated through as much memory as the file's own were, or always the
+same; and `us_eager`, the time of a call from Python. Packages that are missing are said once. Problems that have their
+line already are left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,11 +46,13 @@ from common import (
 from torch import Tensor
 
 import blocksparse
-from records import Problem, Record
+import machine
+from records import Problem, Record, problems_of
 
 BY = "peers/gpu.py"
 REPLAY_US, LONG_US = 500.0, 20e3  # a replay takes so long at least; and at most, if that leaves 4 launches
 MOST_LAUNCHES = 1024
+TUNING_US, TUNING_SAMPLES, FINALISTS = 100.0, 3, 3  # of the trial of a shape; how many are tried from memory as well
 EAGER_CALLS = 20
 
 
@@ -90,6 +97,25 @@ def torchao_bsr(data: Data, rotate: int) -> Contender:
     weights = bsr_weights(data, rotate)
     kernel = importlib.import_module("torchao.kernel.bsr_triton_ops").bsr_dense_addmm
     return Contender(bsr_call(data, weights, kernel), len(weights))
+
+
+def triton_plain(data: Data, rotate: int) -> Contender:
+    """Kernels of 20 lines, each problem by the shape that is fastest for it: one from memory, another in cache."""
+    shapes = importlib.import_module("triton_plain").candidates(data, rotate)
+    too_large = importlib.import_module("triton").OutOfResources
+    in_cache: list[tuple[float, Contender]] = []
+    for shape in shapes:
+        try:
+            shape.run(0).fill_(float("nan"))  # all write to one result
+            data.check(shape.run(0))
+        except too_large:  # for the shared memory of this card
+            continue
+        in_cache.append((tuning_us(shape, False), shape))
+    if not in_cache:
+        raise ValueError("no shape fits into the shared memory of this card")
+    finalists = [shape for _, shape in sorted(in_cache, key=lambda timed: timed[0])[:FINALISTS]]
+    hot, cold = finalists[0], min(finalists, key=lambda shape: tuning_us(shape, True))
+    return Contender(cold.run, cold.copies, f"{cold.note}, in cache {hot.note}", run_hot=hot.run)
 
 
 def stk(data: Data, rotate: int) -> Contender:
@@ -189,12 +215,18 @@ CONTENDERS: tuple[Prepare, ...] = (
     torch_bsr,
     torch_bsr_tuned,
     torchao_bsr,
+    triton_plain,
     stk,
     torch_bmm,
     torch_grouped_mm,
     torch_2_4,
 )
-NEEDS = {torch_bsr_tuned: "triton", torchao_bsr: "torchao.kernel.bsr_triton_ops", stk: "stk"}
+NEEDS = {
+    torch_bsr_tuned: "triton",
+    torchao_bsr: "torchao.kernel.bsr_triton_ops",
+    triton_plain: "triton",
+    stk: "stk",
+}
 
 
 def available(*, tune: bool, unwanted: Sequence[str] = ()) -> list[Prepare]:
@@ -226,22 +258,32 @@ def launch_us(launch: Callable[[], object]) -> float:
     return 1e3 * float(begin.elapsed_time(end))
 
 
-def launches_of(us: float, copies: int) -> int:
+def launches_of(us: float, copies: int, replay_us: float = REPLAY_US) -> int:
     """Enough that the events' own time is lost, and each copy has its turn, but not for very long."""
-    enough = min(max(REPLAY_US / us, 4.0), float(MOST_LAUNCHES))
+    enough = min(max(replay_us / us, 4.0), float(MOST_LAUNCHES))
     return int(min(max(enough, float(copies)), max(LONG_US / us, 4.0)))
 
 
-def sampler_of(contender: Contender, rotate: bool) -> tuple[Callable[[], float], bool]:
+def sampler_of(contender: Contender, rotate: bool, replay_us: float = REPLAY_US) -> tuple[Callable[[], float], bool]:
     """What takes a sample, in us a call, and whether a graph holds the calls."""
     copies = contender.copies if rotate else 1
-    contender.run(0)
-    launches = launches_of(max(launch_us(lambda: [contender.run(0) for _ in range(3)]) / 3, 0.5), copies)
+    run = contender.run if rotate else contender.run_hot or contender.run
+    run(0)
 
-    def launch() -> None:
+    def launch(launches: int) -> None:
         for i in range(launches):
-            contender.run(i % copies)
+            run(i % copies)
 
+    us = launch_us(functools.partial(launch, 3)) / 3
+    for _ in range(2):  # Python's own time, which launches take and a replay does not, would leave it too short
+        launches = launches_of(max(us, 0.5), copies, replay_us)
+        replay, captured = recorded(functools.partial(launch, launches))
+        us = launch_us(replay) / launches
+    return (lambda: launch_us(replay) / launches), captured
+
+
+def recorded(launch: Callable[[], object]) -> tuple[Callable[[], object], bool]:
+    """What launches it again, by a graph if one can hold it, and whether one does; already done once."""
     replay, captured = launch, False
     with contextlib.suppress(Exception):  # not everything can be captured
         graph = torch.cuda.CUDAGraph()
@@ -250,7 +292,13 @@ def sampler_of(contender: Contender, rotate: bool) -> tuple[Callable[[], float],
         replay, captured = graph.replay, True
     torch.cuda.synchronize()
     launch_us(replay)
-    return (lambda: launch_us(replay) / launches), captured
+    return replay, captured
+
+
+def tuning_us(shape: Contender, rotate: bool) -> float:
+    """Of one shape of a kernel beside others: the least of a few short samples."""
+    sample, _ = sampler_of(shape, rotate, TUNING_US)
+    return min(sample() for _ in range(TUNING_SAMPLES))
 
 
 def eager_us(contender: Contender) -> float:
@@ -268,7 +316,8 @@ def eager_us(contender: Contender) -> float:
 
 def measure(problem: Problem, header: Record, prepares: list[Prepare], samples: int, device: str = "cuda") -> Record:
     """The line of a problem."""
-    contenders, without = prepare_all(prepares, Data(problem, device), header["rotate_mb"] << 20)
+    data = Data(problem, device)
+    contenders, without = prepare_all(prepares, data, header["rotate_mb"] << 20)
     samplers = []
     for contender in contenders:
         (cold, captured), (hot, _) = sampler_of(contender, True), sampler_of(contender, False)
@@ -279,6 +328,9 @@ def measure(problem: Problem, header: Record, prepares: list[Prepare], samples: 
     times = by_name(contenders, cold_us), by_name(contenders, hot_us)
     return {
         **record_of(BY, header, problem, ("blocksparse_torch",), *times),
+        "out": data.layout.out_features,
+        "in": data.layout.in_features,
+        "density": round(data.layout.density, 5),
         "us_eager": by_name(contenders, [eager_us(c) for c in contenders]),
         "samples": taken,
         "without": without,
@@ -296,22 +348,42 @@ def versions() -> dict[str, str]:
     return found
 
 
+def begin(path: Path, samples: int) -> None:
+    """A file of results without lines of blocksparse-bench, if there is none."""
+    if not path.exists():
+        limits = {"budget_s": 1, "rotate_mb": 256}
+        opponents = {name: version for name, version in versions().items() if name not in ("blocksparse", "CUDA")}
+        path.write_text(json.dumps(machine.header(True, samples, opponents) | limits) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = parser_of(__doc__)
     parser.add_argument("--tune", action="store_true", help="also PyTorch's BSR kernel as tuned: a minute a problem")
+    parser.add_argument(
+        "--problems", type=Path, help="times those of this file too; begins the results if they are not there"
+    )
     parser.add_argument("--without", default="", help="names of contenders, as in the file, that are left out")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available() or blocksparse.cuda_status():
         print(blocksparse.cuda_status() or "PyTorch sees no CUDA device", file=sys.stderr)
         return 1
     prepares = available(tune=options.tune, unwanted=options.without.split(","))
+    more = []
+    try:
+        if options.problems:
+            more = [line if "device=cuda" in line else f"{line} device=cuda" for line in problems_of(options.problems)]
+            begin(options.results, options.samples)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
     return add_to(
         options.results,
         f"cuda: {torch.cuda.get_device_name(0)}",
         options.filter,
         lambda p: p.device == "cuda" and (p.direction == "wgrad" or p.x_first == p.y_first),
         lambda problem, header: measure(problem, header, prepares, options.samples),
+        more,
     )
 
 

@@ -4,14 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import report  # noqa: E402
-from records import Problem, Results, device  # noqa: E402
+from records import Problem, Results, device, problems_of  # noqa: E402
 
 DEVICE = "cpu: of a test"
 
@@ -71,6 +70,13 @@ def test_problem():
 def test_what_is_no_problem(text):
     with pytest.raises(ValueError, match=r"needs to begin|names no graph|invalid literal"):
         Problem.parse(text)
+
+
+def test_a_file_of_problems(tmp_path):
+    path = tmp_path / "problems.txt"
+    path.write_text("# two and one\n\nlinear:{fprop,wgrad} f32 random(4,{0.5})\nlinear:fprop n=1 random(4,1)\n")
+    both = [f"linear:{which} f32 random(4,0.5)" for which in ("fprop", "wgrad")]
+    assert problems_of(path) == [*both, "linear:fprop n=1 random(4,1)"]
 
 
 def test_unfinished_line_does_not_count(tmp_path):
@@ -266,105 +272,27 @@ def test_report_of_a_card(tmp_path, capsys):
     assert text.index("Up to 64 tokens.") < text.index("More tokens.")
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """The harness of the card, on the CPU and by its clock."""
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
-    import gpu
-
-    measure = gpu.measure
-    monkeypatch.setattr(gpu, "measure", lambda *arguments: measure(*arguments, device="cpu"))
-    captured = {"torch_dense": False}
-    monkeypatch.setattr(gpu, "sampler_of", lambda c, rotate: (lambda: 1.5 + rotate, captured.get(c.name, True)))
-    monkeypatch.setattr(gpu, "eager_us", lambda contender: 7)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "of a test")
-    monkeypatch.setattr(gpu.blocksparse, "cuda_status", lambda: "")
-    return gpu
-
-
-def test_python_libraries_of_a_card(gpu, tmp_path, capsys, monkeypatch):
-    problems = [
-        "linear:fprop bf16 n=5 b=16 random(4,6,0.5) device=cuda",
-        "linear:dgrad f32 n=5 b=16 random(4,6,0.3) x=first y=first device=cuda",
-        "linear:dgrad f32 n=5 b=16 diagonal(4) device=cuda",
-        "linear:wgrad f32 n=5 b=16 diagonal(4) device=cuda",
-        "linear:fprop f32 n=5 b=16 random(4,6,0.5)",  # of the CPU
-        "linear:fprop f32 n=5 b=16 random(4,6,0.5) bias device=cuda",
-    ]
-    records = [card_line(problem.removesuffix(" device=cuda"), 1, 2, 3, 4, 0.5) for problem in problems]
-    for record, problem in zip(records, problems, strict=True):
-        record["problem"] = problem
-    path = write(tmp_path / "r.jsonl", card_header(), *records)
-    monkeypatch.setitem(gpu.NEEDS, gpu.stk, "no_such_package")
-    assert gpu.main([str(path), "--samples", "4"]) == 0
-    said = capsys.readouterr().err
-    assert said.count("without stk: No module named 'no_such_package'") == 1
-    python = Results.read(path).python
-    assert list(python) == problems[:4]
-    first = python[problems[0]]
-    assert (first["us"], first["us_hot"], first["samples"]) == (2.5, 1.5, 4)
-    assert set(first["vs"]) >= {"torch_dense"}
-    assert first["us_eager"]["blocksparse_torch"] == 7
-    assert first["without"]["torch_bmm"] == "block-diagonal layouts only"
-    assert "stk" not in first["without"]
-    assert first["notes"]["torch_dense"] == "plain launches: no graph holds it"
-    for problem in problems[2:4]:  # whose results were checked
-        assert set(python[problem]["vs"]) >= {"torch_dense", "torch_bmm"}
+def test_report_of_plain_kernels(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    records = []
+    for direction, graph in (("fprop", "random(32,0.1)"), ("wgrad", "random(32,0.1)"), ("fprop", "ba(32,3)")):
+        for n, plain in ((64, 8), (256, 24)):
+            times = {"us": 10, "us_hot": 8, "vs": {"triton_plain": plain}, "vs_hot": {"triton_plain": 12}}
+            problem = f"linear:{direction} bf16 n={n} b=32 {graph} device=cuda"
+            records.append({"by": "peers/gpu.py", "problem": problem, **times, "versions": {"triton": "3"}})
+            records[-1] |= {"out": 1024, "in": 1024, "density": 0.1}
+    path = write(tmp_path / "r.jsonl", card_header(), *records)  # without lines of blocksparse-bench
     assert report.main([str(path)]) == 0
-    once = path.read_text()
-    assert gpu.main([str(path)]) == 0
-    assert path.read_text() == once
-    assert gpu.main([str(write(tmp_path / "other.jsonl", card_header(device="cuda: another")))]) == 1
-
-
-def test_a_harness_goes_on_after_a_failure(gpu, tmp_path, capsys, monkeypatch):
-    problems = [f"linear:fprop f32 n={n} b=16 random(4,6,0.5)" for n in (5, 6)]
-    path = write(tmp_path / "r.jsonl", card_header(), *(card_line(problem, 1, 2, 3, 4, 0.5) for problem in problems))
-    measure = gpu.measure
-
-    def fail_once(problem, *arguments):
-        if problem.n == 5:
-            raise RuntimeError("out of memory")
-        return measure(problem, *arguments)
-
-    monkeypatch.setattr(gpu, "measure", fail_once)
-    assert gpu.main([str(path), "--without", "torch_bsr"]) == 1
-    assert f"{problems[0]} device=cuda: out of memory" in capsys.readouterr().err
-    python = Results.read(path).python
-    assert list(python) == [f"{problems[1]} device=cuda"]
-    assert "torch_bsr" not in str(python)
-    monkeypatch.setattr("common.alive", lambda problem: False)
-    assert gpu.main([str(path)]) == 1
-    assert "is of no more use" in capsys.readouterr().err
-
-
-def test_a_harness_needs_its_card(gpu, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    assert gpu.main([str(tmp_path / "r.jsonl")]) == 1
-    assert "no CUDA device" in capsys.readouterr().err
-
-
-def test_a_wrong_result_is_found(gpu):
-    data = gpu.Data(Problem.parse("linear:fprop f32 n=5 b=16 random(4,6,0.5)"))
-    right = data.x @ data.dense.T
-    data.check(right)
-    with pytest.raises(ValueError, match="relative error"):
-        data.check(right + 0.01)
-    with pytest.raises(ValueError, match="shape"):
-        data.check(right[:4])
-    turned = gpu.Data(Problem.parse("linear:dgrad f32 n=5 b=16 random(4,6,0.5)"))
-    layout, values = turned.blocks()
-    assert np.array_equal(layout.to_dense(values.numpy()), turned.dense.T.numpy())
-
-
-def test_launches(gpu):
-    assert gpu.launches_of(1.0, 1) == 500
-    assert gpu.launches_of(0.5, 2000) == 2000  # each copy has its turn
-    assert gpu.launches_of(1e3, 1) == 4
-    assert gpu.launches_of(1e3, 400) == 20  # but not for very long
-    assert gpu.launches_of(1e5, 400) == 4
+    written = [Path(name) for name in capsys.readouterr().out.split()]
+    assert [p.name for p in written] == ["r.md", "r-plain.png"]
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    text = written[0].read_text()
+    assert "| fprop | 32 | 4 | 1.39x | 0.80x | 2 | 1.50x | 1.50x | 0 |" in text
+    assert "| all |  | 6 | 1.39x | 0.80x | 3 | 1.50x | 1.50x | 0 |" in text
+    assert "1024 x 1024, bf16, from memory / in cache.\n\n| pass | layout | b | density | N = 64 | N = 256 |\n" in text
+    assert "| wgrad | `random(32,0.1)` | 32 | 10 % | **0.8** / 1.5 | 2.4 / 1.5 |" in text
+    assert f"| `{records[0]['problem']}` | 10 | 8 (**0.8**) |" in text
+    assert "## In short" not in text
 
 
 @pytest.fixture

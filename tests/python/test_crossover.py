@@ -155,6 +155,30 @@ def test_show(table, tmp_path, capsys):
     assert second == ["cold", "stream_w", "10", "row_wgmma", "11", "1.10"]
 
 
+def test_without(table, tmp_path, capsys):
+    def of(n, **us):
+        return [line(FPROP.replace("512", str(n)), kernel, us_hot=time) for kernel, time in us.items()]
+
+    lines = [*of(300, rows=10, many=12, few=11), *of(512, rows=10, many=10.2), *of(400, many=10, rows=10.2)]
+    lines += [line(FPROP, "rows", us=9), line(FPROP, "many", us=9.5), *of(64, rows=5)]  # 512 from memory; one alone
+    assert run("add", write(tmp_path / "r.jsonl", "2026-11-22", *lines), "--csv", table) == 0
+
+    def cells(*families):
+        capsys.readouterr()
+        assert run("without", *families, "--csv", table) == 0
+        lines = capsys.readouterr().out.splitlines()[2:]
+        return [[cell.strip() for cell in text.strip("|").split("|")] for text in lines]
+
+    alone, one = cells("row_wgmma")
+    assert alone == ["16 bits fprop, dgrad", "32", "1 to 64", "0", "1", *[""] * 7]
+    # 300 tokens lose 10 % to few, 512 tokens 5.6 % from memory, which is worse than 2 % in cache.
+    assert one[2:9] == ["257 to 1024", "2", "", "7.8 %", "10.0 %", "2", "0"]
+    assert one[9:] == [f"`{FPROP.replace('512', '300')}` hot", "row_wgmma 10 us", "stream_w 11 us"]
+    together = cells("row_wgmma", "stream_w")
+    assert together[1][3:9] == ["2", "", "12.8 %", "20.0 %", "2", "1"]
+    assert cells("stream_w") == []
+
+
 def test_drop(table, tmp_path, capsys):
     for day, us in (("2026-11-21", 20), ("2026-11-22", 16)):
         lines = [line(FPROP.replace("512", day[-2:]), kernel, us_hot=us) for kernel in ("rows", "many")]
