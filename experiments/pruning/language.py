@@ -56,8 +56,8 @@ class Packed:
         """The pretrained one."""
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(self.folder, gguf_file=self.about["file"], dtype=dtype)
-        return model.eval().to(self.device)
+        model = AutoModelForCausalLM.from_pretrained(self.folder, gguf_file=self.about["file"], dtype=torch.float32)
+        return model.eval().to(self.device, dtype)
 
     def batch(self, step: int, rows: int, seed: int) -> dict[str, Any]:
         """The batch of a step; which one depends on step and seed alone."""

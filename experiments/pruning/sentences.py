@@ -65,6 +65,19 @@ class Pool(nn.Module):
         return nn.functional.normalize(mean, dim=-1)
 
 
+class Words(nn.Module):
+    """The mean of the table's rows, without any layer: what is to be had without an encoder."""
+
+    def __init__(self, bert: Any) -> None:
+        super().__init__()
+        self.table, self.pool = bert.embeddings.word_embeddings, Pool()
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """As `Embedder`."""
+        embeddings: Tensor = self.pool(self.table(ids), mask)
+        return embeddings
+
+
 class Packed:
     """What pack.py has written."""
 
@@ -123,6 +136,12 @@ def embed(model: nn.Module, texts: list[Tensor], rows: int = 512) -> Tensor:
     return result
 
 
+def similarities(embeddings: Tensor) -> Tensor:
+    """Logits [n, n] of which other sentence of a batch is nearest: cosines, and almost nothing for a sentence itself."""
+    cosines = embeddings.float() @ embeddings.float().t()
+    return cosines - 1e3 * torch.eye(len(cosines), device=cosines.device)
+
+
 class Judge:
     """Six sets and held-out sentences, and what the dense model makes of them."""
 
@@ -133,14 +152,21 @@ class Judge:
             if limit is not None and sizes[2] == 0:  # a first look: some rows of the sets without fixed parts
                 rows = torch.from_numpy(np.sort(np.random.default_rng(0).permutation(len(texts))[:limit]))
             self.sets[name] = ([texts[i] for i in rows.tolist()], labels[rows.to(labels.device)], sizes)
-        self.held_out = list(packed.sentences(packed.held_out, 32))
+        self.held_out, self.next = (list(packed.sentences(packed.held_out + shift, 32)) for shift in (0, 30))
         self.dense = embed(dense, self.held_out)
 
     def __call__(self, model: nn.Module) -> dict[str, Any]:
-        """Accuracies in percent, their mean, and the mean cosine to the dense embeddings."""
+        """Accuracies in percent, their mean, the mean cosine to the dense embeddings, and what share of texts is found.
+
+        A text of 60 tokens is found if of all second halves its own is the nearest to its first half.
+        """
         sets = {name: round(accuracy(embed(model, t), y, sizes), 3) for name, (t, y, sizes) in self.sets.items()}
-        cosine = float((embed(model, self.held_out) * self.dense).sum(1).mean())
-        return {"mean": round(sum(sets.values()) / len(sets), 3), "cosine": round(cosine, 5), "sets": sets}
+        made, following = embed(model, self.held_out), embed(model, self.next)
+        cosine = float((made * self.dense).sum(1).mean())
+        nearest = (made @ following.t()).argmax(1)
+        found = float((nearest == torch.arange(len(made), device=made.device)).float().mean())
+        numbers = {"mean": round(sum(sets.values()) / len(sets), 3), "cosine": round(cosine, 5), "found": round(found, 5)}
+        return {**numbers, "sets": sets}
 
 
 # ---- The training --------------------------------------------------------------------------------------------------
@@ -157,7 +183,7 @@ class Arm:
     @property
     def name(self) -> str:
         """Of its line."""
-        return self.method if self.method == "dense" else f"{self.method}-{self.sparsity:g}-b{self.block}"
+        return f"{self.method}-{self.sparsity:g}-b{self.block}" if self.block else self.method
 
 
 class Training:
@@ -169,7 +195,13 @@ class Training:
         student.requires_grad_(True)
         student.get_submodule("bert.embeddings").requires_grad_(False)  # is half of the model, and not pruned
         layers = [f"bert.encoder.layer.{i}" for i in range(len(student.bert.encoder.layer))]  # type: ignore[union-attr, arg-type]
-        self.distiller = bss.Distiller(teacher, student, layers=[*layers, "pool"], temperature=None)
+        self.distiller = bss.Distiller(
+            teacher,
+            student,
+            layers=[*layers, "pool"],
+            temperature=1.0 if options.similar else None,
+            logits=lambda embeddings: options.similar * similarities(embeddings),
+        )
         self.parameters = [p for p in student.parameters() if p.requires_grad]
         self.rate = torch.tensor(options.rate, device=options.device) if self.cuda else torch.tensor(options.rate)
         fused = {"fused": True, "capturable": True} if self.cuda else {}
@@ -247,8 +279,8 @@ class Training:
 def train(arm: Arm, packed: Packed, dense: nn.Module, judge: Judge, options: argparse.Namespace) -> dict[str, Any]:
     """One arm: its line of results."""
     student, result = copy.deepcopy(dense), {}
-    if arm.method == "dense":
-        return judge(student)
+    if arm.method in ("dense", "words"):
+        return judge(student if arm.method == "dense" else Words(student.bert))
     if arm.method in ONE_SHOT:
         began = time.perf_counter()
         masks: Any = _one_shot(student, arm.method, arm.sparsity, arm.block, packed)
@@ -337,7 +369,7 @@ def save_masks(out: Path, arm: Arm, masks: dict[str, Tensor]) -> None:
 
 def arms(methods: list[str]) -> list[Arm]:
     """The most telling ones first."""
-    return [Arm("dense", 0.0, 0), *(Arm(m, s, b) for s, b in GRID for m in METHODS if m in methods)]
+    return [Arm("dense", 0.0, 0), Arm("words", 0.0, 0), *(Arm(m, s, b) for s, b in GRID for m in METHODS if m in methods)]
 
 
 def machine(device: str) -> str:
@@ -358,6 +390,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16_384, help="of a step")
     parser.add_argument("--rate", type=float, default=RATE, help="of learning")
     parser.add_argument("--strength", type=float, default=1.0, help="of the group lasso")
+    parser.add_argument("--similar", type=float, default=0.0, help="similarities within a batch are learned, times this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="texts of a set with ten folds: for a first look")
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
@@ -377,7 +410,7 @@ def main() -> int:
     judge = Judge(packed, dense, options.limit)
     longest = 0.0
     for arm in arms(options.methods):
-        settings = {name: getattr(options, name) for name in ("steps", "tokens", "rate", "strength", "seed", "limit")}
+        settings = {name: getattr(options, name) for name in ("steps", "tokens", "rate", "strength", "similar", "seed", "limit")}
         wanted = {"arm": arm.name, **settings}
         if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
             continue
