@@ -197,10 +197,10 @@ def prepared(arm: Arm, text: Tensor, options: argparse.Namespace, result: dict[s
 
 
 def _continued(arm: Arm, model: ByteLM, text: Tensor, options: argparse.Namespace, result: dict[str, Any]) -> Run:
-    """Half as many steps from the dense model: as it is, pruned gradually, or pruned at once."""
-    steps = max(1, options.steps // 2)
+    """More steps from the dense model on: as it is, pruned gradually, or pruned at once."""
+    steps = max(1, round(options.steps * options.more))
     if arm.method == "dense-more":
-        return Run(model, steps, options.rate / 2)
+        return Run(model, steps, options.rate * options.more_rate)
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
     masks: Any = None
     schedule: Any = bss.PolynomialDecay(arm.sparsity, 0, steps * 6 // 10, frequency=max(1, FREQUENCY // 2))
@@ -212,7 +212,7 @@ def _continued(arm: Arm, model: ByteLM, text: Tensor, options: argparse.Namespac
         schedule = bss.Constant(arm.sparsity)
     pruner = bss.MagnitudePruner(schedule, regrow=masks is None, block_size=arm.block, targets=TARGETS)
     pruner.prepare(model, masks)
-    return Run(model, steps, options.rate / 2, pruner, teacher)
+    return Run(model, steps, options.rate * options.more_rate, pruner, teacher)
 
 
 # ---- Training --------------------------------------------------------------------------------------------------------
@@ -314,7 +314,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gmp-distil-0.9-b64")
-    parser.add_argument("--steps", type=int, default=800, help="of most arms; those from the dense one: half as many more")
+    parser.add_argument("--steps", type=int, default=800, help="of arms that begin anew")
+    parser.add_argument("--more", type=float, default=0.5, help="steps of arms that go on from the dense one, times --steps")
+    parser.add_argument("--more-rate", type=float, default=0.5, help="their learning rate, times --rate")
     parser.add_argument("--rows", type=int, default=32, help="of a step")
     parser.add_argument("--tokens", type=int, default=512, help="of a row")
     parser.add_argument("--width", type=int, default=512)
@@ -339,7 +341,7 @@ def main() -> int:
     for row in file.read_text().splitlines() if file.exists() else []:
         with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
             done.append(json.loads(row))
-    names = ("steps", "rows", "tokens", "width", "hidden", "layers", "rate", "strength", "seed", "held_bytes")
+    names = ("steps", "rows", "tokens", "width", "hidden", "layers", "rate", "strength", "seed", "held_bytes", "more", "more_rate")
     settings = {name: getattr(options, name) for name in names}
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     longest = 0.0

@@ -65,6 +65,15 @@ class Pool(nn.Module):
         return nn.functional.normalize(mean, dim=-1)
 
 
+def apart(starts: Any, count: int, distance: int) -> Any:
+    """The last ones that are so far from each other, in rising order."""
+    chosen: list[int] = []
+    for start in reversed(starts.tolist()):
+        if len(chosen) < count and (not chosen or start <= chosen[-1] - distance):
+            chosen.append(start)
+    return np.array(chosen[::-1])
+
+
 class Words(nn.Module):
     """The mean of the table's rows, without any layer: what is to be had without an encoder."""
 
@@ -86,8 +95,10 @@ class Packed:
         self.arrays = read_arrays(folder / "arrays.npz.xz")
         self.device = device
         self.stream = torch.from_numpy(self.arrays["stream"].astype(np.int64)).to(device)
-        starts = torch.from_numpy(self.arrays["starts"].astype(np.int64)).to(device)
-        self.held_out, self.starts = starts[-HELD_OUT:], starts[: -2 * HELD_OUT]
+        starts = self.arrays["starts"].astype(np.int64)
+        held_out = apart(starts, HELD_OUT, 2 * max(LENGTHS))
+        self.held_out = torch.from_numpy(held_out).to(device)
+        self.starts = torch.from_numpy(starts[starts + max(LENGTHS) < held_out[0]]).to(device)
 
     def model(self) -> Embedder:
         """The pretrained one, in eval mode, for it has dropout."""
