@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import blocksparse
-import blocksparse.torch as bst
-import blocksparse.torch.sparsify as bss
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
+
+import blocksparse
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
 
 HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
 TARGETS = r"layers\.\d+\.(gate|up|down)"
@@ -82,7 +83,9 @@ class ByteLM(nn.Module):
         self.norm, self.head = RMSNorm(width), nn.Linear(width, 256, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02 if name.startswith(("embedding", "head")) else parameter.size(1) ** -0.5)
+                nn.init.normal_(
+                    parameter, std=0.02 if name.startswith(("embedding", "head")) else parameter.size(1) ** -0.5
+                )
             if name.endswith(("out.weight", "down.weight")):
                 parameter.data.mul_((2 * layers) ** -0.5)
 
@@ -244,12 +247,12 @@ def bits_per_byte(model: nn.Module, text: Tensor, options: argparse.Namespace) -
     parts = text[: rows * (options.tokens + 1)].view(rows, -1).long()
     total, modes = 0.0, model.training
     model.eval()
-    for part in parts.split(2 * options.rows):
+    for part in torch.split(parts, 2 * options.rows):
         with autocast(options):
             logits = model(part[:, :-1])
         total += float(loss_of(logits, part[:, 1:])) * part[:, 1:].numel()
     model.train(modes)
-    return total / (rows * options.tokens) / math.log(2)
+    return float(total / (rows * options.tokens) / math.log(2))
 
 
 def train(run: Run, text: Tensor, options: argparse.Namespace) -> float:
@@ -302,7 +305,11 @@ def do(arm: Arm, text: Tensor, options: argparse.Namespace) -> dict[str, Any]:
         beside = checkpoint(options).with_suffix(".part")
         torch.save(run.model.state_dict(), beside)
         beside.replace(checkpoint(options))
-    live = sum(int(torch.count_nonzero(p)) for n, p in run.model.named_parameters() if n.split(".")[-2] in ("gate", "up", "down"))
+    live = sum(
+        int(torch.count_nonzero(p))
+        for n, p in run.model.named_parameters()
+        if n.split(".")[-2] in ("gate", "up", "down")
+    )
     return result | {"bits_per_byte": round(bits, 4), "ffn_weights": live, "seconds": round(seconds, 1)}
 
 
@@ -315,7 +322,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--arms", nargs="+", help="only these, such as gmp-distil-0.9-b64")
     parser.add_argument("--steps", type=int, default=800, help="of arms that begin anew")
-    parser.add_argument("--more", type=float, default=0.5, help="steps of arms that go on from the dense one, times --steps")
+    parser.add_argument(
+        "--more", type=float, default=0.5, help="steps of arms that go on from the dense one, times --steps"
+    )
     parser.add_argument("--more-rate", type=float, default=0.5, help="their learning rate, times --rate")
     parser.add_argument("--rows", type=int, default=32, help="of a step")
     parser.add_argument("--tokens", type=int, default=512, help="of a row")
@@ -341,7 +350,20 @@ def main() -> int:
     for row in file.read_text().splitlines() if file.exists() else []:
         with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
             done.append(json.loads(row))
-    names = ("steps", "rows", "tokens", "width", "hidden", "layers", "rate", "strength", "seed", "held_bytes", "more", "more_rate")
+    names = (
+        "steps",
+        "rows",
+        "tokens",
+        "width",
+        "hidden",
+        "layers",
+        "rate",
+        "strength",
+        "seed",
+        "held_bytes",
+        "more",
+        "more_rate",
+    )
     settings = {name: getattr(options, name) for name in names}
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     longest = 0.0

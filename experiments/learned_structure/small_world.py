@@ -20,14 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import blocksparse.torch as bst
-import blocksparse.torch.sparsify as bss
 import numpy as np
 import torch
-from blocksparse import Layout, graphs
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
+
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+from blocksparse import Layout, graphs
 
 INNER, EMBEDDING, STRIDE = 3, 64, 2
 WARM_UP, CLIP, EPSILON = 100, 1.0, 1e-6
@@ -52,9 +53,9 @@ class Network(nn.Module):
         self.input = nn.Linear(EMBEDDING, 2 * width, bias=False)
         nn.init.normal_(self.input.weight, std=EMBEDDING**-0.5)
         self.input_norms = nn.ModuleList(nn.LayerNorm(width, EPSILON) for _ in range(2))
-        self.matrices = nn.ModuleList(_square(hidden, layouts and layouts[i], 1) for i in range(INNER))
+        self.matrices = nn.ModuleList(_square(hidden, layouts[i] if layouts else None, 1) for i in range(INNER))
         self.norms = nn.ModuleList(nn.LayerNorm(hidden, EPSILON) for _ in range(INNER))
-        self.gates = _square(hidden, layouts and layouts[-1], 4)
+        self.gates = _square(hidden, layouts[-1] if layouts else None, 4)
         self.gain = nn.Parameter(torch.ones(4, hidden))
         self.shift = nn.Parameter(torch.tensor([0.0, 1.0, 0.0, 0.0]).unsqueeze(1).repeat(1, hidden))
         self.output = nn.Linear(width, 256)
@@ -226,7 +227,7 @@ def bits_per_byte(model: Network, text: Tensor, options: argparse.Namespace) -> 
         with autocast(options):
             logits, state = model(rows[:-1], state)
         total += float(loss_of(logits, rows[1:])) * rows[1:].numel()
-    return total / (length * options.streams) / math.log(2)
+    return float(total / (length * options.streams) / math.log(2))
 
 
 # ---- What came of it -------------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def masks_of(model: Network, sparsifier: Any) -> dict[str, np.ndarray[Any, Any]]
         for name, layer in model.layers().items():
             if isinstance(layer, bst.BlockSparseLinear):
                 whole[name] = layer.layout.mask()
-    masks = {}
+    masks: dict[str, np.ndarray[Any, Any]] = {}
     for name, mask in whole.items():
         parts = np.split(mask, len(mask) // mask.shape[1])
         names = [name] if len(parts) == 1 else [f"{name}.{gate}" for gate in "ifgo"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from blocksparse.models.sentiment import Split, cross_validation, fixed_split
 from torch import Tensor
+
+from blocksparse.models.sentiment import Split, cross_validation, fixed_split
 
 STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)  # C, of which the development part chooses
 ITERATIONS, TOLERANCE = 30, 1e-8

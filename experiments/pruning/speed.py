@@ -4,7 +4,7 @@
     python speed.py language --packed packed/language --masks out/language --threads 2
     python speed.py sentences --packed packed/sentences --masks out/sentences --device cuda
 
-Models have the blocks that training chose (masks-*.npz in --masks), or those with the largest norms where there is none.
+Models have the blocks that training chose (masks-*.npz in --masks), or of the largest norms where there is none.
 Each is run eagerly, compiled, and on a card as the replay of a CUDA graph of both; the best way of each model counts.
 Times are medians of samples that are taken in turn. A line for each model, batch and dtype, with all ways in it.
 """
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import blocksparse
-import blocksparse.torch.sparsify as bss
+import language
 import numpy as np
+import sentences
 import torch
+from sentences import Arm
 from torch import Tensor, nn
 
-import language
-import sentences
-from sentences import Arm
+import blocksparse
+import blocksparse.torch.sparsify as bss
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOKENS, PROMPT = 64, 512  # of a sentence; of the text before the token that is decoded
@@ -99,7 +99,8 @@ class Way:
         self.graph = self._captured() if graph else None
 
     def _captured(self) -> Any:
-        given, side = self.fresh(), torch.cuda.Stream()
+        cuda: Any = torch.cuda
+        given, side = self.fresh(), cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.case.call(self.model, self.fresh())
@@ -126,7 +127,9 @@ class Way:
         return (time.perf_counter() - start) / times
 
 
-def ways(models: dict[str, nn.Module], case: Case, options: argparse.Namespace, failed: dict[str, str]) -> dict[str, Way]:
+def ways(
+    models: dict[str, nn.Module], case: Case, options: argparse.Namespace, failed: dict[str, str]
+) -> dict[str, Way]:
     """All ways of all models that work; of others `failed` says why not."""
     made = {}
     for graph in (False, True) if options.device == "cuda" else (False,):
@@ -135,7 +138,7 @@ def ways(models: dict[str, nn.Module], case: Case, options: argparse.Namespace, 
                 name = f"{title}: {'compiled' if compiled else 'eager'}{', graph' if graph else ''}"
                 try:
                     made[name] = Way(model, case, options.device, compiled, graph)
-                except Exception as error:  # noqa: BLE001  what PyTorch cannot compile or capture is part of the result
+                except Exception as error:
                     failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                     warnings.warn(f"{case.name}, {name} does not run: {failed[name]}", stacklevel=1)
     return made
@@ -173,7 +176,9 @@ def masks_of(model: nn.Module, arm: Arm, targets: str, folder: Path | None) -> t
     return bss.sparsify_(model, "magnitude", sparsity=arm.sparsity, block_size=arm.block, targets=targets), "magnitude"
 
 
-def sparse_model(dense: nn.Module, arm: Arm, targets: str, example: Any, options: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
+def sparse_model(
+    dense: nn.Module, arm: Arm, targets: str, example: Any, options: argparse.Namespace
+) -> tuple[nn.Module, dict[str, Any]]:
     """The dense model with block-sparse layers where they are faster; and what is to be said of it."""
     made = copy.deepcopy(dense)
     masks, source = masks_of(made, arm, targets, options.masks)
@@ -218,7 +223,10 @@ def run(options: argparse.Namespace) -> None:
                     file.write(json.dumps(line) + "\n")
                 rates = {title: rate / line["per_second"]["dense"] for title, rate in line["per_second"].items()}
                 ratios = ", ".join(f"{title} {rate:.2f}x" for title, rate in rates.items() if title != "dense")
-                print(f"{case.name}, {dtype}, {threads} threads: dense {line['per_second']['dense']:.1f}/s, {ratios}", flush=True)
+                print(
+                    f"{case.name}, {dtype}, {threads} threads: dense {line['per_second']['dense']:.1f}/s, {ratios}",
+                    flush=True,
+                )
 
 
 def parse() -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """The order of sparse structures in a small byte-level MLP: experiments/learned_structure in seconds.
 
-The text is drawn from a source in which three of the eight bytes that the model reads decide on the next one, so that a
-structure that is learned can choose its inputs. `test_sparsify_byte_mlp.py` has the sizes and the text that are published.
+The text is drawn from a source in which three of the eight bytes that the model reads decide on the next one, so that
+what is learned can choose its inputs. `test_sparsify_byte_mlp.py` has the sizes and the text that are published.
 """
 
 import copy

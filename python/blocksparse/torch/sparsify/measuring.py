@@ -47,5 +47,5 @@ def layer_times(
             module.train(modes[0]), layer.train(modes[1])
         times.update(dict.fromkeys((target.name for target in group), pair))
     for why, paths in failed.items():
-        warnings.warn(f"[report] not timed: {', '.join(paths)} ({why})", stacklevel=3)
+        warnings.warn(f"[report] not timed: {', '.join(paths)} ({why})", stacklevel=4)
     return times

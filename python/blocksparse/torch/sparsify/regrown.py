@@ -1,8 +1,8 @@
 """Moments of blocks that come back in dense training: they begin at zero, with a bias correction of their own.
 
-While a block is dead its gradient is zero, so Adam's exp_avg fades away, but exp_avg_sq remembers for long what the block
-was before. `Regrown` makes both zero when a block comes back. Adam divides them by 1 - beta^t of the whole parameter,
-which is wrong for a block of age a; `moments` says how that is put right.
+While a block is dead its gradient is zero. Adam's exp_avg then fades away, but exp_avg_sq remembers for long what the
+block was before. `Regrown` makes both zero when a block comes back. Adam divides them by 1 - beta^t of the whole
+parameter, which is wrong for a block of age a; `moments` says how that is put right.
 """
 
 from __future__ import annotations
