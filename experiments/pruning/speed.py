@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import embedder
 import language
 import numpy as np
 import sentences
@@ -48,7 +49,7 @@ class Case:
     call: Callable[[Any, Any], Any]
 
 
-def sentence_cases(packed: sentences.Packed, sizes: list[int]) -> list[Case]:
+def sentence_cases(packed: embedder.Packed, sizes: list[int]) -> list[Case]:
     """Batches of sentences of 64 tokens."""
     made = []
     for size in sizes:
@@ -196,7 +197,7 @@ def sparse_model(
 def run(options: argparse.Namespace) -> None:
     """All lines."""
     about_language = options.what == "language"
-    packed: Any = (language if about_language else sentences).Packed(options.packed, options.device)
+    packed: Any = (language if about_language else embedder).Packed(options.packed, options.device)
     targets = language.TARGETS if about_language else sentences.TARGETS
     cases = (language_cases if about_language else sentence_cases)(packed, options.batches)
     where = torch.cuda.get_device_name() if options.device == "cuda" else blocksparse.cpu_isa()
