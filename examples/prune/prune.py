@@ -120,7 +120,7 @@ class Run:
             key: getattr(self.options, key) for key in ("quick", "minutes", "steps", "sparsity")
         }
         identity |= {"block size": self.options.block_size, "text": text.digest("\n".join(self.paragraphs))}
-        identity |= {"threads": torch.get_num_threads(), "rate": train.RATE}
+        identity |= {"threads": torch.get_num_threads(), "rate": train.RATE, "similar": train.SIMILAR}
         identity |= {"torch": torch.__version__, "blocksparse": blocksparse.__version__}
         store = Store(self.folder, identity)
         if store.changed:

@@ -35,8 +35,9 @@ DENSITY = 0.1
 class ByteMlp(nn.Module):
     """x + gelu(W LN(x)) in each hidden layer; the first one may change the width."""
 
-    def __init__(self, make: Callable[[int, int], nn.Module], width: int = WIDTH) -> None:
+    def __init__(self, make: Callable[[int, int], nn.Module], width: int | None = None) -> None:
         super().__init__()
+        width = width or WIDTH
         self.embedding = nn.Embedding(256, EMBEDDING)
         sizes = [CONTEXT * EMBEDDING, *[width] * LAYERS]
         self.norms = nn.ModuleList(nn.LayerNorm(n) for n in sizes)

@@ -228,6 +228,31 @@ def test_a_device_without_kernels(monkeypatch):
         assert not any(hasattr(module, "layout") for module in model.modules())
 
 
+def test_a_model_without_values():
+    model, masks = pruned()
+    model = model.to("meta")
+    with (
+        pytest.warns(UserWarning, match="conv .on meta, has no values"),
+        pytest.raises(ValueError, match="no weight is left to make sparse"),
+    ):
+        bss.convert(model, masks, block_size=16)
+    assert not any(hasattr(module, "layout") for module in model.modules())
+
+
+def test_a_report_says_which_layers_do_not_run(monkeypatch):
+    def forward(self, x):
+        raise NotImplementedError("no kernel")
+
+    model = nn.Sequential(nn.Linear(32, 32), nn.Conv1d(32, 32, 3))
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(model)
+    monkeypatch.setattr(bst.BlockSparseConv1d, "forward", forward)
+    with pytest.warns(UserWarning, match=r"\[report\] not timed: 1 \(NotImplementedError: no kernel\)"):
+        rows = pruner.report().rows
+    assert rows[0].expected_s > 0
+    assert rows[1].expected_s is None
+
+
 class Llama(nn.Module):
     """A feed-forward part as Llama has it, in a layer."""
 

@@ -68,3 +68,62 @@ def test_two_processes_take_the_same_blocks(kind, tmp_path):
         alone = torch.load(tmp_path / "1-0.pt")
         for key in first:
             torch.testing.assert_close(first[key], alone[key], rtol=1e-8, atol=1e-10)
+
+
+# ---- Layers that move to block-sparse storage ------------------------------------------------------------------------
+
+
+def run_moving(rank, folder, processes, wraps):
+    """As `run`, with layers that move; wrapped anew when they have, if `wraps`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).double()
+    pruner = bss.MagnitudePruner(SCHEDULE, block_size=8, compact_at=[0.6, 0.3])
+    pruner.prepare(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    pruner.attach(optimizer)
+    wrapped, moves, error = DistributedDataParallel(model) if processes > 1 else model, 0, ""
+    for t in range(14):
+        if pruner.moves > moves and processes > 1 and wraps:
+            wrapped, moves = DistributedDataParallel(model), pruner.moves
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(t), dtype=torch.float64).chunk(processes)[rank]
+        optimizer.zero_grad()
+        (wrapped(x) - x.sin()).square().mean().backward()
+        try:
+            optimizer.step()
+        except RuntimeError as raised:
+            error = str(raised)
+            break
+    state = {"moves": pruner.moves, "error": error, "weights": model.state_dict(), "masks": pruner.masks()}
+    torch.save(state, f"{folder}/moving-{processes}-{rank}-{wraps}.pt")
+
+
+def moving_process(rank, folder, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        run_moving(rank, folder, 2, True)
+        run_moving(rank, folder, 2, False)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_layers_move_in_two_processes(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(moving_process, (str(tmp_path), port), nprocs=2)
+    first, second = (torch.load(tmp_path / f"moving-2-{rank}-True.pt") for rank in (0, 1))
+    assert first["moves"] == 2
+    assert not first["error"]
+    assert first["weights"]["0.weight"].dim() == 3, "is in blocks"
+    assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items())
+    run_moving(0, str(tmp_path), 1, True)
+    alone = torch.load(tmp_path / "moving-1-0-True.pt")
+    assert all(torch.equal(mask, first["masks"][name]) for name, mask in alone["masks"].items())
+    for name, value in alone["weights"].items():
+        torch.testing.assert_close(first["weights"][name], value, rtol=1e-8, atol=1e-10)
+    for rank in (0, 1):  # one that goes on with the old wrapper learns so in all processes, at the first step
+        state = torch.load(tmp_path / f"moving-2-{rank}-False.pt")
+        assert state["moves"] == 1
+        assert "processes have different gradients of 0, 2, which have moved" in state["error"]

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 
 from .model import Batch, Batches, build
 
-RATE = 5e-4
+RATE = 1e-3
+SIMILAR = 20.0  # times a cosine: the logit of being the nearest
 WARM_UP = 8
 CLIP = 1.0
 STAGES = (0.0, 0.1, 0.25, 0.45)  # where each begins, as shares of the training
@@ -77,7 +78,7 @@ class Training:
         student.requires_grad_(True)
         student.get_submodule("bert.embeddings").requires_grad_(False)  # is half of the model, and not pruned
         layers = [name for name, _ in student.named_modules() if _is_layer(name)]
-        self.distiller = bss.Distiller(teacher, student, layers=[*layers, "pool"], temperature=None)
+        self.distiller = bss.Distiller(teacher, student, layers=[*layers, "pool"], temperature=1.0, logits=similarities)
         parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
 
@@ -162,6 +163,17 @@ def densified(student: nn.Module, block_size: int) -> tuple[nn.Module, dict[str,
         layer: Any = dense.get_submodule(name)
         setattr(dense.get_submodule(path), child, layer.to_dense())
     return dense, masks
+
+
+def similarities(embeddings: Tensor) -> Tensor:
+    """Logits [1, n, n] of which other sentence of a batch is nearest to each; -1e3 for a sentence itself.
+
+    Layers alone bring embeddings near to the dense ones, on the average over all sentences. Which is nearest to which,
+    which is what embeddings are for, hangs on small differences, that a mean of squares hardly sees.
+    """
+    unit = embeddings.float()
+    own = 1e3 * torch.eye(len(unit), device=unit.device)
+    return (SIMILAR * unit @ unit.t() - own).unsqueeze(0)
 
 
 def rate_at(step: int, steps: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,7 +18,8 @@ def layer_times(
 ) -> dict[str, tuple[float, float]]:
     """(now, expected) seconds of a forward call of each layer, by the names of targets.
 
-    Layers without a block-sparse form, and devices without kernels, have no times.
+    Layers without a block-sparse form have no times, nor have those that do not run, on a device without kernels, say:
+    a warning tells why.
 
     Args:
         targets: what was pruned.
@@ -25,7 +27,8 @@ def layer_times(
         seen: what layers are fed, by the names of modules: see `watch`.
         tokens: rows of x for layers that it does not tell of; pixels of a convolution.
     """
-    times = {}
+    times: dict[str, tuple[float, float]] = {}
+    failed: dict[str, list[str]] = {}
     for group in grouped(list(targets)):
         module = group[0].module
         if obstacle(group):
@@ -37,9 +40,12 @@ def layer_times(
         try:
             with torch.no_grad():
                 pair = time_layers(module, layer, fed)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            failed.setdefault(f"{type(error).__name__}: {error}".splitlines()[0], []).append(group[0].path)
             continue
         finally:
             module.train(modes[0]), layer.train(modes[1])
         times.update(dict.fromkeys((target.name for target in group), pair))
+    for why, paths in failed.items():
+        warnings.warn(f"[report] not timed: {', '.join(paths)} ({why})", stacklevel=4)
     return times

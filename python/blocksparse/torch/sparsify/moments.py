@@ -234,6 +234,41 @@ class Moments:
             buffer.index_add_(0, rows, lack)
 
 
+def corrected_lack(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any], age: int
+) -> Tensor | None:
+    """u(t) - u(a) of a whole parameter whose moments have the age of all its blocks; None: nothing is to be corrected.
+
+    Args:
+        optimizer: which has just stepped.
+        group: its group of the parameter.
+        state: its state of the parameter.
+        age: steps since the moments began anew.
+    """
+    if not isinstance(optimizer, _CORRECTED) or "exp_avg" not in state:
+        return None
+    found, logs = getattr(optimizer, "found_inf", None), _logs_of(group)
+    lr, eps = group["lr"] if found is None else group["lr"] * (1 - found), max(group["eps"], _SMALLEST)
+    v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+    t = float(state["step"])
+    (f, root), (own_f, own_root) = ((_bias(n, logs[0]) * lr, _bias(n, logs[1]) ** 0.5) for n in (t, age))
+    scale = v.sqrt() if v.dtype.itemsize >= 4 else v.float().sqrt()
+    shared, own = scale * root + eps, scale * own_root + eps
+    lack: Tensor = state["exp_avg"] * (f / shared - own_f / own)
+    return lack
+
+
+def settling_factors(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any], age: int
+) -> dict[str, float]:
+    """What moments of that age are multiplied by, so that the optimizer's own bias correction is right for them."""
+    if not isinstance(optimizer, _CORRECTED):
+        return {}
+    (first, second), t = _logs_of(group), float(state["step"])
+    logs = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": second}
+    return {key: _bias(age, log) / _bias(t, log) for key, log in logs.items() if key in state}
+
+
 def _rows_of(tensors: list[Tensor], rows: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
     """The rows of each tensor, one below the other."""
     made = tensors[0].new_empty(sum(sizes), *tensors[0].shape[1:])

@@ -33,3 +33,26 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     )
     for parameter, gradient in zip(held, summed.values(), strict=True):
         parameter.grad = gradient / dist.get_world_size()
+
+
+@torch.no_grad()
+def check_same_gradients(op: str, parameters: dict[str, nn.Parameter]) -> None:
+    """Makes sure that somebody averages the gradients of parameters that have just taken the place of others.
+
+    Raises:
+        RuntimeError: they differ between processes. It is raised in all of them, and names those that differ.
+    """
+    if not _together() or not parameters:
+        return
+    device = next(iter(parameters.values())).device
+    sums = [0.0 if p.grad is None else p.grad.double().sum() for p in parameters.values()]
+    mine = torch.stack([torch.as_tensor(s, dtype=torch.float64, device=device) for s in sums]).nan_to_num()
+    most, least = mine.clone(), mine.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    differ = (most != least).tolist()
+    if names := [name for name, wrong in zip(parameters, differ, strict=True) if wrong]:
+        raise RuntimeError(
+            f"[{op}] processes have different gradients of {', '.join(names)}, which have moved to block-sparse "
+            "storage: wrap the model in DistributedDataParallel anew when pruner.moves has grown"
+        )

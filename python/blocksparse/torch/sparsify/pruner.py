@@ -19,6 +19,8 @@ from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zero
 from .measuring import layer_times
 from .moments import inner_optimizer
 from .owned import Layer, disown, gates_name, own, owner_of
+from .parallel import check_same_gradients
+from .regrown import Regrown
 from .report import Report, Row
 from .saved import Saved
 from .schedules import Schedule
@@ -42,6 +44,8 @@ class Pruner(Saved):
     The number of live blocks is exact: blocks - floor(blocks sparsity + 1/2), in each layer or, with scope="global", in
     all together; of equal blocks the first stay. Processes that train in parallel choose the same ones.
 
+    Moments of a block that comes back begin at zero, and in Adam have a bias correction of their own for 32 steps.
+
     A step that a `torch.amp.GradScaler` skips does not count. Where a gradient or a weight is not finite, blocks stay
     as they are until the next step that is, and a warning says so once.
 
@@ -53,7 +57,8 @@ class Pruner(Saved):
         scope: "layer" or "global".
         compact_at: densities, such as [0.5, 0.2]: once so few of a layer's blocks are live, it moves to block-sparse
             storage in mid-training, with its state in the attached optimizer: see `compact_`. Steps get faster as the
-            layer gets sparser. Blocks that are dropped by then do not come back.
+            layer gets sparser. Blocks that are dropped by then do not come back. `moves` counts how often layers have
+            moved: where several processes train, wrap the model in DistributedDataParallel anew when it has grown.
 
     Raises:
         ValueError: there is no such scope, or a density is not between 0 and 1.
@@ -85,9 +90,13 @@ class Pruner(Saved):
         """Steps of the optimizer since `prepare`."""
         self.layers: dict[str, Layer] = {}
         """What is made sparse, by name; empty before `prepare`."""
+        self.moves = 0
+        """How often layers have moved to block-sparse storage: their parameters are then others."""
         self._optimizers: tuple[Optimizer, ...] = ()
         self._handles: list[RemovableHandle] = []
+        self._regrown = Regrown()
         self._due = False  # a choice that a step that was not finite has put off
+        self._unseen: list[Layer] = []  # moved, and no gradient of theirs was seen since
         self._said: set[str] = set()
 
     # ---- Before the training -----------------------------------------------------------------------------------------
@@ -103,15 +112,10 @@ class Pruner(Saved):
 
         Raises:
             ValueError: a target is wrong (see `find_targets`), another pruner has it, or a mask is of another model.
-            RuntimeError: it was called before; or several processes train, whose DistributedDataParallel would go on
-                with the parameters that `compact_at` replaces.
+            RuntimeError: it was called before.
         """
         if self.layers:
             raise RuntimeError(f"[{type(self).__name__}] prepare was called before: make another pruner")
-        if self.compact_at and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            raise RuntimeError(
-                f"[{type(self).__name__}] compact_at replaces parameters, which one process alone can do"
-            )
         targets = find_targets(model, self.block_size, self._targets, self._ignore)
         for target in targets:
             if getattr(target.module, "takes_layout", None) is not None:  # as SET and RigL have it
@@ -206,16 +210,22 @@ class Pruner(Saved):
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._before_step(optimizer)
+            self._with_gradients(optimizer)
             return None
 
         def then() -> Any:
             """Gradients are there when the closure has run."""
             loss = closure()
-            self._before_step(optimizer)
+            self._with_gradients(optimizer)
             return loss
 
         return args[:1], {**kwargs, "closure": then}
+
+    def _with_gradients(self, optimizer: Optimizer) -> None:
+        if self._unseen:
+            moved, self._unseen = self._unseen, []
+            check_same_gradients(type(self).__name__, {layer.target.name: layer.target.parameter for layer in moved})
+        self._before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
@@ -228,6 +238,7 @@ class Pruner(Saved):
         self.steps += 1
         for layer in self.layers.values():
             layer.hook(self._on_gradient)
+        self._regrown.correct(self.layers, self.steps, self._optimizers)
         self._zero()
         self._adjust()
         if self._due or self.schedule.acts_at(self.steps):
@@ -251,16 +262,20 @@ class Pruner(Saved):
             names = [name for name, f in finite.items() if not f]
             self._say(f"step {self.steps}: {', '.join(names)} has a gradient or weight that is not finite: blocks stay")
             return
-        self._due = False
+        self._due, before = False, {name: layer.mask for name, layer in self.layers.items()}
         for name, mask in self._masks_from(scores).items():
             self.layers[name].choose(mask)
+        self._regrown.note(before, self.layers, self.steps, self._optimizers)
         self._chosen()
         if self.compact_at and self._optimizers and self._model is not None:
             self._move([layer for layer in self.layers.values() if due(layer, self.compact_at)])
 
     def _move(self, layers: list[Layer]) -> None:
         if layers and self._model is not None:
+            parameters = {layer: layer.target.parameter for layer in layers}
             move_layers(self._model, layers, self._optimizers)
+            self._unseen = [layer for layer, old in parameters.items() if layer.target.parameter is not old]
+            self.moves += bool(self._unseen)
 
     @torch.no_grad()
     def _store(self, stored: dict[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._core.arguments import need
 from .masks import check_masks
 from .owned import Layer
+from .regrown import Regrown
 from .schedules import Schedule
 from .targets import Target
 
@@ -24,6 +25,7 @@ class Saved:
     schedule: Schedule
     steps: int
     _due: bool
+    _regrown: Regrown
 
     @property
     def targets(self) -> list[Target]:
@@ -38,8 +40,9 @@ class Saved:
             layers[name]["stored"] = layer.stored()
             if layer.shadow is not None:
                 layers[name]["shadow"] = layer.shadow
-        own = {"format": _FORMAT, "class": type(self).__name__, "schedule": repr(self.schedule)}
-        return {**own, "steps": self.steps, "due": self._due, "layers": layers, **self._state()}
+        own: dict[str, Any] = {"format": _FORMAT, "class": type(self).__name__, "schedule": repr(self.schedule)}
+        own |= {"steps": self.steps, "due": self._due, "regrown": self._regrown.state()}
+        return {**own, "layers": layers, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there. Call `prepare` first; all is checked before anything is changed.
@@ -72,6 +75,7 @@ class Saved:
         self._load_state(dict(state))
         self._store({name: entry["stored"] for name, entry in saved.items() if entry["stored"] is not None})
         self.steps, self._due = state["steps"], state["due"]
+        self._regrown.load(state["regrown"], self.layers)
         for name, layer in self.layers.items():
             layer.load(masks[name], allowed[name], saved[name]["dropped"], saved[name].get("shadow"))
 

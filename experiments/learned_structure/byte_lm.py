@@ -1,0 +1,396 @@
+"""A byte-level Llama-style language model whose feed-forward parts become sparse in every way: minutes on a card.
+
+    python experiments/learned_structure/byte_lm.py --data imdb.txt --out out/byte_lm --device cuda --minutes 8
+
+All arms see the same batches. A line of results for each, written once it is complete; the same command goes on after a
+stop. The most telling arms come first, so `--minutes` leaves out the others. `experiments/imdb_text.py` makes the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+import blocksparse
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+
+HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
+TARGETS = r"layers\.\d+\.(gate|up|down)"
+FREQUENCY = 20  # steps from one choice of blocks to the next
+HEADS_OF = 64  # features of a head
+Make = Callable[[int, int], nn.Module]
+
+
+class RMSNorm(nn.RMSNorm):
+    """In float32, whatever autocast says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / its root mean square, times a weight."""
+        return super().forward(x.float())
+
+
+class Layer(nn.Module):
+    """Causal attention with rotary places, then W_down (silu(W_gate x) * (W_up x)), each added to what came in."""
+
+    def __init__(self, width: int, hidden: int, make: Make) -> None:
+        super().__init__()
+        self.before, self.between = RMSNorm(width), RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up, self.down = make(width, hidden), make(width, hidden), make(hidden, width)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """x [n, tokens, width] -> the same."""
+        n, tokens, width = x.shape
+        q, k, v = self.qkv(self.before(x)).view(n, tokens, 3, -1, HEADS_OF).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(turned(q, turn), turned(k, turn), v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(n, tokens, width))
+        y = self.between(x)
+        new: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return new
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary places. Source: Su et al., arXiv:2104.09864."""
+    a, b = x.chunk(2, -1)
+    cos, sin = (t.to(x.dtype) for t in turn)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class ByteLM(nn.Module):
+    """Bytes [n, tokens] -> logits [n, tokens, 256] of what follows each."""
+
+    def __init__(self, width: int, hidden: int, layers: int, make: Make) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.layers = nn.ModuleList(Layer(width, hidden, make) for _ in range(layers))
+        self.norm, self.head = RMSNorm(width), nn.Linear(width, 256, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(
+                    parameter, std=0.02 if name.startswith(("embedding", "head")) else parameter.size(1) ** -0.5
+                )
+            if name.endswith(("out.weight", "down.weight")):
+                parameter.data.mul_((2 * layers) ** -0.5)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """See above."""
+        places = torch.arange(text.size(1), device=text.device, dtype=torch.float32)
+        rates = 1e4 ** (-torch.arange(0, HEADS_OF, 2, device=text.device, dtype=torch.float32) / HEADS_OF)
+        angles = torch.outer(places, rates)
+        turn = angles.cos(), angles.sin()
+        x = self.embedding(text)
+        for layer in self.layers:
+            x = layer(x, turn)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def dense(n: int, m: int) -> nn.Module:
+    """A dense layer."""
+    return nn.Linear(n, m, bias=False)
+
+
+def sparse(density: float, block: int) -> Make:
+    """One with random blocks, an exact number of them, initialised by its true fan-in."""
+    seeds = itertools.count()
+
+    def make(n: int, m: int) -> nn.Module:
+        grid = (m // block, n // block)
+        blocks, generator = grid[0] * grid[1], torch.Generator().manual_seed(next(seeds))
+        mask = torch.zeros(blocks, dtype=torch.bool)
+        mask[torch.randperm(blocks, generator=generator)[: blocks - math.floor(blocks * (1 - density) + 0.5)]] = True
+        layout = blocksparse.Layout.from_mask(mask.view(grid).numpy(), block)
+        layer = bst.BlockSparseLinear(n, m, layout, bias=False)
+        fan_in = (torch.from_numpy(layout.mask().sum(1)).float() * block).clamp(min=1)
+        out = torch.from_numpy(layout.coordinates()[0]).long()
+        with torch.no_grad():
+            layer.weight.normal_().mul_(fan_in.rsqrt()[out].view(-1, 1, 1))
+        return layer
+
+    return make
+
+
+# ---- Arms ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to a model. `sparsity` and `block` are those of the feed-forward parts."""
+
+    method: str
+    sparsity: float = 0.0
+    block: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its line."""
+        return f"{self.method}-{self.sparsity:g}-b{self.block}" if self.block else self.method
+
+
+CHOSEN = (0.9, 64)
+OTHERS = ((0.8, 64), (0.95, 64), (0.9, 32), (0.9, 128), (0.8, 32), (0.95, 32), (0.8, 128), (0.95, 128))
+LEARNED = ("gmp", "rigl", "static", "narrow", "lasso", "blast", "l0", "set")
+ONE_SHOT = ("obs", "magnitude", "wanda")
+ARMS = [Arm("dense"), Arm("gmp-distil", *CHOSEN), *(Arm(m, *CHOSEN) for m in LEARNED[:4]), Arm("dense-more")]
+ARMS += [Arm("gmp-distil", *where) for where in OTHERS[:4]] + [Arm(m, *CHOSEN) for m in LEARNED[4:]]
+ARMS += [Arm(m, *CHOSEN) for m in ONE_SHOT] + [Arm(m, *where) for where in OTHERS for m in ("gmp", "rigl", "static")]
+ARMS += [Arm("gmp-distil", *where) for where in OTHERS[4:]]
+ARMS += [Arm(m, *where) for where in OTHERS for m in ("lasso", "blast", "l0", "set", *ONE_SHOT, "narrow")]
+
+PRUNERS: dict[str, Any] = {"gmp": bss.MagnitudePruner, "lasso": bss.GroupLasso, "blast": bss.Blast, "l0": bss.L0}
+FROM_DENSE = ("gmp-distil", "dense-more", *ONE_SHOT)  # go on from the dense arm's weights
+
+
+@dataclass
+class Run:
+    """What trains an arm."""
+
+    model: ByteLM
+    steps: int
+    rate: float
+    sparsifier: Any = None
+    teacher: ByteLM | None = None
+    gates: Any = None  # of L0
+
+
+def prepared(arm: Arm, text: Tensor, options: argparse.Namespace, result: dict[str, Any]) -> Run:
+    """The model of an arm, and what acts on it."""
+    torch.manual_seed(options.seed)
+    steps, device = options.steps, options.device
+    sizes = (options.width, options.hidden, options.layers)
+    if arm.method in FROM_DENSE:
+        model = ByteLM(*sizes, dense).to(device)
+        model.load_state_dict(torch.load(checkpoint(options), map_location=device, weights_only=True))
+        return _continued(arm, model, text, options, result)
+    if arm.method == "narrow":
+        hidden = round(options.hidden * (1 - arm.sparsity))
+        return Run(ByteLM(options.width, hidden, options.layers, dense).to(device), steps, options.rate)
+    if arm.method in PRUNERS:
+        power = 1 if arm.method == "l0" else 3
+        schedule = bss.PolynomialDecay(arm.sparsity, steps // 10, steps * 6 // 10, frequency=FREQUENCY, power=power)
+        model = ByteLM(*sizes, dense).to(device)
+        extra = {"strength": options.strength} if arm.method == "lasso" else {}
+        pruner = PRUNERS[arm.method](schedule, block_size=arm.block, targets=TARGETS, **extra)
+        pruner.prepare(model)
+        return Run(model, steps, options.rate, pruner, gates=pruner.parameters() if arm.method == "l0" else None)
+    make = dense if arm.method == "dense" else sparse(1 - arm.sparsity, arm.block)
+    run = Run(ByteLM(*sizes, make).to(device), steps, options.rate)
+    if arm.method in ("set", "rigl"):
+        drop = bss.CosineDrop(max(1, steps * 3 // 4), frequency=FREQUENCY)
+        run.sparsifier = bss.SET(drop) if arm.method == "set" else bss.RigL(drop, grow="exact")
+        run.sparsifier.prepare(run.model)
+    return run
+
+
+def _continued(arm: Arm, model: ByteLM, text: Tensor, options: argparse.Namespace, result: dict[str, Any]) -> Run:
+    """More steps from the dense model on: as it is, pruned gradually, or pruned at once."""
+    steps = max(1, round(options.steps * options.more))
+    if arm.method == "dense-more":
+        return Run(model, steps, options.rate * options.more_rate)
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    masks: Any = None
+    schedule: Any = bss.PolynomialDecay(arm.sparsity, 0, steps * 6 // 10, frequency=max(1, FREQUENCY // 2))
+    if arm.method in ONE_SHOT:
+        batches = [batch(text, -1 - i, options)[0] for i in range(4)]
+        where: Any = {"block_size": arm.block, "targets": TARGETS, "calibration": batches}
+        masks = bss.sparsify_(model, arm.method, sparsity=arm.sparsity, **where)
+        result["before"] = round(bits_per_byte(model, options.held_out, options), 4)
+        schedule = bss.Constant(arm.sparsity)
+    pruner = bss.MagnitudePruner(schedule, regrow=masks is None, block_size=arm.block, targets=TARGETS)
+    pruner.prepare(model, masks)
+    return Run(model, steps, options.rate * options.more_rate, pruner, teacher)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def batch(text: Tensor, step: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """(bytes, what follows them) [rows, tokens]; which ones depends on seed and step alone."""
+    generator = torch.Generator().manual_seed(1_000_003 * options.seed + step + 1000)
+    starts = torch.randint(len(text) - options.tokens - 1, (options.rows,), generator=generator)
+    places = starts.unsqueeze(1) + torch.arange(options.tokens + 1)
+    rows = text[places.to(text.device)].long()
+    return rows[:, :-1], rows[:, 1:]
+
+
+def autocast(options: argparse.Namespace) -> Any:
+    """bf16 on a card."""
+    return torch.autocast("cuda", torch.bfloat16, enabled=options.device.startswith("cuda"))
+
+
+def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, text: Tensor, options: argparse.Namespace) -> float:
+    """Of a held-out text, in rows as long as those of the training."""
+    rows = len(text) // (options.tokens + 1)
+    parts = text[: rows * (options.tokens + 1)].view(rows, -1).long()
+    total, modes = 0.0, model.training
+    model.eval()
+    for part in torch.split(parts, 2 * options.rows):
+        with autocast(options):
+            logits = model(part[:, :-1])
+        total += float(loss_of(logits, part[:, 1:])) * part[:, 1:].numel()
+    model.train(modes)
+    return float(total / (rows * options.tokens) / math.log(2))
+
+
+def train(run: Run, text: Tensor, options: argparse.Namespace) -> float:
+    """Trains, and returns the seconds that it took."""
+    model, cuda = run.model.train(), options.device.startswith("cuda")
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": run.rate}]
+    if run.gates is not None:
+        groups.append({"params": run.gates, "lr": 2e-2, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda)
+    if run.sparsifier is not None:
+        run.sparsifier.attach(optimizer)
+    distiller = None
+    if run.teacher is not None:
+        distiller = bss.Distiller(run.teacher, model, layers=r"layers\.\d+", alpha=0.5, temperature=1.0)
+    began = time.perf_counter()
+    for step in tqdm(range(run.steps), unit="step", disable=None, leave=False):
+        share = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / run.steps))
+        optimizer.param_groups[0]["lr"] = run.rate * min(1.0, (step + 1) / WARM_UP) * share
+        x, y = batch(text, step, options)
+        optimizer.zero_grad()
+        with autocast(options):
+            if distiller is None:
+                loss = loss_of(model(x), y)
+            else:
+                loss = distiller(x, task=lambda logits, y=y: loss_of(logits, y)).loss  # type: ignore[misc]
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def checkpoint(options: argparse.Namespace) -> Path:
+    """Of the dense arm, that others go on from."""
+    sizes = (options.width, options.hidden, options.layers, options.rows, options.tokens)
+    name: Path = options.out / f"dense-{'x'.join(map(str, sizes))}-{options.steps}-{options.rate:g}-{options.seed}.pt"
+    return name
+
+
+def do(arm: Arm, text: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    """One arm: what its line of results says of it."""
+    result: dict[str, Any] = {}
+    run = prepared(arm, text, options, result)
+    seconds = train(run, text, options)
+    if isinstance(run.sparsifier, bss.L0):
+        run.sparsifier.squash_mask()
+    bits = bits_per_byte(run.model, options.held_out, options)
+    if arm.method == "dense":
+        beside = checkpoint(options).with_suffix(".part")
+        torch.save(run.model.state_dict(), beside)
+        beside.replace(checkpoint(options))
+    live = sum(
+        int(torch.count_nonzero(p))
+        for n, p in run.model.named_parameters()
+        if n.split(".")[-2] in ("gate", "up", "down")
+    )
+    return result | {"bits_per_byte": round(bits, 4), "ffn_weights": live, "seconds": round(seconds, 1)}
+
+
+def parse() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="any text; the last MB is held out")
+    parser.add_argument("--out", type=Path, default=Path("out/byte_lm"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
+    parser.add_argument("--arms", nargs="+", help="only these, such as gmp-distil-0.9-b64")
+    parser.add_argument("--steps", type=int, default=800, help="of arms that begin anew")
+    parser.add_argument(
+        "--more", type=float, default=0.5, help="steps of arms that go on from the dense one, times --steps"
+    )
+    parser.add_argument("--more-rate", type=float, default=0.5, help="their learning rate, times --rate")
+    parser.add_argument("--rows", type=int, default=32, help="of a step")
+    parser.add_argument("--tokens", type=int, default=512, help="of a row")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=1536, help="features of the feed-forward parts")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
+    parser.add_argument("--strength", type=float, default=0.3, help="of the group lasso")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", dest="held_bytes", type=int, default=HELD_OUT, help="bytes that are tested")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Returns the exit status."""
+    options, began = parse(), time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8).to(options.device)
+    if len(text) < 3 * options.held_bytes:
+        raise ValueError(f"{options.data} holds {len(text)} bytes, needs {3 * options.held_bytes} or more")
+    text, options.held_out = text[: -options.held_bytes], text[-options.held_bytes :]
+    file, done = options.out / "byte_lm.jsonl", []
+    for row in file.read_text().splitlines() if file.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
+            done.append(json.loads(row))
+    names = (
+        "steps",
+        "rows",
+        "tokens",
+        "width",
+        "hidden",
+        "layers",
+        "rate",
+        "strength",
+        "seed",
+        "held_bytes",
+        "more",
+        "more_rate",
+    )
+    settings = {name: getattr(options, name) for name in names}
+    machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
+    longest = 0.0
+    for arm in ARMS:
+        wanted = {"arm": arm.name, **settings}
+        known = any(wanted.items() <= line.items() for line in done)
+        if arm.method == "dense" and known and not checkpoint(options).exists():
+            known = False
+        if known or (options.arms and arm.name not in options.arms):
+            continue
+        start = time.monotonic()
+        if start + longest - began > 60 * options.minutes:
+            print(f"{arm.name} and what follows is left for another run: {options.minutes:g} minutes are over")
+            break
+        line = {**wanted, "method": arm.method, "sparsity": arm.sparsity, "block": arm.block, **do(arm, text, options)}
+        line |= {"torch": torch.__version__, "machine": machine, "date": time.strftime("%Y-%m-%d")}
+        longest = max(longest, time.monotonic() - start)
+        with open(file, "a") as results:
+            results.write(json.dumps(line) + "\n")
+        print(f"{arm.name}: {line['bits_per_byte']:.4f} bits per byte, {line['seconds']:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. The same command goes on from here.")

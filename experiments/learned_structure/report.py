@@ -1,0 +1,112 @@
+"""Tables and pictures of what byte_lm.py and small_world.py have written.
+
+python experiments/learned_structure/report.py byte_lm results/byte_lm.jsonl
+python experiments/learned_structure/report.py small_world results/small_world.jsonl --masks out/small_world
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Line = dict[str, Any]
+
+
+def read(path: Path) -> list[Line]:
+    """The lines."""
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def byte_lm_table(lines: list[Line]) -> str:
+    """Markdown: the best arms first, of each number of steps."""
+    rows = [
+        "| arm | steps | more steps | FFN weights | bits per byte | to dense | at once | seconds |",
+        8 * "| --- " + "|",
+    ]
+    dense = {(d["steps"], d["seed"]): d["bits_per_byte"] for d in lines if d["method"] == "dense"}
+    for line in sorted(lines, key=lambda d: (d["steps"], d["bits_per_byte"])):
+        goes_on = line["method"] in ("gmp-distil", "dense-more", "obs", "magnitude", "wanda")
+        more = round(line["steps"] * line.get("more", 0.5)) if goes_on else 0
+        base = dense.get((line["steps"], line["seed"]))
+        change = f"{100 * (line['bits_per_byte'] / base - 1):+.1f} %" if base else ""
+        before = f"{line['before']:.4f}" if "before" in line else ""
+        rows.append(
+            f"| {line['arm']} | {line['steps']} | {more or ''} | {line['ffn_weights']:,} | "
+            f"{line['bits_per_byte']:.4f} | {change} | {before} | {line['seconds']:.0f} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def byte_lm_picture(lines: list[Line], path: Path) -> None:
+    """Bits per byte against live weights."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    methods = dict.fromkeys(line["method"] for line in lines)
+    for i, method in enumerate(methods):
+        mine = [line for line in lines if line["method"] == method]
+        x, y = [line["ffn_weights"] / 1e6 for line in mine], [line["bits_per_byte"] for line in mine]
+        axes.plot(x, y, "osD^vP*X"[i % 8], color=f"C{i % 10}", label=method, markersize=6, alpha=0.8)
+    axes.set(xscale="log", xlabel="feed-forward weights, millions", ylabel="bits per byte, held-out text")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    figure.savefig(path, dpi=130)
+
+
+def small_world_table(lines: list[Line]) -> str:
+    """Markdown: the best arms first."""
+    head = ["arm", "weights between units", "bits per byte", "blocks in a row", "in a column", "diagonal", "mean path"]
+    head += ["clustering", "mix after 2", "mix of a step", "seconds"]
+    rows = [f"| {' | '.join(head)} |", len(head) * "| --- " + "|"]
+    for line in sorted(lines, key=lambda d: d["bits_per_byte"]):
+        cells = [line["arm"], f"{line['recurrent_weights']:,}", f"{line['bits_per_byte']:.4f}"]
+        parts = [part for name, part in line["structure"].items() if name != "mix_of_a_step"]
+        if parts:
+            for degrees in ("out_degrees", "in_degrees"):
+                least, most = (f(p[degrees][f.__name__] for p in parts) for f in (min, max))
+                cells.append(f"{least} to {most}")
+            cells.append(f"{np.mean([p['diagonal'] / (p['blocks'] / p['density']) ** 0.5 for p in parts]):.0%}")
+            cells += [f"{np.mean([p[key] for p in parts]):.2f}" for key in ("mean_path", "clustering")]
+            cells.append(f"{np.mean([(p['mix'] + [p['mix'][-1]])[1] for p in parts]):.0%}")
+            cells.append(f"{np.mean([m[-1] for m in line['structure']['mix_of_a_step'].values()]):.0%}")
+        else:
+            cells += 7 * [""]
+        cells.append(f"{line['seconds']:.0f}")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def layouts_picture(lines: list[Line], masks: Path, path: Path) -> None:
+    """The blocks of each matrix, a row for each arm."""
+    files = {line["arm"]: masks / f"masks-{line['arm']}-seed{line['seed']}.npz" for line in lines}
+    found = {arm: np.load(file) for arm, file in files.items() if file.exists()}
+    names = list(next(iter(found.values())).files)
+    figure = Figure(figsize=(1.5 * len(names), 1.6 * len(found)), layout="constrained")
+    for row, (arm, arrays) in zip(figure.subplots(len(found), len(names), squeeze=False), found.items(), strict=True):
+        for axes, name in zip(row, names, strict=True):
+            axes.imshow(arrays[name], cmap="Greys", interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            if arm == next(iter(found)):
+                axes.set_title(name, fontsize=8)
+        row[0].set_ylabel(arm, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", choices=("byte_lm", "small_world"))
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--masks", type=Path, help="folder of masks-*.npz")
+    options = parser.parse_args()
+    found = read(options.results)
+    table = (byte_lm_table if options.what == "byte_lm" else small_world_table)(found)
+    options.results.with_suffix(".md").write_text(table)
+    if options.what == "byte_lm":
+        byte_lm_picture(found, options.results.with_suffix(".png"))
+    elif options.masks:
+        layouts_picture(found, options.masks, options.results.with_suffix(".png"))
+    print(table)
