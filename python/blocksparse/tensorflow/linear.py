@@ -1,0 +1,103 @@
+"""The linear op on TensorFlow's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..layout import Layout
+from . import gradients as gradients  # registers them
+from . import ops
+from .tables import index_of, refuse_gpu
+
+ACTIVATE = {
+    "none": tf.identity,
+    "relu": tf.nn.relu,
+    "gelu": lambda x: tf.nn.gelu(x, approximate=False),
+    "silu": tf.nn.silu,
+    "gelu_tanh": lambda x: tf.nn.gelu(x, approximate=True),
+}
+
+
+@tf.autograph.experimental.do_not_convert
+def linear(
+    x: Any,
+    values: Any,
+    layout: Layout,
+    bias: Any = None,
+    *,
+    gates: Any = None,
+    residual: Any = None,
+    activation: str | None = "none",
+    features_first: bool = False,
+) -> Any:
+    """activation(x W^T + bias + residual), where W has the blocks `values` at the places that `layout` names.
+
+    A CPU op: eager, in `tf.function`, in graphs and sessions of `tf.compat.v1`, in saved models (load them after
+    `import blocksparse.tensorflow`). Differentiable any number of times. x, values and the result are read and written
+    where TensorFlow has them.
+
+    Args:
+        x: [..., layout.in_features], float32, float64, bfloat16 or float16.
+        values: [layout.blocks, b, b], of the dtype of x.
+        layout: which blocks of W there are.
+        bias: [layout.out_features].
+        gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
+        residual: like the result.
+        activation: "none" (or None), "relu", "gelu" (the exact one), "gelu_tanh" or "silu".
+        features_first: x is [layout.in_features, ...], and the result [layout.out_features, ...].
+
+    Returns:
+        [..., layout.out_features], of the dtype of x.
+
+    Raises:
+        ValueError: in a graph, a shape is known to be wrong; x is on a GPU.
+        tf.errors.InvalidArgumentError: a shape is wrong.
+        TypeError: the layout is none, or dtypes differ.
+    """
+    activate = activation_of("linear", activation)
+    index = index_of(layout)
+    refuse_gpu("linear", x)
+    if not tf.executing_eagerly():
+        x = tf.convert_to_tensor(x)
+        _check_width(x, layout, features_first)
+    y = ops.linear(
+        x=x,
+        values=values,
+        index=index,
+        gates=[] if gates is None else [tf.convert_to_tensor(gates)],
+        bias=[] if bias is None else [bias],
+        transposed=layout.transposed,
+        features_first=features_first,
+    )
+    if not tf.executing_eagerly():
+        refuse_gpu("linear", y)
+        rest = x.shape[1:] if features_first else x.shape[:-1]
+        y.set_shape([layout.out_features, *rest] if features_first else [*rest, layout.out_features])
+    if residual is not None:
+        y = y + residual
+    return y if activate is None else activate(y)
+
+
+def activation_of(op: str, activation: str | None) -> Any:
+    """The function of that name; None where there is nothing to do.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if activation is None or activation == "none":
+        return None
+    if not isinstance(activation, str) or activation not in ACTIVATE:
+        raise ValueError(f"[{op}] activation is {activation!r}, needs one of {', '.join(ACTIVATE)}")
+    return ACTIVATE[activation]
+
+
+def _check_width(x: Any, layout: Layout, features_first: bool) -> None:
+    """What a graph already knows of x. Unknown ranks are left to the op."""
+    if x.shape.rank is None:
+        raise ValueError("[linear] the rank of x is not known, so the shape of the result is not: tf.ensure_shape helps")
+    needed = f"[{layout.in_features}, ...]" if features_first else f"[..., {layout.in_features}]"
+    width = x.shape[0 if features_first else -1] if x.shape.rank else 0
+    if width not in (None, layout.in_features):
+        raise ValueError(f"[linear] x is {x.shape.as_list()}, layout needs {needed}")
