@@ -98,6 +98,6 @@ def _check_width(x: Any, layout: Layout, features_first: bool) -> None:
     if x.shape.rank is None:
         raise ValueError("[linear] the rank of x is not known, so the shape of the result is not: tf.ensure_shape helps")
     needed = f"[{layout.in_features}, ...]" if features_first else f"[..., {layout.in_features}]"
-    width = x.shape[0 if features_first else -1] if x.shape.rank else 0
-    if width not in (None, layout.in_features):
-        raise ValueError(f"[linear] x is {x.shape.as_list()}, layout needs {needed}")
+    sizes = x.shape.as_list()
+    if not sizes or sizes[0 if features_first else -1] not in (None, layout.in_features):
+        raise ValueError(f"[linear] x is {sizes}, layout needs {needed}")

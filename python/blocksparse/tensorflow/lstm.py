@@ -44,7 +44,7 @@ def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any 
     shape = tf.shape(pre)
     if pre.shape.rank not in (3, 4) or pre.shape[2:].as_list() not in ([rows], [4, hidden], [None], [4, None]):
         raise ValueError(f"[lstm] pre is {pre.shape}, needs [steps, n, 4, {hidden}]")
-    steps, n = pre.shape[:2]
+    steps, n = pre.shape.as_list()[:2]
     if pre.shape.rank == 3:
         pre = tf.reshape(pre, [shape[0], shape[1], 4, hidden])
     wide = tf.float64 if pre.dtype == tf.float64 else tf.float32
