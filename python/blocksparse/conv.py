@@ -311,7 +311,7 @@ class BlocksparseConv:
         padded = tf.concat([tf.reshape(F, [-1]), tf.zeros([1], F.dtype)], 0)
         values = tf.reduce_sum(TENSORFLOW.take(padded, self._gather), 0)
         geometry = self._framework_geometry
-        y = apply_conv(x, values, self.layout, geometry, channel_order=self._c_order, data_format="channels_first")
+        y = apply_conv(x, values, self.layout, geometry, channels_last=False, channel_order=self._c_order)
         if any(self._zeros):
             y = tf.pad(y, [(0, 0), (0, 0), *((0, zeros) for zeros in self._zeros)])
         return y if self._k_place is None else tf.gather(y, self._k_place, axis=1)

@@ -137,7 +137,7 @@ class TensorFlowKind(Kind):
         """See `Kind`."""
         from ..tensorflow import linear
 
-        return linear(x, w, layout, gates=gates, features_first=features_first)
+        return linear(x, w, layout, gates=gates, feature_axis=0 if features_first else -1)
 
     def array(self, x: Any, like: Any = None) -> Any:
         """See `Kind`."""

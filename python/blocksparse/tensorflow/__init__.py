@@ -7,9 +7,19 @@ if _util.find_spec("tensorflow") is None:
         "blocksparse.tensorflow needs TensorFlow: pip install 'blocksparse[tensorflow]'", name="tensorflow"
     )
 
-from .conv import conv
+from .conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .linear import linear
 from .lstm import lstm
 from .tables import index_of
 
-__all__ = ["conv", "index_of", "linear", "lstm"]
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "index_of",
+    "linear",
+    "lstm",
+]

@@ -30,7 +30,7 @@ def linear(
     gates: Any = None,
     residual: Any = None,
     activation: str | None = "none",
-    features_first: bool = False,
+    feature_axis: int = -1,
 ) -> Any:
     """activation(x W^T + bias + residual), where W has the blocks `values` at the places that `layout` names.
 
@@ -39,17 +39,17 @@ def linear(
     where TensorFlow has them.
 
     Args:
-        x: [..., layout.in_features], float32, float64, bfloat16 or float16.
+        x: [..., layout.in_features], with feature_axis=0 [layout.in_features, ...]; float32, float64, bfloat16 or float16.
         values: [layout.blocks, b, b], of the dtype of x.
         layout: which blocks of W there are.
         bias: [layout.out_features].
         gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
         residual: like the result.
         activation: "none" (or None), "relu", "gelu" (the exact one), "gelu_tanh" or "silu".
-        features_first: x is [layout.in_features, ...], and the result [layout.out_features, ...].
+        feature_axis: -1: the last axis of x and of the result counts features; 0: the first one does.
 
     Returns:
-        [..., layout.out_features], of the dtype of x.
+        [..., layout.out_features], or [layout.out_features, ...], of the dtype of x.
 
     Raises:
         ValueError: in a graph, a shape is known to be wrong; x is on a GPU.
@@ -57,6 +57,9 @@ def linear(
         TypeError: the layout is none, or dtypes differ.
     """
     activate = activation_of("linear", activation)
+    if feature_axis not in (0, -1):
+        raise ValueError(f"[linear] feature_axis is {feature_axis!r}, needs -1 (the last) or 0 (the first)")
+    features_first = feature_axis == 0
     index = index_of(layout)
     refuse_gpu("linear", x)
     if not tf.executing_eagerly():

@@ -16,7 +16,7 @@ from .pruner import Pruner
 from .report import Report, Row
 from .rewiring import SET
 from .rigl import RigL
-from .schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp
+from ...schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp
 from .scores import block_norms
 from .scores_grow import conv_grow_scores, grow_bound, grow_scores
 from .scores_oneshot import damped, obs_scores, refit, wanda_scores

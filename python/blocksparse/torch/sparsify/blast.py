@@ -12,7 +12,7 @@ from .masks import Masks, in_pools, live_blocks, top_blocks
 from .owned import Layer
 from .parallel import sum_over_processes
 from .pruner import Pruner
-from .schedules import Schedule
+from ...schedules import Schedule
 
 
 class Blast(Pruner):

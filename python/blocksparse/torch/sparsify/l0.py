@@ -14,7 +14,7 @@ from .masks import Masks
 from .owned import Layer
 from .parallel import average_gradients
 from .pruner import Pruner
-from .schedules import Schedule
+from ...schedules import Schedule
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # of the paper
 

@@ -12,7 +12,7 @@ from ..._core.arguments import shown
 from .masks import Masks
 from .owned import Layer
 from .pruner import Pruner
-from .schedules import Schedule, ThresholdRamp
+from ...schedules import Schedule, ThresholdRamp
 from .targets import Target
 
 _LEAST = 1e-12  # under the root of a norm

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .owned import Layer
 from .pruner import Pruner
-from .schedules import Schedule
+from ...schedules import Schedule
 
 
 class MagnitudePruner(Pruner):

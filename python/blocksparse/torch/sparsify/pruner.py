@@ -21,7 +21,7 @@ from .moments import inner_optimizer
 from .owned import Layer, disown, gates_name, own, owner_of
 from .report import Report, Row
 from .saved import Saved
-from .schedules import Schedule
+from ...schedules import Schedule
 from .targets import Choices, Target, find_targets
 from .timing import Seen
 

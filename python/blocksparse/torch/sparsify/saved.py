@@ -11,7 +11,7 @@ from torch import Tensor
 from ..._core.arguments import need
 from .masks import check_masks
 from .owned import Layer
-from .schedules import Schedule
+from ...schedules import Schedule
 from .targets import Target
 
 _FORMAT = 1
