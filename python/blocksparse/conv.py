@@ -298,7 +298,9 @@ class BlocksparseConv:
         gather, c_order, k_place = tables
         values = torch.nn.functional.pad(F.reshape(-1), (0, 1))[gather].sum(0)
         sizes = self.layout.sizes
-        y = apply_conv(x, values, index_of(self.layout, x.device), self._framework_geometry, sizes, False, None, c_order)
+        y = apply_conv(
+            x, values, index_of(self.layout, x.device), self._framework_geometry, sizes, False, None, c_order
+        )
         if any(self._zeros):
             y = torch.nn.functional.pad(y, [pad for zeros in reversed(self._zeros) for pad in (0, zeros)])
         return y if k_place is None else y[:, k_place]

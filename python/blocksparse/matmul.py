@@ -217,8 +217,8 @@ class BlocksparseMatMul:
 def group_param_grads(param_grad: Any, group_size: int = 8, cast32: bool = True) -> NoReturn:
     """Refused: it rewrote a graph of TensorFlow so that gradients of one weight at many steps were one product."""
     raise NotImplementedError(
-        "[group_param_grads] graphs are not rewritten. tf.gradients adds the gradients of a weight that is used at many "
-        "steps, so leave this call out; for one product call the object once on all steps, [steps * N, C], or use "
+        "[group_param_grads] graphs are not rewritten. tf.gradients adds the gradients of a weight that is used at "
+        "many steps, so leave this call out; for one product call the object once on all steps, [steps * N, C], or use "
         "blocksparse.torch.linear_wgrad, which takes a list of steps"
     )
 

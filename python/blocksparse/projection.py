@@ -52,7 +52,7 @@ class SparseProj:
             lut = np.arange(nhidden // proj_stride // block_size * block_size) * proj_stride
         else:
             raise ValueError("[SparseProj] needs nproj, proj_stride or gather_lut")
-        inside = lut.ndim == 1 and lut.size > 0 and lut.dtype.kind in "iu" and 0 <= lut.min() and lut.max() < nhidden
+        inside = lut.ndim == 1 and lut.size > 0 and lut.dtype.kind in "iu" and lut.min() >= 0 and lut.max() < nhidden
         if not inside or np.unique(lut).size != lut.size:
             raise ValueError(f"[SparseProj] gather_lut is no list of different features, each 0 to {nhidden - 1}")
         self.nhidden, self.nproj, self.name = nhidden, lut.size, name or "SparseProj"

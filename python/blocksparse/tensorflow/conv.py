@@ -15,7 +15,6 @@ from .linear import activation_of
 from .tables import index_of, refuse_gpu
 
 
-
 def conv1d(x: Any, values: Any, layout: Layout, bias: Any = None, **options: Any) -> Any:
     """`conv2d` of x [n, width, channels]."""
     return _conv(1, False, x, values, layout, bias, **options)

@@ -39,7 +39,8 @@ def linear(
     where TensorFlow has them.
 
     Args:
-        x: [..., layout.in_features], with feature_axis=0 [layout.in_features, ...]; float32, float64, bfloat16 or float16.
+        x: [..., layout.in_features], with feature_axis=0 [layout.in_features, ...]; float32, float64, bfloat16 or
+            float16.
         values: [layout.blocks, b, b], of the dtype of x.
         layout: which blocks of W there are.
         bias: [layout.out_features].
@@ -99,7 +100,9 @@ def activation_of(op: str, activation: str | None) -> Any:
 def _check_width(x: Any, layout: Layout, features_first: bool) -> None:
     """What a graph already knows of x. Unknown ranks are left to the op."""
     if x.shape.rank is None:
-        raise ValueError("[linear] the rank of x is not known, so the shape of the result is not: tf.ensure_shape helps")
+        raise ValueError(
+            "[linear] the rank of x is not known, so the shape of the result is not: tf.ensure_shape helps"
+        )
     needed = f"[{layout.in_features}, ...]" if features_first else f"[..., {layout.in_features}]"
     sizes = x.shape.as_list()
     if not sizes or sizes[0 if features_first else -1] not in (None, layout.in_features):
