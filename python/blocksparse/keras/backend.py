@@ -26,25 +26,21 @@ def linear(x: Any, values: Any, layout: Layout, bias: Any, gates: Any) -> Any:
     return product(x, values, layout, bias, gates=gates)
 
 
-def conv(x: Any, values: Any, layout: Layout, geometry: tuple[int, ...], bias: Any, gates: Any) -> Any:
-    """The convolution of x [n, size..., channels] by the geometry of `_core.geometry`."""
+def conv(rank: int, x: Any, values: Any, layout: Layout, bias: Any, **options: Any) -> Any:
+    """The convolution of x [n, size..., channels]: `conv2d` of the backend's front end, or what the rank asks for."""
+    name = f"conv{rank}d"
     if BACKEND == "torch":
-        return _torch_conv(x, values, layout, geometry, bias, gates)
+        from .. import torch as front
+
+        channels_first = x.permute(0, rank + 1, *range(1, rank + 1))  # a view, which is taken as it is
+        return getattr(front, name)(channels_first, values, layout, bias, **options).permute(0, *range(2, rank + 2), 1)
     if BACKEND == "jax":
-        from ..jax.conv import apply_conv
-    else:
-        from ..tensorflow.conv import apply_conv
-    return apply_conv(x, values, layout, geometry, bias, gates=gates)
+        from .. import jax as jax_front
 
+        return getattr(jax_front, name)(x, values, layout, bias, **options)
+    from .. import tensorflow as tensorflow_front
 
-def _torch_conv(x: Any, values: Any, layout: Layout, geometry: tuple[int, ...], bias: Any, gates: Any) -> Any:
-    from ..torch.functional.conv import apply_conv
-    from ..torch.tables import index_of
-
-    index, last = index_of(layout, x.device), x.dim() - 1
-    channels_first = x.permute(0, last, *range(1, last))  # a view, which is taken as it is
-    y = apply_conv(channels_first, values, index, geometry, layout.sizes, layout.transposed, bias=bias, gates=gates)
-    return y.permute(0, *range(2, last + 1), 1)
+    return getattr(tensorflow_front, name)(x, values, layout, bias, **options)
 
 
 def lstm(pre: Any, values: Any, layout: Layout, state: Any, lengths: Any) -> tuple[Any, tuple[Any, Any]]:

@@ -57,12 +57,13 @@ class BlockSparseConv(BlockSparseLayer):
         last = self.data_format == "channels_last"
         to_last, to_first = (0, *range(2, self.rank + 2), 1), (0, self.rank + 1, *range(1, self.rank + 1))
         x = inputs if last else keras.ops.transpose(inputs, to_last)
-        geometry = self._geometry(x.shape[1:-1])
-        y = self.activation(backend.conv(x, kernel, self.layout, geometry, bias, gates))
+        how = {"kernel_size": self.kernel_size, "stride": self.strides, "dilation": self.dilation_rate}
+        pads = self._pads(x.shape[1:-1])
+        y = self.activation(backend.conv(self.rank, x, kernel, self.layout, bias, gates=gates, padding=pads, **how))
         return y if last else keras.ops.transpose(y, to_first)
 
-    def _geometry(self, size: Sequence[int | None]) -> tuple[int, ...]:
-        """That of images of these sizes: "same" pads by what they need, as TensorFlow has it."""
+    def _pads(self, size: Sequence[int | None]) -> list[tuple[int, int]]:
+        """(before, after) for images of these sizes: "same" pads by what they need, as TensorFlow has it."""
         pads = []
         for pixels, kernel, stride, dilation in zip(
             size, self.kernel_size, self.strides, self.dilation_rate, strict=True
@@ -80,7 +81,7 @@ class BlockSparseConv(BlockSparseLayer):
                 total = max((-(-pixels // stride) - 1) * stride + extent + 1 - pixels, 0)
                 before = total // 2
             pads.append((before, total - before))
-        return make_geometry(self.rank, self.kernel_size, self.strides, pads, self.dilation_rate)
+        return pads
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """The sizes, where those of x are known, and the filters."""
@@ -89,7 +90,7 @@ class BlockSparseConv(BlockSparseLayer):
         out: list[int | None] = list(size)
         if self.padding == "valid" or any(stride != 1 for stride in self.strides):
             known = [1 if pixels is None else pixels for pixels in size]
-            geometry = self._geometry(known)
+            geometry = make_geometry(self.rank, self.kernel_size, self.strides, self._pads(known), self.dilation_rate)
             one = [[int(geometry[0]), *(field[i] for field in fields_of(geometry))] for i in range(self.rank)]
             out = [None if pixels is None else output_size(one[i], [pixels])[0] for i, pixels in enumerate(size)]
         return (input_shape[0], *out, self.filters) if last else (input_shape[0], self.filters, *out)

@@ -91,5 +91,5 @@ class BlockSparseDense(BlockSparseLayer):
         made.build((None, weight.shape[1]))
         made.kernel.assign(layouts.blocks_of(weight, layout))
         if dense.use_bias:
-            made.bias.assign(dense.bias)
+            made.bias.assign(keras.ops.convert_to_numpy(dense.bias))  # a copy: JAX gives arrays away
         return made

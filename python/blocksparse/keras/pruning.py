@@ -19,8 +19,8 @@ class PruneBlocks(keras.callbacks.Callback):
     """Sets the gates of the blocks with the smallest norms to 0 while a model is fitted.
 
     At each step that the schedule names, each layer loses blocks until that share of its blocks is gone; what is gone
-    stays gone. Blocks with a gate of 0 are skipped by the products, and have no gradients. Steps are the optimizer's,
-    so that a fit that goes on goes on with the schedule.
+    stays gone. Blocks with a gate of 0 are skipped by the products, and have no gradients. Steps are counted from the
+    optimizer's, so that a fit that goes on goes on with the schedule.
 
     Args:
         schedule: such as `PolynomialDecay(final_sparsity=0.9, begin_step=1000, end_step=5000, frequency=100)`.
@@ -36,6 +36,7 @@ class PruneBlocks(keras.callbacks.Callback):
     def __init__(self, schedule: Schedule, layers: Iterable[BlockSparseLayer] | None = None) -> None:
         super().__init__()
         self.schedule = schedule
+        self._step = self._first = 0
         self._given = None if layers is None else list(layers)
         for layer in self._given or []:
             if not isinstance(layer, BlockSparseLayer) or not layer.use_gates:
@@ -44,16 +45,25 @@ class PruneBlocks(keras.callbacks.Callback):
                 )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds the layers."""
+        """Finds the layers, and where the schedule stands."""
         if not self._layers():
             raise ValueError("[PruneBlocks] the model has no block-sparse layer with gates: make one with gates=True")
+        self._step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Several steps may be one batch to Keras: `steps_per_execution`."""
+        self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Prunes at the steps that the schedule names."""
-        step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        if self.schedule.acts_at(step):
-            for layer in self._layers():
-                prune(layer, self.schedule.sparsity(step))
+        done = range(self._step + 1, self._step + 2 + batch - self._first)
+        self._step = done[-1]
+        if not any(map(self.schedule.acts_at, done)):
+            return
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # the variables have been given away to the compiled step
+        for layer in self._layers():
+            prune(layer, self.schedule.sparsity(self._step))
 
     def _layers(self) -> list[BlockSparseLayer]:
         return prunable(self.model) if self._given is None else self._given
@@ -105,7 +115,7 @@ def strip_pruning(model: Any) -> Any:
         kernel = keras.ops.convert_to_numpy(old.kernel)[keep]
         new.kernel.assign(kernel * gates[keep].reshape(-1, *(1,) * (kernel.ndim - 1)))
         if old.use_bias:
-            new.bias.assign(old.bias)
+            new.bias.assign(keras.ops.convert_to_numpy(old.bias))  # a copy: JAX gives arrays away
     return stripped
 
 
