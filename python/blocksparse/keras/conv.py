@@ -53,13 +53,13 @@ class BlockSparseConv(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """Images to images, in the layer's data format."""
-        kernel, bias, gates = self.tensors()
+        layout, kernel, bias, gates = self.tensors()
         last = self.data_format == "channels_last"
         to_last, to_first = (0, *range(2, self.rank + 2), 1), (0, self.rank + 1, *range(1, self.rank + 1))
         x = inputs if last else keras.ops.transpose(inputs, to_last)
         how = {"kernel_size": self.kernel_size, "stride": self.strides, "dilation": self.dilation_rate}
         pads = self._pads(x.shape[1:-1])
-        y = self.activation(backend.conv(self.rank, x, kernel, self.layout, bias, gates=gates, padding=pads, **how))
+        y = self.activation(backend.conv(self.rank, x, kernel, layout, bias, gates=gates, padding=pads, **how))
         return y if last else keras.ops.transpose(y, to_first)
 
     def _pads(self, size: Sequence[int | None]) -> list[tuple[int, int]]:

@@ -46,8 +46,8 @@ class BlockSparseDense(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """[..., features] -> [..., units]."""
-        kernel, bias, gates = self.tensors()
-        return self.activation(backend.linear(inputs, kernel, self.layout, bias, gates))
+        layout, kernel, bias, gates = self.tensors()
+        return self.activation(backend.linear(inputs, kernel, layout, bias, gates))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """[..., units]."""

@@ -92,11 +92,12 @@ class BlockSparseLayer(keras.layers.Layer):
                 name="gates", shape=(blocks,), initializer="ones", trainable=False, dtype=wide, autocast=False
             )
 
-    def tensors(self) -> tuple[Any, Any, Any]:
-        """Kernel, bias and gates as tensors of the backend; None where there is none."""
+    def tensors(self) -> tuple[Layout, Any, Any, Any]:
+        """The layout, and kernel, bias and gates as tensors of the backend; None where there is none."""
+        assert self.layout is not None  # `build` has made it
         given = (self.kernel, self.bias, self.gates)
         kernel, bias, gates = (None if one is None else keras.ops.convert_to_tensor(one) for one in given)
-        return kernel, bias, gates
+        return self.layout, kernel, bias, gates
 
     @property
     def sparsity(self) -> float:

@@ -82,13 +82,13 @@ class BlockSparseLSTM(BlockSparseLayer):
             lengths: [n], steps of each sequence; afterwards its state stays and its results are 0. All by default.
                 Masks are not taken.
         """
-        kernel, bias, _ = self.tensors()
+        layout, kernel, bias, _ = self.tensors()
         steps_first = keras.ops.transpose(inputs, (1, 0, 2))
         pre = keras.ops.matmul(steps_first, keras.ops.convert_to_tensor(self.input_kernel))
         if bias is not None:
             pre = pre + bias
         state = None if initial_state is None else tuple(initial_state)
-        y, (h, c) = backend.lstm(pre, kernel, self.layout, state, lengths)
+        y, (h, c) = backend.lstm(pre, kernel, layout, state, lengths)
         first = keras.ops.transpose(y, (1, 0, 2)) if self.return_sequences else h
         return [first, h, keras.ops.cast(c, h.dtype)] if self.return_state else first
 
