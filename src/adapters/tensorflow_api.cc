@@ -16,7 +16,7 @@ const char* find_api() {
   const char* missing = nullptr;
   const auto need = [&]<class Function>(const char* name, Function& function) {
     function = reinterpret_cast<Function>(dlsym(library, name));
-    if (function == nullptr) missing = name;
+    if (function == nullptr && missing == nullptr) missing = name;
   };
   need("TF_NewStatus", api.new_status);
   need("TF_DeleteStatus", api.delete_status);

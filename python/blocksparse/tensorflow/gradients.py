@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .._core.geometry import rank_of
 from . import ops
 
 Tensors = list[Any]
@@ -41,16 +42,25 @@ def like(y: Any, x: Any) -> Any:
     return y
 
 
-def _per_block(gates: Any, values: Any) -> Any:
-    """Gates times values, [blocks, ...], of the dtype of values and rounded once."""
-    wide = tf.cast(values, gates.dtype)
-    return tf.cast(tf.reshape(gates, [-1] + [1] * (len(values.shape) - 1)) * wide, values.dtype)
+def _per_block(gates: Any, values: Any, rank: int) -> Any:
+    """Gates times values, [blocks, ...] of that rank, of the dtype of values and rounded once."""
+    return tf.cast(tf.reshape(gates, [-1] + [1] * (rank - 1)) * tf.cast(values, gates.dtype), values.dtype)
 
 
-def _played(ddw: Any, ddgates: Any, values: Any, gates: Tensors, gate_gradient: bool) -> Any:
+def _played(ddw: Any, ddgates: Any, values: Any, gates: Tensors, gate_gradient: bool, rank: int) -> Any:
     """V with <ddw, gates * S> + <ddgates, <S, W>> = <S, V>: it plays the part of a weight."""
-    v = _per_block(gates[0], ddw) if gates else ddw
-    return v + _per_block(ddgates, values) if gate_gradient else v
+    v = _per_block(gates[0], ddw, rank) if gates else ddw
+    return v + _per_block(ddgates, values, rank) if gate_gradient else v
+
+
+def _bias_gradients(bias: Tensors, dy: Any, axis: int, rank: int) -> Tensors:
+    """The sums of dy [..., features at axis, ...], in float32 at least; none where there is no bias.
+
+    Shapes are not asked for: a graph that was read from a file does not know them.
+    """
+    wide = tf.cast(dy, _sum_type(dy))
+    axes = [i for i in range(rank) if i != axis % rank]
+    return [like(tf.cast(tf.reduce_sum(wide, axes), dy.dtype), one) for one in bias]
 
 
 # ---- Linear --------------------------------------------------------------------------------------------------------
@@ -62,7 +72,7 @@ def _linear(op: Any, dy: Any) -> Tensors:
     gates, bias = _parts(op, 3, "gate_count", "bias_count")
     skipped, first = _skipped(op), op.get_attr("features_first")
     how = {"transposed": op.get_attr("transposed"), "features_first": first}
-    dx, dw, dbias = None, None, []
+    dx, dw = None, None
     dgates: Tensors = [None] * len(gates)
     if 0 not in skipped:
         back = {**how, "transposed": not how["transposed"]}
@@ -71,8 +81,8 @@ def _linear(op: Any, dy: Any) -> Tensors:
         more = {"gates": gates, "gate_gradient": bool(gates), "sum_type": _sum_type(x)}
         dw, of_gates = ops.linear_weight_gradient(x=x, dy=dy, index=index, values=values, **more, **how)
         dw, dgates = like(dw, values), [like(of_gates, gate) for gate in gates]
-    if bias:
-        dbias = [tf.reduce_sum(dy, range(1, len(dy.shape))) if first else tf.raw_ops.BiasAddGrad(out_backprop=dy)]
+    flat = [tf.reshape(dy, [tf.size(one), -1] if first else [-1, tf.size(one)]) for one in bias]
+    dbias = _bias_gradients(bias, flat[0], 0 if first else 1, 2) if bias else []
     return [dx, dw, None, *dgates, *dbias]
 
 
@@ -82,7 +92,7 @@ def _linear_weight_gradient(op: Any, ddw: Any, ddgates: Any) -> Tensors:
     (gates,) = _parts(op, 4, "gate_count")
     gate_gradient = op.get_attr("gate_gradient")
     how = {"transposed": op.get_attr("transposed"), "features_first": op.get_attr("features_first")}
-    v = _played(ddw, ddgates, values, gates, gate_gradient)
+    v = _played(ddw, ddgates, values, gates, gate_gradient, 3)
     back = {**how, "transposed": not how["transposed"]}
     dx = like(ops.linear(x=dy, values=v, index=index, gates=[], bias=[], **back), x)
     ddy = like(ops.linear(x=x, values=v, index=index, gates=[], bias=[], **how), dy)
@@ -90,7 +100,7 @@ def _linear_weight_gradient(op: Any, ddw: Any, ddgates: Any) -> Tensors:
     if gates or gate_gradient:
         more = {"gates": [], "gate_gradient": True, "sum_type": _sum_type(x)}
         s, inner = ops.linear_weight_gradient(x=x, dy=dy, index=index, values=ddw, **more, **how)
-        dvalues = like(_per_block(ddgates, s), values) if gate_gradient else None
+        dvalues = like(_per_block(ddgates, s, 3), values) if gate_gradient else None
         dgates = [like(inner, gate) for gate in gates]
     return [dx, ddy, None, dvalues, *dgates]
 
@@ -114,7 +124,7 @@ def _conv(op: Any, dy: Any) -> Tensors:
     gates, bias, order = _parts(op, 3, "gate_count", "bias_count", "order_count")
     skipped, how = _skipped(op), _conv_attributes(op)
     last = how["channels_last"]
-    dx, dw, dbias = None, None, []
+    dx, dw = None, None
     dgates: Tensors = [None] * len(gates)
     shared = {"index": index, "values": values, "gates": gates, "channel_order": order, **how}
     if 0 not in skipped:
@@ -123,9 +133,7 @@ def _conv(op: Any, dy: Any) -> Tensors:
         more = {"gate_gradient": bool(gates), "sum_type": _sum_type(x)}
         dw, of_gates = ops.conv_weight_gradient(x=x, dy=dy, **shared, **more)
         dw, dgates = like(dw, values), [like(of_gates, gate) for gate in gates]
-    if bias:
-        axes = range(len(dy.shape) - 1) if last else (0, *range(2, len(dy.shape)))
-        dbias = [tf.raw_ops.BiasAddGrad(out_backprop=dy) if last else tf.reduce_sum(dy, axes)]
+    dbias = _bias_gradients(bias, dy, -1 if last else 1, rank_of(how["geometry"]) + 2)
     return [dx, dw, None, *dgates, *dbias, *[None] * len(order)]
 
 
@@ -147,7 +155,7 @@ def _conv_weight_gradient(op: Any, ddw: Any, ddgates: Any) -> Tensors:
     x, dy, index, values = op.inputs[:4]
     gates, order = _parts(op, 4, "gate_count", "order_count")
     gate_gradient, how = op.get_attr("gate_gradient"), _conv_attributes(op)
-    v = _played(ddw, ddgates, values, gates, gate_gradient)
+    v = _played(ddw, ddgates, values, gates, gate_gradient, 4)
     shared = {"index": index, "gates": [], "channel_order": order, **how}
     dx = like(ops.conv_input_gradient(dy=dy, values=v, size=_size_of(x, how["channels_last"]), **shared), x)
     ddy = like(ops.conv(x=x, values=v, bias=[], **shared), dy)
@@ -155,7 +163,7 @@ def _conv_weight_gradient(op: Any, ddw: Any, ddgates: Any) -> Tensors:
     if gates or gate_gradient:
         more = {"gate_gradient": True, "sum_type": _sum_type(x)}
         s, inner = ops.conv_weight_gradient(x=x, dy=dy, values=ddw, **shared, **more)
-        dvalues = like(_per_block(ddgates, s), values) if gate_gradient else None
+        dvalues = like(_per_block(ddgates, s, 4), values) if gate_gradient else None
         dgates = [like(inner, gate) for gate in gates]
     return [dx, ddy, None, dvalues, *dgates, *[None] * len(order)]
 
