@@ -1,6 +1,7 @@
 """The linear op on TensorFlow's tensors: the same bits as NumPy's, eagerly, in functions, graphs and saved models."""
 
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -209,6 +210,10 @@ def test_a_loop_of_a_function_and_a_data_set(rng, layout):
     np.testing.assert_allclose(mapped.numpy(), expected, rtol=1e-5, atol=1e-5)
     rows = tf.data.Dataset.from_tensor_slices(x).batch(7).map(lambda batch: bstf.linear(batch, values, layout))
     same(next(iter(rows)), expected)
+
+
+def test_the_example_runs():
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "..", "..", "examples", "linear_tensorflow.py"))
 
 
 def test_functions_of_unknown_batch_know_their_result(layout):
