@@ -216,5 +216,5 @@ for name in sys.argv[1:]:
         name for name in FILES if not {name, *parents(name)} & missing and name not in {*MOVED, "blocksparse.__main__"}
     ]
     strict = ["-W", "error:blocksparse.:DeprecationWarning"]  # the beginning of what old addresses say
-    environment = {**os.environ, "PYTHONWARNINGS": ""}
+    environment = {**os.environ, "PYTHONWARNINGS": "", "KERAS_BACKEND": "torch"}
     subprocess.run([sys.executable, *strict, "-c", code, *here], check=True, env=environment)
