@@ -1,10 +1,12 @@
 """The linear op on TensorFlow's tensors: the same bits as NumPy's, eagerly, in functions, graphs and saved models."""
 
+import gc
 import os
 import runpy
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -425,5 +427,12 @@ def test_xla_says_that_it_has_no_kernel(layout):
 def test_tables_are_made_once(layout):
     fresh = Layout.from_pattern(make_layout().pattern())
     assert bstf.index_of(fresh) is bstf.index_of(fresh) is bstf.index_of(fresh.t())
-    with tf.Graph().as_default():
-        assert bstf.index_of(fresh) is bstf.index_of(fresh)
+    with tf.Graph().as_default() as graph:
+        assert bstf.index_of(fresh).name == bstf.index_of(fresh).name
+        inner = tf.function(lambda: bstf.linear(tf.ones([1, 90]), tf.ones(fresh.values_shape), fresh))
+        with v1.Session() as session:  # not the eager one, although there is one
+            assert session.run(inner()).shape == (1, 60)
+    forgotten = weakref.ref(graph)
+    del graph, inner, session
+    gc.collect()
+    assert forgotten() is None

@@ -18,21 +18,23 @@ def index_of(layout: Layout, op: str = "linear") -> Any:
     """The layout's tables as an int32 tensor: made once for eager execution and its functions, once in each graph."""
     need_layout(op, layout)
     table = layout.tables.get(_EAGER)
-    if table is not None and (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function):
+    if table is not None and tf.executing_eagerly():
         return table
     with tf.init_scope():  # out of functions that are being traced
         if tf.executing_eagerly():
             if table is None:
                 follow_threads()
-                table = layout.tables[_EAGER] = tf.constant(layout.index())
+                with tf.device("CPU:0"):
+                    table = layout.tables[_EAGER] = tf.constant(layout.index())
             return table
-        graphs = layout.tables.setdefault(_GRAPHS, WeakKeyDictionary())
+        # Names of tensors, since tensors would keep their graphs, which are the keys.
+        names = layout.tables.setdefault(_GRAPHS, WeakKeyDictionary())
         graph = tf.compat.v1.get_default_graph()
-        if graph not in graphs:
+        if graph not in names:
             follow_threads()
             with tf.control_dependencies(None):  # out of loops and branches
-                graphs[graph] = tf.constant(layout.index(), name="layout")
-        return graphs[graph]
+                names[graph] = tf.constant(layout.index(), name="layout").name
+        return graph.get_tensor_by_name(names[graph])
 
 
 def refuse_gpu(op: str, x: Any) -> None:
