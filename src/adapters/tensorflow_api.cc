@@ -89,7 +89,11 @@ TensorHandle Call::next_optional(int64_t count) { return count == 0 ? TensorHand
 
 TensorHandle Call::output(int i, int32_t dtype, std::span<const int64_t> sizes) {
   size_t bytes = dtype == kDouble ? 8 : dtype == kFloat ? 4 : 2;
-  for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);
+  bool too_large = false;  // which TensorFlow would end the process for
+  for (const int64_t size : sizes) too_large = too_large || __builtin_mul_overflow(bytes, size, &bytes);
+  if (too_large) {
+    throw Failure{kInvalidArgument, concat("a result of ", sizes_text(sizes), " does not fit into memory")};
+  }
   TensorHandle handle(
       api.allocate_output(context_, i, dtype, sizes.data(), static_cast<int>(sizes.size()), bytes, status_));
   status_.require();
@@ -102,6 +106,11 @@ TensorHandle Call::temporary(size_t bytes) {
   TensorHandle handle(api.allocate_temp(context_, kUint8, &size, 1, &on_host, status_));
   status_.require();
   return handle;
+}
+
+void* small_workspace() {
+  alignas(64) static thread_local char memory[kSmallWorkspace];
+  return memory;
 }
 
 std::string sizes_text(std::span<const int64_t> sizes) {

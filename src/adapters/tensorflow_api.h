@@ -142,8 +142,8 @@ struct Attributes {
   bool gate_gradient = false;     // the gradient of gates is wanted
   int64_t gates = 0, biases = 0;  // how many tensors there are in lists of none or one
   int64_t orders = 0, lengths = 0;
-  std::vector<int64_t>
-      geometry;  // transposed, kernel..., stride..., dilation..., padding before..., after..., output...
+  // Whether transposed; then, for each size, kernel, stride, dilation, padding before and after, output padding.
+  std::vector<int64_t> geometry;
 };
 
 bs_tensor view(const TensorHandle& tensor, const char* op);  // contiguous
@@ -159,12 +159,12 @@ bs_layout_view layout_view(const TensorHandle& index, bool transposed);
 bs_stream stream();
 
 // Runs body(workspace) with so many bytes: a small workspace is the thread's own, others are of TensorFlow's allocator.
+inline constexpr size_t kSmallWorkspace = 16384;
+void* small_workspace();
 template <class Body>
 void with_workspace(Call& call, size_t bytes, Body&& body) {
-  constexpr size_t kSmall = 16384;
-  alignas(64) static thread_local char small[kSmall];
-  if (bytes <= kSmall) {
-    body(bs_workspace{small, bytes});
+  if (bytes <= kSmallWorkspace) {
+    body(bs_workspace{small_workspace(), bytes});
     return;
   }
   const TensorHandle memory = call.temporary(bytes);

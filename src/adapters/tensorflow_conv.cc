@@ -108,8 +108,12 @@ void input_gradient(const Attributes& attributes, Call& call) {
     throw Failure{kInvalidArgument, concat("[conv] size is ", sizes_text(given), ", needs [", geometry.rank, "]")};
   }
   const std::span sizes(static_cast<const int64_t*>(size.data()), static_cast<size_t>(geometry.rank));
-  Sizes checked(sizes.size());
-  require(bs_conv_output_size(&geometry, sizes.data(), checked.data()));
+  Sizes of_dy(sizes.size());
+  require(bs_conv_output_size(&geometry, sizes.data(), of_dy.data()));
+  if (!std::ranges::equal(of_dy, std::span(dyv.shape + 2, sizes.size()))) {
+    throw Failure{kInvalidArgument,
+                  concat("[conv] dy is ", sizes_text(dy.sizes()), ", needs sizes ", sizes_text(of_dy))};
+  }
   const TensorHandle dx = call.output(0, dy.dtype(), image_shape(dyv.shape[0], in_channels(layout), sizes, last));
   const bs_tensor dxv = images_view(dx, geometry, last), g = gates.given() ? view(gates, kOp) : bs_tensor{};
   const int32_t* channel_order = order_of(order, in_channels(layout));
@@ -129,11 +133,8 @@ void weight_gradient(const Attributes& attributes, Call& call) {
   const bs_layout_view layout = layout_view(index, attributes.transposed);
   const bool last = attributes.channels_last, of_gates = attributes.gate_gradient;
   const bs_tensor xv = images_view(x, geometry, last), dyv = images_view(dy, geometry, last), w = view(values, kOp);
-  int64_t taps = 1;
-  for (int32_t i = 0; i < geometry.rank; ++i) taps *= std::max<int64_t>(geometry.kernel[i], 0);
-  const int64_t b = layout.block_size, count = of_gates ? layout.blocks : 0;
-  const TensorHandle dw = call.output(0, x.dtype(), {{layout.blocks, taps, b, b}});
-  const TensorHandle dgates = call.output(1, sum_dtype_of(x.dtype()), {{count}});
+  const TensorHandle dw = call.output(0, x.dtype(), values.sizes());
+  const TensorHandle dgates = call.output(1, sum_dtype_of(x.dtype()), {{of_gates ? layout.blocks : 0}});
   const bs_tensor dwv = view(dw, kOp), dg = view(dgates, kOp), g = gates.given() ? view(gates, kOp) : bs_tensor{};
   const int32_t* channel_order = order_of(order, in_channels(layout));
   const size_t bytes = bs_conv_wgrad_workspace_size(&layout, &geometry, &xv, channel_order);

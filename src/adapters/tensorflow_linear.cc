@@ -39,9 +39,8 @@ void weight_gradient(const Attributes& attributes, Call& call) {
   const bool first = attributes.features_first, of_gates = attributes.gate_gradient;
   const bs_layout_view layout = layout_view(index, attributes.transposed);
   const bs_tensor xv = tokens_view(x, kOp, first), dyv = tokens_view(dy, kOp, first), w = view(values, kOp);
-  const int64_t b = layout.block_size, count = of_gates ? layout.blocks : 0;
-  const TensorHandle dw = call.output(0, x.dtype(), {{layout.blocks, b, b}});
-  const TensorHandle dgates = call.output(1, sum_dtype_of(x.dtype()), {{count}});
+  const TensorHandle dw = call.output(0, x.dtype(), values.sizes());
+  const TensorHandle dgates = call.output(1, sum_dtype_of(x.dtype()), {{of_gates ? layout.blocks : 0}});
   const bs_tensor dwv = view(dw, kOp), dg = view(dgates, kOp), g = gates.given() ? view(gates, kOp) : bs_tensor{};
   with_workspace(call, bs_linear_wgrad_workspace_size(&layout, xv.dtype, xv.shape[0]), [&](bs_workspace workspace) {
     require(bs_linear_wgrad(&layout, 1, &xv, &dyv, &w, gates.given() ? &g : nullptr, 0, &dwv, of_gates ? &dg : nullptr,

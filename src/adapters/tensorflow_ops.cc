@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "adapters/tensorflow_api.h"
+#include "core/text.h"
 
 namespace blocksparse::tensorflow {
 
@@ -27,18 +28,19 @@ Attributes read(TfConstruction* construction) {
     status.require();
     value = byte != 0;
   };
-  const auto number = [&](const char* name, int64_t& value) {
+  const auto count = [&](const char* name, int64_t& value) {
     if (has(name)) api.int64_attribute(construction, name, &value, status);
     status.require();
+    if (value > 1) throw Failure{kInvalidArgument, concat("[blocksparse] ", name, " is ", value, ", needs 0 or 1")};
   };
   flag("transposed", made.transposed);
   flag("features_first", made.features_first);
   flag("channels_last", made.channels_last);
   flag("gate_gradient", made.gate_gradient);
-  number("gate_count", made.gates);
-  number("bias_count", made.biases);
-  number("order_count", made.orders);
-  number("length_count", made.lengths);
+  count("gate_count", made.gates);
+  count("bias_count", made.biases);
+  count("order_count", made.orders);
+  count("length_count", made.lengths);
   if (has("geometry")) {
     int32_t size = 0, total = 0;
     api.attribute_size(construction, "geometry", &size, &total, status);
@@ -50,14 +52,20 @@ Attributes read(TfConstruction* construction) {
   return made;
 }
 
+void* refuse(TfConstruction* construction, const Failure& failed) {
+  const StatusHandle status;
+  status.set(failed);
+  api.construction_failure(construction, status);
+  return nullptr;
+}
+
 void* create(TfConstruction* construction) {
   try {
     return new Attributes(read(construction));
   } catch (const Failure& failed) {
-    const StatusHandle status;
-    status.set(failed);
-    api.construction_failure(construction, status);
-    return nullptr;
+    return refuse(construction, failed);
+  } catch (const std::exception& error) {
+    return refuse(construction, {kResourceExhausted, error.what()});
   }
 }
 

@@ -418,6 +418,33 @@ def test_damaged_tables_are_refused(layout):
             ops.linear(x=x, values=values, index=wrong, gates=[], bias=[])
 
 
+def test_raw_calls_that_make_no_sense_are_refused(channels):
+    """Of which no function of the front end is the author."""
+    from blocksparse.tensorflow import ops
+
+    b = channels.block_size
+    values, index = tf.ones([channels.blocks, 1, b, b]), bstf.index_of(channels)
+    x, dy = tf.ones([1, 4, channels.in_features]), tf.ones([1, 4, channels.out_features])
+    shared = {"index": index, "gates": [], "channel_order": [], "channels_last": True}
+    plain, far = [0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1 << 61, 1 << 61, 0]
+    gradient = {**shared, "dy": dy, "values": values, "geometry": plain}
+    for match, call in (
+        (
+            "gate_count is 2, needs 0 or 1",
+            lambda: ops.linear(x=x, values=values[:, 0], index=index, gates=[dy] * 2, bias=[]),
+        ),
+        (
+            "geometry has 3 numbers, needs 7, 13",
+            lambda: ops.conv(x=x, values=values, bias=[], **shared, geometry=[0, 1, 1]),
+        ),
+        ("does not fit|too large|is", lambda: ops.conv(x=x, values=values, bias=[], **shared, geometry=far)),
+        (r"dy is \[1, 4, 21\], needs sizes \[9\]", lambda: ops.conv_input_gradient(size=[9], **gradient)),
+        (r"size is \[2\], needs \[1\]", lambda: ops.conv_input_gradient(size=[4, 4], **gradient)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+            call()
+
+
 def test_xla_says_that_it_has_no_kernel(layout):
     function = tf.function(lambda x, w: bstf.linear(x, w, layout), jit_compile=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match="BlocksparseLinear"):
