@@ -386,6 +386,8 @@ def test_python_says_what_is_wrong(layout):
         bstf.linear(x, values, 3)
     with pytest.raises(ValueError, match="activation is 'tanh', needs one of none, relu"):
         bstf.linear(x, values, layout, activation="tanh")
+    with pytest.raises(ValueError, match=r"residual is float32 \(60,\), needs float32 \(2, 60\)"):
+        bstf.linear(x, values, layout, residual=tf.ones([60]))
     with pytest.raises(ValueError, match="feature_axis is 1, needs -1"):
         bstf.linear(x, values, layout, feature_axis=1)
     with tf.Graph().as_default():

@@ -104,7 +104,7 @@ class BlockSparseLayer(keras.layers.Layer):
         """Share of the blocks of the whole matrix that are not there, or whose gates are 0."""
         if self.layout is None:
             raise ValueError(f"[{type(self).__name__}] is not built yet, so it has no layout")
-        live = self.layout.blocks if self.gates is None else int(np.count_nonzero(np.asarray(self.gates_now())))
+        live = self.layout.blocks if self.gates is None else int(np.count_nonzero(self.gates_now()))
         return 1 - live / max(math.prod(self.layout.grid), 1)
 
     def gates_now(self) -> Any:

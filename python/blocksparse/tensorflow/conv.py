@@ -11,7 +11,7 @@ from .._core.geometry import Padding, Sizes, fields_of, make_geometry, output_si
 from ..layout import Layout
 from . import gradients as gradients  # registers them
 from . import ops
-from .linear import activation_of
+from .linear import activation_of, finish
 from .tables import index_of, refuse_gpu
 
 
@@ -138,9 +138,7 @@ def apply_conv(
     if shape is not None:
         refuse_gpu("conv", y)
         y.set_shape(shape)
-    if residual is not None:
-        y = y + residual
-    return y if activate is None else activate(y)
+    return finish("conv", y, residual, activate)
 
 
 def _result_shape(x: Any, layout: Layout, geometry: Sequence[int], last: bool) -> list[int | None]:

@@ -79,7 +79,21 @@ def linear(
         refuse_gpu("linear", y)
         rest = x.shape[1:] if features_first else x.shape[:-1]
         y.set_shape([layout.out_features, *rest] if features_first else [*rest, layout.out_features])
+    return finish("linear", y, residual, activate)
+
+
+def finish(op: str, y: Any, residual: Any, activate: Any) -> Any:
+    """activate(y + residual), where each may be None.
+
+    Raises:
+        ValueError: the residual is not like y.
+    """
     if residual is not None:
+        residual = tf.convert_to_tensor(residual)
+        if residual.dtype != y.dtype or not residual.shape.is_compatible_with(y.shape):
+            raise ValueError(
+                f"[{op}] residual is {residual.dtype.name} {residual.shape}, needs {y.dtype.name} {y.shape}"
+            )
         y = y + residual
     return y if activate is None else activate(y)
 
@@ -98,7 +112,7 @@ def activation_of(op: str, activation: str | None) -> Any:
 
 
 def _check_width(x: Any, layout: Layout, features_first: bool) -> None:
-    """What a graph already knows of x. Unknown ranks are left to the op."""
+    """Raises ValueError for what a graph already knows to be wrong with x, and for an unknown rank."""
     if x.shape.rank is None:
         raise ValueError(
             "[linear] the rank of x is not known, so the shape of the result is not: tf.ensure_shape helps"
