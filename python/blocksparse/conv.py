@@ -43,6 +43,7 @@ class BlocksparseConv:
         dilates: as strides.
         padding: "SAME": half of the filter's extent on either side; "VALID": none; or one number for each size.
         debug: accepted, and otherwise unused.
+        edge_bias: False: `blocksparse.torch.EdgeBias` is a layer of its own.
 
     Attributes:
         C: channels of x.
@@ -70,8 +71,13 @@ class BlocksparseConv:
         dilates: Sequence[int] = (1, 1, 1),
         padding: str | Sequence[int] = "SAME",
         debug: bool = False,
+        edge_bias: bool = False,
     ) -> None:
         self._name = type(self).__name__
+        if edge_bias:
+            raise NotImplementedError(
+                f"[{self._name}] edge_bias is no part of it: take blocksparse.torch.EdgeBias behind it"
+            )
         self.TRS, self.DHW = self._three("TRS", TRS), self._three("DHW", DHW)
         if len(TRS) != len(DHW):
             raise ValueError(f"[{self._name}] TRS is {TRS} and DHW {DHW}, needs as many sizes of each, 1 to {_SIZES}")
@@ -353,6 +359,12 @@ class BlocksparseDeconv(BlocksparseConv):
     """
 
     _transposed = True
+
+
+def cwise_linear(x: Any, a: Any = None, b: Any = None) -> Any:
+    """The sum a x + b, for a factor and a term of each channel: x [N, C, ...], a and b [1, C, 1, ...] or None."""
+    y = x if a is None else a * x
+    return y if b is None else y + b
 
 
 def _sorted_by_lists(lists: list[_Int], count: int) -> tuple[_Int, set[int]]:

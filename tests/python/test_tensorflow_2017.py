@@ -9,9 +9,10 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-import blocksparse  # noqa: E402
+import blocksparse.ew  # noqa: E402
+import blocksparse.norms  # noqa: E402
 from blocksparse import graphs  # noqa: E402
-from blocksparse.conv import BlocksparseConv, BlocksparseDeconv  # noqa: E402
+from blocksparse.conv import BlocksparseConv, BlocksparseDeconv, cwise_linear  # noqa: E402
 from blocksparse.matmul import BlocksparseMatMul, SparseProj, group_param_grads  # noqa: E402
 
 v1 = tf.compat.v1
@@ -267,8 +268,20 @@ def test_convolutions_of_lists_of_channels(rng, kind):
     np.testing.assert_allclose(conv.l2_normalize(filters).numpy(), conv.l2_normalize(F), rtol=1e-6)
 
 
-def test_what_was_documented_is_exported():
+def test_what_was_documented_is_there_or_says_where():
     for name in ("BlocksparseMatMul", "SparseProj", "group_param_grads"):
         assert hasattr(blocksparse.matmul, name)
     for name in ("identity_init", "ortho_init", "l2_normalize", "i_shape", "o_shape", "block_coord"):
         assert callable(getattr(BlocksparseMatMul, name))
+    x, a = tf.ones([2, 3, 4, 4]), tf.reshape([1.0, 2.0, 3.0], [1, 3, 1, 1])
+    np.testing.assert_array_equal(cwise_linear(x, a, -a).numpy(), 0)
+    with pytest.raises(NotImplementedError, match=r"edge_bias is no part of it: take blocksparse.torch.EdgeBias"):
+        BlocksparseConv([(range(8), range(8))], (3, 3), (4, 4), edge_bias=True)
+    for module, name, way in (
+        (blocksparse.ew, "add", "tf.math.add"),
+        (blocksparse.ew, "fused_lstm_gates", "blocksparse.tensorflow.lstm"),
+        (blocksparse.norms, "layer_norm", "keras.layers.LayerNormalization"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{name} of the 2017 release is not there: take {way}"):
+            getattr(module, name)
+        assert not hasattr(module, "nothing")
