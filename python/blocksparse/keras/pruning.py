@@ -48,7 +48,7 @@ class PruneBlocks(keras.callbacks.Callback):
         """Finds the layers, and where the schedule stands."""
         if not self._layers():
             raise ValueError("[PruneBlocks] the model has no block-sparse layer with gates: make one with gates=True")
-        self._step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+        self._step = self._iterations()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Several steps may be one batch to Keras: `steps_per_execution`."""
@@ -56,14 +56,20 @@ class PruneBlocks(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Prunes at the steps that the schedule names."""
-        done = range(self._step + 1, self._step + 2 + batch - self._first)
-        self._step = done[-1]
-        if not any(map(self.schedule.acts_at, done)):
+        # On JAX variables have been given away to the compiled step, and getting them back at each step takes time.
+        on_jax = hasattr(self.model, "jax_state_sync")
+        now = self._step + 1 + batch - self._first if on_jax else self._iterations()
+        acts = any(map(self.schedule.acts_at, range(self._step + 1, now + 1)))
+        self._step = now
+        if not acts:
             return
-        if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # the variables have been given away to the compiled step
+        if on_jax:
+            self.model.jax_state_sync()
         for layer in self._layers():
             prune(layer, self.schedule.sparsity(self._step))
+
+    def _iterations(self) -> int:
+        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
 
     def _layers(self) -> list[BlockSparseLayer]:
         return prunable(self.model) if self._given is None else self._given
