@@ -6,7 +6,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from conftest import make_channels  # noqa: E402
-from test_tensorflow import numeric_gradients, same, wide_of  # noqa: E402
+from tensorflow_cases import numeric_gradients, same, wide_of  # noqa: E402
 
 import blocksparse.numpy as bsn  # noqa: E402
 import blocksparse.tensorflow as bstf  # noqa: E402
