@@ -77,6 +77,41 @@ def test_activations_and_residuals(rng, layout, activation):
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6, atol=1e-8)  # tf.nn.gelu rounds sqrt(2) to float32
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_denormals_count(rng, layout, dtype, gated):
+    """TensorFlow's own products round them to zero."""
+    x, values, _, gates, _ = problem(rng, layout, dtype)
+    tiny = 2e-7 if dtype == np.float16 else np.finfo(wide_of(dtype)).tiny / 4
+    values = (values.astype(np.float64) * tiny).astype(dtype)
+    assert np.count_nonzero(values) > values.size / 2
+    more = {"gates": gates} if gated else {}
+    for run in (bstf.linear, tf.function(bstf.linear)):
+        y = run(x, values, layout, **more)
+        same(y, bsn.linear_fprop(x, values, layout, **more))
+        assert np.count_nonzero(y.numpy()) > y.numpy().size / 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problems(seed):
+    """Any sizes, ragged or not, of any density."""
+    rng = np.random.default_rng(seed)
+    b, rows, columns = (int(rng.choice(sides)) for sides in ([8, 16, 32, 64, 128], range(1, 6), range(1, 6)))
+    cut = [int(rng.integers(0, b)) if rng.random() < 0.5 else 0 for _ in range(2)]
+    sizes = {"out_features": rows * b - cut[0], "in_features": columns * b - cut[1]}
+    layout = Layout.from_graph(f"random({rows},{columns},{rng.choice([0, 0.3, 0.7, 1])})", b, seed=seed, **sizes)
+    dtype = DTYPES[seed % 4]
+    x, values, bias, gates, dy = problem(rng, layout, dtype, int(rng.choice([0, 1, 7, 33, 130])))
+    given = [tf.constant(a) for a in (x, values)]
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        y = bstf.linear(*given, layout, bias, gates=gates)
+    dx, dw = tape.gradient(y, given, tf.constant(dy))
+    same(y, bsn.linear_fprop(x, values, layout, bias=bias, gates=gates))
+    same(dx, bsn.linear_dgrad(dy, values, layout, gates=gates))
+    same(dw, bsn.linear_wgrad(x, dy, layout, values=values, gates=gates))
+
+
 # ---- Derivatives ---------------------------------------------------------------------------------------------------
 
 
