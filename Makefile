@@ -20,7 +20,7 @@ CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo prune fashion test test-cpp test-python test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
+.PHONY: demo prune fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
   clean
 
 demo: $(VENV)/.demo
@@ -53,6 +53,13 @@ test-cpp: $(VENV)/.tools
 test-python: $(VENV)/.test
 	$(call step,Python tests)
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
+	$(MAKE) --no-print-directory test-frameworks
+
+# Front ends in environments of their own, where no other framework is.
+test-frameworks: $(VENV)/.package
+	$(call step,Python tests of TensorFlow and of Keras on it)
+	OMP_WAIT_POLICY=passive scripts/framework_env.sh tensorflow \
+	  python -m pytest -n $(JOBS) tests/python/test_tensorflow*.py tests/python/test_keras.py
 
 test-aarch64: $(VENV)/.tools
 	scripts/install_aarch64.sh
@@ -78,7 +85,7 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py

@@ -1,4 +1,4 @@
-"""The convolutions of the 2017 release, with their names and conventions, on NumPy arrays and PyTorch tensors. ::
+"""The convolutions of the 2017 release, with their names and conventions, on NumPy, PyTorch and TensorFlow. ::
 
     from blocksparse.conv import BlocksparseConv
 
@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import numpy as ops
-from ._core.arguments import need_one_kind, to_list
+from ._arrays.kinds import NUMPY, TENSORFLOW, kind_of, sizes_of
+from ._core.arguments import to_list
 from .layout import Layout
 
 _Int = npt.NDArray[np.int64]
@@ -42,6 +43,7 @@ class BlocksparseConv:
         dilates: as strides.
         padding: "SAME": half of the filter's extent on either side; "VALID": none; or one number for each size.
         debug: accepted, and otherwise unused.
+        edge_bias: False: `blocksparse.torch.EdgeBias` is a layer of its own.
 
     Attributes:
         C: channels of x.
@@ -69,8 +71,13 @@ class BlocksparseConv:
         dilates: Sequence[int] = (1, 1, 1),
         padding: str | Sequence[int] = "SAME",
         debug: bool = False,
+        edge_bias: bool = False,
     ) -> None:
         self._name = type(self).__name__
+        if edge_bias:
+            raise NotImplementedError(
+                f"[{self._name}] edge_bias is no part of it: take blocksparse.torch.EdgeBias behind it"
+            )
         self.TRS, self.DHW = self._three("TRS", TRS), self._three("DHW", DHW)
         if len(TRS) != len(DHW):
             raise ValueError(f"[{self._name}] TRS is {TRS} and DHW {DHW}, needs as many sizes of each, 1 to {_SIZES}")
@@ -147,7 +154,7 @@ class BlocksparseConv:
             transposed=self._transposed,
             output_padding=more,
         )
-        self._torch_geometry = (
+        self._framework_geometry = (
             int(self._transposed),
             *self.TRS,
             *self.strides,
@@ -255,7 +262,7 @@ class BlocksparseConv:
         """The convolution.
 
         Args:
-            F: the filter, f_shape() or [sizeF], a NumPy array or a PyTorch tensor (then differentiable).
+            F: the filter, f_shape() or [sizeF], a NumPy array, or a PyTorch or TensorFlow tensor (then differentiable).
             I: i_shape(N), of the same kind and dtype.
 
         Returns:
@@ -265,14 +272,16 @@ class BlocksparseConv:
             ValueError: a shape or dtype is wrong.
             TypeError: F and I are of different kinds.
         """
-        need_one_kind(self._name, F=F, I=I)
-        if math.prod(F.shape) != self.sizeF or list(F.shape) not in ([self.sizeF], self.f_shape()):
-            raise ValueError(f"[{self._name}] F is {list(F.shape)}, needs {self.f_shape()} or {[self.sizeF]}")
-        if len(I.shape) != 2 + _SIZES or list(I.shape[1:]) != self.i_shape(0)[1:]:
-            raise ValueError(
-                f"[{self._name}] I is {list(I.shape)}, needs [N, {', '.join(map(str, self.i_shape(0)[1:]))}]"
-            )
-        return self._numpy(F, I) if isinstance(I, np.ndarray) else self._torch(F, I)
+        kind = kind_of(self._name, F=F, I=I)
+        F, I = kind.array(F), kind.array(I)  # noqa: E741
+        of_filter, of_images = sizes_of(F), sizes_of(I)
+        if of_filter not in ([self.sizeF], self.f_shape()):
+            raise ValueError(f"[{self._name}] F is {of_filter}, needs {self.f_shape()} or {[self.sizeF]}")
+        if of_images is None or len(of_images) != 2 + _SIZES or of_images[1:] != self.i_shape(0)[1:]:
+            raise ValueError(f"[{self._name}] I is {of_images}, needs [N, {', '.join(map(str, self.i_shape(0)[1:]))}]")
+        if kind is NUMPY:
+            return self._numpy(F, I)
+        return self._tensorflow(F, I) if kind is TENSORFLOW else self._torch(F, I)
 
     def _numpy(self, F: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         values = np.append(F.reshape(-1), F.dtype.type(0))[self._gather].sum(0, dtype=F.dtype)
@@ -295,10 +304,25 @@ class BlocksparseConv:
         gather, c_order, k_place = tables
         values = torch.nn.functional.pad(F.reshape(-1), (0, 1))[gather].sum(0)
         sizes = self.layout.sizes
-        y = apply_conv(x, values, index_of(self.layout, x.device), self._torch_geometry, sizes, False, None, c_order)
+        y = apply_conv(
+            x, values, index_of(self.layout, x.device), self._framework_geometry, sizes, False, None, c_order
+        )
         if any(self._zeros):
             y = torch.nn.functional.pad(y, [pad for zeros in reversed(self._zeros) for pad in (0, zeros)])
         return y if k_place is None else y[:, k_place]
+
+    def _tensorflow(self, F: Any, x: Any) -> Any:
+        import tensorflow as tf
+
+        from .tensorflow.conv import apply_conv
+
+        padded = tf.concat([tf.reshape(F, [-1]), tf.zeros([1], F.dtype)], 0)
+        values = tf.reduce_sum(TENSORFLOW.take(padded, self._gather), 0)
+        geometry = self._framework_geometry
+        y = apply_conv(x, values, self.layout, geometry, channels_last=False, channel_order=self._c_order)
+        if any(self._zeros):
+            y = tf.pad(y, [(0, 0), (0, 0), *((0, zeros) for zeros in self._zeros)])
+        return y if self._k_place is None else tf.gather(y, self._k_place, axis=1)
 
     def l2_normalize(self, F: Any, gain: Any = None, epsilon: float = 1e-12) -> Any:
         """The filter [sizeF] with the weights of each channel of y in each block scaled to length 1, or to its gain.
@@ -313,22 +337,19 @@ class BlocksparseConv:
         """
         if gain is not None and self.overlapK:
             raise ValueError(f"[{self._name}] gain is given, but channels of y are in several blocks")
-        flat, parts, at, channel = F.reshape(-1), [], 0, 0
-        concatenate: Any = np.concatenate
-        if not isinstance(F, np.ndarray):
-            import torch
-
-            concatenate = torch.cat
+        kind = kind_of(self._name, F=F, **({} if gain is None else {"gain": gain}))
+        flat, gain = kind.reshape(kind.array(F), (-1,)), None if gain is None else kind.array(gain)
+        parts, at, channel = [], 0, 0
         for c, k in self.BCK:
             size = len(c) * len(k) * self.trs
             shape = (len(c), len(k), self.trs) if self._transposed else (1, len(k), len(c) * self.trs)
-            block = flat[at : at + size].reshape(shape)
-            scale = (block * block).sum(2).sum(0).clip(epsilon) ** -0.5
+            block = kind.reshape(flat[at : at + size], shape)
+            scale = kind.at_least(kind.sum(kind.sum(block * block, 2), 0), epsilon) ** -0.5
             if gain is not None:
                 scale = scale * gain[channel : channel + len(k)]
-            parts.append((block * scale[None, :, None]).reshape(-1))
+            parts.append(kind.reshape(block * scale[None, :, None], (-1,)))
             at, channel = at + size, channel + len(k)
-        return concatenate(parts)
+        return kind.concatenate(parts)
 
 
 class BlocksparseDeconv(BlocksparseConv):
@@ -338,6 +359,12 @@ class BlocksparseDeconv(BlocksparseConv):
     """
 
     _transposed = True
+
+
+def cwise_linear(x: Any, a: Any = None, b: Any = None) -> Any:
+    """The sum a x + b, for a factor and a term of each channel: x [N, C, ...], a and b [1, C, 1, ...] or None."""
+    y = x if a is None else a * x
+    return y if b is None else y + b
 
 
 def _sorted_by_lists(lists: list[_Int], count: int) -> tuple[_Int, set[int]]:

@@ -9,11 +9,24 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
-    "name", ["linear_torch.py", "linear_numpy.py", "conv_torch.py", "mlp_torch.py", "matmul_2017.py", "prune_torch.py"]
+    "name",
+    [
+        "linear_torch.py",
+        "linear_numpy.py",
+        "conv_torch.py",
+        "mlp_torch.py",
+        "matmul_2017.py",
+        "prune_torch.py",
+        "keras_digits.py",
+    ],
 )
 def test_runs(name, tmp_path, monkeypatch):
     if name == "prune_torch.py":
         pytest.importorskip("safetensors")
+    if name == "keras_digits.py":
+        pytest.importorskip("keras")
+        pytest.importorskip("sklearn")
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.chdir(tmp_path)  # for what examples write
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from blocksparse.matmul import BlocksparseMatMul
+from blocksparse.matmul import BlocksparseMatMul, SparseProj, group_param_grads
 
 
 @pytest.fixture(params=[(axis, z) for axis in (0, 1) for z in (False, True)])
@@ -91,3 +91,62 @@ def test_says_what_is_wrong():
         bsmm(np.ones((4, 16)), np.ones(bsmm.w_shape))
     with pytest.raises(ValueError, match="w is"):
         bsmm(np.ones((4, 24)), np.ones((2, 8, 8)))
+
+
+def test_the_axis_is_inferred_where_it_is_not_given():
+    bsmm = BlocksparseMatMul(np.ones((2, 3)), 8)
+    for make in (np.ones, lambda *a: torch.ones(*a, dtype=torch.float64)):
+        w = make(bsmm.w_shape)
+        assert tuple(bsmm(make((5, 16)), w).shape) == (5, 24)
+        assert tuple(bsmm(make((16, 5)), w).shape) == (24, 5)
+        assert tuple(bsmm(make((16, 5, 2)), w).shape) == (24, 5, 2)
+        for shape, match in (((16, 16), "both could be the 16 features: pass feature_axis=1"), ((5, 7), "neither of")):
+            with pytest.raises(ValueError, match=match):
+                bsmm(make(shape), w)
+    assert bsmm.i_shape(4) == (16, 4)
+
+
+def test_columns_are_normalized(bsmm):
+    rng = np.random.default_rng(0)
+    w, gain = rng.standard_normal(bsmm.w_shape), rng.random(bsmm.K)
+    full = dense(bsmm, bsmm.l2_normalize(w, gain))
+    live = dense(bsmm, w).any(0)
+    np.testing.assert_allclose(np.linalg.norm(full, axis=0)[live], gain[live])
+    given = torch.from_numpy(w).requires_grad_()
+    made = bsmm.l2_normalize(given, torch.from_numpy(gain))
+    np.testing.assert_allclose(dense(bsmm, made.detach().numpy()), full)
+    (made**3).sum().backward()
+    assert abs(float((given.grad * given.detach()).sum())) < 1e-9  # the length of a column does not matter
+    assert bsmm.l2_normalize(given, dtype=torch.bfloat16).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"gain is \(3,\), needs \(112,\)"):
+        bsmm.l2_normalize(w, np.ones(3))
+
+
+def test_columns_of_blocks_begin_orthonormal(bsmm):
+    full = dense(bsmm, bsmm.ortho_init(seed=0)(bsmm.w_shape, np.float64))
+    for k in range(bsmm.KB):
+        column = full[:, 16 * k : 16 * k + 16]
+        np.testing.assert_allclose(column.T @ column, np.eye(16) * column.any(), atol=1e-12)
+    wide = BlocksparseMatMul(np.ones((2, 3)), 8)
+    rows = np.zeros((16, 24))
+    for i, block in enumerate(wide.ortho_init(seed=0)(dtype=np.float64)):
+        c, k = wide.block_coord(i)
+        rows[8 * c : 8 * c + 8, 8 * k : 8 * k + 8] = block
+    np.testing.assert_allclose(rows @ rows.T, np.eye(16), atol=1e-12)
+
+
+def test_projections_of_torch():
+    projection = SparseProj(10, gather_lut=[1, 4, 7])
+    x = torch.arange(20.0).view(10, 2).requires_grad_()
+    y = torch.full((3, 2), 2.0, requires_grad=True)
+    lut = projection.gather_lut
+    torch.testing.assert_close(projection.gather(x), x[lut])
+    spread = projection.scatter(y)
+    assert spread.sum() == y.sum()
+    torch.testing.assert_close(projection.scatter_add(x, y), x + spread)
+    scaled = projection.scatter_mul(x, y)
+    torch.testing.assert_close(scaled, x + spread / 2 * x)
+    scaled.sum().backward()
+    torch.testing.assert_close(y.grad, x.detach()[lut])
+    with pytest.raises(NotImplementedError, match=r"torch\.linear_wgrad"):
+        group_param_grads(x)

@@ -26,14 +26,6 @@ def need(op: str, name: str, value: object, kind: type | tuple[type, ...], neede
         raise TypeError(f"[{op}] {name} is {shown(value)}, needs {needed}")
 
 
-def need_one_kind(op: str, **given: object) -> None:
-    """Raises TypeError unless all are NumPy arrays or all are PyTorch tensors."""
-    arrays = [isinstance(value, np.ndarray) for value in given.values()]
-    if not all(arrays) and (any(arrays) or not all(hasattr(value, "requires_grad") for value in given.values())):
-        kinds = ", ".join(f"{name} is {shown(value)}" for name, value in given.items())
-        raise TypeError(f"[{op}] {kinds}, needs NumPy arrays or PyTorch tensors alone")
-
-
 def to_int(name: str, value: Any, bits: int = 63, op: str = "layout") -> int:
     """An integer of any type, of so many bits beside the sign."""
     try:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import shown
+from ...schedules import Schedule
 from .compact import due, move_layers
 from .convert import convert
 from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
@@ -23,7 +24,6 @@ from .parallel import check_same_gradients
 from .regrown import Regrown
 from .report import Report, Row
 from .saved import Saved
-from .schedules import Schedule
 from .targets import Choices, Target, find_targets
 from .timing import Seen
 
