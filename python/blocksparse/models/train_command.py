@@ -17,8 +17,10 @@ from .bars import bytes_bar, duration, say
 from .config import PRESETS, ModelConfig, TrainConfig
 from .distributed import World
 from .folder import locked
+from .loop import check_updates
 from .stopping import stop_on_signals
-from .training import Trainer, check_updates, read_text, train, updates_of
+from .trainer import updates_of
+from .training import Trainer, read_text, train
 
 VALID_BYTES = 2_000_000
 MEASURED = 3  # updates after which is said how long the others take; the first one is slower
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         if resumes and arguments.updates is None:  # whoever does not name another number goes on with that
             arguments.updates = updates_of(checkpoint.load_header(last))
         config = TrainConfig(**_given(arguments, TrainConfig))
-        check_updates(save_every=arguments.save_every, until=arguments.until)  # before there is a folder
+        check_updates("lm", save_every=arguments.save_every, until=arguments.until)  # before there is a folder
         text, valid = _texts(arguments)
         trainer = Trainer(model, config, text, device, world)
         _lock(arguments.out, world, device, stack)
