@@ -59,8 +59,12 @@ class Trainer:
         """By all updates until now: how much of what."""
         raise NotImplementedError
 
+    def more_header(self) -> dict[str, Any]:
+        """What a checkpoint's header says beside model, training, update and data."""
+        return {}
+
     def more_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside weights, averages, moments and states of generators. All processes are asked."""
+        """What a checkpoint holds beside weights, averages, moments and states of generators; of all processes."""
         return {}
 
     def more_needed(self, update: int) -> dict[str, tuple[Tensor, set[torch.dtype]]]:
@@ -120,6 +124,7 @@ class Trainer:
             "training": asdict(self.config),
             "update": self.update,
             self.data_name: self.data_hash,
+            **self.more_header(),
         }
         checkpoint.save(path, tensors, header, self.kind)
 
@@ -227,6 +232,7 @@ def updates_of(header: dict[str, Any]) -> int | None:
 
 
 def difference(found: Any, needed: Any) -> str:
+    """Between two descriptions, in words."""
     if not isinstance(found, dict) or not isinstance(needed, dict):
         return f"{found}, needs {needed}"
     keys = [key for key in {**needed, **found} if found.get(key, ...) != needed.get(key, ...)]
@@ -234,6 +240,7 @@ def difference(found: Any, needed: Any) -> str:
 
 
 def is_random_state(state: Tensor) -> bool:
+    """Whether a generator takes it."""
     try:
         torch.Generator().set_state(state)
     except RuntimeError:

@@ -172,10 +172,11 @@ def train(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """`loop.train`, with evaluations of the bits per byte of `valid`, read as so many `streams`."""
-
-    def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        assert valid is not None
-        return {"valid": round(trainer.evaluate(valid, streams, stop), 4)}
-
+    evaluate = None if valid is None else evaluation(trainer, valid, streams)
     how: dict[str, Any] = {"save_every": save_every, "evaluate_every": evaluate_every, "until": until}
-    return loop.train(trainer, folder, evaluate if valid is not None else None, **how, report=report, stop=stop)
+    return loop.train(trainer, folder, evaluate, **how, report=report, stop=stop)
+
+
+def evaluation(trainer: Trainer, valid: Tensor, streams: int = 16) -> loop.Evaluate:
+    """What `loop.train` asks for the bits per byte of a text."""
+    return lambda stop: {"valid": round(trainer.evaluate(valid, streams, stop), 4)}

@@ -52,6 +52,12 @@ class Kind:
         """Of the kernel."""
         return self.kernel[0] * self.kernel[1]
 
+    @property
+    def pads(self) -> tuple[int, int, int, int]:
+        """Zeros left, right, above and below: rows above alone; to the left alone where the kernel is 2 wide."""
+        height, width = self.kernel
+        return width // 2, width - 1 - width // 2, height - 1, 0
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -139,13 +145,12 @@ class _Maker:
 def architecture_of(config: ModelConfig) -> Architecture:
     """The convolutions of a model."""
     made, f, inputs = _Maker(config), config.filters, config.channels + 1
-    first = [
-        made.layer(Kind(name, kernel, inputs, f, sparse=False), 0)
-        for name, kernel in (("u_first", (2, 3)), ("ul_row", (1, 3)), ("ul_column", (2, 1)))
-    ]
+    u_first = made.layer(Kind("u_first", (2, 3), inputs, f, sparse=False), 0)
+    ul_row = made.layer(Kind("ul_row", (1, 3), inputs, f, sparse=False), 0)
+    ul_column = made.layer(Kind("ul_column", (2, 1), inputs, f, sparse=False), 0)
     u, ul = made.stream("u", (2, 3), 0, 1), made.stream("ul", (2, 2), 1, 2)
     head = made.layer(Kind("head", (1, 1), f, config.outputs, sparse=False), 0)
-    return Architecture(u, ul, *first, head, dict(made.made))
+    return Architecture(u, ul, u_first, ul_row, ul_column, head, dict(made.made))
 
 
 # ---- What it costs -------------------------------------------------------------------------------------------------

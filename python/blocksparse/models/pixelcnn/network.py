@@ -12,17 +12,18 @@ from torch.nn import functional
 from . import layouts
 from .architecture import LEVELS, Architecture, Layer, Resnet, Stream, architecture_of, count
 from .config import ModelConfig
-from .elementwise import concat_elu, gate
+from .elementwise import concat_elu, gate, is_fused
 from .weights import Convolutions
 
 
 class Run(Protocol):
     """Who does a network's convolutions: on whole images, on rows or on pixels (see `sampling`)."""
 
-    dropout: float
-
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """The layer's results for x, which is the next part of what the layer reads."""
+
+    def elu_conv(self, layer: Layer, *parts: Tensor, drops: bool = False) -> Tensor:
+        """The same for concat_elu of tensors behind one another, if it `drops` with dropout."""
 
     def coarser(self, stream: Stream, level: int, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """x of a level, halved, through `inner`, doubled."""
@@ -31,13 +32,12 @@ class Run(Protocol):
 # ---- The streams, whoever runs them ----------------------------------------------------------------------------------
 
 
-def gated_resnet(run: Run, resnet: Resnet, x: Tensor, aux: Tensor | None) -> Tensor:
+def gated_resnet(run: Run, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
     """x + p sigmoid(q); [p, q] = second(dropout(concat_elu(first(concat_elu(x)) + nin(concat_elu(aux)))))."""
-    inner = run.conv(resnet.first, concat_elu(x))
-    if resnet.aux is not None and aux is not None:
-        inner = inner + run.conv(resnet.aux, concat_elu(aux))
-    inner = functional.dropout(concat_elu(inner), run.dropout, run.dropout > 0)
-    return gate(x, run.conv(resnet.second, inner))
+    inner = run.elu_conv(resnet.first, x)
+    if resnet.aux is not None:
+        inner = inner + run.elu_conv(resnet.aux, *aux)
+    return gate(x, run.elu_conv(resnet.second, inner, drops=True))
 
 
 class Kept:
@@ -54,7 +54,7 @@ def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept) -> None:
     def level(i: int, x: Tensor) -> Tensor:
         skips = [x]
         for resnet in stream.down[i]:
-            x = gated_resnet(run, resnet, x, None)
+            x = gated_resnet(run, resnet, x)
             kept.down[i].append(x)
             skips.append(x)
         if i + 1 < LEVELS:
@@ -82,7 +82,7 @@ def run_ul(run: Run, stream: Stream, x: Tensor, kept: Kept) -> Tensor:
         else:
             skips.pop()
         for resnet, u in zip(stream.up[i], kept.up[i], strict=True):
-            x = gated_resnet(run, resnet, x, torch.cat((u, skips.pop() if len(skips) > 1 else skips[0]), 1))
+            x = gated_resnet(run, resnet, x, u, skips.pop() if len(skips) > 1 else skips[0])
         return x
 
     return level(0, x)
@@ -116,13 +116,17 @@ class PixelCNN(nn.Module):
 
     def stack(self, layer: Layer) -> Convolutions:
         """Those of the layer's kind."""
-        found = self.convolutions[layer.kind.name]
+        return self.stack_of(layer.kind.name)
+
+    def stack_of(self, name: str) -> Convolutions:
+        """Those of the kind of that name."""
+        found = self.convolutions[name]
         assert isinstance(found, Convolutions)
         return found
 
     def weights(self, dtype: torch.dtype | None = None, *, unit: bool = False) -> dict[str, list[Tensor]]:
         """Weights of all convolutions, by kinds; see `Convolutions.weights`."""
-        return {name: stack.weights(dtype, unit=unit) for name, stack in self.convolutions.items()}  # type: ignore[operator]
+        return {name: self.stack_of(name).weights(dtype, unit=unit) for name in self.convolutions}
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, channels, h, w] in [-1, 1] -> [n, outputs, h, w]; see `likelihood`. Channels-last is the fast way."""
@@ -172,12 +176,23 @@ class Whole:
     def __init__(self, model: PixelCNN, weights: dict[str, list[Tensor]]) -> None:
         self.model, self.weights = model, weights
         self.dropout = model.config.dropout if model.training else 0.0
-        self.biases = {name: stack.bias.unbind() for name, stack in model.convolutions.items()}  # type: ignore[union-attr,operator]
+        self.biases = {name: model.stack_of(name).bias.to(made[0].dtype).unbind() for name, made in weights.items()}
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """See `Run`."""
         name, i = layer.kind.name, layer.index
         return self.model.stack(layer)(x, self.weights[name][i], self.biases[name][i], i)  # type: ignore[no-any-return]
+
+    def elu_conv(self, layer: Layer, *parts: Tensor, drops: bool = False) -> Tensor:
+        """See `Run`."""
+        dropout = self.dropout if drops else 0.0
+        if not is_fused(parts[0]):
+            x = concat_elu(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+            return self.conv(layer, functional.dropout(x, dropout) if dropout > 0 else x)
+        name, i = layer.kind.name, layer.index
+        stack = self.model.stack(layer)
+        ready = {"pads": bool(stack.layouts), "orders": False}
+        return stack(stack.elu(parts, dropout), self.weights[name][i], self.biases[name][i], i, **ready)  # type: ignore[no-any-return]
 
     def coarser(self, stream: Stream, level: int, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Run`. Of sizes that are odd, what was doubled is a row or a column too large."""

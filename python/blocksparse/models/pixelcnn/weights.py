@@ -18,6 +18,7 @@ from ...torch.conv_geometry import make_geometry
 from ...torch.functional.conv import apply_conv
 from ...torch.tables import index_of
 from .architecture import Kind
+from .elementwise import Places, ordered_concat_elu, places_of
 
 DEVIATION = 0.05  # of V at first
 
@@ -36,6 +37,10 @@ class Convolutions(nn.Module):
 
     order: Tensor | None
     rows: Tensor
+    source: Tensor
+    sign: Tensor
+    plus: Tensor
+    minus: Tensor
 
     def __init__(self, kind: Kind, count: int, layouts: Sequence[Layout] = (), order: Tensor | None = None) -> None:
         super().__init__()
@@ -51,10 +56,13 @@ class Convolutions(nn.Module):
         else:
             shape = (kind.outputs, kind.inputs, kh, kw)
         self.register_buffer("order", order, persistent=False)
+        places = places_of(kind.inputs // 2, order)
+        for name, tensor in places._asdict().items():
+            self.register_buffer(name, tensor, persistent=False)
         self.v = nn.Parameter(torch.randn(count, *shape) * DEVIATION)
         self.gain = nn.Parameter(torch.ones(count, kind.outputs))
         self.bias = nn.Parameter(torch.zeros(count, kind.outputs))
-        self.geometry = _geometry(kind)
+        self.geometry, self.geometry_inside = _geometry(kind), _geometry(kind, pads=False)
 
     def extra_repr(self) -> str:
         """The kind, and how many."""
@@ -77,36 +85,52 @@ class Convolutions(nn.Module):
                 w = v * (gain.view_as(squares) * squares.rsqrt())
         return list((w if dtype is None else w.to(dtype)).unbind())
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, index: int, pads: bool = True) -> Tensor:
+    def elu(self, parts: tuple[Tensor, ...], dropout: float) -> Tensor:
+        """concat_elu of what a convolution reads, as `forward` takes it without pads and orders, on a card."""
+        places = Places(self.source, self.sign, self.plus, self.minus)
+        pads = (0, 0, 0, 0) if self.layouts else self.kind.pads  # a sparse one has them in its geometry
+        return ordered_concat_elu(parts, places, 1 - dropout, pads)
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        index: int,
+        *,
+        pads: bool = True,
+        orders: bool = True,
+    ) -> Tensor:
         """The `index`-th convolution of x [n, inputs, h, w], with a weight of `weights()`.
 
-        `pads`: whether x is an image, above and left of which there are zeros; else it has all that the result sees.
+        Args:
+            x: images, or a part of them.
+            weight: see above.
+            bias: [outputs].
+            index: which one.
+            pads: whether there are zeros around x, as around whole images; else x has all that the result sees.
+            orders: whether channels are to be read in an order; else x has them so.
         """
         kind = self.kind
         if self.layouts:
             layout = self.layouts[index % len(self.layouts)]
-            geometry = self.geometry if pads else _geometry(kind, pads=False)
+            geometry = self.geometry if pads else self.geometry_inside
             sizes = (kind.outputs, kind.inputs)
-            return apply_conv(x, weight, index_of(layout, x.device), geometry, sizes, False, bias, self.order)
+            return apply_conv(
+                x, weight, index_of(layout, x.device), geometry, sizes, False, bias, self.order if orders else None
+            )
         kh, kw = kind.kernel
         if kind.move == "up":
             w, side = weight.transpose(0, 1), (kw - 1) // 2
             return functional.conv_transpose2d(x, w, bias, stride=2, padding=(0, side), output_padding=(0, side))
         if pads and kh * kw > 1:
-            x = functional.pad(x, _before_after(kind))
+            x = functional.pad(x, kind.pads)
         return functional.conv2d(x, weight, bias, stride=2 if kind.move == "down" else 1)
-
-
-def _before_after(kind: Kind) -> tuple[int, int, int, int]:
-    """Zeros left, right, above and below: rows above alone; to the left alone where the kernel is 2 wide."""
-    kh, kw = kind.kernel
-    left = kw // 2
-    return left, kw - 1 - left, kh - 1, 0
 
 
 def _geometry(kind: Kind, pads: bool = True) -> tuple[int, ...]:
     if kind.move == "up":
         side = (kind.kernel[1] - 1) // 2
         return make_geometry(2, kind.kernel, 2, (0, (side, 0)), transposed=True)
-    left, right, above, below = _before_after(kind) if pads else (0, 0, 0, 0)
+    left, right, above, below = kind.pads if pads else (0, 0, 0, 0)
     return make_geometry(2, kind.kernel, 2 if kind.move == "down" else 1, ((above, below), (left, right)))
