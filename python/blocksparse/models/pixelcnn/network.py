@@ -25,6 +25,9 @@ class Run(Protocol):
     def elu_conv(self, layer: Layer, *parts: Tensor, drops: bool = False) -> Tensor:
         """The same for concat_elu of tensors behind one another, if it `drops` with dropout."""
 
+    def resnet(self, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
+        """`gated_resnet`."""
+
     def coarser(self, stream: Stream, level: int, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """x of a level, halved, through `inner`, doubled."""
 
@@ -54,7 +57,7 @@ def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept) -> None:
     def level(i: int, x: Tensor) -> Tensor:
         skips = [x]
         for resnet in stream.down[i]:
-            x = gated_resnet(run, resnet, x)
+            x = run.resnet(resnet, x)
             kept.down[i].append(x)
             skips.append(x)
         if i + 1 < LEVELS:
@@ -62,7 +65,7 @@ def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept) -> None:
         else:
             skips.pop()
         for resnet in stream.up[i]:
-            x = gated_resnet(run, resnet, x, skips.pop() if len(skips) > 1 else skips[0])
+            x = run.resnet(resnet, x, skips.pop() if len(skips) > 1 else skips[0])
             kept.up[i].append(x)
         return x
 
@@ -75,14 +78,14 @@ def run_ul(run: Run, stream: Stream, x: Tensor, kept: Kept) -> Tensor:
     def level(i: int, x: Tensor) -> Tensor:
         skips = [x]
         for resnet, u in zip(stream.down[i], kept.down[i], strict=True):
-            x = gated_resnet(run, resnet, x, u)
+            x = run.resnet(resnet, x, u)
             skips.append(x)
         if i + 1 < LEVELS:
             x = run.coarser(stream, i, x, lambda y: level(i + 1, y))
         else:
             skips.pop()
         for resnet, u in zip(stream.up[i], kept.up[i], strict=True):
-            x = gated_resnet(run, resnet, x, u, skips.pop() if len(skips) > 1 else skips[0])
+            x = run.resnet(resnet, x, u, skips.pop() if len(skips) > 1 else skips[0])
         return x
 
     return level(0, x)
@@ -181,7 +184,8 @@ class Whole:
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """See `Run`."""
         name, i = layer.kind.name, layer.index
-        return self.model.stack(layer)(x, self.weights[name][i], self.biases[name][i], i)  # type: ignore[no-any-return]
+        y: Tensor = self.model.stack(layer)(x, self.weights[name][i], self.biases[name][i], i)
+        return y
 
     def elu_conv(self, layer: Layer, *parts: Tensor, drops: bool = False) -> Tensor:
         """See `Run`."""
@@ -192,7 +196,12 @@ class Whole:
         name, i = layer.kind.name, layer.index
         stack = self.model.stack(layer)
         ready = {"pads": bool(stack.layouts), "orders": False}
-        return stack(stack.elu(parts, dropout), self.weights[name][i], self.biases[name][i], i, **ready)  # type: ignore[no-any-return]
+        y: Tensor = stack(stack.elu(parts, dropout), self.weights[name][i], self.biases[name][i], i, **ready)
+        return y
+
+    def resnet(self, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
+        """See `Run`."""
+        return gated_resnet(self, resnet, x, *aux)
 
     def coarser(self, stream: Stream, level: int, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Run`. Of sizes that are odd, what was doubled is a row or a column too large."""

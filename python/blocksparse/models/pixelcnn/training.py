@@ -160,7 +160,7 @@ class Trainer(BaseTrainer):
         Raises:
             Stopped: `stop` said so.
         """
-        how = {"world": self.world, "stop": stop, "loss": self._evaluated}
+        how: dict[str, Any] = {"world": self.world, "stop": stop, "loss": self._evaluated}
         found = {"valid_raw": round(bits_per_dim(self.model, images, **how), 4)}
         with self.averaged():
             return {"valid": round(bits_per_dim(self.model, images, **how), 4), **found}
