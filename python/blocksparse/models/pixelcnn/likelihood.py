@@ -72,7 +72,7 @@ def means_given(mixture: Mixture, x: Tensor) -> Tensor:
 
 def log_mass(x: Tensor, means: Tensor, log_scales: Tensor) -> Tensor:
     """log P(x) of each component; all broadcast."""
-    inverse = (-log_scales).exp()
+    inverse = (-log_scales).exp().clamp(min=1e-30)  # so that no scale, however large, has a mass of 0
     upper, lower = (x - means + HALF) * inverse, (x - means - HALF) * inverse
     below, above = functional.logsigmoid(upper), functional.logsigmoid(-lower)
     between = below + above + torch.log(-torch.expm1(-2 * HALF * inverse))

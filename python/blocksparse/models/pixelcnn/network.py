@@ -16,6 +16,9 @@ from .elementwise import concat_elu, gate, is_fused
 from .weights import Convolutions
 
 
+LEAST_VARIANCE = 1e-8
+
+
 class Run(Protocol):
     """Who does a network's convolutions: on whole images, on rows or on pixels (see `sampling`)."""
 
@@ -210,7 +213,10 @@ class Whole:
 
 
 class _Initialising(Whole):
-    """Sets gain and bias of each convolution from its outputs by V / |V|."""
+    """Sets gain and bias of each convolution from its outputs by V / |V|.
+
+    What is the same in all pixels of all images has no deviation that could be made 1.
+    """
 
     def __init__(self, model: PixelCNN, weights: dict[str, list[Tensor]]) -> None:
         super().__init__(model, weights)
@@ -221,6 +227,7 @@ class _Initialising(Whole):
         stack = self.model.stack(layer)
         y = stack(x, self.weights[name][i], None, i)
         variance, mean = torch.var_mean(y, (0, 2, 3), correction=0)
-        gain = layer.kind.scale * (variance + 1e-10).rsqrt()
+        deviation = torch.where(variance > LEAST_VARIANCE, variance, 1.0).sqrt()
+        gain = layer.kind.scale / deviation
         stack.gain[i], stack.bias[i] = gain, -mean * gain
         return (y - mean.view(-1, 1, 1)) * gain.view(-1, 1, 1)
