@@ -244,7 +244,9 @@ def host(options: argparse.Namespace) -> None:
         layout = graphs.balanced_random(outputs // 32, inputs // 32, degree=2, block_size=32)
         ours = bst.BlockSparseConv2d(inputs, outputs, kernel, layout, padding=pads).to(device, dtype)
         side = (1, 1) if kernel == (2, 3) else (0, 0)
-        theirs = nn.Conv2d(inputs, outputs, kernel, padding=side, groups=4).to(device, dtype, memory_format=torch.channels_last)
+        theirs = nn.Conv2d(inputs, outputs, kernel, padding=side, groups=4).to(
+            device, dtype, memory_format=torch.channels_last
+        )
         x = torch.randn(1, inputs, 4, 4, device=device, dtype=dtype).to(memory_format=torch.channels_last)
         x.requires_grad_()
         calls: dict[str, nn.Module] = {"ours": ours, "torch": theirs}
@@ -297,7 +299,9 @@ def sampling_times(options: argparse.Namespace) -> None:
 def say(line: dict[str, Any], options: argparse.Namespace) -> None:
     """A line of JSON, to the terminal and the file."""
     cuda = options.device.startswith("cuda")
-    line["machine"] = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    line["machine"] = (
+        torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
     line |= {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     print(json.dumps(line), flush=True)
     if options.out:
@@ -311,7 +315,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=("steps", "host", "profile", "sampling"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=["128-2-dense", "128-2-x4", "128-2-x4-balanced"])
+    parser.add_argument(
+        "--presets", nargs="+", choices=PRESETS, default=["128-2-dense", "128-2-x4", "128-2-x4-balanced"]
+    )
     parser.add_argument("--ways", nargs="+", choices=("ours", "eager", "torch"), default=["ours", "eager", "torch"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=32, help="of images: so many pixels on both sides")

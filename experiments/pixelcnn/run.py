@@ -61,7 +61,9 @@ def model_of(config: dict[str, Any], arm: str, seed: int) -> ModelConfig:
 class Arm:
     """One training of an arm with a seed."""
 
-    def __init__(self, name: str, seed: int, config: dict[str, Any], images: tuple[Tensor, Tensor], device: str) -> None:
+    def __init__(
+        self, name: str, seed: int, config: dict[str, Any], images: tuple[Tensor, Tensor], device: str
+    ) -> None:
         self.name, self.seed, self.config, self.test = name, seed, config, images[1]
         updates = round(config["epochs"] * len(images[0]) / config["training"]["batch"])
         self.training = TrainConfig(**config["training"], updates=updates, seed=seed)
@@ -101,7 +103,9 @@ class Arm:
             "valid_raw": log[-1]["valid_raw"],
             "seconds": log[-1]["seconds"],
             "images": log[-1]["images"],
-            "step_ms": round(1000 * (log[-1]["seconds"] - log[0]["seconds"]) / (log[-1]["update"] - log[0]["update"]), 3),
+            "step_ms": round(
+                1000 * (log[-1]["seconds"] - log[0]["seconds"]) / (log[-1]["update"] - log[0]["update"]), 3
+            ),
             "parameters": counts.parameters,
             "macs": counts.macs,
             "curve": [[entry[k] for k in ("images", "seconds", "train", "valid", "valid_raw")] for entry in log],
@@ -135,7 +139,10 @@ def main() -> int:
     begin = time.monotonic()
     found = data.read([options.data / name for name in config["data"]], 3, config.get("shrink", 1), "skip")
     images = data.tensor_of(found.train)[: config.get("train_images")], data.tensor_of(found.test)
-    print(f"{len(images[0])} images to train, {len(images[1])} to test, read in {time.monotonic() - begin:.0f} s", flush=True)
+    print(
+        f"{len(images[0])} images to train, {len(images[1])} to test, read in {time.monotonic() - begin:.0f} s",
+        flush=True,
+    )
     for seed in options.seeds or config["seeds"]:
         for name in options.arms or config["arms"]:
             if any((line["arm"], line["seed"]) == (name, seed) for line in lines_of(results)):
@@ -154,7 +161,10 @@ def main() -> int:
             with open(results, "a") as file:
                 file.write(json.dumps(line) + "\n")
             took = time.monotonic() - begin
-            print(f"{name}, seed {seed}: {line['valid']:.4f} bits/dim, {line['step_ms']} ms a step, {took:.0f} s in all", flush=True)
+            print(
+                f"{name}, seed {seed}: {line['valid']:.4f} bits/dim, {line['step_ms']} ms a step, {took:.0f} s in all",
+                flush=True,
+            )
             del arm
             if options.device.startswith("cuda"):
                 torch.cuda.empty_cache()

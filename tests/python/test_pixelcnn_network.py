@@ -119,7 +119,9 @@ class Shuffling(Whole):
         goes_to = torch.tensor([(i % c.groups) * (c.filters // c.groups) + i // c.groups for i in range(c.filters)])
         parts = [torch.empty_like(part).index_copy_(1, goes_to, part) for part in x.split(c.filters, 1)]
         made = self.weights[name][layer.index], self.biases[name][layer.index]
-        return stack(torch.cat(parts, 1).contiguous(memory_format=torch.channels_last), *made, layer.index, orders=False)
+        return stack(
+            torch.cat(parts, 1).contiguous(memory_format=torch.channels_last), *made, layer.index, orders=False
+        )
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import pickle
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -63,7 +65,7 @@ def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
         train, test = _cifar(path)
     elif path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
         train, test = (_idx(path, part) for part in ("train", "t10k"))
-    elif path.is_dir() or tarfile_at(path):
+    elif path.is_dir() or (path.is_file() and is_archive(path)):
         train, test = _pictures(path, channels, broken, left_out)
     elif not path.exists():
         raise FileNotFoundError(f"[images] there is no {path}")
@@ -179,9 +181,9 @@ def _pillow() -> Any:
     return Image
 
 
-def tarfile_at(path: Path) -> bool:
-    """Whether there is a tar file."""
-    return path.is_file() and tarfile.is_tarfile(path)
+def is_archive(path: Path) -> bool:
+    """Whether it has the name of a tar file, packed or not. What is in it is another matter."""
+    return ".tar" in path.suffixes[-2:] or path.suffix in (".tgz", ".txz", ".tbz2")
 
 
 def _files(path: Path) -> Iterator[tuple[str, Any]]:
@@ -197,8 +199,21 @@ def _files(path: Path) -> Iterator[tuple[str, Any]]:
                 if member.isfile() and PurePosixPath(member.name).suffix.lower() in SUFFIXES:
                     held = archive.extractfile(member)
                     yield member.name, io.BytesIO(held.read() if held else b"")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+            _need_end(path, archive)
+    except ImagesError:
+        raise
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise ImagesError(f"[images] {path} is damaged: {error}") from error
+
+
+def _need_end(path: Path, archive: tarfile.TarFile) -> None:
+    """Raises unless the archive has the block of zeros that ends it, and its file all that was packed."""
+    file: Any = archive.fileobj
+    file.seek(archive.offset)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise ImagesError(f"[images] {path} is cut off")
+    while file.read(1 << 20):
+        pass  # what is behind the end is part of the checksum
 
 
 def _pictures(path: Path, channels: int, broken: Broken, left_out: list[str]) -> tuple[Bytes, Bytes]:
