@@ -8,7 +8,7 @@
 steps: forward, backward and Adam, on a card from one CUDA graph, with bfloat16. Ways:
 
     ours       as `pixelcnn train` does it
-    eager      the same, but what lies between convolutions by PyTorch's operations, orders of channels by the convolution
+    eager      the same, with PyTorch's operations between convolutions, and orders of channels by the convolutions
     torch      the same network of torch.nn.functional.conv2d (groups=), channels-last, each gated resnet compiled
 
 host: what Python takes for a convolution's forward and backward where there is little to compute. A line of JSON each.
@@ -23,8 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,8 @@ class Grouped(nn.Module):
     def __init__(self, of: Convolutions, config: ModelConfig) -> None:
         super().__init__()
         kind, f = of.kind, config.filters
-        self.kind, self.groups, self.layouts = kind, config.groups if kind.sparse else 1, []
+        self.kind, self.groups = kind, config.groups if kind.sparse else 1
+        self.layouts: list[Any] = []  # as of dense ones
         g = self.groups
         shape = (of.count, kind.outputs, kind.inputs // g, *kind.kernel)
         self.v = nn.Parameter(torch.randn(shape) * 0.05)
@@ -84,15 +84,15 @@ class Grouped(nn.Module):
         """As `Convolutions.forward`, of x in the network's order."""
         kind, g = self.kind, self.groups
         if g > 1:
-            x = x.unflatten(1, (self.parts, -1, g)).permute(0, 3, 1, 2, 4, 5).flatten(1, 3)
+            x = torch.unflatten(x, 1, (self.parts, -1, g)).permute(0, 3, 1, 2, 4, 5).flatten(1, 3)
         if kind.move == "up":
             w = weight.view(g, -1, *weight.shape[1:]).transpose(1, 2).reshape(kind.inputs, -1, *kind.kernel)
             side = (kind.kernel[1] - 1) // 2
-            how = {"stride": 2, "padding": (0, side), "output_padding": (0, side), "groups": g}
+            how: dict[str, Any] = {"stride": 2, "padding": (0, side), "output_padding": (0, side), "groups": g}
             y = functional.conv_transpose2d(x, w, bias, **how)
         else:
             y = plain_conv(x, weight, bias, kind.pads, 2 if kind.move == "down" else 1, g)
-        return y.unflatten(1, (g, self.made, -1)).transpose(1, 2).flatten(1, 3) if g > 1 and self.made > 1 else y
+        return torch.unflatten(y, 1, (g, self.made, -1)).transpose(1, 2).flatten(1, 3) if g > 1 and self.made > 1 else y
 
 
 def _resnet(x: Tensor, aux: tuple[Tensor, ...], layers: tuple[Any, ...], dropout: float) -> Tensor:
@@ -153,30 +153,33 @@ class PlainPixelCNN(PixelCNN):
         """Gains as they are: only its speed is asked for."""
 
 
+class PlainTrainer(Trainer):
+    """Trains that one."""
+
+    network = PlainPixelCNN
+
+
 # ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def way(name: str) -> Iterator[None]:
-    """While it lasts, trainers make the networks of that way."""
-    from blocksparse.models.pixelcnn import training
-
-    compiles, made = elementwise.COMPILES, training.PixelCNN
+    """While it lasts, what lies between convolutions is done in that way."""
+    compiles = elementwise.COMPILES
     elementwise.COMPILES = name == "ours"
-    training.PixelCNN = PlainPixelCNN if name == "torch" else PixelCNN  # type: ignore[misc]
     try:
         yield
     finally:
-        elementwise.COMPILES, training.PixelCNN = compiles, made  # type: ignore[misc]
+        elementwise.COMPILES = compiles
 
 
-def trainer_of(preset: str, options: argparse.Namespace) -> Trainer:
+def trainer_of(preset: str, name: str, options: argparse.Namespace) -> Trainer:
     """One that trains on noise, which is of no matter for its speed."""
     config = PRESETS[preset]
     size = options.size
     images = torch.randint(0, 256, (2 * options.batch, config.channels, size, size), dtype=torch.uint8)
     training = TrainConfig(updates=1000, batch=options.batch, bf16=options.device.startswith("cuda"))
-    return Trainer(config, training, images, options.device)
+    return (PlainTrainer if name == "torch" else Trainer)(config, training, images, options.device)
 
 
 def seconds_of(call: Callable[[], Any], device: str, samples: int = SAMPLES) -> list[float]:
@@ -197,7 +200,7 @@ def steps(options: argparse.Namespace) -> None:
         for name in options.ways:
             with way(name):
                 begin = time.perf_counter()
-                trainer = trainer_of(preset, options)
+                trainer = trainer_of(preset, name, options)
                 for _ in range(WARM_UPS):
                     trainer.step()
                 ready = time.perf_counter() - begin
@@ -220,7 +223,7 @@ def profile(options: argparse.Namespace) -> None:
     for preset in options.presets:
         for name in options.ways:
             with way(name):
-                trainer = trainer_of(preset, options)
+                trainer = trainer_of(preset, name, options)
                 for _ in range(WARM_UPS):
                     trainer.step()
                 with torch.profiler.profile(activities=activities) as found:
@@ -244,9 +247,8 @@ def host(options: argparse.Namespace) -> None:
         layout = graphs.balanced_random(outputs // 32, inputs // 32, degree=2, block_size=32)
         ours = bst.BlockSparseConv2d(inputs, outputs, kernel, layout, padding=pads).to(device, dtype)
         side = (1, 1) if kernel == (2, 3) else (0, 0)
-        theirs = nn.Conv2d(inputs, outputs, kernel, padding=side, groups=4).to(
-            device, dtype, memory_format=torch.channels_last
-        )
+        theirs: Any = nn.Conv2d(inputs, outputs, kernel, padding=side, groups=4)
+        theirs = theirs.to(device, dtype, memory_format=torch.channels_last)
         x = torch.randn(1, inputs, 4, 4, device=device, dtype=dtype).to(memory_format=torch.channels_last)
         x.requires_grad_()
         calls: dict[str, nn.Module] = {"ours": ours, "torch": theirs}
@@ -286,10 +288,8 @@ def sampling_times(options: argparse.Namespace) -> None:
                     raise Enough
 
             begin = time.perf_counter()
-            try:
+            with suppress(Enough):
                 sampling.sample(model, options.images, size, bf16=bf16, plain=plain, progress=progress)
-            except Enough:
-                pass
             each = (ends[-1] - ends[1]) / (len(ends) - 2)
             times["plain_s" if plain else "cached_s"] = round(each * options.size**2 + ends[1] - begin, 3)
         ratio = round(times["plain_s"] / times["cached_s"], 2)

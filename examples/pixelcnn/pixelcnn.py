@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"Fashion-MNIST at 14 x 14 pixels: {len(train_images)} images to train, {len(test)} to test")
     for name in arms.ARMS:
         counts = report.counts_of(name)
-        print(
-            f"  {arms.TITLES[name]:<26}{counts.parameters:,} parameters, {counts.macs / 1e6:.1f}M multiply-adds an image"
-        )
+        print(f"  {arms.TITLES[name]:<26}{counts.parameters:,} parameters, {counts.macs / 1e6:.1f}M MACs an image")
     updates = updates_of(options, state, train_images)
     jobs = [arms.Job(name, updates, state, options.quick) for name in arms.ARMS]
     if not train_all(jobs):
@@ -95,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def updates_of(options: argparse.Namespace, state: Path, train_images: torch.Tensor) -> int:
-    """How many both arms train for: as many as the slower one can in the time that there is. Kept for whoever goes on."""
+    """How many both arms train for: as many as the slower one can in that time. Kept for whoever goes on."""
     path = state / "updates.json"
     wanted = {"minutes": options.minutes, "quick": options.quick}
     try:

@@ -34,7 +34,7 @@ def mean(runs: list[dict[str, Any]], key: str) -> float:
 def table(arms: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown."""
     rows = [
-        "| arm | parameters, M | multiply-adds, thousand M | bits/dim, mean | each seed | less dense | last weights | ms a step | s |",
+        "| arm | parameters, M | GMAC an image | bits/dim, mean | each seed | less dense | last weights | ms | s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     dense = mean(arms["dense"], "valid") if "dense" in arms else None

@@ -1,9 +1,9 @@
 """Trains every arm of a configuration, one after the other, and writes their curves as lines of JSON.
 
-    python experiments/pixelcnn/run.py configs/cifar.json --data FOLDER --out out/pixelcnn-cifar --device cuda --minutes 9
+    python experiments/pixelcnn/run.py configs/cifar.json --data FOLDER --out out/cifar --device cuda --minutes 9
 
-The same command goes on after a stop, at the last checkpoint; what is complete is left alone. With --minutes it stops by
-itself. An arm and seed that is complete has a line in the results, and drawn images beside them.
+The same command goes on after a stop, at the last checkpoint; what is complete is left alone. With --minutes it stops
+by itself. An arm and seed that is complete has a line in the results, and drawn images beside them.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def main() -> int:
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0
             line = arm.line(lines_of(options.out / stem / "log.jsonl"), options.device)
+            results.parent.mkdir(parents=True, exist_ok=True)
+            with open(results, "a") as file:
+                file.write(json.dumps(line) + "\n")
             with arm.trainer.averaged():
                 size = (images[1].size(2), images[1].size(3))
                 drawn = sample(arm.trainer.model, config["samples"], size, bf16=arm.training.bf16)
-            results.parent.mkdir(parents=True, exist_ok=True)
             write_png(results.with_name(f"{results.stem}-{stem}.png"), data.arrays_of(drawn))
-            with open(results, "a") as file:
-                file.write(json.dumps(line) + "\n")
             took = time.monotonic() - begin
             print(
                 f"{name}, seed {seed}: {line['valid']:.4f} bits/dim, {line['step_ms']} ms a step, {took:.0f} s in all",

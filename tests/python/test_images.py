@@ -212,7 +212,7 @@ def test_tar_files_that_are_cut_off(tmp_path_factory, end):
         archive.add(folder / "set", "set")
     content = made.getvalue()[: min(end, len(made.getvalue()) - 30)]
     (folder / "set.tar.gz").write_bytes(content)
-    with pytest.raises(ImagesError, match="cut off|damaged|is no folder"):
+    with pytest.raises(ImagesError, match=r"cut off|damaged|is no folder"):
         read_images(folder / "set.tar.gz", 3)
 
 

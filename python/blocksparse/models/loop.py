@@ -39,8 +39,8 @@ def train(
         ValueError: a number of updates is not positive, another process trains into the folder, or loss or weights are
             no numbers any more; the last checkpoint is kept.
 
-    `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have what `evaluate` says, and
-    are logged. Their seconds are of updates alone.
+    `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have what `evaluate`
+    says, and are logged. Their seconds are of updates alone.
 
     `stop` is asked before each update and during evaluations. Where it says so in one of the processes, all write what
     they have and return. Whoever goes on makes the log what it would be without that: see `Log`.

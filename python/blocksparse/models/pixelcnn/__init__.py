@@ -1,1 +1,1 @@
-"""PixelCNN++ with dense or block-sparse convolutions: models of images that say how likely each one is, and draw them."""
+"""PixelCNN++ with dense or block-sparse convolutions: models of images, which say how likely one is, and draw."""

@@ -3,10 +3,10 @@
     u   sees the rows above: kernels of 2 x 3 pixels, two rows, one column to either side
     ul  sees the rows above and the pixels to the left: kernels of 2 x 2; it reads u
 
-Each stream passes three levels, of images of full, half and quarter size, down to the smallest and up again. A level has
-R resnets on its way down, whose outputs are kept, and as many on its way up, which read what was kept, last first; the
-two finer levels have one more there, which reads what came into the level. With a depth factor d each resnet is d of them, and
-so is that one, whose d resnets read the same.
+Each stream passes three levels, of images of full, half and quarter size, down to the smallest and up again. A level
+has R resnets on its way down, whose outputs are kept, and as many on its way up, which read what was kept, last
+first; the two finer levels have one more there, which reads what came into the level. With a depth factor d each
+resnet is d of them, and so is that one, whose d resnets read the same.
 
 Source: Salimans et al., PixelCNN++, arXiv:1701.05517, section 2.
 """

@@ -1,8 +1,8 @@
 """What lies between convolutions: concat-ELU, dropout and the gate, all bound by memory.
 
-On a card, training has each as one kernel that PyTorch compiles: concat-ELU of one tensor or of two behind one another, in the
-order in which the next convolution reads its channels, with dropout, inside of the zeros that a dense convolution needs
-around. Everywhere else they are PyTorch's operations, and orders are left to the convolution.
+On a card, training has each as one kernel that PyTorch compiles: concat-ELU of one tensor or of two behind one
+another, in the order in which the next convolution reads its channels, with dropout, inside of the zeros that a dense
+convolution needs around. Everywhere else they are PyTorch's operations, and orders are left to the convolution.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def ordered_concat_elu(
         keep: the share that dropout leaves; what it leaves is divided by it.
         pads: zeros around the result: left, right, above, below.
     """
-    made: Tensor = _Ordered.apply(places, keep, pads, *parts)  # type: ignore[no-untyped-call]
+    made: Tensor = _Ordered.apply(places, keep, pads, *parts)
     return made
 
 

@@ -1,8 +1,8 @@
 """How channels are connected: layouts and orders of channels for convolutions behind concat-ELU.
 
-The streams have n = F / b blocks of channels. Behind concat-ELU, elu([x, -x]), the channels c and c + F are one channel's
-two halves, so a pattern over F x F channels is repeated for each half, for each tensor of a concatenation, and for both
-halves [p, q] of a gate.
+The streams have n = F / b blocks of channels. Behind concat-ELU, elu([x, -x]), the channels c and c + F are one
+channel's two halves, so a pattern over F x F channels is repeated for each half, for each tensor of a concatenation,
+and for both halves [p, q] of a gate.
 
 `diagonal` is what groups are: group k of g has the channels k F/g to (k + 1) F/g. Between two convolutions a shuffle
 brings channel c to c mod g * F/g + c div g, so that each group reads some of every one. The shuffle costs no pass over
@@ -43,8 +43,8 @@ def layouts_of(config: ModelConfig, kind: Kind, count: int, place: int) -> list[
         graph = Layout.from_graph(config.layout, b, seed=seed)
         if graph.grid != (n, n):
             raise ValueError(
-                f"[pixelcnn] layout {config.layout} is of {graph.grid[0]} x {graph.grid[1]} blocks, needs filters / block "
-                f"= {n} on both sides"
+                f"[pixelcnn] layout {config.layout} is of {graph.grid[0]} x {graph.grid[1]} blocks, needs "
+                f"filters / block = {n} on both sides"
             )
         made.append(Layout.from_mask(np.tile(graph.mask(), (rows // n, columns // n)), b))
     if len({layout.blocks for layout in made}) > 1:

@@ -9,11 +9,11 @@ Bytes are v = byte / 127.5 - 1. With s = exp(max(log scale, -7)) a component giv
 
     P(v) = sigmoid((v + 1/255 - m) / s) - sigmoid((v - 1/255 - m) / s),
 
-byte 0 all below its upper edge, byte 255 all above its lower one, so that the 256 masses sum to 1. Green's mean depends on
-red and blue's on both: m_g + c0 r, m_b + c1 r + c2 g, with c = tanh(.) of the coefficients.
+byte 0 all below its upper edge, byte 255 all above its lower one, so that the 256 masses sum to 1. Green's mean
+depends on red and blue's on both: m_g + c0 r, m_b + c1 r + c2 g, with c = tanh(.) of the coefficients.
 
-sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)) is computed by logarithms, which is exact for any mass;
-the original takes the density in the middle where P is below 1e-5.
+sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)) is computed by logarithms, which is exact for any
+mass; the original takes the density in the middle where P is below 1e-5.
 
 Source: Salimans et al., PixelCNN++, arXiv:1701.05517, section 2.1 and 2.2.
 """

@@ -15,7 +15,6 @@ from .config import ModelConfig
 from .elementwise import concat_elu, gate, is_fused
 from .weights import Convolutions
 
-
 LEAST_VARIANCE = 1e-8
 
 
@@ -52,6 +51,10 @@ class Kept:
     def __init__(self) -> None:
         self.down: list[list[Tensor]] = [[] for _ in range(LEVELS)]
         self.up: list[list[Tensor]] = [[] for _ in range(LEVELS)]
+
+    def lists(self) -> list[list[Tensor]]:
+        """Those of all levels, down and up."""
+        return [*self.down, *self.up]
 
 
 def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept) -> None:
@@ -135,7 +138,7 @@ class PixelCNN(nn.Module):
         return {name: self.stack_of(name).weights(dtype, unit=unit) for name in self.convolutions}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [n, channels, h, w] in [-1, 1] -> [n, outputs, h, w]; see `likelihood`. Channels-last is the fast way."""
+        """Images [n, channels, h, w] in [-1, 1] -> what `likelihood` takes, [n, outputs, h, w], channels-last."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return self.run(Whole(self, self.weights(dtype)), x)
@@ -168,7 +171,7 @@ def with_ones(x: Tensor) -> Tensor:
 
 def down_shift(x: Tensor) -> Tensor:
     """By a row; zeros come in above."""
-    return functional.pad(x, (0, 0, 1, 0))[:, :, :-1]
+    return functional.pad(x, (0, 0, 1, 0))[:, :, :-1].contiguous(memory_format=torch.channels_last)
 
 
 def right_shift(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from .config import PRESETS, ModelConfig, TrainConfig
 
 CHECKPOINT = "file that `pixelcnn train` has written, such as OUT/last.safetensors"
 IMAGES = (
-    "folder of CIFAR-10's batches, of MNIST's files or of pictures, a tar file of pictures, or PNG sheets whose rows are "
-    "images; those of a test part are evaluated"
+    "folder of CIFAR-10's batches, of MNIST's files or of pictures, a tar file of pictures, or PNG sheets whose rows "
+    "are images; those of a test part are evaluated"
 )
 
 

@@ -1,16 +1,16 @@
 """Drawing images from a PixelCNN++, pixel by pixel: computing only what each new pixel needs.
 
-The plain way runs the whole network for every pixel. But of each convolution one more pixel of input is known at a time, and
-one more of output is wanted. So
+The plain way runs the whole network for every pixel. But each convolution has then one more pixel of input, and owes
+one more of output. So
 
-- u, which sees the rows above alone, is computed once a row, a row of each convolution at a time, from the row of its
-  input before that one, which is kept;
-- ul is computed once a pixel, a pixel of each convolution at a time, from the row before and the pixel to the left;
-- a level of half the size is computed where its pixels begin: in every second row and column; the level of a quarter in every
-  fourth. What is doubled of it is kept for the pixels that follow.
+- u, which sees the rows above alone, is computed once a row: a row of each convolution at a time, from that row of its
+  input and the one before, which is kept;
+- ul is computed once a pixel: a pixel of each convolution at a time, from the row before and the pixel to the left;
+- a level of half the size is computed where its pixels begin, in every second row and column, and one of a quarter in
+  every fourth. What is doubled of it is kept for the pixels that follow.
 
-So every convolution is computed once for each of its pixels, as in one whole pass, and the results are the same: those sums
-whose order of terms depends on the size of an image aside.
+Every convolution is computed once for each of its pixels, as in one whole pass, and the results are the same up to
+rounding: the order of the terms of a sum may depend on the size of an image.
 
 Source: Ramachandran et al., Fast Generation for Convolutional Autoregressive Models, arXiv:1704.06001.
 """
@@ -24,8 +24,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import likelihood
-from .architecture import Layer, Stream
-from .network import Kept, PixelCNN, Whole, down_shift, right_shift, run_u, run_ul, with_ones
+from .architecture import LEVELS, Layer, Stream
+from .network import Kept, PixelCNN, Whole, run_u, run_ul
+
+CAPTURES = True  # on a card; False: every operation by itself
 
 
 @torch.no_grad()
@@ -71,7 +73,7 @@ def sample(
     numbers = likelihood.random_numbers(number, channels, mixture, size, generator).to(parameter.device)
     x = torch.zeros(number, channels, height, width, device=parameter.device, dtype=parameter.dtype)
     begin = 0
-    if given is not None and rows > 0:
+    if given is not None:
         begin = min(rows, height)
         x[:, :, :begin] = likelihood.to_range(given[:, :, :begin]).to(x)
     was_training = model.training
@@ -80,12 +82,7 @@ def sample(
     for i in range(height):
         way.row(i)
         for j in range(width):
-            if i >= begin:
-                outputs = way.pixel(i, j)
-                pixel = likelihood.draw(outputs, numbers[:, :, i : i + 1, j : j + 1], channels)
-                x[:, :, i, j] = pixel[:, :, 0, 0]
-            elif i == begin - 1 or not plain:
-                way.pixel(i, j)  # so that what follows finds its caches
+            way.pixel(i, j, numbers[:, :, i : i + 1, j : j + 1] if i >= begin else None)
             progress(i * width + j + 1)
     model.train(was_training)
     if not bool(x.isfinite().all()):
@@ -104,48 +101,91 @@ class _Plain:
     def row(self, i: int) -> None:
         """Nothing to prepare."""
 
-    def pixel(self, i: int, j: int) -> Tensor:
-        """The model's outputs there, [n, outputs, 1, 1]."""
-        with torch.autocast(self.x.device.type, torch.bfloat16, self.bf16):
-            return self.model.run(Whole(self.model, self.weights), self.x)[:, :, i : i + 1, j : j + 1]
+    def pixel(self, i: int, j: int, numbers: Tensor | None) -> None:
+        """Draws it from random numbers, if it is not given."""
+        if numbers is not None:
+            with torch.autocast(self.x.device.type, torch.bfloat16, self.bf16):
+                outputs = self.model.run(Whole(self.model, self.weights), self.x)[:, :, i : i + 1, j : j + 1]
+            self.x[:, :, i, j] = likelihood.draw(outputs, numbers, self.x.size(1))[:, :, 0, 0]
 
 
 class _Cached:
-    """What is new alone."""
+    """What is new alone. On a card, what is done for a pixel is a CUDA graph for each column and each row of four.
+
+    Whatever graphs read and write lies in the same tensors for all rows.
+    """
 
     def __init__(self, model: PixelCNN, x: Tensor, bf16: bool) -> None:
         self.model, self.x, self.bf16 = model, x, bf16
+        n, channels, _, width = x.shape
         weights = model.weights(torch.bfloat16 if bf16 else None)
-        self.rows, self.pixels = _Rows(model, weights), _Pixels(model, weights, x.size(3))
-        n, channels, height, width = x.shape
-        self.known = x.new_zeros(n, channels + 1, height + 1, width)  # with ones, below a row of zeros
-        self.known[:, -1, 1:] = 1
+        self.rows, self.pixels = _Rows(model, weights), _Pixels(model, weights, width)
+        self.known = x.new_zeros(n, channels + 1, 2, width)  # the row before and this one, with ones
+        self.numbers = x.new_zeros(n, model.config.mixture + channels, 1, 1)
+        self.drawn = x.new_zeros(n, channels)
+        self.kept = Kept()
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def row(self, i: int) -> None:
         """The stream u in row i, of what lies above it."""
         plan, n, width = self.model.plan, self.x.size(0), self.x.size(3)
         with torch.autocast(self.x.device.type, torch.bfloat16, self.bf16):
             if i > 0:
-                self.known[:, :-1, i] = self.x[:, :, i - 1]
-                above = self.known[:, :, i : i + 1]
-                first, self.from_row = (self.rows.conv(layer, above) for layer in (plan.u_first, plan.ul_row))
+                above = self.known[:, :, 1:].clone()  # which is kept, while `known` changes
+                first, from_row = (self.rows.conv(layer, above) for layer in (plan.u_first, plan.ul_row))
             else:
-                first = self.x.new_zeros(n, self.model.config.filters, 1, width)
-                first = first.to(torch.bfloat16) if self.bf16 else first
-                self.from_row = first
-            self.rows.i, self.kept = i, Kept()
-            run_u(self.rows, plan.u, first, self.kept)
+                zeros = self.x.new_zeros(n, self.model.config.filters, 1, width)
+                first = from_row = zeros.to(torch.bfloat16) if self.bf16 else zeros
+            new = Kept()
+            self.rows.i = i
+            run_u(self.rows, plan.u, first, new)
+        if i == 0:  # where all levels are computed
+            self.from_row = torch.empty_like(from_row)
+            for mine, made in zip(self.kept.lists(), new.lists(), strict=True):
+                mine += [torch.empty_like(t) for t in made]
+        self.from_row.copy_(from_row)
+        for mine, made in zip(self.kept.lists(), new.lists(), strict=True):
+            for t, value in zip(mine, made, strict=False):  # of levels that are not computed in this row, none are made
+                t.copy_(value)
+        self.known[:, :, 0] = self.known[:, :, 1]
+        self.known[:, :-1, 1], self.known[:, -1, 1] = 0, 1
 
-    def pixel(self, i: int, j: int) -> Tensor:
-        """The model's outputs there, [n, outputs, 1, 1]."""
-        plan = self.model.plan
+    def pixel(self, i: int, j: int, numbers: Tensor | None) -> None:
+        """Draws it from random numbers, or takes what is given."""
+        self.pixels.i, self.pixels.j = i, j
+        if numbers is None:
+            self._outputs(j)  # for the caches
+            self.known[:, :-1, 1, j] = self.x[:, :, i, j]
+            return
+        self.numbers.copy_(numbers)
+        if self.x.is_cuda and CAPTURES and i > 0:  # the first row makes the caches
+            self._captured(i, j).replay()
+        else:
+            self._draw(j)
+        self.x[:, :, i, j] = self.drawn
+
+    def _captured(self, i: int, j: int) -> torch.cuda.CUDAGraph:
+        key = (i % (1 << (LEVELS - 1)), j)
+        if key not in self.graphs:
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            self.graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[key], pool=pool):
+                self._draw(j)
+        return self.graphs[key]
+
+    def _draw(self, j: int) -> None:
+        """A pixel of `known` and `drawn`, from `numbers`."""
+        pixel = likelihood.draw(self._outputs(j), self.numbers, self.x.size(1))[:, :, 0, 0]
+        self.drawn.copy_(pixel)
+        self.known[:, :-1, 1, j] = pixel
+
+    def _outputs(self, j: int) -> Tensor:
+        """The model's, [n, outputs, 1, 1]."""
+        plan, here = self.model.plan, Kept()
         with torch.autocast(self.x.device.type, torch.bfloat16, self.bf16):
             ul = self.from_row[..., j : j + 1]
             if j > 0:
-                self.known[:, :-1, i + 1, j - 1] = self.x[:, :, i, j - 1]
-                ul = ul + self.pixels.of_window(plan.ul_column, self.known[:, :, i : i + 2, j - 1 : j])
-            self.pixels.i, self.pixels.j = i, j
-            here = Kept()
+                ul = ul + self.pixels.of_window(plan.ul_column, self.known[..., j - 1 : j])
             for mine, theirs in ((here.down, self.kept.down), (here.up, self.kept.up)):
                 for level, tensors in enumerate(theirs):
                     mine[level] = [t[..., j >> level : (j >> level) + 1] for t in tensors]

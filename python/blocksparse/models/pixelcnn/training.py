@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class Trainer(BaseTrainer):
     """A PixelCNN++ on its way. Images are bytes [n, channels, h, w]; each epoch has them in another order."""
 
     kind, data_name = KIND, "images"
+    network: ClassVar[type[PixelCNN]] = PixelCNN
     model: PixelCNN
     model_config: ModelConfig
     config: TrainConfig
@@ -70,7 +71,7 @@ class Trainer(BaseTrainer):
         place = device_of(device)
         data_hash = hashlib.sha256(str(list(images.shape)).encode() + images.numpy().tobytes()).hexdigest()
         self.config, self.images = config, images.to(place)
-        made = PixelCNN(model).to(place)
+        made = self.network(model).to(place)
         made.initialise(likelihood.to_range(self.images[self._epoch(0)[:INITIAL].to(place)]))
         world.average([p.data for p in made.parameters()])
         super().__init__(model, config, made, Adam(made.parameters(), config.lr), data_hash, place, world)
@@ -145,13 +146,13 @@ class Trainer(BaseTrainer):
         if self.captured is None:
             self.captured = CapturedLoss(self._loss, list(self.model.parameters()), parts[0])
             torch.manual_seed(self._seed())
-        gradients, sums = self.captured.gradients, []
+        if len(parts) == 1:
+            return self.captured(images)
+        gradients, sums = self.captured.gradients, [torch.zeros_like(g) for g in self.captured.gradients]
         for part in parts:
             total += self.captured(part) / len(parts)
-            if len(parts) > 1:
-                sums = torch._foreach_add(sums, gradients) if sums else [g.clone() for g in gradients]
-        if sums:
-            torch._foreach_copy_(gradients, torch._foreach_div(sums, len(parts)))
+            torch._foreach_add_(sums, gradients, alpha=1 / len(parts))
+        torch._foreach_copy_(gradients, sums)
         return total
 
     def evaluate(self, images: Tensor, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:

@@ -76,7 +76,7 @@ class Convolutions(nn.Module):
         gain = torch.ones_like(self.gain) if unit else self.gain
         with torch.autocast(v.device.type, enabled=False):
             if self.layouts:
-                # Norms are sums over the blocks of a row: products with zeros and ones, in an order that is always the same.
+                # Norms are sums over the blocks of a row: products with zeros and ones, always in the same order.
                 squares = self.rows.to(v.dtype) @ v.square().sum((2, 4))  # [count, out blocks, b]
                 scale = self.rows.to(v.dtype).mT @ (gain.view_as(squares) * squares.rsqrt())
                 w = v * scale[:, :, None, :, None]
