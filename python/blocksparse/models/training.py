@@ -19,6 +19,7 @@ from .config import TrainConfig as TrainConfig
 from .distributed import ALONE, World, device_of
 from .language import LanguageModel, bits_per_byte, loss_of
 from .log import LINE as LINE
+from .trainer import SUMS as SUMS
 from .trainer import Trainer as BaseTrainer
 from .weights import load_model as load_model
 from .weights import load_weights as load_weights

@@ -57,7 +57,7 @@ class Convolutions(nn.Module):
             shape = (kind.outputs, kind.inputs, kh, kw)
         self.register_buffer("order", order, persistent=False)
         places = places_of(kind.inputs // 2, order)
-        for name, tensor in places._asdict().items():
+        for name, tensor in zip(("source", "sign", "plus", "minus"), places, strict=True):
             self.register_buffer(name, tensor, persistent=False)
         self.v = nn.Parameter(torch.randn(count, *shape) * DEVIATION)
         self.gain = nn.Parameter(torch.ones(count, kind.outputs))
