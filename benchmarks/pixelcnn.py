@@ -46,13 +46,6 @@ WARM_UPS, SAMPLES = 3, 9
 # ---- The same network by PyTorch's convolutions ----------------------------------------------------------------------
 
 
-def allow_recompiling() -> None:
-    """Four kinds of resnets on three levels are more than PyTorch compiles a function for by default."""
-    for name in ("recompile_limit", "cache_size_limit"):
-        if hasattr(torch._dynamo.config, name):
-            setattr(torch._dynamo.config, name, 64)
-
-
 def plain_conv(x: Tensor, weight: Tensor, bias: Tensor, pads: tuple[int, ...], stride: int, groups: int) -> Tensor:
     """A convolution of x [n, C, h, w] whose groups lie behind one another."""
     return functional.conv2d(functional.pad(x, pads), weight, bias, stride, groups=groups)
@@ -122,7 +115,7 @@ class Plain(Whole):
         """See `Run`."""
         layers = tuple(self._parts(layer) for layer in (resnet.first, resnet.second, resnet.aux) if layer is not None)
         if Plain.compiled is None:
-            allow_recompiling()
+            elementwise.allow_compiling(32)  # for four kinds of resnets on three levels
             Plain.compiled = torch.compile(_resnet, dynamic=False, fullgraph=True) if x.is_cuda else _resnet
         return Plain.compiled(x, aux, layers, self.dropout)
 

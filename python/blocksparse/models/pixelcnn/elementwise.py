@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+LEAST_LIMIT = 16
 COMPILES = True  # on a card; False: PyTorch's operations, to compare with
 
 
@@ -49,8 +50,16 @@ def _has_triton() -> bool:
 
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Shapes are few: three levels."""
+    """For shapes as they are: those of three levels, with three kinds of pads in a dense network."""
+    allow_compiling(LEAST_LIMIT)
     return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def allow_compiling(times: int) -> None:
+    """Lets PyTorch compile a function at least so many times, for so many shapes; by default that is 8."""
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
+    setattr(config, name, max(times, getattr(config, name)))
 
 
 # ---- Concat-ELU in an order ------------------------------------------------------------------------------------------
