@@ -50,13 +50,13 @@ def table(arms: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def draw(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Curves of averaged weights on the test images; a line for each seed."""
+    """Curves of averaged weights on some of the test images; a line for each seed."""
     figure = Figure((11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     ends = []
     for arm, runs in arms.items():
         for i, run in enumerate(runs):
-            images, seconds, _, valid, _ = zip(*run["curve"], strict=True)
+            images, seconds, _, valid = zip(*run["curve"], strict=True)
             ends.append((valid[-1], valid[min(1, len(valid) - 1)]))
             for axis, x in ((left, [n / 1000 for n in images]), (right, seconds)):
                 axis.plot(x, valid, color=COLORS.get(arm), label=arm if i == 0 else None, linewidth=1.2)

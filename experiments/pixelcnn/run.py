@@ -70,9 +70,10 @@ class Arm:
         self.trainer = Trainer(model_of(config, name, seed), self.training, images[0], device)
 
     def evaluate(self, stop: Any) -> dict[str, float]:
-        """On some of the test images, and at the end on all of them."""
-        last = self.trainer.update >= self.training.updates
-        return self.trainer.evaluate(self.test if last else self.test[: self.config["curve_images"]], stop)
+        """On the same test images at each point of the curve, and at the end on all of them, too."""
+        found = self.trainer.evaluate(self.test[: self.config["curve_images"]], stop)
+        found["curve"] = found["valid"]
+        return found | (self.trainer.evaluate(self.test, stop) if self.trainer.update >= self.training.updates else {})
 
     def go_on(self, folder: Path, deadline: float) -> bool:
         """Trains to the end, if that comes before the deadline; whether it is there."""
@@ -108,7 +109,7 @@ class Arm:
             ),
             "parameters": counts.parameters,
             "macs": counts.macs,
-            "curve": [[entry[k] for k in ("images", "seconds", "train", "valid", "valid_raw")] for entry in log],
+            "curve": [[entry[k] for k in ("images", "seconds", "train", "curve")] for entry in log],
             "machine": machine(device),
             "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
             "date": time.strftime("%Y-%m-%d"),

@@ -79,8 +79,10 @@ def work(job: Job, told: Any, stops: Any) -> None:
         trainer.resume(job.last)
 
     def evaluate(stop: Any) -> dict[str, float]:
-        ends = trainer.update >= job.updates
-        return trainer.evaluate(test[: TESTS if ends else CURVE], stop)
+        """Of the same images at each point of the curve; at the end of more, too."""
+        found = trainer.evaluate(test[:CURVE], stop)
+        found["curve"] = found["valid"]
+        return found | (trainer.evaluate(test[:TESTS], stop) if trainer.update >= job.updates else {})
 
     def report(line: dict[str, Any]) -> None:
         told.put((job.name, line["update"], line["train"]))

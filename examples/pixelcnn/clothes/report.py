@@ -85,26 +85,22 @@ def table(results: list[Result]) -> str:
 
 
 def draw_curves(results: list[Result], path: Path) -> None:
-    """Bits per dimension of test images, against images and against seconds."""
+    """Bits per dimension of the same test images, against images and against seconds."""
     from matplotlib.figure import Figure
 
     figure = Figure((10, 4), layout="constrained")
-    for axes, key, label in zip(
-        figure.subplots(1, 2, sharey=True), ("images", "seconds"), ("images", "s of training"), strict=True
-    ):
-        for result in results:
-            x = [line[key] for line in result.log]
-            axes.plot(
-                x, [line["valid"] for line in result.log], "o-", color=COLORS[result.name], label=TITLES[result.name]
-            )
-        axes.set_xlabel(label)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for result in results:
+        points = [line for line in result.log if "curve" in line]
+        bits, how = [line["curve"] for line in points], {"color": COLORS[result.name], "label": TITLES[result.name]}
+        left.plot([line["images"] for line in points], bits, "o-", **how)
+        right.plot([line["seconds"] for line in points], bits, "o-", **how)
+    left.set(xlabel="images", ylabel="bits per dimension")
+    right.set(xlabel="seconds of training, on one core")
+    left.legend(frameon=False)
+    for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_ylabel("bits per dimension")
-    low = min(line["valid"] for result in results for line in result.log)
-    high = sorted(line["valid"] for result in results for line in result.log)[-1]
-    axes.set_ylim(low - 0.1, min(high, low + 2.5) + 0.1)
-    axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
 
 
