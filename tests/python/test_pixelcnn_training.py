@@ -278,6 +278,13 @@ def test_eval(folder, whole, capsys):
     refused(capsys, none, "batch is 0, needs 1 or more")
 
 
+def test_every_tenth_image_is_held_out_where_no_others_are_given(folder, tmp_path, capsys):
+    how = ["train", "--data", folder, *SIZE, *HOW, "--updates", 1]
+    for more, images in (([], 18), (["--test", folder], 20)):
+        assert pixelcnn(*how, *more, "--out", tmp_path / f"{images}") == 0
+        assert f"{images} images" in capsys.readouterr().out
+
+
 def test_sample(folder, whole, tmp_path, capsys):
     last, out = whole / "last.safetensors", tmp_path / "grid.png"
     how = ["sample", last, "-o", out, "--images", 4, "--device", "cpu"]

@@ -25,8 +25,15 @@ def arrays_of(images: Tensor) -> Bytes:
     return made
 
 
-def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop") -> Images:
+def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop", *, holds_out: bool = True) -> Images:
     """Images of files, shrunk, with a test part; what was left out is said on standard error.
+
+    Args:
+        paths: see `images.read_images`.
+        channels: 3 or 1.
+        by: means of so many by so many pixels.
+        broken: what happens to pictures that are.
+        holds_out: whether every tenth image is for the test where there is no test part.
 
     Raises:
         OSError, ImagesError: see `images.read_all`.
@@ -35,7 +42,7 @@ def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop")
     for line in found.left_out:
         print(f"left out: {line}", file=sys.stderr)
     train, test = found.train, found.test
-    if len(test) == 0 and len(train) >= HELD_OUT:
+    if holds_out and len(test) == 0 and len(train) >= HELD_OUT:
         train, test = np.delete(train, slice(HELD_OUT - 1, None, HELD_OUT), 0), train[HELD_OUT - 1 :: HELD_OUT]
     return Images(shrink(train, by), shrink(test, by))
 

@@ -68,7 +68,7 @@ def _images(arguments: argparse.Namespace, channels: int) -> tuple[Tensor, Tenso
     how = (channels, arguments.shrink, arguments.broken)
     if arguments.test_limit is not None and arguments.test_limit < 1:
         raise ValueError(f"[pixelcnn] test_limit is {arguments.test_limit}, needs 1 or more")
-    found = data.read(arguments.data, *how)
+    found = data.read(arguments.data, *how, holds_out=not arguments.test)
     train, test = found.train, found.test
     if arguments.test:
         test = data.read_part(arguments.test, *how, "all")

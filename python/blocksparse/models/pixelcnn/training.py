@@ -213,7 +213,7 @@ def bits_per_dim(
     bits = torch.zeros(1, dtype=torch.float64, device=device)
     mine = images[world.rank :: world.size]
     done = 0
-    for part in mine.split(batch):
+    for part in mine.split(batch) if len(mine) else ():
         if stop():
             bits[0] = torch.nan  # so that it is in the sum over all processes
             break

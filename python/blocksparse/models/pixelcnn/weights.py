@@ -21,6 +21,7 @@ from .architecture import Kind
 from .elementwise import Places, ordered_concat_elu, places_of
 
 DEVIATION = 0.05  # of V at first
+LEAST = 1e-12  # of |V|^2: outputs without blocks have no norm
 
 
 class Convolutions(nn.Module):
@@ -78,11 +79,11 @@ class Convolutions(nn.Module):
             if self.layouts:
                 # Norms are sums over the blocks of a row: products with zeros and ones, always in the same order.
                 squares = self.rows.to(v.dtype) @ v.square().sum((2, 4))  # [count, out blocks, b]
-                scale = self.rows.to(v.dtype).mT @ (gain.view_as(squares) * squares.rsqrt())
+                scale = self.rows.to(v.dtype).mT @ (gain.view_as(squares) * squares.clamp(min=LEAST).rsqrt())
                 w = v * scale[:, :, None, :, None]
             else:
                 squares = v.square().sum((2, 3, 4), keepdim=True)
-                w = v * (gain.view_as(squares) * squares.rsqrt())
+                w = v * (gain.view_as(squares) * squares.clamp(min=LEAST).rsqrt())
         return list((w if dtype is None else w.to(dtype)).unbind())
 
     def elu(self, parts: tuple[Tensor, ...], dropout: float) -> Tensor:
