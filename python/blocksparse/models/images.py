@@ -22,6 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .files import write_whole
+
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
 Bytes = npt.NDArray[np.uint8]
@@ -266,7 +268,11 @@ def decoded(pillow: Any, file: Any, channels: int) -> Bytes:
 
 
 def _sheet(path: Path) -> Bytes:
-    rows = decoded_sheet(path)
+    """Images of a sheet, whose sides are equal."""
+    try:
+        rows = decoded(_pillow(), path, 3)
+    except ImagesError as error:
+        raise ImagesError(f"[images] {path} {error}") from error
     side = round(rows.shape[1] ** 0.5)
     if side * side != rows.shape[1] or side < 2:
         raise ImagesError(
@@ -275,29 +281,22 @@ def _sheet(path: Path) -> Bytes:
     return rows.reshape(-1, side, side, 3)
 
 
-def decoded_sheet(path: Path) -> Bytes:
-    """Rows of pixels [n, width, 3]."""
-    try:
-        return decoded(_pillow(), path, 3)
-    except ImagesError as error:
-        raise ImagesError(f"[images] {path} {error}") from error
-
-
-def write_png(path: Path, images: Bytes, columns: int = 0, gap: int = 1) -> bytes:
-    """A grid of images [n, height, width, 1 or 3] as a PNG file's bytes, written by `files.write_whole`.
+def write_png(path: Path, images: Bytes, columns: int = 0, gap: int = 1) -> None:
+    """Writes a grid of images as a PNG file; see `files.write_whole` for what happens to the last one.
 
     Args:
         path: of the file.
-        images: side by side, row after row.
+        images: [n, height, width, 1 or 3], side by side, row after row.
         columns: how many; 0: as many as rows, nearly.
         gap: white pixels between two.
-    """
-    from .files import write_whole
 
+    Raises:
+        OSError: it cannot be written.
+        ModuleNotFoundError: pictures need Pillow.
+    """
     made = io.BytesIO()
     _pillow().fromarray(grid(images, columns, gap)).save(made, "PNG")
-    write_whole(path, made.getvalue(), "pixelcnn")
-    return made.getvalue()
+    write_whole(path, made.getvalue(), "images")
 
 
 def grid(images: Bytes, columns: int = 0, gap: int = 1) -> Bytes:
