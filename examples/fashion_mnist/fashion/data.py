@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")
+from blocksparse.models.images import FASHION, read_batch, read_idx
+from blocksparse.models.images import ImagesError as DataError
+
 _Bytes = npt.NDArray[np.uint8]
-
-
-class DataError(Exception):
-    """There is no data set here, or it is damaged."""
 
 
 @dataclass
@@ -53,22 +47,13 @@ def _floats(pixels: _Bytes) -> Tensor:
 
 
 def _idx(folder: Path, part: str) -> tuple[_Bytes, _Bytes]:
-    """The format of MNIST: two zeros, type 8 (bytes), the number of sizes, the sizes, the bytes."""
-
-    def read(name: str, sizes: int) -> _Bytes:
-        path = folder / f"{part}-{name}-idx{sizes}-ubyte.gz"
-        try:
-            data = gzip.decompress(path.read_bytes())
-        except FileNotFoundError:
-            raise DataError(f"{path} is missing: make fashion installs Debian's dataset-fashion-mnist") from None
-        except (OSError, EOFError) as error:
-            raise DataError(f"{path}: {error}") from error
-        shape = np.frombuffer(data, ">i4", sizes, 4) if len(data) >= 4 + 4 * sizes else np.zeros(0, np.int32)
-        if data[:4] != bytes((0, 0, 8, sizes)) or len(data) != 4 + 4 * sizes + shape.prod():
-            raise DataError(f"{path} is no file of {sizes} sizes in the format of MNIST")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * sizes).reshape(shape)
-
-    return read("images", 3)[:, None], read("labels", 1)
+    try:
+        images, classes = (
+            read_idx(folder / f"{part}-{name}-idx{n}-ubyte", n) for name, n in (("images", 3), ("labels", 1))
+        )
+    except FileNotFoundError as error:
+        raise DataError(f"{error}: make fashion installs it") from None
+    return images[:, None], classes
 
 
 def _cifar(folder: Path) -> tuple[tuple[_Bytes, _Bytes], tuple[_Bytes, _Bytes]]:
@@ -91,29 +76,9 @@ def _join(parts: list[tuple[_Bytes, _Bytes]]) -> tuple[_Bytes, _Bytes]:
     return np.concatenate(images), np.concatenate(classes)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """CIFAR-10's batches are pickles: of them, only what arrays are made of is let in."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module.split(".")[0], name) in (("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
-            return super().find_class(module, name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise DataError(f"the batch holds a {module}.{name}, which no batch of CIFAR-10 does")
-
-
 def _batch(path: Path) -> tuple[_Bytes, _Bytes]:
-    data = path.read_bytes()
-    if path.suffix == ".bin":
-        if len(data) % 3073:
-            raise DataError(f"{path} has {len(data)} bytes, needs a multiple of 3073")
-        rows = np.frombuffer(data, np.uint8).reshape(-1, 3073)
-        return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
-    try:
-        batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-        return np.asarray(batch[b"data"]).reshape(-1, 3, 32, 32), np.asarray(batch[b"labels"], np.uint8)
-    except (pickle.UnpicklingError, KeyError, ValueError, EOFError, TypeError) as error:
-        raise DataError(f"{path} is no batch of CIFAR-10: {error}") from error
+    images, classes = read_batch(path)
+    return images.transpose(0, 3, 1, 2), classes
 
 
 def _pictures(folder: Path, names: list[str]) -> tuple[_Bytes, _Bytes]:

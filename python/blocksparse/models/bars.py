@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 SECONDS = 10  # between lines of a log; longer by and by, so that a day makes a few hundred lines
@@ -15,17 +15,22 @@ class Done(Protocol):
     """What a bar is told with."""
 
     def __call__(self, count: int, text: str = "") -> None:
-        """So many bytes are done; the text appears beside the bar."""
+        """So many are done; the text appears beside the bar."""
+
+
+def bytes_bar(total: int, initial: int = 0) -> AbstractContextManager[Done]:
+    """Bytes and bytes/s."""
+    return counting_bar(total, initial)
 
 
 @contextmanager
-def bytes_bar(total: int, initial: int = 0) -> Iterator[Done]:
-    """Bytes and bytes/s; on a terminal by tqdm, where that is installed."""
+def counting_bar(total: int, initial: int = 0, unit: str = "B", name: str = "bytes") -> Iterator[Done]:
+    """How many, and how many a second; on a terminal by tqdm, where that is installed."""
     tqdm = _tqdm()
     if tqdm is None or not sys.stderr.isatty():
-        yield _Lines(total, initial)
+        yield _Lines(total, initial, unit, name)
         return
-    with tqdm(total=total, initial=initial, unit="B", unit_scale=True) as bar:
+    with tqdm(total=total, initial=initial, unit=unit, unit_scale=True) as bar:
 
         def done(count: int, text: str = "") -> None:
             if text:
@@ -39,8 +44,8 @@ def bytes_bar(total: int, initial: int = 0) -> Iterator[Done]:
 class _Lines:
     """A line every `SECONDS`, or when a fiftieth of the time until then has passed again."""
 
-    def __init__(self, total: int, initial: int) -> None:
-        self.total, self.initial = total, initial
+    def __init__(self, total: int, initial: int, unit: str, name: str) -> None:
+        self.total, self.initial, self.unit, self.name = total, initial, unit, name
         self.begin = self.said = time.monotonic()
 
     def __call__(self, count: int, text: str = "") -> None:
@@ -50,9 +55,9 @@ class _Lines:
         self.said = now
         tqdm = _tqdm()
         if tqdm is None:
-            print(f"{count} of {self.total} bytes {text}".rstrip(), file=sys.stderr, flush=True)
+            print(f"{count} of {self.total} {self.name} {text}".rstrip(), file=sys.stderr, flush=True)
             return
-        how: dict[str, Any] = {"unit": "B", "unit_scale": True, "initial": self.initial, "postfix": text or None}
+        how: dict[str, Any] = {"unit": self.unit, "unit_scale": True, "initial": self.initial, "postfix": text or None}
         meter = tqdm.format_meter(count, self.total, now - self.begin, ncols=0, **how)
         print(meter.strip(), file=sys.stderr, flush=True)
 

@@ -31,7 +31,7 @@ class World:
             ValueError: it is not the same for all.
         """
         if count % self.size != 0:
-            raise ValueError(f"[lm] {what} is {count}, needs a multiple of the {self.size} processes")
+            raise ValueError(f"[models] {what} is {count}, needs a multiple of the {self.size} processes")
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -80,11 +80,11 @@ def device_of(name: torch.device | str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"[lm] device is {name}, needs cpu, cuda or cuda:N") from error
+        raise ValueError(f"[models] device is {name}, needs cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"[lm] device is {name}, needs cpu, cuda or cuda:N")
+        raise ValueError(f"[models] device is {name}, needs cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"[lm] device is {name}, but PyTorch sees {torch.cuda.device_count()} GPUs here")
+        raise ValueError(f"[models] device is {name}, but PyTorch sees {torch.cuda.device_count()} GPUs here")
     return device
 
 
@@ -105,7 +105,7 @@ def joined(device: str) -> Iterator[tuple[World, torch.device]]:
     if place.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if local >= torch.cuda.device_count():
-            raise ValueError(f"[lm] process {local} needs a GPU of its own, of {torch.cuda.device_count()} here")
+            raise ValueError(f"[models] process {local} needs a GPU of its own, of {torch.cuda.device_count()} here")
         place = torch.device("cuda", local)
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")

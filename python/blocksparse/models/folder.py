@@ -19,7 +19,7 @@ _held: set[Path] = set()  # by this process
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, op: str = "lm") -> Iterator[None]:
     """Nobody else trains into the folder while it lasts; what killed processes have left there is removed.
 
     The lock ends with its process, however that ends. Inside of another one of the same process it does nothing.
@@ -34,9 +34,9 @@ def locked(folder: Path) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _take(path, folder)
+        file = _take(path, folder, op)
     except OSError as error:
-        raise OSError(f"[lm] {folder} cannot be written: {error}") from error
+        raise OSError(f"[{op}] {folder} cannot be written: {error}") from error
     _held.add(path)
     try:
         remove_leftovers(folder)
@@ -48,7 +48,7 @@ def locked(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def _take(path: Path, folder: Path) -> IO[str]:
+def _take(path: Path, folder: Path, op: str) -> IO[str]:
     """The file, locked."""
     while True:
         file = open(path, "a+")  # noqa: SIM115
@@ -56,7 +56,7 @@ def _take(path: Path, folder: Path) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with file:
-                raise ValueError(f"[lm] {folder} is in use by {_owner(file)}; another --out is free") from None
+                raise ValueError(f"[{op}] {folder} is in use by {_owner(file)}; another --out is free") from None
         except OSError as error:  # a file system without locks
             warnings.warn(f"{folder} cannot be locked ({error}): let nothing else train into it", stacklevel=4)
         with suppress(FileNotFoundError):

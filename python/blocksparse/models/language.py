@@ -16,6 +16,7 @@ from .config import PRESETS as PRESETS
 from .config import ModelConfig as ModelConfig
 from .config import check_graph, check_seed
 from .distributed import ALONE, World
+from .stopping import Stopped as Stopped
 
 SYMBOLS = 256  # byte values
 
@@ -70,10 +71,6 @@ class LanguageModel(nn.Module):
         config = self.config
         steps = [Layout.from_graph(config.graph, config.block, seed=config.seed + j) for j in range(config.inner + 1)]
         return list(graphs.mix(steps))
-
-
-class Stopped(Exception):  # noqa: N818
-    """What was asked to end has done so, without a result."""
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Log:
     Args:
         path: of the file. The lines up to `update` are left there, for the rest is done again.
         update: of the checkpoint that a training goes on from.
+        op: how errors begin.
 
     Raises:
         ValueError: the file is no log of ours, so it is left alone.
@@ -32,15 +33,15 @@ class Log:
         unfinished: the line at `update` of a training that was stopped there, without "stopped"; or None.
     """
 
-    def __init__(self, path: Path, update: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, update: int, op: str = "lm") -> None:
+        self.path, self.op = path, op
         lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
         entries = [_parsed(text) for text in lines]
         for text, entry in zip(lines, entries, strict=True):
             half = not text.endswith("\n") and LINE.startswith(text[: len(LINE)])  # the disk was full
             if entry is None and not half:
                 raise ValueError(
-                    f"[lm] {path} is there and no log of a training: {text[:40]!r}; another --out leaves it"
+                    f"[{op}] {path} is there and no log of a training: {text[:40]!r}; another --out leaves it"
                 )
         kept = [entry for entry in entries if entry is not None and entry["update"] <= update]
         write_whole(path, _text(kept))
@@ -66,7 +67,7 @@ class Log:
             with open(self.path, "ab") as file:
                 file.write(_text([entry]))
         except OSError as error:
-            raise OSError(f"[lm] {self.path} could not be written: {error}") from error
+            raise OSError(f"[{self.op}] {self.path} could not be written: {error}") from error
 
 
 def _text(entries: list[dict[str, Any]]) -> bytes:

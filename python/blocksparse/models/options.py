@@ -41,8 +41,8 @@ def _add_train(lm: Any) -> None:
     add("--out", type=Path, required=True, help="folder of the checkpoint and the log")
     add("--resume", action="store_true", help="go on from the checkpoint in OUT if there is one")
     add("--preset", choices=PRESETS, default="small", help="what the model is made of (default: %(default)s)")
-    _add_fields(command, ModelConfig, "default: the preset's", "seed")
-    _add_fields(command, TrainConfig, "default: {}")
+    add_fields(command, ModelConfig, "default: the preset's", "seed")
+    add_fields(command, TrainConfig, "default: {}")
     every = "write a checkpoint, and evaluate it, after so many updates (default: %(default)s)"
     add("--save-every", type=int, default=200, metavar="UPDATES", help=every)
     add("--until", type=int, metavar="UPDATE", help="stop after this update, to go on later (default: the last)")
@@ -108,16 +108,17 @@ def _add_features(lm: Any) -> None:
     command.add_argument("--bf16", action="store_true", help="products in bfloat16")
 
 
-def _add_fields(command: argparse.ArgumentParser, config: type, default: str, *left_out: str) -> None:
+def add_fields(command: argparse.ArgumentParser, config: type, default: str, *left_out: str) -> None:
     """An option for each field, explained by the docstring."""
-    explained = dict(re.findall(r"^ {8}(\w+): (.+)$", config.__doc__ or "", re.MULTILINE))
+    explained = dict(re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)$", config.__doc__ or "", re.MULTILINE))
     for field in fields(config):
         if field.name in left_out:
             continue
-        text = explained.get(field.name, field.name).rstrip(".").replace("%", "%%").replace("`", "")
+        text = " ".join(explained.get(field.name, field.name).split()).rstrip(".").replace("%", "%%").replace("`", "")
+        flag = f"--{field.name.replace('_', '-')}"
         if isinstance(field.default, bool):
-            command.add_argument(f"--{field.name}", action="store_true", help=text)
+            command.add_argument(flag, action="store_true", default=None, help=text)
         else:
             kind: Any = type(field.default)
             text = f"{text} ({default.format(field.default)})"
-            command.add_argument(f"--{field.name}", type=kind, help=text)
+            command.add_argument(flag, type=kind, help=text)

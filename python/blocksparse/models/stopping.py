@@ -13,6 +13,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FORWARDED_SECONDS = 1.0  # in which a signal may reach a process of several twice: from the terminal and from torchrun
 
 
+class Stopped(Exception):  # noqa: N818
+    """What was asked to end has done so, without a result."""
+
+
 class Stop:
     """Whether an end was asked for, and by which signal (0: not yet)."""
 

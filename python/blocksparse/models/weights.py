@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checkpoint
 from .config import ModelConfig
@@ -13,7 +13,7 @@ from .distributed import device_of
 from .language import LanguageModel
 
 
-def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, path: Path) -> None:
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], prefix: str, path: Path, op: str = "lm") -> None:
     """Weights of a checkpoint into a model, all of them.
 
     Raises:
@@ -24,7 +24,7 @@ def load_weights(model: LanguageModel, tensors: dict[str, Tensor], prefix: str, 
         model.load_state_dict(found)
     except RuntimeError as error:
         lines = " ".join(str(error).split())
-        raise ValueError(f"[lm] {path} does not fit the model: {lines}") from error
+        raise ValueError(f"[{op}] {path} does not fit the model: {lines}") from error
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:

@@ -1,0 +1,1 @@
+"""A dense and a block-sparse PixelCNN++ that learn to draw clothes."""

@@ -1,0 +1,86 @@
+"""Table and pictures of a file of results: bits per dimension against images and against seconds.
+
+python experiments/pixelcnn/report.py experiments/pixelcnn/results/cifar.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
+
+
+def read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Lines by arm, in the order of the file."""
+    arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        arms[entry["arm"]].append(entry)
+    return dict(arms)
+
+
+def mean(runs: list[dict[str, Any]], key: str) -> float:
+    """Over the seeds."""
+    return statistics.fmean(run[key] for run in runs)
+
+
+def table(arms: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown."""
+    rows = [
+        "| arm | parameters, M | GMAC an image | bits/dim, mean | each seed | less dense | last weights | ms | s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    dense = mean(arms["dense"], "valid") if "dense" in arms else None
+    for arm, runs in arms.items():
+        first, bits = runs[0], mean(runs, "valid")
+        each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
+        less = "" if dense is None else f"{bits - dense:+.4f}"
+        rows.append(
+            f"| {arm} | {first['parameters'] / 1e6:.2f} | {first['macs'] / 1e9:.2f} | {bits:.4f} | {each} | {less} | "
+            f"{mean(runs, 'valid_raw'):.4f} | {mean(runs, 'step_ms'):.2f} | {mean(runs, 'seconds'):.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def draw(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Curves of averaged weights on some of the test images; a line for each seed."""
+    figure = Figure((11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    ends = []
+    for arm, runs in arms.items():
+        for i, run in enumerate(runs):
+            images, seconds, _, valid = zip(*run["curve"], strict=True)
+            ends.append((valid[-1], valid[min(1, len(valid) - 1)]))
+            for axis, x in ((left, [n / 1000 for n in images]), (right, seconds)):
+                axis.plot(x, valid, color=COLORS.get(arm), label=arm if i == 0 else None, linewidth=1.2)
+    low, high = min(end for end, _ in ends), max(second for _, second in ends)
+    left.set(xlabel="thousand images", ylabel="bits per dimension", ylim=(low - 0.02, high))
+    right.set(xlabel="seconds of training")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Writes FILE.md and FILE.png beside the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("results", type=Path)
+    options = parser.parse_args()
+    arms = read(options.results)
+    text = table(arms)
+    options.results.with_suffix(".md").write_text(text + "\n")
+    draw(arms, options.results.with_suffix(".png"))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

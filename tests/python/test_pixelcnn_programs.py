@@ -1,0 +1,117 @@
+"""Programs around PixelCNN++: the example, the experiment, and the network that times are compared with."""
+
+import importlib.util
+import json
+import queue
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+pytest.importorskip("matplotlib")
+PIL = pytest.importorskip("PIL.Image")
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples" / "pixelcnn"))
+
+from clothes import arms, report  # noqa: E402
+
+import blocksparse.torch as bst  # noqa: E402
+from blocksparse.models.pixelcnn.config import ModelConfig  # noqa: E402
+from blocksparse.models.pixelcnn.network import PixelCNN  # noqa: E402
+from blocksparse.models.pixelcnn.sampling import sample  # noqa: E402
+from blocksparse.models.pixelcnn.training import load_model  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def loaded(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_arms_of_the_example_cost_the_same():
+    dense, sparse = (report.counts_of(name) for name in ("dense", "sparse"))
+    assert sparse.parameters == pytest.approx(dense.parameters, rel=0.04)
+    assert sparse.macs == pytest.approx(dense.macs, rel=0.04)
+
+
+def test_the_example(tmp_path, monkeypatch):
+    """All of it, with images and updates that are few."""
+    images = torch.randint(0, 256, (24, 1, 5, 4), dtype=torch.uint8)
+    monkeypatch.setattr(arms, "images", lambda quick: (images[:20], images[20:]))
+    results = []
+    for name in arms.ARMS:
+        job, told, stops = arms.Job(name, 2, tmp_path / "state", True), queue.Queue(), threading.Event()
+        stops.set()
+        arms.work(job, told, stops)  # is stopped at once, and goes on
+        assert not job.last.exists()
+        stops.clear()
+        arms.work(job, told, stops)
+        assert [told.get()[1] for _ in range(told.qsize())] == [0, 0, 1, 2]
+        model, size = load_model(job.last)
+        drawn = sample(model, 2, size)
+        done = sample(model, 2, size, given=images[20:22], rows=2)
+        results.append(report.Result(job, report.read_log(job), report.counts_of(name), drawn, done))
+    page = report.write(results, images[20:22], tmp_path / "out").read_text()
+    assert "block-sparse, 2 x as deep" in page
+    assert "$" not in page
+    for name in ("curves", "layers", "dense", "sparse", "given", "dense-completed", "sparse-completed"):
+        assert np.asarray(PIL.open(tmp_path / "out" / f"{name}.png")).size > 0
+        assert f'src="{name}.png"' in page
+
+
+def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
+    run = loaded(ROOT / "experiments" / "pixelcnn" / "run.py", "pixelcnn_run")
+    sheet = np.random.default_rng(0).integers(0, 256, (20, 16, 3), np.uint8)
+    PIL.fromarray(sheet).save(tmp_path / "sheet.png")
+    config = {"data": ["sheet.png"], "epochs": 1, "evaluations": 2, "curve_images": 1, "samples": 1, "seeds": [0]}
+    config |= {"training": {"batch": 6}, "arms": {"x2/g2": {"preset": "32-1-x2", "resnets": 1}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["run.py", tmp_path / "config.json", "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"]
+    words += ["--results", tmp_path / "results.jsonl"]
+    monkeypatch.setattr(sys, "argv", [*map(str, words), "--minutes", "0"])
+    assert run.main() == 0
+    assert "stopped at update 0 of 3" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*map(str, words)])
+    assert run.main() == 0
+    (line,) = run.lines_of(tmp_path / "results.jsonl")
+    assert [point[0] for point in line["curve"]] == [12, 18]
+    assert line["valid"] != line["curve"][-1][3]  # of both test images, and of one
+    assert (tmp_path / "results-x2-g2-seed0.png").exists()
+    assert run.main() == 0  # has nothing left to do
+    assert len(run.lines_of(tmp_path / "results.jsonl")) == 1
+
+
+def test_the_network_of_grouped_convolutions_is_the_same():
+    """What ours is timed beside: PyTorch's groups, whose weights are the blocks of ours."""
+    other = loaded(ROOT / "benchmarks" / "pixelcnn.py", "pixelcnn_benchmark")
+    config = ModelConfig(3, 32, 1, 2, "diagonal", 2, 8)
+    ours, theirs = PixelCNN(config).eval(), other.PlainPixelCNN(config).eval()
+    with torch.no_grad():
+        for name, stack in ours.convolutions.items():
+            grouped, groups = theirs.convolutions[name], config.groups if stack.layouts else 1
+            group_of = [
+                torch.arange(n) // (config.filters // groups) % groups for n in (stack.kind.inputs, stack.kind.outputs)
+            ]
+            outputs = torch.argsort(group_of[1], stable=True)
+            for i in range(stack.count):
+                dense = (
+                    bst.to_dense(stack.v[i], stack.layouts[0], kernel_size=stack.kind.kernel)
+                    if stack.layouts
+                    else stack.v[i]
+                )
+                parts = [dense[group_of[1] == g][:, group_of[0] == g] for g in range(groups)]
+                grouped.v[i] = torch.cat(parts) if stack.layouts else dense
+            for mine, its in ((stack.gain, grouped.gain), (stack.bias, grouped.bias)):
+                mine.uniform_(0.5, 1)
+                its.copy_(mine[:, outputs] if stack.layouts else mine)
+        x = torch.rand(2, 3, 8, 8) * 2 - 1
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-4)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
