@@ -11,6 +11,7 @@ import numpy as np
 from .._core import library
 from .._core.arguments import shown
 
+_DTYPES = {jnp.dtype(name) for name in library.DTYPES}
 _TF32 = {None, "default", "fastest", "bfloat16", "tensorfloat32"}  # precisions for which JAX's own products take it
 
 
@@ -23,9 +24,11 @@ def need_array(op: str, name: str, value: Any) -> jax.Array:
     """
     if not isinstance(value, jax.Array | np.ndarray):
         raise TypeError(f"[{op}] {name} is {shown(value)}, needs an array of JAX or NumPy")
-    if value.dtype.name not in library.DTYPES:
+    if value.dtype not in _DTYPES:
         raise ValueError(f"[{op}] {name} is {value.dtype}, needs one of {', '.join(library.DTYPES)}")
-    if isinstance(value, np.ndarray) and value.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
+    if isinstance(value, jax.Array):
+        return value  # jnp.asarray takes 20 us
+    if value.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             f"[{op}] {name} is float64, which JAX would round to float32: needs "
             'jax.config.update("jax_enable_x64", True), or float32'

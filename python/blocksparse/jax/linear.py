@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any
 
 import jax
@@ -85,13 +85,18 @@ def apply_linear(
         bias = need_like(OP, "bias", bias, (sizes.outputs,), x.dtype)
     if gates is not None:
         gates = need_like(OP, "gates", gates, (sizes.blocks,), products.sum_dtype(x.dtype))
-    around = x.shape[1:] if first else x.shape[:-1]
-    shape = (sizes.outputs, *around) if first else (*around, sizes.outputs)
-    n = math.prod(around)
     if residual is not None:
-        residual = need_like(OP, "residual", residual, shape, x.dtype)
-        residual = residual.reshape((sizes.outputs, n) if first else (n, sizes.outputs))
-    x = x.reshape((sizes.inputs, n) if first else (n, sizes.inputs))
-    x, values, words, bias, residual, gates = same_axes(x, values, tables.words, bias, residual, gates)
-    y = products.fprop(form, x, values, (words,), bias=bias, residual=residual, gates=gates, activation=code)
+        residual = need_like(OP, "residual", residual, form.around(x.shape, sizes.outputs), x.dtype)
+    return _compiled(x, values, tables.words, bias, residual, gates, form=form, activation=code)
+
+
+@functools.partial(jax.jit, static_argnames=("form", "activation"), inline=True)
+def _compiled(
+    x: Any, values: Any, words: Any, bias: Any, residual: Any, gates: Any, *, form: Linear, activation: int
+) -> jax.Array:
+    """The product of rows with any axes around them. Compiled, for calls that nobody else compiles."""
+    shape = form.around(x.shape, form.sizes.outputs)
+    x, values, words, bias, residual, gates = same_axes(x, values, words, bias, residual, gates)
+    rows, residual = form.rows(x), None if residual is None else form.rows(residual)
+    y = products.fprop(form, rows, values, (words,), bias=bias, residual=residual, gates=gates, activation=activation)
     return y.reshape(shape)

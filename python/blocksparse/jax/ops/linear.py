@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,6 +51,16 @@ class Linear:
     def x_shape(self, y: Shape) -> Shape:
         """See `Form`."""
         return self._of(self.sizes.inputs, y)
+
+    def around(self, x: Shape, features: int) -> Shape:
+        """The shape of x with so many features; x may have any axes around them."""
+        return (features, *x[1:]) if self.features_first else (*x[:-1], features)
+
+    def rows(self, x: Any) -> Any:
+        """An array like x or y with all axes but that of features as one."""
+        features = x.shape[0 if self.features_first else -1]
+        n = math.prod(x.shape[1:] if self.features_first else x.shape[:-1])
+        return x.reshape((features, n) if self.features_first else (n, features))
 
     def numbers(self, bits: int, activation: int) -> tuple[int, ...]:
         """See `Form`."""
