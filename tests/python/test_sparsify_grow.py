@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
-from blocksparse.torch.conv_geometry import make_geometry
+from blocksparse._core.geometry import make_geometry
 from blocksparse.torch.sparsify.exchange import exchange, random_priorities
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._core.arguments import to_int
-from .conv_geometry import Padding, Sizes, check_geometry, make_geometry, output_size
+from .._core.geometry import Padding, Sizes, check_geometry, make_geometry, output_size
 from .modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
 from .modules.leaf import as_leaf
 

@@ -336,7 +336,7 @@ def loop(bind: Callable[..., Any], operands: Sequence[Any], dims: Sequence[Any])
     return made, jax.tree_util.tree_map(lambda _: 0, made)
 
 
-def _folded(x: Any, dim: Any, size: int, axis: int) -> Any:
+def folded(x: Any, dim: Any, size: int, axis: int) -> Any:
     """A batch of tokens as more tokens."""
     x = jnp.broadcast_to(jnp.expand_dims(x, axis), (*x.shape[:axis], size, *x.shape[axis:])) if dim is None else x
     x = x if dim is None else jnp.moveaxis(x, dim, axis)
@@ -353,7 +353,7 @@ def _batch(
     size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
     axis, given = more["form"].token_axis, list(operands)
     for i in tokens:
-        given[i] = _folded(operands[i], dims[i], size, axis)
+        given[i] = folded(operands[i], dims[i], size, axis)
     first, dim = operands[0].shape, dims[0]
     n = first[axis] if dim is None else (*first[:dim], *first[dim + 1 :])[axis]
     made = bind(*given)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..conv_geometry import output_size
+from ..._core.geometry import output_size
 from ..ops import conv as ops
 from .taps import listener_of
 from .transforms import Pass, apply, run, tangent_of, tangents_of_gradient

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..._core import library
+from ..._core.geometry import Padding, Sizes, make_geometry
 from ...layout import Layout, need_layout
 from ..arguments import need_activation, need_same_dtype, need_strided, need_tensor, need_tensors
 from ..autograd import traced
 from ..autograd.conv import Product
 from ..autograd.transforms import apply, has_tangent, is_wrapped, needs_gradient, refuse_compiled_transforms
-from ..conv_geometry import Padding, Sizes, make_geometry
 from ..ops import conv as ops
 from ..ops.calls import contiguous_or_none
 from ..tables import index_of

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..._core.geometry import Padding, Sizes, check_geometry, make_geometry, per_size
 from ...layout import Layout
 from .. import convert
 from ..arguments import need_sizes, need_tensor
-from ..conv_geometry import Padding, Sizes, check_geometry, make_geometry, per_size
 from ..functional.conv import apply_conv, as_order
 from .digits import Integers, digits_of, saved_integers
 from .layer import BlockSparseLayer

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..._core import library, structs
-from ..conv_geometry import fields_of, output_size, to_core
+from ..._core.geometry import fields_of, output_size, to_core
 from .calls import check_devices, pointer_to, scratch, stream_of, sum_dtype, view_of
 from .registry import OPS, register
 

@@ -1,5 +1,6 @@
 """Making models block-sparse: pruning, learning the structure, one-shot methods, and what they share."""
 
+from ...schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp
 from .blast import Blast
 from .compact import compact_
 from .convert import convert
@@ -16,7 +17,6 @@ from .pruner import Pruner
 from .report import Report, Row
 from .rewiring import SET
 from .rigl import RigL
-from .schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp
 from .scores import block_norms
 from .scores_grow import conv_grow_scores, grow_bound, grow_scores
 from .scores_oneshot import damped, obs_scores, refit, wanda_scores

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._core.arguments import to_int
-from .schedules import check_sparsity
+from ...schedules import check_sparsity
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

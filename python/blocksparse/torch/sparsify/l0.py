@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...schedules import Schedule
 from .gating import Gated
 from .masks import Masks
 from .owned import Layer
 from .parallel import average_gradients
 from .pruner import Pruner
-from .schedules import Schedule
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # of the paper
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..._core.arguments import shown
+from ...schedules import Schedule, ThresholdRamp
 from .masks import Masks
 from .owned import Layer
 from .pruner import Pruner
-from .schedules import Schedule, ThresholdRamp
 from .targets import Target
 
 _LEAST = 1e-12  # under the root of a norm

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..._core.geometry import fields_of, make_geometry
 from .. import convert
-from ..conv_geometry import fields_of, make_geometry
 from ..modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
 from .targets import Target
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...schedules import Schedule
 from .owned import Layer
 from .pruner import Pruner
-from .schedules import Schedule
 
 
 class MagnitudePruner(Pruner):

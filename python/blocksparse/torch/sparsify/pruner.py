@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import shown
+from ...schedules import Schedule
 from .compact import due, move_layers
 from .convert import convert
 from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
@@ -21,7 +22,6 @@ from .moments import inner_optimizer
 from .owned import Layer, disown, gates_name, own, owner_of
 from .report import Report, Row
 from .saved import Saved
-from .schedules import Schedule
 from .targets import Choices, Target, find_targets
 from .timing import Seen
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..._core.arguments import need
+from ...schedules import Schedule
 from .masks import check_masks
 from .owned import Layer
-from .schedules import Schedule
 from .targets import Target
 
 _FORMAT = 1

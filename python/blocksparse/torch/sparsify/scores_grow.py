@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..._core.arguments import to_int
+from ..._core.geometry import fields_of, rank_of
 from ..arguments import need_strided, need_tensor
-from ..conv_geometry import fields_of, rank_of
 
 STRIP = 1 << 22  # numbers of dW that are in memory at a time
 
@@ -136,7 +136,7 @@ def conv_grow_scores(
     Args:
         x: [n, in, size...], its channels in the order of the filter.
         dy: [n, out, size'...].
-        geometry: of the convolution; see `blocksparse.torch.conv_geometry`.
+        geometry: of the convolution; see `blocksparse._core.geometry`.
         block_size: edge b of a block of channels.
         grow: "exact": |dW_B|_F of a block with all taps; "bound": the root of the squares of each tap's bound.
         strip: numbers of dW in memory at a time.

@@ -1,4 +1,4 @@
-"""The geometry of a convolution as a row of numbers, which PyTorch's ops take.
+"""The geometry of a convolution as a row of numbers, which the ops of PyTorch and JAX take.
 
 Whether the convolution is transposed, then kernel, stride, dilation, padding before, padding after and output padding,
 each with a number for every size of an image.
@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from .._core import library, structs
+from . import library, structs
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int | str | Sequence[int]]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from ..._core.arguments import shown, to_int
+from ._core.arguments import shown, to_int
 
 
 class Schedule(Protocol):
