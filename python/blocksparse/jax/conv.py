@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.geometry import Padding, Sizes, make_geometry
+from .._core.geometry import Padding, Sizes, make_geometry, per_size
 from ..layout import Layout
 from .arguments import activation_code, allows_tf32, need_array, need_like, need_values
 from .ops import products
@@ -41,9 +41,9 @@ def conv2d(x: Any, values: Any, layout: Layout | Tables, bias: Any | None = None
         options: the rest, by name.
             kernel_size: one number, or one for each size.
             stride: as kernel_size; 1 by default.
-            padding: for each size a number, a pair (before, after), "same" (as many pixels as x has; stride 1),
-                "causal" (as "same", but all of it before) or "valid" (none). One for all sizes, or a sequence of them;
-                0 by default.
+            padding: for each size a number or a pair (before, after), one for all or a sequence of them; or "SAME" or
+                "VALID", as JAX means them, or "causal" (as many pixels as x has, all padding before; stride 1). 0 by
+                default.
             dilation: as kernel_size; 1 by default.
             channels_last: whether channels are the last axis of x and of the result, as they are by default; that is
                 the fast way.
@@ -95,34 +95,26 @@ def conv_transpose3d(
 
 
 def _conv(
-    rank: int,
-    transposed: bool,
-    x: Any,
-    values: Any,
-    layout: Layout | Tables,
-    bias: Any | None,
-    *,
-    kernel_size: Sizes,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    output_padding: Sizes = 0,
-    **more: Any,
+    rank: int, transposed: bool, x: Any, values: Any, layout: Layout | Tables, bias: Any | None, **options: Any
 ) -> jax.Array:
-    if output_padding != 0 and not transposed:
+    if "output_padding" in options and not transposed:
         raise TypeError(f"[{OP}] output_padding is of transposed convolutions")
-    lowered = padding.lower() if isinstance(padding, str) else padding  # "SAME" is how JAX spells it
-    geometry = make_geometry(rank, kernel_size, stride, lowered, dilation, output_padding, transposed)
-    return apply_conv(x, values, layout, geometry, bias, **more)
+    return apply_conv(x, values, layout, bias, rank=rank, transposed=transposed, **options)
 
 
 def apply_conv(
     x: Any,
     values: Any,
     layout: Layout | Tables,
-    geometry: tuple[int, ...],
     bias: Any | None = None,
     *,
+    rank: int,
+    transposed: bool,
+    kernel_size: Sizes,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    output_padding: Sizes = 0,
     channels_last: bool = True,
     channel_order: Any | Sequence[int] | None = None,
     gates: Any | None = None,
@@ -131,15 +123,17 @@ def apply_conv(
     precision: Any = None,
     wide: bool = False,
 ) -> jax.Array:
-    """`conv2d` and its like by the geometry of `_core.geometry`; values may be wider than x with `wide`."""
+    """`conv2d` and its like; values may be wider than x with `wide`."""
     x, tables = need_array(OP, "x", x), tables_for(OP, layout, x)
-    rank, sizes, code = (len(geometry) - 1) // 6, tables.sizes, activation_code(OP, activation)
+    sizes, code = tables.sizes, activation_code(OP, activation)
     alone = x.ndim == rank + 1  # one image
-    if not alone and x.ndim != rank + 2 or x.shape[-1 if channels_last else -rank - 1] != sizes.inputs:
+    if (not alone and x.ndim != rank + 2) or x.shape[-1 if channels_last else -rank - 1] != sizes.inputs:
         names = ", ".join(("depth", "height", "width")[-rank:])
         needed = f"[n, {names}, {sizes.inputs}]" if channels_last else f"[n, {sizes.inputs}, {names}]"
         raise ValueError(f"[{OP}] x is {list(x.shape)}, needs {needed}")
     size = x.shape[-rank - 1 : -1] if channels_last else x.shape[-rank:]
+    pads = padding if transposed else _pads(padding, size, kernel_size, stride, dilation)
+    geometry = make_geometry(rank, kernel_size, stride, pads, dilation, output_padding, transposed)
     order = _order(channel_order, sizes.inputs)
     tf32 = allows_tf32(OP, precision, x.dtype)
     form = Conv(sizes, geometry, size, bool(channels_last), order is not None, tf32)
@@ -153,6 +147,19 @@ def apply_conv(
         residual = need_like(OP, "residual", residual, shape[1:] if alone else shape, x.dtype)
     given = (x, values, tables.words, order, bias, residual, gates)
     return _compiled(*given, form=form, activation=code, alone=alone)
+
+
+def _pads(padding: Any, size: tuple[int, ...], kernel_size: Sizes, stride: Sizes, dilation: Sizes) -> Any:
+    """The padding; what JAX's words "SAME" and "SAME_LOWER" mean beside strides depends on the size of x."""
+    word = padding.upper() if isinstance(padding, str) else ""
+    if word not in ("SAME", "SAME_LOWER"):
+        return padding.lower() if word else padding
+    kernel, strides, dilations = (
+        per_size(name, given, len(size))
+        for name, given in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
+    )
+    extents = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    return jax.lax.padtype_to_pads(size, extents, strides, word)
 
 
 @functools.partial(jax.jit, static_argnames=("form", "activation", "alone"), inline=True)
