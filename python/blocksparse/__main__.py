@@ -18,6 +18,7 @@ import numpy as np
 from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs, program
 from . import numpy as ops
 from ._core import library
+from .front_ends import front_ends
 from .models import options
 from .models.bars import duration
 from .patience import patiently
@@ -38,17 +39,7 @@ def _info() -> None:
         ("CUDA kernels", library.ask("bs_cuda_kernels").decode() or "none in this build"),
         ("NumPy", np.__version__),
     ]
-    if importlib.util.find_spec("torch"):
-        import torch
-
-        from .torch.ops import conv, linear, lstm
-
-        rows.append(("PyTorch", torch.__version__))
-        for name, ops_of in (("PyTorch kernels", linear), ("of convolutions", conv), ("of LSTMs", lstm)):
-            kernels: str = ops_of.KERNELS
-            rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))
-    else:
-        rows.append(("PyTorch", "not installed"))
+    rows += front_ends()
     for name, value in rows:
         print(f"{name:<18}{value}")
 

@@ -6,6 +6,7 @@
 // runtime takes it: see negotiate().
 #pragma once
 
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -198,12 +199,28 @@ Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension);
 Error* answer(const CallFrame* frame, const Status& status);
 MetadataExtension* asks_for_metadata(const CallFrame* frame);
 
+// XLA's threads on the CPU round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
+// handler arithmetic is what it is elsewhere: results have the bits that all front ends have.
+class PlainArithmetic {
+ public:
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+  PlainArithmetic(const PlainArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 // What a handler does with whatever it is called for. Nothing is thrown through C.
 template <class Body>
 Error* handle(const char* op, void* call_frame, Body&& body) noexcept {
   const auto* frame = static_cast<const CallFrame*>(call_frame);
   if (MetadataExtension* extension = asks_for_metadata(frame)) return answer_metadata(frame, extension);
   try {
+    const PlainArithmetic plain;
     Call call(op, frame);
     return answer(frame, body(call));
   } catch (const std::bad_alloc&) {

@@ -36,11 +36,11 @@ def wrap_optax(
 ) -> optax.GradientTransformation:
     """An optimizer that keeps the blocks of dense weights with the largest Frobenius norms, ever fewer of them. ::
 
-        tx = bsj.wrap_optax(optax.adamw(1e-3), PolynomialDecay(0.9, begin_step=200, end_step=2000), block_size=32)
+        tx = pruning.wrap_optax(optax.adamw(1e-3), PolynomialDecay(0.9, begin_step=200, end_step=2000), block_size=32)
         state = tx.init(params)
         updates, state = tx.update(grads, state, params)   # as ever, compiled or not
         params = optax.apply_updates(params, updates)
-        masks = bsj.masks_of(state)
+        masks = pruning.masks_of(state)
 
     Step t is the moment after the t-th update. Blocks that are not live are zeros in the parameters, get no gradients,
     and stay zero, whatever momentum and weight decay do. As many are live as `MagnitudePruner(regrow=False)` of

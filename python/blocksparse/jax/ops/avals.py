@@ -30,12 +30,26 @@ def same_axes(*arrays: Any) -> tuple[Any, ...]:
 
     Inside `shard_map`, weights that all devices share meet tokens that they do not. The gradient of what is done here
     is the sum over devices.
+
+    Raises:
+        ValueError: an array is divided along an axis of a mesh that is part of its type.
     """
+    for array in arrays:
+        _refuse_explicit(array)
     own = [frozenset() if a is None else _manual_axes(jax.typeof(a)) for a in arrays]
     axes = frozenset().union(*own)
     return tuple(
         a if a is None or not axes - mine else _vary(a, tuple(axes - mine)) for a, mine in zip(arrays, own, strict=True)
     )
+
+
+def _refuse_explicit(array: Any) -> None:
+    sharding = getattr(None if array is None else jax.typeof(array), "sharding", None)
+    if sharding is not None and any(part is not None for part in sharding.spec):
+        raise ValueError(
+            f"[jax] an array is {jax.typeof(array)}, divided along an axis of type Explicit: needs jax.shard_map, or a "
+            "mesh whose axes are of type Auto"
+        )
 
 
 def _vary(array: Any, axes: tuple[Any, ...]) -> Any:
