@@ -63,15 +63,13 @@ MetadataExtension* asks_for_metadata(const CallFrame* frame) {
 }
 
 Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension) {
-  if (frame->api != nullptr) {
-    runtime_major = frame->api->version.major;
-    runtime_minor = frame->api->version.minor;
-  }
+  const bool says = frame->api != nullptr;  // versions before 0.2 do not
+  runtime_major = says ? frame->api->version.major : 0;
+  runtime_minor = says ? frame->api->version.minor : 1;
   Metadata& metadata = *extension->metadata;
   if (extension->base.struct_size < sizeof(MetadataExtension) || metadata.struct_size < kMetadataSize) {
-    return answer(frame, {StatusCode::unsupported,
-                          "blocksparse: XLA's runtime is too old: it asks for less metadata "
-                          "than version 0.1 of its interface has"});
+    runtime_minor = 0;
+    return nullptr;  // nothing is written, so the runtime finds no version and refuses
   }
   const VersionNumber version = negotiate(frame->api);
   metadata.version.header = {kVersionSize, nullptr};

@@ -133,7 +133,9 @@ struct VersionNumber {
   int32_t major, minor;
 };
 VersionNumber negotiate(const Api* api);
-VersionNumber runtime_version();  // as the last runtime has said that registered a handler; {-1, -1} before
+// Of the runtime that has registered a handler last; {-1, -1} before. Runtimes before 0.2 do not say it: 0.1; those
+// that ask for less metadata than 0.1 has: 0.0.
+VersionNumber runtime_version();
 
 // One call of an op, whose name begins messages. It has one attribute, `numbers`, an array of 64-bit integers: one is
 // decoded faster than ten. Operands are taken in order; optional ones that are missing have no place.

@@ -77,14 +77,13 @@ class Runtime:
         return frame
 
     def metadata(self, name, *, size=None):
-        """What a handler reports: its version and its traits; None if it answers with an error."""
+        """What a handler reports: its version and its traits."""
         frame = self._frame()
         made = Metadata(ctypes.sizeof(Metadata) if size is None else size)
         made.version.major = made.version.minor = -7
         extension = MetadataExtension(Extension(ctypes.sizeof(MetadataExtension), 1, None), ctypes.pointer(made))
         frame.extension_start = ctypes.addressof(extension)
-        if handler(name)(ctypes.addressof(frame)):
-            return None
+        assert not handler(name)(ctypes.addressof(frame))
         return (made.version.major, made.version.minor), made.traits
 
     def call(self, name, operands, results, numbers, *, stage=EXECUTE, size=None):
