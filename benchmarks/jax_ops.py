@@ -4,13 +4,14 @@
 
 Each front end runs in a process of its own, in turn, three times. Times on the device are those of programs of 20 calls
 with weights of their own, divided by 20: one compiled function of JAX, which XLA captures in a command buffer, and one
-CUDA graph of PyTorch; on the CPU calls one after the other. The least of 7 means. A call's cost is that of the smallest
-layer, compiled, beside `x @ w.T` of JAX.
+CUDA graph of PyTorch. On the CPU PyTorch's calls run one after the other, while XLA may run calls beside each other on
+several cores. The least of 7 means. A call's cost is that of the smallest layer, compiled, beside `x @ w.T` of JAX.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -81,8 +82,38 @@ def arrays(kind: str, graph: str, b: int, n: Any) -> tuple[Layout, list[np.ndarr
     return layout, [rng.standard_normal(s).astype(np.float32) for s in shapes], options
 
 
+def jax_program(which: str, op: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """A compiled function of CALLS calls: (xs, ws, dy, tables) -> results."""
+    import jax
+
+    def one(x: Any, w: Any, dy: Any, tables: Any) -> Any:
+        if which == "fprop":
+            return op(x, w, tables, **options)
+        if which == "dgrad":
+            return jax.vjp(lambda x: op(x, w, tables, **options), x)[1](dy)[0]
+        return jax.vjp(lambda w: op(x, w, tables, **options), w)[1](dy)[0]
+
+    def program(xs: Any, ws: Any, dy: Any, tables: Any) -> Any:
+        return [one(x, w, dy, tables) for x, w in zip(xs, ws, strict=True)]
+
+    compiled: Callable[..., Any] = jax.jit(program)
+    return compiled
+
+
+def time_jax(call: Callable[[], Any], repeats: int) -> float:
+    """Microseconds of what is queued in turn."""
+    import jax
+
+    last: list[Any] = [None]
+
+    def run() -> None:
+        last[0] = call()
+
+    return least(run, lambda: jax.block_until_ready(last[0]), repeats)
+
+
 def with_jax(device: str) -> dict[str, float]:
-    """Microseconds of each problem."""
+    """Microseconds of each problem, and of the smallest calls."""
     import jax
     import jax.numpy as jnp
 
@@ -92,42 +123,36 @@ def with_jax(device: str) -> dict[str, float]:
     for name, which, (kind, graph, b, n, dtype) in problems(device):
         layout, given, options = arrays(kind, graph, b, n)
         x, dy, w = (jnp.asarray(a, dtype) for a in given)
-        ws = [w + i for i in range(CALLS)]
-        xs = [x] * CALLS if which != "wgrad" else [x + i for i in range(CALLS)]
-        op, tables = getattr(bsj, kind), bsj.tables_of(layout)
-        more = options | {"precision": "highest"}
-
-        def one(
-            x: Any, w: Any, dy: Any, tables: Any, which: str = which, op: Any = op, more: dict[str, Any] = more
-        ) -> Any:
-            if which == "fprop":
-                return op(x, w, tables, **more)
-            of = (lambda v: op(v, w, tables, **more)) if which == "dgrad" else (lambda v: op(x, v, tables, **more))
-            return jax.vjp(of, x if which == "dgrad" else w)[1](dy)[0]
-
-        def all_of(xs: Any, ws: Any, dy: Any, tables: Any, one: Any = one) -> Any:
-            return [one(x, w, dy, tables) for x, w in zip(xs, ws, strict=True)]
-
-        program, last = jax.jit(all_of), [None]
-
-        def run(program: Any = program, xs: Any = xs, ws: Any = ws, dy: Any = dy, tables: Any = tables) -> None:
-            last[0] = program(xs, ws, dy, tables)
-
-        times[name] = least(run, lambda: jax.block_until_ready(last[0]), 20 if device == "cuda" else 3) / CALLS
+        operands = ([x + i for i in range(CALLS)], [w + i for i in range(CALLS)], dy, bsj.tables_of(layout))
+        program = jax_program(which, getattr(bsj, kind), options | {"precision": "highest"})
+        call = functools.partial(program, *operands)
+        times[name] = time_jax(call, 20 if device == "cuda" else 3) / CALLS
     layout = Layout.from_graph("random(4,4,0.5)", 16, seed=3)
-    x, w = jnp.ones((16, 64)), jnp.ones(layout.values_shape)
-    dense, held = jnp.ones((64, 64)), [x]
+    x, w, dense = jnp.ones((16, 64)), jnp.ones(layout.values_shape), jnp.ones((64, 64))
     sparse_call, dense_call = jax.jit(lambda x, w: bsj.linear(x, w, layout)), jax.jit(lambda x, w: x @ w.T)
-
-    def call(f: Any, w: Any) -> Callable[[], None]:
-        def run() -> None:
-            held[0] = f(x, w)
-
-        return run
-
-    for name, f, weight in (("call: linear, jit", sparse_call, w), ("call: x @ w.T, jit", dense_call, dense)):
-        times[name] = least(call(f, weight), lambda: held[0].block_until_ready(), 1000)
+    times["call: linear, jit"] = time_jax(lambda: sparse_call(x, w), 1000)
+    times["call: x @ w.T, jit"] = time_jax(lambda: dense_call(x, dense), 1000)
     return times
+
+
+def torch_call(which: str, kind: str, layout: Layout, dy: Any, index: Any) -> Callable[[Any, Any], Any]:
+    """One call of an op of PyTorch: (x, w) -> result."""
+    import blocksparse.torch as bst
+    from blocksparse.torch.ops import conv, linear
+
+    blocks, b, out, in_ = layout.blocks, layout.block_size, layout.out_features, layout.in_features
+    if kind == "linear":
+        return {
+            "fprop": lambda x, w: linear.linear(x, w, index, None, out),
+            "dgrad": lambda x, w: linear.dgrad(dy, w, index, in_),
+            "wgrad": lambda x, w: linear.wgrad(x, dy, index, blocks, b),
+        }[which]
+    geometry, size = bst.conv.make_geometry(2, 3, padding=1), tuple(dy.shape[2:])
+    return {
+        "fprop": lambda x, w: conv.fprop(x, w, index, geometry, out, True),
+        "dgrad": lambda x, w: conv.dgrad(dy, w, index, geometry, in_, size, True),
+        "wgrad": lambda x, w: conv.wgrad(x, dy, index, geometry, blocks, b),
+    }[which]
 
 
 def with_torch(device: str) -> dict[str, float]:
@@ -135,43 +160,23 @@ def with_torch(device: str) -> dict[str, float]:
     import torch
 
     import blocksparse.torch as bst
-    from blocksparse.torch.ops import conv as conv_ops
-    from blocksparse.torch.ops import linear as linear_ops
 
     times: dict[str, float] = {}
     for name, which, (kind, graph, b, n, dtype) in problems(device):
         layout, given, _ = arrays(kind, graph, b, n)
         x, dy, w = (torch.from_numpy(a).to(device, getattr(torch, dtype)) for a in given)
-        index = bst.index_of(layout, x.device)
-        ws, xs = [w + i for i in range(CALLS)], [x + i for i in range(CALLS)]
-        blocks, features, inputs = layout.blocks, layout.out_features, layout.in_features
+        pairs = [(x + i, w + i) for i in range(CALLS)]
         if kind == "conv2d":
-            geometry = bst.conv.make_geometry(2, 3, padding=1)
-            xs, dy = [a.permute(0, 3, 1, 2) for a in xs], dy.permute(0, 3, 1, 2)
-            size = tuple(xs[0].shape[2:])
-            one = {
-                "fprop": lambda x, w: conv_ops.fprop(x, w, index, geometry, features, True),
-                "dgrad": lambda x, w: conv_ops.dgrad(dy, w, index, geometry, inputs, size, True),
-                "wgrad": lambda x, w: conv_ops.wgrad(x, dy, index, geometry, blocks, b),
-            }[which]
-        else:
-            one = {
-                "fprop": lambda x, w: linear_ops.linear(x, w, index, None, features),
-                "dgrad": lambda x, w: linear_ops.dgrad(dy, w, index, inputs),
-                "wgrad": lambda x, w: linear_ops.wgrad(x, dy, index, blocks, b),
-            }[which]
-
-        def run(one: Any = one, xs: Any = xs, ws: Any = ws) -> None:
-            for x, w in zip(xs, ws, strict=True):
-                one(x, w)
-
+            pairs, dy = [(x.permute(0, 3, 1, 2), w) for x, w in pairs], dy.permute(0, 3, 1, 2)
+        call = torch_call(which, kind, layout, dy, bst.index_of(layout, x.device))
+        run = functools.partial(lambda call, pairs: [call(x, w) for x, w in pairs], call, pairs)
         if device == "cuda":
             run()
             torch.cuda.synchronize()
-            graph_of_calls = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph_of_calls):
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
                 run()
-            times[name] = least(graph_of_calls.replay, torch.cuda.synchronize, 20) / CALLS
+            times[name] = least(captured.replay, torch.cuda.synchronize, 20) / CALLS
         else:
             times[name] = least(run, lambda: None, 3) / CALLS
     return times

@@ -15,7 +15,7 @@ def _torch() -> Rows:
 
     from .torch.ops import conv, linear, lstm
 
-    rows = [("PyTorch", torch.__version__)]
+    rows: Rows = [("PyTorch", torch.__version__)]
     for name, ops_of in (("PyTorch kernels", linear), ("of convolutions", conv), ("of LSTMs", lstm)):
         kernels: str = ops_of.KERNELS
         rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))

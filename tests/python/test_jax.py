@@ -132,7 +132,10 @@ def test_gradients_may_be_wider_than_x(rng):
     from blocksparse.jax.linear import apply_linear
 
     wide = w.astype("float32")
-    f = lambda w: apply_linear(x, w, LAYOUT, bias, gates, wide=True).astype("float32").sum()
+
+    def f(w):
+        return apply_linear(x, w, LAYOUT, bias, gates, wide=True).astype("float32").sum()
+
     assert f(wide) == f(w)
     dw = jax.grad(f)(wide)
     ones = np.ones((7, 60), x.dtype)
@@ -143,7 +146,10 @@ def test_gradients_may_be_wider_than_x(rng):
 
 def test_gates_and_weights_share_a_product(rng):
     x, w, bias, gates = arrays(rng)
-    f = lambda w, gates: bsj.linear(x, w, LAYOUT, bias, gates=gates, activation="relu").sum()
+
+    def f(w, gates):
+        return bsj.linear(x, w, LAYOUT, bias, gates=gates, activation="relu").sum()
+
     text = str(jax.make_jaxpr(jax.grad(f, (0, 1)))(w, gates))
     assert text.count("blocksparse_wgrad") == 1
     assert text.count("blocksparse_dgrad") == 0
@@ -165,7 +171,10 @@ def test_a_batch_of_tokens_is_one_product(rng, axis):
     _, w, bias, _ = arrays(rng)
     xs = rng.standard_normal((3, 5, 90) if axis == -1 else (3, 90, 5)).astype("float32")
     residuals = rng.standard_normal((3, 5, 60) if axis == -1 else (3, 60, 5)).astype("float32")
-    f = lambda x, r: bsj.linear(x, w, LAYOUT, bias, residual=r, feature_axis=axis, activation="relu")
+
+    def f(x, r):
+        return bsj.linear(x, w, LAYOUT, bias, residual=r, feature_axis=axis, activation="relu")
+
     batched = jax.vmap(f)
     assert "scan" not in str(jax.make_jaxpr(batched)(xs, residuals))
     close(batched(xs, residuals), np.stack([f(x, r) for x, r in zip(xs, residuals, strict=True)]))
@@ -179,13 +188,18 @@ def test_a_batch_of_tokens_is_one_product(rng, axis):
 def test_a_batch_of_weights_is_a_loop(rng):
     x, w, bias, gates = arrays(rng)
     ws = rng.standard_normal((3, *w.shape)).astype("float32")
-    f = lambda w: bsj.linear(x, w, LAYOUT, bias, gates=gates)
+
+    def f(w):
+        return bsj.linear(x, w, LAYOUT, bias, gates=gates)
+
     assert "scan" in str(jax.make_jaxpr(jax.vmap(f))(ws))
     close(jax.vmap(f)(ws), np.stack([f(w) for w in ws]))
     g = jax.grad(lambda w, x: (bsj.linear(x, w, LAYOUT) ** 2).sum())
     xs = rng.standard_normal((3, 5, 90)).astype("float32")
     close(jax.vmap(g, (None, 0))(w, xs), np.stack([g(w, x) for x in xs]))  # gradients of single examples
-    close(jax.grad(lambda w: (jax.vmap(lambda x: bsj.linear(x, w, LAYOUT))(xs) ** 2).sum())(w), sum(g(w, x) for x in xs))
+    close(
+        jax.grad(lambda w: (jax.vmap(lambda x: bsj.linear(x, w, LAYOUT))(xs) ** 2).sum())(w), sum(g(w, x) for x in xs)
+    )
 
 
 def test_checkpoint_and_scan(rng):
@@ -197,7 +211,9 @@ def test_checkpoint_and_scan(rng):
         y, _ = jax.lax.scan(lambda h, _: (step(h, w), None), x, None, length=3)
         return (y**2).sum()
 
-    step = lambda h, w: bsj.linear(h, w, layout, bias, activation="gelu")
+    def step(h, w):
+        return bsj.linear(h, w, layout, bias, activation="gelu")
+
     plain, saved = (jax.jit(jax.grad(run), static_argnums=1)(w, s) for s in (step, jax.checkpoint(step)))
     same(plain, saved)
     by_hand = jax.grad(lambda w: (step(step(step(x, w), w), w) ** 2).sum())(w)
@@ -262,12 +278,20 @@ REFUSED = [
     (lambda: bsj.linear(X[:, 1:], W, LAYOUT), ValueError, r"\[linear\] x is \[7, 89\], layout needs \[\.\.\., 90\]"),
     (lambda: bsj.linear(X, W, LAYOUT, feature_axis=0), ValueError, r"x is \[7, 90\], layout needs \[90, \.\.\.\]"),
     (lambda: bsj.linear(X, W, LAYOUT, feature_axis=1), ValueError, "feature_axis is 1, needs -1"),
-    (lambda: bsj.linear(X, W[1:], LAYOUT), ValueError, r"values is float32 \[9, 16, 16\], needs float32 \[10, 16, 16\]"),
+    (
+        lambda: bsj.linear(X, W[1:], LAYOUT),
+        ValueError,
+        r"values is float32 \[9, 16, 16\], needs float32 \[10, 16, 16\]",
+    ),
     (lambda: bsj.linear(X, W.astype("float16"), LAYOUT), ValueError, r"values is float16 .*, needs float32"),
     (lambda: bsj.linear(X.astype("float16"), W, LAYOUT), ValueError, r"values is float32 .*, needs float16"),
     (lambda: bsj.linear(X, W, LAYOUT, BIAS[1:]), ValueError, r"bias is float32 \[59\], needs float32 \[60\]"),
     (lambda: bsj.linear(X, W, LAYOUT, gates=GATES.astype("float16")), ValueError, "gates is float16"),
-    (lambda: bsj.linear(X, W, LAYOUT, residual=X), ValueError, r"residual is float32 \[7, 90\], needs float32 \[7, 60\]"),
+    (
+        lambda: bsj.linear(X, W, LAYOUT, residual=X),
+        ValueError,
+        r"residual is float32 \[7, 90\], needs float32 \[7, 60\]",
+    ),
     (lambda: bsj.linear(X, W, LAYOUT, activation="tanh"), ValueError, "activation is 'tanh', needs one of none"),
     (lambda: bsj.linear(X, W, LAYOUT, precision=3), ValueError, "precision is 3"),
     (lambda: bsj.linear(X.astype("int32"), W, LAYOUT), ValueError, "x is int32, needs one of float32"),

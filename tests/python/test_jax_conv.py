@@ -49,9 +49,7 @@ def test_is_numpys_to_the_bit(rng, rank, transposed, last):
     options = {"stride": 2, "padding": [(1, 0)] * rank, "dilation": 1}
     geometry = bsn.conv_geometry(KERNELS[rank], transposed=transposed, **options)
     given = {"bias": bias, "gates": gates, "activation": "silu"}
-    expected = bsn.conv_fprop(
-        as_core(x, last), w, LAYOUT, geometry, channel_order=order.astype("int32"), **given
-    )
+    expected = bsn.conv_fprop(as_core(x, last), w, LAYOUT, geometry, channel_order=order.astype("int32"), **given)
     f = FUNCTIONS[rank, transposed]
     options |= {"kernel_size": KERNELS[rank], "channels_last": last, "channel_order": order}
     y, pull = jax.vjp(lambda x, w: f(x, w, LAYOUT, bias, gates=gates, **options), x, w)
@@ -108,7 +106,10 @@ def test_paddings_by_word_are_jaxs(rng, stride, padding):
 
 def test_a_batch_is_more_images(rng):
     x, w, bias, _ = images(rng, 2, n=6)
-    f = lambda x: bsj.conv2d(x, w, LAYOUT, bias, kernel_size=(2, 3), padding=1)
+
+    def f(x):
+        return bsj.conv2d(x, w, LAYOUT, bias, kernel_size=(2, 3), padding=1)
+
     stacked = x.reshape(3, 2, *x.shape[1:])
     assert "scan" not in str(jax.make_jaxpr(jax.vmap(f))(stacked))
     close(jax.vmap(f)(stacked), f(x).reshape(3, 2, *f(x).shape[1:]))

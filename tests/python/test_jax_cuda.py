@@ -190,5 +190,7 @@ def test_several_cards():
     f = jax.shard_map(
         lambda x, w: bsj.linear(x, w, layout), mesh=mesh, in_specs=(spec("i"), spec()), out_specs=spec("i")
     )
-    whole = np.concatenate([np.asarray(bsj.linear(part, w, layout), "float32") for part in jnp.split(x, jax.device_count())])
+    whole = np.concatenate(
+        [np.asarray(bsj.linear(part, w, layout), "float32") for part in jnp.split(x, jax.device_count())]
+    )
     np.testing.assert_array_equal(np.asarray(jax.jit(f)(x, w), "float32"), whole)

@@ -50,8 +50,13 @@ def scalar(f):
 @pytest.mark.parametrize("lengths", [None, [3, 0, 2]])
 def test_is_what_it_means(rng, x64, lengths):  # noqa: F811
     pre, w, state = given_for(rng, steps=3, dtype="float64")
-    f = lambda pre, w, state: bsj.lstm(pre, w, LAYOUT, state, None if lengths is None else np.array(lengths))
-    expected = lambda pre, w, state: in_steps(pre, w, state, lengths)
+
+    def f(pre, w, state):
+        return bsj.lstm(pre, w, LAYOUT, state, None if lengths is None else np.array(lengths))
+
+    def expected(pre, w, state):
+        return in_steps(pre, w, state, lengths)
+
     for a, b in zip(jax.tree.leaves(f(pre, w, state)), jax.tree.leaves(expected(pre, w, state)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     gradients = [jax.jit(jax.grad(scalar(g), (0, 1, 2)))(pre, w, state) for g in (f, expected)]
@@ -62,7 +67,10 @@ def test_is_what_it_means(rng, x64, lengths):  # noqa: F811
 @pytest.mark.parametrize(("lengths", "modes"), [(None, ["rev"]), ([3, 0, 2], ["fwd", "rev"])])
 def test_derivatives_to_second_order(rng, x64, lengths, modes):  # noqa: F811
     pre, w, (h0, c0) = given_for(rng, steps=3, dtype="float64")
-    f = lambda pre, w, h0, c0: bsj.lstm(pre, w, LAYOUT, (h0, c0), None if lengths is None else np.array(lengths))
+
+    def f(pre, w, h0, c0):
+        return bsj.lstm(pre, w, LAYOUT, (h0, c0), None if lengths is None else np.array(lengths))
+
     check_grads(jax.jit(f), (pre, w, h0, c0), order=2, modes=modes)
 
 
@@ -89,7 +97,10 @@ def test_is_pytorchs_to_the_bit(rng, x64, dtype):  # noqa: F811
 def test_a_batch_is_more_sequences(rng):
     pre, w, state = given_for(rng, n=6)
     lengths = np.array([5, 4, 0, 1, 2, 3])
-    f = lambda pre, state, lengths: bsj.lstm(pre, w, LAYOUT, state, lengths)
+
+    def f(pre, state, lengths):
+        return bsj.lstm(pre, w, LAYOUT, state, lengths)
+
     stacked = (pre.reshape(5, 2, 3, -1), jax.tree.map(lambda a: a.reshape(2, 3, -1), state), lengths.reshape(2, 3))
     batched = jax.vmap(f, (1, 0, 0))
     assert "scan" not in str(jax.make_jaxpr(batched)(*stacked))
@@ -118,7 +129,11 @@ def test_what_is_wrong_is_refused(rng):
     pre, w, state = given_for(rng)
     square = Layout.from_graph("random(2,2,0.6)", 8, seed=2)
     for call, kind, text in [
-        (lambda: bsj.lstm(pre[..., 1:], w, LAYOUT), ValueError, r"\[lstm\] pre is \[5, 3, 63\], needs \[steps, n, 64\]"),
+        (
+            lambda: bsj.lstm(pre[..., 1:], w, LAYOUT),
+            ValueError,
+            r"\[lstm\] pre is \[5, 3, 63\], needs \[steps, n, 64\]",
+        ),
         (lambda: bsj.lstm(pre, w[1:], LAYOUT), ValueError, "values is"),
         (lambda: bsj.lstm(pre, w, square), ValueError, r"layout is 16 x 16, needs 4 hidden x hidden"),
         (lambda: bsj.lstm(pre, w, LAYOUT.t()), ValueError, "transposed"),

@@ -45,9 +45,7 @@ def need_like(op: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any
     """
     array = need_array(op, name, value)
     if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
-            f"[{op}] {name} is {array.dtype} {list(array.shape)}, needs {jnp.dtype(dtype)} {list(shape)}"
-        )
+        raise ValueError(f"[{op}] {name} is {array.dtype} {list(array.shape)}, needs {jnp.dtype(dtype)} {list(shape)}")
     return array
 
 

@@ -111,7 +111,7 @@ class BlockSparseLinear(_Layer):
 
 
 class BlockSparseConv(_Layer):
-    """A convolution of x [channels, size...], as equinox has them, or [n, channels, size...]; block-sparse over channels.
+    """A convolution of x [channels, size...], as equinox has them; dense in space, block-sparse over channels.
 
     Args:
         in_channels: channels of x.

@@ -55,8 +55,9 @@ def variance_scaling(layout: Layout, scale: float, mode: str, distribution: str)
     draws = {
         "uniform": lambda *how: jax.random.uniform(*how, -math.sqrt(3), math.sqrt(3)),
         "normal": jax.random.normal,
-        "truncated_normal": lambda key, shape, dtype: jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
-        / 0.87962566103423978,  # its deviation
+        "truncated_normal": lambda key, shape, dtype: (
+            jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype) / 0.87962566103423978
+        ),  # its deviation
     }
     if mode not in fans or distribution not in draws:
         raise ValueError(

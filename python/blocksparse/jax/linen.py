@@ -99,7 +99,9 @@ class BlockSparseLSTM(nn.Module):
         out, hidden = self.layout.sizes
         layout = self.layout.stack(4) if out == hidden else self.layout
         more: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype, "name": "input"}
-        dense = nn.Dense(4 * hidden, **more) if self.input_layout is None else BlockSparseLinear(self.input_layout, **more)
+        dense = (
+            nn.Dense(4 * hidden, **more) if self.input_layout is None else BlockSparseLinear(self.input_layout, **more)
+        )
         pre = dense(x if self.time_major else jnp.swapaxes(x, 0, 1))
         values = self.param("kernel", lecun_normal(layout), layout.values_shape, self.param_dtype)
         pre, values, _ = promoted(pre, values, None, self.dtype)

@@ -91,7 +91,9 @@ def _state(state: Any, shape: tuple[int, int], dtype: Any) -> tuple[jax.Array, j
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise TypeError(f"[{OP}] state is {shown(state)}, needs (h, c)")
     h, c = (need_array(OP, name, array) for name, array in zip(("h", "c"), state, strict=True))
-    return need_like(OP, "h", h.astype(dtype), shape, dtype), need_like(OP, "c", c.astype(sum_dtype(dtype)), shape, sum_dtype(dtype))
+    return need_like(OP, "h", h.astype(dtype), shape, dtype), need_like(
+        OP, "c", c.astype(sum_dtype(dtype)), shape, sum_dtype(dtype)
+    )
 
 
 def _halves(lengths: Any, steps: int, n: int) -> jax.Array | None:

@@ -193,7 +193,9 @@ class BlockSparseLSTM(nnx.Module):
         self.time_major, self.dtype = time_major, dtype
         more: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         size = (in_features, 4 * hidden_features)
-        self.input = nnx.Linear(*size, **more) if input_layout is None else BlockSparseLinear(*size, input_layout, **more)
+        self.input = (
+            nnx.Linear(*size, **more) if input_layout is None else BlockSparseLinear(*size, input_layout, **more)
+        )
         of_forget = slice(hidden_features, 2 * hidden_features)
         self.input.bias[...] = self.input.bias[...].at[of_forget].add(forget_bias)
         self.kernel = nnx.Param(lecun_normal(self.layout)(rngs.params(), self.layout.values_shape, param_dtype))

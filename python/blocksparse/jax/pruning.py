@@ -111,9 +111,7 @@ def masks_of(state: Any) -> Any:
 
 
 def layout_from_mask(mask: Any, block_size: int, sizes: Sequence[int], *, transposed: bool = False) -> Layout:
-    """The layout of a mask [out_blocks, in_blocks] and of a weight of `sizes`; of flax's kernels, which are [in, out],
-    with `transposed`.
-    """
+    """The layout of a mask and of a weight of `sizes`; `transposed` for the kernels of flax, which are [in, out]."""
     array, (rows, columns) = np.asarray(mask), sizes
     if transposed:
         array, rows, columns = array.T, columns, rows
@@ -156,7 +154,9 @@ def _choose(
 ) -> Any:
     """The masks of the live blocks with the largest norms, as many as step `at` of those that act keeps."""
     flat, tree = jax.tree_util.tree_flatten(masks)
-    arrays = jax.tree_util.tree_map(lambda m, p: p if m is not None else None, masks, params, is_leaf=lambda n: n is None)
+    arrays = jax.tree_util.tree_map(
+        lambda m, p: p if m is not None else None, masks, params, is_leaf=lambda n: n is None
+    )
     norms = [
         jnp.where(mask, _norms(array, b, axes), 0).reshape(-1)
         for mask, array in zip(flat, jax.tree_util.tree_leaves(arrays), strict=True)

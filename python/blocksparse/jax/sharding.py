@@ -33,7 +33,7 @@ def split_rows(layout: Layout, parts: int) -> Tables:
     rows = layout.grid[0]
     if parts < 1 or layout.transposed or rows % parts or layout.out_features % layout.block_size:
         raise ValueError(
-            f"[split_rows] {layout!r} in {parts} parts: needs rows of blocks that {parts} divides, whole blocks, and no "
+            f"[split_rows] {layout!r} in {parts} parts: needs rows of blocks that {parts} divides, all whole, and no "
             "transposed view"
         )
     crow, col = layout.csr()
@@ -57,6 +57,5 @@ def split_rows(layout: Layout, parts: int) -> Tables:
             f"[split_rows] the parts' tables have {', '.join(str(size.words) for size in sizes)} words, needs as many "
             "in each: some have rows so long that they are cut"
         )
-
 
     return Tables(jnp.concatenate([jnp.asarray(part.index_for_card()) for part in made]), sizes[0])

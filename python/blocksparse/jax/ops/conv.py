@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 
 from ..._core import library, structs
 from ..._core.geometry import fields_of, to_core
 from ..tables import Sizes
-from .products import Shape
+from .products import Form, Shape
 
 
 @dataclasses.dataclass(frozen=True)
-class Conv:
+class Conv(Form):
     """x [n, size..., channels] and y, or channels first [n, channels, size...].
 
     `geometry` is the row of numbers of `_core.geometry`, `size` that of x: it cannot be told from y.
@@ -29,8 +28,15 @@ class Conv:
     ordered: bool = False  # whether an order of channels is an operand behind the tables
     tf32: bool = False
 
-    handlers: ClassVar[str] = "conv"
-    token_axis: ClassVar[int] = 0
+    @property
+    def handlers(self) -> str:
+        """See `Form`."""
+        return "conv"
+
+    @property
+    def token_axis(self) -> int:
+        """See `Form`."""
+        return 0
 
     @property
     def integers(self) -> int:

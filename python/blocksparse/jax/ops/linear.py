@@ -5,25 +5,32 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ..._core import library
 from ..tables import Sizes
-from .products import Shape
+from .products import Form, Shape
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(Form):
     """x [n, in] and y [n, out], or features-first [in, n] and [out, n]."""
 
     sizes: Sizes
     features_first: bool = False
     tf32: bool = False
 
-    handlers: ClassVar[str] = "linear"
-    integers: ClassVar[int] = 1
+    @property
+    def handlers(self) -> str:
+        """See `Form`."""
+        return "linear"
+
+    @property
+    def integers(self) -> int:
+        """See `Form`."""
+        return 1
 
     @property
     def token_axis(self) -> int:
@@ -69,6 +76,4 @@ class Linear:
     def workspace(self, which: str, x: Shape, dtype: np.dtype) -> int:
         """See `Form`."""
         view, code = self.sizes.card_view(), library.DTYPES[dtype.name]
-        return int(
-            library.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), code, x[self.token_axis])
-        )
+        return int(library.ask(f"bs_linear_{which}_workspace_size", ctypes.byref(view), code, x[self.token_axis]))

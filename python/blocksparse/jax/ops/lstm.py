@@ -31,7 +31,9 @@ from .linear import Linear
 from .products import is_zero, jvp_of, loop, run_compiled, sum_dtype
 from .registry import PLATFORMS, lower
 
-forward_p, tangent_p, backward_p = (Primitive(f"blocksparse_lstm_{name}") for name in ("forward", "tangent", "backward"))
+forward_p, tangent_p, backward_p = (
+    Primitive(f"blocksparse_lstm_{name}") for name in ("forward", "tangent", "backward")
+)
 for _primitive in (forward_p, tangent_p, backward_p):
     _primitive.multiple_results = True
     run_compiled(_primitive)
@@ -118,7 +120,7 @@ def _lower_backward(platform: str, context: Any, *operands: Any, call: Lstm) -> 
 
     def call_core(context: Any, *operands: Any) -> Any:
         before, lengths, after = operands[:4], operands[4 : call.saved - 3], operands[call.saved - 3 :]
-        workspace = functools.partial(call.workspace, "backward", *y.shape[:2], y.dtype)
+        workspace = functools.partial(call.workspace, "backward", y.shape[0], y.shape[1], y.dtype)
         types = [context.avals_in[i] for i in range(len(operands))]
         moved = [*types[:4], *types[call.saved - 3 :], *types[4 : call.saved - 3]]
         operands = (*before, *after, *lengths)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,26 +30,46 @@ from .registry import PLATFORMS, lower
 Shape = tuple[int, ...]
 
 
-class Form(Protocol):
+class Form(ABC):
     """What is multiplied: hashable, and the same for a product and its derivatives."""
 
-    handlers: str  # how the names of its handlers begin
-    integers: int  # operands behind the first two that are not differentiated: tables
-    token_axis: int  # of x and y: that of tokens or images
-    feature_axis: int  # of y
+    @property
+    @abstractmethod
+    def handlers(self) -> str:
+        """How the names of its handlers begin."""
 
+    @property
+    @abstractmethod
+    def integers(self) -> int:
+        """How many operands behind the first two are not differentiated: tables."""
+
+    @property
+    @abstractmethod
+    def token_axis(self) -> int:
+        """That of tokens or images, of x and y."""
+
+    @property
+    @abstractmethod
+    def feature_axis(self) -> int:
+        """Of y."""
+
+    @abstractmethod
     def values_shape(self) -> Shape:
         """Of the weight."""
 
+    @abstractmethod
     def y_shape(self, x: Shape) -> Shape:
         """Of y for that of x."""
 
+    @abstractmethod
     def x_shape(self, y: Shape) -> Shape:
         """Of x for that of y."""
 
+    @abstractmethod
     def numbers(self, bits: int, activation: int) -> Sequence[int]:
         """As handlers take them; the bits say which optional operands there are."""
 
+    @abstractmethod
     def workspace(self, which: str, x: Shape, dtype: Any) -> int:
         """Bytes that a product needs on a card."""
 
@@ -144,7 +165,8 @@ def _wgrad_type(x: Any, dy: Any, *more: Any, form: Form, gated: bool, dtype: Any
 
 
 def _lower_product(primitive: Primitive, which: str, platform: str, context: Any, *operands: Any, **more: Any) -> Any:
-    form, of_x, of_values = more["form"], *context.avals_in[:2]
+    form: Form = more["form"]
+    of_x, of_values = context.avals_in[:2]
     if of_values.dtype != of_x.dtype:
 
         def narrowed(x: Any, values: Any, *others: Any) -> Any:
@@ -238,7 +260,7 @@ def _in_steps(form: Form, given: tuple[str, ...], activation: int, *operands: An
     k = 2 + form.integers
     more = dict(zip(given, operands[k:], strict=True))
     residual = more.pop("residual", None)
-    z = fprop(form, *operands[:2], operands[2:k], **more)
+    z = fprop(form, operands[0], operands[1], operands[2:k], **more)
     return ACTIVATE[activation](z if residual is None else z + residual)
 
 
@@ -284,7 +306,7 @@ def _transposed(
 
 
 def _fprop_transpose(ct: Any, *operands: Any, form: Form, given: tuple[str, ...], activation: int) -> list[Any]:
-    assert not activation and not set(given) - {"gates"}, "the rule for tangents leaves nothing else"
+    assert given in ((), ("gates",)), "the rule for tangents leaves nothing else"
     x, values, *integers = operands[: 2 + form.integers]
     gates = operands[-1] if given else None
     return _transposed(

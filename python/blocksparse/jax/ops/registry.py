@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,6 +82,5 @@ def lower(
         load_kernels()
         avals.append(jax.core.ShapedArray((workspace(),), np.dtype(np.uint8)))
     attribute = np.array([int(on_card), *numbers], np.int64)
-    rule = jax.ffi.ffi_lowering(name)
-    results = rule(context.replace(avals_out=avals), *operands, numbers=attribute)
+    results = jax.ffi.ffi_lowering(name)(context.replace(avals_out=avals), *operands, numbers=attribute)
     return results[: len(context.avals_out)]
