@@ -50,9 +50,14 @@ test-cpp: $(VENV)/.tools
 	ctest --preset ci --parallel $(JOBS)
 
 # Side by side, so threads that wait for each other had better sleep.
-test-python: $(VENV)/.test
+test-python: $(VENV)/.test $(VENV)/jax/.made
 	$(call step,Python tests)
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
+	$(call step,Python tests of the front end for JAX)
+	OMP_WAIT_POLICY=passive $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) $(wildcard tests/python/test_jax*.py)
+
+# Most of their time is XLA's compiler: what it leaves out so took a third of it.
+QUICK_XLA := XLA_FLAGS=--xla_backend_optimization_level=0
 
 test-aarch64: $(VENV)/.tools
 	scripts/install_aarch64.sh
@@ -175,6 +180,14 @@ $(VENV)/.prune: $(VENV)/.demo scripts/requirements/prune.txt scripts/requirement
 
 $(VENV)/.test: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt scripts/requirements/test.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt -r scripts/requirements/test.txt
+	touch $@
+
+# An environment of its own on top of the other, whose packages it sees: JAX stays out of the way of all else.
+$(VENV)/jax/.made: scripts/requirements/jax.txt | $(VENV)/.test
+	$(call step,installing JAX)
+	python3 -m venv $(VENV)/jax
+	echo $(abspath $(VENV)/lib/python3*/site-packages) > $$(echo $(VENV)/jax/lib/python3*/site-packages)/below.pth
+	$(VENV)/jax/bin/python -m pip install --quiet -r $<
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.tools scripts/requirements/bench.txt

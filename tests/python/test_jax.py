@@ -234,7 +234,10 @@ def test_a_layout_is_static_and_its_tables_may_be_operands(rng):
     assert len(traced) == 1  # equal layouts are one program
     tables = bsj.tables_of(LAYOUT)
     assert bsj.tables_of(LAYOUT) is tables  # moved once
-    assert bsj.tables_of(LAYOUT.t()).words is tables.words
+    turned = bsj.tables_of(LAYOUT.t())
+    assert turned.words is tables.words
+    assert turned.t().sizes == tables.sizes
+    assert bsj.tables_of(LAYOUT.t()) is turned
     program = jax.jit(lambda x, w, tables: bsj.linear(x, w, tables))
     same(program(x, w, tables), compiled(x, w, layout=LAYOUT))
     assert f"{tables.words.size}xi32>) -> " in program.lower(x, w, tables).as_text().replace("%arg2: tensor<", "")

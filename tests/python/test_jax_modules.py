@@ -80,20 +80,22 @@ def test_the_blocks_with_the_largest_norms(rng):
 
 @pytest.mark.parametrize("name", ["fan_in_uniform", "lecun_normal", "he_normal", "glorot_uniform"])
 def test_initial_weights_have_their_variance(name):
-    layout = Layout.from_graph("random(8,6,0.5)", 16, seed=3, in_features=90)
+    layout = Layout.from_graph("random(8,6,0.5)", 64, seed=3, in_features=370)
     init = getattr(bsj.initializers, name)(layout)
-    keys = jax.random.split(jax.random.key(0), 20)
-    values = np.asarray(jax.jit(jax.vmap(lambda key: init(key, layout.values_shape), out_axes=-1))(keys))
+    values = np.asarray(init(jax.random.key(0), layout.values_shape))
     out, in_ = layout.coordinates()
-    width = np.where(in_ == 5, 10, 16)
-    fan_in, fan_out = np.bincount(out, width)[out], (np.bincount(in_) * 16)[in_]
+    width = np.where(in_ == 5, 50, 64)
+    fan_in, fan_out = np.bincount(out, width)[out], (np.bincount(in_) * 64)[in_]
     wanted = {"fan_in_uniform": 1 / (3 * fan_in), "lecun_normal": 1 / fan_in, "he_normal": 2 / fan_in}
-    variance = wanted.get(name, 2 / (fan_in + fan_out))
-    np.testing.assert_allclose(values.var((1, 2, 3)), variance, rtol=0.1)
-    filters = init(jax.random.key(0), (layout.blocks, 9, 16, 16))
-    np.testing.assert_allclose(9 * np.asarray(filters).var((1, 2, 3)), variance, rtol=0.2)
+    np.testing.assert_allclose(values.var((1, 2)), wanted.get(name, 2 / (fan_in + fan_out)), rtol=0.15)
     with pytest.raises(ValueError, match="shape is"):
-        init(jax.random.key(0), (3, 16, 16))
+        init(jax.random.key(0), (3, 64, 64))
+
+
+def test_filters_have_more_inputs():
+    init = bsj.initializers.fan_in_uniform(WHOLE)
+    filters = np.asarray(init(jax.random.key(0), (WHOLE.blocks, 9, 16, 16)))
+    np.testing.assert_allclose(filters.var((1, 2, 3)), 1 / (3 * 9 * 32), rtol=0.15)
 
 
 def test_identity_passes_x_on(rng):
@@ -119,7 +121,7 @@ def test_nnx(rng):
     layer = bn.BlockSparseLinear(64, 64, WHOLE, gates=True, activation="gelu", rngs=nnx.Rngs(0))
     given = {"gates": layer.gates[...], "activation": "gelu"}
     same(layer(x), bsj.linear(x, layer.kernel[...], WHOLE, layer.bias[...], **given))
-    optimizer = nnx.Optimizer(layer, optax.adam(1e-2), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.3), wrt=nnx.Param)
 
     @nnx.jit
     def step(layer, optimizer):

@@ -87,15 +87,19 @@ def tables_of(layout: Layout | Tables, device: jax.Device | None = None, *, op: 
     """
     if isinstance(layout, Tables):
         return layout
-    known = need_layout(op, layout).tables.get(("jax", device))
-    if known is not None:
-        tables: Tables = known if known.sizes.transposed == layout.transposed else known.t()
-        return tables
-    on_card = (jax.default_backend() if device is None else device.platform) != "cpu"
-    with jax.ensure_compile_time_eval():
-        words = jax.device_put(layout.index_for_card() if on_card else layout.index_memory(), device)
-    tables = layout.tables[("jax", device)] = Tables(words, sizes_of(layout))
+    made, transposed = need_layout(op, layout).tables, layout.transposed  # which a transposed view shares
+    tables: Tables | None = made.get(("jax", device, transposed))
+    if tables is None:
+        other: Tables | None = made.get(("jax", device, not transposed))
+        tables = Tables(_move(layout, device), sizes_of(layout)) if other is None else other.t()
+        made["jax", device, transposed] = tables
     return tables
+
+
+def _move(layout: Layout, device: jax.Device | None) -> jax.Array:
+    on_card = (jax.default_backend() if device is None else device.platform) != "cpu"
+    with jax.ensure_compile_time_eval():  # an array, although a function may be being traced
+        return jax.device_put(layout.index_for_card() if on_card else layout.index_memory(), device)
 
 
 def tables_for(op: str, layout: Layout | Tables, x: Any) -> Tables:
