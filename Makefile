@@ -83,7 +83,7 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/jax_ops.py
 	mypy experiments/learned_structure/byte_mlp.py
 	mypy scripts/check_includes.py
 	scripts/check_tree.sh

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/pruning.md")
+PAGES = ("README.md", "docs/usage.md", "docs/pruning.md", "docs/jax.md")
 
 
 def marked(path: Path) -> str:
