@@ -191,8 +191,10 @@ def _backward_steps(call: Lstm, *operands: Any, of_saved: Sequence[Any] = ()) ->
     values, _, h0, c0 = known[:4]
     gates, cells = known[-2:]
     cts += of_saved if of_saved else [jnp.zeros_like(gates), jnp.zeros_like(cells)]
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (gates, values, h0, c0)]
-    return list(jax.linear_transpose(lambda *tangents: _tangent_steps(call, *known, *tangents), *types)(cts))
+    zeros = [jnp.zeros_like(a) for a in (gates, values, h0, c0)]
+    # Of what is linear, the gradient is the transpose. jax.linear_transpose fails here in JAX 0.6 to 0.8.
+    _, pull = jax.vjp(lambda *tangents: _tangent_steps(call, *known, *tangents), *zeros)
+    return list(pull(cts))
 
 
 # A tangent runs as it is written.
