@@ -1,6 +1,5 @@
 // The convolution's handlers; operands, numbers and results in the order of python/blocksparse/jax/ops/conv.py.
 #include <algorithm>
-#include <array>
 
 #include "adapters/xla_api.h"
 #include "blocksparse/c_api.h"

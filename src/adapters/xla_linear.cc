@@ -1,5 +1,5 @@
 // The linear op's handlers; operands, numbers and results in the order of python/blocksparse/jax/ops/linear.py.
-#include <array>
+#include <utility>
 
 #include "adapters/xla_api.h"
 #include "blocksparse/c_api.h"

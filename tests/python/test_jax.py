@@ -104,6 +104,31 @@ def test_leading_axes_and_empty_batches(rng):
     same(bsj.linear(x, np.zeros((0, 16, 16), np.float32), empty, bias), np.broadcast_to(bias, (24, 60)))
 
 
+def test_layouts_without_blocks_and_batches_without_tokens_have_gradients(rng):
+    x, w, bias, _ = arrays(rng)
+    empty = Layout.from_mask(np.zeros((4, 6)), 16, out_features=60, in_features=90)
+    gradient = jax.grad(lambda x, w, bias, layout: bsj.linear(x, w, layout, bias).sum(), (0, 1, 2))
+    for given in ((x, w[:0], bias, empty), (x[:0], w, bias, LAYOUT)):
+        dx, dw, dbias = gradient(*given)
+        same(dx, np.zeros_like(given[0]))
+        same(dw, np.zeros_like(given[1]))
+        same(dbias, np.full(60, len(given[0])))
+
+
+def test_arrays_that_lie_otherwise(rng):
+    """What XLA holds transposed comes as the core needs it; tables for a card will do on the CPU."""
+    x, w, bias, _ = arrays(rng)
+    expected = bsj.linear(x, w, LAYOUT, bias)
+    turned = jax.jit(lambda x, w: bsj.linear(x.T, w.swapaxes(1, 2), LAYOUT, bias))
+    same(turned(x.T.copy(), w.swapaxes(1, 2).copy()), expected)
+    for_card = bsj.Tables(jnp.asarray(LAYOUT.index_for_card()), bsj.tables_of(LAYOUT).sizes)
+    same(bsj.linear(x, w, for_card, bias), expected)
+    sliced = np.lib.stride_tricks.sliding_window_view(np.concatenate([x.ravel(), x.ravel()]), 90)[::90][:7]
+    same(bsj.linear(sliced, w, LAYOUT, bias), expected)
+    with pytest.raises(ValueError, match="x is >f4, needs one of"):
+        bsj.linear(x.astype(">f4"), w, LAYOUT)
+
+
 # ---- Derivatives ---------------------------------------------------------------------------------------------------
 
 RANDOM = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,18 +21,25 @@ _HANDLERS = (
 )
 
 
-@functools.cache
+_lock = threading.Lock()
+_registered = False
+
+
 def register() -> None:
     """Gives XLA the handlers of all ops, on first use.
 
     Raises:
         UnavailableError: the runtime speaks no version of XLA's interface that the handlers know.
     """
-    jax.local_devices()  # a runtime takes handlers once it has begun
-    for name in _HANDLERS:
-        capsule = jax.ffi.pycapsule(library.function(name))
-        for platform in PLATFORMS.values():
-            jax.ffi.register_ffi_target(name, capsule, platform=platform)
+    global _registered
+    with _lock:
+        if not _registered:
+            jax.local_devices()  # a runtime takes handlers once it has begun
+            for name in _HANDLERS:
+                capsule = jax.ffi.pycapsule(library.function(name))
+                for platform in PLATFORMS.values():
+                    jax.ffi.register_ffi_target(name, capsule, platform=platform)
+            _registered = True
     check_versions(*library.xla_versions(), jax.lib.__version__)
 
 
