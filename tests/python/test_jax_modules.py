@@ -294,6 +294,12 @@ for check in (True, False):
     for f in (tokens, rows):
         got = jax.tree.leaves(loss(f)(x, w, bias))
         errors += [float(abs(a - b).max() / abs(b).max()) for a, b in zip(got, expected)]
+gates = layout.stack(4)
+pre, v = (jnp.asarray(rng.standard_normal(s) / 8, jnp.float32) for s in ((3, 8, 4, 128), gates.values_shape))
+sequences = lambda pre, v: bsj.lstm(pre, v, gates)[0]
+divided = jax.shard_map(sequences, mesh=mesh, in_specs=(P(None, "i"), P()), out_specs=P(None, "i"))
+of_lstm = lambda f: jax.jit(jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1)))(pre, v)
+errors += [float(abs(a - b).max() / abs(b).max()) for a, b in zip(of_lstm(divided), of_lstm(sequences))]
 sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
 errors.append(float(abs(jax.jit(whole)(sharded, w, bias) - whole(x, w, bias)).max()))
 print(json.dumps(errors))
@@ -306,7 +312,7 @@ def test_tokens_and_rows_over_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=True)
     errors = json.loads(done.stdout)
-    assert len(errors) == 17
+    assert len(errors) == 19
     assert max(errors) < 1e-5
 
 
