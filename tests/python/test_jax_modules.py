@@ -139,6 +139,13 @@ def test_nnx(rng):
     channels = make_channels()
     conv = bn.BlockSparseConv(30, 21, (3, 3), channels, strides=[2, 2], rngs=nnx.Rngs(0))
     assert nnx.jit(conv)(jnp.ones((2, 7, 6, 30))).shape == (2, 4, 3, 21)
+    images = jnp.asarray(rng.standard_normal((2, 7, 6, 30)), jnp.float32)
+    dense_conv = nnx.Conv(30, 21, (3, 3), strides=2, rngs=nnx.Rngs(0))
+    full_conv = bn.BlockSparseConv.from_dense(dense_conv, density=1.0, block_size=8)
+    np.testing.assert_allclose(full_conv(images), dense_conv(images), atol=1e-5)
+    grouped = nnx.Conv(30, 21, (3, 3), feature_group_count=3, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="feature_group_count is 3"):
+        bn.BlockSparseConv.from_dense(grouped, density=1.0)
     lstm = bn.BlockSparseLSTM(20, 64, WHOLE, forget_bias=1.0, rngs=nnx.Rngs(0))
     y, (h, c) = lstm(jnp.ones((2, 5, 20)))
     assert (y.shape, h.shape, c.shape) == ((2, 5, 64), (2, 64), (2, 64))
@@ -182,6 +189,12 @@ def test_equinox(rng):
     assert gradient.layout == WHOLE
     conv = be.BlockSparseConv(30, 21, (3, 3), make_channels(), padding=[1, (2, 0)], key=jax.random.key(0))
     assert eqx.filter_jit(conv)(jnp.ones((30, 7, 6))).shape == (21, 7, 6)
+    image = jnp.asarray(rng.standard_normal((30, 7, 6)), jnp.float32)
+    dense_conv = eqx.nn.Conv2d(30, 21, 3, stride=2, padding=1, key=jax.random.key(0))
+    full_conv = be.BlockSparseConv.from_dense(dense_conv, density=1.0, block_size=8)
+    np.testing.assert_allclose(full_conv(image), dense_conv(image), atol=1e-5)
+    with pytest.raises(ValueError, match="groups is 3"):
+        be.BlockSparseConv.from_dense(eqx.nn.Conv2d(30, 21, 3, groups=3, key=jax.random.key(0)), density=1.0)
     lstm = be.BlockSparseLSTM(20, 64, WHOLE, key=jax.random.key(0))
     y, (h, _) = eqx.filter_jit(lstm)(jnp.ones((5, 2, 20)))
     same(y[-1], h)

@@ -160,6 +160,34 @@ class BlockSparseConv(_Layer):
         x, values, bias, options = self._operands(x)
         return apply_conv(x, values, self.layout, bias, channels_last=False, **dict(self.geometry), **options)
 
+    @classmethod
+    def from_dense(
+        cls,
+        dense: eqx.nn.Conv,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        layout: Layout | None = None,
+        activation: str | None = "none",
+    ) -> BlockSparseConv:
+        """A layer with the blocks of a dense one that have the largest norms, or with those of a given layout.
+
+        Raises:
+            ValueError: not exactly one of density and layout is given, the sizes do not fit, or the dense one has
+                groups or pads otherwise than with zeros.
+        """
+        if dense.groups != 1 or dense.padding_mode.lower() != "zeros":
+            raise ValueError(
+                f"[from_dense] groups is {dense.groups}, padding_mode {dense.padding_mode!r}, needs 1 and 'ZEROS'"
+            )
+        layout = layout_of(dense.weight, density, block_size, layout)
+        options: dict[str, Any] = {name: getattr(dense, name) for name in ("stride", "padding", "dilation")}
+        options |= {"activation": activation, "dtype": dense.weight.dtype, "use_bias": dense.bias is not None}
+        sizes = dense.in_channels, dense.out_channels, dense.kernel_size
+        layer = cls(*sizes, layout, key=jax.random.key(0), **options)
+        given = (convert.from_dense(dense.weight, layout), None if dense.bias is None else dense.bias.reshape(-1))
+        return eqx.tree_at(lambda made: (made.weight, made.bias), layer, given, is_leaf=lambda leaf: leaf is None)
+
 
 class BlockSparseLSTM(eqx.Module):
     """A layer of an LSTM over whole sequences, with a block-sparse recurrent weight.

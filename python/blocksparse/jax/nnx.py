@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ..layout import Layout
@@ -156,6 +157,38 @@ class BlockSparseConv(_Layer):
             residual=residual,
             **options,
         )
+
+    @classmethod
+    def from_dense(
+        cls,
+        dense: nnx.Conv,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        layout: Layout | None = None,
+        **options: Any,
+    ) -> BlockSparseConv:
+        """A layer with the blocks of a dense one that have the largest norms, or with those of a given layout.
+
+        Raises:
+            ValueError: not exactly one of density and layout is given, the sizes do not fit, or the dense one has
+                groups or a dilated input.
+        """
+        if dense.feature_group_count != 1 or not np.all(np.equal(dense.input_dilation, 1)):
+            raise ValueError(
+                f"[from_dense] feature_group_count is {dense.feature_group_count}, input_dilation "
+                f"{dense.input_dilation}, needs 1"
+            )
+        weight, bias = jnp.moveaxis(dense.kernel[...], (-1, -2), (0, 1)), _value(dense.bias)
+        layout = layout_of(weight, density, block_size, layout)
+        given: dict[str, Any] = {"dtype": dense.dtype, "param_dtype": weight.dtype, "use_bias": bias is not None}
+        given |= {name: getattr(dense, name) for name in ("strides", "padding", "kernel_dilation")}
+        given |= {"rngs": nnx.Rngs(0), **options}
+        layer = cls(dense.in_features, dense.out_features, dense.kernel_size, layout, **given)
+        layer.kernel[...] = convert.from_dense(weight, layout)
+        if bias is not None:
+            layer.bias[...] = bias
+        return layer
 
 
 class BlockSparseLSTM(nnx.Module):
