@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def register() -> None:
                 for platform in PLATFORMS.values():
                     jax.ffi.register_ffi_target(name, capsule, platform=platform)
             _registered = True
-    check_versions(*library.xla_versions(), jax.lib.__version__)
+    check_versions(*library.xla_versions(), importlib.metadata.version("jaxlib"))
 
 
 def check_versions(ours: tuple[int, int], theirs: tuple[int, int], jaxlib: str) -> None:
