@@ -243,6 +243,16 @@ def test_checkpoint_and_scan(rng):
     close(plain, by_hand)
 
 
+def test_a_scan_over_layers_with_layouts_of_their_own(rng):
+    layouts = [Layout.from_mask(np.roll(np.eye(4), i, 1), 16) for i in range(3)]
+    x, ws = rng.standard_normal((5, 64)).astype("float32"), rng.standard_normal((3, 4, 16, 16)).astype("float32")
+    stacked = jax.tree.map(lambda *words: jnp.stack(words), *map(bsj.tables_of, layouts))
+    y, _ = jax.lax.scan(lambda h, layer: (bsj.linear(h, *layer), None), x, (ws, stacked))
+    for w, layout in zip(ws, layouts, strict=True):
+        x = bsj.linear(x, w, layout)
+    close(y, x)
+
+
 def test_a_layout_is_static_and_its_tables_may_be_operands(rng):
     x, w, _, _ = arrays(rng)
     traced = []
