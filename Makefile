@@ -56,9 +56,11 @@ test-cpp: $(VENV)/.tools
 	ctest --preset ci --parallel $(JOBS)
 
 # Side by side, so threads that wait for each other had better sleep.
-test-python: $(VENV)/.test
+test-python: $(VENV)/.test $(VENV)/jax/.made
 	$(call step,Python tests)
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
+	$(call step,Python tests of the front end for JAX)
+	OMP_WAIT_POLICY=passive $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) $(wildcard tests/python/test_jax*.py)
 	$(MAKE) --no-print-directory test-frameworks
 
 # Front ends in environments of their own, where no other framework is.
@@ -66,6 +68,9 @@ test-frameworks: $(VENV)/.package
 	$(call step,Python tests of TensorFlow and of Keras on it)
 	OMP_WAIT_POLICY=passive scripts/framework_env.sh tensorflow \
 	  python -m pytest -n $(JOBS) tests/python/test_tensorflow*.py tests/python/test_keras.py
+
+# Most of their time is XLA's compiler: what it leaves out so took a third of it.
+QUICK_XLA := XLA_FLAGS=--xla_backend_optimization_level=0
 
 test-aarch64: $(VENV)/.tools
 	scripts/install_aarch64.sh
@@ -91,7 +96,7 @@ lint: $(VENV)/.lint
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
@@ -195,6 +200,14 @@ $(VENV)/.prune: $(VENV)/.demo scripts/requirements/prune.txt scripts/requirement
 
 $(VENV)/.test: $(VENV)/.package $(VENV)/.torch scripts/requirements/demo.txt scripts/requirements/test.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/demo.txt -r scripts/requirements/test.txt
+	touch $@
+
+# An environment of its own on top of the other, whose packages it sees: JAX stays out of the way of all else.
+$(VENV)/jax/.made: scripts/requirements/jax.txt | $(VENV)/.test
+	$(call step,installing JAX)
+	python3 -m venv $(VENV)/jax
+	echo $(abspath $(VENV)/lib/python3*/site-packages) > $$(echo $(VENV)/jax/lib/python3*/site-packages)/below.pth
+	$(VENV)/jax/bin/python -m pip install --quiet -r $<
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.tools scripts/requirements/bench.txt

@@ -6,6 +6,10 @@ add_library(blocksparse_objects OBJECT
   src/adapters/torch_linear.cc
   src/adapters/torch_lstm.cc
   src/adapters/torch_shim.cc
+  src/adapters/xla_api.cc
+  src/adapters/xla_conv.cc
+  src/adapters/xla_linear.cc
+  src/adapters/xla_lstm.cc
   src/capi/c_api.cc
   src/capi/conv.cc
   src/capi/deep_update.cc

@@ -211,6 +211,9 @@ static void test_machine(void) {
   EXPECT(bs_cuda_prepare(-1) != BS_OK);
   EXPECT(bs_default_threads() >= 1);
   EXPECT(strstr(bs_torch_register("linear", BS_CPU), "is not loaded") != NULL);
+  int32_t ours[2], theirs[2];
+  bs_xla_versions(ours, theirs);
+  EXPECT(ours[0] == 0 && ours[1] >= 1 && theirs[0] == -1 && theirs[1] == -1);
 }
 
 int main(void) {

@@ -48,4 +48,7 @@ BS_EXPORT std::vector<std::string> cuda_kernels();
 // graph.
 [[nodiscard]] BS_EXPORT Status cuda_prepare(Device device);
 
+// The device that is current in CUDA's runtime, on the thread that calls.
+[[nodiscard]] BS_EXPORT Result<Device> cuda_current_device();
+
 }  // namespace blocksparse

@@ -374,6 +374,21 @@ BS_API size_t bs_multiplicative_backward_workspace_size(const bs_multiplicative_
  * "lstm", the device BS_CPU or BS_CUDA. "" or why that is not possible. */
 BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
+/* Handlers of XLA's custom calls ("FFI"), for its platforms "Host" and "CUDA". `call_frame` is an XLA_FFI_CallFrame*;
+ * what is returned is an XLA_FFI_Error*, or NULL. Nothing of XLA is compiled in or linked, and each runtime is told a
+ * version that it takes. python/blocksparse/jax/ops says what each is given. */
+BS_API void* bs_xla_linear_fprop(void* call_frame);
+BS_API void* bs_xla_linear_dgrad(void* call_frame);
+BS_API void* bs_xla_linear_wgrad(void* call_frame);
+BS_API void* bs_xla_conv_fprop(void* call_frame);
+BS_API void* bs_xla_conv_dgrad(void* call_frame);
+BS_API void* bs_xla_conv_wgrad(void* call_frame);
+BS_API void* bs_xla_lstm_forward(void* call_frame);
+BS_API void* bs_xla_lstm_backward(void* call_frame);
+/* (major, minor) of the newest version of XLA's interface that handlers speak, and of the runtime that registered one
+ * last: (-1, -1) before. */
+BS_API void bs_xla_versions(int32_t* ours, int32_t* theirs);
+
 #ifdef __cplusplus
 }
 #endif

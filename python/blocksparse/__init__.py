@@ -1,7 +1,7 @@
 """Neural-network layers whose weights are zero outside a chosen set of blocks.
 
 `Layout` says which blocks there are, `graphs` makes layouts. The ops are in `blocksparse.numpy` and `blocksparse.cupy`
-(functions on arrays) and in `blocksparse.torch` (functional ops and modules); `blocksparse.matmul` and
+(functions on arrays), `blocksparse.torch` and `blocksparse.jax` (functional ops and modules); `blocksparse.matmul` and
 `blocksparse.conv` run the programs of the 2017 release, `blocksparse.models` has language models and what is made of
 them.
 """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
+
+from ._core import library
 from .layout import Layout
 
 Rows = list[tuple[str, str]]
@@ -14,11 +17,26 @@ def _torch() -> Rows:
 
     from .torch.ops import conv, linear, lstm
 
-    rows = [("PyTorch", str(torch.__version__))]
+    rows: Rows = [("PyTorch", str(torch.__version__))]
     for name, ops_of in (("PyTorch kernels", linear), ("of convolutions", conv), ("of LSTMs", lstm)):
         kernels: str = ops_of.KERNELS
         rows.append((name, f"{kernels}; on CUDA {ops_of.CUDA_KERNELS}" if torch.version.cuda else kernels))
     return rows
+
+
+def _jax() -> Rows:
+    """By a small product: a runtime that refuses handlers does so without a word."""
+    import jax
+
+    from . import jax as bsj
+
+    layout = Layout.from_graph("dense(1)", 8)
+    y = bsj.linear(np.ones((1, 8), np.float32), np.ones((1, 8, 8), np.float32), layout)
+    if not bool((y == 8).all()):
+        raise RuntimeError(f"a product of ones is {float(y[0, 0])}, needs 8")
+    ours, theirs = (".".join(map(str, version)) for version in library.xla_versions())
+    interface = f"XLA's interface {theirs}, known up to {ours}"
+    return [("JAX", jax.__version__), ("JAX kernels", f"on {jax.default_backend()}; {interface}")]
 
 
 def _tensorflow() -> Rows:
@@ -56,6 +74,7 @@ def _cupy() -> Rows:
 
 _FRONT_ENDS = (
     ("PyTorch", "torch", _torch),
+    ("JAX", "jax", _jax),
     ("CuPy", "cupy", _cupy),
     ("TensorFlow", "tensorflow", _tensorflow),
     ("Keras", "keras", _keras),

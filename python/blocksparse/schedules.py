@@ -31,6 +31,11 @@ class Schedule(Protocol):
         """Whether blocks are chosen anew at a step."""
 
 
+def live_blocks(blocks: int, sparsity: float) -> int:
+    """How many of so many blocks are live: blocks - floor(blocks sparsity + 1/2)."""
+    return blocks - math.floor(blocks * sparsity + 0.5)
+
+
 def check_sparsity(op: str, name: str, value: object) -> float:
     """The sparsity as a float; raises unless it is a number in [0, 1)."""
     number = _number(op, name, value)

@@ -86,4 +86,10 @@ Status cuda_status() {
   return {StatusCode::unavailable, "[cuda] this machine has no card"};
 }
 
+Result<Device> cuda_current_device() {
+  Device device{DeviceType::cuda, 0};
+  BS_RETURN_IF_ERROR(cuda::status_of(cudaGetDevice(&device.index), "cudaGetDevice"));
+  return device;
+}
+
 }  // namespace blocksparse

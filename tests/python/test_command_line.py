@@ -15,6 +15,16 @@ def test_information(capsys):
     assert blocksparse.cpu_isa() in text
 
 
+def test_a_front_end_that_does_not_work_says_why(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text('__version__ = "0.4.1"')  # without what it needs
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "blocksparse"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert "JAX               does not work: blocksparse.jax needs JAX 0.6 or newer, this is 0.4.1" in done.stdout
+    assert "CuPy              " in done.stdout
+
+
 def test_selftest(capsys):
     assert main(["selftest"]) == 0
     assert "right" in capsys.readouterr().out

@@ -197,7 +197,12 @@ def test_no_program_uses_old_addresses():
         assert found == (set(MOVED) if name == "blocksparse.torch" else set()), path
 
 
-NEEDS = {  # packages and modules that import a library of their own
+NEEDS = {  # modules, and packages with all that is in them, that import a library of their own
+    "blocksparse.jax": "jax",
+    "blocksparse.jax.equinox": "equinox",
+    "blocksparse.jax.linen": "flax",
+    "blocksparse.jax.nnx": "flax",
+    "blocksparse.jax.pruning": "optax",
     "blocksparse.keras": "keras",
     "blocksparse.tensorflow": "tensorflow",
     "blocksparse.torch.sparsify.lightning": "lightning",
@@ -211,10 +216,9 @@ import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
 """
-    missing = {name for name, library in NEEDS.items() if importlib.util.find_spec(library) is None}
-    here = [
-        name for name in FILES if not {name, *parents(name)} & missing and name not in {*MOVED, "blocksparse.__main__"}
-    ]
+    absent = {name for name, library in NEEDS.items() if importlib.util.find_spec(library) is None}
+    missing = {name for name in FILES if absent & {name, *parents(name)}}
+    here = [name for name in FILES if name not in {*MOVED, *missing, "blocksparse.__main__"}]
     strict = ["-W", "error:blocksparse.:DeprecationWarning"]  # the beginning of what old addresses say
     environment = {**os.environ, "PYTHONWARNINGS": "", "KERAS_BACKEND": "torch"}
     subprocess.run([sys.executable, *strict, "-c", code, *here], check=True, env=environment)

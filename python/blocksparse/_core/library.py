@@ -198,6 +198,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_lstm_forward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_lstm_backward_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64, _i64]),
     "bs_torch_register": (_str, [_str, _i32]),
+    "bs_xla_versions": (None, [_void_p, _void_p]),
 }
 for _name, (_result, _arguments) in _SIGNATURES.items():
     _function = getattr(_library, _name)
@@ -230,8 +231,8 @@ class LayoutHandle:
     def __init__(self, pointer: ctypes.c_void_p) -> None:
         self.pointer = pointer
 
-    def __del__(self) -> None:
-        ask("bs_layout_free", self.pointer)
+    def __del__(self, free: Any = _library.bs_layout_free) -> None:  # bound here, for the interpreter's end
+        free(self.pointer)
 
 
 def tensor(
@@ -241,6 +242,18 @@ def tensor(
     if len(shape) > MAX_RANK:
         raise ValueError(f"a tensor of {len(shape)} dimensions, at most {MAX_RANK} are possible")
     return Tensor(pointer, dtype, device[0], device[1], len(shape), Dims(*shape), Dims(*stride))
+
+
+def function(name: str) -> Any:
+    """A C function itself, for frameworks that call it."""
+    return getattr(_library, name)
+
+
+def xla_versions() -> tuple[tuple[int, int], tuple[int, int]]:
+    """The newest version of XLA's interface for custom calls that the handlers speak, and the runtime's."""
+    ours, theirs = (ctypes.c_int32 * 2)(), (ctypes.c_int32 * 2)()
+    _library.bs_xla_versions(ours, theirs)
+    return (ours[0], ours[1]), (theirs[0], theirs[1])
 
 
 def torch_register(family: str, device: int) -> str:

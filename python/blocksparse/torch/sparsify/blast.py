@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...schedules import Schedule
-from .masks import Masks, in_pools, live_blocks, top_blocks
+from ...schedules import Schedule, live_blocks
+from .masks import Masks, in_pools, top_blocks
 from .owned import Layer
 from .parallel import sum_over_processes
 from .pruner import Pruner

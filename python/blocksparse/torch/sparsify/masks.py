@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..._core.arguments import need, shown
 from ...layout import Layout
+from ...schedules import live_blocks
 from ..convert import from_bsr as _values_and_layout
 from ..convert import from_dense, to_bsr
 from .targets import Target
@@ -23,11 +23,6 @@ def top_blocks(scores: Tensor, keep: int) -> Tensor:
     best = torch.sort(scores.flatten(), descending=True, stable=True).indices[:keep]
     mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
     return mask.index_fill_(0, best, True).view(scores.shape)
-
-
-def live_blocks(blocks: int, sparsity: float) -> int:
-    """How many of so many blocks are live: blocks - floor(blocks sparsity + 1/2)."""
-    return blocks - math.floor(blocks * sparsity + 0.5)
 
 
 def choose_blocks(scores: Mapping[str, Tensor], sparsity: float, scope: str = "layer") -> Masks:

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import shown
-from ...schedules import Schedule
+from ...schedules import Schedule, live_blocks
 from .compact import due, move_layers
 from .convert import convert
-from .masks import Masks, check_masks, choose_blocks, live_blocks, masks_of_zeros
+from .masks import Masks, check_masks, choose_blocks, masks_of_zeros
 from .measuring import layer_times
 from .moments import inner_optimizer
 from .owned import Layer, disown, gates_name, own, owner_of

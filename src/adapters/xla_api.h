@@ -1,0 +1,243 @@
+// What handlers for XLA's custom calls need of XLA: its C interface ("FFI"), declared here by structs of our own. No
+// header of XLA is needed and nothing is linked: a call brings with it the functions that may be called.
+//
+// The layouts below are those of every version of the interface from 0.1 on (jaxlib 0.4.38); newer ones have added
+// members behind them, and every struct begins with its size. What a handler reports as its version decides whether a
+// runtime takes it: see negotiate().
+#pragma once
+
+#include <cfenv>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <stdexcept>
+
+#include "blocksparse/blocksparse.h"
+
+namespace blocksparse::xla {
+
+// ---- XLA's structs --------------------------------------------------------------------------------------------------
+
+struct Error;    // made and freed by XLA
+struct Context;  // of one call
+
+struct Extension {
+  size_t struct_size;
+  int32_t type;  // 1: MetadataExtension
+  Extension* next;
+};
+
+// Every struct that is passed begins so.
+struct Header {
+  size_t struct_size;
+  Extension* extension_start;
+};
+
+struct Version {
+  Header header;
+  int32_t major, minor;
+};
+
+struct Metadata {
+  size_t struct_size;
+  Version version;  // written by the handler
+  uint32_t traits;  // likewise; 1: a call may be captured in a command buffer
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+struct ErrorOptions {
+  Header header;
+  const char* message;
+  int32_t code;
+};
+
+struct ErrorArgument {
+  Header header;
+  Error* error;
+};
+
+struct StreamArgument {
+  Header header;
+  Context* context;
+  void* stream;  // written by XLA: a cudaStream_t
+};
+
+struct Api {
+  Header header;
+  Version version;  // of the runtime
+  const void* internal;
+  Error* (*create_error)(ErrorOptions*);
+  void* get_message;
+  void (*destroy_error)(ErrorArgument*);
+  void* register_handler;
+  Error* (*get_stream)(StreamArgument*);
+};
+
+struct Buffer {
+  Header header;
+  int32_t dtype;
+  void* data;
+  int64_t rank;
+  int64_t* dims;
+};
+
+struct Buffers {
+  Header header;
+  int64_t size;
+  int32_t* types;  // 1: Buffer
+  void** items;
+};
+
+struct Name {
+  const char* text;  // without a zero at the end
+  size_t size;
+};
+
+struct Array {
+  int32_t dtype;
+  size_t size;
+  void* data;
+};
+
+struct Attributes {
+  Header header;
+  int64_t size;
+  int32_t* types;  // 1: Array
+  Name** names;
+  void** items;
+};
+
+struct CallFrame {
+  Header header;
+  const Api* api;
+  Context* context;
+  int32_t stage;  // 3: execute
+  Buffers args, results;
+  Attributes attributes;
+};
+
+// ---- What handlers use ----------------------------------------------------------------------------------------------
+
+// The newest version whose structs were compared with those above.
+constexpr int32_t kMajor = 0, kMinor = 4;
+
+// What is reported to a runtime: our version, or the runtime's if that is older. A runtime refuses handlers of versions
+// newer than its own without a word; of another major version it is told ours, which it refuses.
+struct VersionNumber {
+  int32_t major, minor;
+};
+VersionNumber negotiate(const Api* api);
+// Of the runtime that has registered a handler last; {-1, -1} before. Runtimes before 0.2 do not say it: 0.1; those
+// that ask for less metadata than 0.1 has: 0.0.
+VersionNumber runtime_version();
+
+// One call of an op, whose name begins messages. It has one attribute, `numbers`, an array of 64-bit integers: one is
+// decoded faster than ten. Operands are taken in order; optional ones that are missing have no place.
+class Call {
+ public:
+  Call(const char* op, const CallFrame* frame) : op_(op), frame_(frame) {}
+
+  Status begin(size_t numbers);  // what is needed before anything else; so many numbers at least
+
+  // Of the attribute: 0 where the call runs (0 CPU, 1 CUDA), 1 whether tf32 is allowed, 2 bits of optional operands,
+  // 3 whether the layout is transposed, 4 its block size, 5 its out features, 6 its in features, 7 its blocks (3 to 7
+  // as of the untransposed layout); then those of the op.
+  static constexpr size_t kCommon = 8;
+  int64_t number(size_t i) const { return numbers_[i]; }
+  std::span<const int64_t> numbers_from(size_t i) const { return numbers_.subspan(i); }
+
+  Status buffers(size_t operands, size_t results) const;  // how many there have to be; optional ones are added
+  bool has(int bit) const { return (numbers_[2] >> bit & 1) != 0; }
+
+  Result<Tensor> next_operand();
+  Result<Tensor> next_optional(int bit);  // an empty one if it is missing
+  Result<std::span<const int32_t>> next_integers();
+  Result<Tensor> next_result();
+
+  Result<LayoutView> next_layout();  // of the operand that holds its tables
+  const Device& device() const { return device_; }
+  Result<Stream> stream() const;
+
+  // Runs body(workspace). On a card the workspace is the last result; on the CPU small ones are the thread's own.
+  template <class Body>
+  Status with_workspace(size_t bytes, Body&& body);
+
+ private:
+  Result<const Buffer*> next(const Buffers& from, size_t& at, const char* kind);
+  Result<Tensor> tensor_of(const Buffer& buffer) const;
+
+  const char* op_;
+  const CallFrame* frame_;
+  std::span<const int64_t> numbers_;
+  Device device_;
+  size_t operand_ = 0, result_ = 0;
+};
+
+template <class Body>
+Status Call::with_workspace(size_t bytes, Body&& body) {
+  constexpr size_t kSmall = 16384;
+  if (bytes == 0) return body(Workspace{});
+  if (device_.type == DeviceType::cuda) {
+    const auto given = next(frame_->results, result_, "result");
+    if (!given.ok()) return given.status();
+    const int64_t room = (*given)->rank == 1 ? (*given)->dims[0] : 0;
+    return body(Workspace{(*given)->data, static_cast<size_t>(room)});
+  }
+  if (bytes <= kSmall) {
+    alignas(64) static thread_local char small[kSmall];
+    return body(Workspace{small, bytes});
+  }
+  const auto memory = std::make_unique_for_overwrite<char[]>(bytes);
+  return body(Workspace{memory.get(), bytes});
+}
+
+Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension);
+Error* answer(const CallFrame* frame, const Status& status);
+MetadataExtension* asks_for_metadata(const CallFrame* frame);
+
+// XLA's threads on the CPU round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
+// handler arithmetic is what it is elsewhere: results have the bits that all front ends have.
+class PlainArithmetic {
+ public:
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+  PlainArithmetic(const PlainArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
+// What a handler does with whatever it is called for. Nothing is thrown through C.
+template <class Body>
+Error* handle(const char* op, void* call_frame, Body&& body) noexcept {
+  const auto* frame = static_cast<const CallFrame*>(call_frame);
+  if (MetadataExtension* extension = asks_for_metadata(frame)) return answer_metadata(frame, extension);
+  try {
+    const PlainArithmetic plain;
+    Call call(op, frame);
+    return answer(frame, body(call));
+  } catch (const std::bad_alloc&) {
+    return answer(frame, {StatusCode::out_of_memory, "out of memory"});
+  } catch (const std::length_error&) {
+    return answer(frame, {StatusCode::out_of_memory, "out of memory"});
+  }
+}
+
+}  // namespace blocksparse::xla
+
+// Takes the value out of a Result, or leaves the function with its status.
+#define BS_TAKE(name, expression)    \
+  auto name##_result = (expression); \
+  if (!name##_result.ok()) {         \
+    return name##_result.status();   \
+  }                                  \
+  auto name = *std::move(name##_result)
