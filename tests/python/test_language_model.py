@@ -145,7 +145,7 @@ def test_learns_a_small_language(text, tmp_path, capsys):
     assert sum(found) > 0.6 * len(found)
 
 
-@pytest.mark.parametrize("name", ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432"])
+@pytest.mark.parametrize("name", ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432", "ba-18432-b64"])
 def test_presets_have_the_papers_sizes(name):
     """12.5 and 100 million weights between units; `inner` matrices and four gates on as many blocks each."""
     config = PRESETS[name]

@@ -46,6 +46,7 @@ PRESETS = {
     "ws-5600": ModelConfig(5600, "ws(175,6,0.2)", 32, 6),
     "dense-3168": ModelConfig(3168, "", inner=6, stride=1),
     "ba-18432": ModelConfig(18432, "ba(576,8,blocks=9792)", 32, 6),
+    "ba-18432-b64": ModelConfig(18432, "ba(288,3,blocks=2448)", 64, 6),  # as many weights, and faster on a card
 }
 
 
