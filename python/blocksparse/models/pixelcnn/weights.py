@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..._core.geometry import make_geometry
 from ...layout import Layout
-from ...torch.conv_geometry import make_geometry
 from ...torch.functional.conv import apply_conv
 from ...torch.tables import index_of
 from .architecture import Kind
