@@ -106,6 +106,13 @@ def _resnet(x: Tensor, aux: tuple[Tensor, ...], layers: tuple[Any, ...], dropout
     return x + p * q.sigmoid()
 
 
+def allow_compiling(times: int) -> None:
+    """Lets PyTorch compile a function at least so many times, for so many shapes; by default that is 8."""
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
+    setattr(config, name, max(times, getattr(config, name)))
+
+
 class Plain(Whole):
     """Runs a network whose convolutions are `Grouped`, each gated resnet compiled on a card."""
 
@@ -115,7 +122,7 @@ class Plain(Whole):
         """See `Run`."""
         layers = tuple(self._parts(layer) for layer in (resnet.first, resnet.second, resnet.aux) if layer is not None)
         if Plain.compiled is None:
-            elementwise.allow_compiling(32)  # for four kinds of resnets on three levels
+            allow_compiling(12 * len(PRESETS))  # four kinds of resnets on three levels
             Plain.compiled = torch.compile(_resnet, dynamic=False, fullgraph=True) if x.is_cuda else _resnet
         return Plain.compiled(x, aux, layers, self.dropout)
 

@@ -183,7 +183,7 @@ def test_the_operations_of_a_card_give_the_same(name, monkeypatch):
     model, x = ready(config).train(), some_images(config)
     results = []
     for fused in (False, True):
-        monkeypatch.setattr(elementwise, "_compiled", lambda function: function)
+        monkeypatch.setattr(elementwise, "_compiled", lambda function, *given: function(*given))
         for module in (network, elementwise):
             monkeypatch.setattr(module, "is_fused", lambda x, fused=fused: fused)
         y = model(x)
@@ -192,8 +192,29 @@ def test_the_operations_of_a_card_give_the_same(name, monkeypatch):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
 
 
+def test_networks_of_many_sizes_are_compiled_in_one_process(monkeypatch):
+    """PyTorch compiles a function 8 times and then refuses; a dense network alone has nine sizes and pads of one."""
+    monkeypatch.setattr(elementwise, "BACKEND", "eager")
+    for module in (network, elementwise):
+        monkeypatch.setattr(module, "is_fused", lambda x: True)
+    elementwise._compiled_for.cache_clear()
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    with torch._dynamo.config.patch({limit: 1}):  # so that whatever is compiled twice fails
+        model = PixelCNN(ModelConfig(1, 16, 1, 1, "diagonal", 2, 8))
+        model(some_images(CONFIGS["nin"], (6, 7))).sum().backward()
+        assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+        dense = PixelCNN(ModelConfig(1, 8))
+        first, second = (dense.stack_of(name) for name in ("u_1", "ul_1"))
+        for x in (torch.randn(2, 8, 8, 4), torch.randn(2, 8, 4, 2)):
+            for stack in (first, second):
+                height, width = stack.elu((x,), 0.0).shape[2:]
+                left, right, above, below = stack.kind.pads
+                assert (height, width) == (x.size(2) + above + below, x.size(3) + left + right)
+    elementwise._compiled_for.cache_clear()
+
+
 def test_dropout_of_a_card_leaves_out_what_it_says(monkeypatch):
-    monkeypatch.setattr(elementwise, "_compiled", lambda function: function)
+    monkeypatch.setattr(elementwise, "_compiled", lambda function, *given: function(*given))
     x = torch.randn(4, 16, 20, 20).requires_grad_()
     places = elementwise.places_of(16, torch.randperm(32))
     y = elementwise.ordered_concat_elu((x,), places, 0.75, (1, 1, 1, 0))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-LEAST_LIMIT = 16
 COMPILES = True  # on a card; False: PyTorch's operations, to compare with
+BACKEND = "inductor"  # of torch.compile
 
 
 def concat_elu(x: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ def concat_elu(x: Tensor) -> Tensor:
 def gate(x: Tensor, both: Tensor) -> Tensor:
     """x + p sigmoid(q) with [p, q] = both [n, 2 C, h, w]."""
     if is_fused(x):
-        made: Tensor = _compiled(_gate)(x, both)
+        made: Tensor = _compiled(_gate, x, both)
         return made
     return _gate(x, both)
 
@@ -48,18 +50,22 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def _compiled(function: Callable[..., Any], *given: Any) -> Any:
+    """function(*given), compiled for tensors that lie as these do and for all else that is given, as it is.
+
+    A dense network needs nine variants of a function: three levels with three kinds of pads. Batches, sizes, widths and
+    types of other trainings in the same process need theirs. PyTorch compiles a function 8 times and then refuses, so
+    each variant is a function of its own.
+    """
+    key = tuple((x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x for x in given)
+    return _compiled_for(function, BACKEND, key)(*given)
+
+
 @functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For shapes as they are: those of three levels, with three kinds of pads in a dense network."""
-    allow_compiling(LEAST_LIMIT)
-    return torch.compile(function, dynamic=False, fullgraph=True)
-
-
-def allow_compiling(times: int) -> None:
-    """Lets PyTorch compile a function at least so many times, for so many shapes; by default that is 8."""
-    config: Any = torch._dynamo.config
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
-    setattr(config, name, max(times, getattr(config, name)))
+def _compiled_for(function: Callable[..., Any], backend: str, key: tuple[Any, ...]) -> Callable[..., Any]:
+    code = function.__code__.replace()  # PyTorch counts by code objects
+    own = types.FunctionType(code, function.__globals__, function.__name__)
+    return torch.compile(own, backend=backend, dynamic=False, fullgraph=True)
 
 
 # ---- Concat-ELU in an order ------------------------------------------------------------------------------------------
@@ -100,32 +106,34 @@ def ordered_concat_elu(
 class _Ordered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, places: Places, keep: float, pads: tuple[int, int, int, int], *parts: Tensor) -> Tensor:
-        last = [part.permute(0, 2, 3, 1).contiguous() for part in parts]
+        # Detached: what needs a gradient and what does not would be compiled apart.
+        last = [part.detach().permute(0, 2, 3, 1).contiguous() for part in parts]
         source, sign, *_ = places
         mask = None
         if keep < 1:
             assert len(last) == 1
-            y, mask = _compiled(_forward_dropout)(last[0], source, sign, keep, pads)
+            y, mask = _compiled(_forward_dropout, last[0], source, sign, keep, pads)
         elif len(last) == 1:
-            y = _compiled(_forward)(last[0], source, sign, pads)
+            y = _compiled(_forward, last[0], source, sign, pads)
         else:
-            y = _compiled(_forward_two)(*last, source, sign, pads)
+            y = _compiled(_forward_two, *last, source, sign, pads)
         ctx.save_for_backward(mask, *last)
         ctx.places, ctx.keep, ctx.pads = places, keep, pads
         made: Tensor = y.permute(0, 3, 1, 2)
         return made
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         mask, *last = ctx.saved_tensors
         _, _, plus, minus = ctx.places
         dy = dy.permute(0, 2, 3, 1).contiguous()
         if mask is not None:
-            dx = [_compiled(_backward_dropout)(dy, last[0], mask, plus, minus, ctx.keep, ctx.pads)]
+            dx = [_compiled(_backward_dropout, dy, last[0], mask, plus, minus, ctx.keep, ctx.pads)]
         elif len(last) == 1:
-            dx = [_compiled(_backward)(dy, last[0], plus, minus, ctx.pads)]
+            dx = [_compiled(_backward, dy, last[0], plus, minus, ctx.pads)]
         else:
-            dx = _compiled(_backward_two)(dy, *last, plus, minus, ctx.pads)
+            dx = _compiled(_backward_two, dy, *last, plus, minus, ctx.pads)
         return None, None, None, *(part.permute(0, 3, 1, 2) for part in dx)
 
 
