@@ -1,4 +1,4 @@
-"""What goes around convolutions: a bias for edges, gradients of biases, and replacing those of a network."""
+"""What goes around convolutions: a bias for edges, and replacing those of a network."""
 
 import copy
 import itertools
@@ -15,8 +15,6 @@ from torch.nn.utils import parametrizations, prune
 
 import blocksparse.torch as bst
 from blocksparse import Layout
-from blocksparse.torch.autograd import conv as autograd_conv
-from blocksparse.torch.autograd.conv import sum_of_pixels
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -256,31 +254,3 @@ def test_orders_out_of_range_are_refused_where_nothing_is_checked_beforehand():
         order[at] = wrong
         with pytest.raises(ValueError, match="channel_order"):
             call(order)
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 2**-8), (torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_gradients_of_a_bias_in_parts(dtype, rtol):
-    """As on a card: no worse than the plain sum, which is of a float32 or wider and rounded once, too."""
-    dy = (torch.randn(4, 24, 8, 10, dtype=torch.float64) + 0.1).to(dtype).to(memory_format=torch.channels_last)
-    expected = dy.double().sum((0, 2, 3))
-    found = sum_of_pixels(dy, in_parts=True)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=rtol)
-    images = dy.movedim(1, -1)[:3, :7, :9]  # 189 pixels make no whole parts
-    torch.testing.assert_close(
-        sum_of_pixels(images.movedim(-1, 1), in_parts=True), images.sum((0, 1, 2)), rtol=0, atol=0
-    )
-
-
-def test_a_bias_in_parts_is_differentiable(monkeypatch, channels):
-    monkeypatch.setattr(autograd_conv, "sum_of_pixels", lambda dy, **_: sum_of_pixels(dy, in_parts=True))
-    x = torch.randn(2, 30, 8, 4, dtype=torch.float64).to(memory_format=torch.channels_last)
-    values = torch.randn(channels.blocks, 1, 8, 8, dtype=torch.float64)
-    bias = torch.randn(channels.out_features, dtype=torch.float64, requires_grad=True)
-    y = bst.conv2d(x, values, channels, bias, kernel_size=1)
-    dy = torch.randn_like(y, requires_grad=True)
-    (dbias,) = torch.autograd.grad(y, bias, dy, create_graph=True)
-    torch.testing.assert_close(dbias, dy.sum((0, 2, 3)))
-    v = torch.randn_like(dbias)
-    (ddy,) = torch.autograd.grad(dbias, dy, v)
-    torch.testing.assert_close(ddy, v.view(-1, 1, 1).expand_as(dy))

@@ -56,20 +56,6 @@ def test_agrees_with_dense(channels, rank, transposed, last):
                 assert to_format(result, last).stride() == result.stride()
 
 
-@pytest.mark.parametrize("size", [(16, 12), (7, 9)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_gradients_of_a_bias_over_many_pixels(channels, dtype, size):
-    """Of 768 pixels in parts of 64, and of 252, which make no whole parts."""
-    x = torch.randn(4, 30, *size, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
-    values = torch.randn(channels.blocks, 1, 8, 8, device="cuda", dtype=dtype)
-    bias = torch.zeros(21, device="cuda", dtype=dtype, requires_grad=True)
-    y = bst.conv2d(x, values, channels, bias, kernel_size=1)
-    dy = torch.randn_like(y)
-    (dbias,) = torch.autograd.grad(y, bias, dy)
-    assert dbias.dtype == dtype
-    assert error(dbias.cpu(), dy.double().sum((0, 2, 3)).cpu()) < TOLERANCE[dtype]
-
-
 def calls_on_cuda(layout, dtype=torch.float32):
     def moved(value):
         return value.cuda() if isinstance(value, torch.Tensor) else value

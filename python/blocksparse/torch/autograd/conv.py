@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..._core.geometry import output_size
@@ -25,27 +24,6 @@ def _again(function: type[Pass], images: int, last: bool, *fixed: Any) -> Callab
         return apply(function, *given, *fixed)
 
     return again
-
-
-ROWS = 64  # pixels of a part of a bias's gradient
-
-
-def sum_of_pixels(dy: Tensor, *, in_parts: bool) -> Tensor:
-    """The gradient of a bias, [out], from dy [n, out, size'...].
-
-    Of 16-bit images that lie channels-last PyTorch's own sum took 36 us a call on an H200, 18 % of a PixelCNN++'s
-    step: it spreads few outputs over many thread blocks, and the last of them adds what all have left. As parts of 64
-    pixels there are outputs enough for every block to end with its own. Not timed yet.
-
-    Args:
-        dy: see above.
-        in_parts: parts are summed first, and then their sums in float32 or wider; if pixels make whole parts.
-    """
-    pixels = dy.numel() // max(dy.size(1), 1)
-    if not in_parts or type(pixels) is not int or pixels == 0 or pixels % ROWS != 0:  # no int: a program of any sizes
-        return dy.sum((0, *range(2, dy.dim())))
-    parts = dy.movedim(1, -1).reshape(pixels // ROWS, ROWS, dy.size(1))
-    return parts.sum(1, dtype=torch.promote_types(dy.dtype, torch.float32)).sum(0).to(dy.dtype)
 
 
 class Product(Pass):
@@ -105,7 +83,7 @@ class Product(Pass):
         if wants_values or wants_gates:
             dw, dgates = run(Gradient, x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
         if wants_bias:
-            dbias = sum_of_pixels(dy, in_parts=dy.is_cuda and ctx.fixed[3])
+            dbias = dy.sum((0, *range(2, dy.dim())))
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, *(None,) * 7
 
 
