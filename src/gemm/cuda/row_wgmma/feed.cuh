@@ -26,19 +26,18 @@ struct Args {
   int32_t last_input;   // the block of inputs that is not whole; -1: none
   bool cut;             // some rows are several pieces
   float* partial;       // [slots][n][block]: sums of slices. null: rows are walked whole
-  const float* gates;
-  bool early;  // what the kernel in front has not written may be read before it is complete
-  bool plain;  // sums are stored as they are
+  bool early;           // what the kernel in front has not written may be read before it is complete
+  bool plain;           // sums are stored as they are
   int32_t n;
   int64_t outputs;
   Finish finish;
 };
 
-template <class T, int Block, int Tokens, bool ByIn, bool XFirst, bool Gated>
+template <class T, int Block, int Tokens, bool ByIn>
 struct Kernel {
   using Element = T;
   static constexpr int block = Block, tokens = Tokens;
-  static constexpr bool by_in = ByIn, x_first = XFirst, gated = Gated;
+  static constexpr bool by_in = ByIn;
   static constexpr int kDepth = Block < 64 ? Block : 64;  // inputs of a stage
   static constexpr int kSteps = Block / kDepth;           // stages of a block
   static constexpr int kXBytes = Tokens * kDepth * 2, kWBytes = Block * kDepth * 2;
@@ -60,7 +59,6 @@ struct Kernel {
 template <class K>
 struct Shared {
   cuda::Ring<K::kStages> ring;
-  float gates[K::gated ? K::kStages : 1];
 };
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
@@ -96,19 +94,11 @@ class Jobs {
     return job;
   }
 
-  // Of a warp: the stages that a job takes.
+  // The stages that a job takes.
   template <class K>
   __device__ int stages_of(const Job& job) const {
-    int count = job.last - job.first;
-    if constexpr (K::gated) {
-      count = 0;
-      for (int first = job.first; first < job.last; first += 32) {
-        const int at = first + lane();
-        const bool live = at < job.last && p_.gates[p_.walk.refs[at].weight] != 0;
-        count += __popc(__ballot_sync(~0u, live));
-      }
-    }
-    return __shfl_sync(~0u, count, 0) * K::kSteps;  // the same in all lanes, as wgmma's conditions want it
+    return __shfl_sync(~0u, job.last - job.first, 0) *
+           K::kSteps;  // the same in all lanes, as wgmma's conditions want it
   }
 
  private:
@@ -144,11 +134,10 @@ class Feeder {
     }
   }
 
-  // 32 blocks of the list, one a lane: those whose gates are not 0. Nothing is made of `ref` before it is needed, so
-  // that nobody waits for it: b = 64, 10 %, 1024 tokens, tiles of 64 took 16.3 us instead of 16.9 (H100, 2026-11-25).
+  // 32 blocks of the list, one a lane. Nothing is made of `ref` before it is needed, so that nobody waits for it: b =
+  // 64, 10 %, 1024 tokens, tiles of 64 took 16.3 us instead of 16.9 (H100, 2026-11-25).
   struct Batch {
     BlockRef ref{0, 0};
-    float gate = 1;
     int count = 0;
   };
 
@@ -157,14 +146,6 @@ class Feeder {
     const int at = first + lane();
     if (at < job.last) batch.ref = p_.walk.refs[at];
     batch.count = min(max(job.last - first, 0), 32);
-    if constexpr (K::gated) {
-      if (at < job.last) batch.gate = p_.gates[batch.ref.weight];
-      const unsigned live = __ballot_sync(~0u, at < job.last && batch.gate != 0);
-      batch.count = __popc(live);
-      const int source = lane() < batch.count ? static_cast<int>(__fns(live, 0, lane() + 1)) : 0;
-      batch.ref = {__shfl_sync(~0u, batch.ref.from, source), __shfl_sync(~0u, batch.ref.weight, source)};
-      batch.gate = __shfl_sync(~0u, batch.gate, source);
-    }
     return batch;
   }
 
@@ -203,16 +184,14 @@ class Feeder {
   __device__ __forceinline__ void fill(const Job& job, const Batch& batch, bool w, bool x) const {
     const int block = ahead_ / K::kSteps, step = ahead_ % K::kSteps * K::kDepth;
     const int from = __shfl_sync(~0u, batch.ref.from, block), weight = __shfl_sync(~0u, batch.ref.weight, block);
-    const float gate = K::gated ? __shfl_sync(~0u, batch.gate, block) : 1;
     if (lane() == 0) {
       const uint32_t data = place_.in(stages_, K::kStageBytes), full = shared_.ring.full(place_);
       if (w) {
         shared_.ring.wait_empty(place_);
-        if constexpr (K::gated) shared_.gates[place_.stage] = gate;
         shared_.ring.expect(place_, K::kStageBytes);
         load_w<Ragged>(data + K::kXBytes, full, from, weight, step);
       }
-      if (x) load_x(data, full, from * K::block + step, job.token);
+      if (x) ptx::load_box(data, &p_.x, full, from * K::block + step, job.token);
     }
     __syncwarp();
   }
@@ -227,16 +206,6 @@ class Feeder {
       const int inner = K::by_in ? box * K::kDepth : step, outer = K::by_in ? step : 0;
       if (Ragged && from == p_.last_input) ptx::load_box(at, &p_.w_last, full, inner, outer, weight);
       else ptx::load_box(at, &p_.w, full, inner, weight * K::block + outer);
-    }
-  }
-  __device__ void load_x(uint32_t to, uint32_t full, int input, int token) const {
-    if constexpr (K::x_first) {
-#pragma unroll
-      for (int half = 0; half < K::kHalves; ++half) {
-        ptx::load_box(to + static_cast<uint32_t>(half * K::kDepth * 128), &p_.x, full, token + 64 * half, input);
-      }
-    } else {
-      ptx::load_box(to, &p_.x, full, input, token);
     }
   }
 

@@ -1,5 +1,5 @@
 // y = f(x W^T + bias + residual) for tens to thousands of tokens, and dgrad likewise, on Hopper.
-//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; x and y also features-first
+//   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; y also features-first
 // Who does what
 //   grid      a thread block an SM. A job is a row of blocks, or a slice of one that is cut, and 64, 128 or 256 tokens.
 //             Each thread block takes job after job, longest first, there and back
@@ -31,18 +31,16 @@ template <class K>
 __device__ inline void multiply_stage(uint32_t stage, Sums<K>& sums) {
   constexpr int kRow = K::kDepth * 2;  // bytes of a row of a box of inputs or outputs
   constexpr auto kSwizzle = K::kDepth == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
-  constexpr int kXHalf = (K::x_first ? K::kDepth * 128 : 64 * kRow) / 16;
-  constexpr int kXStep = K::x_first ? 128 : 2, kWStep = K::by_in ? kRow : 2;
-  const uint64_t x = K::x_first ? ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128)
-                                : ptx::wgmma_matrix(stage, 0, 8 * kRow, kSwizzle);
+  constexpr int kXHalf = 64 * kRow / 16, kXStep = 2, kWStep = K::by_in ? kRow : 2;
+  const uint64_t x = ptx::wgmma_matrix(stage, 0, 8 * kRow, kSwizzle);
   const uint64_t w = ptx::wgmma_matrix(stage + K::kXBytes, K::kDepth * kRow, 8 * kRow, kSwizzle);
   ptx::wgmma_fence();
 #pragma unroll
   for (int half = 0; half < K::kHalves; ++half) {
 #pragma unroll
     for (int k = 0; k < K::kDepth / 16; ++k) {
-      ptx::wgmma<typename K::Element, K::block, K::x_first, K::by_in>(sums[half], x + half * kXHalf + k * kXStep,
-                                                                      w + k * kWStep);
+      ptx::wgmma<typename K::Element, K::block, false, K::by_in>(sums[half], x + half * kXHalf + k * kXStep,
+                                                                 w + k * kWStep);
     }
   }
   ptx::wgmma_commit();
@@ -66,8 +64,7 @@ class Consumer {
       // Who is laps behind would take the barrier of a stage for that of two laps before: jobs are begun in turn.
       if (wave > 0) ptx::bar_sync(kTurn + warpgroup_, 256);
       Sums<K> sums{};
-      if constexpr (K::gated) walk_gated(stages, sums);
-      else walk(stages, sums);
+      walk(stages, sums);
       if (wave + 1 < p_.waves) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
       complete();
       if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y, and what the last step reads
@@ -93,35 +90,6 @@ class Consumer {
       place_.advance(K::kStages);
     }
     pending_ = stages > 0;
-  }
-
-  // The sums of each block alone, times its gate.
-  __device__ void walk_gated(int stages, Sums<K>& sums) {
-#pragma unroll 1
-    for (int i = 0; i < stages; i += K::kSteps) {
-      Sums<K> part{};
-      // The zeros are there now: ptxas else moves them between the products, and lets each wait for the one in front.
-#pragma unroll
-      for (auto& half : part) {
-#pragma unroll
-        for (float& sum : half) ptx::hold(sum);
-      }
-      float gate = 0;
-#pragma unroll
-      for (int step = 0; step < K::kSteps; ++step) {
-        shared_.ring.wait_full(place_);
-        gate = shared_.gates[place_.stage];
-        multiply_stage<K>(place_.in(stages_, K::kStageBytes), part);
-        ptx::wgmma_wait<0>();
-        shared_.ring.release_warp(place_);
-        place_.advance(K::kStages);
-      }
-#pragma unroll
-      for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-        for (int k = 0; k < K::kSums; ++k) sums[half][k] += gate * part[half][k];
-      }
-    }
   }
 
   // The other warpgroup begins meanwhile.
@@ -172,13 +140,12 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
 
 template <class K>
 Status make_maps(const Product& p, Args& args) {
-  const bool first = p.x.features_first();
   BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.x.data,
-                                            .columns = first ? p.x.n : p.x.features,
-                                            .rows = first ? p.x.features : p.x.n,
-                                            .row_stride = first ? p.x.feature_stride : p.x.token_stride,
-                                            .box_columns = static_cast<uint32_t>(first ? 64 : K::kDepth),
-                                            .box_rows = static_cast<uint32_t>(first ? K::kDepth : K::tokens)},
+                                            .columns = p.x.features,
+                                            .rows = p.x.n,
+                                            .row_stride = p.x.token_stride,
+                                            .box_columns = static_cast<uint32_t>(K::kDepth),
+                                            .box_rows = static_cast<uint32_t>(K::tokens)},
                                            args.x));
   if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
   cuda::BoxedMatrix w{.data = p.w,
@@ -197,15 +164,13 @@ Status make_maps(const Product& p, Args& args) {
 
 // body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_kernel(int64_t block, int tokens, bool by_in, bool x_first, bool gated, Body body) {
+Status with_kernel(int64_t block, int tokens, bool by_in, Body body) {
   const auto of_kind = [&]<int Block, bool ByIn>() {
-    if (gated) return body.template operator()<Kernel<T, Block, 64, ByIn, false, true>>();
-    if (x_first) return body.template operator()<Kernel<T, Block, 64, ByIn, true, false>>();
-    if (tokens == 64) return body.template operator()<Kernel<T, Block, 64, ByIn, false, false>>();
+    if (tokens == 64) return body.template operator()<Kernel<T, Block, 64, ByIn>>();
     if constexpr (Block == 32) {
-      if (tokens == 256) return body.template operator()<Kernel<T, Block, 256, ByIn, false, false>>();
+      if (tokens == 256) return body.template operator()<Kernel<T, Block, 256, ByIn>>();
     }
-    return body.template operator()<Kernel<T, Block, 128, ByIn, false, false>>();
+    return body.template operator()<Kernel<T, Block, 128, ByIn>>();
   };
   const auto of_block = [&]<int Block>() {
     return by_in ? of_kind.template operator()<Block, true>() : of_kind.template operator()<Block, false>();
@@ -232,13 +197,12 @@ Status launch(const Product& p, const CudaCall& call) {
             .last_input = p.x.features % problem.block == 0 ? -1 : static_cast<int32_t>(problem.input_blocks() - 1),
             .cut = cut,
             .partial = sliced ? static_cast<float*>(call.workspace.data) : nullptr,
-            .gates = static_cast<const float*>(p.gates),
             .early = p.x_is_last,
             .plain = without_epilogue(p),
             .n = static_cast<int32_t>(p.x.n),
             .outputs = p.y.features,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  return with_kernel<T>(problem.block, tokens, p.by_in, problem.x_first, problem.gated, [&]<class K>() {
+  return with_kernel<T>(problem.block, tokens, p.by_in, [&]<class K>() {
     BS_RETURN_IF_ERROR(make_maps<K>(p, args));
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
@@ -258,20 +222,16 @@ Status launch(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status prepare() {
-  const auto each = [&](int tokens, bool x_first, bool gated) {
+  for (const int tokens : {64, 128, 256}) {
     for (const int block : {32, 64, 128}) {
       for (const bool by_in : {false, true}) {
-        BS_RETURN_IF_ERROR(with_kernel<T>(block, tokens, by_in, x_first, gated, [&]<class K>() {
+        BS_RETURN_IF_ERROR(with_kernel<T>(block, tokens, by_in, [&]<class K>() {
           BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
           return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
         }));
       }
     }
-    return Status();
-  };
-  BS_RETURN_IF_ERROR(each(64, false, true));
-  BS_RETURN_IF_ERROR(each(64, true, false));
-  for (const int tokens : {64, 128, 256}) BS_RETURN_IF_ERROR(each(tokens, false, false));
+  }
   return cuda::prepare_tensor_maps();
 }
 

@@ -14,7 +14,7 @@ constexpr int64_t kMostTokensOfSlices = 1024;
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   return p.pass != Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 32 && p.n >= 1 && p.inputs >= 1 && p.x_in_rows &&
-         p.w_aligned && !(p.gated && p.x_first) && !p.glu && p.blocks * p.block < kMost && p.outputs < kMost &&
+         p.w_aligned && !p.gated && !p.x_first && !p.glu && p.blocks * p.block < kMost && p.outputs < kMost &&
          p.n < kMost - 256 && (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 
@@ -28,10 +28,8 @@ int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : 65; }
 //   whole rows of ba(288,3), b = 64, H200, 2026-11-26: n = 256 20.1, 22.9; n = 1024 68.0, 61.5; ba(576,8), b = 32: n =
 //   256 46.8, 41.1
 // 256 tokens of b = 64 are of a form with outputs on wgmma's rows, which is not here; with tokens there they lost: n =
-// 1024, .1 17.0, 14.4 with 128. Gated sums are held twice, so more than 64 tokens have no room; nor have 256 of b =
-// 128.
+// 1024, .1 17.0, 14.4 with 128. 256 of b = 128 have no room.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
-  if (p.gated || p.x_first) return 64;
   const int64_t half_jobs = p.slots > 0 ? 12 : 3;  // of an SM: rows that differ much need more of them to even out
   const auto pays = [&](int64_t tokens) {
     return p.n > tokens / 2 && 2 * p.output_blocks() * ceil_div(p.n, tokens) >= half_jobs * card.multiprocessors;
@@ -62,9 +60,7 @@ int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSpl
 //                         (11.4) n = 2048, .05 28.0 (33.5), .1 44.8 (44.5)
 //   65 tokens, H200, the kernel before   b = 32: 4096 x 4096, .1 8.0 (7.2)
 // What shares x among outputs needs blocks enough of each input; it then has less to read.
-// Gates and features-first x are not measured.
 bool pays(const CudaProblem& p, const cuda::Card&) {
-  if (p.gated || p.x_first) return false;
   if (p.n < 65) return p.density() >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
   if (p.block == 32) {

@@ -80,8 +80,7 @@ class Storer {
   // tokens took 110 us instead of 23 (H200, 2026-11-26).
   __device__ void add_residual(Sums<K>& sums) const {
     const DeviceMatrix& residual = p_.finish.residual;
-    const bool pairs =
-        residual.features_contiguous() && residual.aligned && first_output() + K::block <= p_.outputs;
+    const bool pairs = residual.features_contiguous() && residual.aligned && first_output() + K::block <= p_.outputs;
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
 #pragma unroll
