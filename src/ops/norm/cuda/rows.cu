@@ -219,7 +219,8 @@ Result<bool> prepared(Device device) {
 // A thread block has a row.
 Status check_rows(std::string_view op, int64_t rows, int64_t features) {
   constexpr int64_t kMost = 0x7fffffff, kMostFeatures = 1 << 30;
-  if (features > kMostFeatures) return invalid("[", op, "] x has ", features, " features, a card takes ", kMostFeatures);
+  if (features > kMostFeatures)
+    return invalid("[", op, "] x has ", features, " features, a card takes ", kMostFeatures);
   return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes ", kMost);
 }
 
