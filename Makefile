@@ -19,6 +19,8 @@ JOBS ?= $(shell nproc)
 CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 # What tests compile for. Without a card, PTX does for the older ones: nothing would run what ptxas makes of it.
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
+# Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
+FRAMEWORKS ?= tensorflow
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
@@ -61,7 +63,7 @@ test-python: $(VENV)/.test $(VENV)/jax/.made
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
 	$(call step,Python tests of the front end for JAX)
 	OMP_WAIT_POLICY=passive $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) $(wildcard tests/python/test_jax*.py)
-	$(MAKE) --no-print-directory test-frameworks
+	$(if $(FRAMEWORKS),$(MAKE) --no-print-directory test-frameworks)
 
 # Front ends in environments of their own, where no other framework is.
 test-frameworks: $(VENV)/.package
