@@ -15,6 +15,7 @@
 #include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/warpgroup.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
@@ -150,16 +151,19 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
   }
   // Barriers by one thread, maps by the warps that copy: with both by others, the first stage came up to 1.4 us later
   // (H100, 2026-11-25).
-  if (threadIdx.x >= 256 && threadIdx.x % 32 == 0) {
+  if (threadIdx.x >= 256 && threadIdx.x < 256 + 32 * K::kFeeders && threadIdx.x % 32 == 0) {
     ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
   }
   __syncthreads();
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 2) {
-    Feeder<K>(p, shared, stages, static_cast<int>(threadIdx.x) / 32 % K::kFeeders).run();
+    if constexpr (K::kGivesRegisters) ptx::setmaxnreg_dec<K::kFeedRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    if (warp < K::kFeeders) Feeder<K>(p, shared, stages, warp).run();
     return;
   }
+  if constexpr (K::kGivesRegisters) ptx::setmaxnreg_inc<K::kRegisters>();
   Consumer<K>(p, shared, stages, warpgroup).run();
 #endif
 }

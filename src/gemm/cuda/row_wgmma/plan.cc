@@ -20,24 +20,34 @@ bool supports(const CudaProblem& p) {
 
 int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : 65; }
 
-// Larger tiles read W less often; they must leave a job and a half for every SM, and whole rows of few blocks do.
+// Larger tiles read W less often; they must leave a job and a half for every SM, six where rows are uneven.
 // us of jobs of 64, 128 and 256 tokens, 4096 x 4096, bf16, hot, H100, 2026-11-25
 //   b = 64, .25   n = 256 7.8, 8.9; n = 512 16.1, 13.3, 14.8; n = 1024 30.5, 26.0, 23.3
 //   b = 32, .1    n = 256 9.3, 8.3, 8.4; n = 512 16.6, 13.9, 12.5; n = 1024 30.3, 25.1, 22.9
 //   b = 128, .25  n = 512 11.6, 12.1; n = 1024 21.5, 18.2
+//   whole rows of ba(288,3), b = 64, H200, 2026-11-26: n = 256 20.1, 22.9; n = 1024 68.0, 61.5; ba(576,8), b = 32: n =
+//   256 46.8, 41.1
 // 256 tokens of b = 64 are of a form with outputs on wgmma's rows, which is not here; with tokens there they lost: n =
 // 1024, .1 17.0, 14.4 with 128. Gated sums are held twice, so more than 64 tokens have no room; nor have 256 of b =
 // 128.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
   if (p.gated || p.x_first) return 64;
+  const int64_t half_jobs = p.slots > 0 ? 12 : 3;  // of an SM: rows that differ much need more of them to even out
   const auto pays = [&](int64_t tokens) {
-    return p.n > tokens / 2 && 2 * p.output_blocks() * ceil_div(p.n, tokens) >= 3 * card.multiprocessors;
+    return p.n > tokens / 2 && 2 * p.output_blocks() * ceil_div(p.n, tokens) >= half_jobs * card.multiprocessors;
   };
   if (p.block == 32 && pays(256)) return 256;
   return pays(128) ? 128 : 64;
 }
 
-bool adds_slices(const CudaProblem& p) { return p.n <= kMostTokensOfSlices; }
+// A row has as many blocks as there are of inputs, at most. Where that is not far above what an SM has of all rows, to
+// add slices takes longer than a row that is late: ba(288,3,blocks=2448), b = 64, 256 tokens 26.2 us, whole 20.1 (H200,
+// 2026-11-26).
+bool adds_slices(const CudaProblem& p) {
+  constexpr int64_t kMultiprocessors = 132, kMostOfMean = 4;
+  const int64_t tiles = ceil_div(p.n, int64_t{64});
+  return p.n <= kMostTokensOfSlices && p.input_blocks() * kMultiprocessors > kMostOfMean * p.blocks * tiles;
+}
 
 int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSplits); }
 

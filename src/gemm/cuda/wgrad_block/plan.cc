@@ -1,15 +1,12 @@
 #include "gemm/cuda/wgrad_block/plan.h"
 
-#include "gemm/cuda/wgrad_wgmma/plan.h"
-
 namespace blocksparse::gemm::wgrad_block {
 
-// A gate's gradient is that of one thread block: b = 128 has two.
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  return p.pass == Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 32 && p.n >= 1 && p.inputs >= 1 &&
-         p.outputs >= 1 && p.x_in_rows && p.w_aligned && p.pairs <= wgrad_wgmma::kTermsOfLaunch &&
-         p.blocks * 2 < kMost && p.n < kMost && p.outputs < kMost && p.inputs < kMost && !(p.gated && p.block == 128);
+  return p.pass == Pass::wgrad && size_of(p.dtype) == 2 && p.block >= 64 && p.n >= 1 && p.inputs >= 1 &&
+         p.outputs >= 1 && p.x_in_rows && p.w_aligned && !p.x_first && !p.gated && p.pairs == 1 &&
+         p.blocks * 2 < kMost && p.n < kMost && p.outputs < kMost && p.inputs < kMost;
 }
 
 int64_t least_tokens(const CudaProblem&) { return 33; }
