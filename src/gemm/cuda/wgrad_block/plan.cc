@@ -24,7 +24,7 @@ int64_t least_tokens(const CudaProblem&) { return 33; }
 bool pays(const CudaProblem& p, const cuda::Card&) {
   if (p.block < 64 || p.pairs > 1 || p.gated || p.x_first) return false;
   if (p.n < 96) return p.density() < 0.05 && !p.uneven;
-  return p.n <= 1024 || (p.block == 128 && p.density() < (p.n <= 2048 ? 0.15 : 0.08) && p.n <= 4096);
+  return p.n <= (p.block == 128 ? 2048 : 1024);
 }
 
 int64_t workspace_bytes(const CudaProblem&) { return 0; }

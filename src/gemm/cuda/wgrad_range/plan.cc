@@ -14,8 +14,18 @@ bool supports(const CudaProblem& p) {
 
 int64_t least_tokens(const CudaProblem&) { return 33; }
 
+// Its times beside the others' are in NOTES.md.
 bool pays(const CudaProblem& p, const cuda::Card& card) {
-  return p.n > 256 || (p.n >= 96 && p.blocks >= 6 * card.multiprocessors);
+  const int64_t sms = card.multiprocessors;
+  // Every four blocks read their x and dy again. What exceeds L2 is better cut along the tokens: wgrad_wgmma does.
+  constexpr int64_t kL2 = 60'000'000;
+  if (2 * p.n * (p.inputs + p.outputs) > kL2 && p.blocks > 10 * sms) return false;
+  // Few blocks begin and end sooner in the several thread blocks an SM of wgrad_block.
+  if (p.block == 128) {
+    return p.n >= 2048 ? 3 * p.blocks > sms : p.n >= 96 && 2 * p.blocks > 3 * sms;
+  }
+  if (p.blocks <= sms) return p.n <= 2048;
+  return p.n > 512 || (p.n >= 96 && p.blocks >= 6 * sms);
 }
 
 int64_t workspace_bytes(const CudaProblem&) { return 0; }
