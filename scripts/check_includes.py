@@ -66,8 +66,7 @@ FROM_FAMILIES = {
     ("wgrad_stream", "stream_w/pack.h"): "asks whether kernels may begin before the one in front has ended",
     ("w_in_smem", "wgmma/finish.cuh"): "sums lie in registers as wgmma leaves them",
     ("four_rows_wgmma", "wgmma/maps.cuh"): "asks whether boxes of TMA can write y",
-    ("wgrad_range", "wgrad_wgmma/plan.h"): "a list of (x, dy) is as long as one of wgrad_wgmma",
-    ("wgrad_range", "wgrad_wgmma/terms.cuh"): "walks a list of (x, dy) as wgrad_wgmma does",
+    ("wgrad_block", "wgrad_wgmma/terms.cuh"): "walks a list of (x, dy) as wgrad_wgmma does",
     ("wgrad_wgmma", "wgmma/maps.cuh"): "x and dy come by the same maps of TMA",
     ("wgrad_wgmma", "wgmma/plan.h"): "reads chunks and gathers images as wgmma does",
 }

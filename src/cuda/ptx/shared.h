@@ -18,6 +18,10 @@ __device__ inline int4 ld_shared_16(uint32_t from) {
   return v;
 }
 
+__device__ inline void st_shared_8(uint32_t to, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+
 __device__ inline float2 ld_shared_8(uint32_t from) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");

@@ -1,19 +1,18 @@
-// dW[i] = gate_i dy_out^T x_in by wgmma for some hundred tokens at most: outputs are wgmma's rows, inputs its columns,
-// tokens the depth.
+// dW[i] = gate_i dy_out^T x_in by wgmma: outputs are wgmma's rows, inputs its columns, tokens the depth.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
-//   grid      a thread block takes neighbours of the list, once: b = 64 two in the order of rows, which share dy unless
-//             a row ends there; b = 128 64 outputs of one
-//   load      a warp fills a ring of stages, each of 64 tokens of what the blocks need
-//   compute   wgmma by a warpgroup
-//   finish    registers to dW, eight elements a lane
+//   grid      a thread block of one warpgroup for each block of dW, several on an SM
+//   load      its first thread, boxes into a ring of stages; up to 128 tokens of one (x, dy): all threads, at once
+//   compute   wgmma by the warpgroup: 64 x b for each half of the block's rows
+//   finish    registers to shared memory to dW
 #pragma once
+
+#include <algorithm>
 
 #include "core/ceil_div.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
-#include "gemm/cuda/wgrad_block/feed.cuh"
 #include "gemm/cuda/wgrad_block/store.cuh"
 
 namespace blocksparse::gemm::wgrad_block {
@@ -21,126 +20,185 @@ namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-template <class K, int Half>
-__device__ inline void add_product(float (&sums)[Half], uint32_t dy, uint32_t x) {
-  constexpr int kStep = K::kWidth * 2;  // 16 tokens, in units of 16 bytes
-  const uint64_t a = ptx::wgmma_matrix(dy, K::kBox, 8 * 128, ptx::Swizzle::bytes_128);
-  const uint64_t b = ptx::wgmma_matrix(x, K::kBox, 8 * 128, ptx::Swizzle::bytes_128);
+template <class S>
+__device__ inline void clear(Sums<S>& sums) {
 #pragma unroll
-  for (int k = 0; k < K::kTokens / 16; ++k) {
-    ptx::wgmma<typename K::Element, 2 * Half, true, true>(sums, a + k * kStep, b + k * kStep);
+  for (auto& half : sums) {
+#pragma unroll
+    for (float& sum : half) sum = 0;
   }
-}
-
-// Shared: one product of [64, 128]; else two of [64, 64], each with a dy of its own.
-template <class K, bool Shared>
-__device__ void multiply_and_store(const Args& g, const Job<K>& job, cuda::Ring<K::kMostStages>& ring, uint32_t data) {
-  constexpr int kProducts = Shared ? 1 : 2, kColumns = 128 / kProducts;
-  float sums[kProducts][kColumns / 2] = {};
   // The zeros are there now: ptxas else moves them between the products, and lets each wait for the one in front.
 #pragma unroll
-  for (auto& product : sums) {
+  for (auto& half : sums) {
 #pragma unroll
-    for (float& sum : product) ptx::hold(sum);
+    for (float& sum : half) ptx::hold(sum);
   }
-  const Loader<K> loader(g, job);
-  const int bytes = loader.boxes() * K::kBox;
-  cuda::RingPlace place, before;
-  for (int i = 0; i < g.steps; ++i) {
-    ring.wait_full(place);
-    const uint32_t dy = place.in(data, bytes);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kProducts; ++k) {
-      add_product<K>(sums[k], dy + static_cast<uint32_t>(k * K::kBox),
-                     dy + static_cast<uint32_t>((kProducts + k) * K::kBox));
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    if (i > 0) ring.release_warp(before);
-    before = place;
-    place.advance(loader.stages());
-  }
-  ptx::wgmma_wait<0>();
-  Sums flat;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) flat[i] = sums[i / (kColumns / 2)][i % (kColumns / 2)];
-  store<K>(g, job, flat);
 }
 
-template <class K>
-__global__ void __launch_bounds__(K::kThreads, K::kResident)
-    wgrad_block_sums([[maybe_unused]] const __grid_constant__ Args g) {
+template <class S>
+__device__ inline void multiply(Sums<S>& sums, uint32_t stage) {
+  constexpr int kStep = S::kWidth * 2;  // 16 tokens, in units of 16 bytes
+  const auto boxes = [&](int i) {
+    return ptx::wgmma_matrix(stage + static_cast<uint32_t>(i * S::kBox), S::kBox, 8 * 128, ptx::Swizzle::bytes_128);
+  };
+  const uint64_t x = boxes(S::kHalves);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int half = 0; half < S::kHalves; ++half) {
+    const uint64_t dy = boxes(half);
+#pragma unroll
+    for (int k = 0; k < S::kTokens / 16; ++k) {
+      ptx::wgmma<typename S::Element, S::block, true, true>(sums[half], dy + k * kStep, x + k * kStep);
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+template <class S, int Terms>
+__global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
+    wgrad_block_ring([[maybe_unused]] const __grid_constant__ RingArgs<Terms> g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  __shared__ cuda::Ring<K::kMostStages> ring;
+  __shared__ cuda::Ring<kMostStages> ring;
   const uint32_t data = shared_address(staged);
+  const Place<S> place(g);
+  RingLoader<S, Terms> loader(g, place, ring, data);
   if (threadIdx.x == 0) {
-    ring.init(K::kMostStages, 4);
+    ptx::prefetch_map(&g.dy[0]);
+    ptx::prefetch_map(&g.x[0]);
+    ring.init(g.stages, 1);
     ptx::fence_mbarrier_init();
+    for (int i = 0; i + 2 < g.stages; ++i) loader.next();
   }
-  if (threadIdx.x == 128) {
-    ptx::prefetch_map(&g.x);
-    ptx::prefetch_map(&g.dy);
-  }
-  const Job<K> job(g);
   __syncthreads();
-  if (threadIdx.x >= 128) {
-    if (threadIdx.x % 32 == 0) Loader<K>(g, job).run(ring, data);
-    return;
+  Sums<S> sums;
+  clear<S>(sums);
+  cuda::RingPlace stage;
+  const int steps = g.steps.all();
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) {
+    ring.wait_full(stage);
+    // Every warp has ended the products of two steps ago, whose stage is filled next.
+    __syncthreads();
+    if (threadIdx.x == 0) loader.next();
+    __syncwarp();
+    multiply<S>(sums, stage.in(data, S::kStageBytes));
+    ptx::wgmma_wait<1>();
+    stage.advance(g.stages);
   }
-  if (job.same) multiply_and_store<K, true>(g, job, ring, data);
-  else multiply_and_store<K, false>(g, job, ring, data);
+  ptx::wgmma_wait<0>();
+  __syncthreads();
+  store<S>(g, place, sums, data);
+#endif
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
+    wgrad_block_short([[maybe_unused]] const __grid_constant__ ShortArgs g) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char staged[];
+  const uint32_t data = shared_address(staged);
+  const Place<S> place(g);
+  const int steps = (static_cast<int>(g.x.n) + S::kTokens - 1) / S::kTokens;
+  load_all(g, place, data, steps);
+  Sums<S> sums;
+  clear<S>(sums);
+  ptx::cp_async_wait<0>();
+  ptx::fence_async_shared();
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) multiply<S>(sums, data + static_cast<uint32_t>(i * S::kStageBytes));
+  ptx::wgmma_wait<0>();
+  __syncthreads();
+  store<S>(g, place, sums, data);
 #endif
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-template <class K>
+template <class S>
 Status map_of(const Activations& a, CUtensorMap& map) {
   return cuda::make_tensor_map({.data = a.data,
                                 .columns = a.features,
                                 .rows = a.n,
                                 .row_stride = a.token_stride,
-                                .box_columns = static_cast<uint32_t>(K::kWidth),
-                                .box_rows = static_cast<uint32_t>(K::kTokens)},
+                                .box_columns = static_cast<uint32_t>(S::kWidth),
+                                .box_rows = static_cast<uint32_t>(S::kTokens)},
                                map);
 }
 
-template <class T, class Body>
-Status with_kernel(int32_t block, Body body) {
-  return block == 64 ? body.template operator()<Kernel<T, 64>>() : body.template operator()<Kernel<T, 128>>();
+Common common_of(const WeightGradient& g, const CudaCall& call) {
+  return {.refs = walk_on_device(g.layout, false).refs,
+          .out_of = out_of_on_device(g.layout),
+          .target = target_of(g),
+          .outputs = call.problem.outputs,
+          .inputs = call.problem.inputs};
+}
+
+template <class S>
+cuda::Launch launch_of(const WeightGradient& g, const CudaCall& call, int64_t stages) {
+  return {.blocks = g.layout.blocks,
+          .threads = S::kThreads,
+          .shared_bytes = static_cast<int>(std::max<int64_t>(stages * S::kStageBytes, kStoreBytes<S>)),
+          .stream = stream_of(call)};
+}
+
+template <class S, int Terms>
+Status launch_ring(const WeightGradient& g, const CudaCall& call, int32_t stages) {
+  RingArgs<Terms> args{common_of(g, call), {}, {}, {}, stages};
+  for (size_t i = 0; i < g.pairs.size(); ++i) {
+    const GradTerm term = g.term(i);
+    if (term.x.n == 0) continue;  // a map of nothing is refused
+    const int at = args.steps.terms++;
+    BS_RETURN_IF_ERROR(map_of<S>(term.x, args.x[at]));
+    BS_RETURN_IF_ERROR(map_of<S>(term.dy, args.dy[at]));
+    args.steps.ends[at] =
+        (at == 0 ? 0 : args.steps.ends[at - 1]) + static_cast<int32_t>(ceil_div(term.x.n, S::kTokens));
+  }
+  return cuda::launch(launch_of<S>(g, call, stages), wgrad_block_ring<S, Terms>, args);
+}
+
+template <class T, int Tokens, class Body>
+Status with_shape(int32_t block, Body body) {
+  return block == 64 ? body.template operator()<Shape<T, 64, Tokens>>()
+                     : body.template operator()<Shape<T, 128, Tokens>>();
 }
 
 template <class T>
 Status launch(const WeightGradient& g, const CudaCall& call) {
-  return with_kernel<T>(call.problem.block, [&]<class K>() {
-    const GradTerm term = g.term(0);
-    Args args{.x = {},
-              .dy = {},
-              .refs = walk_on_device(g.layout, false).refs,
-              .out_of = out_of_on_device(g.layout),
-              .target = target_of(g),
-              .blocks = static_cast<int32_t>(g.layout.blocks),
-              .steps = static_cast<int32_t>(ceil_div(term.x.n, K::kTokens)),
-              .outputs = call.problem.outputs,
-              .inputs = call.problem.inputs};
-    if (args.blocks == 0) return Status();
-    BS_RETURN_IF_ERROR(map_of<K>(term.x, args.x));
-    BS_RETURN_IF_ERROR(map_of<K>(term.dy, args.dy));
-    return cuda::launch({.blocks = ceil_div(args.blocks, K::kBlocks) * K::kParts,
-                         .threads = K::kThreads,
-                         .shared_bytes = K::kSharedBytes,
-                         .stream = stream_of(call)},
-                        wgrad_block_sums<K>, args);
-  });
+  if (g.layout.blocks == 0) return Status();
+  const int32_t block = call.problem.block;
+  if (g.pairs.size() == 1 && call.problem.n <= kShort) {
+    return with_shape<T, 32>(block, [&]<class S>() {
+      const GradTerm term = g.term(0);
+      const ShortArgs args{common_of(g, call), term.x, term.dy};
+      return cuda::launch(launch_of<S>(g, call, ceil_div(term.x.n, S::kTokens)), wgrad_block_short<S>, args);
+    });
+  }
+  const Ring ring = ring_of(call.problem, call.card);
+  const auto launch = [&]<class S>() {
+    return g.pairs.size() == 1 ? launch_ring<S, 1>(g, call, ring.stages)
+                               : launch_ring<S, wgrad_wgmma::kTermsOfLaunch>(g, call, ring.stages);
+  };
+  return ring.tokens == 64 ? with_shape<T, 64>(block, launch) : with_shape<T, 32>(block, launch);
+}
+
+template <class S>
+Status prepare_ring() {
+  constexpr int kBytes = kMostStages * S::kStageBytes;
+  BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<S, 1>, kBytes)));
+  return cuda::prepare_for_many(wgrad_block_ring<S, wgrad_wgmma::kTermsOfLaunch>, kBytes);
 }
 
 template <class T>
 Status prepare() {
   for (const int32_t block : {64, 128}) {
-    BS_RETURN_IF_ERROR(
-        with_kernel<T>(block, [&]<class K>() { return cuda::prepare_for_many(wgrad_block_sums<K>, K::kSharedBytes); }));
+    BS_RETURN_IF_ERROR((with_shape<T, 64>(block, []<class S>() { return prepare_ring<S>(); })));
+    BS_RETURN_IF_ERROR((with_shape<T, 32>(block, []<class S>() {
+      BS_RETURN_IF_ERROR(prepare_ring<S>());
+      constexpr int64_t kBytes = std::max<int64_t>(kShort / S::kTokens * S::kStageBytes, kStoreBytes<S>);
+      return cuda::prepare_for_many(wgrad_block_short<S>, static_cast<int>(kBytes));
+    })));
   }
   return cuda::prepare_tensor_maps();
 }

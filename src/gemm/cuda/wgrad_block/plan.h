@@ -1,4 +1,4 @@
-// The family `wgrad_block`: one or several blocks of dW a thread block. Pure functions of sizes and card.
+// The family `wgrad_block`: a thread block for each block of dW. Pure functions of sizes and card.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,17 @@
 #include "gemm/cuda/problem.h"
 
 namespace blocksparse::gemm::wgrad_block {
+
+constexpr int kMostStages = 6;
+// So many tokens of one (x, dy) are loaded at once, without a ring.
+constexpr int64_t kShort = 128;
+
+// How a thread block walks the tokens: so many a stage, so many stages in shared memory.
+struct Ring {
+  int32_t tokens = 32, stages = 5;
+};
+
+Ring ring_of(const CudaProblem& p, const cuda::Card& card);
 
 // The family's row of the table: see families.h.
 bool supports(const CudaProblem& p);
