@@ -193,8 +193,8 @@ Status prepare_ring() {
 template <class T>
 Status prepare() {
   for (const int32_t block : {64, 128}) {
-    BS_RETURN_IF_ERROR((with_shape<T, 64>(block, []<class S>() { return prepare_ring<S>(); })));
-    BS_RETURN_IF_ERROR((with_shape<T, 32>(block, []<class S>() {
+    BS_RETURN_IF_ERROR((with_shape<T, 64>(block, [&]<class S>() { return prepare_ring<S>(); })));
+    BS_RETURN_IF_ERROR((with_shape<T, 32>(block, [&]<class S>() {
       BS_RETURN_IF_ERROR(prepare_ring<S>());
       constexpr int64_t kBytes = std::max<int64_t>(kShort / S::kTokens * S::kStageBytes, kStoreBytes<S>);
       return cuda::prepare_for_many(wgrad_block_short<S>, static_cast<int>(kBytes));
