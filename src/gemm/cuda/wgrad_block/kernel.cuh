@@ -1,9 +1,9 @@
 // dW[i] = gate_i dy_out^T x_in by wgmma: outputs are wgmma's rows, inputs its columns, tokens the depth.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
-//   grid      a thread block of one warpgroup for each block of dW, several on an SM
-//   load      its first thread, boxes into a ring of stages; up to 128 tokens of one (x, dy): all threads, at once
-//   compute   wgmma by the warpgroup: 64 x b for each half of the block's rows
+//   grid      a thread block of one warpgroup for each block of dW, or for two that share dy; several on an SM
+//   load      its first thread, boxes into a ring of stages; up to 64 tokens of one (x, dy): all threads, at once
+//   compute   wgmma by the warpgroup: 64 x b for each 64 rows
 //   finish    registers to shared memory to dW
 #pragma once
 
@@ -35,34 +35,37 @@ __device__ inline void clear(Sums<S>& sums) {
   }
 }
 
+// `second_dy`: which box has dy of the second block; of one block, of its lower half.
 template <class S>
-__device__ inline void multiply(Sums<S>& sums, uint32_t stage) {
+__device__ inline void multiply(Sums<S>& sums, uint32_t stage, int second_dy) {
   constexpr int kStep = S::kWidth * 2;  // 16 tokens, in units of 16 bytes
   const auto boxes = [&](int i) {
     return ptx::wgmma_matrix(stage + static_cast<uint32_t>(i * S::kBox), S::kBox, 8 * 128, ptx::Swizzle::bytes_128);
   };
-  const uint64_t x = boxes(S::kHalves);
+  uint64_t dy[S::kProducts], x[S::kProducts];
+#pragma unroll
+  for (int i = 0; i < S::kProducts; ++i) dy[i] = boxes(i * second_dy), x[i] = boxes(S::kHalves + i / S::kHalves);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
-    const uint64_t dy = boxes(half);
+  for (int k = 0; k < S::kTokens / 16; ++k) {
 #pragma unroll
-    for (int k = 0; k < S::kTokens / 16; ++k) {
-      ptx::wgmma<typename S::Element, S::block, true, true>(sums[half], dy + k * kStep, x + k * kStep);
+    for (int i = 0; i < S::kProducts; ++i) {
+      ptx::wgmma<typename S::Element, S::block, true, true>(sums[i], dy[i] + k * kStep, x[i] + k * kStep);
     }
   }
   ptx::wgmma_commit();
 }
 
 template <class S, int Terms>
-__global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
+__global__ void __launch_bounds__(S::kThreads, S::kResident)
     wgrad_block_ring([[maybe_unused]] const __grid_constant__ RingArgs<Terms> g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   __shared__ cuda::Ring<kMostStages> ring;
   const uint32_t data = shared_address(staged);
   const Place<S> place(g);
-  RingLoader<S, Terms> loader(g, place, ring, data);
+  const int boxes = S::kBoxes - (place.shares_dy() ? 1 : 0), second_dy = place.shares_dy() ? 0 : S::kBoxes / 2 + 1;
+  RingLoader<S, Terms> loader(g, place, boxes, ring, data);
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&g.dy[0]);
     ptx::prefetch_map(&g.x[0]);
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
     __syncthreads();
     if (threadIdx.x == 0) loader.next();
     __syncwarp();
-    multiply<S>(sums, stage.in(data, S::kStageBytes));
+    multiply<S>(sums, stage.in(data, boxes * S::kBox), S::kBlocks == 2 ? second_dy : 1);
     ptx::wgmma_wait<1>();
     stage.advance(g.stages);
   }
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
+__global__ void __launch_bounds__(S::kThreads, S::kResident)
     wgrad_block_short([[maybe_unused]] const __grid_constant__ ShortArgs g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(S::kThreads, S::block == 64 ? 8 : 2)
   ptx::fence_async_shared();
   __syncthreads();
 #pragma unroll 1
-  for (int i = 0; i < steps; ++i) multiply<S>(sums, data + static_cast<uint32_t>(i * S::kStageBytes));
+  for (int i = 0; i < steps; ++i) multiply<S>(sums, data + static_cast<uint32_t>(i * S::kBoxes * S::kBox), 1);
   ptx::wgmma_wait<0>();
   __syncthreads();
   store<S>(g, place, sums, data);
@@ -128,7 +131,8 @@ Status map_of(const Activations& a, CUtensorMap& map) {
 }
 
 Common common_of(const WeightGradient& g, const CudaCall& call) {
-  return {.refs = walk_on_device(g.layout, false).refs,
+  return {.blocks = static_cast<int32_t>(g.layout.blocks),
+          .refs = walk_on_device(g.layout, false).refs,
           .out_of = out_of_on_device(g.layout),
           .target = target_of(g),
           .outputs = call.problem.outputs,
@@ -137,9 +141,9 @@ Common common_of(const WeightGradient& g, const CudaCall& call) {
 
 template <class S>
 cuda::Launch launch_of(const WeightGradient& g, const CudaCall& call, int64_t stages) {
-  return {.blocks = g.layout.blocks,
+  return {.blocks = ceil_div(g.layout.blocks, S::kBlocks),
           .threads = S::kThreads,
-          .shared_bytes = static_cast<int>(std::max<int64_t>(stages * S::kStageBytes, kStoreBytes<S>)),
+          .shared_bytes = static_cast<int>(std::max<int64_t>(stages * S::kBoxes * S::kBox, kStoreBytes<S>)),
           .stream = stream_of(call)};
 }
 
@@ -160,8 +164,8 @@ Status launch_ring(const WeightGradient& g, const CudaCall& call, int32_t stages
 
 template <class T, int Tokens, class Body>
 Status with_shape(int32_t block, Body body) {
-  return block == 64 ? body.template operator()<Shape<T, 64, Tokens>>()
-                     : body.template operator()<Shape<T, 128, Tokens>>();
+  return block == 64 ? body.template operator()<Shape<T, 64, Tokens, 1>>()
+                     : body.template operator()<Shape<T, 128, Tokens, 1>>();
 }
 
 template <class T>
@@ -180,12 +184,13 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
     return g.pairs.size() == 1 ? launch_ring<S, 1>(g, call, ring.stages)
                                : launch_ring<S, wgrad_wgmma::kTermsOfLaunch>(g, call, ring.stages);
   };
+  if (ring.blocks == 2) return launch.template operator()<Shape<T, 64, 32, 2>>();
   return ring.tokens == 64 ? with_shape<T, 64>(block, launch) : with_shape<T, 32>(block, launch);
 }
 
 template <class S>
 Status prepare_ring() {
-  constexpr int kBytes = kMostStages * S::kStageBytes;
+  constexpr int kBytes = kMostStages * S::kBoxes * S::kBox;
   BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<S, 1>, kBytes)));
   return cuda::prepare_for_many(wgrad_block_ring<S, wgrad_wgmma::kTermsOfLaunch>, kBytes);
 }
@@ -196,10 +201,11 @@ Status prepare() {
     BS_RETURN_IF_ERROR((with_shape<T, 64>(block, [&]<class S>() { return prepare_ring<S>(); })));
     BS_RETURN_IF_ERROR((with_shape<T, 32>(block, [&]<class S>() {
       BS_RETURN_IF_ERROR(prepare_ring<S>());
-      constexpr int64_t kBytes = std::max<int64_t>(kShort / S::kTokens * S::kStageBytes, kStoreBytes<S>);
+      constexpr int64_t kBytes = std::max<int64_t>(kShort / S::kTokens * S::kBoxes * S::kBox, kStoreBytes<S>);
       return cuda::prepare_for_many(wgrad_block_short<S>, static_cast<int>(kBytes));
     })));
   }
+  BS_RETURN_IF_ERROR((prepare_ring<Shape<T, 64, 32, 2>>()));
   return cuda::prepare_tensor_maps();
 }
 

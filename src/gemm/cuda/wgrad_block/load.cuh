@@ -20,6 +20,7 @@ using wgrad_wgmma::TermSteps;
 
 // What both kernels are given.
 struct Common {
+  int32_t blocks;
   const BlockRef* refs;   // of the rows of W
   const int32_t* out_of;  // the row of each block
   GradientTarget target;
@@ -38,49 +39,71 @@ struct ShortArgs : Common {
   Activations x, dy;
 };
 
-template <class T, int Block, int Tokens>
+// Blocks: of dW, of a thread block; two only of 64.
+template <class T, int Block, int Tokens, int Blocks>
 struct Shape {
   using Element = T;
   static constexpr int block = Block;
+  static constexpr int kBlocks = Blocks;
   static constexpr int kTokens = Tokens;      // of a stage
-  static constexpr int kHalves = Block / 64;  // boxes of dy, and of x
+  static constexpr int kHalves = Block / 64;  // boxes of a row of W, and of a column
   static constexpr int kWidth = 64;           // features of a box
   static constexpr int kBox = kTokens * kWidth * 2;
-  static constexpr int kStageBytes = 2 * kHalves * kBox;
-  static constexpr int kThreads = 128;  // one warpgroup, which loads, multiplies and stores
+  static constexpr int kBoxes = 2 * kHalves * kBlocks;  // of a stage, at most
+  static constexpr int kProducts = kHalves * kBlocks;   // of 64 outputs each
+  static constexpr int kThreads = 128;                  // one warpgroup, which loads, multiplies and stores
+  static constexpr int kResident = Block == 64 ? 8 / Blocks : 2;
 };
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-// A block of dW.
+// What a thread block makes: neighbours in the layout's list.
 template <class S>
 struct Place {
-  int id, row, column;
+  int first, count;
+  int row[S::kBlocks], column[S::kBlocks];
 
-  __device__ explicit Place(const Common& g)
-      : id(static_cast<int>(blockIdx.x)), row(g.out_of[id]), column(g.refs[id].from) {}
-  __device__ int output() const { return row * S::block; }
-  __device__ int input() const { return column * S::block; }
+  __device__ explicit Place(const Common& g) {
+    first = static_cast<int>(blockIdx.x) * S::kBlocks;
+    count = min(S::kBlocks, g.blocks - first);
+#pragma unroll
+    for (int i = 0; i < S::kBlocks; ++i) {
+      const int at = min(first + i, g.blocks - 1);
+      row[i] = g.out_of[at], column[i] = g.refs[at].from;
+    }
+  }
+  // Whether two blocks read one dy.
+  __device__ bool shares_dy() const {
+    return S::kBlocks == 2 && __shfl_sync(~0u, static_cast<int>(row[0] == row[S::kBlocks - 1]), 0) != 0;
+  }
 };
 
-// Boxes by TMA, one stage after the other. Everything is done by one thread.
+// Boxes by TMA, one stage after the other: dy of the first block, x, then dy of the second unless it is shared. One
+// thread calls `next`.
 template <class S, int Terms>
 class RingLoader {
  public:
-  __device__ RingLoader(const RingArgs<Terms>& g, const Place<S>& place, cuda::Ring<kMostStages>& ring, uint32_t data)
-      : g_(g), place_(place), ring_(ring), data_(data), at_(g.steps, 0), left_(g.steps.all()) {}
+  __device__ RingLoader(const RingArgs<Terms>& g, const Place<S>& place, int boxes, cuda::Ring<kMostStages>& ring,
+                        uint32_t data)
+      : g_(g), place_(place), boxes_(boxes), ring_(ring), data_(data), at_(g.steps, 0), left_(g.steps.all()) {}
 
   __device__ void next() {
     if (left_ == 0) return;
     const uint32_t full = ring_.full(stage_);
-    uint32_t to = stage_.in(data_, S::kStageBytes);
-    ring_.expect(stage_, S::kStageBytes);
+    uint32_t to = stage_.in(data_, boxes_ * S::kBox);
+    ring_.expect(stage_, static_cast<uint32_t>(boxes_ * S::kBox));
+    const auto load = [&](const CUtensorMap* maps, int feature) {
+      ptx::load_box(to, maps + at_.term, full, feature, at_.token);
+      to += S::kBox;
+    };
 #pragma unroll
-    for (int i = 0; i < 2 * S::kHalves; ++i, to += S::kBox) {
-      const bool of_dy = i < S::kHalves;
-      const int feature = (of_dy ? place_.output() : place_.input()) + i % S::kHalves * S::kWidth;
-      ptx::load_box(to, (of_dy ? g_.dy : g_.x) + at_.term, full, feature, at_.token);
+    for (int h = 0; h < S::kHalves; ++h) load(g_.dy, place_.row[0] * S::block + h * S::kWidth);
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b) {
+#pragma unroll
+      for (int h = 0; h < S::kHalves; ++h) load(g_.x, place_.column[b] * S::block + h * S::kWidth);
     }
+    if (S::kBlocks == 2 && boxes_ == S::kBoxes) load(g_.dy, place_.row[S::kBlocks - 1] * S::block);
     stage_.advance(g_.stages);
     at_.advance(g_.steps);
     --left_;
@@ -89,6 +112,7 @@ class RingLoader {
  private:
   const RingArgs<Terms>& g_;
   const Place<S>& place_;
+  int boxes_;  // of a stage
   cuda::Ring<kMostStages>& ring_;
   uint32_t data_;
   StepPlace<S::kTokens> at_;
@@ -102,21 +126,24 @@ template <class S>
 __device__ inline void load_all(const ShortArgs& g, const Place<S>& place, uint32_t data, int steps) {
   constexpr int kChunks = 8, kRows = S::kThreads / kChunks;  // of 16 bytes in a box's row; rows at a time
   const int thread = static_cast<int>(threadIdx.x), chunk = thread % kChunks, first = thread / kChunks;
-  const auto load = [&](const Activations& a, int feature, uint32_t to) {
+  const auto load = [&](const Activations& a, int feature, int box) {
+    feature += chunk * 8;
     const int width = static_cast<int>(min(max(a.features - feature, int64_t{0}), int64_t{8})) * 2;
-    const auto* from = static_cast<const typename S::Element*>(a.data);
-    for (int token = first; token < steps * S::kTokens; token += kRows) {
-      const bool there = token < a.n && width > 0;
-      const uint32_t row = to + static_cast<uint32_t>(token / S::kTokens * S::kStageBytes + token % S::kTokens * 128);
-      ptx::cp_async_16_at(row + static_cast<uint32_t>((chunk ^ token % 8) * 16),
-                          there ? from + token * a.token_stride + feature : from, there ? width : 0);
+    const auto* base = static_cast<const typename S::Element*>(a.data);
+    uint32_t to = data + static_cast<uint32_t>(box * S::kBox + first * 128 + (chunk ^ first % 8) * 16);
+    int token = first;
+    for (int step = 0; step < steps; ++step, to += (S::kBoxes - 1) * S::kBox) {
+#pragma unroll
+      for (int row = 0; row < S::kTokens; row += kRows, token += kRows, to += kRows * 128) {
+        const bool there = token < a.n && width > 0;
+        ptx::cp_async_16_at(to, there ? base + token * a.token_stride + feature : base, there ? width : 0);
+      }
     }
   };
 #pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
-    const int feature = half * S::kWidth + chunk * 8;
-    load(g.dy, place.output() + feature, data + static_cast<uint32_t>(half * S::kBox));
-    load(g.x, place.input() + feature, data + static_cast<uint32_t>((S::kHalves + half) * S::kBox));
+  for (int h = 0; h < S::kHalves; ++h) {
+    load(g.dy, place.row[0] * S::block + h * S::kWidth, h);
+    load(g.x, place.column[0] * S::block + h * S::kWidth, S::kHalves + h);
   }
   ptx::cp_async_commit();
 }

@@ -5,16 +5,14 @@
 
 namespace blocksparse::gemm::wgrad_block {
 
-// us, bf16, 4096 x 4096, n = 1024 and 4096, tokens x stages, in a program of its own; H100, 2026-11-26
-//   b = 64, 82 blocks: 64 x 6 5.7, 24.0; 32 x 5 8.3, 34.8
-//   b = 64, 410 blocks: 32 x 6 11.3, 39.4; 32 x 5 11.5, 40.5; 64 x 6 14.4, 52.8
-//   b = 64, 1024 blocks: 32 x 6 27.0, 99.7; 32 x 5 28.3, 102; 64 x 3 27.2, 105. 12288 x 12288, 2447 blocks, n = 256 and
-//   2048: 32 x 5 24.9, 157; 32 x 6 25.2, 174
-//   b = 128, 102 blocks: 64 x 6 9.0, 30.1; 32 x 6 11.8, 36.9. 256 blocks: 32 x 6 16.4, 51.1; 64 x 5 18.1, 58.9
+// Figures are in NOTES.md. One thread block an SM has room for long stages; several had better be more. Neighbours in a
+// long row share dy, which counts where every SM has enough of them.
 Ring ring_of(const CudaProblem& p, const cuda::Card& card) {
   const int64_t each = ceil_div(p.blocks, card.multiprocessors);  // thread blocks an SM
   if (each <= 1) return {.tokens = 64, .stages = 6};
-  return {.tokens = 32, .stages = p.block == 64 && each > 10 ? 5 : 6};
+  if (p.block == 128) return {.tokens = 32, .stages = 6};
+  if (each >= 5 && p.blocks >= 12 * p.output_blocks()) return {.tokens = 32, .stages = 6, .blocks = 2};
+  return {.tokens = 32, .stages = each > 10 ? 5 : 6};
 }
 
 bool supports(const CudaProblem& p) {
@@ -27,10 +25,9 @@ bool supports(const CudaProblem& p) {
 
 int64_t least_tokens(const CudaProblem&) { return 1; }
 
-bool pays(const CudaProblem& p, const cuda::Card& card) {
-  // Each block reads its x and dy. Of many blocks that do not fit L2 together, wgrad_wgmma reads less.
-  constexpr int64_t kL2 = 60'000'000;
-  return 2 * p.n * (p.inputs + p.outputs) <= kL2 || p.blocks <= 10 * card.multiprocessors;
+bool pays(const CudaProblem& p, const cuda::Card&) {
+  // Each block, or each two, reads its x and dy: wgrad_wgmma reads less of nearly dense matrices.
+  return p.block == 128 || p.n <= 2048 || p.blocks < 24 * p.output_blocks();
 }
 
 int64_t workspace_bytes(const CudaProblem&) { return 0; }

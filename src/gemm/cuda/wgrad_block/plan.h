@@ -9,11 +9,11 @@ namespace blocksparse::gemm::wgrad_block {
 
 constexpr int kMostStages = 6;
 // So many tokens of one (x, dy) are loaded at once, without a ring.
-constexpr int64_t kShort = 128;
+constexpr int64_t kShort = 64;
 
-// How a thread block walks the tokens: so many a stage, so many stages in shared memory.
+// How a thread block walks the tokens: so many a stage, so many stages in shared memory, for so many blocks of dW.
 struct Ring {
-  int32_t tokens = 32, stages = 5;
+  int32_t tokens = 32, stages = 5, blocks = 1;
 };
 
 Ring ring_of(const CudaProblem& p, const cuda::Card& card);

@@ -8,12 +8,12 @@
 namespace blocksparse::gemm::wgrad_block {
 namespace {
 
-// Of a lane, of each 64 rows of the block: wgmma gives it of each 16 x 8 those of rows lane / 4 (+ 8) and columns
+// Of a lane, of each 64 rows of a block: wgmma gives it of each 16 x 8 those of rows lane / 4 (+ 8) and columns
 // 2 (lane % 4) (+ 1).
 template <class S>
-using Sums = float[S::kHalves][S::block / 2];
+using Sums = float[S::kProducts][S::block / 2];
 
-// A warp's 16 rows of one of the halves, before they are stored.
+// Of the 64 rows of a product, before they are stored; a warp has 16 of them to itself.
 template <class S>
 constexpr int kWidePitch = S::block * 4 + 32;  // bytes: no two rows of four begin in one bank
 template <class S>
@@ -44,20 +44,22 @@ __device__ inline void store_narrow(const Common& g, const Place<S>& place, cons
   const auto at = [&](int row, int chunk) {
     return own + static_cast<uint32_t>(row * kPitch + (chunk ^ row % 8) * 16);
   };
-  auto* dw = static_cast<T*>(g.target.dw) + int64_t{place.id} * S::block * S::block;
 #pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
+  for (int i = 0; i < S::kProducts; ++i) {
+    if (i / S::kHalves >= place.count) return;
 #pragma unroll
     for (int c = 0; c < S::block / 16; ++c) {
-      const float* of = sums[half] + 8 * c;
+      const float* of = sums[i] + 8 * c;
       const uint32_t words[4] = {narrow_pair(of[0], of[1], T{}), narrow_pair(of[2], of[3], T{}),
                                  narrow_pair(of[4], of[5], T{}), narrow_pair(of[6], of[7], T{})};
       ptx::stmatrix_x4(at(lane % 16, 2 * c + lane / 16), words);
     }
     __syncwarp();
-    auto* rows = reinterpret_cast<int4*>(dw + (half * 64 + warp * 16) * S::block);
+    // Products of a block lie behind one another in dW, as blocks do.
+    const int64_t row = (int64_t{place.first} * S::kHalves + i) * 64 + warp * 16;
+    auto* rows = reinterpret_cast<int4*>(static_cast<T*>(g.target.dw) + row * S::block);
 #pragma unroll
-    for (int i = lane; i < 16 * kChunks; i += 32) rows[i] = ptx::ld_shared_16(at(i / kChunks, i % kChunks));
+    for (int c = lane; c < 16 * kChunks; c += 32) rows[c] = ptx::ld_shared_16(at(c / kChunks, c % kChunks));
     __syncwarp();
   }
 }
@@ -69,29 +71,30 @@ __device__ inline void store_wide(const Common& g, const Place<S>& place, const 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t own = staged + static_cast<uint32_t>(warp * 16 * kPitch);
 #pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
+  for (int i = 0; i < S::kProducts; ++i) {
+    const int block = i / S::kHalves, half = i % S::kHalves, id = place.first + block;
+    if (block >= place.count) return;
     const uint32_t to = own + static_cast<uint32_t>(lane / 4 * kPitch + lane % 4 * 8);
 #pragma unroll
-    for (int i = 0; i < S::block / 2; i += 2) {
-      ptx::st_shared_8(to + static_cast<uint32_t>(i / 2 % 2 * 8 * kPitch + i / 4 * 32),
-                       {sums[half][i], sums[half][i + 1]});
+    for (int k = 0; k < S::block / 2; k += 2) {
+      ptx::st_shared_8(to + static_cast<uint32_t>(k / 2 % 2 * 8 * kPitch + k / 4 * 32), {sums[i][k], sums[i][k + 1]});
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = lane; i < 16 * kChunks; i += 32) {
+    for (int c = lane; c < 16 * kChunks; c += 32) {
       float values[8];
-      const uint32_t from = own + static_cast<uint32_t>(i / kChunks * kPitch + i % kChunks * 32);
+      const uint32_t from = own + static_cast<uint32_t>(c / kChunks * kPitch + c % kChunks * 32);
 #pragma unroll
       for (int k = 0; k < 8; k += 4) {
         const int4 four = ptx::ld_shared_16(from + static_cast<uint32_t>(4 * k));
         values[k] = __int_as_float(four.x), values[k + 1] = __int_as_float(four.y);
         values[k + 2] = __int_as_float(four.z), values[k + 3] = __int_as_float(four.w);
       }
-      const int row = half * 64 + warp * 16 + i / kChunks, column = i % kChunks * 8;
-      const int64_t left = g.inputs - place.input() - column;
-      const int inside =
-          place.output() + row < g.outputs ? static_cast<int>(min(max(left, int64_t{0}), int64_t{8})) : 0;
-      put<S>(g, place.id, (int64_t{place.id} * S::block + row) * S::block + column, inside, values);
+      const int row = half * 64 + warp * 16 + c / kChunks, column = c % kChunks * 8;
+      const int64_t left = g.inputs - int64_t{place.column[block]} * S::block - column;
+      const bool there = int64_t{place.row[block]} * S::block + row < g.outputs;
+      const int inside = there ? static_cast<int>(min(max(left, int64_t{0}), int64_t{8})) : 0;
+      put<S>(g, id, (int64_t{id} * S::block + row) * S::block + column, inside, values);
     }
     __syncwarp();
   }
@@ -100,7 +103,12 @@ __device__ inline void store_wide(const Common& g, const Place<S>& place, const 
 // All threads. `staged` is free: kStoreBytes that nothing is read from any more.
 template <class S>
 __device__ inline void store(const Common& g, const Place<S>& place, const Sums<S>& sums, uint32_t staged) {
-  const bool whole = place.output() + S::block <= g.outputs && place.input() + S::block <= g.inputs;
+  bool whole = true;
+#pragma unroll
+  for (int i = 0; i < S::kBlocks; ++i) {
+    whole &=
+        (place.row[i] + 1) * int64_t{S::block} <= g.outputs && (place.column[i] + 1) * int64_t{S::block} <= g.inputs;
+  }
   const GradientTarget& to = g.target;
   if (whole && !to.dw_is_wide && !to.accumulate && to.gates == nullptr && to.is_aligned()) {
     store_narrow(g, place, sums, staged);
