@@ -42,9 +42,10 @@ struct Kernel {
   static constexpr int kSteps = Block / kDepth;           // stages of a block
   static constexpr int kXBytes = Tokens * kDepth * 2, kWBytes = Block * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  static constexpr int kRoom = 224 * 1024 / kStageBytes;
+  static constexpr int kStoreBytes = 64 * Block * 2;  // of a warpgroup: 64 tokens on their way to y
+  static constexpr int kRoom = (224 * 1024 - 2 * kStoreBytes) / kStageBytes;
   static constexpr int kStages = kRoom < 32 ? kRoom : 32;
-  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStoreBytes;
   static constexpr int kHalves = Tokens / 64;  // of 64 tokens: wgmma's rows
   static constexpr int kSums = Block / 2;      // of a lane, for each half
   // Warps. One alone is late with small stages; with four the first stage of all is late, for they share the bandwidth.

@@ -68,7 +68,8 @@ class Consumer {
       if (wave + 1 < p_.waves) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
       complete();
       if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y, and what the last step reads
-      if (job.to >= 0) Storer<K>(p_, job).store(sums);
+      if (job.to >= 0)
+        Storer<K>(p_, job, stages_ + K::kStages * K::kStageBytes + warpgroup_ * K::kStoreBytes).store(sums);
       skip(others);
       job = next;
     }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cuda/ptx/movmatrix.h"
+#include "cuda/ptx/shared.h"
+#include "cuda/ptx/stmatrix.h"
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
 
@@ -19,12 +21,15 @@ class Storer {
   using T = typename K::Element;
 
  public:
-  __device__ Storer(const Args& p, const Job& job) : p_(p), job_(job) {}
+  // `staged`: kStoreBytes of this warpgroup.
+  __device__ Storer(const Args& p, const Job& job, uint32_t staged) : p_(p), job_(job), staged_(staged) {}
 
   __device__ void store(Sums<K>& sums) const {
     if (job_.slot >= 0) return leave_slice(sums);
     if (!p_.plain) finish(sums);
-    if (p_.finish.y.features_contiguous()) store_in<false>(sums);
+    const DeviceMatrix& y = p_.finish.y;
+    if (y.features_contiguous() && y.aligned && p_.outputs % 8 == 0) store_rows(sums);
+    else if (y.features_contiguous()) store_in<false>(sums);
     else store_in<true>(sums);
   }
 
@@ -106,6 +111,37 @@ class Storer {
     }
   }
 
+  // Through shared memory, 16 tokens a warp and a time. Its code is a fifth of that below: it is fetched as it runs,
+  // and the last job of a thread block waits for it.
+  __device__ void store_rows(const Sums<K>& sums) const {
+    constexpr int kPitch = K::block * 2, kChunks = K::block / 8;
+    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    const uint32_t own = staged_ + static_cast<uint32_t>(warp * 16 * kPitch);
+    const auto at = [&](int row, int chunk) {
+      return own + static_cast<uint32_t>(row * kPitch + (chunk ^ (K::block == 32 ? row / 2 % 4 : row % 8)) * 16);
+    };
+#pragma unroll
+    for (int half = 0; half < K::kHalves; ++half) {
+#pragma unroll
+      for (int c = 0; c < K::block / 16; ++c) {
+        const float* of = sums[half] + 8 * c;
+        const uint32_t words[4] = {narrow_pair(of[0], of[1], T{}), narrow_pair(of[2], of[3], T{}),
+                                   narrow_pair(of[4], of[5], T{}), narrow_pair(of[6], of[7], T{})};
+        ptx::stmatrix_x4(at(lane() % 16, 2 * c + lane() / 16), words);
+      }
+      __syncwarp();
+      const int token = first_token(half, 0) + lane() / kChunks;
+      const int64_t output = first_output() + lane() % kChunks * 8;
+      T* to = p_.finish.at<T>(token, output);
+#pragma unroll
+      for (int i = 0; i < 16; i += 32 / kChunks, to += 32 / kChunks * p_.finish.y.token_stride) {
+        const int4 eight = ptx::ld_shared_16(at(lane() / kChunks + i, lane() % kChunks));
+        if (token + i < p_.n && output < p_.outputs) *reinterpret_cast<int4*>(to) = eight;
+      }
+      __syncwarp();
+    }
+  }
+
   // 8 outputs of a token, or, Turned, 8 tokens of an output, a lane and a time.
   template <bool Turned>
   __device__ void store_in(const Sums<K>& sums) const {
@@ -148,6 +184,7 @@ class Storer {
 
   const Args& p_;
   const Job& job_;
+  uint32_t staged_;
 };
 
 constexpr int kCombineThreads = 256;
