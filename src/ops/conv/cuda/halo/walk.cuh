@@ -18,7 +18,7 @@ struct HaloWalk {
   gemm::DeviceWalk blocks;
   int64_t outputs;
   int32_t tiles, jobs;              // of outputs, and of positions for each
-  int32_t tile_jobs;                // of a tile
+  int32_t tile_jobs;                // of a tile, at most
   int32_t block_rows, block_shift;  // of W's blocks
   int32_t split_shift;              // log2 of how many times 64 a block has
   int32_t taps;
