@@ -142,7 +142,8 @@ Result<Contender> prepare_onednn_conv(ConvData& data, size_t rotate_bytes) {
   const Owned x_form = desc_of(dnn, x), y_form = desc_of(dnn, y);
   way->plan = make_plan(dnn, c, x_form.get(), any.get(), y_form.get(), way->forward);
   if (way->plan == nullptr) {
-    return Status(StatusCode::unsupported, concat(dnn.name, " has no ", name_of(c.dtype), " convolution for it"));
+    return Status(StatusCode::unsupported,
+                  concat(dnn.name, " has no ", name_of(c.dtype), " convolution for this problem"));
   }
   way->primitive = make(dnn.primitive_destroy, dnn.primitive_create, way->plan.get());
   way->weights_form = dnn.plan_form(way->plan.get(), gradient ? kQueryDiffWeights : kQueryWeights, 0);
@@ -150,7 +151,7 @@ Result<Contender> prepare_onednn_conv(ConvData& data, size_t rotate_bytes) {
   const Object from = gradient ? way->weights_form : plain.get(), to = gradient ? plain.get() : way->weights_form;
   const Owned reorder = make(dnn.plan_destroy, dnn.reorder_create, from, dnn.engine, to, dnn.engine, nullptr);
   if (way->primitive == nullptr || way->plain == nullptr || reorder == nullptr) {
-    return Status(StatusCode::unsupported, dnn.name + " refuses it");
+    return Status(StatusCode::unsupported, dnn.name + " refuses this convolution");
   }
   way->reorder = make(dnn.primitive_destroy, dnn.primitive_create, reorder.get());
   const int copies = gradient ? 1 : copies_for(dnn.desc_size(way->weights_form), rotate_bytes);

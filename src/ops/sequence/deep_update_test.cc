@@ -334,7 +334,7 @@ TEST(DeepUpdate, Refuses) {
       [&](auto& in, auto&) { in.factor = ConstTensor(net.factor.data(), DType::f32, {int64_t{1} << 31, 1024, 48}); },
       scratch.space);
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
-  refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
+  refused("saved is null, but has 64 bytes", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
   refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
   refused(
       "saved needs an alignment of 64",

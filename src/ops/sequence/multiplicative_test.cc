@@ -257,7 +257,7 @@ TEST(Multiplicative, Refuses) {
   refused("w_m is not given", [](auto& in, auto&) { in.w_m = {}; });
   refused("pre is [3, 2, 48], needs [3, 2, 4, 48]", [](auto& in, auto&) { in.pre = in.factor; });
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = Net::tensor(net.factor, {3, 2, 48}); });
-  refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; });
+  refused("saved is null, but has 64 bytes", [](auto&, auto& out) { out.saved = {nullptr, 64}; });
   refused("saved has 64 bytes, needs", [](auto&, auto& out) { out.saved.bytes = 64; });
   const size_t needed = multiplicative_forward_workspace_size(net.problem());
   refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, needed - 1);

@@ -95,7 +95,7 @@ Status prepare_cell() {
 Status cuda_cell_forward(const CellForward& f, Device device, Stream stream) {
   constexpr int64_t kMost = 0x7fffffff / kGates;
   if (f.n == 0) return {};
-  if (f.n > kMost) return invalid("[deep_update] z has ", f.n, " tokens, a card takes ", kMost);
+  if (f.n > kMost) return invalid("[deep_update] z has ", f.n, " tokens, a card takes at most ", kMost);
   return on_device(device, stream, [&](const CudaPlace& place) -> Status {
     Forward of_gates;
     of_gates.dtype = f.dtype;

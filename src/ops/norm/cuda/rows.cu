@@ -220,8 +220,8 @@ Result<bool> prepared(Device device) {
 Status check_rows(std::string_view op, int64_t rows, int64_t features) {
   constexpr int64_t kMost = 0x7fffffff, kMostFeatures = 1 << 30;
   if (features > kMostFeatures)
-    return invalid("[", op, "] x has ", features, " features, a card takes ", kMostFeatures);
-  return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes ", kMost);
+    return invalid("[", op, "] x has ", features, " features, a card takes at most ", kMostFeatures);
+  return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes at most ", kMost);
 }
 
 }  // namespace
