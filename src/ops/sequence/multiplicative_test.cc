@@ -1,4 +1,4 @@
-// The multiplicative LSTM: against differences, with lengths and threads, and what it refuses.
+// The multiplicative LSTM against differences, with lengths and threads; and what its edge refuses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,7 +88,7 @@ struct Net {
                                 scratch.space, stream);
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  // What of_y, of_h and of_c are the gradients of.
+  // The loss whose gradients are of_y, of_h and of_c.
   double loss() {
     forward();
     double sum = 0;
@@ -145,7 +145,7 @@ TEST(Multiplicative, BitsDoNotDependOnThreadsOrOnWhatIsSaved) {
   EXPECT_EQ(net.y, y);
 }
 
-// bf16: the state c is f32, and so is all that is kept of it.
+// With bf16 the state c is f32, and so is everything that is kept of it.
 TEST(Multiplicative, TheStateOfNarrowActivationsIsWide) {
   Net net(4, 5, 8, 5);
   net.lengths = {4, 0, 2, 1, 3};
