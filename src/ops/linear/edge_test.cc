@@ -70,7 +70,7 @@ TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
   refuses([](LinearProblem& p) { p.n = -1; });
 }
 
-// A card's kernels read records of 16 bytes, so the tables must be aligned to that. A CPU's kernels read any address.
+// A card's kernels read records of 16 bytes, so workspace and tables must be aligned. A CPU's kernels read any address.
 TEST(LinearEdge, PlacesOnACard) {
   const Device card{DeviceType::cuda, 0};
   alignas(64) std::array<char, 256> scratch{};
