@@ -25,30 +25,31 @@ namespace blocksparse {
 
 BS_EXPORT std::string_view version();  // "0.1.0"
 
-// Instruction sets for which there are kernels and that this CPU runs, best first: of "amx", "avx512_bf16", "avx512",
-// "avx2", "neon_bf16", "neon", "scalar", and last "reference", the plain double loops that tests compare with.
+// Instruction sets that have kernels and that this CPU runs, best first: "amx", "avx512_bf16", "avx512", "avx2",
+// "neon_bf16", "neon", "scalar". The last is "reference": the plain double loops that tests compare with.
 BS_EXPORT std::vector<std::string> cpu_isas();
 
-// The one that ops use: the best, unless the environment variable BLOCKSPARSE_ISA or set_cpu_isa() names another.
-// An unknown name, or one that this CPU does not run, is refused; if the environment variable holds such a name, every
-// op on the CPU answers with that message.
+// The instruction set that ops use: the best, unless the environment variable BLOCKSPARSE_ISA or set_cpu_isa() names
+// another. A name that is unknown, or that this CPU does not run, is refused. If the environment variable holds such a
+// name, every op on the CPU answers with that message.
 BS_EXPORT Result<std::string> cpu_isa();
 [[nodiscard]] BS_EXPORT Status set_cpu_isa(std::string_view name);  // "" for the best again
 
-// Whether this build holds CUDA kernels and, if so, whether this machine can run them; the message says why not.
+// ok if this build holds CUDA kernels and this machine can run them. Otherwise the message says what is missing.
 [[nodiscard]] BS_EXPORT Status cuda_status();
 
-// The CUDA kernels of this build, best first. Ops choose for each problem, unless the environment variable
-// BLOCKSPARSE_CUDA_KERNEL or set_cuda_kernel() names one: problems that it cannot do are then answered `unsupported`.
+// The CUDA kernels of this build, best first. An op chooses one for each problem, unless the environment variable
+// BLOCKSPARSE_CUDA_KERNEL or set_cuda_kernel() names one. The op then answers `unsupported` for a problem that this
+// kernel cannot do.
 BS_EXPORT std::vector<std::string> cuda_kernels();
-// "" for the choice again. Workspaces are to be asked for anew, and no other thread may be in an op.
+// "" lets ops choose again. Workspace sizes change with the kernel: ask for them anew. No other thread may be in an op.
 [[nodiscard]] BS_EXPORT Status set_cuda_kernel(std::string_view name);
 
-// Loads all kernels onto a device. The first op there does so too; call this before a first op that is captured in a
-// graph.
+// Loads all kernels onto a device. The first op on a device does so too. Call this before a first op that is captured
+// in a graph.
 [[nodiscard]] BS_EXPORT Status cuda_prepare(Device device);
 
-// The device that is current in CUDA's runtime, on the thread that calls.
+// The device that is current in CUDA's runtime on the calling thread.
 [[nodiscard]] BS_EXPORT Result<Device> cuda_current_device();
 
 }  // namespace blocksparse

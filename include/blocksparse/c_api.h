@@ -1,6 +1,6 @@
 /* The C interface of blocksparse. Every function that can fail returns a bs_status; bs_last_error() then says why, on
- * the thread that called. No function prints, aborts, throws or frees what it did not make. What the ops compute, and
- * what they ask of their arguments, is said in ops.h; layouts and graphs are described in layout.h and graphs.h. */
+ * the thread that called. No function prints, aborts, throws or frees what it did not make. ops.h says what the ops
+ * compute and what they require of their arguments; layout.h and graphs.h describe layouts and graphs. */
 #ifndef BLOCKSPARSE_C_API_H_
 #define BLOCKSPARSE_C_API_H_
 
@@ -41,13 +41,13 @@ BS_API const char* bs_last_error(void); /* of this thread; "" if its last call w
 
 BS_API const char* bs_cpu_isas(void);           /* those that this CPU runs, best first: "avx2 scalar reference" */
 BS_API bs_status bs_cpu_isa(const char** name); /* the one in use */
-/* "" for the best; BLOCKSPARSE_ISA in the environment does the same. */
+/* "" for the best. BLOCKSPARSE_ISA in the environment names one as well. */
 BS_API bs_status bs_set_cpu_isa(const char* name);
 
 BS_API bs_status bs_cuda_status(void);    /* BS_OK if CUDA tensors can be used */
 BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in builds without CUDA */
-/* "" for the choice; BLOCKSPARSE_CUDA_KERNEL in the environment does the same. Workspaces are to be asked for anew,
-   and no other thread may be in an op. */
+/* "" lets ops choose again. BLOCKSPARSE_CUDA_KERNEL in the environment names a kernel as well. Workspace sizes change
+ * with the kernel: ask for them anew. No other thread may be in an op. */
 BS_API bs_status bs_set_cuda_kernel(const char* name);
 BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
 
@@ -74,8 +74,8 @@ typedef struct bs_layout_info {
   uint64_t hash;
 } bs_layout_info;
 
-/* What an op needs to know of a layout. Good as long as the layout that it came from, or, for tables copied elsewhere
- * (set `index` and the device), as long as the copy. */
+/* What an op needs to know of a layout. Valid as long as the layout that it came from. For tables that were copied
+ * elsewhere, set `index` and the device: the view is then valid as long as the copy. */
 typedef struct bs_layout_view {
   const int32_t* index;
   int32_t device_type, device_index;
@@ -102,12 +102,12 @@ BS_API void bs_layout_free(bs_layout* layout); /* NULL is allowed */
 
 BS_API bs_status bs_layout_get_info(const bs_layout* layout, bs_layout_info* info);
 BS_API bs_status bs_layout_get_view(const bs_layout* layout, bs_layout_view* view);
-/* The tables as they are best copied to a card: those of the view, which will do as well, and an order of rows that
- * kernels there like. index has index_words words. */
+/* The tables as a card likes them best: those of the view, which work as well, and the order in which kernels for many
+ * tokens take strips of rows. index has index_words words. */
 BS_API bs_status bs_layout_index_for_card(const bs_layout* layout, int32_t* index);
 BS_API bs_status bs_layout_view_from_index(const int32_t* index, int64_t words, bs_layout_view* view);
-/* Tables of `words` words that were copied to a device. The caller fills in the view, which is checked against `words`,
- * and is told what is cut. */
+/* A view of tables of `words` words that were copied to a device. The caller fills in the view except cut_by_out and
+ * cut_by_in, which the function writes. The sizes are checked against `words`. */
 BS_API bs_status bs_layout_view_on_device(int64_t words, bs_layout_view* view);
 typedef struct bs_workspace {
   void* data; /* on a card at a multiple of 64 */
@@ -120,15 +120,17 @@ typedef struct bs_stream {
   int32_t math;    /* of f32 on CUDA: BS_MATH_TF32 allows tf32 */
 } bs_stream;
 
-/* Tables made by a card from a mask [out_blocks, in_blocks] of bytes that lies there: see make_device_index() in
- * device_index.h. The caller fills in the view but for `index` (which bs_layout_build is told) and what is cut. */
+/* Tables that a card makes from a mask [out_blocks, in_blocks] of bytes in its memory: see make_device_index() in
+ * device_index.h. The caller fills in the view, except `index` (an argument of bs_layout_build), cut_by_out and
+ * cut_by_in. */
 BS_API bs_status bs_layout_build_words(const bs_layout_view* view, int64_t* words);
 BS_API size_t bs_layout_build_workspace_size(const bs_layout_view* view); /* 0 if the sizes are wrong */
 BS_API bs_status bs_layout_build(const uint8_t* mask, const bs_layout_view* view, int32_t* index, int64_t words,
                                  bs_workspace workspace, bs_stream stream);
-/* The layout of such tables, copied to the host. */
+/* The layout of tables that a card made and that were copied to the host. */
 BS_API bs_status bs_layout_from_device_index(const int32_t* index, int64_t words, bs_layout** layout);
-BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns); /* of the untransposed */
+/* CSR of the untransposed W. */
+BS_API bs_status bs_layout_csr(const bs_layout* layout, int32_t* row_start, int32_t* columns);
 BS_API bs_status bs_layout_pattern(const bs_layout* layout, int32_t* pattern);
 BS_API bs_status bs_layout_equal(const bs_layout* a, const bs_layout* b, int32_t* equal);
 
@@ -185,13 +187,13 @@ BS_API bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, co
                                  const bs_tensor* w, const bs_tensor* gates, int32_t accumulate, const bs_tensor* dw,
                                  const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
 
-/* Bytes for n tokens (wgrad: of all pairs together); on a card, fewer may need more. 0 if the layout is NULL. */
+/* Bytes for n tokens (wgrad: of all pairs together). On a card, fewer tokens may need more. 0 if the layout is NULL. */
 BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 
 /* ---- Gated linear units ------------------------------------------------------------------------------------------ */
-/* See glu.h: features of gate and up lie in turn, eight at a time. `gates` and `epilogue` may be NULL. */
+/* See glu.h: eight features of the gate and eight of up alternate. `gates` and `epilogue` may be NULL. */
 
 BS_API bs_status bs_linear_glu_fprop(const bs_layout_view* layout, const bs_tensor* x, const bs_tensor* w,
                                      const bs_tensor* gates, const bs_epilogue* epilogue, const bs_tensor* y,
@@ -202,9 +204,9 @@ BS_API bs_status bs_glu_backward(const bs_tensor* z, const bs_tensor* dy, int32_
                                  bs_stream stream);
 
 /* ---- The convolution --------------------------------------------------------------------------------------------- */
-/* See conv.h. `gates`, `epilogue` and `dgates` may be NULL, w in bs_conv_wgrad, too. `channel_order` [channels of x]
- * lies where the tensors do and may be NULL. On the CPU it is checked; on a card an entry that is no channel reads
- * zeros and writes nothing. */
+/* See conv.h. `gates`, `epilogue`, `dgates` and the w of bs_conv_wgrad may be NULL. `channel_order` [channels of x]
+ * lies in the memory of the tensors' device and may be NULL. The CPU checks it. On a card an entry that is no channel
+ * reads zeros and writes nothing. */
 
 #define BS_MAX_SIZES 3
 
@@ -231,8 +233,8 @@ BS_API bs_status bs_conv_wgrad(const bs_layout_view* layout, const bs_conv_geome
                                const int32_t* channel_order, int32_t accumulate, const bs_tensor* dw,
                                const bs_tensor* dgates, bs_workspace workspace, bs_stream stream);
 
-/* Bytes for an x (dgrad: dx) of that dtype, shape, strides and device, and for that order, or NULL; what is in them is
- * not looked at. 0 if x does not fit. */
+/* Bytes for a call with the dtype, shape, strides and device of x (dgrad: dx), with or without an order. Neither x nor
+ * the order is read. 0 if x does not fit. */
 BS_API size_t bs_conv_fprop_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
                                            const bs_tensor* x, const int32_t* channel_order);
 BS_API size_t bs_conv_dgrad_workspace_size(const bs_layout_view* layout, const bs_conv_geometry* geometry,
@@ -241,7 +243,7 @@ BS_API size_t bs_conv_wgrad_workspace_size(const bs_layout_view* layout, const b
                                            const bs_tensor* x, const int32_t* channel_order);
 
 /* ---- The LSTM op ------------------------------------------------------------------------------------------------- */
-/* See lstm.h. Tensors that are not given are NULL. `lengths` [n] lie where the tensors do and may be NULL: all
+/* See lstm.h. Tensors that are not given are NULL. `lengths` [n] lie in the memory of the tensors' device. NULL: all
  * sequences have all steps. */
 
 typedef struct bs_lstm_outputs {
@@ -333,7 +335,7 @@ BS_API bs_status bs_deep_update_forward(const bs_deep_update_inputs* inputs, con
 BS_API bs_status bs_deep_update_backward(const bs_deep_update_inputs* inputs, const bs_tensor* y, bs_workspace saved,
                                          const bs_tensor* dy, const bs_tensor* dh, const bs_tensor* dc,
                                          const bs_deep_update_grads* grads, bs_workspace workspace, bs_stream stream);
-/* Bytes; of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong. */
+/* In bytes. Only the layouts and the shape, dtype and device of `factor` are looked at. 0 if they are wrong. */
 BS_API size_t bs_deep_update_saved_size(const bs_deep_update_inputs* inputs);
 BS_API size_t bs_deep_update_forward_workspace_size(const bs_deep_update_inputs* inputs);
 BS_API size_t bs_deep_update_backward_workspace_size(const bs_deep_update_inputs* inputs);
@@ -363,20 +365,20 @@ BS_API bs_status bs_multiplicative_backward(const bs_multiplicative_inputs* inpu
                                             bs_workspace saved, const bs_tensor* dy, const bs_tensor* dh,
                                             const bs_tensor* dc, const bs_multiplicative_grads* grads,
                                             bs_workspace workspace, bs_stream stream);
-/* Bytes; of the inputs, layouts and the shape, dtype and device of `factor` are looked at. 0 where these are wrong. */
+/* In bytes. Only the layouts and the shape, dtype and device of `factor` are looked at. 0 if they are wrong. */
 BS_API size_t bs_multiplicative_saved_size(const bs_multiplicative_inputs* inputs);
 BS_API size_t bs_multiplicative_forward_workspace_size(const bs_multiplicative_inputs* inputs);
 BS_API size_t bs_multiplicative_backward_workspace_size(const bs_multiplicative_inputs* inputs);
 
 /* ---- Adapters --------------------------------------------------------------------------------------------------- */
 
-/* Gives ops that the Python package has defined in PyTorch C++ kernels, once each: `family` is "linear", "conv" or
- * "lstm", the device BS_CPU or BS_CUDA. "" or why that is not possible. */
+/* Registers C++ kernels for the PyTorch ops that the Python package defines. `family` is "linear", "conv", "lstm" or
+ * "glu", the device BS_CPU or BS_CUDA; call it once for each pair. Returns "" or the reason why registration failed. */
 BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 
-/* Handlers of XLA's custom calls ("FFI"), for its platforms "Host" and "CUDA". `call_frame` is an XLA_FFI_CallFrame*;
- * what is returned is an XLA_FFI_Error*, or NULL. Nothing of XLA is compiled in or linked, and each runtime is told a
- * version that it takes. python/blocksparse/jax/ops says what each is given. */
+/* Handlers of XLA's custom calls ("FFI"), for its platforms "Host" and "CUDA". `call_frame` is an XLA_FFI_CallFrame*.
+ * The result is an XLA_FFI_Error*, or NULL for success. Nothing of XLA is compiled in or linked; a handler reports to
+ * each runtime a version that the runtime accepts. python/blocksparse/jax/ops lists the arguments of each handler. */
 BS_API void* bs_xla_linear_fprop(void* call_frame);
 BS_API void* bs_xla_linear_dgrad(void* call_frame);
 BS_API void* bs_xla_linear_wgrad(void* call_frame);
@@ -385,8 +387,8 @@ BS_API void* bs_xla_conv_dgrad(void* call_frame);
 BS_API void* bs_xla_conv_wgrad(void* call_frame);
 BS_API void* bs_xla_lstm_forward(void* call_frame);
 BS_API void* bs_xla_lstm_backward(void* call_frame);
-/* (major, minor) of the newest version of XLA's interface that handlers speak, and of the runtime that registered one
- * last: (-1, -1) before. */
+/* (major, minor) of two versions of XLA's interface: `ours`, the newest that the handlers speak, and `theirs`, that of
+ * the runtime that registered a handler last; (-1, -1) before the first. */
 BS_API void bs_xla_versions(int32_t* ours, int32_t* theirs);
 
 #ifdef __cplusplus

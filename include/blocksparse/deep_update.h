@@ -9,7 +9,7 @@
 //   c = sigmoid(z_f) c + sigmoid(z_i) tanh(z_g)
 //   h = sigmoid(z_o) tanh(c)            y[t] = h
 //
-// factor and term are what the network reads: its input's projections, made for all steps by others.
+// factor and term are the projections of the network's input. The caller makes them for all steps.
 //
 // Promises of both passes
 //   - All tensors are contiguous. h, y, factor, term, w and their gradients are of one dtype (f32, f64, bf16, f16); c,
@@ -53,7 +53,7 @@ struct DeepUpdateInputs {
 struct DeepUpdateOutputs {
   Tensor y;         // [steps, n, H]
   Tensor h, c;      // [n, H]: the state after each sequence's last step
-  Workspace saved;  // of deep_update_saved_size() bytes, for the backward pass; or none, then there can be none
+  Workspace saved;  // deep_update_saved_size() bytes for the backward pass; empty: there will be no backward pass
 };
 
 [[nodiscard]] BS_EXPORT Status deep_update_forward(const DeepUpdateInputs& in, const DeepUpdateOutputs& out,
@@ -62,10 +62,10 @@ struct DeepUpdateOutputs {
 // What the forward pass gave.
 struct DeepUpdateSaved {
   ConstTensor y;
-  Workspace saved;  // is read alone
+  Workspace saved;  // only read
 };
 
-// Gradients of the outputs; what is not given is 0.
+// Gradients of the outputs. One that is not given is 0.
 struct DeepUpdateOutputGrads {
   ConstTensor y;     // [steps, n, H]
   ConstTensor h, c;  // [n, H]
@@ -82,22 +82,22 @@ struct DeepUpdateGrads {
   Tensor h0, c0;                                    // [n, H]; either may be left out
 };
 
-// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps,
-// but that the first step of W_0, which reads h0, is added to it. Gradients of gains and shifts are sums over all steps
-// on a card, and are added step by step on the CPU.
+// Backpropagation through all steps; `in` is what the forward pass was given. Each dW is one product over all steps.
+// Only the first step of W_0, which reads h0, is a product of its own and is added. Gradients of gains and shifts are
+// summed over all steps at once on a card, and step by step on the CPU.
 [[nodiscard]] BS_EXPORT Status deep_update_backward(const DeepUpdateInputs& in, const DeepUpdateSaved& saved,
                                                     const DeepUpdateOutputGrads& of_outputs,
                                                     const DeepUpdateGrads& grads, Workspace workspace,
                                                     Stream stream = {});
 
-// A call without its data: what its memory is asked for by.
+// A call without its data: the argument of the functions that say how much memory it needs.
 struct DeepUpdateProblem {
-  std::span<const DeepUpdateMatrix> matrices = {};  // of which the layouts alone are looked at; they say H
+  std::span<const DeepUpdateMatrix> matrices = {};  // only the layouts are looked at; they say H
   DType dtype = DType::f32;                         // of factor and y
   int64_t steps = 0, n = 0;                         // n sequences
 };
 
-// Bytes of workspace: see Workspace in stream.h. Bytes of DeepUpdateOutputs::saved are asked for in the same way.
+// Bytes of workspace: see Workspace in stream.h. deep_update_saved_size() gives the bytes of DeepUpdateOutputs::saved.
 BS_EXPORT size_t deep_update_saved_size(const DeepUpdateProblem& problem, Device device = {});
 BS_EXPORT size_t deep_update_forward_workspace_size(const DeepUpdateProblem& problem, Device device = {});
 BS_EXPORT size_t deep_update_backward_workspace_size(const DeepUpdateProblem& problem, Device device = {});

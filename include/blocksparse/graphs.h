@@ -1,6 +1,7 @@
 // Generators of block patterns, and a report of what a pattern connects.
 //
-// Every generator is a pure function of its arguments and seed (0 or more): the same on every platform and compiler.
+// Every generator is a pure function of its arguments and seed (0 or more): every platform and compiler makes the same
+// blocks.
 // The undirected graphs (Watts-Strogatz, Barabasi-Albert) give symmetric patterns that keep the diagonal.
 #pragma once
 
@@ -22,7 +23,7 @@ BS_EXPORT Result<BlockCoordinates> dense(int64_t out_blocks, int64_t in_blocks);
 // round(density * out_blocks * in_blocks) blocks, every such set equally likely.
 BS_EXPORT Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double density, int64_t seed);
 
-// `degree` blocks in every row; columns differ by one at most. Starts regular, mixed by 16 edge swaps a block.
+// `degree` blocks in every row; columns differ by one at most. A regular pattern, mixed by 16 edge swaps a block.
 BS_EXPORT Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, int64_t degree, int64_t seed);
 
 // Nodes on a ring, each linked to its `neighbours` nearest (an even number); every link then moves one end to a random
@@ -30,16 +31,16 @@ BS_EXPORT Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t i
 // Source: Watts and Strogatz, Nature 393:440 (1998).
 BS_EXPORT Result<BlockCoordinates> watts_strogatz(int64_t nodes, int64_t neighbours, double rewire, int64_t seed);
 
-// The same on a torus of height x width nodes, node (r, c) being block r * width + c; "nearest" is by Euclidean
+// Watts-Strogatz on a torus of height x width nodes: node (r, c) is block r * width + c, and "nearest" is by Euclidean
 // distance. Exactly height * width * (neighbours + 1) blocks.
 BS_EXPORT Result<BlockCoordinates> watts_strogatz_torus(int64_t height, int64_t width, int64_t neighbours,
                                                         double rewire, int64_t seed);
 
 // Nodes join one by one, each linked to `links` earlier ones with probability ~ their degree; the first `links` nodes
-// are linked with one another as well. Then `extra` links from the node of lowest degree (the first of them) to a
-// random one. Blocks: 2 links (nodes - links) + nodes + links (links - 1) + 2 extra; extra = links (links + 1) / 2
-// makes nodes (2 links + 1), as many as Watts-Strogatz with 2 * links neighbours. Source: Barabasi and Albert, Science
-// 286:509 (1999).
+// are linked with one another as well. Then `extra` links follow, each from the node of lowest degree (the first of
+// them) to a random one. Blocks: 2 links (nodes - links) + nodes + links (links - 1) + 2 extra. With extra = links
+// (links + 1) / 2 that is nodes (2 links + 1), as many as Watts-Strogatz with 2 * links neighbours. Source: Barabasi
+// and Albert, Science 286:509 (1999).
 BS_EXPORT Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t extra, int64_t seed);
 
 // Groups of `group` consecutive blocks, each connected to itself alone; the last group may be smaller.
@@ -70,7 +71,7 @@ struct Report {
   Degrees out;             // blocks in a row (inputs of an out block)
   Degrees in;              // blocks in a column (outputs of an in block)
   bool symmetric = false;  // block (i, j) exists exactly when (j, i) does
-  // The rest is of square grids only, else left at 0; paths run from input to output.
+  // The fields below are for square grids only, otherwise 0. Paths run from input to output.
   double mean_path = 0;     // mean length of the shortest paths between different blocks, where there is one
   int64_t diameter = 0;     // the longest of them
   double unreachable = 0;   // share of ordered pairs without a path

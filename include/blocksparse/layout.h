@@ -36,8 +36,8 @@ struct BlockCoordinates {
   std::vector<int32_t> in;
 };
 
-// The fixed part of what an op needs to know of a layout; its tables (one array of int32) lie at `index`, on `device`.
-// Valid as long as that memory is. The tables' form is described in src/core/index.h.
+// What an op needs to know of a layout. Its tables are one array of int32 at `index`, in the memory of `device`; the
+// view is valid as long as that memory is. src/core/index.h describes the tables.
 struct BS_EXPORT LayoutView {
   const int32_t* index = nullptr;
   Device device = {};
@@ -61,8 +61,8 @@ struct BS_EXPORT LayoutView {
   // Reads and checks the header of tables that lie on the host, in O(1).
   static Result<LayoutView> from_index(std::span<const int32_t> index);
 
-  // Tables that were copied to a device, as they are. They cannot be looked at there: the sizes have to be those of the
-  // layout, and are checked against the number of words alone.
+  // A view of tables that were copied to a device unchanged. The host cannot read them there, so `sizes` must be those
+  // of the layout. They are checked against the number of words alone.
   struct Sizes {
     int32_t block_size = 0;
     int64_t out_features = 0, in_features = 0, blocks = 0;
@@ -101,11 +101,11 @@ class BS_EXPORT Layout {
   // W^T over the same tables and the same values. values[i] is still the block [out, in] of W, read transposed.
   Layout t() const;
 
-  // `times` copies of W, one below the other, with values[times, blocks, b, b]: the gates of an LSTM, say. Not of a
-  // transposed layout, nor of one whose last block of outputs sticks out.
+  // `times` copies of W, one below the other, with values[times, blocks, b, b]: the four gates of an LSTM, for example.
+  // A transposed layout is refused, and so is one whose last block of outputs sticks out.
   Result<Layout> stack(int64_t times) const;
 
-  // 64 bits of the content: equal layouts have equal hashes on every machine.
+  // 64 bits computed from the content: equal layouts have equal hashes on every machine.
   uint64_t hash() const;
   friend bool operator==(const Layout& a, const Layout& b);
 
@@ -117,7 +117,8 @@ class BS_EXPORT Layout {
   std::vector<int32_t> pattern() const;
   int64_t pattern_words() const;
 
-  // All tables. To be copied to a CUDA card: index_for_card() in device_index.h has what kernels there like besides.
+  // All tables, as the CPU uses them. For a CUDA card prefer index_for_card() in device_index.h, which adds what its
+  // kernels like.
   std::span<const int32_t> index() const;
   LayoutView view() const;
   operator LayoutView() const { return view(); }  // NOLINT(google-explicit-constructor)

@@ -4,10 +4,9 @@
 //   c   = sigmoid(z_f) c + sigmoid(z_i) tanh(z_g)
 //   h   = sigmoid(z_o) tanh(c)    y[t] = h
 //
-// pre holds what does not depend on the state: the input's projection and all biases, made for all steps by one linear
-// op. The gates' weights lie one below the other, so that values[blocks, b, b] is the BSR of the weight_hh of
-// torch.nn.LSTM. Gates that share one layout (Layout::stack) let each tile of h that was loaded serve all four; the op
-// does not ask for it.
+// pre holds what does not depend on the state: the input's projection and all biases. One linear op makes it for all
+// steps. The gates' weights lie one below the other, so values[blocks, b, b] is the BSR of weight_hh of torch.nn.LSTM.
+// Gates may share one layout (Layout::stack): each tile of h that was loaded then serves all four.
 //
 // Promises of both passes
 //   - All tensors are contiguous. pre, y, gates, h, w and their gradients are of one dtype (f32, f64, bf16, f16); c is
@@ -18,9 +17,9 @@
 //     bits, whatever the number of threads.
 //   - Nothing is allocated: `workspace` needs at least what lstm_<pass>_workspace_size() says.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
-//   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. 16-bit
-//     types are rounded once more than on the CPU, where the product of a step is stored, unless one kernel does all
-//     steps (9.0, weights that fit the chip, up to 64 sequences).
+//   - On a CUDA card work is queued on `stream`, nothing is waited for, and a call may be captured in a graph. A card
+//     rounds 16-bit types once more than the CPU, where it stores the product of a step. It does not where one kernel
+//     does all steps (compute capability 9.0, weights that fit the chip, up to 64 sequences).
 #pragma once
 
 #include <cstddef>
@@ -38,10 +37,10 @@ namespace blocksparse {
 struct LstmInputs {
   ConstTensor pre;     // [steps, n, 4, H]
   ConstTensor w;       // [layout.blocks, b, b]
-  ConstTensor h0, c0;  // [n, H]; what is not given is 0
-  // [n], 0 to steps each; null: all `steps`. They lie where the tensors do. On the CPU a length out of range is
-  // refused, and a batch whose longest sequences come first takes less time; on a card it counts as the nearest that is
-  // right.
+  ConstTensor h0, c0;  // [n, H]; not given: 0
+  // [n], 0 to steps each, in the memory of the tensors' device; null: all sequences have all steps. The CPU refuses a
+  // length out of range, and takes less time if the longest sequences come first. A card takes the nearest length that
+  // is in range.
   const int64_t* lengths = nullptr;
 };
 
@@ -49,7 +48,7 @@ struct LstmInputs {
 struct LstmOutputs {
   Tensor y;      // [steps, n, H]
   Tensor h, c;   // [n, H]: the state after each sequence's last step; either may be left out
-  Tensor gates;  // [steps, n, 4, H], behind their nonlinearities;   what the backward pass needs: both or neither
+  Tensor gates;  // [steps, n, 4, H], after their nonlinearities; for the backward pass: gates and cells, or neither
   Tensor cells;  // [steps, n, H]: c after each step
 };
 
@@ -64,25 +63,25 @@ struct LstmSaved {
   ConstTensor y, gates, cells;
 };
 
-// Gradients of the outputs; what is not given is 0.
+// Gradients of the outputs. One that is not given is 0.
 struct LstmOutputGrads {
   ConstTensor y;     // [steps, n, H]
   ConstTensor h, c;  // [n, H]
 };
 
 struct LstmGrads {
-  Tensor pre;     // [steps, n, 4, H]; always needed: dW is made of it, in one product over all steps
+  Tensor pre;     // [steps, n, 4, H]; always needed: dW is one product of it over all steps
   Tensor w;       // [blocks, b, b], dtype of w or f32 (f64 for f64); may be left out
   Tensor h0, c0;  // [n, H]; either may be left out
 };
 
-// Backpropagation through all steps. Truncate it by calling it for a part of the sequence, whose h0 and c0 are the
-// state that the last part ended with. grads.w is written, or added to with Accumulate::yes.
+// Backpropagation through all steps. To truncate it, call it for a part of the sequence, whose h0 and c0 are the state
+// at the end of the part before. grads.w is written, or added to with Accumulate::yes.
 [[nodiscard]] BS_EXPORT Status lstm_backward(const LayoutView& layout, const LstmSaved& saved,
                                              const LstmOutputGrads& of_outputs, Accumulate accumulate,
                                              const LstmGrads& grads, Workspace workspace, Stream stream = {});
 
-// A call without its data: what its workspace is asked for by.
+// A call without its data: the argument of the workspace functions.
 struct LstmProblem {
   LayoutView layout = {};    // [4 H, H]
   DType dtype = DType::f32;  // of pre and y

@@ -4,10 +4,10 @@
 //   y = z, or max(z, 0)
 //
 // Promises of both passes
-//   - x is [n, groups, H]: each of the groups (the gates of an LSTM, say) has a norm of its own. All tensors are
+//   - x is [n, groups, H]. Each group (a gate of an LSTM, for example) has a norm of its own. All tensors are
 //     contiguous. x, y, factor, term and their gradients are of one dtype (f32, f64, bf16, f16); gain, shift, stats and
 //     their gradients are f32 (f64 for f64), and so is all arithmetic.
-//   - Nothing is allocated, and no workspace is needed: there is none to pass, nor a size to ask for.
+//   - Nothing is allocated, and no workspace is needed.
 //   - Two runs give the same bits. n may be 0.
 //   - What is wrong with the arguments is answered by invalid_argument before anything is written.
 //   - On a CUDA card work is queued on `stream`, and may be captured in a graph; on the CPU it is done on return.
@@ -23,7 +23,7 @@ namespace blocksparse {
 struct LayerNormInputs {
   ConstTensor x = {};                  // [n, groups, H]
   ConstTensor gain = {}, shift = {};   // [groups, H]
-  ConstTensor factor = {}, term = {};  // [n, groups, H]; what is not given is 1 and 0
+  ConstTensor factor = {}, term = {};  // [n, groups, H]; not given: 1 and 0
   bool relu = false;
   double epsilon = 1e-5;
 };
@@ -42,8 +42,8 @@ struct LayerNormSaved {
   bool relu = false;
 };
 
-// Overlap neither each other nor inputs. All may be left out, but x or gain is given; gain and shift are given both or
-// neither. gain and shift alone are those of many steps in one call.
+// Gradients overlap neither each other nor inputs. Each may be left out, but x or gain is given. gain and shift are
+// given together or not at all. A call for gain and shift alone may cover many steps at once.
 struct LayerNormGrads {
   Tensor x = {};                  // [n, groups, H]
   Tensor gain = {}, shift = {};   // [groups, H]

@@ -1,4 +1,4 @@
-// Where and with what help an op runs.
+// How an op runs: on which stream, with how many threads, in which arithmetic, with what workspace.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@ namespace blocksparse {
 
 // How products of f32 may be computed.
 //   ieee  every product and sum in f32
-//   tf32  on CUDA, operands may first be rounded to tf32, 11 bits of f32's 24: then tensor cores do it. Sums are of f32
-//         all the same. Other dtypes and the CPU take no notice.
+//   tf32  CUDA may round operands to tf32 (11 bits of f32's 24) and use tensor cores; sums stay f32. Other dtypes and
+//         the CPU ignore it.
 enum class Math : int32_t { ieee = 0, tf32 = 1 };
 
 struct Stream {
@@ -18,8 +18,9 @@ struct Stream {
   Math math = Math::ieee;
 };
 
-// Scratch memory for one call, in the device's memory; may be reused as soon as the next call is queued on the same
-// stream. Its address is a multiple of 64 on a card. Every op that needs one is asked for its size in one way:
+// Scratch memory for one call, in the device's memory. It may be reused as soon as the next call is queued on the
+// stream. On a card its address is a multiple of 64. Every op that needs a workspace has functions of one form that say
+// its size:
 //
 //   size_t <op>_<pass>_workspace_size(const <Op>Problem& problem, Device device = {});
 //
@@ -27,9 +28,9 @@ struct Stream {
 //             LstmProblem, DeepUpdateProblem and MultiplicativeProblem in the header of their op
 //   device    where the tensors of the call, and so the tables of its layouts, lie
 //
-// The answer is in bytes. It suffices whatever is not part of the problem: strides, gates, epilogue, dtype of dW,
-// threads, Math. It is 0 where nothing is needed, and where the op would refuse the problem, which then says why.
-// Asking allocates nothing that stays, and neither waits for a card nor reads what lies there.
+// The answer is in bytes. It suffices for any strides, gates, epilogue, dtype of dW, number of threads and Math. It is
+// 0 where nothing is needed, and where the op would refuse the problem; the op itself then says why. Asking keeps no
+// memory, waits for no card and reads nothing on it.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

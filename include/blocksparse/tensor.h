@@ -62,8 +62,8 @@ struct BasicTensor {
 using Tensor = BasicTensor<void*>;
 using ConstTensor = BasicTensor<const void*>;
 
-// Activations of `n` tokens. Features-last is [n, features] in memory, features-first is [features, n]; both are seen
-// as [n, features], the second through its strides.
+// Activations of `n` tokens, seen as [n, features]. Features-last is [n, features] in memory; features-first is
+// [features, n] in memory, seen through its strides.
 enum class Order : int32_t { features_last = 0, features_first = 1 };
 
 template <class Pointer>

@@ -89,7 +89,7 @@ TensorHandle Call::next_optional(int64_t count) { return count == 0 ? TensorHand
 
 TensorHandle Call::output(int i, int32_t dtype, std::span<const int64_t> sizes) {
   size_t bytes = dtype == kDouble ? 8 : dtype == kFloat ? 4 : 2;
-  bool too_large = false;  // which TensorFlow would end the process for
+  bool too_large = false;  // TensorFlow would end the process instead of reporting it
   for (const int64_t size : sizes) too_large = too_large || __builtin_mul_overflow(bytes, size, &bytes);
   if (too_large) {
     throw Failure{kInvalidArgument, concat("a result of ", sizes_text(sizes), " does not fit into memory")};

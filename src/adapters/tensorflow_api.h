@@ -1,8 +1,8 @@
-// What the TensorFlow ops need of TensorFlow, by its C interface for ops and kernels. No header of TensorFlow is needed
-// and nothing of it is linked: the functions are looked up in the libtensorflow_framework that the process has loaded.
+// What the TensorFlow ops use of TensorFlow: its C interface for ops and kernels. No header of TensorFlow is needed and
+// nothing of it is linked. The functions are looked up in the libtensorflow_framework that the process has loaded.
 //
-// These files are a library of their own, which calls the core through the C interface: TensorFlow makes Python
-// functions only for ops that register while it opens a file.
+// These files are a library of their own, which calls the core through the C interface. It must be a file of its own
+// because TensorFlow makes Python functions only for ops that register while it opens a file.
 #pragma once
 
 #include <cfenv>
@@ -16,7 +16,7 @@
 
 namespace blocksparse::tensorflow {
 
-// TensorFlow's own types, which only pointers are passed of.
+// TensorFlow's own types, of which only pointers are passed.
 struct TfStatus;
 struct TfTensor;
 struct TfContext;       // TF_OpKernelContext: a call
@@ -30,7 +30,7 @@ struct TfAllocatorAttributes {
   unsigned char on_host;
 };
 
-// TF_DataType, which is fixed by the format of saved graphs.
+// TF_DataType. The format of saved graphs fixes the numbers.
 enum DataType : int32_t { kFloat = 1, kDouble = 2, kInt32 = 3, kUint8 = 4, kInt64 = 9, kBfloat16 = 14, kHalf = 19 };
 enum Code : int32_t { kInvalidArgument = 3, kResourceExhausted = 8, kUnimplemented = 12, kInternal = 13 };
 
@@ -77,15 +77,15 @@ struct Api {
 
 extern Api api;
 
-// Fills `api`; the name of what is missing, or null.
+// Fills `api`. Returns the name of a function that is missing, or null.
 const char* find_api();
 
-// Left to TensorFlow as the status of the call: Python sees kInvalidArgument as tf.errors.InvalidArgumentError.
+// Becomes the status of the call: Python sees kInvalidArgument as tf.errors.InvalidArgumentError.
 struct Failure {
   Code code;
   std::string message;
 };
-void require(bs_status status);  // of the core: its last error
+void require(bs_status status);  // throws the core's last error if status is not BS_OK
 
 class StatusHandle {
  public:
@@ -101,7 +101,7 @@ class StatusHandle {
   TfStatus* status_;
 };
 
-// A tensor of a call, given back at the end. Its memory is TensorFlow's own: nothing is copied.
+// A tensor of a call, released at the end. TensorFlow owns its memory: nothing is copied.
 class TensorHandle {
  public:
   explicit TensorHandle(TfTensor* handle = nullptr) : handle_(handle) {}
@@ -125,7 +125,7 @@ class Call {
   explicit Call(TfContext* context) : context_(context) {}
 
   TensorHandle next_input();
-  TensorHandle next_optional(int64_t count);  // a list of none or one
+  TensorHandle next_optional(int64_t count);  // a list of no tensor or one
   TensorHandle output(int i, int32_t dtype, std::span<const int64_t> sizes);
   TensorHandle temporary(size_t bytes);
 
@@ -135,23 +135,24 @@ class Call {
   int next_ = 0;
 };
 
-// The attributes of an op, read when its kernel is made. Ops have some of them.
+// The attributes of an op, read when its kernel is made. An op has some of them.
 struct Attributes {
-  bool transposed = false;        // W^T of the layout is meant
+  bool transposed = false;        // the layout is that of W^T
   bool features_first = false;    // x is [features, tokens...]
   bool channels_last = false;     // images are [n, size..., channels]
   bool gate_gradient = false;     // the gradient of gates is wanted
-  int64_t gates = 0, biases = 0;  // how many tensors there are in lists of none or one
+  int64_t gates = 0, biases = 0;  // tensors in lists of none or one
   int64_t orders = 0, lengths = 0;
-  // Whether transposed; then, for each size, kernel, stride, dilation, padding before and after, output padding.
+  // Whether the convolution is transposed (0 or 1). Then, for each size: kernel, stride, dilation, padding before,
+  // padding after, output padding.
   std::vector<int64_t> geometry;
 };
 
 bs_tensor view(const TensorHandle& tensor, const char* op);  // contiguous
-// Runs of features as [tokens, features]: x [..., features], or [features, ...].
+// Activations as [tokens, features]: x is [..., features], or [features, ...] if features-first.
 bs_tensor tokens_view(const TensorHandle& tensor, const char* op, bool features_first);
 int32_t bs_dtype_of(int32_t dtype, const char* op);
-int32_t sum_dtype_of(int32_t dtype);  // of sums and gates: kDouble for kDouble, else kFloat
+int32_t sum_dtype_of(int32_t dtype);  // the type of sums and gates: kDouble for kDouble, otherwise kFloat
 std::string sizes_text(std::span<const int64_t> sizes);
 
 // The layout whose tables `index` holds.
@@ -159,7 +160,8 @@ bs_layout_view layout_view(const TensorHandle& index, bool transposed);
 
 bs_stream stream();
 
-// Runs body(workspace) with so many bytes: a small workspace is the thread's own, others are of TensorFlow's allocator.
+// Runs body(workspace) with `bytes` bytes. A small workspace belongs to the thread, a larger one comes from
+// TensorFlow's allocator.
 inline constexpr size_t kSmallWorkspace = 16384;
 void* small_workspace();
 template <class Body>
@@ -178,9 +180,9 @@ struct Op {
   void (*compute)(void* kernel, TfContext* context);
 };
 
-// TensorFlow's threads round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
-// kernel arithmetic is that of all front ends: f16 has denormals that count, and conversions in software go through
-// those of f32.
+// Default floating-point arithmetic while a kernel runs. TensorFlow's threads round denormals to zero, and OpenMP
+// threads that they start inherit that. It would change results: f16 has denormals that count, and conversions in
+// software go through those of f32.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
@@ -194,7 +196,7 @@ class DefaultArithmetic {
   std::fenv_t before_;
 };
 
-// The body of an op as TensorFlow calls it: what it throws becomes the call's failure.
+// The body of an op as TensorFlow calls it. An exception becomes the status of the call.
 void report(TfContext* context, const Failure& failure);
 template <void (*body)(const Attributes&, Call&)>
 void compute(void* kernel, TfContext* context) {
@@ -213,7 +215,7 @@ std::vector<Op> linear_ops();
 std::vector<Op> conv_ops();
 std::vector<Op> lstm_ops();
 
-// Specifications that ops share. S is the type of gates.
+// Attribute specifications that ops share. S is the type of gates.
 inline constexpr const char* kType = "T: {bfloat16, half, float, double}";
 inline constexpr const char* kSumType = "S: {float, double} = DT_FLOAT";
 

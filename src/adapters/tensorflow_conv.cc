@@ -95,7 +95,7 @@ void product(const Attributes& attributes, Call& call) {
   });
 }
 
-// dx, for images of the sizes in `size`.
+// dx for images of the sizes in `size`.
 void input_gradient(const Attributes& attributes, Call& call) {
   const TensorHandle dy = call.next_input(), values = call.next_input(), index = call.next_input(),
                      size = call.next_input();

@@ -1,4 +1,4 @@
-// The linear op on TensorFlow's tensors. The product on the layout's transpose is the gradient of x.
+// The linear op on TensorFlow's tensors. The gradient of x is the product on the transposed layout.
 #include "adapters/tensorflow_api.h"
 #include "core/text.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kOp = "linear";
 
-// The sizes of y: those of x, with other features.
+// The sizes of y: those of x with another number of features.
 std::vector<int64_t> with_features(std::vector<int64_t> sizes, int64_t features, bool features_first) {
   (features_first ? sizes.front() : sizes.back()) = features;
   return sizes;

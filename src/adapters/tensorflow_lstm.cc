@@ -1,4 +1,4 @@
-// The LSTM on TensorFlow's tensors: all steps in one call, and what the backward pass needs as further results.
+// The LSTM on TensorFlow's tensors: all steps in one call. What the backward pass needs is a further result.
 #include "adapters/tensorflow_api.h"
 #include "core/text.h"
 

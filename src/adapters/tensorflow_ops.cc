@@ -1,4 +1,5 @@
-// Registers the ops while TensorFlow opens this library; without TensorFlow it does nothing and says why.
+// Registers the ops while TensorFlow opens this library. Without TensorFlow the library registers nothing and keeps the
+// reason.
 #include <atomic>
 
 #include "adapters/tensorflow_api.h"
@@ -10,8 +11,8 @@ namespace {
 
 std::atomic<int32_t> threads{0};
 
-// The C interface lets no shape function read numbers among the attributes, and sizes of results depend on them. So
-// Python says the shapes of what it builds; a graph that was read from a file is as right without.
+// The sizes of results depend on attributes, which shape functions cannot read as numbers through the C interface. So
+// Python sets the shapes of what it builds. A graph that was read from a file runs correctly without them.
 void unknown_shapes(TfShapeContext* context, TfStatus* status) { api.unknown_shape(context, status); }
 
 Attributes read(TfConstruction* construction) {
@@ -104,8 +105,8 @@ bs_stream stream() { return {nullptr, threads.load(std::memory_order_relaxed), B
 
 }  // namespace blocksparse::tensorflow
 
-// "" or why there are no ops.
+// Returns "" or the reason why there are no ops.
 extern "C" BS_API const char* bs_tensorflow_failure() { return blocksparse::tensorflow::failure.c_str(); }
 
-// How many threads ops take; 0, the default, is what it is for the core.
+// Sets the number of threads of every op. 0, the default, is the core's default.
 extern "C" BS_API void bs_tensorflow_set_threads(int32_t threads) { blocksparse::tensorflow::threads = threads; }

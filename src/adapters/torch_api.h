@@ -1,9 +1,9 @@
-// What the PyTorch ops' C++ kernels need of PyTorch, by its stable C interface (torch >= 2.9). No header of PyTorch is
-// needed and nothing is linked: the functions are looked up in the libtorch that the process has loaded.
+// What the PyTorch ops' C++ kernels use of PyTorch: its stable C interface (torch >= 2.9). No header of PyTorch is
+// needed and nothing is linked. The functions are looked up in the libtorch that the process has loaded.
 //
-// A kernel finds its arguments as 64-bit words on a stack, in the order of its schema, and leaves its results there.
-// Tensors and lists among them are handles that it owns: it puts all of them into the classes below before it does
-// anything that could throw.
+// A kernel finds its arguments as 64-bit words on a stack, in the order of its schema, and leaves its results on it.
+// Tensors and lists among them are handles that the kernel owns. It puts all of them into the classes below before it
+// does anything that could throw.
 #pragma once
 
 #include <array>
@@ -36,11 +36,11 @@ struct Api {
                            int32_t device_type, int32_t device_index, Handle* tensor);
   int32_t (*device_type)(Handle tensor, int32_t* type);
   int32_t (*device_index)(Handle tensor, int32_t* index);
-  int32_t (*num_threads)(uint32_t* threads);  // null before torch 2.10, as are those of lists
+  int32_t (*num_threads)(uint32_t* threads);  // null before torch 2.10, as the functions of lists are
   int32_t (*list_size)(Handle list, size_t* size);
   int32_t (*list_item)(Handle list, size_t index, Word* item);
   int32_t (*delete_list)(Handle list);
-  const char* (*what)();                                          // null in older ones, too
+  const char* (*what)();                                          // null in older versions
   int32_t (*current_cuda_stream)(int32_t device, void** stream);  // null without CUDA
   std::array<int32_t, 4> dtypes;                                  // PyTorch's code of each DType
   int32_t int32_code, int64_code, uint8_code, cpu_code, cuda_code;
@@ -48,16 +48,16 @@ struct Api {
 
 extern Api api;
 
-// Fills `api`; the name of what is missing, or null.
+// Fills `api`. Returns the name of a function that is missing, or null.
 const char* find_api();
 const char* find_cuda();
 
-// Exceptions go through PyTorch's dispatcher; Python sees std::invalid_argument as ValueError.
+// Throws through PyTorch's dispatcher. Python sees std::invalid_argument as ValueError.
 [[noreturn]] void raise(const Status& status);
 void require(const Status& status);
-void check(int32_t error);  // of a function of PyTorch
+void check(int32_t error);  // throws if a function of PyTorch returned an error
 
-// A tensor handle of ours, given back at the end.
+// An owned handle of a tensor, released at the end.
 class TensorHandle {
  public:
   explicit TensorHandle(Word word = 0) : handle_(reinterpret_cast<Handle>(word)) {}
@@ -74,7 +74,7 @@ class TensorHandle {
   int32_t dtype() const;  // PyTorch's code
   std::span<const int64_t> sizes() const;
   std::span<const int64_t> strides() const;
-  // `op` begins messages.
+  // `op` is the op's name, with which messages begin.
   Device device(const char* op) const;
   Tensor view(const char* op) const;  // not given: an empty one
 
@@ -82,30 +82,30 @@ class TensorHandle {
   Handle handle_;
 };
 
-// An optional argument: a word on the heap, or null.
+// Takes an optional argument: a word on the heap, or null.
 TensorHandle take_optional(Word word);
 
-// A list of integers, taken over and given back.
+// Takes a list of integers and releases it.
 std::vector<int64_t> take_list(Word word);
 
-std::string dtype_name(int32_t code);  // "torch.int64", say
+std::string dtype_name(int32_t code);  // "torch.int64", for example
 std::string sizes_text(std::span<const int64_t> sizes);
 
 TensorHandle empty(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t code, Device device);
 TensorHandle empty_contiguous(std::span<const int64_t> sizes, int32_t code, Device device);
-int64_t times(int64_t step, int64_t size);  // a stride; refused where it does not fit
+int64_t times(int64_t step, int64_t size);  // a stride; throws if the product overflows
 inline int32_t code_of(DType dtype) { return api.dtypes[static_cast<size_t>(dtype)]; }
 
 void check_devices(const char* op, const TensorHandle& x, std::initializer_list<const TensorHandle*> others);
 
-// The layout whose tables `index` holds. The sizes are those as they are meant, transposed or not: tables on a card
-// cannot be asked.
+// The layout whose tables `index` holds. `sizes` are those of the W that is meant, transposed or not: the host cannot
+// read tables on a card.
 LayoutView view_of(const char* op, const TensorHandle& index, bool transposed, LayoutView::Sizes sizes);
 
 Stream stream(const char* op, Device device, bool tf32);
 
-// Runs body(workspace) with so many bytes: a small workspace on the CPU is the thread's own, others are of PyTorch's
-// allocator.
+// Runs body(workspace) with `bytes` bytes. A small workspace on the CPU belongs to the thread, every other one comes
+// from PyTorch's allocator.
 template <class Body>
 void with_workspace(size_t bytes, Device device, Body&& body) {
   constexpr size_t kSmall = 16384;

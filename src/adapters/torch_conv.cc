@@ -1,5 +1,5 @@
-// The convolution's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/conv.py, checks
-// and what results look like as there.
+// The convolution's kernels. Arguments are in the order of the schemas in python/blocksparse/torch/ops/conv.py. Checks
+// and shapes of results are those of that file, too.
 #include <algorithm>
 #include <array>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kOp = "conv";
 using Numbers = std::vector<int64_t>;
 
-// `numbers` is what the schemas call geometry.
+// `numbers` is the argument that the schemas call geometry.
 ConvGeometry geometry_of(const Numbers& numbers) {
   const size_t rank = numbers.empty() ? 0 : (numbers.size() - 1) / 6;
   if (rank < 1 || rank > kMaxSizes || numbers.size() != 6 * rank + 1) {
@@ -30,7 +30,7 @@ ConvGeometry geometry_of(const Numbers& numbers) {
   return geometry;
 }
 
-// The sizes of y for those of x. Whatever results are shaped by has been checked then.
+// The sizes of y for those of x. After this call the geometry has been checked, so results can be allocated.
 SpatialSizes output_size(const ConvGeometry& geometry, std::span<const int64_t> size) {
   if (size.size() != static_cast<size_t>(geometry.rank)) {
     raise(invalid("[conv] x has ", size.size(), " sizes, the geometry ", geometry.rank));
@@ -47,7 +47,7 @@ std::span<const int64_t> size_of_images(const TensorHandle& x) {
   return sizes.size() < 2 ? std::span<const int64_t>() : sizes.subspan(2);
 }
 
-// As many images as `like` has.
+// New images, as many as `like` has.
 TensorHandle empty_images(const Tensor& like, int64_t channels, std::span<const int64_t> size, bool channels_last) {
   if (like.rank == 0) raise(invalid("[conv] images are [], needs [n, channels, size...]"));
   if (channels < 0) raise(invalid("[conv] ", channels, " channels, needs 0 or more"));
@@ -63,7 +63,7 @@ TensorHandle empty_images(const Tensor& like, int64_t channels, std::span<const 
   return empty({shape.data(), rank}, {strides.data(), rank}, code, like.device);
 }
 
-// `blocks` and `b` are of W, x and y of the rank of images, or nearly so.
+// The layout of a W of `blocks` blocks of size `b`. x and y need at least the dimensions [n, channels].
 LayoutView view_of(const TensorHandle& index, bool transposed, int64_t blocks, int64_t b, const TensorHandle& y,
                    const TensorHandle& x) {
   const auto ys = y.sizes(), xs = x.sizes();
@@ -154,7 +154,8 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   const ConvGeometry geometry = geometry_of(numbers);
   output_size(geometry, size_of_images(x));
   const LayoutView layout = view_of(index, transposed, blocks, b, dy, x);
-  if (blocks != layout.blocks || b != layout.block_size) {  // dw is shaped by them, and could be too large to say so
+  if (blocks != layout.blocks || b != layout.block_size) {  // dw has their shape and could be too large for a message
+                                                            // later
     raise(invalid("[conv] dw has ", blocks, " blocks of ", b, ", needs ", layout.blocks, " of ", layout.block_size));
   }
   const Tensor xv = x.view(kOp), dyv = dy.view(kOp);

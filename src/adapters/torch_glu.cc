@@ -1,4 +1,4 @@
-// The kernels of gated linear units; arguments in the order of the schemas in python/blocksparse/torch/ops/glu.py.
+// The kernels of gated linear units. Arguments are in the order of the schemas in python/blocksparse/torch/ops/glu.py.
 #include <algorithm>
 #include <array>
 

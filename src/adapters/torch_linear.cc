@@ -1,4 +1,4 @@
-// The linear op's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/linear.py.
+// The linear op's kernels. Arguments are in the order of the schemas in python/blocksparse/torch/ops/linear.py.
 #include <algorithm>
 #include <array>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kOp = "linear";
 
-// A new tensor [..., features] like x: features-first if x is (the same rule as features_first in ops/calls.py).
+// A new tensor [..., features], features-first if x is. The rule is that of features_first in ops/calls.py.
 TensorHandle empty_like(const Tensor& x, int64_t features) {
   if (x.rank == 2 && x.stride[0] == 1 && x.stride[1] != 1 && x.shape[0] > 1) {
     return empty({{x.shape[0], features}}, {{1, x.shape[0]}}, code_of(x.dtype), x.device);
@@ -30,7 +30,7 @@ int64_t tokens_of(const ConstTensor& x) {
   return n;
 }
 
-// The blocks of W, and the size of one.
+// The number of blocks of W and the size b of one.
 std::array<int64_t, 2> blocks_of(const ConstTensor& values) {
   if (values.rank == 3) return {values.shape[0], values.shape[1]};
   raise(invalid("[linear] values have ", values.rank, " dimensions, needs [blocks, b, b]"));

@@ -1,5 +1,5 @@
-// The LSTM's kernels; arguments in the order of the schemas in python/blocksparse/torch/ops/lstm.py, checks and what
-// results look like as there.
+// The LSTM's kernels. Arguments are in the order of the schemas in python/blocksparse/torch/ops/lstm.py. Checks and
+// shapes of results are those of that file, too.
 #include <algorithm>
 
 #include "adapters/torch_api.h"

@@ -1,5 +1,6 @@
-// Registers the PyTorch ops' C++ kernels. Without them the Python package registers its own; these only save their
-// overhead (calls of next to nothing on one core: 3 to 6 us against 18 to 35, benchmarks/calls.py).
+// Registers the PyTorch ops' C++ kernels. They only save the overhead of those that the Python package registers
+// without them: calls with next to nothing to compute take 3 to 6 us instead of 18 to 35 (one core,
+// benchmarks/calls.py).
 #include <algorithm>
 #include <iterator>
 #include <string_view>
@@ -34,7 +35,7 @@ const char* register_kernels(std::string_view name, int32_t device_type) {
   if (family->takes_lists && (api.list_size == nullptr || api.list_item == nullptr || api.delete_list == nullptr)) {
     return "torch_list_size";
   }
-  Handle library = nullptr;  // lives as long as the process, as the kernels do
+  Handle library = nullptr;  // lives as long as the process: the kernels do
   bool refused = api.library_init_impl("blocksparse", on_card ? "CUDA" : "CPU", "torch_shim.cc", 1, &library) != 0;
   for (const Row& row : family->rows) {
     refused = refused || api.library_impl(library, row.op, row.kernel) != 0;

@@ -14,10 +14,10 @@ namespace {
 
 constexpr int32_t kMetadataType = 1, kBufferType = 1, kArrayType = 1, kExecute = 3;
 constexpr uint32_t kCommandBufferCompatible = 1;
-constexpr int32_t kInt32 = 4, kInt64 = 5;                     // of XLA's PrimitiveType
-constexpr std::array<int32_t, 4> kDTypes = {11, 12, 16, 10};  // of each DType
+constexpr int32_t kInt32 = 4, kInt64 = 5;                     // numbers of XLA's PrimitiveType
+constexpr std::array<int32_t, 4> kDTypes = {11, 12, 16, 10};  // numbers of XLA's PrimitiveType for each DType
 
-// Of the members that are used; newer versions have more.
+// Sizes of the members that are used. Newer versions have more members.
 constexpr size_t kFrameSize = sizeof(CallFrame), kMetadataSize = offsetof(Metadata, traits) + sizeof(uint32_t);
 constexpr size_t kVersionSize = offsetof(Version, minor) + sizeof(int32_t);
 constexpr size_t kBufferSize = sizeof(Buffer);
@@ -63,7 +63,7 @@ MetadataExtension* asks_for_metadata(const CallFrame* frame) {
 }
 
 Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension) {
-  const bool says = frame->api != nullptr;  // versions before 0.2 do not
+  const bool says = frame->api != nullptr;  // versions before 0.2 give no api
   runtime_major = says ? frame->api->version.major : 0;
   runtime_minor = says ? frame->api->version.minor : 1;
   Metadata& metadata = *extension->metadata;
@@ -82,7 +82,7 @@ Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension) {
 Error* answer(const CallFrame* frame, const Status& status) {
   if (status.ok()) return nullptr;
   ErrorOptions options{{sizeof(ErrorOptions), nullptr}, status.message().c_str(), code_of(status.code())};
-  return frame->api->create_error(&options);  // which copies the message
+  return frame->api->create_error(&options);  // create_error copies the message
 }
 
 // ---- A call ---------------------------------------------------------------------------------------------------------

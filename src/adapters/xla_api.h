@@ -1,9 +1,9 @@
-// What handlers for XLA's custom calls need of XLA: its C interface ("FFI"), declared here by structs of our own. No
-// header of XLA is needed and nothing is linked: a call brings with it the functions that may be called.
+// What handlers for XLA's custom calls use of XLA: its C interface ("FFI"), declared here by structs of our own. No
+// header of XLA is needed and nothing is linked. A call brings the functions that its handler may call.
 //
-// The layouts below are those of every version of the interface from 0.1 on (jaxlib 0.4.38); newer ones have added
-// members behind them, and every struct begins with its size. What a handler reports as its version decides whether a
-// runtime takes it: see negotiate().
+// The structs are those of every version of the interface from 0.1 on (jaxlib 0.4.38). Every struct begins with its
+// size, and newer versions have added members at the end. Whether a runtime accepts a handler depends on the version
+// that the handler reports: see negotiate().
 #pragma once
 
 #include <cfenv>
@@ -29,7 +29,7 @@ struct Extension {
   Extension* next;
 };
 
-// Every struct that is passed begins so.
+// The first member of every struct that is passed.
 struct Header {
   size_t struct_size;
   Extension* extension_start;
@@ -43,7 +43,7 @@ struct Version {
 struct Metadata {
   size_t struct_size;
   Version version;  // written by the handler
-  uint32_t traits;  // likewise; 1: a call may be captured in a command buffer
+  uint32_t traits;  // written by the handler; 1: a call may be captured in a command buffer
 };
 
 struct MetadataExtension {
@@ -124,47 +124,47 @@ struct CallFrame {
 
 // ---- What handlers use ----------------------------------------------------------------------------------------------
 
-// The newest version whose structs were compared with those above.
+// The newest version that the structs above were compared with.
 constexpr int32_t kMajor = 0, kMinor = 4;
 
-// What is reported to a runtime: our version, or the runtime's if that is older. A runtime refuses handlers of versions
-// newer than its own without a word; of another major version it is told ours, which it refuses.
+// The version to report to a runtime: ours, or the runtime's if that is older. A runtime refuses handlers newer than
+// itself without a message. A runtime of another major version is told ours, which it refuses.
 struct VersionNumber {
   int32_t major, minor;
 };
 VersionNumber negotiate(const Api* api);
-// Of the runtime that has registered a handler last; {-1, -1} before. Runtimes before 0.2 do not say it: 0.1; those
-// that ask for less metadata than 0.1 has: 0.0.
+// The version of the runtime that has registered a handler last; {-1, -1} before the first. A runtime before 0.2 does
+// not give its version and counts as 0.1. One that asks for less metadata than 0.1 has counts as 0.0.
 VersionNumber runtime_version();
 
-// One call of an op, whose name begins messages. It has one attribute, `numbers`, an array of 64-bit integers: one is
-// decoded faster than ten. Operands are taken in order; optional ones that are missing have no place.
+// One call of an op, whose name begins messages. It has one attribute, `numbers`: one array of 64-bit integers is
+// decoded faster than ten attributes. Operands are taken in order. An optional operand that is missing takes no place.
 class Call {
  public:
   Call(const char* op, const CallFrame* frame) : op_(op), frame_(frame) {}
 
-  Status begin(size_t numbers);  // what is needed before anything else; so many numbers at least
+  Status begin(size_t numbers);  // to be called first; needs at least `numbers` numbers
 
-  // Of the attribute: 0 where the call runs (0 CPU, 1 CUDA), 1 whether tf32 is allowed, 2 bits of optional operands,
-  // 3 whether the layout is transposed, 4 its block size, 5 its out features, 6 its in features, 7 its blocks (3 to 7
-  // as of the untransposed layout); then those of the op.
+  // Numbers that every op has: 0 device (0 CPU, 1 CUDA), 1 whether tf32 is allowed, 2 bits of the optional operands
+  // that are given, 3 whether the layout is transposed, 4 its block size, 5 its out features, 6 its in features, 7 its
+  // blocks (5 to 7 of the untransposed layout). Those of the op follow.
   static constexpr size_t kCommon = 8;
   int64_t number(size_t i) const { return numbers_[i]; }
   std::span<const int64_t> numbers_from(size_t i) const { return numbers_.subspan(i); }
 
-  Status buffers(size_t operands, size_t results) const;  // how many there have to be; optional ones are added
+  Status buffers(size_t operands, size_t results) const;  // checks how many there are; optional operands count on top
   bool has(int bit) const { return (numbers_[2] >> bit & 1) != 0; }
 
   Result<Tensor> next_operand();
-  Result<Tensor> next_optional(int bit);  // an empty one if it is missing
+  Result<Tensor> next_optional(int bit);  // an empty tensor if it is missing
   Result<std::span<const int32_t>> next_integers();
   Result<Tensor> next_result();
 
-  Result<LayoutView> next_layout();  // of the operand that holds its tables
+  Result<LayoutView> next_layout();  // takes the operand that holds its tables
   const Device& device() const { return device_; }
   Result<Stream> stream() const;
 
-  // Runs body(workspace). On a card the workspace is the last result; on the CPU small ones are the thread's own.
+  // Runs body(workspace). On a card the workspace is the last result. On the CPU a small one belongs to the thread.
   template <class Body>
   Status with_workspace(size_t bytes, Body&& body);
 
@@ -201,8 +201,8 @@ Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension);
 Error* answer(const CallFrame* frame, const Status& status);
 MetadataExtension* asks_for_metadata(const CallFrame* frame);
 
-// XLA's threads on the CPU round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
-// handler arithmetic is what it is elsewhere: results have the bits that all front ends have.
+// Default floating-point arithmetic while a handler runs. XLA's threads on the CPU round denormals to zero, and OpenMP
+// threads that they start inherit that. Results have the bits of all other front ends.
 class PlainArithmetic {
  public:
   PlainArithmetic() {
@@ -216,7 +216,7 @@ class PlainArithmetic {
   std::fenv_t before_;
 };
 
-// What a handler does with whatever it is called for. Nothing is thrown through C.
+// Answers a question for metadata or runs `body` for a call. No exception passes through C.
 template <class Body>
 Error* handle(const char* op, void* call_frame, Body&& body) noexcept {
   const auto* frame = static_cast<const CallFrame*>(call_frame);
@@ -234,7 +234,7 @@ Error* handle(const char* op, void* call_frame, Body&& body) noexcept {
 
 }  // namespace blocksparse::xla
 
-// Takes the value out of a Result, or leaves the function with its status.
+// Takes the value out of a Result, or returns from the function with its status.
 #define BS_TAKE(name, expression)    \
   auto name##_result = (expression); \
   if (!name##_result.ok()) {         \

@@ -1,4 +1,4 @@
-// The convolution's handlers; operands, numbers and results in the order of python/blocksparse/jax/ops/conv.py.
+// The convolution's handlers. Operands, numbers and results are in the order of python/blocksparse/jax/ops/conv.py.
 #include <algorithm>
 
 #include "adapters/xla_api.h"
@@ -14,7 +14,7 @@ constexpr size_t kChannelsLast = Call::kCommon, kActivation = Call::kCommon + 1,
                  kGeometry = Call::kCommon + 3;
 constexpr int kBias = 0, kResidual = 1, kGates = 2, kOrder = 3;
 
-// [n, channels, size...] of what lies as [n, size..., channels], if it does.
+// Sees [n, size..., channels] in memory as [n, channels, size...] if channels_last, otherwise changes nothing.
 Result<Tensor> seen(Result<Tensor> tensor, bool channels_last) {
   if (!tensor.ok() || !channels_last || !tensor->given()) return tensor;
   if (tensor->rank < 3) return invalid("[conv] an array of ", tensor->rank, " dimensions, needs [n, size, channels]");
@@ -24,7 +24,7 @@ Result<Tensor> seen(Result<Tensor> tensor, bool channels_last) {
   return tensor;
 }
 
-// Numbers behind the common ones: kernel, stride, dilation, padding before, padding after and output padding.
+// The numbers after the common ones: kernel, stride, dilation, padding before, padding after and output padding.
 Result<ConvGeometry> geometry_of(const Call& call) {
   const auto numbers = call.numbers_from(kGeometry);
   const size_t rank = numbers.size() / 6;

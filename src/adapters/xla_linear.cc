@@ -1,4 +1,4 @@
-// The linear op's handlers; operands, numbers and results in the order of python/blocksparse/jax/ops/linear.py.
+// The linear op's handlers. Operands, numbers and results are in the order of python/blocksparse/jax/ops/linear.py.
 #include <utility>
 
 #include "adapters/xla_api.h"
@@ -13,7 +13,7 @@ constexpr const char* kOp = "linear";
 constexpr size_t kFeaturesFirst = Call::kCommon, kActivation = Call::kCommon + 1, kNumbers = Call::kCommon + 2;
 constexpr int kBias = 0, kResidual = 1, kGates = 2;
 
-// [n, features] of what lies as [features, n], if it does.
+// Sees [features, n] in memory as [n, features] if features_first, otherwise changes nothing.
 Result<Tensor> seen(Result<Tensor> tensor, bool features_first) {
   if (!tensor.ok() || !features_first || !tensor->given()) return tensor;
   if (tensor->rank != 2) return invalid("[linear] an array of ", tensor->rank, " dimensions, needs [features, n]");

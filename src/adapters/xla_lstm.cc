@@ -1,4 +1,4 @@
-// The LSTM's handlers; operands, numbers and results in the order of python/blocksparse/jax/ops/lstm.py.
+// The LSTM's handlers. Operands, numbers and results are in the order of python/blocksparse/jax/ops/lstm.py.
 #include "adapters/xla_api.h"
 #include "blocksparse/c_api.h"
 #include "core/text.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kSave = Call::kCommon, kNumbers = Call::kCommon + 1;
 constexpr int kLengths = 0;
 
-// A row of int32 that are the halves of int64: JAX has no wider integers unless it is told to.
+// A row of int32 that are the halves of int64: JAX has no wider integers unless its user enables them.
 Result<const int64_t*> next_lengths(Call& call, const Tensor& steps_and_n) {
   if (!call.has(kLengths)) return nullptr;
   BS_TAKE(halves, call.next_integers());

@@ -1,5 +1,5 @@
-// The C interface: translates, catches, remembers the last error. No logic of its own. Here the library itself; layouts
-// and each family of ops have files of their own.
+// The C interface translates, catches exceptions and remembers the last error; it has no logic of its own. This file
+// holds the library's own functions. Layouts and each family of ops have files of their own.
 #include "blocksparse/c_api.h"
 
 #include <string>

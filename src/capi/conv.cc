@@ -30,7 +30,7 @@ Status check_flags(const char* op, const bs_conv_geometry& g) {
   return invalid("[", op, "] transposed is ", g.transposed, ", needs 0 or 1");
 }
 
-// An order, if there is one, has as many entries as there are channels.
+// An order, if given, has one entry for each channel of the layout's inputs.
 Convolution to_convolution(const bs_layout_view& layout, const bs_conv_geometry& geometry, const int32_t* order) {
   Convolution conv{.layout = to_view(layout), .geometry = to_geometry(geometry)};
   const auto channels = static_cast<size_t>(std::max<int64_t>(conv.layout.inputs(), 0));

@@ -14,7 +14,7 @@ using namespace blocksparse::capi;  // NOLINT(google-build-using-namespace)
 template <class T>
 using PerMatrix = std::array<T, static_cast<size_t>(deep_update::kMostMatrices)>;
 
-// Inputs with their matrices beside them.
+// The translated inputs, with the matrices that they point to.
 struct Inputs {
   PerMatrix<DeepUpdateMatrix> matrices;
   DeepUpdateInputs in;

@@ -62,7 +62,7 @@ bs_status bs_linear_wgrad(const bs_layout_view* layout, int64_t pairs, const bs_
       BS_RETURN_IF_ERROR(need(op, "dy", dy));
     }
     if (accumulate != 0 && accumulate != 1) return invalid("[", op, "] accumulate is ", accumulate, ", needs 0 or 1");
-    // One pair, the usual case, needs no memory.
+    // One pair is the usual case and needs no allocation.
     const auto pair_at = [&](int64_t i) { return GradPair{to_const(x + i), to_const(dy + i)}; };
     const GradPair single = pairs == 1 ? pair_at(0) : GradPair{};
     std::vector<GradPair> many;

@@ -1,4 +1,4 @@
-// What every function of the C interface needs: arguments translated, exceptions caught, the last error remembered.
+// What every function of the C interface needs: translation of arguments, a catch of exceptions, the last error.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@ inline bs_status answer(const Status& status) {
   return static_cast<bs_status>(status.code());
 }
 
-// Nothing is thrown through C.
+// Runs `body` and turns exceptions into a status: none may pass through C.
 template <class Body>
 bs_status guarded(Body&& body) noexcept {
   try {
     return answer(body());
   } catch (const std::bad_alloc&) {
-    last_error() = "out of memory";  // short enough for no allocation
+    last_error() = "out of memory";  // short enough to need no allocation
     return BS_OUT_OF_MEMORY;
   } catch (const std::length_error&) {
     last_error() = "out of memory";

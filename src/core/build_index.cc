@@ -11,7 +11,7 @@ namespace blocksparse {
 
 namespace {
 
-// Cuts the rows given by `starts` into pieces, in the order of piece_key(), and lists the rows that were cut.
+// The pieces of the rows that `starts` describes, in the order of piece_key(), and the rows that were cut.
 struct Cut {
   std::vector<Piece> pieces;
   std::vector<Split> splits;

@@ -15,10 +15,10 @@ struct Grid {
   Blocking blocking;
 };
 
-// Where each of `rows` rows begins: how many keys are smaller, and last the number of all.
+// Where each of `rows` rows begins: entry r is the number of keys smaller than r, the last one the number of all keys.
 std::vector<int32_t> prefix_sum(std::span<const int32_t> keys, int64_t rows);
 
-// All tables from a CSR that is known to be right.
+// All tables of a CSR that has been checked.
 std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::span<const int32_t> row_start,
                                                         std::span<const int32_t> columns);
 

@@ -5,7 +5,7 @@
 
 namespace blocksparse {
 
-// How many steps cover `value`, which is >= 0. In the type of value + step.
+// The number of steps that cover `value` >= 0. The type of the result is that of value + step.
 template <std::integral Value, std::integral Step>
 constexpr auto ceil_div(Value value, Step step) {
   return (value + step - 1) / step;

@@ -8,8 +8,8 @@
 
 namespace blocksparse {
 
-// Each tensor is checked as it is added, then the written ones against all others. At most `Most` are read, and
-// written.
+// The tensors of one call. Each is checked as it is added; then written tensors are checked for overlap with all
+// others. At most `Most` tensors are read and at most `Most` are written.
 template <size_t Most>
 struct CheckedTensors {
   const char* op;

@@ -26,7 +26,8 @@ std::pair<uintptr_t, uintptr_t> extent(const void* data, const Matrix& m, int64_
   return {begin, begin + static_cast<uintptr_t>((last + 1) * size)};
 }
 
-// Rows of `a_width` and `b_width` bytes that repeat every `period` bytes, b beginning `shift` >= 0 bytes after a.
+// Whether rows of `a_width` and of `b_width` bytes that repeat every `period` bytes never meet; b begins `shift` >= 0
+// bytes after a.
 bool rows_interleave(int64_t shift, int64_t period, int64_t a_width, int64_t b_width) {
   const int64_t offset = shift % period;
   return offset >= a_width && offset + b_width <= period;
@@ -145,7 +146,7 @@ bool overlap(const void* a, const Matrix& ma, int64_t a_size, const void* b, con
   auto [a_begin, a_end] = extent(a, ma, a_size);
   auto [b_begin, b_end] = extent(b, mb, b_size);
   if (a_end <= b_begin || b_end <= a_begin) return false;
-  // Columns of one buffer, say: rows side by side that never meet.
+  // Columns of one buffer, for example: rows that lie side by side and never meet.
   const bool b_first = b_begin < a_begin;
   const auto shift = static_cast<int64_t>(b_first ? a_begin - b_begin : b_begin - a_begin);
   auto apart = [&](int64_t a_period, int64_t b_period, int64_t a_width, int64_t b_width) {

@@ -22,24 +22,24 @@ struct Named {
   const ConstTensor& tensor;
 };
 
-// Rank, pointer, alignment and signs that make sense. A null pointer is right only where there are no elements.
+// Checks rank, address, alignment and signs. A null pointer is right only for a tensor without elements.
 Status check_tensor(const Named& t);
 Status check_dtype(const Named& t, DType needed);
-// Of a weight gradient, if it is given: the operands', or that of their sums.
+// Checks the dtype of a weight gradient, if it is given: the dtype of the operands or that of their sums.
 Status check_gradient_dtype(const Named& t, DType dtype);
 Status check_device(const Named& t, Device needed);
-// Of a tensor, whatever its name: C callers may give any number.
+// Checks a tensor's device type. C callers may give any number.
 Status check_device_type(const char* op, Device device);
-// The exact shape, contiguous in row-major order.
+// Checks that the tensor is contiguous, row-major and exactly of this shape.
 Status check_contiguous(const Named& t, std::initializer_list<int64_t> shape);
 
-// A matrix after its leading dimensions were made one.
+// A matrix: a tensor whose leading dimensions were made one.
 struct Matrix {
   int64_t n = 0, features = 0;
   int64_t token_stride = 0, feature_stride = 0;
 };
 
-// [..., features] as a matrix with one of its strides 1.
+// Sees [..., features] as a matrix with one of its strides 1.
 enum class Use { read, write };
 Result<Matrix> check_activations(const Named& t, int64_t features, Use use);
 
@@ -61,7 +61,7 @@ Status check_address(const char* op, const char* name, const void* data, size_t 
 Status check_workspace(const char* op, const Workspace& workspace, size_t needed, Device device);
 Status check_stream(const char* op, const Stream& stream);
 
-// What every workspace is asked for by: a layout whose tables lie on `device`.
+// Whether a workspace can be asked for: the layout has tables and they lie on `device`.
 inline bool has_tables_on(const LayoutView& layout, Device device) {
   return layout.index != nullptr && layout.device == device && is_block_size(layout.block_size);
 }

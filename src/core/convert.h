@@ -1,4 +1,4 @@
-// Single elements of any type, as double: for references, tests and checks, where clarity matters and speed does not.
+// Single elements of any type as double, for references, tests and checks. Clarity matters here, speed does not.
 #pragma once
 
 #include <algorithm>

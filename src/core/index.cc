@@ -89,7 +89,7 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
   int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
   if (h.by_out.splits > 0) words += kCutByOutWords;
   if (h.by_in.splits > 0) words += kCutByInWords;
-  const bool room = h.hash[0] == 0 && h.hash[1] == 0;  // made on a card, which always leaves room for both
+  const bool room = h.hash[0] == 0 && h.hash[1] == 0;  // a card made it, and a card always leaves room for both
   if (words >= 0 && room)
     words = index_sections(h.out_blocks, h.in_blocks, h.blocks).words + kCutByOutWords + kCutByInWords;
   if (words != static_cast<int64_t>(index.size())) {

@@ -1,17 +1,17 @@
-// The tables of a layout: one array of int32, the same on the host and on a device.
+// The tables of a layout: one array of int32, with one form on the host and on devices.
 //
 //   header      Header, 32 words
 //   by_out      starts  [out_blocks + 1]        fprop walks rows of W:    BlockRef{in block, weight}
 //               refs    [blocks] BlockRef
-//               pieces  [out_blocks + kMaxSlots] Piece, as many as the header says are in use
-//               splits  [kMaxSplits] Split, likewise
-//               order   [out_blocks] in which a card takes strips of rows: here 0, 1, 2, ...; see index_for_card()
-//   by_in       the same with in_blocks         dgrad walks columns of W: BlockRef{out block, weight}
+//               pieces  [out_blocks + kMaxSlots] Piece, of which the header says how many are in use
+//               splits  [kMaxSplits] Split, of which the header says how many are in use
+//               order   [out_blocks] in which a card takes strips of rows: 0, 1, 2, ..., or as index_for_card() says
+//   by_in       five sections for in_blocks     dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
-//   nothing     4 words if by_out has splits, and 8 if by_in has
+//   padding     4 words if by_out has splits, and 8 if by_in has: the length alone tells which directions are cut
 //
-// Where a section begins is a pure function of (out_blocks, in_blocks, blocks), so whoever holds only a device pointer
-// and the shapes of the tensors knows it too; and by the number of words, whether there are rows that were cut.
+// Where a section begins is a pure function of (out_blocks, in_blocks, blocks). Whoever holds a device pointer and the
+// shapes of the tensors can find every section without reading the tables.
 #pragma once
 
 #include <cstddef>
@@ -29,23 +29,23 @@ struct IndexSections {
     int64_t starts, refs, pieces, splits, order;
   } by_out, by_in;
   int64_t out_of;
-  int64_t words;  // without the last section
+  int64_t words;  // without the padding
 };
 
-// Records of four words are read at once.
+// Aligned for reads of whole records of four words.
 inline constexpr size_t kIndexAlignment = 16;
 
 inline constexpr int64_t kCutByOutWords = 4, kCutByInWords = 8;
 
 IndexSections index_sections(int64_t out_blocks, int64_t in_blocks, int64_t blocks);
 
-// Rows of more blocks than this are cut, in a matrix of `rows` rows.
+// The most blocks that a row may have without being cut, in a matrix of `rows` rows.
 int64_t split_cap(int64_t rows, int64_t blocks);
 
-// Slices that a row may have at most, in a matrix of `rows` x `columns`.
+// The most slices that a row may have, in a matrix of `rows` x `columns`.
 int32_t most_slices(int64_t rows, int64_t columns, int64_t blocks);
 
-// As many slots as a matrix of that size may have at most: what can be said without looking at its tables.
+// The most slots that a matrix of this size may have, whatever its tables hold.
 int64_t most_slots(int64_t rows, int64_t columns, int64_t blocks);
 
 inline int64_t join_words(int32_t low, int32_t high) {

@@ -46,7 +46,7 @@ Status check_block_count(size_t blocks) {
   return {};
 }
 
-// row_start and columns of coordinates in any order; the position of the first duplicate, if there is one.
+// row_start and columns of coordinates in any order, and the position of the first duplicate if there is one.
 struct Csr {
   std::vector<int32_t> row_start, columns;
   std::optional<size_t> duplicate;

@@ -96,7 +96,7 @@ TEST(Layout, TablesOfBothDirectionsNameEveryBlockOnce) {
   }
 }
 
-// What the clusters of a card count on.
+// Counts to which the clusters of a card depend.
 TEST(Layout, SlicesOfARowLieSideBySide) {
   for (const char* name : {"ba(200,4)", "ba(384,8)", "ba(300,20)", "dense(2,300)", "dense(3,4096)", "dense(1,33)"}) {
     const Layout layout = graph(name);

@@ -7,14 +7,14 @@
 
 namespace blocksparse {
 
-// A card reads lines of 128 bytes. A workspace begins at a multiple of 64, and no part of it needs more.
+// A card reads lines of 128 bytes. A workspace begins at a multiple of 64; no part of it needs a larger alignment.
 inline constexpr int64_t kLineBytes = 128;
 constexpr int64_t whole_lines(int64_t bytes) { return round_up(bytes, kLineBytes); }
 
-// Parts of a workspace, one behind the other, each of whole lines.
+// Parts of a workspace, one after another, each of whole lines.
 struct Places {
   int64_t end = 0;
-  // Where a part of so many bytes begins.
+  // Returns where a part of `bytes` bytes begins.
   int64_t next(int64_t bytes) {
     const int64_t begin = end;
     end += whole_lines(bytes);

@@ -24,7 +24,7 @@ struct ProblemLine {
 
 Result<ProblemLine> parse_problem_line(std::string_view line);
 
-// A whole number, or the reason why it is none.
+// A whole number, or the reason why `value` is none.
 Result<int64_t> parse_integer(std::string_view key, std::string_view value);
 
 }  // namespace blocksparse

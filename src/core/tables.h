@@ -13,11 +13,11 @@ struct BlockRef {
   int32_t weight;  // index into values[blocks, b, b]
 };
 
-// One unit of work: an output block, or a slice of one whose list is long.
+// One unit of work: an output block, or a slice of one whose list was cut.
 struct Piece {
-  int32_t to;           // the block of outputs of this pass; an empty row is a piece too, it writes the bias
+  int32_t to;           // the block of outputs of this pass; an empty row is a piece too, which writes the bias
   int32_t first, last;  // its range in refs
-  int32_t slot;         // where a slice leaves its partial sum, added later in the order of slots; -1: writes y
+  int32_t slot;  // a slice's place for its partial sum, added later in the order of slots; -1: the piece writes y
 };
 
 // A row that was cut: its slices have the slots first_slot ... first_slot + slots - 1, in the order of the list.
@@ -27,10 +27,10 @@ struct Split {
   int32_t reserved;
 };
 
-// A row is cut when it holds more than cap = max(32, blocks / 256, min(2 * mean row, blocks / 32)) blocks, into 2^k
-// equal slices of at most that many. So hubs of skewed layouts are cut, rows of uniform ones never; there are at most
-// 256 split rows. Where no row is longer than 16 caps there are 8 slices at most, which may then hold 2 caps: as many
-// thread blocks as a card can be relied on to have in a cluster.
+// A row with more blocks than cap = max(32, blocks / 256, min(2 * mean row, blocks / 32)) is cut into 2^k equal slices
+// of at most cap blocks. Hubs of skewed layouts are cut, rows of uniform layouts never. There are at most 256 split
+// rows. If no row can be longer than 16 caps, a row has at most 8 slices, which may then hold 2 caps each: 8 thread
+// blocks are as many as every card can put into a cluster.
 inline constexpr int64_t kMaxSlots = 512;
 inline constexpr int64_t kMaxSplits = 256;
 inline constexpr int32_t kFewSlices = 8;
@@ -42,8 +42,8 @@ constexpr int32_t slices_of(int32_t length, int32_t cap, int32_t most) {
   return slices;
 }
 
-// Pieces of larger keys come first: rows of most slices, then the longest. Slices of a row have the same key, so they
-// lie side by side, from a multiple of their number on. A slice has less than 2^27 blocks.
+// Pieces of larger keys come first: rows of most slices, then the longest. Slices of a row share a key, so they lie
+// side by side and begin at a multiple of their number. A slice has less than 2^27 blocks.
 constexpr int32_t piece_key(int32_t length, int32_t slices) {
   int32_t key = ceil_div(length, slices);
   for (int32_t s = slices; s > 1; s /= 2) key += 1 << 27;

@@ -9,7 +9,7 @@
 
 namespace blocksparse {
 
-// Full of NaN: nothing may be read before it was written.
+// Memory full of NaN: a test fails if anything is read before it was written.
 struct Memory {
   std::unique_ptr<char[]> data;
   Workspace space;

@@ -35,7 +35,7 @@ Status invalid(const Args&... args) {
 
 }  // namespace blocksparse
 
-// Leaves the function with the status if it is not ok.
+// Returns from the function with the status if it is not ok.
 #define BS_RETURN_IF_ERROR(expression)                                                     \
   do {                                                                                     \
     if (::blocksparse::Status bs_status = (expression); !bs_status.ok()) return bs_status; \

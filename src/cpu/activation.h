@@ -1,4 +1,5 @@
-// Activations over vectors: the f32 ones by polynomials, within 4 ulp of max(|z|, 1); f64 by the C library, lane by
+// Activations over vectors. Those of f32 are polynomials, within 4 ulp of max(|z|, 1). Those of f64 call the C library
+// lane by lane.
 // lane.
 #pragma once
 
@@ -17,9 +18,9 @@ BS_INLINE Vec<float, N> exponential(Vec<float, N> x) {
   using F = Vec<float, N>;
   using I = Vec<int32_t, N>;
   const F high = F{} + 89.0f, low = F{} - 104.0f;  // infinite above, 0 below
-  x = x > high ? high : x;                         // NaN stays
+  x = x > high ? high : x;                         // NaN stays NaN
   x = x < low ? low : x;
-  const F round = F{} + 0x1.8p23f;  // adding it leaves an integer
+  const F round = F{} + 0x1.8p23f;  // adding it rounds to an integer
   const F k = (x * 1.44269504f + round) - round;
   const F r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;  // ln 2 in two parts, the first short enough to be exact
   F p = F{} + 1.3814596e-3f;
@@ -38,7 +39,7 @@ BS_INLINE Vec<float, N> logistic(Vec<float, N> z) {
   return 1.0f / (1.0f + exponential<N>(-z));
 }
 
-// Small z by our minimax fit of (tanh(z) / z - 1) / z^2 (relative error of tanh 5e-9), the rest through exp.
+// tanh: for small z our minimax fit of (tanh(z) / z - 1) / z^2 (relative error of tanh 5e-9), otherwise through exp.
 template <int N>
 BS_INLINE Vec<float, N> hyperbolic_tangent(Vec<float, N> z) {
   using F = Vec<float, N>;
@@ -92,7 +93,7 @@ BS_INLINE Vec<float, N> gelu(Vec<float, N> z) {
   using F = Vec<float, N>;
   const F a = z < 0.0f ? -z : z;
   const F tail = exponential<N>(-0.5f * a * a) * scaled_tail<N>(a);
-  const F above = z - (a > 14.5f ? F{} : a * tail);  // inf - inf * 0 would be NaN
+  const F above = z - (a > 14.5f ? F{} : a * tail);  // otherwise inf - inf * 0 would give NaN
   return z > 0.0f ? above : z * tail;
 }
 
@@ -130,7 +131,7 @@ template <class S, int N>
 BS_INLINE Vec<S, N> activate(Activation activation, Vec<S, N> z) {
   switch (activation) {
     case Activation::none: return z;
-    case Activation::relu: return z < S{0} ? Vec<S, N>{} : z;  // NaN stays
+    case Activation::relu: return z < S{0} ? Vec<S, N>{} : z;  // NaN stays NaN
     case Activation::gelu: return gelu<N>(z);
     case Activation::silu: return silu<N>(z);
     case Activation::gelu_tanh: return gelu_tanh<N>(z);

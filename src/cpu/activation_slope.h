@@ -1,4 +1,4 @@
-// Activations with their derivatives over vectors: f32 by the polynomials of activation.h, f64 by the C library.
+// Activations and their derivatives over vectors: f32 by the polynomials of activation.h, f64 by the C library.
 #pragma once
 
 #include "cpu/activation.h"

@@ -43,7 +43,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// Linux saves the state of tiles only for processes that ask for it.
+// Asks Linux for the use of tiles: it saves their state only for processes that ask.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr uint32_t kOsSaves = 1u << 27, kTileState = 3u << 17;
@@ -71,10 +71,10 @@ Cpu detect() {
   cpu.intel = __builtin_cpu_is("intel");
 #if defined(BLOCKSPARSE_EMULATE)
   cpu.avx512 = cpu.avx512_bf16 = cpu.amx = cpu.avx2;
-  cpu.intel = true;  // what only Intel's CPUs take is to be tested, too
+  cpu.intel = true;  // plans for Intel's CPUs are tested as well
 #endif
-  // Zen 4 and 5 are said to do it at twice the rate of f32's FMA; an Intel Xeon with AMX did 90 GFLOP/s, and 180 in
-  // f32.
+  // Whether vdpbf16ps outruns two FMAs of f32. Zen 4 and 5 are documented at twice the rate of f32's FMA. An Intel Xeon
+  // with AMX was measured at 90 GFLOP/s, against 180 in f32.
   cpu.fast_bf16 = cpu.avx512_bf16 && __builtin_cpu_is("amd");
   return cpu;
 }

@@ -1,4 +1,4 @@
-// Which instruction sets this CPU runs, and which one is in use.
+// The instruction sets that this CPU runs, and the one in use.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace blocksparse {
 
-// From plain to fast.
+// The x86 sets are numbered from plain to fast.
 enum class Isa : int32_t {
   reference = 0,
   scalar = 1,
@@ -27,23 +27,24 @@ enum class Isa : int32_t {
 inline constexpr std::array kAllIsas = {Isa::reference,   Isa::scalar, Isa::avx2, Isa::avx512,
                                         Isa::avx512_bf16, Isa::amx,    Isa::neon, Isa::neon_bf16};
 
-// What decides which of them run: a value, so that the choice is tested for CPUs that are not at hand.
+// The features of a CPU that decide which instruction sets it runs. They are a value, so the choice is tested for CPUs
+// that are not at hand.
 struct Cpu {
-  bool avx2 = false;         // and FMA
+  bool avx2 = false;         // with FMA
   bool avx512 = false;       // F, BW, DQ and VL
-  bool avx512_bf16 = false;  // has vdpbf16ps ...
-  bool fast_bf16 = false;    // ... and it outruns two FMAs
+  bool avx512_bf16 = false;  // has vdpbf16ps
+  bool fast_bf16 = false;    // vdpbf16ps outruns two FMAs
   bool amx = false;          // tiles and bf16, and the system keeps their state
-  bool intel = false;        // whose AVX-512 plans treat otherwise than AMD's
+  bool intel = false;        // plans for AVX-512 differ from those for AMD
   bool neon = false;         // every 64-bit Arm CPU
-  bool neon_bf16 = false;    // and has bfdot
+  bool neon_bf16 = false;    // has bfdot
 };
 const Cpu& this_cpu();
 
 std::string_view name_of(Isa isa);
 std::optional<Isa> parse_isa(std::string_view name);
 bool cpu_runs(Isa isa, const Cpu& cpu = this_cpu());
-// The one whose kernels are taken where `isa` has none of its own: reference has nothing below it.
+// The instruction set whose kernels are taken if `isa` has none of its own. Nothing is below reference.
 Isa next_below(Isa isa);
 template <class Kernel>
 const Kernel* find_kernel(std::span<const Kernel> kernels, Isa isa, DType dtype) {
@@ -55,11 +56,11 @@ const Kernel* find_kernel(std::span<const Kernel> kernels, Isa isa, DType dtype)
   return nullptr;
 }
 
-std::vector<Isa> isas_of(const Cpu& cpu);                                   // that it runs, best first
-Result<Isa> named_isa(std::string_view name, const Cpu& cpu = this_cpu());  // one that the CPU runs
+std::vector<Isa> isas_of(const Cpu& cpu);                                   // those that the CPU runs, best first
+Result<Isa> named_isa(std::string_view name, const Cpu& cpu = this_cpu());  // refused if the CPU does not run it
 
-// The one in use: set by force_isa, else by BLOCKSPARSE_ISA, else the best.
+// The instruction set in use: that of force_isa, otherwise that of BLOCKSPARSE_ISA, otherwise the best.
 Result<Isa> current_isa();
-Status force_isa(std::string_view name);  // "" ends it
+Status force_isa(std::string_view name);  // "" ends forcing
 
 }  // namespace blocksparse

@@ -1,6 +1,7 @@
 // How the file of one instruction set, cpu_<isa>.cc, reads a list of kernels (gemm/cpu/kernels.inc,
-// cpu/kernels_of_ops.inc): it defines BS_KERNEL_<isa>(dtype, ...) for its own rows, includes this file, then the
-// list; rows of others expand to nothing. No include guard: it is an expansion.
+// cpu/kernels_of_ops.inc). The file defines BS_KERNEL_<isa>(dtype, ...) for its own rows, includes this file, then the
+// list. Rows of other instruction sets expand to nothing. There is no include guard, because each inclusion expands
+// anew.
 #if !defined(BS_KERNEL_scalar)
 #define BS_KERNEL_scalar(...)
 #endif

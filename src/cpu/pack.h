@@ -1,4 +1,5 @@
-// Copies between activations and panels: straight or transposed, widening on the way in and narrowing on the way out.
+// Copies between activations and panels: straight or transposed. Elements are widened on the way in and narrowed on the
+// way out.
 #pragma once
 
 #include "cpu/simd.h"
@@ -6,13 +7,13 @@
 namespace blocksparse {
 namespace {
 
-// to[c][r] = from[r][c] for r < rows <= L, c < columns; rows up to L of `to` are filled with 0.
+// to[c][r] = from[r][c] for r < rows <= L, c < columns, and 0 for rows <= r < L.
 //   from  T, rows `from_stride` apart      to  S, rows `to_stride` apart
 template <class S, int L, class T>
 BS_INLINE void pack_transposed(const T* from, int64_t from_stride, int64_t rows, int64_t columns, S* to,
                                int64_t to_stride) {
   int64_t c = 0;
-  // Whole squares, without a question for each row.
+  // Whole squares need no test of each row.
   for (; rows >= L && c + L <= columns; c += L) {
     Vec<S, L> square[L];
 #pragma GCC unroll 16
@@ -44,7 +45,7 @@ BS_INLINE void pack_run(const T* from, int64_t count, int64_t width, S* to) {
   }
 }
 
-// How many rows or inputs an element of a panel holds.
+// The number of rows or inputs that an element of a panel holds.
 template <class P>
 constexpr int kTogether = 1;
 template <>
@@ -60,7 +61,7 @@ BS_INLINE Vec<uint32_t, N> pair_rows(const BFloat16* first, const BFloat16* seco
 }
 
 #if defined(__aarch64__)
-// By zips: GCC 12 takes vectors that are wider than a register through other registers and memory.
+// By zips: GCC 12 moves vectors wider than a register through other registers and memory.
 template <>
 BS_INLINE Vec<uint32_t, 8> pair_rows<8>(const BFloat16* first, const BFloat16* second) {
   return bits_as<Vec<uint32_t, 8>>(vzipq_u16(vld1q_u16(&first->bits), vld1q_u16(&second->bits)));

@@ -1,6 +1,6 @@
-// Vectors of one width, from the compiler's vector extensions (GCC and Clang). Included by simd_<isa>.h, which sets the
-// width. Everything in here and in what builds on it is in an unnamed namespace: each ISA file keeps its own copy, and
-// the linker cannot put a body compiled for AVX-512 into a path that an older CPU takes. For the same reason ISA files
+// Vectors of one width, from the compiler's vector extensions (GCC and Clang). simd_<isa>.h sets the width and includes
+// this file. Everything here and in what builds on it is in an unnamed namespace: each ISA file keeps its own copy, and
+// the linker cannot put a body compiled for AVX-512 into a path that an older CPU takes. For this reason ISA files also
 // call no inline function of the standard library.
 #pragma once
 
@@ -43,7 +43,8 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Two neighbours in a sum of products, which some instructions take together. As a lane it is their bits.
+// Two neighbours of a sum of products, which some instructions multiply together. As a lane of a vector it is its 32
+// bits.
 struct BFloat16Pair {
   uint16_t first, second;
 };
@@ -80,7 +81,7 @@ constexpr BS_INLINE T least(T a, T b) {
   return a < b ? a : b;
 }
 
-// Bits of a vector, seen as another type of the same size.
+// The bits of a vector, seen as another type of that size.
 template <class To, class From>
 BS_INLINE To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -89,19 +90,19 @@ BS_INLINE To bits_as(From from) {
   return to;
 }
 
-// Keeps a loaded value in a register: left alone, GCC loads it again in each instruction that uses it, and the load
-// ports then bound the loop (Zen 3, operands in L1: 50 % of FMA peak without, 80 % with).
+// Keeps a loaded value in a register. Without it GCC loads the value again in each instruction that uses it, and the
+// load ports bound the loop: Zen 3, operands in L1, 50 % of FMA peak without, 80 % with.
 template <class V>
 BS_INLINE V in_register(V v) {
 #if defined(__AVX512F__)
-  asm("" : "+v"(v));  // any of 32
+  asm("" : "+v"(v));  // any of the 32 registers
 #elif defined(__x86_64__) && !defined(BLOCKSPARSE_EMULATE)
   asm("" : "+x"(v));
 #endif
   return v;
 }
 
-// A pointer that is stepped once a row. Left alone, GCC keeps one pointer for each unrolled row, and spills them.
+// Steps a pointer once a row. Without it GCC keeps one pointer for each unrolled row and spills them.
 template <class S>
 BS_INLINE const S* next_row(const S* p) {
   asm("" : "+r"(p));
@@ -118,7 +119,7 @@ BS_INLINE Vec<P, N> broadcast(BFloat16Pair pair) {
   return broadcast<uint32_t, N>(bits_as<uint32_t>(pair));
 }
 
-// sum + a * b, of vectors of the type of sums; instruction sets add what else they multiply.
+// sum + a * b, for vectors of the type of sums. Instruction sets add overloads for what else they multiply.
 template <class S, int N>
 BS_INLINE Vec<S, N> multiply_add(Vec<S, N> sum, Vec<S, N> a, Vec<S, N> b) {
   return sum + a * b;
@@ -134,7 +135,8 @@ template <int N>
 BS_INLINE Vec<float, N> float_of_f16(Vec<uint16_t, N> half) {
   using U = Vec<uint32_t, N>;
   const U h = widen<N>(half);
-  // The fields moved to where f32 has them, then the exponent corrected by 2^(127 - 15); subnormals come right too.
+  // Moves the fields to where f32 has them, then corrects the exponent by 2^(127 - 15). That is right for subnormals,
+  // too.
   const U magnitude = bits_as<U>(bits_as<Vec<float, N>>((h & 0x7fff) << 13) * 0x1p112f);
   const U special = (h & 0x7c00) == 0x7c00 ? U{} + 0x7f800000u : U{};
   return bits_as<Vec<float, N>>(magnitude | special | (h & 0x8000) << 16);
@@ -167,7 +169,7 @@ BS_INLINE Vec<uint16_t, N> bf16_of_float(Vec<float, N> v) {
 }
 
 #if defined(__AVX512F__)
-// One instruction; GCC 12 widens halves and puts them together. (Of the unmasked form it says `uninitialized`.)
+// One instruction. GCC 12 would widen halves and join them. (It calls the unmasked intrinsic uninitialized.)
 template <>
 BS_INLINE Vec<uint32_t, 16> widen<16>(Vec<uint16_t, 16> half) {
   return bits_as<Vec<uint32_t, 16>>(_mm512_maskz_cvtepu16_epi32(0xffff, bits_as<__m256i>(half)));
@@ -175,7 +177,7 @@ BS_INLINE Vec<uint32_t, 16> widen<16>(Vec<uint16_t, 16> half) {
 #endif
 
 #if defined(__aarch64__)
-// One instruction each; GCC 12 takes vectors of 8 bytes apart lane by lane to widen them.
+// One instruction each. GCC 12 would take vectors of 8 bytes apart lane by lane to widen them.
 template <>
 BS_INLINE Vec<uint32_t, 4> widen<4>(Vec<uint16_t, 4> half) {
   return bits_as<Vec<uint32_t, 4>>(vmovl_u16(bits_as<uint16x4_t>(half)));
@@ -229,7 +231,7 @@ BS_INLINE void store_as(Float16* p, Vec<S, N> v) {
   __builtin_memcpy(p, &half, sizeof(half));
 }
 
-// The first `count` lanes; the rest are 0, or not written.
+// The first `count` lanes. The others are 0 (load) or not written (store).
 template <class S, int N, class T>
 BS_INLINE Vec<S, N> load_first(const T* p, int64_t count) {
   if (count >= N) return load_as<S, N>(p);
@@ -249,7 +251,7 @@ BS_INLINE void store_first(T* p, Vec<S, N> v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = buffer[i];
 }
 
-// Transposes N rows of N lanes: in log2 N rounds, rows `Distance` apart exchange their off-diagonal squares.
+// Transposes N rows of N lanes. In each of log2 N steps, rows `Distance` apart exchange their off-diagonal squares.
 template <int Distance, class S, int N, int... Lane>
 BS_INLINE void exchange(Vec<S, N>& a, Vec<S, N>& b, std::integer_sequence<int, Lane...>) {
   const Vec<S, N> upper = __builtin_shufflevector(a, b, ((Lane & Distance) == 0 ? Lane : N + Lane - Distance)...);
@@ -269,7 +271,7 @@ BS_INLINE void transpose(Vec<S, N> (&rows)[N]) {
 }
 
 #if defined(__AVX512F__)
-// Every second run of `Run` lanes of a and of b: of each quarter (unpacked) or of the whole (quarters put together).
+// Every second run of `Run` lanes of a and of b: of each quarter (unpack) or of the whole (shuffle of quarters).
 template <int Run, bool kOdd, class V, int... Lane>
 BS_INLINE V unpacked(V a, V b, std::integer_sequence<int, Lane...>) {
   return __builtin_shufflevector(a, b,
@@ -281,8 +283,8 @@ BS_INLINE V quarters(V a, V b, std::integer_sequence<int, Lane...>) {
   return __builtin_shufflevector(a, b, (Lane / 8 * 16 + Lane % 8 / 4 * 8 + (kOdd ? 4 : 0) + Lane % 4)...);
 }
 
-// 16 x 16 by unpacks and shuffles of quarters, which need no table of lanes and run at twice the rate of the permutes
-// above: Zen 5, a square in L1 9.0 ns to 4.6.
+// 16 x 16 by unpacks and shuffles of quarters. They need no table of lanes and run at twice the rate of the permutes
+// above: Zen 5, a square in L1, 9.0 ns -> 4.6.
 template <class S>
 BS_INLINE void transpose_16(Vec<S, 16> (&rows)[16]) {
   constexpr auto kLanes16 = std::make_integer_sequence<int, 16>();

@@ -1,5 +1,5 @@
-// AVX-512 and its bf16: vectors of 64 bytes, and sums of products of pairs. Denormal operands and results count as 0.
-// With BLOCKSPARSE_EMULATE in software.
+// AVX-512 with bf16: vectors of 64 bytes, and sums of products of pairs. Denormal operands and results count as 0.
+// BLOCKSPARSE_EMULATE does it in software.
 #pragma once
 
 #define BS_VECTOR_BYTES 64
@@ -11,7 +11,7 @@ namespace {
 using Pairs16 = Vec<uint32_t, 16>;
 
 #if defined(BLOCKSPARSE_EMULATE)
-// A bf16 at the top of each lane, denormals as 0.
+// A bf16 at the top of each lane, with denormals as 0.
 BS_INLINE Vec<float, 16> normal(Pairs16 bits) {
   return bits_as<Vec<float, 16>>((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }

@@ -1,5 +1,5 @@
-// Advanced SIMD and its bf16: vectors of 16 bytes, and sums of products of pairs. Denormal operands and results count
-// as 0.
+// Advanced SIMD with bf16: vectors of 16 bytes, and sums of products of pairs. Denormal operands and results count as
+// 0.
 #pragma once
 
 #define BS_VECTOR_BYTES 16
@@ -8,8 +8,8 @@
 namespace blocksparse {
 namespace {
 
-// In the first lane alone: bfdot by element takes it from there, and filling all lanes is work for the pipes of
-// products. GCC 12 would clear the others.
+// Fills the first lane alone: bfdot by element reads it there, and filling all lanes is work for the pipes of products.
+// GCC 12 would clear the others.
 template <class P, int N>
   requires(N == 4)
 BS_INLINE Vec<P, N> broadcast(BFloat16Pair pair) {
@@ -29,7 +29,7 @@ BS_INLINE Vec<float, 4> multiply_add(Vec<float, 4> sum, Vec<uint32_t, 4> a, Vec<
       vbfdotq_laneq_f32(bits_as<float32x4_t>(sum), bits_as<bfloat16x8_t>(b), bits_as<bfloat16x8_t>(a), 0));
 }
 
-// One instruction instead of eight. It rounds as FPCR says: to nearest, and keeps denormals.
+// One instruction instead of eight. It rounds as FPCR says (to nearest) and keeps denormals.
 template <>
 BS_INLINE Vec<uint16_t, 4> bf16_of_float<4>(Vec<float, 4> v) {
   return bits_as<Vec<uint16_t, 4>>(vcvt_bf16_f32(bits_as<float32x4_t>(v)));

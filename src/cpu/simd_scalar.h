@@ -1,4 +1,4 @@
-// SSE2, or whatever 16-byte vectors the baseline of the machine has: vectors of 16 bytes.
+// Vectors of 16 bytes in the machine's baseline: SSE2 on x86-64.
 #pragma once
 
 #define BS_VECTOR_BYTES 16

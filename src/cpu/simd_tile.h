@@ -1,5 +1,5 @@
-// The step of tiles whose sums take all registers: operands and a product. Included behind the header of an instruction
-// set, whose multiply_add it finds then.
+// One step of a tile whose sums take all registers: operands and a product. Include it after the header of an
+// instruction set, whose multiply_add it uses.
 #pragma once
 
 #include "cpu/simd.h"
@@ -7,12 +7,12 @@
 namespace blocksparse {
 namespace {
 
-// sum += a * b where tiles take all registers.
+// sum += a * b, for tiles that take all registers.
 template <class S, int N, class V>
 BS_INLINE void add_product(Vec<S, N>& sum, V a, V b) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-  // Sums stay in the registers where they are: left alone, GCC 12 puts some where an operand was, so that at the end of
-  // an unrolled loop 12 sums change places through the stack. Not in wgrad, which it compiles without spills.
+  // Keeps sums in their registers. Without it GCC 12 puts some sums where an operand was, and at the end of an unrolled
+  // loop 12 sums change places through the stack. wgrad does not need it: GCC compiles it without spills.
   if constexpr (sizeof(Vec<S, N>) == 32 && sizeof(S) == sizeof(float)) {
     asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
     return;
@@ -21,8 +21,8 @@ BS_INLINE void add_product(Vec<S, N>& sum, V a, V b) {
   sum = multiply_add<S, N>(sum, a, b);
 }
 
-// Operands of add_product: a vector, and an element in all lanes. Where its order is fixed theirs is, too, or loads
-// that GCC moves ahead of it need a 17th register.
+// Operands of add_product: a vector, and an element in all lanes. Where the order of products is fixed, the order of
+// operands is fixed as well: GCC would move loads ahead of it, which then need a 17th register.
 template <class P, int N>
 BS_INLINE Vec<P, N> operand(const P* p) {
   return load_as<P, N>(p);

@@ -128,7 +128,7 @@ TEST(Isa, IsChosenForCpusThatAreNotAtHand) {
   }
 }
 
-// The identity passes values through the kernels' own conversions; convert.h is the reference for all 65,536 of them.
+// The identity passes values through the kernels' own conversions. convert.h is the reference for all 65,536 of them.
 void expect_identity_keeps(DType dtype) {
   constexpr int64_t kAll = 1 << 16, kFeatures = 8;
   const auto layout = Layout::from_graph("diagonal(1)", {.block_size = 8});
@@ -143,7 +143,7 @@ void expect_identity_keeps(DType dtype) {
     const bool takes_denormals_as_zero =
         dtype == DType::bf16 && (isa == "avx512_bf16" || isa == "amx" || isa == "neon_bf16");
     const Tensor out(y.data(), dtype, {n, kFeatures});
-    // Features-first, one feature a row, so that a NaN or Inf does not spread by 0 * Inf to its neighbours ...
+    // Features-first, one feature a row, so that a NaN or Inf does not spread to its neighbours by 0 * Inf ...
     std::fill(y.begin(), y.end(), uint16_t{0xabcd});
     ASSERT_TRUE(linear_fprop(*layout, ConstTensor(x.data(), dtype, {n, kFeatures}),
                              ConstTensor(w.data(), dtype, {1, 8, 8}), {}, out, {workspace.data(), workspace.size()})

@@ -13,8 +13,8 @@ namespace blocksparse {
 
 namespace {
 
-// libgomp's threads do not survive fork(), and its next parallel region in the child waits for them for ever. A forked
-// child therefore starts threads of its own for each call (some 20 us each).
+// libgomp's threads do not survive fork(): the next parallel region in the child waits for them for ever. A forked
+// child therefore starts threads of its own for each call, some 20 us each.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
@@ -26,7 +26,7 @@ void run_on_own_threads(int32_t threads, int64_t tasks, void (*body)(void*, int6
   std::vector<std::thread> helpers;
   try {
     for (int32_t t = 1; t < threads; ++t) helpers.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads to be had: those that are there do the work
+  } catch (const std::system_error&) {  // no more threads can be started: those that exist do the work
   }
   work();
   for (std::thread& helper : helpers) helper.join();

@@ -1,4 +1,4 @@
-// The tables of a layout from a mask on a card: what core/build_index.cc makes on the host, bit for bit but for the
+// The tables of a layout from a mask on a card: what core/build_index.cc makes on the host, bit for bit except the
 // hash.
 //   mask [out_blocks, in_blocks], bytes   index: see core/index.h
 // Who does what
@@ -6,7 +6,7 @@
 //   count_rows    a warp for each row and column: its blocks, and how many lie before each word
 //   cut_rows      a thread block for each direction: where rows begin, what is cut, header, pieces in the order of rows
 //   write_tables  a thread for each word: its refs; a warp for each piece: its place
-// A mask that does not hold as many blocks as the layout has leaves tables without any, and says so in the header.
+// If the mask does not hold as many blocks as the layout has, the tables have no blocks and the header says so.
 #include "cuda/build_index.h"
 
 #include <algorithm>
@@ -35,14 +35,14 @@ struct Build {
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline int64_t warp() { return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32; }
 
-// Where a 32nd column of the transposed bits would lie beyond the edge, there is nothing.
+// The bits of 32 x 32 entries, by row and by column. Nothing is written beyond the edges.
 __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Build b) {
   const int64_t words = b.plan.by_out.words, tile = warp();
   const int64_t first_row = tile / words * 32, first_column = tile % words * 32;
   const int64_t rows = b.plan.by_out.rows, columns = b.plan.by_in.rows;
   if (first_row >= rows) return;
   uint32_t bits = 0;
-  // Entries of a row side by side in the lanes: bytes of any alignment.
+  // Lanes read neighbouring entries of a row, byte by byte: the mask needs no alignment.
 #pragma unroll
   for (int r = 0; r < 32; ++r) {
     const int64_t row = first_row + r, column = first_column + lane();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Bu
   }
 }
 
-// Rows of both directions, one behind the other.
+// The i-th row of both directions; those of by_out come first.
 struct SideRow {
   int side, row;
   __device__ SideRow(const Build& b, int64_t i) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) count_rows(const __grid_constant__ B
   if (lane() == 0) b.scratch[s.counts + at.row] = total;
 }
 
-// Blocks, pieces, slots and splits of some rows.
+// The numbers of blocks, pieces, slots and splits of some rows.
 struct Tally {
   int blocks, pieces, slots, splits;
 };
@@ -102,7 +102,7 @@ __device__ inline Tally operator+(const Tally& a, const Tally& b) {
   return {a.blocks + b.blocks, a.pieces + b.pieces, a.slots + b.slots, a.splits + b.splits};
 }
 
-// The sum over the threads before this one; `all` over all of them.
+// Returns the sum over the threads before this one; `all` is the sum over all threads.
 __device__ Tally sum_before(const Tally& mine, Tally& all) {
   __shared__ Tally of_warp[kCutThreads / 32];
   Tally sum = mine;
@@ -136,7 +136,7 @@ __device__ int64_t all_blocks(const Build& b, const DeviceIndexSide& s) {
   return static_cast<int64_t>(total);
 }
 
-// Row `row` of `count` blocks: its pieces, its split, its start.
+// Writes a row of `count` blocks: its pieces, its split, its start.
 __device__ void write_row(const Build& b, const DeviceIndexSide& s, int row, int count, int parts, const Tally& at) {
   auto* unsorted = reinterpret_cast<Piece*>(b.scratch + s.unsorted);
   b.index[s.starts + row] = at.blocks;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kCutThreads) cut_rows(const __grid_constant__ 
   Header mine = b.plan.header;
   mine.reserved[kWrongBlocks] = right ? 0 : 1;
   mine.reserved[kFoundBlocks] = right ? 0 : static_cast<int32_t>(min(total, int64_t{0x7fffffff}));
-  // All but by_in, which the other thread block writes.
+  // All words except by_in, which the other thread block writes.
   constexpr int kByIn = offsetof(Header, by_in) / 4, kAfter = kByIn + 3;
   mine.by_out = {before.pieces, before.splits, before.slots};
   const auto* words = reinterpret_cast<const int32_t*>(&mine);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kCutThreads) cut_rows(const __grid_constant__ 
   }
 }
 
-// The refs of a word of a row, or column.
+// Writes the refs of one word of a row or a column.
 __device__ void write_refs(const Build& b, int side, int64_t word) {
   const DeviceIndexSide &s = b.side(side), &out = b.plan.by_out;
   auto* refs = reinterpret_cast<BlockRef*>(b.index + s.refs);
@@ -202,7 +202,7 @@ __device__ void write_refs(const Build& b, int side, int64_t word) {
   }
 }
 
-// Piece `i` in the order of rows to its place: by its key, else in that order.
+// Brings piece `i`, counted in the order of rows, to its place: by key, and by the order of rows for equal keys.
 __device__ void write_piece(const Build& b, const DeviceIndexSide& s, int i, int pieces) {
   const int32_t* keys = b.scratch + s.keys;
   const int mine = keys[i];
@@ -217,7 +217,7 @@ __device__ void write_piece(const Build& b, const DeviceIndexSide& s, int i, int
   }
 }
 
-// Words that belong to no entry are 0.
+// Sets words that belong to no entry to 0.
 __device__ void clear(const Build& b, int64_t first, int64_t last) {
   for (int64_t i = first + threadIdx.x; i < last; i += kThreads) b.index[i] = 0;
 }

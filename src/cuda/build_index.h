@@ -1,4 +1,4 @@
-// Tables of layouts made on a card: make_device_index() of device_index.h.
+// Builds the tables of a layout on a card: see make_device_index() in blocksparse/device_index.h.
 #pragma once
 
 #include "blocksparse/status.h"

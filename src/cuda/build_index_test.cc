@@ -1,4 +1,4 @@
-// Tables that a card makes from a mask, against those of the host.
+// Tables that a card makes from a mask are those of the host.
 #include "core/device_index.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,8 @@ std::vector<uint8_t> mask_of(const Layout& layout) {
   const auto starts = layout.row_start(), columns = layout.columns();
   for (int64_t row = 0; row < layout.out_blocks(); ++row) {
     for (int32_t i = starts[static_cast<size_t>(row)]; i < starts[static_cast<size_t>(row) + 1]; ++i) {
-      mask[static_cast<size_t>(row * layout.in_blocks() + columns[static_cast<size_t>(i)])] = 7;  // not 0 is enough
+      mask[static_cast<size_t>(row * layout.in_blocks() + columns[static_cast<size_t>(i)])] = 7;  // any byte that is
+                                                                                                  // not 0
     }
   }
   return mask;
@@ -36,7 +37,7 @@ LayoutView::Sizes sizes_of(const Layout& layout) {
   return {layout.block_size(), layout.out_features(), layout.in_features(), layout.blocks()};
 }
 
-// The index of a mask, poisoned before.
+// The index that a card makes of a mask, in memory that was poisoned before.
 std::vector<int32_t> build(const std::vector<uint8_t>& mask, const LayoutView::Sizes& sizes) {
   std::vector<int32_t> index(static_cast<size_t>(*device_index_words(sizes)), -1);
   const size_t bytes = device_index_workspace_size(sizes, kCard);
@@ -54,7 +55,7 @@ std::vector<int32_t> build(const std::vector<uint8_t>& mask, const LayoutView::S
   return index;
 }
 
-// The tables of the host without a hash.
+// The host's tables, with a hash of 0.
 std::vector<int32_t> as_a_card_makes_them(const Layout& layout) {
   std::vector<int32_t> index(layout.index().begin(), layout.index().end());
   constexpr size_t kHash = offsetof(Header, hash) / 4;

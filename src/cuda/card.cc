@@ -29,11 +29,11 @@ Result<Card> look_at(int index) {
 }
 
 struct Cards {
-  Status status;  // why there are none
+  Status status;  // why there are no cards
   std::vector<Result<Card>> list;
 };
 
-// Cards do not come and go, so they are looked at once. Makes no context on any of them.
+// The cards of this machine. Cards do not come and go, so they are looked at once. No context is made on any of them.
 const Cards& cards() {
   static const Cards all = [] {
     Cards found;

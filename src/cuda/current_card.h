@@ -1,4 +1,4 @@
-// The card that is current, for what is prepared on it.
+// The card that is current, for preparing kernels on it.
 #pragma once
 
 #include "cuda/card.h"

@@ -1,4 +1,4 @@
-// Division of 31 bits by a number that the host knows: a multiplication and a shift.
+// Divides 31-bit numbers by a divisor that the host knows: one multiplication and a shift.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ struct Divider {
   uint32_t multiplier = 0, shift = 0;
 
   Divider() = default;
-  // 1 <= divisor < 2^31. With L = ceil(log2 divisor), ceil(2^(31 + L) / divisor) is too large by less than 2^L, so the
-  // quotient of anything below 2^31 is right.
+  // 1 <= divisor < 2^31. With L = ceil(log2 divisor), the multiplier ceil(2^(31 + L) / divisor) is too large by less
+  // than 2^L, so quotients of numbers below 2^31 are exact.
   explicit Divider(int64_t divisor) : by(static_cast<uint32_t>(divisor)) {
     if (by == 1) return;
     const auto log2 = static_cast<uint32_t>(std::bit_width(by - 1));
@@ -26,7 +26,7 @@ struct Divider {
     if (by == 1) return value;
     return static_cast<int>((uint64_t{static_cast<uint32_t>(value)} * multiplier) >> 32 >> shift);
   }
-  // And what is left in `value`.
+  // Returns the quotient and leaves the remainder in `value`.
   constexpr int divide(int& value) const {
     const int result = quotient(value);
     value -= result * static_cast<int>(by);

@@ -1,4 +1,4 @@
-// CUDA's errors as ours.
+// Turns CUDA's errors into ours.
 #pragma once
 
 #include <cuda_runtime_api.h>

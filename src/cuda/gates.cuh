@@ -1,4 +1,4 @@
-// One unit's arithmetic in device code, and how units side by side are loaded and stored.
+// The LSTM cell's arithmetic for one unit in device code; loads and stores of neighbouring units.
 #pragma once
 
 #include "core/gates.h"
@@ -8,7 +8,7 @@
 namespace blocksparse::lstm {
 namespace {
 
-// Of 16-bit types to 2^-22 of 1; else to a few ulp.
+// Accurate to 2^-22 for 16-bit types, otherwise to a few ulp.
 template <class T>
 __device__ inline SumOf<T> logistic(SumOf<T> z) {
   constexpr float kLog2E = 1.44269504f;
@@ -25,7 +25,7 @@ __device__ inline SumOf<T> hyperbolic_tangent(SumOf<T> z) {
   else return tanh(z);
 }
 
-// z becomes the gates, c the new cell; h is returned.
+// Turns z into the gates and c into the new cell; returns h.
 template <class T>
 __device__ inline SumOf<T> forward_unit(SumOf<T> (&z)[kGates], SumOf<T>& c) {
   z[0] = logistic<T>(z[0]), z[1] = logistic<T>(z[1]), z[2] = hyperbolic_tangent<T>(z[2]), z[3] = logistic<T>(z[3]);
@@ -33,7 +33,7 @@ __device__ inline SumOf<T> forward_unit(SumOf<T> (&z)[kGates], SumOf<T>& c) {
   return z[3] * hyperbolic_tangent<T>(c);
 }
 
-// gates become dz; the gradient of the cell before is returned.
+// Turns the gates into dz; returns the gradient of the cell before.
 template <class T>
 __device__ inline SumOf<T> backward_unit(SumOf<T> (&gates)[kGates], SumOf<T> c, SumOf<T> before, SumOf<T> dh,
                                          SumOf<T> dc) {
@@ -46,7 +46,7 @@ __device__ inline SumOf<T> backward_unit(SumOf<T> (&gates)[kGates], SumOf<T> c, 
   return dc * f;
 }
 
-// V elements side by side, in one access.
+// V neighbouring elements in one access.
 template <class T, int V>
 struct Units {
   struct alignas(sizeof(T) * V) Packed {

@@ -1,4 +1,4 @@
-// Starting kernels.
+// Launches kernels, and prepares them for launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,13 +8,13 @@
 namespace blocksparse::cuda {
 
 struct Launch {
-  int64_t blocks = 1;  // at most 2^31 - 1 are launched: where there may be more, kernels walk in steps of the grid
+  int64_t blocks = 1;  // at most 2^31 - 1 are launched: a kernel that may need more walks in steps of the grid
   int threads = 128;
   int shared_bytes = 0;
   cudaStream_t stream = nullptr;
-  bool overlap = false;      // may begin before the kernel in front has ended: only code with griddepcontrol.wait in it
+  bool overlap = false;      // may begin before the kernel before it has ended: only kernels with griddepcontrol.wait
   bool cooperative = false;  // all thread blocks are resident at once, or the launch fails
-  int cluster = 1;           // thread blocks side by side that may read each other's shared memory: from 9.0 on
+  int cluster = 1;           // thread blocks of a cluster (from 9.0 on)
 };
 
 template <class... Parameters, class... Args>
@@ -46,7 +46,7 @@ Status launch(const Launch& l, void (*kernel)(Parameters...), const Args&... arg
   return status_of(cudaLaunchKernelEx(&config, kernel, args...), "launch");
 }
 
-// Loads a kernel, so that its first launch may be captured in a graph, and lets it use so much shared memory.
+// Loads a kernel, so that its first launch may be captured in a graph, and allows it `shared_bytes` of shared memory.
 template <class... Parameters>
 Status prepare(void (*kernel)(Parameters...), int shared_bytes) {
   return status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -54,8 +54,8 @@ Status prepare(void (*kernel)(Parameters...), int shared_bytes) {
                    "prepare");
 }
 
-// The same of a kernel of which several thread blocks shall fit an SM: left alone, the driver may set aside shared
-// memory for one of them.
+// Prepares a kernel of which several thread blocks shall fit an SM. Without this the driver may set aside shared memory
+// for one of them only.
 template <class... Parameters>
 Status prepare_for_many(void (*kernel)(Parameters...), int shared_bytes) {
   BS_RETURN_IF_ERROR(prepare(kernel, shared_bytes));
@@ -64,8 +64,8 @@ Status prepare_for_many(void (*kernel)(Parameters...), int shared_bytes) {
                    "prepare");
 }
 
-// Whether griddepcontrol is in the code of a kernel that the current device runs. It is not where the driver has made
-// that code of PTX for an older card.
+// Whether griddepcontrol is in the code of a kernel that the current device runs. It is missing if the driver made that
+// code from PTX for an older card.
 template <class... Parameters>
 bool has_griddepcontrol(void (*kernel)(Parameters...)) {
   cudaFuncAttributes attributes{};

@@ -1,7 +1,7 @@
 // Products of two tiles by a thread block of 4 warps, each of which owns 16 of the 64 rows:
 //   sum [64, N] += left [64, depth] right [N, depth]^T
-// Tensor cores (mma.sync) for 16-bit elements, fused multiply-add for f32 and f64. `gates` is null or a factor for
-// every 8 of the depth; where it is 0 the products are left out.
+// Tensor cores (mma.sync) multiply 16-bit elements, fused multiply-adds f32 and f64. `gates` is null or a factor for
+// every 8 of the depth; products with a factor of 0 are left out.
 #pragma once
 
 #include "cuda/ptx/ldmatrix.h"
@@ -45,20 +45,20 @@ class TensorSums {
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // This lane's row of the 8 x 8 matrix at (across, depth), as ldmatrix wants it.
+  // The address that this lane gives to ldmatrix: its row of the 8 x 8 matrix at (across, depth).
   __device__ static const T* row_of(const Tile<T>& tile, int across, int depth) {
     return tile.depth_contiguous ? tile.at(across + lane() % 8, depth) : tile.at(across, depth + lane() % 8);
   }
 
   __device__ static void load_left(uint32_t (&a)[4], const Tile<T>& left, int k) {
-    const int matrix = lane() / 8;  // the halves of the rows change first
+    const int matrix = lane() / 8;  // the halves of the rows alternate first
     const T* row = row_of(left, warp() * 16 + matrix % 2 * 8, k + matrix / 2 * 8);
     if (left.depth_contiguous) ptx::ldmatrix_x4(a, row);
     else ptx::ldmatrix_x4_trans(a, row);
   }
 
   __device__ static void load_right(uint32_t (&b)[N / 8][2], const Tile<T>& right, int k) {
-    const int matrix = lane() / 8;  // the halves of the depth change first
+    const int matrix = lane() / 8;  // the halves of the depth alternate first
 #pragma unroll
     for (int j = 0; j < N / 8; j += 2) {
       // With 8 columns the second pair of matrices repeats the first.
@@ -75,7 +75,7 @@ class TensorSums {
     }
   }
 
-  // Products of one block of W are summed before they are scaled: a gate times an element would have to be rounded.
+  // Scales the sums of the products of one block of W. Scaling elements instead would round them.
   __device__ void add_gated(uint32_t a0, uint32_t a1, const uint32_t (&b)[N / 8][2], int half, float gate) {
     if (gate == 0) return;
 #pragma unroll
@@ -113,13 +113,13 @@ class ScalarSums {
   }
 
  private:
-  // Lanes are 4 rows x 8 columns; rows and columns of a thread lie 4 and 8 apart, which keeps the banks apart.
+  // Lanes are 4 rows x 8 columns. A thread's rows lie 4 apart and its columns 8, which avoids bank conflicts.
   __device__ static int row() {
     return static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 8;
   }
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 8; }
 
-  // Orders known to the compiler: addresses are then constants apart.
+  // The orders are template parameters: addresses then differ by constants.
   template <bool LeftDepth, bool RightDepth>
   __device__ void add_ordered(const Tile<T>& left, const Tile<T>& right, const T* gates) {
     constexpr int kLeftAcross = LeftDepth ? pitch_of<T>(kDepth<T>) : 1;

@@ -1,5 +1,4 @@
-// Element types in device code. The 16-bit ones are types of our own: two functions each are all that is needed of
-// them.
+// Element types in device code. The 16-bit ones are types of our own, of which only two functions each are needed.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +31,12 @@ __device__ inline T narrow(SumOf<T> x) {
   else return x;
 }
 
-// What tensor cores read as tf32 is cut to 11 bits. This rounds before, in one instruction where cvt.rna.tf32 takes
-// two: what has 11 bits stays, NaN and Inf stay, and all else is wrong by .7 of an ulp at most, on average by nothing
-// and .31 (to nearest: .29).
+// Rounds to the 11 bits that tensor cores read of tf32; they cut off the rest. One instruction, where cvt.rna.tf32
+// takes two. Numbers of 11 bits, NaN and Inf stay as they are. Others are off by .7 ulp at most, and by .31 on average
+// (to nearest: .29), without bias.
 __device__ inline uint32_t rounded_to_tf32(float x) { return __float_as_uint(x * (1 + 0.7f * 0x1p-11f)); }
 
-// Two numbers side by side, the first in the low half.
+// Two numbers in one word, the first in the low half.
 __device__ inline uint32_t narrow_pair(float low, float high, Bf16) { return ptx::cvt_bf16x2_f32(low, high); }
 __device__ inline uint32_t narrow_pair(float low, float high, F16) { return ptx::cvt_f16x2_f32(low, high); }
 

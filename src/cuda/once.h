@@ -1,4 +1,4 @@
-// What is done, or found out, once for each device.
+// Things that are done, or found out, once for each device.
 #pragma once
 
 #include <array>
@@ -11,12 +11,13 @@
 
 namespace blocksparse::cuda {
 
-inline constexpr size_t kMostDevices = 64;  // that are remembered
+inline constexpr size_t kMostDevices = 64;  // devices that are remembered
 
-// What an op does before its first launch on a device.
+// A preparation that an op needs before its first launch on a device.
 class OncePerDevice {
  public:
-  // prepare(), unless it has succeeded for that device. Threads that meet here may both do it, which does no harm.
+  // Calls prepare(), unless it has succeeded for the device. Threads that arrive together may both call it, which is
+  // harmless.
   template <class Prepare>
   Status operator()(Device device, Prepare prepare) {
     const auto index = static_cast<size_t>(device.index);
@@ -31,11 +32,11 @@ class OncePerDevice {
   std::array<std::atomic<bool>, kMostDevices> done_{};
 };
 
-// What an op asks of a device once: yes or no.
+// A yes-or-no question that an op asks of a device once.
 class KnownPerDevice {
  public:
-  // What find() answered for that device, a Result<bool>, or answers now. Threads that meet here may both ask, which
-  // does no harm; an error is not remembered.
+  // The answer of find() for the device, a Result<bool>, now or earlier. Threads that arrive together may both ask,
+  // which is harmless. An error is not remembered.
   template <class Find>
   Result<bool> operator()(Device device, Find find) {
     const auto index = static_cast<size_t>(device.index);

@@ -1,5 +1,5 @@
-// A ring of stages in shared memory: a producer fills them in turn, by copies in the background or by its own stores,
-// and consumers read them (sm_90).
+// A ring of stages in shared memory (sm_90). A producer fills the stages in turn, by copies in the background or by its
+// own stores; consumers read them.
 //
 //   producer                                                  consumer
 //     ring.wait_empty(place);                                   ring.wait_full(place);
@@ -8,15 +8,15 @@
 //     place.advance(stages);                                    place.advance(stages);
 //
 // Each stage has two barriers.
-//   full    complete when one thread has said how many bytes come (`expect`), and they are there
+//   full    complete when one thread has said how many bytes come (`expect`) and all of them have arrived
 //   empty   complete when all consumers have given the stage back (`release`)
 //
-// Each thread keeps a place of its own: a stage, and the parity of the lap, 0 in the first, 1 in the second, 0 in the
-// third. A consumer waits for the `full` of its lap. A producer waits for the `empty` of the lap before, that is for
-// the other parity. A new barrier passes for one that is complete with parity 1, so in the first lap no producer waits.
+// Each thread keeps a place of its own: a stage, and the parity of the lap (0 in the first, 1 in the second, 0 in the
+// third). A consumer waits for `full` of its lap. A producer waits for `empty` of the lap before, which has the other
+// parity. A new barrier counts as complete with parity 1, so no producer waits in the first lap.
 //
-// A parity tells two laps apart, not three. A consumer cannot be a whole lap away, for the producer waits for it. Where
-// several warps produce they see to that themselves, as those of wgmma and wgrad_wgmma do.
+// A parity tells two laps apart, not three. A consumer is never a whole lap behind, because the producer waits for it.
+// Several producing warps must keep within a lap of one another themselves, as those of wgmma and wgrad_wgmma do.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@
 
 namespace blocksparse::cuda {
 
-// How many stages there are is the caller's, who may know it at compile time or not.
+// A place in a ring. The caller knows the number of stages, at compile time or not.
 struct RingPlace {
   int stage = 0;
   uint32_t parity = 0;
@@ -34,23 +34,23 @@ struct RingPlace {
   __device__ void advance(int stages) {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
-  // As many steps at once.
+  // Advances by `steps` at once.
   __device__ void skip(int steps, int stages) {
     parity ^= static_cast<uint32_t>((stage + steps) / stages) & 1;
     stage = (stage + steps) % stages;
   }
-  // The address of this stage's data, where those of all stages begin at `first`.
+  // The address of this stage's data, if the stages begin at `first`.
   __device__ uint32_t in(uint32_t first, int stage_bytes) const {
     return first + static_cast<uint32_t>(stage * stage_bytes);
   }
 };
 
-// The barriers of at most `Most` stages. They lie in static shared memory: then the compiler knows where, and a place
-// needs no pointer to them.
+// The barriers of at most `Most` stages. They lie in static shared memory: the compiler knows their addresses, so a
+// place needs no pointer to them.
 template <int Most>
 class Ring {
  public:
-  // One thread; ptx::fence_mbarrier_init and a barrier of all threads follow.
+  // Called by one thread. ptx::fence_mbarrier_init and a barrier of all threads must follow.
   __device__ void init(int stages, int consumers) {
     for (int s = 0; s < stages; ++s) {
       ptx::mbarrier_init(ptx::shared_address(&full_[s]), 1);
@@ -58,7 +58,8 @@ class Ring {
     }
   }
 
-  // The barriers' addresses: copies arrive at `full`. Who gives a stage back late keeps that of `empty`.
+  // Addresses of the barriers. Copies arrive at `full`. A consumer that gives a stage back later keeps the address of
+  // `empty`.
   __device__ uint32_t full(const RingPlace& place) const { return ptx::shared_address(&full_[place.stage]); }
   __device__ uint32_t empty(const RingPlace& place) const { return ptx::shared_address(&empty_[place.stage]); }
 
@@ -66,12 +67,12 @@ class Ring {
   __device__ void expect(const RingPlace& place, uint32_t bytes) const {
     ptx::mbarrier_arrive_expect(full(place), bytes);
   }
-  // Instead of `expect`: no copies come, what the producer has stored is all.
+  // Replaces `expect` if no copies come: what the producer has stored is everything.
   __device__ void expect_nothing(const RingPlace& place) const { ptx::mbarrier_arrive(full(place)); }
 
   __device__ void wait_full(const RingPlace& place) const { ptx::mbarrier_wait(full(place), place.parity); }
   __device__ void release(const RingPlace& place) const { ptx::mbarrier_arrive(empty(place)); }
-  // All lanes of a warp that is one consumer.
+  // Called by all lanes of a warp that counts as one consumer.
   __device__ void release_warp(const RingPlace& place) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) release(place);

@@ -8,7 +8,7 @@ namespace blocksparse::cuda {
 
 namespace {
 
-// The driver's library is not linked, it is asked for through the runtime.
+// The driver's library is not linked. The runtime finds its functions.
 template <class Function>
 Result<Function> driver_function(const char* name) {
   void* function = nullptr;
@@ -42,7 +42,7 @@ CUtensorMapSwizzle swizzle_of(uint32_t columns) {
                          : CU_TENSOR_MAP_SWIZZLE_32B;
 }
 
-// The box of first pixels ends so far beyond the last pixel that it holds all positions.
+// The box of first pixels ends far enough beyond the last pixel to hold all positions.
 int64_t upper_corner(const BoxedImages& m, int axis) {
   return m.first[axis] + (m.positions[axis] - 1) * m.stride[axis] + 1 - m.size[axis];
 }

@@ -1,7 +1,8 @@
-// Tiles of operands in shared memory, any strides: how they get there, and how a product of two is pipelined.
+// Tiles of operands in shared memory, for operands of any strides: how they are loaded, and how a product of two tiles
+// is pipelined.
 //
 // An operand has an `across` side (rows of the product's left operand, columns of its right one) and the `depth` that
-// is summed over. Memory is contiguous along one of them, and so is the tile: it is read either way.
+// is summed over. Memory is contiguous along one of them, and so is the tile; products read it either way.
 #pragma once
 
 #include <algorithm>
@@ -48,22 +49,22 @@ struct TileShape {
   }
 };
 
-// Where something along one side of a tile lies: its offset in elements, and how many from there on are inside of the
-// matrix. Beyond it the depth counts as 0; what lies across from it is left as it is, its sums mean nothing.
+// A place along one side of a tile: its offset in elements, and how many elements from it on are inside the matrix.
+// Beyond the matrix the depth counts as 0. Across it nothing is loaded, and sums there mean nothing.
 struct Place {
   int64_t offset;
   int left;
 };
 
-// A side that lies in even steps from the operand's base.
+// A side whose places are evenly spaced from the operand's base.
 struct Even {
   int64_t stride;
   int left;
   __device__ Place operator()(int i) const { return {i * stride, left - i}; }
 };
 
-// One vector for each row of a thread's column: from(row) and whether the row is there. Of aligned memory in the
-// background, else element by element at once.
+// Copies one vector for each row of a thread's column. source(i) gives the address and whether the row exists. Aligned
+// memory is copied in the background, other memory element by element at once.
 template <bool RowsAreDepth, int Rows, int Columns, class T, class Source>
 __device__ inline void copy_column(T* to, int first, int inside, bool aligned, Source source) {
   constexpr int kStep = kThreads / (Columns / kVector<T>), kPitch = pitch_of<T>(Columns);
@@ -85,7 +86,7 @@ __device__ inline void copy_column(T* to, int first, int inside, bool aligned, S
   }
 }
 
-// Rows of `Columns` elements. A thread has one column of vectors, so it asks only once for the place of that.
+// Copies rows of `Columns` elements. A thread has one column of vectors, so it asks for that column's place only once.
 template <bool RowsAreDepth, int Rows, int Columns, class T, class RowPlace, class ColumnPlace>
 __device__ inline void copy_rows(T* to, const T* base, bool aligned, RowPlace row_place, ColumnPlace column_place) {
   constexpr int kVectors = Columns / kVector<T>, kStep = kThreads / kVectors;
@@ -106,7 +107,7 @@ __device__ inline void copy_rows(T* to, const T* base, bool aligned, RowPlace ro
   if (inside <= 0) return;
   to += first * pitch_of<T>(Columns) + column;
   base += c.offset;
-  if constexpr (std::is_same_v<RowPlace, Even>) {  // a step from row to row, and no more
+  if constexpr (std::is_same_v<RowPlace, Even>) {  // one step from row to row is all that is needed
     const T* from = base + first * row_place.stride;
     const int64_t step = kStep * row_place.stride;
     copy_column<RowsAreDepth, Rows, Columns>(to, first, inside, aligned, [&](int i) {
@@ -129,15 +130,16 @@ __device__ inline void load_tile(const Tile<T>& tile, const T* base, bool aligne
   else copy_rows<true, kDepth<T>, Across>(tile.data, base, aligned, depth, across);
 }
 
-// load(step, stage) starts the copies of a step, compute(stage) uses them; loads run Stages - 1 steps ahead. All copies
-// are done, and shared memory is free, when it returns.
+// load(step, stage) starts the copies of a step, compute(stage) uses them. Loads run Stages - 1 steps ahead. On return
+// all copies are done and shared memory is free.
 template <int Stages, class Load, class Compute>
 __device__ inline void pipeline(int64_t steps, Load load, Compute compute) {
 #pragma unroll 1
   for (int64_t step = 1 - Stages; step < steps; ++step) {
     if (step >= 0) {
       ptx::cp_async_wait<Stages - 2>();
-      __syncthreads();  // this step has arrived, and all threads are done with the one before, whose stage is next
+      __syncthreads();  // this step has arrived, and all threads are done with the step before, whose stage is loaded
+                        // next
     }
     const int64_t ahead = step + Stages - 1;
     if (ahead < steps) load(ahead, static_cast<int>(ahead % Stages));

@@ -1,9 +1,9 @@
-// Words of four lanes beside each other change places.
+// Transposes words among four neighbouring lanes.
 #pragma once
 
 namespace blocksparse::cuda {
 
-// Lane t of each four gets word t of each, in the order of lanes.
+// Lane t of each four receives word t of each of them, in the order of lanes.
 template <class Word>
 __device__ inline void turn_quad(Word (&words)[4]) {
 #pragma unroll

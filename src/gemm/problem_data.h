@@ -1,4 +1,4 @@
-// Data of the one-line problems of every op: memory with poison around, and how far results are from what is expected.
+// Data for the one-line problems of every op: memory with poison around it, and the error of results.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace blocksparse::gemm {
 
-// Bytes at a multiple of 64, as frameworks give them.
+// Bytes at a multiple of 64, the alignment that frameworks give.
 template <class T>
 struct AlignedAllocator {
   using value_type = T;
@@ -21,24 +21,24 @@ struct AlignedAllocator {
 };
 using Bytes = std::vector<char, AlignedAllocator<char>>;
 
-// Bytes of poison before and after a buffer. 64 put every row of x across two lines of a card's cache: 1.1x to 1.2x the
-// time that a tensor of any framework takes.
+// Bytes of poison before and after a buffer. 64 bytes would put every row of x across two of a card's cache lines, and
+// calls would take 1.1x to 1.2x the time that a framework's tensors take.
 inline constexpr int64_t kGuard = 256;
 inline constexpr char kPoison = -1;  // NaN in every element type
 
-// How far results are from what is expected.
+// The error of results.
 struct ResultError {
-  double worst = 0;  // largest |out - expected| / bound; right if <= 1. NaN where one is NaN and not the other
+  double worst = 0;  // largest |out - expected| / bound: right if <= 1, Inf if only one of the two is NaN
   double absolute = 0;
   double nonzero = 0;  // share of expected values that are not 0
   std::string where;   // of the worst element
 };
-// The distance of 1 to the next number, halved.
+// Half the distance from 1 to the next number.
 double epsilon(DType dtype);
-// By how much sums of products of that type err at each rounding, of their size: to nearest half a unit in the last
-// place, but neon_bf16 rounds to odd, and up to a unit.
+// The relative error of one rounding of a sum: half a unit in the last place, a whole one for neon_bf16, which rounds
+// to odd.
 double sum_epsilon(DType dtype, const Device& device);
-// Keeps the worst of them; NaN and Inf where they are expected are right.
+// Keeps the worst error. NaN and Inf are right where they are expected.
 void note_error(double got, double expected, double allowed, int64_t at, ResultError& error);
 
 }  // namespace blocksparse::gemm

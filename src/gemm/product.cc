@@ -50,7 +50,7 @@ size_t workspace_size(Pass pass, const LayoutView& layout, DType dtype, int64_t 
                                         .slots = walk_of(layout, by_in).slots});
 }
 
-// Blocks of 8 have eight of the gate or eight of up.
+// A block of 8 holds eight features of the gate or eight of up, never both.
 bool fuses_glu(const LayoutView& layout, DType dtype, int64_t n, Device device) {
   if (layout.block_size < 16) return false;
   return device.type != DeviceType::cuda || cuda_fuses_glu(layout, dtype, n);

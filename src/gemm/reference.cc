@@ -1,4 +1,4 @@
-// What the linear op means, in plain loops with double sums. Tests and the bench compare every kernel with this; it can
+// What the products mean, in plain loops with double sums. Tests and the bench compare every kernel with them. They can
 // also be run as the instruction set "reference".
 #include <algorithm>
 #include <cmath>
@@ -60,7 +60,7 @@ double sum_at(const Product& p, int64_t t, int64_t o) {
 
 }  // namespace
 
-// y[t, o] = f(sum[t, o] + residual[t, o]); of a gated linear unit f(sum[t, gate of o]) * sum[t, up of o]
+// y[t, o] = f(sum[t, o] + residual[t, o]); for a gated linear unit f(sum[t, gate of o]) * sum[t, up of o]
 double reference_product_at(const Product& p, int64_t t, int64_t o) {
   if (p.glu) {
     const int64_t gate = gate_of(o);
@@ -80,7 +80,7 @@ void reference_product(const Product& p) {
   }
 }
 
-// S[o, k] = sum over pairs and t of dy[t, o] x[t, k]; nothing beyond the matrix
+// S[o, k] = sum over pairs and t of dy[t, o] x[t, k]; nullopt beyond the matrix
 std::optional<double> reference_gradient_at(const WeightGradient& g, int64_t block, int64_t row, int64_t column) {
   const int64_t b = g.layout.block_size;
   const int64_t o = out_of(g.layout)[static_cast<size_t>(block)] * b + row;

@@ -17,7 +17,8 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
   }
   BS_RETURN_IF_ERROR(check_blocks("balanced", static_cast<double>(out_blocks) * static_cast<double>(degree)));
 
-  // Row r takes the next `degree` columns, going round: distinct within a row, and column counts differ by one at most.
+  // Row r takes the next `degree` columns, cyclically. They are distinct within a row, and column counts differ by one
+  // at most.
   Random rng(static_cast<uint64_t>(seed));
   std::vector<int32_t> row_name(static_cast<size_t>(out_blocks)), column_name(static_cast<size_t>(in_blocks));
   std::iota(row_name.begin(), row_name.end(), 0);
@@ -38,7 +39,7 @@ Result<BlockCoordinates> balanced_random(int64_t out_blocks, int64_t in_blocks, 
   for (int64_t tries = 16 * blocks; tries > 0; --tries) {
     const auto a = static_cast<size_t>(rng.below(blocks)), b = static_cast<size_t>(rng.below(blocks));
     const int64_t new_a = place(c.out[a], c.in[b]), new_b = place(c.out[b], c.in[a]);
-    if (places.contains(new_a) || places.contains(new_b)) continue;  // also where a row or a column is shared
+    if (places.contains(new_a) || places.contains(new_b)) continue;  // refuses swaps within a row or a column as well
     places.erase(place(c.out[a], c.in[a]));
     places.erase(place(c.out[b], c.in[b]));
     places.insert(new_a);

@@ -11,7 +11,8 @@ namespace blocksparse::graphs {
 
 namespace {
 
-// Links from the node of lowest degree, the first of them, to a random node that it has no link with.
+// Adds `extra` links, each from the node of lowest degree (the first of them) to a random node that it is not linked
+// with.
 Status add_extra(UndirectedGraph& graph, int64_t extra, Random& rng) {
   std::set<std::pair<int64_t, int64_t>> by_degree;  // (degree, node)
   for (int64_t node = 0; node < graph.nodes(); ++node) by_degree.insert({graph.degree(node), node});
@@ -40,7 +41,7 @@ Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t e
       "ba", static_cast<double>(nodes) * (2.0 * static_cast<double>(links) + 1) + 2.0 * static_cast<double>(extra)));
   Random rng(static_cast<uint64_t>(seed));
   UndirectedGraph graph(nodes);
-  std::vector<int64_t> ends;  // each node as often as it has links, so a uniform draw favours well-linked nodes
+  std::vector<int64_t> ends;  // each node once per link: a uniform draw then favours well-linked nodes
   std::vector<int64_t> targets;
   for (int64_t node = 0; node < links; ++node) targets.push_back(node);
   for (int64_t node = links; node < nodes; ++node) {

@@ -64,7 +64,7 @@ Result<Call> parse_call(std::string_view text) {
   return call;
 }
 
-// Gives the arguments of a call one after another, and remembers what was wrong.
+// Hands out the arguments of a call one after another and remembers the first mistake.
 class Reader {
  public:
   Reader(const Call& call, std::string_view usage) : call_(call), usage_(usage) {}
@@ -115,7 +115,7 @@ class Reader {
   Status whole_;
 };
 
-// The leading (out[,in]) of patterns that need not be square: `others` positional arguments follow.
+// The leading (out[,in]) of patterns that need not be square; `others` positional arguments follow.
 struct Sides {
   int64_t out, in;
 };

@@ -1,4 +1,4 @@
-// The patterns without chance: dense, block-diagonal, banded, butterfly.
+// Patterns without randomness: dense, block-diagonal, banded, butterfly.
 #include <algorithm>
 
 #include "blocksparse/graphs.h"

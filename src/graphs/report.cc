@@ -65,7 +65,7 @@ std::vector<int64_t> starts_of(int64_t nodes) {
   return starts;
 }
 
-// Shortest paths from evenly spaced starts, breadth first.
+// Lengths of shortest paths from evenly spaced starts, breadth first.
 void measure_paths(const Successors& next, int64_t nodes, Report& report) {
   const std::vector<int64_t> starts = starts_of(nodes);
   std::vector<int64_t> distance(static_cast<size_t>(nodes));
@@ -92,7 +92,7 @@ void measure_paths(const Successors& next, int64_t nodes, Report& report) {
   report.unreachable = pairs > 0 ? 1 - reached / pairs : 0;
 }
 
-// Triangles through a node over pairs of its neighbours, mean over nodes.
+// Mean local clustering: triangles through a node over pairs of its neighbours, averaged over nodes.
 double mean_clustering(const Csr& csr, const Successors& next, int64_t nodes) {
   std::vector<std::vector<int32_t>> neighbours(static_cast<size_t>(nodes));
   for (int64_t node = 0; node < nodes; ++node) {
@@ -122,7 +122,7 @@ double mean_clustering(const Csr& csr, const Successors& next, int64_t nodes) {
   return sum / static_cast<double>(sample.size());
 }
 
-// Mean share of blocks reached after step 1, 2, ..., until `steps` are over or nothing more is reached.
+// Mean share of blocks reached after steps 1, 2, ..., until the steps end or nothing more is reached.
 std::vector<double> measure_mix(std::span<const Successors> steps, int64_t nodes, bool repeat) {
   const std::vector<int64_t> starts = starts_of(nodes);
   std::vector<double> mix;

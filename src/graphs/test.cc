@@ -42,7 +42,7 @@ TEST(Graphs, HaveTheBlocksTheyPromise) {
   EXPECT_EQ(layout_of("dense(3,4)").blocks(), 12);
 }
 
-// The same numbers on every platform and for ever: a changed hash is a changed layout in somebody's checkpoint.
+// Every platform makes these for ever: a changed hash is a changed layout in somebody's checkpoint.
 TEST(Graphs, AreReproducible) {
   const std::pair<const char*, uint64_t> known[] = {
       {"random(64,64,0.1)", 0xd45b12a84bb9ce7au}, {"random(8,6,0.9)", 0xb69acf99e66c7b9bu},

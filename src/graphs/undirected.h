@@ -1,4 +1,4 @@
-// A simple undirected graph under construction: no loops, no double edges.
+// A simple undirected graph under construction, without loops or double edges.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class UndirectedGraph {
   bool has(int64_t a, int64_t b) const { return a == b || edges_.contains(key(a, b)); }
   bool full(int64_t node) const { return degree(node) == nodes_ - 1; }
 
-  bool add(int64_t a, int64_t b) {  // false if it was there
+  bool add(int64_t a, int64_t b) {  // false if the edge exists
     if (a == b || !edges_.insert(key(a, b)).second) return false;
     ++degree_[static_cast<size_t>(a)];
     ++degree_[static_cast<size_t>(b)];
@@ -54,7 +54,7 @@ class UndirectedGraph {
 
   int64_t nodes_;
   std::vector<int64_t> degree_;
-  std::unordered_set<uint64_t> edges_;  // its order is never used to decide anything
+  std::unordered_set<uint64_t> edges_;  // no result depends on its order
 };
 
 }  // namespace blocksparse::graphs

@@ -36,7 +36,7 @@ Result<BlockCoordinates> rewired(int64_t nodes, const std::vector<Edge>& edges, 
   return graph.coordinates();
 }
 
-// Half of the steps to the `neighbours` nearest nodes of a torus; the other half are their opposites.
+// Half of the steps to the `neighbours` nearest nodes of a torus. The other half are their opposites.
 struct Step {
   int64_t down, right;
 };
@@ -54,7 +54,7 @@ Result<std::vector<Step>> nearest_steps(int64_t height, int64_t width, int64_t n
   });
   if (static_cast<int64_t>(steps.size()) < neighbours / 2) steps.clear();
   else steps.resize(static_cast<size_t>(neighbours / 2));
-  // On a small torus two steps can lead to the same node; then there is no such graph.
+  // On a small torus two steps can lead to one node. The graph then does not exist.
   UndirectedGraph around(height * width);
   auto node = [&](int64_t r, int64_t c) { return (r + height) % height * width + (c + width) % width; };
   bool distinct = static_cast<int64_t>(steps.size()) == neighbours / 2;

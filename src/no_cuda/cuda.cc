@@ -1,4 +1,4 @@
-// The CUDA entry points in a build without CUDA: each says so.
+// The CUDA entry points of a build without CUDA: they return `unavailable`, or an empty list.
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
 #include "gemm/product.h"

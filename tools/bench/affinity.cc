@@ -22,7 +22,7 @@ std::vector<int> usable_processors() {
   for (int i = 0; i < CPU_SETSIZE; ++i) {
     if (!CPU_ISSET(i, &usable)) continue;
     std::ifstream file(concat("/sys/devices/system/cpu/cpu", i, "/topology/thread_siblings_list"));
-    std::string siblings = concat("processor ", i);  // alone, where the kernel does not say
+    std::string siblings = concat("processor ", i);  // alone, if the kernel does not say
     std::getline(file, siblings);
     (cores.insert(siblings).second ? first : others).push_back(i);
   }
@@ -30,8 +30,8 @@ std::vector<int> usable_processors() {
   return first;
 }
 
-// Libraries have pools of threads of their own, so a thread alone is not enough; and one processor for each thread of
-// each pool is not ours to say: within the set the kernel places them.
+// Libraries have thread pools of their own, so it does not suffice to confine one thread. Which thread of which pool
+// gets which processor is not for us to say: the kernel places them within the set.
 Status confine(const std::vector<int>& processors, int threads) {
   if (threads < 1 || processors.size() < static_cast<size_t>(threads)) {
     return invalid("threads=", threads, " needs as many processors, there are ", processors.size());
@@ -42,7 +42,9 @@ Status confine(const std::vector<int>& processors, int threads) {
   std::error_code error;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
     const int id = std::stoi(task.path().filename().string());
-    if (sched_setaffinity(id, sizeof(set), &set) == 0 || errno == ESRCH) continue;  // it may have ended just now
+    if (sched_setaffinity(id, sizeof(set), &set) == 0 || errno == ESRCH)
+      continue;  // the thread may have ended just
+                 // now
     return {StatusCode::unavailable, concat("threads cannot be pinned: ", std::strerror(errno))};
   }
   return {};

@@ -7,10 +7,10 @@
 
 namespace blocksparse::bench {
 
-// The processors that this process may use; the first of each core before the others of any.
+// The processors that this process may use: the first of each core, then the others.
 std::vector<int> usable_processors();
 
-// Confines every thread of the process, and those that are started later, to the first `threads` of these.
+// Confines every thread of the process to the first `threads` of these, and so the threads that start later.
 Status confine(const std::vector<int>& processors, int threads);
 
 }  // namespace blocksparse::bench

@@ -17,7 +17,7 @@ namespace blocksparse::bench {
 namespace {
 
 constexpr Device kCard{DeviceType::cuda, 0};
-constexpr double kReplayUs = 500;  // at least, so that the events' own time is lost in it
+constexpr double kReplayUs = 500;  // the least, so that the events' own time does not count
 constexpr double kMostLaunches = 4096;
 constexpr double kLongUs = 20e3;  // of the longest replay
 constexpr int kFewestSamples = 3;
@@ -46,14 +46,15 @@ Result<double> time_us(Body&& body) {
   return 1e3 * static_cast<double>(ms);
 }
 
-// Launches of one contender, with its copies in turn or always with the first: as a graph if it can be one.
+// Launches of one contender, which takes its copies in turn, or always the first one. They are a graph, if they can be
+// captured.
 struct Replay {
   std::shared_ptr<CUgraphExec_st> graph;
   std::function<void()> launch;
   int launches = 0;
 };
 
-// Null where a call cannot be captured, or was not: some libraries then return an error and launch nothing.
+// Null if a call could not be captured. Some libraries return an error then, and launch nothing.
 std::shared_ptr<CUgraphExec_st> capture(const std::function<void()>& launch, int launches) {
   if (cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return nullptr;
   launch();
@@ -64,7 +65,7 @@ std::shared_ptr<CUgraphExec_st> capture(const std::function<void()>& launch, int
                         cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess &&
                         nodes >= static_cast<size_t>(launches) && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
   if (graph != nullptr) (void)cudaGraphDestroy(graph);
-  if (!captured) (void)cudaGetLastError();  // so that the next call does not see it
+  if (!captured) (void)cudaGetLastError();  // the next call shall not see this error
   return {captured ? exec : nullptr,
           [](cudaGraphExec_t e) { (void)(e == nullptr ? cudaSuccess : cudaGraphExecDestroy(e)); }};
 }
@@ -85,15 +86,15 @@ Result<double> us_a_launch(const Replay& replay) {
   return *us / replay.launches;
 }
 
-// Enough launches that the events' own time is lost, and all copies take their turn; but where these take very long,
-// it matters little whether the weights are in the cache.
+// Enough launches that the events' own time does not count and all copies take their turn. If the copies take very
+// long, fewer do: then it matters little whether the weights are in the cache.
 int launches_of(const Contender& c, double us, bool rotate) {
   const double enough = std::clamp(kReplayUs / us, 4.0, kMostLaunches);
   const double most = std::max(kLongUs / us, 4.0);
   return static_cast<int>(rotate ? std::min(std::max<double>(enough, c.copies), most) : enough);
 }
 
-// "580.159.04", by NVIDIA's management library; without it what CUDA version the driver is for.
+// Such as "580.159.04", by NVIDIA's management library; without it the CUDA version that the driver is for.
 std::string driver_version() {
   if (void* library = dlopen("libnvidia-ml.so.1", RTLD_LAZY)) {
     const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
@@ -106,7 +107,7 @@ std::string driver_version() {
   return concat("for CUDA ", version / 1000, ".", version % 1000 / 10);
 }
 
-// Reads all of it; the store never happens, but the compiler cannot know.
+// Reads all of it. The store never happens, but the compiler cannot know.
 __global__ void read_all(const uint4* from, int64_t count, uint32_t never, uint32_t* to) {
   uint32_t sum = 0;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;

@@ -1,4 +1,4 @@
-// Timing and ceilings of a CUDA card; in builds without CUDA the answer `unavailable`.
+// Timing and ceilings of a CUDA card. Builds without CUDA return `unavailable`.
 #pragma once
 
 #include <memory>
@@ -12,20 +12,20 @@
 
 namespace blocksparse::bench {
 
-// The stream on which everything that is timed is queued; null where there is no card.
+// The stream of everything that is timed; null without a card.
 void* card_stream();
 
 std::string card_name();   // "NVIDIA H200"
-std::string card_facts();  // the rest of what results depend on, as members of a JSON object: driver, CUDA, size
+std::string card_facts();  // other facts that matter for results, as members of a JSON object: driver, CUDA, size
 
 // Copies of device memory, for weights that are rotated past the L2 cache.
 Result<std::shared_ptr<void>> copies_on_card(const void* from, size_t bytes, int copies);
 
-// As time_all, by events around replays of graphs that hold many launches, or around as many launches where a library
-// cannot be captured.
+// Does what time_all does, by events around replays of graphs with many launches. If a library cannot be captured, the
+// events are around as many launches.
 Result<Timings> time_on_card(const std::vector<Contender>& contenders, const Options& options);
 
-// us of one run of `body` queued on the stream: the median of some.
+// us of one run of `body`, which queues on the stream: the median of some runs.
 Result<double> time_once_on_card(const std::function<void()>& body);
 
 // Bytes/s read from memory far larger than the L2 cache; measured once.

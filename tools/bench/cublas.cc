@@ -1,5 +1,5 @@
-// Dense products by cuBLAS on the card, found at run time (no header of it is needed): the problem's type, or f32
-// through tf32.
+// Dense products by cuBLAS on the card, in the problem's type, or f32 through tf32. cuBLAS is found at run time,
+// without its headers.
 #include <dlfcn.h>
 
 #include <array>
@@ -13,7 +13,7 @@ namespace blocksparse::bench {
 
 namespace {
 
-// The part of cuBLAS's interface that is used here.
+// The part of cuBLAS's interface that the bench uses.
 using Handle = void*;
 enum { kNoTrans = 0, kTrans = 1 };
 enum { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };             // cudaDataType
@@ -49,7 +49,8 @@ Result<Cublas> load() {
   find(get_version, "cublasGetVersion_v2");
   find(blas.gemm, "cublasGemmEx");
   if (missing != nullptr) return Status(StatusCode::unavailable, concat("libcublas has no ", missing));
-  auto workspace = cuda::allocate({DeviceType::cuda, 0}, kWorkspace);  // its own may not be made while capturing
+  auto workspace = cuda::allocate({DeviceType::cuda, 0}, kWorkspace);  // cuBLAS may not allocate its own while a graph
+                                                                       // is captured
   if (!workspace.ok()) return workspace.status();
   blas.workspace = *std::move(workspace);
   int version = 0;
@@ -77,7 +78,7 @@ int code_of(DType dtype) {
   return -1;
 }
 
-// C [m, n] = A B, all matrices of either order.
+// C [m, n] = A B, with each matrix in either order.
 struct Gemm {
   DType dtype, c_dtype;
   bool tf32;
@@ -132,7 +133,7 @@ Result<Contender> prepare_cublas_tf32(linear::LinearData& data, size_t rotate_by
   return prepare(data, rotate_bytes, true);
 }
 
-// What a large product reaches.
+// The FLOP/s of a large product.
 Result<double> card_peak(DType dtype, bool tf32) {
   static std::array<Result<double>, 5> known{0.0, 0.0, 0.0, 0.0, 0.0};
   tf32 = tf32 && dtype == DType::f32;
@@ -145,7 +146,7 @@ Result<double> card_peak(DType dtype, bool tf32) {
     auto made = linear::LinearData::make(*linear::parse_linear_case(
         concat("linear:fprop ", name_of(dtype), " n=", side, " b=128 diagonal(", side / 128, ")  device=cuda")));
     if (!made.ok()) return made.status();
-    // x is random; so is this second operand: the rate depends on the data, by the card's power.
+    // Both operands are random, because the rate depends on the data through the card's power.
     auto b = copies_on_card(made->placed(made->x()).data, static_cast<size_t>(count * size_of(dtype)), 1);
     if (!b.ok()) return b.status();
     const Matrix m{nullptr, side, side, side, false};

@@ -2,7 +2,7 @@
 //
 //   fprop   y^T  [out, n] = W   x^T        dgrad   dx^T [in, n] = W^T dy^T
 //
-// It takes no transposed sparse matrix in these formats, so for dgrad W^T is made beforehand, untimed.
+// cuSPARSE takes no transposed sparse matrix in these formats, so W^T for dgrad is made beforehand, untimed.
 #include "cusparse.h"
 
 #include <algorithm>
@@ -31,18 +31,19 @@ int code_of(DType dtype) {
   return -1;
 }
 
-// W or W^T in blocks of b x b, row after row. `width` blocks a row: padded to it (Blocked-ELL); 0: not padded (BSR).
+// W or W^T in blocks of b x b, row after row. With `width` each row is padded to so many blocks (Blocked-ELL); 0 stands
+// for no padding (BSR).
 struct Sparse {
   int64_t rows = 0, columns = 0, b = 0, blocks = 0, width = 0;  // in blocks
-  std::vector<int32_t> starts, from;                            // from -1: padding
+  std::vector<int32_t> starts, from;                            // -1 in `from`: padding
   gemm::Bytes values;
 };
 
-// Where element (0, 0) of the i-th block of row r lies, and how far apart the rows of that block are.
+// Where element (0, 0) of a block lies, and the distance of the block's rows.
 struct Place {
   int64_t first, row_stride;
 };
-enum class Values { blockwise, rowwise };  // rowwise: the padded matrix [rows * b, width * b] by rows
+enum class Values { blockwise, rowwise };  // rowwise: the padded matrix [rows * b, width * b], row by row
 
 void copy_block(const char* from, char* to, int64_t b, int64_t size, bool transpose, const Place& place) {
   for (int64_t r = 0; r < b; ++r) {
@@ -89,13 +90,13 @@ Sparse sparse_of(const linear::LinearData& data, bool padded, Values order = Val
   return s;
 }
 
-// One way to have the library do the problem.
+// One way for the library to do the problem.
 struct Way {
   std::string name;
-  std::function<int(int copy)> call;  // 0: queued
+  std::function<int(int copy)> call;  // returns 0 when it is queued
 };
 
-// What a product's calls share on the card.
+// What all calls of a product share on the card.
 struct Operands {
   const Library* library = nullptr;
   std::vector<Descriptor> sparse, dense;
@@ -133,7 +134,7 @@ class Product {
 
   int copies() const { return copies_; }
 
-  // cusparseSpMM, with the dense operand as [k, n] or as the transpose of [n, k].
+  // cusparseSpMM. The dense operand is [k, n], or the transpose of [n, k].
   Result<Way> generic(bool transpose) {
     BS_RETURN_IF_ERROR(describe());
     Descriptor b = nullptr, c = nullptr;
@@ -156,7 +157,7 @@ class Product {
                }};
   }
 
-  // cusparseSbsrmm and cusparseDbsrmm: f32 and f64, results by columns.
+  // cusparseSbsrmm and cusparseDbsrmm: f32 and f64, with results by columns.
   Result<Way> older() {
     const Library* l = operands_->library;
     const bool wide = dtype_ == DType::f64;
@@ -185,7 +186,7 @@ class Product {
   }
 
  private:
-  // The library reads them when it is called.
+  // The library reads these at each call.
   struct Scalars {
     explicit Scalars(DType dtype)
         : wide(dtype == DType::f64), compute(dtype == DType::f64 ? cusparse::kF64 : cusparse::kF32) {}
@@ -209,7 +210,7 @@ class Product {
     operands_->library = library;
   }
 
-  // A descriptor for each copy of the values.
+  // Makes a descriptor for each copy of the values.
   Status describe() {
     const Library* l = operands_->library;
     const Sizes& s = sizes_;
@@ -252,7 +253,7 @@ class Product {
   int32_t *starts_ = nullptr, *from_ = nullptr;
 };
 
-// Through tf32 if the result is no better than that.
+// Checks a way's result. An f32 result that is only as good as tf32 counts as "through tf32".
 Result<Contender> checked(const Product& product, const Way& way, const std::string& name, linear::LinearData& data) {
   BS_RETURN_IF_ERROR(product.check(way.call(0), way.name.c_str()));
   Contender contender{.name = name,
@@ -268,7 +269,7 @@ Result<Contender> checked(const Product& product, const Way& way, const std::str
   return contender;
 }
 
-// The fastest of those ways that are right; the first one's failure if none is.
+// The fastest way whose result is right; if none is, the failure of the first.
 Result<Contender> best(const std::vector<Result<Contender>>& tried) {
   const Contender* best = nullptr;
   double least = 0;
@@ -319,7 +320,7 @@ Result<Contender> prepare_cusparse_bsr(linear::LinearData& data, size_t rotate_b
 
 Result<Contender> prepare_cusparse_ell(linear::LinearData& data, size_t rotate_bytes) {
   BS_RETURN_IF_ERROR(check_problem(data));
-  // Its documentation does not say in which order the values lie; one of the two gives right results.
+  // cuSPARSE's documentation does not say in which order the values lie. One of two orders gives right results.
   Result<Contender> made = Status(StatusCode::unsupported, "");
   for (Values order : {Values::rowwise, Values::blockwise}) {
     const Sparse sparse = sparse_of(data, true, order);

@@ -1,4 +1,4 @@
-// The part of cuSPARSE's interface that is used here: its sparse times dense product, found at run time.
+// The part of cuSPARSE's interface that the bench uses: its sparse times dense product, found at run time.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Library {
   Descriptor general = nullptr;  // a matrix without special properties, for the older functions
   std::string version;
   const char* (*error_string)(int) = nullptr;
-  // rows, columns and blocks of blocks; rows, columns, width of the padded rows in elements
+  // rows, columns and blocks in blocks; rows, columns and width of the padded rows in elements
   int (*create_bsr)(Descriptor*, int64_t, int64_t, int64_t, int64_t, int64_t, void* starts, void* columns, void* values,
                     int, int, int base, int dtype, int order) = nullptr;
   int (*create_ell)(Descriptor*, int64_t, int64_t, int64_t block, int64_t width, void* columns, void* values, int,
@@ -35,7 +35,7 @@ struct Library {
                      int algorithm, size_t*) = nullptr;
   int (*multiply)(Handle, int, int, const void* alpha, Descriptor, Descriptor, const void* beta, Descriptor, int,
                   int algorithm, void*) = nullptr;
-  // C [mb b, n] = A B, C by columns: cusparseSbsrmm, cusparseDbsrmm. Null where the library has dropped them.
+  // C [mb b, n] = A B, C by columns: cusparseSbsrmm, cusparseDbsrmm. Null if the library has dropped them.
   int (*bsrmm_f32)(Handle, int direction, int, int, int mb, int n, int kb, int blocks, const float*, Descriptor,
                    const float*, const int*, const int*, int b, const float*, int ldb, const float*, float*,
                    int ldc) = nullptr;

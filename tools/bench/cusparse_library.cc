@@ -1,4 +1,4 @@
-// Finds cuSPARSE; no header of it is needed.
+// Finds cuSPARSE, without its headers.
 #include <dlfcn.h>
 
 #include <type_traits>

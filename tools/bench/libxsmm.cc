@@ -1,14 +1,15 @@
-// Block-sparse products by LIBXSMM 2, whose batch-reduce GEMM C = sum_i A_i B_i takes all live blocks of an output
-// block at once: one call for each output block and tile of tokens, in our own parallel loop. It is column-major:
+// Block-sparse products by LIBXSMM 2. Its batch-reduce GEMM C = sum_i A_i B_i takes all live blocks of an output block
+// at once. So there is one call for each output block and tile of tokens, in our own parallel loop. LIBXSMM is
+// column-major:
 //
 //   y features-last    C [b, tokens] = W_i [b, b] X_i [b, tokens]      the blocks are A
 //   y features-first   C [tokens, b] = X_i [tokens, b] W_i^T [b, b]    the blocks are B
-//   wgrad              dW^T [b in, b out] = X^T [b in, tokens] dY [tokens, b out], chunks of tokens being the batch
+//   wgrad              dW^T [b in, b out] = X^T [b in, tokens] dY [tokens, b out]; the batch is chunks of tokens
 //
-// Blocks are stored beforehand, untimed, in the order that it reads best: transposed for fprop features-last and dgrad
-// features-first, and with pairs of inputs together ("VNNI") where bf16 blocks are A. Activations stay as they are:
-// where their order needs a transpose, the generated code makes it. The sizes of tiles and chunks, and whether tiles or
-// rows make the outer loop, are those that run fastest.
+// Blocks are stored beforehand, untimed, in the order that LIBXSMM reads best: transposed for fprop features-last and
+// dgrad features-first, and with pairs of inputs together ("VNNI") where bf16 blocks are A. Activations stay as they
+// are; the generated code transposes them if their order needs it. The bench tries sizes of tiles and chunks, and
+// whether tiles or rows make the outer loop, and keeps the fastest.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ namespace blocksparse::bench {
 
 namespace {
 
-// The part of LIBXSMM's API that is used here (32-bit sizes, its default).
+// The part of LIBXSMM's API that the bench uses (with 32-bit sizes, its default).
 enum { kTypeF64 = 0, kTypeF32 = 1, kTypeBf16 = 2 };
 enum : unsigned { kTransA = 1, kTransB = 2, kOverwriteC = 4, kVnniA = 256 };
 enum { kBatchOfOffsets = 2, kBatchOfStrides = 4 };
@@ -81,7 +82,7 @@ Result<Xsmm> load() {
   if (xsmm.init == nullptr || xsmm.dispatch == nullptr || xsmm.info == nullptr) {
     return Status(StatusCode::unavailable, "libxsmm has no libxsmm_dispatch_brgemm: needs version 2");
   }
-  // No function tells the version; the file's full name ends in it.
+  // No function returns the version, but the file's full name ends in it.
   Dl_info file{};
   xsmm.name = "libxsmm 2";
   if (dladdr(reinterpret_cast<void*>(xsmm.dispatch), &file) != 0) {
@@ -106,7 +107,7 @@ int type_of(DType dtype) { return dtype == DType::f64 ? kTypeF64 : dtype == DTyp
 
 int number(int64_t value) { return static_cast<int>(value); }
 
-// Activations by their address: element (token, feature).
+// Activations by address: element (token, feature).
 struct Panel {
   char* data = nullptr;
   int64_t token_bytes = 0, feature_bytes = 0;
@@ -121,7 +122,7 @@ Panel panel_of(const Tensor& t, Order order) {
   return {static_cast<char*>(t.data), t.stride[0] * size, t.stride[1] * size, number(t.stride[first ? 1 : 0]), first};
 }
 
-// How many tokens a tile or chunk may have.
+// The numbers of tokens to try for a tile or chunk.
 std::vector<int64_t> token_counts(int64_t n) {
   std::vector<int64_t> counts;
   for (int64_t count = 16; count <= 512 && count < n; count *= 2) counts.push_back(count);
@@ -133,19 +134,19 @@ Status no_kernel(const Xsmm& xsmm, DType dtype) {
   return {StatusCode::unsupported, concat(xsmm.name, " has no such ", name_of(dtype), " kernel for this CPU")};
 }
 
-// The blocks of one block of outputs, at [first, last) of the offsets.
+// The blocks of one output block, at [first, last) of the offsets.
 struct Row {
   int64_t to = 0, first = 0, last = 0;
 };
 
-// fprop or dgrad, all but the weights and what is chosen by time.
+// fprop or dgrad, without the weights and the tiling.
 struct Product {
   Panel x, y;
   int64_t n = 0, b = 0;
   DType dtype = DType::f32;
   int threads = 1;
   std::vector<Row> rows;
-  std::vector<size_t> groups;  // of rows with about as much work each: where they begin, and the end
+  std::vector<size_t> groups;  // rows with about as much work in each group: where groups begin, and the end
   std::vector<unsigned long long> x_offsets, w_offsets;
 };
 
@@ -155,7 +156,7 @@ struct Tiling {
   Kernel whole = nullptr, rest = nullptr;
 };
 
-// Rows in pieces of about 1/32 of each thread's share.
+// Divides rows into groups of about 1/32 of each thread's share.
 void make_groups(Product& p) {
   const size_t share = p.w_offsets.size() / static_cast<size_t>(32 * p.threads) + 1;
   p.groups = {0};
@@ -182,7 +183,7 @@ Product make_product(const linear::LinearData& data) {
             .x_offsets = {},
             .w_offsets = {}};
   p.rows.resize(static_cast<size_t>(data.output().shape[1] / c.block), {-1, 0, 0});
-  for (const Piece& piece : walk.pieces) {  // those of a split row follow one another in the refs
+  for (const Piece& piece : walk.pieces) {  // the pieces of a cut row follow one another in the refs
     Row& row = p.rows[static_cast<size_t>(piece.to)];
     const bool seen = row.to >= 0;
     row = {piece.to, seen ? std::min<int64_t>(row.first, piece.first) : piece.first,
@@ -197,6 +198,7 @@ Product make_product(const linear::LinearData& data) {
 }
 
 // Whether blocks are stored with two inputs side by side, as bf16 instructions take them. Kernels that transpose X do
+// not take that.
 // not accept it.
 bool in_pairs(const Product& p) { return p.dtype == DType::bf16 && !p.x.first && !p.y.first; }
 
@@ -240,7 +242,7 @@ void run_product(const Product& p, const Tiling& tiling, const char* weights) {
   });
 }
 
-// The blocks as the kernels read them: as B [b outputs, b inputs], as A [b inputs, b outputs] or that in pairs.
+// The blocks as kernels read them: B is [b outputs, b inputs], A is [b inputs, b outputs], perhaps in pairs.
 gemm::Bytes stored_weights(const linear::LinearData& data, const Product& p) {
   const Tensor& w = data.weights();
   const int64_t b = data.spec().block, size = size_of(w.dtype);
@@ -259,7 +261,7 @@ gemm::Bytes stored_weights(const linear::LinearData& data, const Product& p) {
   return stored;
 }
 
-// wgrad by chunks of tokens; what is left over after whole chunks is added by a second kernel.
+// wgrad by chunks of tokens. A second kernel adds what is left over after whole chunks.
 struct Gradient {
   Panel x, dy;
   std::span<const BlockRef> refs;
@@ -279,14 +281,14 @@ bool add_kernels(const Xsmm& xsmm, Gradient& g, DType dtype, DType dw_dtype) {
   Shape shape{b, b, number(g.chunk), g.x.ld, g.dy.ld, b, type, type, type_of(dw_dtype), sum_type};
   g.whole = kernel_for(xsmm, shape, flags | kOverwriteC, batch);
   if (g.n % g.chunk == 0) return g.whole != nullptr;
-  if (dw_dtype == DType::bf16) return false;  // the sum of whole chunks would be rounded in between
+  if (dw_dtype == DType::bf16) return false;  // the sum of whole chunks would be rounded on the way
   shape.k = number(g.n % g.chunk);
   g.rest = kernel_for(xsmm, shape, flags, batch);
   return g.whole != nullptr && g.rest != nullptr;
 }
 
 void run_gradient(const Gradient& g) {
-  constexpr int64_t kRun = 16;  // blocks in a task; one alone takes less than a microsecond
+  constexpr int64_t kRun = 16;  // blocks of a task; one block takes less than a microsecond
   const auto blocks = static_cast<int64_t>(g.refs.size());
   const unsigned long long chunks = static_cast<unsigned long long>(g.n / g.chunk), one = 1;
   const auto whole_tokens = static_cast<int64_t>(chunks) * g.chunk;

@@ -1,4 +1,4 @@
-// What the machine could do: ceilings measured in the same run as the kernels.
+// Ceilings of the machine, measured in the run that measures the kernels.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace blocksparse::bench {
 
 std::string cpu_model();
 
-// What FMA instructions alone reach.
+// What FMA instructions reach by themselves.
 struct Peak {
   Isa isa;
-  DType dtype;  // counts as the type of its sums, unless the instruction set multiplies it as it is
+  DType dtype;  // counts as the type of its sums, unless the instruction set multiplies it directly
   int threads;
   double measure(double seconds) const;  // FLOP/s of all threads together
 };

@@ -1,4 +1,4 @@
-// blocksparse-bench: times problems given by their one line, beside other libraries and the machine's own limits.
+// blocksparse-bench: times problems, each given by a line of text, beside other libraries and the machine's limits.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -97,7 +97,7 @@ Result<Measured> time_problem(const Data& data, const std::vector<Contender>& co
 template <class Data>
 Result<Measured> time_problem_on_card(const Data& data, const std::vector<Contender>& contenders,
                                       const Options& options) {
-  constexpr double kLaunchUs = 2;  // what an empty kernel takes in a graph
+  constexpr double kLaunchUs = 2;  // an empty kernel in a graph
   const auto bandwidth = card_bandwidth();
   if (!bandwidth.ok()) return bandwidth.status();
   const auto peak = card_peak(data.spec().dtype, data.spec().tf32);
@@ -168,7 +168,7 @@ Status run_data(Data& data, const Options& options) {
   return {};
 }
 
-// With each kernel that can do it; others are timed beside the first alone.
+// Runs the problem with each kernel that can do it. Opponents are timed beside the first kernel only.
 template <class Data>
 Status run_each_kernel(Data& data, Options options) {
   for (const std::string& kernel : cuda_kernels()) {
@@ -187,7 +187,7 @@ Status run_case(Result<Case> c, const Options& options, int32_t usual_threads) {
   if (options.threads > 0) c->threads = options.threads;
   if (options.cuda) c->device.type = DeviceType::cuda;
   if (c->threads == 0) c->threads = usual_threads;
-  // The workspace of a kernel that was asked for by name is enough for all of them.
+  // A kernel that was asked for by name gets a workspace that is enough for all kernels.
   if (options.each_kernel) BS_RETURN_IF_ERROR(set_cuda_kernel("generic"));
   auto data = Data::make(*c);
   if (!data.ok()) return data.status();

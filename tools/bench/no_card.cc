@@ -1,4 +1,4 @@
-// The card in a build without CUDA.
+// The card's functions in a build without CUDA.
 #include "blocksparse/blocksparse.h"
 #include "card.h"
 

@@ -1,4 +1,4 @@
-// Dense products by oneDNN 3, the weights packed beforehand into the form that its matmul asks for.
+// Dense products by oneDNN 3. Weights are packed beforehand into the form that its matmul asks for.
 #include <dlfcn.h>
 #include <sched.h>
 
@@ -52,7 +52,7 @@ Result<OneDnn> load() {
   dnn.name = concat("onednn ", v.major, ".", v.minor, ".", v.patch);
   dnn.runtime = v.cpu_runtime;
   if (v.major != 3) return Status(StatusCode::unavailable, dnn.name + ": needs oneDNN 3");
-  if (dnn.runtime == kRuntimeOpenMp) {  // of the OpenMP library that it was linked with, ours or another
+  if (dnn.runtime == kRuntimeOpenMp) {  // from the OpenMP library with which it was linked, ours or another
     find(dnn.omp_set_threads, "omp_set_num_threads");
     find(dnn.omp_threads, "omp_get_max_threads");
     if (!missing.empty()) return Status(StatusCode::unavailable, concat(dnn.name, " finds no ", missing));
@@ -71,8 +71,7 @@ const Result<OneDnn>& onednn() {
   return loaded;
 }
 
-// TBB takes its number from the CPUs that the process may use, and
-// has no C function for it.
+// TBB takes its number of threads from the CPUs that the process may use, and has no C function to set it.
 Status check_threads(const OneDnn& dnn, int threads) {
   if (dnn.runtime == kRuntimeOpenMp) return {};
   if (dnn.runtime == kRuntimeSequential || dnn.runtime == kRuntimeThreadpool) {
@@ -105,9 +104,9 @@ struct Step {
   int count = 0;
 };
 
-// One way to the product: what is to be executed, and what that needs.
+// One way to the product: the steps, and what they need.
 struct Way {
-  std::vector<Step> before, after;  // reorders of activations and result, where the matmul is left to choose their form
+  std::vector<Step> before, after;  // reorders of activations and result, if the matmul chooses their form
   Step matmul;
   std::vector<Owned> memory;
   Owned plan, plain_weights, reorder_weights;
@@ -121,7 +120,7 @@ Owned reorder(const OneDnn& dnn, Object from, Object to) {
   return plan == nullptr ? nullptr : make(dnn.primitive_destroy, dnn.primitive_create, plan.get());
 }
 
-// Gives argument `at` of the matmul its memory: that of the matrix itself if its form is the wanted one.
+// Gives argument `at` of the matmul its memory: that of the matrix itself, if its form is the wanted one.
 bool add_operand(const OneDnn& dnn, Way& way, size_t at, const Matrix& m, void* weights, Object given, Object wanted) {
   const Owned plain = make(dnn.memory_destroy, dnn.memory_create, given, dnn.engine, m.data ? m.data : weights);
   if (plain == nullptr) return false;
@@ -148,8 +147,8 @@ bool add_operand(const OneDnn& dnn, Way& way, size_t at, const Matrix& m, void* 
   return true;
 }
 
-// The weights always have the form that the matmul likes best; with `any_form` all operands have, and are reordered in
-// each call. None if oneDNN has only its reference for it.
+// Makes a way in which the weights have the form that the matmul likes best. With `any_form` all operands have such a
+// form, and each call reorders them. Empty if oneDNN has only its reference for this.
 std::optional<Way> make_way(const OneDnn& dnn, const DenseProduct& p, DType dtype, DType result_dtype, bool any_form) {
   const Matrix* matrices[] = {&p.a, &p.b, &p.c};
   const DType dtypes[] = {dtype, dtype, result_dtype};

@@ -1,4 +1,4 @@
-// oneDNN 3, found at run time: the part of its C API that is used here.
+// oneDNN 3, found at run time: the part of its C API that the bench uses.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,7 @@
 
 namespace blocksparse::bench {
 
-// The part of oneDNN's C API that is used here. Its objects are pointers to the unknown; functions answer 0 for
-// success.
+// oneDNN's objects are pointers to incomplete types. Its functions return 0 for success.
 using Object = void*;
 enum { kRuntimeSequential = 1, kRuntimeOpenMp = 2, kRuntimeTbb = 4, kRuntimeThreadpool = 8 };
 enum { kEngineCpu = 1, kStreamInOrder = 1, kAnyForm = 1 };
@@ -66,10 +65,10 @@ struct OneDnn {
   int (*omp_threads)() = nullptr;
 };
 
-// Loaded once, or why it is not there.
+// oneDNN, loaded once, or the reason why it is missing.
 const Result<OneDnn>& onednn();
 
-// OpenMP's number of threads while this lives; oneDNN asks for it when it plans and again when it runs.
+// Sets OpenMP's number of threads while it lives. oneDNN asks for it when it plans, and again when it runs.
 class ThreadCount {
  public:
   ThreadCount(const OneDnn& dnn, int threads) : dnn_(dnn) {
@@ -88,7 +87,7 @@ class ThreadCount {
   int before_ = 1;
 };
 
-// Ok if it can be made to use just so many threads.
+// Ok if oneDNN can be made to use exactly so many threads.
 Status check_threads(const OneDnn& dnn, int threads);
 
 using Owned = std::shared_ptr<void>;

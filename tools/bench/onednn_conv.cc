@@ -1,5 +1,5 @@
-// Dense and grouped convolutions by oneDNN 3: activations as they lie, the filter packed beforehand into the form that
-// oneDNN asks for, and dW left in it.
+// Dense and grouped convolutions by oneDNN 3. Activations are as they lie. The filter is packed beforehand into the
+// form that oneDNN asks for, and dW stays in it.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -21,7 +21,7 @@ using conv::ConvCase;
 using conv::ConvData;
 using gemm::Pass;
 
-// Channels fall into as many groups as possible, each of them full: 1 for a dense filter, 0 for none.
+// The largest number of full groups into which the channels fall: 1 for a dense filter, 0 if there is none.
 int64_t groups_of(const Layout& layout) {
   const LayoutView view = layout.view();
   const auto refs = walk_of(view, false).refs;
@@ -74,7 +74,7 @@ Owned desc_of(const OneDnn& dnn, const Tensor& t) {
   return make(dnn.desc_destroy, dnn.strided_desc_create, t.rank, t.shape.data(), type_of(t.dtype), t.stride.data());
 }
 
-// The plan of the pass; backward passes want that of the forward one as well.
+// The plan of the pass. A backward pass needs the plan of the forward one too.
 Owned make_plan(const OneDnn& dnn, const ConvCase& c, Object x, Object w, Object y, Owned& forward) {
   const ConvGeometry& g = c.geometry;
   SpatialSizes dilation = {};
@@ -97,7 +97,7 @@ void execute(const OneDnn& dnn, Object primitive, const Argument* arguments, int
   dnn.stream_wait(dnn.stream);
 }
 
-// One copy more of the filter in its form; of dW, room for it.
+// Adds a copy of the filter in oneDNN's form; for dW only the room for it.
 bool add_weights(const OneDnn& dnn, Convolution& way, bool fill) {
   way.weights.push_back(make(dnn.memory_destroy, dnn.memory_create, way.weights_form, dnn.engine, kAllocate));
   if (way.weights.back() == nullptr) return false;
@@ -142,7 +142,8 @@ Result<Contender> prepare_onednn_conv(ConvData& data, size_t rotate_bytes) {
   const Owned x_form = desc_of(dnn, x), y_form = desc_of(dnn, y);
   way->plan = make_plan(dnn, c, x_form.get(), any.get(), y_form.get(), way->forward);
   if (way->plan == nullptr) {
-    return Status(StatusCode::unsupported, concat(dnn.name, " has no ", name_of(c.dtype), " convolution for it"));
+    return Status(StatusCode::unsupported,
+                  concat(dnn.name, " has no ", name_of(c.dtype), " convolution for this problem"));
   }
   way->primitive = make(dnn.primitive_destroy, dnn.primitive_create, way->plan.get());
   way->weights_form = dnn.plan_form(way->plan.get(), gradient ? kQueryDiffWeights : kQueryWeights, 0);
@@ -150,7 +151,7 @@ Result<Contender> prepare_onednn_conv(ConvData& data, size_t rotate_bytes) {
   const Object from = gradient ? way->weights_form : plain.get(), to = gradient ? plain.get() : way->weights_form;
   const Owned reorder = make(dnn.plan_destroy, dnn.reorder_create, from, dnn.engine, to, dnn.engine, nullptr);
   if (way->primitive == nullptr || way->plain == nullptr || reorder == nullptr) {
-    return Status(StatusCode::unsupported, dnn.name + " refuses it");
+    return Status(StatusCode::unsupported, dnn.name + " refuses this convolution");
   }
   way->reorder = make(dnn.primitive_destroy, dnn.primitive_create, reorder.get());
   const int copies = gradient ? 1 : copies_for(dnn.desc_size(way->weights_form), rotate_bytes);

@@ -1,4 +1,4 @@
-// Dense products by OpenBLAS, single and double precision. Versions before 0.3.28 pick slow kernels on new AMD CPUs.
+// Dense products by OpenBLAS, in single and double precision. Versions before 0.3.28 pick slow kernels on new AMD CPUs.
 #include <dlfcn.h>
 
 #include "core/text.h"
@@ -8,7 +8,7 @@ namespace blocksparse::bench {
 
 namespace {
 
-// The part of CBLAS that is used here; PyPI's builds put a prefix before the names.
+// The part of CBLAS that the bench uses. PyPI's builds put a prefix before the names.
 enum { kRowMajor = 101, kNoTrans = 111, kTrans = 112 };
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
 using Dgemm = void (*)(int, int, int, int, int, int, double, const double*, int, const double*, int, double, double*,

@@ -156,7 +156,7 @@ size_t fastest(const std::vector<std::function<void(int)>>& ways, int copies) {
 }
 
 Result<void*> open_library(const char* variable, std::initializer_list<const char*> names) {
-  // Lazily, for a library may name functions that only other uses of it call.
+  // Lazily, because a library may name functions that only its other uses call.
   if (const char* path = std::getenv(variable); path != nullptr && *path != '\0') {
     if (void* library = dlopen(path, RTLD_LAZY)) return library;
     return Status(StatusCode::unavailable, concat(variable, "=", path, ": ", dlerror()));

@@ -14,11 +14,11 @@ struct Options {
   std::vector<std::string> opponents;
   int threads = 0;           // 0: what the problem says
   bool cuda = false;         // all problems on the first card
-  bool each_kernel = false;  // with every CUDA kernel that can do a problem, in turn
+  bool each_kernel = false;  // each CUDA kernel that can do a problem, in turn
   bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;
   size_t rotate_bytes = size_t{256} << 20;
   int samples = 15;
-  double budget_s = 0;       // of sampling one problem, after 3 samples; 0: no limit
+  double budget_s = 0;       // of sampling one problem, after at least 3 samples; 0: no limit
   std::FILE* sink = stdout;  // of JSON
 
   bool reproduce = false;

@@ -1,4 +1,4 @@
-// The most that FMA instructions of one instruction set do: independent chains in registers.
+// The most that FMA instructions of one instruction set can do: independent chains in registers.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 namespace blocksparse::bench {
 namespace {
 
-// The best of many calls of steps(), which does so many operations, over about `seconds`: operations/s.
+// The best rate of many calls of steps() within about `seconds`, in operations/s. A call does `operations`.
 template <class Steps>
 double best_rate(double seconds, double operations, Steps steps) {
   using Clock = std::chrono::steady_clock;
@@ -34,7 +34,7 @@ double fma_rate(double seconds) {
 #endif
   Vec<S, L> sum[kChains];
   for (int i = 0; i < kChains; ++i) sum[i] = Vec<S, L>{} + S(i);
-  Vec<S, L> a = Vec<S, L>{} + S(1e-20);  // sums stay what they are
+  Vec<S, L> a = Vec<S, L>{} + S(1e-20);  // so small that sums stay as they are
   asm volatile("" : "+m"(a));
   constexpr int kSteps = 20000;
   const double best = best_rate(seconds, 2.0 * kSteps * kChains * L, [&] {

@@ -18,7 +18,7 @@ struct Row {
   double density = 0;
   std::string device;  // "cpu: AMD EPYC ..."
   int threads = 1;
-  bool cold = true, hot = true;  // which were timed
+  bool cold = true, hot = true;  // which of the two were timed
   Timing us;
   double gflops = 0;                                         // on live blocks, cold if timed
   double peak_fraction = 0;                                  // of FMA peak
@@ -27,7 +27,7 @@ struct Row {
   double error = 0;                                          // as a share of the allowed error
   std::vector<std::pair<std::string, Timing>> vs;            // by "name version"
   std::vector<std::pair<std::string, std::string>> without;  // opponents that cannot do it, and why
-  std::vector<std::pair<std::string, std::string>> notes;    // of opponents: what their times are of
+  std::vector<std::pair<std::string, std::string>> notes;    // of opponents: what their times mean
   int samples = 0;
 };
 

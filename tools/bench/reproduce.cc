@@ -40,7 +40,7 @@ constexpr std::string_view kHeader = "{\"header\": ", kProblem = "{\"problem\": 
 struct Job {
   std::string problem;
   int threads;
-  double work;  // about as the time that it takes
+  double work;  // in proportion to the time that it takes
 };
 
 double tokens_of(const linear::LinearCase& c) { return static_cast<double>(c.n); }
@@ -65,7 +65,7 @@ Result<Job> job_of_case(const std::string& line, Result<Case> c, const Options& 
   const auto features = static_cast<double>(blocks->out_blocks * blocks->in_blocks * c->block * c->block);
   const auto sides = static_cast<double>((blocks->out_blocks + blocks->in_blocks) * c->block);
   const double n = tokens_of(*c);
-  // Seconds on two busy cores. A card's time is little beside that of making data and copying it.
+  // Seconds on two busy cores. A card's own time is little beside the time to make the data and copy it.
   const double work = options.cuda ? 1 + 2e-8 * features + 5e-8 * n * sides : 0.3 + features * (7e-7 + 3e-9 * n);
   return Job{to_string(*c), static_cast<int>(c->threads), work};
 }
@@ -126,7 +126,7 @@ std::string compiler() {
 struct Candidate {
   std::string name;  // as in --vs
   bool there = false;
-  std::string text;  // its version, or why it is not there
+  std::string text;  // its version, or why it is missing
 };
 
 std::vector<Candidate> candidates_of(const std::vector<std::string>& chosen, bool cuda) {
@@ -164,7 +164,7 @@ std::string sentence_of(const std::vector<Candidate>& candidates) {
   return concat("beside us: ", there.empty() ? "nothing" : there, missing);
 }
 
-// All but the date: a file is continued only where these are the same.
+// Everything but the date. A file is continued only if this is equal.
 std::string header_of(const Options& options, std::string_view isa, const std::vector<int>& processors,
                       const std::vector<Candidate>& candidates) {
   utsname os{};
@@ -193,7 +193,7 @@ Result<std::string> path_of(const std::string& output, const std::string& device
   return (path / concat(utc("%Y-%m-%d"), "-", file_name_of(device), ".jsonl")).string();
 }
 
-// The problems of a file that an earlier run left. A line that it did not finish is cut off.
+// The problems that an earlier run left in a file. A line that it did not finish is cut off.
 Result<std::set<std::string>> problems_in(const std::string& path, const std::string& header) {
   std::set<std::string> problems;
   std::ifstream file(path);

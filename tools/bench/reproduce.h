@@ -1,4 +1,4 @@
-// The matrix of problems, measured into a dated file that can be continued.
+// Measures the matrix of problems into a dated file, which a later run can continue.
 #pragma once
 
 #include <functional>
@@ -12,9 +12,9 @@ namespace blocksparse::bench {
 // Measures one problem and prints its line of JSON to options.sink.
 using Measure = std::function<Status(const std::string& problem, const Options& options)>;
 
-// Measures the problems of options.paths against options.opponents into a file in options.output. Problems that the
-// file has are left alone, so a run that was stopped is continued by the same command. Threads are confined to as many
-// processors. The file's first line says what was measured: machine, build, opponents.
+// Measures the problems of options.paths against options.opponents into a file in options.output. It skips the problems
+// that the file has, so the command that was stopped continues the run. Threads are confined to as many processors. The
+// file's first line says what was measured: machine, build, opponents.
 Status reproduce(Options options, const Measure& measure);
 
 }  // namespace blocksparse::bench

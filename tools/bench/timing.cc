@@ -16,7 +16,8 @@ double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// us a call over a sample. A call that is not timed goes first: threads of the one before may still be spinning.
+// us a call over a sample. One call goes first and is not timed, because threads of the contender before may still be
+// spinning.
 double sample(const Contender& c, int calls, int& copy, bool rotate) {
   c.run(copy);
   const auto start = Clock::now();
@@ -36,7 +37,7 @@ Time summary(std::vector<double> values) {
   return {values[n / 2], values[n / 4], values[3 * n / 4]};
 }
 
-// Samples are interleaved, so that drift of the machine's speed hits all alike, and the peak as well.
+// Samples of all contenders and of the peak are interleaved, so that drift of the machine's speed hits all alike.
 Timings time_all(const std::vector<Contender>& contenders, const Options& options, const Peak& peak) {
   std::vector<std::vector<double>> cold(contenders.size()), hot(contenders.size());
   std::vector<double> peaks;

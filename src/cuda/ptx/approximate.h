@@ -1,4 +1,4 @@
-// Functions of the special unit, right to about 22 bits; no branch, and denormals count as 0.
+// Functions of the special function unit: accurate to about 22 bits, without branches, denormals count as 0.
 #pragma once
 
 namespace blocksparse::ptx {

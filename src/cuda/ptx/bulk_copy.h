@@ -1,5 +1,6 @@
-// Copies of whole boxes that one thread starts and the hardware carries out (sm_90). Shared memory by address; boxes
-// begin at {column, row} of the matrix that a tensor map describes, and what lies outside of it is 0, or not written.
+// Copies of whole boxes that one thread starts and the hardware carries out (TMA, sm_90). Shared memory is given by
+// address. A box begins at {column, row} of the matrix that a tensor map describes. Elements outside the matrix are
+// loaded as 0 and not stored.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +9,7 @@
 
 namespace blocksparse::ptx {
 
-// A tensor map is on its way to where copies read it.
+// Brings a tensor map to where copies read it.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -21,7 +22,7 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t ba
       : "memory");
 }
 
-// Of the matrix `matrix` of several.
+// Loads from matrix number `matrix` of several.
 __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column, int row,
                                 int matrix) {
   asm volatile(
@@ -31,7 +32,7 @@ __device__ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t ba
       : "memory");
 }
 
-// Of images: the first position is {column, row(, slice)} of `image`, each pixel is moved on by the tap's place.
+// Loads from images. The first position is {column, row(, slice)} of `image`; each pixel is shifted by the tap.
 __device__ inline void load_image_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int channel, int column,
                                       int row, int image, uint16_t tap_column, uint16_t tap_row) {
   asm volatile(
@@ -80,16 +81,16 @@ __device__ inline void store_image_box(const CUtensorMap* map, uint32_t from, in
       : "memory");
 }
 
-// All stores of this thread since the last commit are a group.
+// All stores of this thread since the last commit become a group.
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until at most `Groups` of this thread's groups still read shared memory.
+// Waits until at most `Groups` of this thread's groups still read shared memory.
 template <int Groups>
 __device__ inline void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Groups) : "memory");
 }
 
-// What threads have written to shared memory becomes visible to background copies and to wgmma.
+// Makes what threads have written to shared memory visible to background copies and to wgmma.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace blocksparse::ptx

@@ -1,32 +1,32 @@
-// Clusters of thread blocks: their barrier in two parts, and each other's shared memory (sm_90).
+// Clusters of thread blocks (sm_90): their barrier in two parts, and access to one another's shared memory.
 #pragma once
 
 #include <cstdint>
 
 namespace blocksparse::ptx {
 
-// All threads: this one has come so far, and says nothing of memory.
+// Called by all threads: arrives at the cluster's barrier without ordering memory.
 __device__ inline void cluster_arrive_relaxed() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
-// The same; those who wait see what it has written.
+// Arrives at the cluster's barrier; threads that wait see what this one has written.
 __device__ inline void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 
-// All threads: until those of all thread blocks have arrived, or left.
+// Called by all threads: waits until those of all thread blocks have arrived or exited.
 __device__ inline void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 
-// The address of what lies at `address` in this thread block's shared memory in that of thread block `rank`.
+// The address in thread block `rank` of what lies at `address` in this thread block's shared memory.
 __device__ inline uint32_t shared_of_rank(uint32_t address, int rank) {
   uint32_t there = address;
 #if __CUDA_ARCH__ >= 900
@@ -35,8 +35,8 @@ __device__ inline uint32_t shared_of_rank(uint32_t address, int rank) {
   return there;
 }
 
-// At a barrier in another's shared memory, `count` times. Who waits sees what this thread, and those it has waited for,
-// have written before.
+// Arrives `count` times at a barrier in another thread block's shared memory. Threads that wait see what this thread,
+// and those that it has waited for, have written before.
 __device__ inline void mbarrier_arrive_cluster(uint32_t barrier, int count) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -46,7 +46,7 @@ __device__ inline void mbarrier_arrive_cluster(uint32_t barrier, int count) {
 #endif
 }
 
-// Until the phase of that parity is complete, of a barrier at which others of the cluster arrive.
+// Waits until the phase of this parity is complete. Other thread blocks of the cluster may arrive at the barrier.
 __device__ inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(

@@ -1,4 +1,4 @@
-// 16-bit numbers to f32 and back, to nearest even.
+// Conversions between 16-bit numbers and f32, to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ __device__ inline uint16_t cvt_f16_f32(float value) {
   return bits;
 }
 
-// Two at once, the first into the low half.
+// Two at once, the first in the low half.
 __device__ inline uint32_t cvt_bf16x2_f32(float low, float high) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));

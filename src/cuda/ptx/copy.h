@@ -5,18 +5,18 @@
 
 namespace blocksparse::ptx {
 
-// An address as the instructions for shared memory take it.
+// An address in the form that instructions for shared memory take.
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The same, but for the compiler a value that it has to keep, for all it knows how it came about.
+// Returns `value`, but makes the compiler keep it in a register instead of computing it again.
 __device__ inline uint32_t held(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// 16 bytes, past L1: the first `bytes` are copied, zeros follow. Both addresses are multiples of 16.
+// Copies 16 bytes past L1: the first `bytes` of the source, then zeros. Both addresses are multiples of 16.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
@@ -26,7 +26,7 @@ __device__ inline void cp_async_16_at(uint32_t to, const void* from, int bytes) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// All of them, if `there`.
+// Copies all 16 bytes if `there` is true.
 __device__ inline void cp_async_16_if(bool there, uint32_t to, const void* from) {
   asm volatile(
       "{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
@@ -39,7 +39,7 @@ __device__ inline void cp_async_4(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// All copies of this thread since the last commit are a group.
+// All copies of this thread since the last commit become a group.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `Groups` of this thread's groups are under way.

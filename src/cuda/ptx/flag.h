@@ -5,7 +5,7 @@
 
 namespace blocksparse::ptx {
 
-// Adds 1. Whoever sees it sees what this thread, and those of its warp before a __syncwarp, have written before.
+// Adds 1. A thread that sees it sees what this thread, and those of its warp before a __syncwarp, have written before.
 __device__ inline void red_release_increment(uint32_t* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }

@@ -23,7 +23,8 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&to)[4], const void* row) {
                : "memory");
 }
 
-// By address in shared memory; `to` stays as it is if `wanted`, the same in all lanes, is 0.
+// The row is given by its address in shared memory. If `wanted`, which is equal in all lanes, is 0, `to` keeps its
+// value.
 __device__ inline void ldmatrix_x4_trans_if(uint32_t (&to)[4], uint32_t row, uint32_t wanted) {
   asm volatile(
       "{\n\t.reg .pred wanted;\n\t"

@@ -1,4 +1,4 @@
-// Barriers in shared memory that threads and background copies arrive at (sm_90). Addresses are those of shared memory.
+// Barriers in shared memory at which threads and background copies arrive (sm_90). All addresses are in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ __device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and lets the phase wait for so many bytes of copies.
+// Arrives, and makes the phase wait for `bytes` bytes of copies.
 __device__ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Until the phase of that parity is complete.
+// Waits until the phase of this parity is complete.
 __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

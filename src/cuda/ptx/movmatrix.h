@@ -1,5 +1,5 @@
-// A matrix of 8 x 8 16-bit elements in the registers of a warp, transposed: lane l holds row l / 4, elements 2 (l % 4)
-// and the next (sm_75).
+// Transposes a matrix of 8 x 8 16-bit elements in the registers of a warp (sm_75). Lane l holds elements 2 (l % 4) and
+// the next of row l / 4.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// 4, 8 and 16 bytes of shared memory, by address.
+// Loads and stores of 4, 8 and 16 bytes of shared memory, by address.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What ldmatrix reads, written (sm_90): lane l gives the address of row l % 8 of matrix l / 8.
+// Stores 8 x 8 matrices from registers, the inverse of ldmatrix (sm_90). Lane l gives the address of row l % 8 of
+// matrix l / 8.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// sum [64, N] += a [64, 16] b [N, 16]^T by a warpgroup, 16-bit elements from shared memory, summed in f32 (sm_90a). A
-// lane has of its warp's 16 rows row lane / 4 (+ 8), of each 8 columns 2 (lane % 4) and the next: sum[4 j + 2 half +
-// k].
+// sum [64, N] += a [64, 16] b [N, 16]^T by a warpgroup: 16-bit elements from shared memory, sums in f32 (sm_90a). A
+// lane holds rows lane / 4 and lane / 4 + 8 of its warp's 16 rows, and columns 2 (lane % 4) and the next of each 8
+// columns: sum[4 j + 2 half + k].
 //
-// The matrices are told by descriptors: a is [64, 16] with 16 contiguous, or, TransA, with 64 contiguous; b likewise.
+// Descriptors give the matrices. a is [64, 16] with the 16 contiguous or, with TransA, the 64; b likewise.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,20 @@ namespace blocksparse::ptx {
 
 enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
-// Bytes between core matrices of 8 x 16 bytes along the contiguous side (`lead`) and along the other (`stride`).
+// The descriptor of a matrix. `lead` and `stride` are the bytes between core matrices of 8 x 16 bytes along the
+// contiguous side and along the other side.
 __device__ inline uint64_t wgmma_matrix(uint32_t address, uint32_t lead, uint32_t stride, Swizzle swizzle) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(lead >> 4) << 16 |
          static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-// Registers and shared memory that wgmma is about to use are ready.
+// Registers and shared memory are ready for wgmma.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// A sum is in its register from here on, whatever the compiler would rather do later.
+// Keeps a sum in its register from here on: the compiler may not delay its computation.
 __device__ inline void hold(float& sum) { asm volatile("" : "+f"(sum)); }
 
-// All wgmma of this warpgroup since the last commit are a group.
+// All wgmma of this warpgroup since the last commit become a group.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int Groups>
@@ -52,7 +53,7 @@ __device__ inline void wgmma_wait() {
 #define BS_SUMS_64(i) BS_SUMS_32(i), BS_SUMS_32((i) + 32)
 #define BS_SUMS_96(i) BS_SUMS_64(i), BS_SUMS_32((i) + 64)
 #define BS_SUMS_128(i) BS_SUMS_64(i), BS_SUMS_64((i) + 64)
-// n columns of a type: r registers hold the sums, the operands behind them are numbers r to r + 3.
+// n columns of a type: r registers hold the sums, the operands after them have the numbers r to r + 3.
 #define BS_WGMMA(n, type, r, r1, r2, r3)                                                                    \
   asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                                               \
                "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" BS_REGISTERS_##r "}, "  \

@@ -1,4 +1,4 @@
-// How W is asked for before product.h and amx/ use it.
+// How product.h and amx/ ask for W before they use it.
 #pragma once
 
 #include "gemm/cpu/finish.h"
@@ -6,40 +6,43 @@
 namespace blocksparse::gemm {
 namespace {
 
-constexpr int kUnroll = 8;  // inputs; divides every block size
+constexpr int kUnroll = 8;  // inputs a turn; divides every block size
 constexpr int kLine = 64;
 
-// Whether the inner loop asks for W itself: not where it is widened, nor with 16 registers of each kind.
+// Whether the inner loop asks for W itself. It does not if W is widened, nor with 16 registers of each kind.
 template <class C>
 constexpr bool kInLoop =
     kVectorBytes == 64 && sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
 
-constexpr int kMostOfChunk = 32;  // blocks
+constexpr int kMostOfChunk = 32;  // the most blocks of a chunk
 
-// A part of a piece's list, blocks with gate 0 left out.
+// A part of a piece's list without the blocks whose gate is 0.
 struct Chunk {
   const BlockRef* refs;
   int count;
 };
 
-// How many blocks of a list make a chunk. Not to depend on the number of threads: it is the order of sums.
+// The number of blocks of a list that make a chunk. It must not depend on the number of threads, because it fixes the
+// order of sums.
 template <class C>
 int most_of_chunk(const ProductArgs& a) {
   if (a.block > C::most_shared) return 1;
   const int64_t apart = a.direct ? a.x_feature * static_cast<int64_t>(sizeof(typename C::T)) : 0;
   const bool few = kVectorBytes == 32 && (apart > 2 * kLine || a.n <= C::group * C::lanes / 2);
-  if (a.block == kSmallestBlock) {  // dgrad, whose blocks lie anywhere: 25, 50 % from memory 4 % faster with fewer
+  if (a.block == kSmallestBlock) {  // dgrad, whose blocks lie anywhere, is 4 % faster with fewer (25, 50 %, from
+                                    // memory)
     const bool fewer = few || (kVectorBytes == 32 && a.by_in);
     return (fewer ? C::few_chunk_inputs_of_8 : C::chunk_inputs_of_8) / kSmallestBlock;
   }
   return (few ? C::few_chunk_inputs : C::chunk_inputs) / a.block;
 }
 
-// Asks for W some time before its use, in the order of the lists: each block asks for the one 16 KB behind it, strip by
-// strip (or the one a chunk behind it, where a chunk is more). Zen 5, 1024 x 1024, N = 64, W from memory, each against
-// one strip of each block of the next chunk: dgrad b = 8, 50 % 1.50 ms to 0.42; fprop b = 32, 10 % 163 us to 81. 4 KB
-// and 8 KB ahead are slower by up to 15 %, into L2 only by a tenth. Found once a chunk: once for each strip and 8
-// inputs cost 10 % of a product at b = 8.
+// Asks for W before its use, in the order of the lists: each block asks for the block 16 KB later (or a chunk later, if
+// a chunk is more), strip by strip. Zen 5, 1024 x 1024, 64 tokens, dgrad, b = 8, 50 %, from memory: 1.50 ms -> 0.42
+// against asking for one strip of each block of the next chunk. 4 and 8 KB ahead are up to 15 % slower, into L2 only 10
+// %.
+//
+// What to ask for is found once a chunk. Once for each strip and 8 inputs costs 10 % of a product at b = 8.
 template <class C>
 class Ahead {
  public:
@@ -49,7 +52,7 @@ class Ahead {
         block_(a.block * a.block * static_cast<int64_t>(sizeof(typename C::T))),
         refs_(a.refs),
         piece_(a.pieces + pieces.first) {
-    int64_t last = pieces.last;  // empty ones come last
+    int64_t last = pieces.last;  // empty pieces come last
     while (last > pieces.first && a.pieces[last - 1].first == a.pieces[last - 1].last) --last;
     if (last == pieces.first) return;
     last_ = a.pieces + last - 1;
@@ -58,8 +61,8 @@ class Ahead {
     for (int64_t asked = 0; asked < distance; asked += block_) ask(next(), {0, block_});
   }
 
-  // The block after those that it has told before, but for closed gates; behind the last one, the last piece again.
-  // Pieces end anywhere, so that a branch would be guessed wrong once a piece: it has none.
+  // The block after those it has returned, closed gates left out; after the last one, the last piece again. step() has
+  // no branch: pieces end anywhere, so it would be mispredicted once a piece.
   const char* next() {
     if (last_ == nullptr) return w_;
     int64_t weight = step();
@@ -84,14 +87,14 @@ class Ahead {
 
   const char* w_;
   const typename C::S* gates_;
-  int64_t block_;  // bytes
+  int64_t block_;  // bytes of a block
   const BlockRef* refs_;
   const Piece* piece_;
-  const Piece* last_ = nullptr;  // with blocks
+  const Piece* last_ = nullptr;  // the last piece with blocks
   int32_t ref_ = 0;
 };
 
-// The bytes of a block that belong to a strip: all strips together, the block.
+// The bytes of a block that belong to a strip. All strips together cover the block.
 template <class C>
 Range bytes_of_strip(const ProductArgs& a, int strip) {
   const int64_t row = a.block * static_cast<int64_t>(sizeof(typename C::T));

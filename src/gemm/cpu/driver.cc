@@ -1,4 +1,4 @@
-// Drives the CPU kernels as a plan says: rounds of tokens, whose packing and multiplying is spread over threads.
+// Runs the CPU kernels as a plan says: rounds of tokens, each packed and multiplied by all threads.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace blocksparse::gemm {
 namespace {
 
 constexpr int64_t kTaskFeatures = 512;       // features of a vector of tokens that one task packs or finishes
-constexpr int64_t kSideBySideFeatures = 64;  // that are packed of all vectors of a group
-constexpr int64_t kRunsPerThread = 16;       // of pieces that are handed out
+constexpr int64_t kSideBySideFeatures = 64;  // features that are packed at a time for all vectors of a group
+constexpr int64_t kRunsPerThread = 16;       // runs of pieces to hand out
 
 const void* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
@@ -32,7 +32,7 @@ Status missing_kernel(Isa isa, DType dtype) {
   return {StatusCode::unsupported, concat("[linear] there is no ", name_of(isa), " kernel for ", name_of(dtype))};
 }
 
-// The round of tokens that begins at `token`.
+// The arguments of the round of tokens that begins at `token`.
 ProductArgs args_of_round(const Product& p, const ProductArgs& whole, int64_t token, int64_t tokens) {
   ProductArgs a = whole;
   a.n = tokens;
@@ -53,7 +53,7 @@ class Round {
         threads_(threads),
         vectors_(ceil_div(a.n, kernel.lanes)) {}
 
-  // Each group of tokens by one thread from beginning to end: what it packs, sums and writes stays in its own cache.
+  // Each thread does whole groups of tokens: what it packs, sums and writes stays in its own cache.
   void by_group(int64_t group) const {
     const int64_t group_vectors = group / kernel_.lanes;
     parallel_for(threads_, ceil_div(vectors_, group_vectors), [&](int64_t task) {
@@ -97,7 +97,7 @@ class Round {
     return a_.along_outputs ? (a_.tokens_packed ? 0 : vectors_) : a_.direct ? a_.n / kernel_.lanes : 0;
   }
 
-  // Token groups outermost: their panels stay in the cache.
+  // Token groups are outermost: their panels stay in the cache.
   void for_each(Range vectors, int64_t group_vectors, int64_t items,
                 void (*run)(const ProductArgs&, Range items, Range vectors)) const {
     const int64_t groups = ceil_div(vectors.last - vectors.first, group_vectors);
@@ -124,7 +124,7 @@ class Round {
   int64_t vectors_;
 };
 
-// How many rows come before `task` of `tasks`, each of which has about as many blocks and rows.
+// The number of rows before `task` of `tasks`, such that each task has about as many blocks and rows.
 int64_t rows_before(const RowWalk& walk, int64_t rows, int64_t task, int64_t tasks) {
   const auto work = [&](int64_t row) { return walk.starts[static_cast<size_t>(row)] + row; };
   int64_t low = 0, high = rows;
@@ -136,10 +136,10 @@ int64_t rows_before(const RowWalk& walk, int64_t rows, int64_t task, int64_t tas
   return low;
 }
 
-// One token: rows of W as they follow one another, but for those of several slices, so that a row is fetched while the
-// one before it is used.
+// One token: rows of W in the order of memory, except rows with slices. The hardware fetches a row while the one before
+// it is used.
 void run_rows_in_order(const ProductKernel& kernel, ProductArgs a, const RowWalk& walk, Range rows) {
-  int32_t cut = INT32_MAX;  // all rows of so many blocks have slices
+  int32_t cut = INT32_MAX;  // rows with at least so many blocks have slices
   for (const Split& split : walk.splits) {
     const auto row = static_cast<size_t>(split.to);
     cut = std::min(cut, walk.starts[row + 1] - walk.starts[row]);
@@ -175,7 +175,7 @@ struct Position {
   int64_t token = 0;
 };
 
-// Packs `tokens` tokens from `begin` on of one slice of features: all parts of pairs that they cover.
+// Packs `tokens` tokens from `begin` on of one slice of features, from all pairs that they span.
 template <class Side>
 void pack_tokens(const GradientKernel& kernel, const WeightGradient& g, RowsToPack rows, Position begin, int64_t tokens,
                  int64_t slice, Side side) {
@@ -199,7 +199,7 @@ Position advance(const WeightGradient& g, Position at, int64_t tokens) {
   return at;
 }
 
-// What all rounds of a product have in common.
+// What all rounds of a product share.
 ProductArgs args_of(const Product& p, const RowWalk& walk, const CpuPlan& plan, int64_t lanes, Workspace workspace) {
   Carver carver(workspace);
   ProductArgs a{.block = p.layout.block_size,
@@ -250,7 +250,7 @@ void run_rounds(const ProductKernel& kernel, const Product& p, const ProductArgs
   }
 }
 
-// wgrad by rounds of tokens that are packed, or read where they lie.
+// wgrad by rounds of tokens that are packed, or read in place.
 class GradientRun {
  public:
   GradientRun(const GradientKernel& kernel, const WeightGradient& g, const CpuGradientPlan& plan, int64_t n,

@@ -1,6 +1,6 @@
-// fprop and dgrad for a handful of tokens. Vectors run along features: a vector of tokens would be mostly empty, and
+// fprop and dgrad for up to four tokens. Vectors run along features: a vector of tokens would be mostly empty, and
 // packing x would cost as much as the product.
-//   x [n][inputs], where it lies     w [blocks, b, b], read once for up to 4 tokens     sums [n][b]
+//   x [n][inputs], read in place     w [blocks, b, b], read once for all tokens     sums [n][b]
 // Who does what
 //   few          one piece (an output block and its list of blocks), all tokens
 //                  fprop: for each strip of rows of W, sums of products along the row, added across lanes at the end
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSumsInFlight = 8;  // independent sums that keep two FMA units of latency 4 busy
 
-// Halves are added as they are interleaved: 14 shuffles, where a transpose has 24.
+// The sums of the lanes of eight vectors. Adding halves while they are interleaved takes 14 shuffles, a transpose 24.
 template <class S>
 BS_INLINE Vec<S, 8> sums_of_eight(const Vec<S, 8> (&v)[8]) {
   Vec<S, 8> twos[4], fours[2];
@@ -33,7 +33,7 @@ BS_INLINE Vec<S, 8> sums_of_eight(const Vec<S, 8> (&v)[8]) {
          __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// totals[i] = the sum of the lanes of v[i]: 8 vectors are folded to 8 lanes or fewer, transposed and added as rows.
+// totals[i] = the sum of the lanes of v[i]. Eight vectors are folded to 8 lanes or fewer, transposed and added as rows.
 template <class S, int L>
 BS_INLINE void sums_of(Vec<S, L> (&v)[kSumsInFlight], S* totals) {
   if constexpr (L > kSumsInFlight) {
@@ -63,7 +63,7 @@ BS_INLINE void sums_of(Vec<S, L> (&v)[kSumsInFlight], S* totals) {
   }
 }
 
-// One block of a piece's list, with what all strips need to know of it.
+// One block of a piece's list, with what every strip needs to know of it.
 template <class C>
 struct FewBlock {
   const typename C::T* w;
@@ -81,9 +81,9 @@ struct FewBlock {
   bool skipped(const ProductArgs& a) const { return a.gates != nullptr && gate == typename C::S{0}; }
 };
 
-// Several tokens, or rows with slices: each block of a list asks for a strip's share of the one at the same place of
-// the list that comes next, which is as long or shorter: they are sorted. Zen 5, 10 % of 1024 x 1024, from memory: 4
-// tokens, b = 32 66 us to 24 (hot 12 to 16).
+// Asks for W of the next row, for several tokens or for rows with slices. Each block of a list asks for a strip's share
+// of the block at its position in the next list, which is not longer, because lists are sorted by length. Zen 5, 1024 x
+// 1024, 10 %, 4 tokens, b = 32: 66 us -> 24 from memory, 12 -> 16 in cache.
 class FewAhead {
  public:
   template <class C>
@@ -112,18 +112,16 @@ class FewAhead {
   int64_t bytes_ = 0, block_ = 0;
 };
 
-// One token, rows in the order of refs: the first strip of a block asks for all of what comes 4 KB later. In fprop that
-// is one stream, which the hardware then follows; strips of 8 rows that ask for their own share are not, nor is every
-// other line. In dgrad blocks lie anywhere; of large ones a fourth of the lines starts the hardware. Zen 5, 10 % of
-// 1024 x 1024, from memory, against the longest rows first, whose blocks of up to 16 asked for the next row's: fprop b
-// = 8, 16, 32, 64 24 us to 15, 19 to 15, 27 to 14, 24 to 17, dgrad 23 to 21, 18 to 20, 23 to 20, 18 to 18; 4096 x 4096,
-// b = 32 336 to 256, 339 to 270. In cache b = 8 5.6 to 4.7, b = 32 and 64 4.3 to 5.2. On Zen 3 the hardware follows
-// that stream of larger blocks by itself: fprop, b = 32, 10, 50 %, b = 64 10.9 to 8.8, 61 to 52, 9.4 to 7.7 in cache,
-// 40 to 41, 203 to 211, 41 to 38 from memory.
+// Asks for W 4 KB ahead, for one token, with rows in the order of refs. The first strip of a block asks for the whole
+// block. In fprop that is one stream, which the hardware then follows; shares of 8 rows or every other line are not
+// followed. In dgrad blocks lie anywhere; for large ones a fourth of the lines starts the hardware. Zen 5, 1024 x 1024,
+// 10 %, fprop, b = 32, against asking for the next row: 27 us -> 14 from memory, 4.3 -> 5.2 in cache.
+//
+// Nothing is asked for where the hardware follows large blocks by itself: Zen 3, fprop, b = 32 10.9 us -> 8.8 in cache.
 template <class C>
 BS_INLINE void ask_in_order(const ProductArgs& a, int32_t i, int64_t b) {
   constexpr int64_t kLater = 4 << 10;
-  const bool follows = kVectorBytes == 32 ? !a.by_in : a.large_unasked;  // the hardware, by itself
+  const bool follows = kVectorBytes == 32 ? !a.by_in : a.large_unasked;  // the hardware prefetches it by itself
   if (a.refs_in_order == 0 || (follows && b >= 32)) return;
   const int64_t block = b * b * static_cast<int64_t>(sizeof(typename C::T));
   const auto* w = static_cast<const char*>(a.w);
@@ -137,8 +135,8 @@ BS_INLINE void ask_in_order(const ProductArgs& a, int32_t i, int64_t b) {
   for (int64_t byte = 0, step = block < kLater ? 64 : 256; byte < block; byte += step) __builtin_prefetch(w + byte);
 }
 
-// sums[t][strip + o] = sum over the list of W(strip + o, k) x(t, k). B: the block size, all inputs there and no gates;
-// 0: any.
+// sums[t][strip + o] = sum over the list of W(strip + o, k) x(t, k).
+//   B  the block size, if all inputs exist and there are no gates; 0: any block
 template <class C, int L, int Tokens, int B>
 __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
                                         typename C::S* sums) {
@@ -185,8 +183,8 @@ __attribute__((noinline)) void few_rows(const ProductArgs& a, const Piece& piece
   }
 }
 
-// sums[t][strip + i] = sum over the list of W(k, strip + i) dy(t, k), for V vectors of columns. Where V * Tokens sums
-// are too few to keep the FMA units busy, rows take turns at several.
+// sums[t][strip + i] = sum over the list of W(k, strip + i) dy(t, k), for V vectors of columns. If V * Tokens sums are
+// too few to keep the FMA units busy, rows take turns at several sets of sums.
 template <class C, int L, int V, int Tokens, int B>
 __attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& piece, int64_t token, int strip,
                                            typename C::S* sums) {
@@ -230,8 +228,8 @@ __attribute__((noinline)) void few_columns(const ProductArgs& a, const Piece& pi
   }
 }
 
-// sum[q] += rows R q to R q + R - 1 of a block times what they meet of x: all of it (rows are outputs), or one element
-// each (kByIn). R rows are a vector.
+// sum[q] += rows R q to R q + R - 1 of a block times what they meet of x: all 8 elements (rows are outputs), or one
+// element for each row (kByIn). R rows make a vector.
 template <class S, int R, bool kByIn, class T, int... Q>
 BS_INLINE void add_rows(Vec<S, 8 * R> (&sum)[8 / R], const T* w, Vec<S, 8> x8, std::integer_sequence<int, Q...>) {
   const auto of_rows = [&]<int First>() __attribute__((always_inline)) {
@@ -246,10 +244,11 @@ BS_INLINE void add_rows(Vec<S, 8 * R> (&sum)[8 / R], const T* w, Vec<S, 8> x8, s
   ((sum[Q] += load_as<S, 8 * R>(w + 8 * R * Q) * of_rows.template operator()<R * Q>()), ...);
 }
 
-// One token and blocks of 8, all there, where a vector holds one or two rows of a block.
-//   fprop  vector q of sums: lanes of row q, or of rows 2 q and 2 q + 1      dgrad  the same, each row scaled by its dy
-// Zen 5, 1024 x 1024, 10 %, against half a vector a row: fprop 11.4 us to 5.9, dgrad 12.9 to 6.0, W in L2;
-// Zen 3, against few_rows and few_columns, 16.3 to 9.6, 19.6 to 10.8.
+// One token and whole blocks of 8, where a vector holds one or two rows of a block.
+//   fprop  vector q of sums: lanes of row q, or of rows 2 q and 2 q + 1
+//   dgrad  vector q of sums: these rows, each scaled by its dy
+// Zen 5, 1024 x 1024, 10 %, fprop, W in L2: 11.4 us -> 5.9 against half a vector a row. Zen 3: 16.3 us -> 9.6 against
+// few_rows.
 template <class C, bool kByIn>
 __attribute__((noinline)) void few_eights(const ProductArgs& a, const Piece& piece, int64_t token,
                                           typename C::S* sums) {
@@ -295,8 +294,8 @@ void few_strips_of(const ProductArgs& a, const Piece& piece, int64_t token, type
   }
 }
 
-// One token and AVX2: blocks of known size, a pointer a block. Zen 3, 1024 x 1024, in cache, 10 %, b = 16, 32, 64,
-// fprop 13.4 us to 9.0, 9.8 to 6.8, 8.4 to 6.6, dgrad 11.2 to 8.7, 8.7 to 7.4, 9.4 to 8.3; W alone can be read in 5.
+// AVX2 and one token: the block size is a constant and each block needs one pointer. Zen 3, 1024 x 1024, 10 %, fprop, b
+// = 32, in cache: 9.8 us -> 6.8. Reading W alone takes 5.
 template <class C, int L, int Tokens>
 void few_strips(const ProductArgs& a, const Piece& piece, int64_t token, typename C::S* sums) {
   if constexpr (Tokens == 1 && kVectorBytes == 32 && C::dtype == DType::f32) {

@@ -9,11 +9,11 @@
 namespace blocksparse::gemm {
 namespace {
 
-constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
+constexpr int kSmallestBlock = 8;  // a vector of 16 f32 does not fit into it
 constexpr int kGroupBytes = 256;   // tokens of a group in the type of sums: 64 f32, 32 f64
 
-// Whether sums of a tile start from 0 and what was summed before is added at its end: where all registers are taken,
-// GCC 12 otherwise moves every sum through the stack, before and after the loop; with bfdot, too.
+// Whether sums of a tile start from 0 and earlier sums are added at the end. Where sums take all registers, and with
+// bfdot, GCC 12 otherwise moves every sum through the stack before and after the loop.
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kAddsLast = true;
 #else
@@ -29,20 +29,20 @@ struct ProductConfig {
   static constexpr Tile tile = kTile;
   static constexpr int lanes = kLanes<S>;
   static constexpr int group = kGroupBytes / sizeof(S) / lanes;  // vectors
-  // Rows of x in a chunk, of blocks of up to 32; larger ones are a chunk each. 128 rows are 12 KB of a tile's panel
-  // with AVX2. Zen 3, 1024 x 1024, 10 and 25 %, packed, against 64 (b = 8: 96) rows: 2 to 5 % faster, 192 and 256 no
-  // more so; Zen 5 2 to 5 %.
+  // Rows of x in a chunk, for blocks of up to 32; a larger block is a chunk of its own. With AVX2, 128 rows are 12 KB
+  // of a tile's panel. 128 rows are 2 to 5 % faster than 64 (b = 8: 96) on Zen 3, packed, and on Zen 5. 192 and 256
+  // bring no more.
   static constexpr int chunk_inputs = kVectorBytes >= 32 ? 128 : 64, chunk_inputs_of_8 = chunk_inputs;
-  // Fewer with AVX2 where x is read in place and its rows are more than two lines apart, so that a tile's lines fall
-  // into half the sets of 32 KB (128 are 2 to 5 % slower), and for half a group of tokens, whose first tile would ask
-  // for W of a chunk while it makes few products (from memory up to 10 % slower).
+  // Fewer rows with AVX2 in two cases. If x is read in place with rows more than two lines apart, a tile's lines fall
+  // into half the sets of 32 KB: 128 rows are 2 to 5 % slower. For half a group of tokens, the first tile would ask for
+  // W of a chunk while it makes few products: up to 10 % slower from memory.
   static constexpr int few_chunk_inputs = 64, few_chunk_inputs_of_8 = 96;
   static constexpr int most_shared = 32;
-  static constexpr bool by_token = false;  // sums are [b][lanes] rather than [lanes][b]
+  static constexpr bool by_token = false;  // true: sums are [lanes][b]; false: [b][lanes]
   static constexpr bool narrow = sizeof(T) < sizeof(S);
 };
 
-// The sums of a slice.
+// Where the sums of a slice are.
 template <class C>
 typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
   const int64_t vectors = ceil_div(a.n, C::lanes);
@@ -51,14 +51,14 @@ typename C::S* partial_of(const ProductArgs& a, int64_t slot, int64_t vector) {
 
 constexpr int kGluGroup = static_cast<int>(kInterleaved);  // features of the gate, then as many of up
 
-// The place of a block of outputs of one token in y, residual and bias.
+// The place of one token's block of outputs in y, residual and bias.
 template <class C>
 struct Place {
   typename C::T* y;
   const typename C::T* residual;  // null: none
   const typename C::T* bias;      // null: none
   int64_t features;               // outputs that exist
-  int64_t hidden;                 // features of y from here on, of a gated linear unit
+  int64_t hidden;                 // gated linear unit: features of y from here on
 
   Place(const ProductArgs& a, int64_t to, int64_t token) {
     const int64_t feature = to * a.block;
@@ -82,8 +82,8 @@ inline bool is_plain(const ProductArgs& a) {
   return a.bias == nullptr && a.residual == nullptr && a.activation == Activation::none && a.hidden == 0;
 }
 
-// Calls body(output of the gate, feature of y, how many) for runs of at most W features of y. Those of up are kGluGroup
-// outputs behind.
+// Calls body(output of the gate, feature of y, count) for runs of at most W features of y. Outputs of up are kGluGroup
+// after those of the gate.
 template <int W, class Body>
 BS_INLINE void for_runs_of_glu(int64_t outputs, int64_t hidden, Body&& body) {
   static_assert(kGluGroup % W == 0);
@@ -94,7 +94,7 @@ BS_INLINE void for_runs_of_glu(int64_t outputs, int64_t hidden, Body&& body) {
   }
 }
 
-// Sums of one token: y = f(gate) * up.
+// The sums of one token: y = f(gate) * up.
 template <class C>
 BS_INLINE void finish_glu(const ProductArgs& a, const Place<C>& p, const typename C::S* sums) {
   using S = typename C::S;
@@ -116,7 +116,7 @@ BS_INLINE void finish_glu(const ProductArgs& a, const Place<C>& p, const typenam
                      });
 }
 
-// Sums [b][lanes] of one vector of tokens, whose features of y lie side by side by token.
+// Sums [b][lanes] of one vector of tokens, for features-first y.
 template <class C>
 void finish_glu_by_feature(const ProductArgs& a, const Place<C>& p, int64_t tokens, const typename C::S* sums) {
   using S = typename C::S;
@@ -132,7 +132,7 @@ void finish_glu_by_feature(const ProductArgs& a, const Place<C>& p, int64_t toke
       });
 }
 
-// The sums of one token, which lie side by side in y.
+// The sums of one token whose features lie side by side in y.
 template <class C, int L>
 BS_INLINE void finish_features(const ProductArgs& a, const Place<C>& p, const typename C::S* sums) {
   using S = typename C::S;
@@ -155,7 +155,7 @@ BS_INLINE void finish_one(const ProductArgs& a, const Place<C>& p, int64_t featu
   store_as<S, 1>(p.y + feature * a.y_feature, activate<S, 1>(a.activation, z));
 }
 
-// Writes sums [tokens][b] to y. W: lanes, no more than there are features in a block.
+// Writes sums [tokens][b] to y. W: lanes, at most the features of a block.
 template <class C, int W>
 void finish_tokens_by(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
   const bool runs = a.y_feature == 1 && (a.residual == nullptr || a.residual_feature == 1);
@@ -196,7 +196,7 @@ void finish_by_feature(const ProductArgs& a, const Place<C>& p, int64_t tokens, 
   }
 }
 
-// Writes sums [b][lanes] of one vector of tokens to y, by squares of W x W that are transposed.
+// Writes sums [b][lanes] of one vector of tokens to y. Squares of W x W are transposed.
 template <class C, int W>
 void finish_by_token(const ProductArgs& a, int64_t to, int64_t token, int64_t tokens, const typename C::S* sums) {
   using S = typename C::S;
@@ -206,7 +206,7 @@ void finish_by_token(const ProductArgs& a, int64_t to, int64_t token, int64_t to
   int64_t stride = a.block;
   const Place<C> p(a, to, token);
   bool written = false;
-  if constexpr (!C::narrow) {  // nothing to be added: straight into y, which saves a fifth of a product at b = 32
+  if constexpr (!C::narrow) {  // nothing to add: straight into y, which saves a fifth of a product at b = 32
     written = is_plain(a) && a.y_feature == 1 && tokens == L && p.features == a.block;
     if (written) {
       out = p.y;
@@ -227,7 +227,7 @@ void finish_tokens(const ProductArgs& a, int64_t to, int64_t token, int64_t toke
   else finish_tokens_by<C, C::lanes>(a, to, token, tokens, sums);
 }
 
-// sums [lanes][b] as [b][lanes].
+// Turns sums [lanes][b] into [b][lanes].
 template <class C, int W>
 void exchange_sums(const ProductArgs& a, const typename C::S* sums, typename C::S* to) {
   constexpr int L = C::lanes;

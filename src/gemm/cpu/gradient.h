@@ -1,7 +1,7 @@
 // dW[block] (+)= gate * dy_out^T x_in on the CPU, and the gradient of the gates, for any element type and instruction
 // set.
 //   x panels [in blocks][round][b]     dy panels [out blocks][round][b]     sums in registers over a whole round
-//   Panels of pairs hold two tokens in a row: the first half of their rows is used.
+//   With pairs a row of a panel holds two tokens, and the first half of the rows is used.
 // Who does what
 //   pack      blocks of features of x or dy, widened to the type of sums; features-first is transposed
 //   multiply  a run of blocks. Blocks of one row share dy, so their columns are treated as one list of vectors:
@@ -18,29 +18,29 @@
 namespace blocksparse::gemm {
 namespace {
 
-// A run of input features inside a block: the unit in which a row of dW is divided.
+// A run of input features inside a block: a row of blocks of dW is divided into such runs.
 struct Columns {
-  int64_t block;    // of weights
-  int64_t in;       // block of inputs
+  int64_t block;    // index of the block in W
+  int64_t in;       // its block of inputs
   int64_t column;   // first column in the block
   int64_t tap = 0;  // of a convolution
 };
 
-// Its members loaded one by one: GCC loads two as a vector, which waits until both have been stored, some 100 cycles.
-// Zen 5, 4096 x 4096, b = 16, 10 %: wgrad 1.02 ms with, 1.5 without. Not where blocks are narrower than a vector: there
-// the six runs of a strip are 24 loads, b = 8, 50 % 10.1 ms with and 7.5 without.
+// Loads the members one by one. GCC loads two of them as a vector, which waits some 100 cycles until both have been
+// stored. Zen 5, 4096 x 4096, b = 16, 10 %, wgrad: 1.5 ms -> 1.02. Not for blocks narrower than a vector: their six
+// runs a strip need 24 loads, and b = 8, 50 % takes 10.1 ms instead of 7.5.
 BS_INLINE Columns alone(const Columns& columns) {
   Columns at = columns;
   asm("" : "+r"(at.block), "+r"(at.in), "+r"(at.column), "+r"(at.tap));
   return at;
 }
 
-// Where [b, b] of a block, or of its tap, begins in dW and W.
+// The offset in dW and W of [b, b] of a block, or of its tap.
 inline int64_t weights_at(const GradientArgs& a, const Columns& at) {
   return (at.block * a.taps.taps + at.tap) * a.block * a.block;
 }
 
-// Puts a row of sums of L columns into dW, and returns its part of the gate's gradient.
+// Merges a row of L sums into dW and returns its part of the gate's gradient.
 template <class C, int L>
 typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t valid, Vec<typename C::S, L> sum) {
   using S = typename C::S;
@@ -77,7 +77,7 @@ typename C::S merge(const GradientArgs& a, const Columns& at, int row, int64_t v
   return gate_sum;
 }
 
-// A vector of J runs of columns, each from its own address.
+// A vector of J runs of columns, each loaded from its own address.
 template <class S, int L, int J>
 BS_INLINE Vec<S, L> load_runs(const S* const* from, int64_t at) {
   if constexpr (J == 1) {
@@ -101,7 +101,7 @@ BS_INLINE void store_runs(S* const* to, int64_t at, Vec<S, L> sum) {
   for (int j = 0; j < J; ++j) store_as<S, L / J>(to[j] + at, runs.run[j]);
 }
 
-// dy of a row of blocks, or of some of its rows: from one token to the next.
+// dy of a row of blocks, or of some of its rows. `token` is the distance between tokens.
 template <class P>
 struct DyRows {
   const P* data;
@@ -128,7 +128,7 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const DyRows
   const TokenRun* end = run + (a.taps.runs == nullptr ? 1 : a.taps.run_count);
   for (; run != end; ++run) {
     const P *xr[V * J], *dyr = dy.data + run->dy * dy_token;
-    constexpr int kBases = ceil_div(O, 4);  // features are reached from every fourth
+    constexpr int kBases = ceil_div(O, 4);  // a base address for every fourth feature
     const P* rows[kBases];
 #pragma GCC unroll 4
     for (int r = 0; kFirst && r < kBases; ++r) rows[r] = dy.data + run->dy + 4 * r * a.dy_feature;
@@ -156,7 +156,7 @@ __attribute__((noinline)) void gradient_tile(const GradientArgs& a, const DyRows
   }
 }
 
-// Whether sums may be stored, or added, as they come: nothing scales or cuts them.
+// Whether sums may be stored or added as they are: no gate scales them and no edge cuts them.
 template <class C, int L>
 bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int count) {
   if (a.gates != nullptr || a.dgates != nullptr || a.sums != nullptr) return false;
@@ -168,7 +168,8 @@ bool is_plain(const GradientArgs& a, int64_t out, const Columns* columns, int co
   return whole;
 }
 
-// O rows of sums of `count` runs of columns, [row][L] each and `apart` from one to the next, into their blocks.
+// Brings O rows of sums of `count` runs of columns to their blocks. A run is [row][L]; runs are `apart` from one
+// another.
 template <class C, int L, int O>
 void store_sums(const GradientArgs& a, int64_t out, const Columns* columns, int count, int64_t row, bool plain,
                 const typename C::S* sums, int64_t apart, typename C::S* gate_sums) {
@@ -220,7 +221,7 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns,
   }
   const bool plain = is_plain<C, W>(a, out, columns, kRuns);
   const bool stored = plain && (!C::narrow || a.dw_is_wide);
-  // With two vectors there are registers for 12 rows: fewer tiles, and x that is not in L1 is read fewer times.
+  // Two vectors leave registers for 12 rows: fewer tiles, and x that is not in L1 is read fewer times.
   constexpr int kTall = kVectorBytes == 64 && V == 2 && O == 8 ? 12 : O;
   alignas(64) S sums[V * kTall * L];
   S gate_sums[kRuns] = {};
@@ -248,8 +249,8 @@ void gradient_strips(const GradientArgs& a, int64_t out, const Columns* columns,
   for (int i = 0; i < kRuns; ++i) static_cast<S*>(a.dgates)[columns[i].block] += gate_sums[i];
 }
 
-// dy of a row of blocks where it lies, or copied: rows of dy are often a power of two apart, so that those of 64 tokens
-// lie in few sets of L1.
+// dy of a row of blocks, in place or copied. Rows of dy are often a power of two apart, so that those of 64 tokens lie
+// in few sets of L1.
 template <class C>
 DyRows<typename C::P> dy_of(const GradientArgs& a, int64_t out, typename C::P* copy) {
   using P = typename C::P;
@@ -266,7 +267,7 @@ DyRows<typename C::P> dy_of(const GradientArgs& a, int64_t out, typename C::P* c
   return {copy, a.block};
 }
 
-// A vector holds J runs of columns, of several blocks where a block is narrower.
+// One row of blocks. A vector holds J runs of columns: of several blocks if a block is narrower than a vector.
 template <class C, int L, int J>
 void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64_t last_block) {
   constexpr int O = C::tile.outputs, V = C::tile.vectors, W = L / J;
@@ -301,7 +302,7 @@ void gradient_row(const GradientArgs& a, int64_t out, int64_t first_block, int64
   }
 }
 
-// A closed gate whose own gradient nobody wants: dW is 0, whatever x and dy hold.
+// A closed gate whose own gradient is not wanted: dW is 0, whatever x and dy hold.
 template <class C>
 BS_INLINE bool is_skipped(const GradientArgs& a, int64_t block) {
   return a.gates != nullptr && a.dgates == nullptr && static_cast<const typename C::S*>(a.gates)[block] == 0;
@@ -316,7 +317,7 @@ void write_zeros(const GradientArgs& a, int64_t block) {
   __builtin_memset(static_cast<char*>(a.dw) + at * static_cast<int64_t>(bytes), 0, static_cast<size_t>(size) * bytes);
 }
 
-// row(out, first, last) does blocks [first, last) of one row.
+// Calls row(out, first, last) for the blocks [first, last) of each row.
 template <class C, class Row>
 void gradient_rows(const GradientArgs& a, int64_t first_block, int64_t last_block, Row row) {
   using S = typename C::S;
@@ -329,7 +330,8 @@ void gradient_rows(const GradientArgs& a, int64_t first_block, int64_t last_bloc
       continue;
     }
     const int64_t out = a.out_of[i];
-    // Ragged columns are merged, whole ones not: tiles of both would depend on where a task begins, and so would bits.
+    // Ragged columns are merged, whole ones stored. They are kept apart: otherwise tiles, and so the bits, would depend
+    // on where a task begins.
     const auto ragged = [&](int64_t block) { return (a.refs[block].from + 1) * int64_t{a.block} > a.in_features; };
     int64_t end = i + 1;
     while (end < last_block && a.out_of[end] == out && ragged(end) == ragged(i) && !is_skipped<C>(a, end)) ++end;

@@ -1,5 +1,5 @@
-// What a gradient kernel is compiled for, and its first step: blocks of features of x or dy as panels, widened to the
-// type of sums. Convolutions pack their images by it, too.
+// What a gradient kernel is compiled for, and its first step: packs blocks of features of x or dy into panels, widened
+// to the type of sums. Convolutions pack their images by it as well.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -24,10 +24,11 @@ inline bool is_read(const RowsToPack& p, int64_t block) {
   return p.starts == nullptr || p.starts[block] != p.starts[block + 1];
 }
 
-// Features-last: a few tokens of every block in turn. Rows of x are often a power of two apart, so whole columns of it
-// fight for one set of L1 (64 tokens of width 1024, a block at a time: twice as slow). The next ones are asked for:
-// hardware follows rows to the end of a page. Xeon, 3x3 convolutions, 256 channels, 28x28, 10 %: fprop, b = 16 6.3 ms
-// to 5.9, wgrad, b = 32 5.4 to 5.1; wgrad of 512 tokens, 1024 and 4096 features 884 us to 859, 15.2 ms to 14.6.
+// Packs features-last rows, a few tokens of every block in turn. Rows of x are often a power of two apart, so whole
+// columns would fight for one set of L1: 64 tokens of width 1024, a block at a time, take twice as long.
+//
+// The next tokens are asked for, because the hardware follows rows only to the end of a page. Xeon, wgrad of 512
+// tokens, 4096 features: 15.2 ms -> 14.6.
 template <class C>
 void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   using S = typename C::S;
@@ -49,7 +50,7 @@ void pack_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   }
 }
 
-// Features-first.
+// Packs features-first x or dy in squares.
 template <class C, int kSquare>
 void pack_columns_by(const RowsToPack& p, int64_t block) {
   using S = typename C::S;
@@ -69,7 +70,7 @@ void pack_columns(const RowsToPack& p, int64_t block) {
   else pack_columns_by<C, kSquare>(p, block);
 }
 
-// A row of a panel of pairs: both tokens, or the first and zeros, or (first null) the second beside what is there.
+// Writes a row of a panel of pairs: both tokens, the first and zeros, or (first null) the second beside what is there.
 template <int Q>
 BS_INLINE void put_pair_row(const BFloat16* first, const BFloat16* second, int64_t features, int64_t block,
                             BFloat16Pair* to) {
@@ -84,7 +85,7 @@ BS_INLINE void put_pair_row(const BFloat16* first, const BFloat16* second, int64
   }
 }
 
-// Features in an order of the caller's, or neither features nor tokens side by side.
+// Packs features in the caller's order, or activations of which neither features nor tokens lie side by side.
 template <class C>
 void pack_in_order(const RowsToPack& p, int64_t block) {
   using S = typename C::S;
@@ -100,7 +101,7 @@ void pack_in_order(const RowsToPack& p, int64_t block) {
   }
 }
 
-// Features-last; as pack_rows, a few tokens of every block in turn.
+// Packs pairs of features-last rows, a few tokens of every block in turn as pack_rows does.
 inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   constexpr int64_t kTokens = 4;
   const int64_t end = p.first_token + p.tokens;
@@ -124,7 +125,7 @@ inline void pack_pair_rows(const RowsToPack& p, int64_t first_block, int64_t las
   }
 }
 
-// Features-first. What remains beside whole squares is packed one by one.
+// Packs pairs of features-first columns. The rest beside whole squares is packed one by one.
 inline void pack_pair_columns(const RowsToPack& p, int64_t block) {
   constexpr int Q = kLanes<uint32_t> < 8 ? kLanes<uint32_t> : 8;  // features, and pairs of tokens
   const int64_t features = least<int64_t>(p.block, p.features - block * p.block);
@@ -148,7 +149,7 @@ inline void pack_pair_columns(const RowsToPack& p, int64_t block) {
   }
 }
 
-constexpr int64_t kPairsAtOnce = 16;  // that a tile holds
+constexpr int64_t kPairsAtOnce = 16;  // pairs that a tile holds
 
 inline void pack_pairs_for_gradient(const RowsToPack& p, int64_t first_block, int64_t last_block) {
   if (p.feature_stride == 1) pack_pair_rows(p, first_block, last_block);

@@ -1,4 +1,4 @@
-// The plan of wgrad.
+// The plan of wgrad: what is packed, how many tokens at a time, how threads share the blocks.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -10,7 +10,7 @@ namespace blocksparse::gemm {
 
 namespace {
 
-constexpr int64_t kTokenGroup = 64;  // a round holds whole ones
+constexpr int64_t kTokenGroup = 64;  // a round holds whole groups
 constexpr size_t kAlignment = 64;
 
 int64_t packed_features(const CpuGradientProblem& p) {
@@ -21,14 +21,15 @@ int64_t most_tokens(const CpuGradientProblem& p, int64_t sum_bytes) {
   return round_tokens(p.n, packed_features(p) * sum_bytes, kTokenGroup);
 }
 
-// Whether x and dy are read where they lie. Where there are few blocks, packing every feature is most of the work. Rows
-// a power of two apart share few sets of L1, so that blocks come from L2 then. 1024 x 1024, 64 tokens, Zen 3, b = 32:
-// at 2 % 1.17x faster than packed (b = 64: 1.11x), at 10 % 0.72x. AVX-512 on Zen 5, at 10 %: b = 8 114 us to 98, 16 87
-// to 72, 32 81 to 71, 64 76 to 71; at 50 % even. More tokens are read in turns of 64, each added to dW: 512 tokens, b =
-// 8, 16, 32 at 10 % from memory 1379 us to 815, 855 to 727, 790 to 602; b = 32 at 2 % 309 to 138; at 50 % even; 4096 x
-// 4096, whose dW of 6.7 MB would come and go each time, at 10 % 11.4 ms to 14.9, at 2 % 4.2 to 3.2.
+// Whether x and dy are read in place. With few blocks, packing every feature is most of the work. With many, packing
+// pays, because rows a power of two apart share few sets of L1 and their blocks come from L2. Zen 3, b = 32, 64 tokens:
+// in place is 1.17x as fast as packed at 2 %, 0.72x at 10 %. AVX-512 tolerates more blocks: Zen 5, b = 32, 10 % 81 us
+// -> 71.
+//
+// More tokens are read 64 at a time, and each turn is added to dW: 512 tokens, b = 32, 10 %, from memory 790 us -> 602.
+// A large dW would come and go each time: 6.7 MB (4096 x 4096, 10 %) 11.4 ms -> 14.9.
 bool reads_in_place(const CpuGradientProblem& p, int64_t sum_bytes) {
-  constexpr int64_t kMostBytes = 2 << 20;  // of dW
+  constexpr int64_t kMostBytes = 2 << 20;  // dW, in bytes
   const int64_t b = p.block, vector_bytes = p.lanes * sum_bytes;
   if (p.n == 0 || p.pairs != 1 || size_of(p.dtype) != sum_bytes) return false;
   if (p.n > kInPlaceTokens && (vector_bytes < 64 || p.blocks * b * b * sum_bytes >= kMostBytes)) return false;
@@ -38,9 +39,8 @@ bool reads_in_place(const CpuGradientProblem& p, int64_t sum_bytes) {
   return vector_bytes >= 64 ? p.blocks <= 8 * panels : 2 * p.blocks <= panels;
 }
 
-// Whether features-first dy is read where it lies. Zen 5, 1024 x 1024, 64 tokens, b = 32, with blocks of x that no
-// block of W meets left out, in cache, at 2, 10, 50 %: 23 us to 14, 71 to 64, 317 to 297; b = 64, 2 %: 23 to 13; 512
-// tokens, b = 32, 10 % 611 to 490. Features-last dy that is read so, beside packed x: 65 to 72.
+// Whether features-first dy is read in place. Zen 5, 1024 x 1024, 64 tokens, b = 32, 2 %, in cache: 23 us -> 14.
+// Features-last dy in place beside packed x loses: 65 us -> 72.
 bool reads_dy_in_place(const CpuGradientProblem& p, int64_t sum_bytes) {
   if (p.pairs != 1 || size_of(p.dtype) != sum_bytes) return false;
   return p.dy_token == 1 && p.dy_feature != 1 && p.outputs % p.block == 0;
@@ -51,17 +51,15 @@ GradientForm form_of(const CpuGradientProblem& p, int64_t sum_bytes) {
   return reads_dy_in_place(p, sum_bytes) ? GradientForm::dy_in_place : GradientForm::packed;
 }
 
-// Whether dy of each row of blocks is copied. Rows of dy 4 KB apart lie in few sets of L1. Xeon (Emerald Rapids), N =
-// 64, 10 %, b = 8, 16, 32, 64 128 us to 122, 97 to 93, 94 to 88, 95 to 89; N = 512, b = 32 859 to 802. AMD's were not
-// measured: Zen 5 waits less for L2.
+// Whether dy of each row of blocks is copied. Rows of dy 4 KB apart lie in few sets of L1. Xeon (Emerald Rapids), 64
+// tokens, b = 32, 10 %: 94 us -> 88. It was not measured on AMD's CPUs; Zen 5 waits less for L2.
 bool copies_dy(GradientForm form, int64_t vector_bytes, const Cpu& cpu) {
   return form == GradientForm::in_place && cpu.intel && vector_bytes == 64;
 }
 
-// With 32 KB of L1 and 512 KB of L2 a few tokens at a time are worth adding to dW each time, but for small blocks. Zen
-// 3, 1024 x 1024, 512 tokens from memory: b = 32 at 2, 10, 50 % 497 us to 410, 1810 to 1510, 7860 to 6360, b = 64 at 10
-// % 1820 to 1500; 4096 x 4096, b = 32, 10 % 24.9 ms to 22.0; b = 16 1550 to 1610, b = 8 1650 to 1800. Features-first, b
-// = 32 1420 to 1470.
+// The number of tokens to sum at a time. With 32 KB of L1 and 512 KB of L2 it pays to add a few tokens to dW each time,
+// except for small blocks. Zen 3, 1024 x 1024, 512 tokens, from memory: b = 32, 10 % 1810 us -> 1510, but b = 8 1650 us
+// -> 1800.
 int64_t tokens_at_a_time(const CpuGradientProblem& p, int64_t most, int64_t sum_bytes) {
   constexpr int64_t kTokens = 64;
   const bool wide = size_of(p.dw_dtype) == sum_bytes;
@@ -69,7 +67,7 @@ int64_t tokens_at_a_time(const CpuGradientProblem& p, int64_t most, int64_t sum_
   return p.x_feature == 1 && p.dy_feature == 1 ? std::min(most, kTokens) : most;
 }
 
-// Sets how many bytes its parts of a workspace have. Whole blocks of features are packed.
+// Sets the sizes in bytes of the workspace's parts. Whole blocks of features are packed.
 void measure(const CpuGradientProblem& p, int64_t sum_bytes, CpuGradientPlan& plan) {
   const bool narrow = size_of(p.dw_dtype) != sum_bytes;
   plan.panel_bytes = static_cast<size_t>(plan.round * packed_features(p) * sum_bytes);
@@ -100,7 +98,7 @@ CpuGradientProblem problem_of(const WeightGradient& g, int lanes, int32_t thread
 }
 
 CpuGradientPlan plan_gradient(const CpuGradientProblem& p, const Cpu& cpu) {
-  constexpr int64_t kTaskBytes = 64 << 10;  // of sums that one task makes: small enough to share well
+  constexpr int64_t kTaskBytes = 64 << 10;  // sums that one task makes, in bytes: small enough to share well
   const int64_t sum_bytes = size_of(sum_dtype(p.dtype)), block_bytes = int64_t{p.block} * p.block * sum_bytes;
   CpuGradientPlan plan{.form = form_of(p, sum_bytes)};
   plan.copies_dy = copies_dy(plan.form, p.lanes * sum_bytes, cpu);

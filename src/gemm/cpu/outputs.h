@@ -1,20 +1,18 @@
-// fprop and dgrad of features-last x and y with vectors along outputs, for blocks of at least two vectors: x is read
-// and y is written where they lie. Nothing is transposed but W, in fprop and of pairs, and nothing packed but x, with
-// AVX2 and where it is used often: [in blocks][tokens of a group][b].
+// fprop and dgrad of features-last x and y with vectors along outputs, for blocks of at least two vectors (on Intel's
+// CPUs one). y is written in place. x is read in place, or packed as [in blocks][tokens of a group][b] where plan.cc
+// (packs_tokens) says that it pays. W is transposed in fprop and paired for pairs; nothing else is rearranged.
 //   x [n][inputs]   w of a chunk [blocks][inputs][b outputs]   sums [tokens][b], in registers and L1   y [n][outputs]
-// Pairs hold two inputs, and inputs below are then pairs of them.
+// With pairs an element holds two inputs, and "inputs" below counts pairs.
 // Who does what
 //   pack_tokens       one vector of tokens of x
 //   copy_block        W of one block, transposed (fprop) or as pairs of rows (dgrad of pairs)
 //   multiply_outputs  one piece (an output block and its list of blocks) for a group of tokens
 //                       for each chunk of the list:                       W of a chunk stays in L1
-//                         for each strip of 2 or 4 vectors of outputs:
-//                           for each tile of 12 or 6 tokens:              sums stay in registers over the chunk
-//                     The last chunk's sums go from the registers to y, where nothing is left to be done.
-// Zen 5, 1024 x 1024, N = 64, one core, b = 32 at 2, 10, 50 %, from memory, against vectors of tokens: dgrad 31 us to
-// 22, 79 to 66, 333 to 325 (in cache 29 to 20, 74 to 58, 318 to 288), fprop 32 to 22, 79 to 68, 322 to 323 (29 to 20,
-// 76 to 62, 311 to 302); N = 512, 10 %, dgrad 614 to 515, fprop 619 to 525. Blocks of one vector have a load for each
-// product: b = 16 79 us to 138.
+//                         for each strip of 1, 2 or 4 vectors of outputs:
+//                           for each tile of 16, 12 or 6 tokens:          sums stay in registers over the chunk
+//                     The last chunk's sums go from the registers to y if there is no epilogue.
+// Zen 5, 1024 x 1024, 64 tokens, b = 32, 10 %, dgrad from memory, against vectors of tokens: 79 us -> 66. NOTES.md has
+// the other densities.
 #pragma once
 
 #include <type_traits>
@@ -27,13 +25,13 @@
 namespace blocksparse::gemm {
 namespace {
 
-// Whether the kernel is compiled: where W is not widened, and there are registers enough for its tiles.
+// Whether the kernel is compiled: W is not widened, and there are enough registers for its tiles.
 template <class C>
 constexpr bool kAlongOutputs = kVectorBytes >= 32 && std::is_same_v<typename C::S, float> &&
                                sizeof(typename C::P) == kTogether<typename C::P> * sizeof(typename C::T);
 
-// Blocks of one vector have a load for each product, which some CPUs do at full speed if its address is a constant from
-// the first token's: x is packed for them. With 16 registers there are too few sums.
+// Whether blocks of one vector are compiled. They need a load for each product, which some CPUs do at full speed if its
+// address is a constant offset from the first token's: x is packed for them. 16 registers hold too few sums.
 template <class C>
 constexpr bool kOneVector = kVectorBytes == 64 && kTogether<typename C::P> == 1;
 
@@ -41,35 +39,36 @@ constexpr bool kOneVector = kVectorBytes == 64 && kTogether<typename C::P> == 1;
 template <class P>
 struct OutputsEntry {
   const P* w;         // [depth][b]
-  int64_t x;          // bytes from the first input of the matrix
+  int64_t x;          // offset of the first input, in bytes
   int64_t depth;      // rows of W
-  const char* later;  // a block of W that is used some time after this one
+  const char* later;  // a block of W that is used later
 };
 
-// All of a strip but where its tokens are.
+// What the tiles of a strip share, whatever their tokens.
 template <class P>
 struct OutputsStrip {
   const OutputsEntry<P>* entries;
   int count;
-  int64_t row;      // of W, from one input to the next
+  int64_t row;      // elements of W from one input to the next
   int64_t asked;    // bytes of each later block that have been asked for
   int64_t x_token;  // bytes
 };
 
-// Sums of a tile: those of a token side by side, tokens apart.
+// Sums of a tile: those of a token lie side by side, `token` elements from one token to the next.
 template <class S>
 struct TokenSums {
   S* data = nullptr;
   int64_t token = 0;
 };
 
-// The inner loop: to [T tokens][V vectors] = from + x W; from null data: 0.
-//   kAsk  for a line of W that is used later, with each input: all tiles of a strip could ask for more than they use
+// The inner loop: to [T tokens][V vectors] = from + x W. from without data: 0.
+//   kAsk  with each input, asks for a line of W that is used later. A flag, because all tiles of a strip together could
+//         ask for more than they use.
 template <class S, class P, int L, int V, int T, bool kAsk>
 __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, const char* x,
                                                const TokenSums<const S>& from, const TokenSums<S>& to) {
   constexpr bool kPacked = V == 1;                      // blocks of one vector, x packed
-  constexpr int kBases = kPacked ? 1 : ceil_div(T, 4);  // addresses of tokens are reached from every fourth
+  constexpr int kBases = kPacked ? 1 : ceil_div(T, 4);  // a base address for every fourth token
   const int64_t x_token = strip.x_token, row = kPacked ? L : strip.row;
   const TokenSums<const S> before = from;
   const TokenSums<S> after = to;
@@ -136,14 +135,14 @@ __attribute__((noinline)) void multiply_tokens(const OutputsStrip<P>& strip, con
   }
 }
 
-// A strip of V vectors for a group of tokens. Its first tiles ask for what is used later, a share each: one tile for
-// all would wait for memory. (With AVX2 half of that is asked for twice: asked for once, up to 2 % faster in cache and
-// 3 % slower from memory.)
+// A strip of V vectors for a group of tokens. Its first tiles ask for later W, a share each: one tile for all would
+// wait for memory. With AVX2 half of W is asked for twice. Asking once is up to 2 % faster in cache and 3 % slower from
+// memory.
 template <class C, int V>
 struct StripOfGroup {
   OutputsStrip<typename C::P> strip;
   const char* x;
-  int64_t tokens, share;  // share: bytes of a block
+  int64_t tokens, share;  // share: bytes of a block that a tile asks for
   int tiles_to_ask;
   TokenSums<const typename C::S> from;
   TokenSums<typename C::S> to;
@@ -175,7 +174,7 @@ struct StripOfGroup {
   }
 };
 
-// [inputs][B outputs] of a block; of pairs [inputs / 2][B].
+// Copies a block to [inputs][B outputs]; pairs to [inputs / 2][B].
 template <class C, int B>
 void copy_block_of(const ProductArgs& a, int64_t weight, typename C::P* to) {
   constexpr int L = C::lanes;
@@ -219,8 +218,8 @@ void copy_block(const ProductArgs& a, int64_t weight, typename C::P* to) {
   }
 }
 
-// x of some tokens, packed: where the first one's features of the first block are, and how far apart those of the next
-// token and block.
+// Packed x of some tokens: the offset of the first token's first feature, and the distances to the next token and
+// block.
 struct TokenPanel {
   int64_t at, token, block;
 };
@@ -234,8 +233,8 @@ TokenPanel token_panel(const ProductArgs& a, int64_t vector) {
   return {first % a.panel_vectors * L * blocks * a.block + (vector - first) * L * a.block, a.block, tokens * a.block};
 }
 
-// One vector of tokens of x, [blocks][tokens of the group][b], for multiply_along_outputs: rows of x are often 4 KB
-// apart, which puts a block of all tokens into few sets of L1.
+// Packs one vector of tokens of x as [blocks][tokens of the group][b]. Rows of x are often 4 KB apart, which puts a
+// block of all tokens into few sets of L1.
 template <class C>
 void pack_tokens(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
   using T = typename C::T;
@@ -248,7 +247,7 @@ void pack_tokens(const ProductArgs& a, int64_t vector, int64_t first_feature, in
     const int64_t end = least(last_feature, f / a.block * a.block + a.block);
     T* run = to + f / a.block * panel.block + f % a.block;
     for (int64_t t = 0; t < tokens; ++t) {
-      if (kOneVector<C> && (end - f) % L == 0) {  // AVX2: by calls 2 % faster
+      if (kOneVector<C> && (end - f) % L == 0) {  // AVX2 is 2 % faster by calls of memcpy
         for (int64_t i = 0; i < end - f; i += L) {
           store_as<T, L>(run + t * panel.token + i, load_as<T, L>(x + t * a.x_token + f + i));
         }
@@ -260,7 +259,7 @@ void pack_tokens(const ProductArgs& a, int64_t vector, int64_t first_feature, in
   }
 }
 
-// A chunk's blocks of W, each [inputs][b], copied if need be.
+// Lists the blocks of W of a chunk, each [inputs][b], copied if `copies` is given.
 template <class C>
 void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, int64_t x_block, typename C::P* copies,
                 OutputsEntry<typename C::P>* list) {
@@ -280,11 +279,11 @@ void list_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, int64
   }
 }
 
-// x of a group of tokens, where it lies or packed.
+// x of a group of tokens, in place or packed.
 template <class T>
 struct TokensOf {
   const T* data;
-  int64_t token, block;  // from one to the next
+  int64_t token, block;  // distances to the next token and block
 };
 
 template <class C>
@@ -317,9 +316,8 @@ void multiply_strips(const ProductArgs& a, int count, OutputsEntry<typename C::P
   }
 }
 
-// One piece for a group of tokens. Copies in chunks of 16 KB: 32 KB are 15 % slower from memory at 50 %. Beside packed
-// x W in place in chunks of 8 KB: Zen 3, b = 16, 50 %, dgrad 977 us to 898, 10 % even; 512 tokens, b = 32, 25 % 2 %
-// less.
+// One piece for a group of tokens. W is copied in chunks of 16 KB: 32 KB are 15 % slower from memory at 50 %. Beside
+// packed x, W in place is read in chunks of 8 KB: Zen 3, dgrad, b = 16, 50 % 977 us -> 898.
 template <class C>
 void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead, int64_t token, int64_t tokens) {
   using S = typename C::S;
@@ -336,7 +334,7 @@ void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead,
   alignas(64) P copies[kMaxBlock * kMaxBlock / kTogether<P>];
   OutputsEntry<P> list[kMostOfChunk];
   const int64_t output = static_cast<int64_t>(piece.to) * a.block;
-  TokenSums<S> end{};  // where sums may go from the registers
+  TokenSums<S> end{};  // where sums may go straight from the registers
   if (piece.slot >= 0) {
     end = {partial_of<C>(a, piece.slot, token / L), a.block};
   } else if constexpr (!C::narrow) {
@@ -352,7 +350,7 @@ void multiply_outputs(const ProductArgs& a, const Piece& piece, Ahead<C>* ahead,
     next += chunk.count;
     const TokenSums<S> to = next >= piece.last && end.data != nullptr ? end : TokenSums<S>{sums, a.block};
     const bool ask = ahead != nullptr;
-    constexpr int kMost = kVectorBytes == 64 ? 4 : 2;  // vectors, for which there are registers
+    constexpr int kMost = kVectorBytes == 64 ? 4 : 2;  // vectors for which there are registers
     if (kOneVector<C> && a.block == L)
       multiply_strips<C, kOneVector<C> ? 1 : 2>(a, chunk.count, list, ask, x, tokens, from, to);
     else if (a.block >= kMost * L) multiply_strips<C, kMost>(a, chunk.count, list, ask, x, tokens, from, to);

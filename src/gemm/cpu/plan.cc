@@ -11,12 +11,12 @@ namespace blocksparse::gemm {
 namespace {
 
 constexpr int64_t kMostLanes = 16;        // f32 in 64 bytes: tokens are padded to whole vectors of any instruction set
-constexpr int64_t kRoundBytes = 8 << 20;  // of packed activations: they stay in the last-level cache
-constexpr int64_t kGroupBytes = 256;      // tokens of a group in the type of sums
-constexpr int64_t kMostRowBytes = 8 << 10;  // of a row of x that is read in place
+constexpr int64_t kRoundBytes = 8 << 20;  // packed activations of a round, which stay in the last-level cache
+constexpr int64_t kGroupBytes = 256;      // tokens of a group, in the type of sums
+constexpr int64_t kMostRowBytes = 8 << 10;  // the largest row of x that is read in place
 constexpr size_t kAlignment = 64;
 
-// A problem, and what several choices ask of it.
+// A problem, and sizes that several choices need.
 struct Sizes {
   const CpuProblem& p;
   int64_t sum_bytes = size_of(sum_dtype(p.dtype));
@@ -28,13 +28,13 @@ struct Sizes {
   bool one_vector() const { return p.block * sum_bytes == vector_bytes; }
 };
 
-// Where a kernel packs x for its tiles of vectors, these read it in one stream, and an input that many outputs meet is
-// worth the copy. Zen 3, 64 tokens, 256 bytes apart: 1024 x 1024, 50 %, b = 8, 16, 32 7, 5, 4 % faster; 25 % even (b =
-// 8 from memory 7 % slower); 10 % 1 to 5 % slower; 4096 x 4096, b = 32, 10 % 8 % faster.
+// Features-first x is packed where the kernel's tiles read vectors side by side (AVX2), rows of x are more than
+// kSideBySideApart bytes apart, and an input meets more than kSideBySideOutputs outputs. A tile then reads one stream,
+// which pays for the copy. Zen 3, 64 tokens: 8 % faster at 4096 x 4096, 10 %, but 1 to 5 % slower at 1024 x 1024, 10 %.
 constexpr int64_t kSideBySideApart = 128, kSideBySideOutputs = 300;
 
-// Rows of x at a large power of two apart fall into few sets of the cache, so they are packed. Up to 512 bytes apart
-// they are as good as packed.
+// Rows of x a large power of two apart share few sets of the cache, so they are packed. Rows up to 512 bytes apart are
+// as good as packed ones.
 bool reads_features_in_place(const Sizes& s) {
   const CpuProblem& p = s.p;
   const int64_t apart = p.x_feature * s.sum_bytes;
@@ -42,50 +42,48 @@ bool reads_features_in_place(const Sizes& s) {
   return size_of(p.dtype) == s.sum_bytes && p.x_feature != 1 && (apart <= 512 || apart % 1024 != 0);
 }
 
-// Whether sums wait for those of the other blocks of their rows, where y is features-last: blocks of a line or less
-// write each line in turns, and rows of y are often a power of two apart, so that none stays in L1. Zen 5, 1024 x 1024,
-// 64 tokens, f32 b = 8, 10 %: 138 us to 96, b = 16 103 to 91, b = 32 93 to 86 (512 tokens: 1143, 891 and 766 to 799,
-// 733 and 722), b = 64 83 to 89; bf16 b = 8 61 to 54, b = 32 43 to 45.
+// Whether sums wait until those of their rows of y are complete, if y is features-last. Blocks of a line or less would
+// write each line of y in turns, and rows of y are often a power of two apart, so that no line stays in L1. Zen 5, 64
+// tokens, 10 %: b = 8 138 us -> 96. b = 64 does not wait: 83 us -> 89.
 bool sums_wait(const CpuProblem& p) {
   const int64_t row = p.block * size_of(p.dtype);
   return row <= (size_of(p.dtype) == size_of(sum_dtype(p.dtype)) ? 128 : 32);
 }
 
-// Tokens that vectors along outputs do at a time. x of a group is to stay in L2 beside W. Zen 5, 512 tokens, width
-// 1024, fprop 64 to 128 tokens: b = 32, 10 % 566 us to 525, 50 % 3046 to 2571; dgrad, 50 % 2654 to 2465.
+// The number of tokens that vectors along outputs do at a time: x of a group stays in L2 beside W. Zen 5, 512 tokens,
+// fprop, b = 32, 50 %: 64 -> 128 tokens 3046 us -> 2571.
 int64_t group_along_outputs(int64_t token_bytes) {
   constexpr int64_t kBytes = 512 << 10;
   return token_bytes * kGroupAlongOutputs <= kBytes ? kGroupAlongOutputs : kGroupAlongOutputs / 2;
 }
 
-// Whether vectors run along outputs. In fprop W is copied for each group of tokens; to pack x and transpose y costs
-// about as much for each element. Zen 5, 1024 x 1024, 64 tokens, 50 %: 322 us to 323 (b = 32), 320 to 327 (b = 64);
-// 4096 x 4096, 10 % 1.10 ms to 1.18.
+// Whether vectors run along outputs. fprop copies W for each group of tokens; packing x and transposing y costs about
+// as much for each element. Zen 5, 64 tokens, 50 %: even at 1024 x 1024, but 1.10 ms -> 1.18 at 4096 x 4096, 10 %.
 //
-// Blocks of one vector have a load for each product, which costs Intel's CPUs nothing. Xeon (Emerald Rapids), N = 64, b
-// = 16, in cache, dgrad at 2, 10, 50 % 45 us to 32, 121 to 91, 499 to 443, fprop at 10 % 119 to 99; N = 512, 10 % 989
-// to 839, 965 to 844; Zen 5, whose loop had no constant addresses, 79 to 138.
+// Blocks of one vector need a load for each product. Intel's CPUs do that at full speed: Xeon (Emerald Rapids), dgrad,
+// b = 16, 10 % 121 us -> 91. AMD's do not: Zen 5 79 us -> 138, in a loop without constant addresses.
 bool runs_along_outputs(const Sizes& s, const Cpu& cpu) {
   constexpr int64_t kFewest = 16;  // tokens
   const CpuProblem& p = s.p;
   if (s.one_vector() && !cpu.intel) return false;
   if (p.kernel.along_outputs == 0 || p.block < p.kernel.along_outputs || p.n < kFewest || p.gated) return false;
   if (p.x_feature != 1 || p.y_feature != 1) return false;
-  if (p.dtype == DType::bf16 && p.inputs % 2 != 0) return false;  // pairs
-  // Rows of W are read as they are, pairs of them are copied either way. Rows of x of 16 KB are better packed: 4096 x
-  // 4096, b = 32, 10 %, 512 tokens 9.0 ms to 10.7, 50 %, 32 tokens 3.33 to 3.55. Not on Intel's CPUs, where x, its
-  // panels, sums that wait and y, 4 MB for 64 tokens, leave 2 MB of L2: Xeon, N = 64 1.68 ms to 1.42, 512 13.8 to 12.1.
+  if (p.dtype == DType::bf16 && p.inputs % 2 != 0) return false;  // pairs of inputs
+  // dgrad reads rows of W in place, or copies pairs of them, which both forms do. Rows of x of 16 KB are better packed:
+  // 4096 x 4096, b = 32, 10 %, 512 tokens 9.0 ms -> 10.7. On Intel's CPUs they are not: x, its panels, waiting sums and
+  // y (4 MB for 64 tokens) leave 2 MB of L2, and a Xeon takes 13.8 ms -> 12.1.
   const bool large_rows = cpu.intel && s.vector_bytes == 64 && p.dtype == DType::f32;
   if (p.by_in) return large_rows || s.x_bytes <= kMostRowBytes;
   const int64_t copied = s.weights * ceil_div(p.n, group_along_outputs(s.x_bytes));
   return 2 * copied <= 5 * p.n * (p.inputs + p.outputs);
 }
 
-// Whether they read a copy of x. Rows of x are often 4 KB apart, so that a block of all tokens lies in few sets of 32
-// KB of L1; a copy has to be used by some outputs. Zen 3, 1024 x 1024, b = 16, 64 tokens at 5, 10, 25 %: even, 7 and 5
-// % faster; b = 32 and 64 even, with 512 tokens at 25 % 6 and 3 % faster; b = 32, 2 % 17 to 20 % slower.
-// AVX-512: always with blocks of one vector, for addresses that are constants, and in dgrad for large rows: those of 16
-// KB, 512 tokens 13.3 ms to 12.6 on the Xeon; b = 32 at 1024 features 79 us to 91.
+// Whether vectors along outputs read a copy of x. Rows of x are often 4 KB apart, so a block of all tokens lies in few
+// sets of 32 KB of L1. The copy must be used by enough outputs. Zen 3, 64 tokens: b = 16, 10 % 7 % faster; b = 32, 2 %
+// 17 to 20 % slower.
+//
+// AVX-512 always copies for blocks of one vector, whose addresses are then constants, and for large rows in dgrad: 16
+// KB a row, 512 tokens, Xeon 13.3 ms -> 12.6.
 bool packs_tokens(const Sizes& s) {
   const CpuProblem& p = s.p;
   if (s.vector_bytes == 64) {
@@ -96,8 +94,8 @@ bool packs_tokens(const Sizes& s) {
   return s.weights > kFewestOutputs * p.inputs && (p.block < 32 || p.n > kFewTokensOfLarge);
 }
 
-// One token is left to vectors along features even where a kernel sums by tiles. AMX: 4 tokens, b = 32, 10 % 24 us, as
-// a tile of 16 8 us.
+// One token is left to vectors along features even if the kernel sums by tiles. From two tokens on AMX is faster as a
+// tile of 16: 4 tokens, b = 32, 10 % 24 us -> 8.
 ProductForm form_of(const Sizes& s, const Cpu& cpu) {
   const CpuProblem& p = s.p;
   if (p.n <= kUnpackedTokens && p.x_feature == 1 && (p.n == 1 || !p.kernel.by_token)) return ProductForm::few_tokens;
@@ -115,25 +113,23 @@ bool packs(const Sizes& s, ProductForm form) {
   return true;
 }
 
-// Of blocks of 8, dgrad asks for the next one just before it is used: what came 16 KB before has left L1 again. Zen 5,
-// 10 %: 5 % faster. Xeon (Emerald Rapids): features-first 10, 50 % 99 us to 86, 515 to 459 without, features-last 122
-// to 110, from memory 4 to 8 %.
+// Whether dgrad asks for a block of 8 once more just before its use. What came 16 KB before has left L1: Zen 5, 10 % 5
+// % faster. Not on Intel's CPUs: Xeon (Emerald Rapids), features-first, 10 % 86 us -> 99.
 bool asks_again(const CpuProblem& p, ProductForm form, const Cpu& cpu) {
-  const bool copied = p.dtype != DType::f32 || p.gated;  // W, with its scale
+  const bool copied = p.dtype != DType::f32 || p.gated;  // W, with its gate
   return form == ProductForm::tokens_as_vectors && p.by_in && p.block == 8 && !copied && !cpu.intel;
 }
 
-// One token: the hardware follows W of large blocks. Xeon (Emerald Rapids), 1024 x 1024, 10 %, not asked for: fprop b =
-// 16, 32, 64 9.5 us to 6.4, 7.8 to 5.5, 7.8 to 5.3, dgrad b = 32 5.4 to 4.6 in cache; from memory 27 to 35, 29 to 30,
-// 29 to 30, 28 to 28: blocks of 16 are not worth it.
+// One token: the hardware prefetches large blocks of W by itself. Xeon (Emerald Rapids), 1024 x 1024, 10 %, fprop, b =
+// 32, in cache, without asking: 7.8 us -> 5.5. Blocks of 16 are still asked for: from memory they would take 35 us
+// instead of 27.
 bool leaves_large_unasked(const Sizes& s, ProductForm form, const Cpu& cpu) {
   return form == ProductForm::few_tokens && s.p.n == 1 && s.p.block >= 32 && cpu.intel && s.vector_bytes == 64;
 }
 
-// dgrad by AMX copies a chunk of W once for a group. Xeon with AMX, bf16, 512 tokens, fprop and dgrad, of 64 and 128
-// tokens: 4096 x 4096, b = 32, 10 % 3.09 ms and 3.97 to 2.62 and 2.90; 1024 x 1024, b = 64, 50 % 588 us and 822 to 512
-// and 656, 10 % 216 and 243 to 197 and 216; b = 32, 50 % 743 to 682, but 10 %, three blocks a row, 217 and 232 to 236
-// and 279. 256 tokens are no better.
+// dgrad by AMX copies a chunk of W once for a group of tokens, so larger groups copy less. Xeon with AMX, bf16, 512
+// tokens: 64 -> 128 tokens takes dgrad of 4096 x 4096, b = 32, 10 % from 3.97 ms to 2.90. Short lists lose: b = 32 with
+// three blocks a row 232 us -> 279.
 int64_t group_of_tiles(const Sizes& s, int64_t round) {
   constexpr int64_t kLarge = 128, kUsual = 64, kLongList = 192;  // inputs that an output has
   const bool pays = s.p.block >= 64 || (s.p.block == 32 && s.weights >= kLongList * s.p.outputs);
@@ -150,12 +146,12 @@ int64_t group_of(const Sizes& s, const CpuPlan& plan) {
   return s.usual_group;
 }
 
-// How many tokens a thread does by itself at a time; 0: threads share the pieces of a group. Those that do read x that
-// others packed and write lines of y that others wrote in the call before, all of it through the last-level cache. Zen
-// 5, 2 threads, 1024 x 1024, 10 %, from memory: 64 tokens, b = 8 74 us to 67, b = 32 69 to 55; 512 tokens, b = 8 519 to
-// 486, b = 32 433 to 424. Half a group is a loss where x is read in place: hot 40 us to 48.
+// The number of tokens that a thread does by itself at a time. 0: threads share the pieces of a group; they then read x
+// that others packed and write lines of y that others wrote in the call before, all through the last-level cache. Zen
+// 5, 2 threads, 64 tokens, b = 32, 10 %, from memory: shared 69 us, by group 55. Half a group loses where x is read in
+// place: 40 us -> 48.
 int64_t group_of_thread(const Sizes& s, const CpuPlan& plan, int64_t usual, int64_t tokens) {
-  constexpr int64_t kInOneCache = 1 << 20;  // weights that every thread may as well read
+  constexpr int64_t kInOneCache = 1 << 20;  // bytes of weights that every thread may as well read
   const bool halves = plan.form == ProductForm::tokens_as_vectors && plan.packed;
   const int64_t smallest = plan.form == ProductForm::tiles ? s.usual_group : halves ? usual / 2 : usual;
   for (int64_t group = usual; group >= smallest; group /= 2) {
@@ -175,7 +171,7 @@ RoundPlan plan_round(const Sizes& s, const CpuPlan& plan, int64_t usual, int64_t
   return round;
 }
 
-// Tokens for whose sums there is room, in rounds like those of packed x.
+// The number of tokens whose waiting sums have room, in rounds like those of packed x.
 int64_t staged_tokens(const Sizes& s) {
   const int64_t token_bytes = round_up(s.p.outputs, kStagedOutputs) * s.sum_bytes;
   return std::max(s.usual_group, round_tokens(s.p.n, token_bytes, s.usual_group));
@@ -185,9 +181,9 @@ size_t panel_bytes(const Sizes& s, int64_t tokens) {
   return static_cast<size_t>(tokens * round_up(s.p.inputs, s.p.block) * s.sum_bytes);
 }
 
-// Sets how many bytes its parts of a workspace have.
+// Sets the sizes in bytes of the workspace's parts.
 void measure(const Sizes& s, CpuPlan& plan) {
-  const bool some = plan.packed || plan.form == ProductForm::tokens_as_vectors;  // else nothing is packed
+  const bool some = plan.packed || plan.form == ProductForm::tokens_as_vectors;  // otherwise nothing is packed
   plan.panel_bytes = some ? panel_bytes(s, plan.packed ? plan.round : std::min(plan.round, kMostLanes)) : 0;
   plan.partial_bytes = static_cast<size_t>(s.p.slots * plan.round * s.p.block * s.sum_bytes);
   plan.staged_bytes = static_cast<size_t>(plan.staged_tokens * round_up(s.p.outputs, kStagedOutputs) * s.sum_bytes);
@@ -238,7 +234,7 @@ CpuPlan plan_product(const CpuProblem& p, const Cpu& cpu) {
     plan.staged_tokens = staged_tokens(s);
   }
   const int64_t group = group_of(s, plan);
-  // One thread packs each group where the last one was, in its cache: 512 tokens 2 to 4 % faster on Zen 5.
+  // One thread packs each group where the last one was, in its cache: 512 tokens are 2 to 4 % faster on Zen 5.
   plan.panel_tokens = plan.threads > 1 ? plan.round : std::min(plan.round, std::max(s.usual_group, group));
   plan.whole = plan.last = plan_round(s, plan, group, std::min(p.n, plan.round));
   if (p.n > plan.round && p.n % plan.round != 0) plan.last = plan_round(s, plan, group, p.n % plan.round);

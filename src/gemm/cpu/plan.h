@@ -1,5 +1,5 @@
-// How a product on the CPU is done: a pure function of the problem and the CPU, so that it is tested for machines that
-// are not here. The driver does what the plan says.
+// How a product is done on the CPU: a pure function of the problem and the CPU, so it is tested for machines that are
+// not at hand. The driver does what the plan says.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace blocksparse::gemm {
 
-// Tokens that are packed at a time: as many as fit into the last-level cache, in whole groups, no more than there are.
+// The number of tokens to pack at a time: as many as fit into the last-level cache, in whole groups, at most n.
 int64_t round_tokens(int64_t n, int64_t bytes_per_token, int64_t group);
 
-// What a plan looks at of a kernel: see ProductKernel.
+// What a plan needs to know of a kernel: see ProductKernel.
 struct ProductTraits {
   int lanes = 1;
   bool by_token = false;
@@ -47,7 +47,7 @@ CpuProblem problem_of(const Product& p, const ProductTraits& kernel, int64_t slo
 
 enum class ProductForm : int8_t {
   few_tokens,         // few_tokens.h: vectors along features, x where it lies
-  tokens_as_vectors,  // product.h
+  tokens_as_vectors,  // product.h: tokens as vectors
   along_outputs,      // outputs.h: outputs as vectors, x and y where they lie
   tiles               // amx/
 };
@@ -55,20 +55,20 @@ enum class ProductForm : int8_t {
 // How threads share a round.
 struct RoundPlan {
   int64_t group = 0;      // tokens of a task
-  bool by_group = false;  // a thread does all pieces of a group, from packing to y; else threads share its pieces
-  int64_t staged = 0;     // tokens whose sums wait at a time, where they wait
+  bool by_group = false;  // a thread does all pieces of a group, from packing to y; otherwise threads share its pieces
+  int64_t staged = 0;     // tokens whose sums wait at a time, if they wait
 };
 
 struct CpuPlan {
   ProductForm form = ProductForm::tokens_as_vectors;
-  bool packed = false;         // x is copied to panels; else read where it lies, but for an incomplete vector of tokens
-  bool asks_again = false;     // for W of the next block of 8, just before it is used
+  bool packed = false;         // x is copied to panels; otherwise read in place, except an incomplete vector of tokens
+  bool asks_again = false;     // W of the next block of 8 is asked for just before its use
   bool large_unasked = false;  // one token: W of blocks of 32 and more is left to the hardware
   int32_t threads = 1;
   int64_t round = 0;                // tokens that are packed and then multiplied
-  RoundPlan whole = {}, last = {};  // the last one may have fewer tokens
-  int64_t panel_tokens = 0;         // that panels have room for
-  int64_t staged_tokens = 0;        // whose sums may wait for those of the other outputs; 0: none do
+  RoundPlan whole = {}, last = {};  // the last round may have fewer tokens
+  int64_t panel_tokens = 0;         // room of the panels
+  int64_t staged_tokens = 0;        // tokens whose sums may wait for those of the other outputs; 0: none
   size_t panel_bytes = 0, partial_bytes = 0, staged_bytes = 0;
 
   size_t workspace_bytes() const;
@@ -85,7 +85,7 @@ size_t cpu_workspace_bytes(const CpuProblem& p);
 struct CpuGradientProblem {
   DType dtype = DType::f32, dw_dtype = DType::f32;
   int32_t block = 32;
-  int64_t n = 0;  // of all pairs
+  int64_t n = 0;  // tokens of all pairs
   int64_t inputs = 0, outputs = 0, blocks = 0;
   int64_t pairs = 1;
   int64_t x_feature = 1, dy_feature = 1, dy_token = 0;  // strides of the first pair
@@ -96,18 +96,18 @@ CpuGradientProblem problem_of(const WeightGradient& g, int lanes, int32_t thread
 
 enum class GradientForm : int8_t {
   packed,
-  dy_in_place,  // x is packed, features-first dy read where it lies
-  in_place      // features-last x and dy are read where they lie
+  dy_in_place,  // x is packed, features-first dy is read in place
+  in_place      // features-last x and dy are read in place
 };
 
 struct CpuGradientPlan {
   GradientForm form = GradientForm::packed;
-  bool copies_dy = false;  // of each row of blocks, where it is read in place
+  bool copies_dy = false;  // of each row of blocks, if dy is read in place
   int32_t threads = 1;
-  int64_t round = 0;        // tokens that are packed, and summed, at a time
-  int64_t task_blocks = 0;  // of a task
+  int64_t round = 0;        // tokens that are packed and summed at a time
+  int64_t task_blocks = 0;  // blocks of a task
   size_t panel_bytes = 0;
-  size_t sums_bytes = 0;  // of all blocks, where dW is narrower and there is more than one round
+  size_t sums_bytes = 0;  // sums of all blocks, if dW is narrower and there is more than one round
 
   size_t workspace_bytes() const;
 };
@@ -117,7 +117,7 @@ std::string to_string(const CpuGradientPlan& plan);
 
 size_t cpu_workspace_bytes(const CpuGradientProblem& p);
 
-// The plan of a call on this CPU; "" where the reference does it.
+// The plan of a call on this CPU; "" if the reference does the call.
 std::string cpu_choice(const Product& p, Isa isa, int32_t threads);
 std::string cpu_choice(const WeightGradient& g, Isa isa, int32_t threads);
 

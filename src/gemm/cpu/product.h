@@ -1,16 +1,16 @@
 // y = f(x W^T + bias + residual) on the CPU, for any element type and instruction set: fprop, and dgrad as fprop on the
-// transposed layout.
+// transposed layout. Tokens are the vectors.
 //   x panels [vectors][inputs][lanes]     w [blocks, b, b]     sums [vectors][b][lanes], in registers and L1
-//   AVX2: x panels [tiles][inputs][vectors of a tile][lanes], and for plain f32 tiles are outside of strips.
-//   Panels of pairs hold two inputs in a lane, and inputs below are then pairs of them.
+//   AVX2: x panels [tiles][inputs][vectors of a tile][lanes]. For f32 in place, the loop over tiles is outside of
+//   strips. With pairs a lane holds two inputs, and "inputs" below counts pairs.
 // Who does what
 //   pack      one vector of tokens of x, transposed if need be, widened to the type of sums
 //   multiply  one piece (an output block and its list of blocks) for a group of tokens
 //               for each chunk of the list (its rows of x stay in L1 or L2)
-//                 for each strip of tile.outputs rows of W:      but for plain f32: the strip is copied, widened
+//                 for each strip of tile.outputs rows of W:      in place, or a widened copy: see copies() in weights.h
 //                   for each tile of tile.vectors of tokens:     sums stay in registers over the chunk
-//             then finish: bias, residual, activation, store. Where nothing of that is left to be done, and for sums of
-//             a slice of a split row, the last chunk's sums go from the registers to where they belong
+//             then finish: bias, residual, activation, store. Without an epilogue, and for a slice of a split row, the
+//             last chunk's sums go from the registers to their destination
 //   combine   adds the sums of slices in their fixed order, then finishes
 #pragma once
 
@@ -26,14 +26,14 @@
 namespace blocksparse::gemm {
 namespace {
 
-// Whether a tile of vectors goes through all strips of a chunk before the next one: with 32 KB of L1, that the chunk's
-// x for this tile stays there.
+// Whether a tile of vectors goes through all strips of a chunk before the next tile. With 32 KB of L1 this keeps the
+// chunk's x for the tile in L1.
 template <class C>
 constexpr bool kStripsInside = kVectorBytes == 32 && C::dtype == DType::f32;
 
-// Some vectors of a group. Only their first tile asks for W that is used later. Blocks of 8 are used by two strips
-// each, so that x comes from L2 most of the time: with AVX2 the first of them asks for it a block ahead. Zen 3, 1024 x
-// 1024, 64 tokens, 10 %: 260 us to 251, 4096 x 4096 4350 to 3950; b = 16 even, b = 32 4 % slower.
+// Some vectors of a group. Only the first tile asks for later W. A block of 8 serves two strips only, so x comes from
+// L2 most of the time: with AVX2 the first strip asks for x a block ahead. Zen 3, 1024 x 1024, 64 tokens, 10 %: b = 8
+// 260 us -> 251. b = 16 is even, b = 32 4 % slower.
 template <class C, int O, int V, class WView>
 void multiply_some(const Entries& entries, const WView& w, const XView<typename C::P>& x, int v,
                    const SumsAt<const typename C::S>& from, const SumsAt<typename C::S>& to) {
@@ -52,7 +52,7 @@ void multiply_some(const Entries& entries, const WView& w, const XView<typename 
   multiply_tile<S, P, C::lanes, O, V, false>(entries, w, xv, fv, tv);
 }
 
-// body.operator()<V>(v) for all vectors of a group, tile by tile.
+// Calls body.operator()<V>(v) for all vectors of a group, tile by tile.
 template <class C, class Body>
 BS_INLINE void each_tile(int vectors, Body body) {
   for (int v = 0; v < vectors;) {
@@ -88,7 +88,7 @@ void multiply_strips_inside(const ProductArgs& a, const Entries& entries, WView 
   });
 }
 
-// body(view of W where it lies) for one strip.
+// Calls body(view) for one strip of W in place.
 template <class C, class Body>
 BS_INLINE void in_place(const ProductArgs& a, int strip, Body body) {
   using P = typename C::P;
@@ -110,7 +110,7 @@ BS_INLINE void in_place(const ProductArgs& a, int strip, Body body) {
   }
 }
 
-// All strips of a chunk: to [b, vectors] = from + W x. ahead: null, if W has been asked for.
+// All strips of a chunk: to [b, vectors] = from + W x. ahead: null if W has been asked for.
 template <class C>
 void multiply_chunk(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, const XView<typename C::P>& x,
                     int vectors, SumsAt<const typename C::S> from, SumsAt<typename C::S> to) {
@@ -161,9 +161,9 @@ void add_scaled(S* sums, const S* part, int64_t count, S scale, bool first) {
   }
 }
 
-// sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first, last) does a chunk: after
-// the last one, nobody reads sums. Gates scale W where it is copied in the type of sums; to scale pairs would round
-// them, so their sums are scaled instead.
+// Sums [vectors][b][lanes] of a group, or [vectors][lanes][b]. multiply(chunk, sums, first, last) does one chunk; after
+// the last chunk the sums are not read again. Gates scale W where it is copied in the type of sums. Scaled pairs would
+// be rounded, so their sums are scaled instead.
 template <class C, class Multiply>
 void sum_chunks(const ProductArgs& a, const Piece& piece, int vectors, typename C::S* sums, Multiply multiply) {
   using S = typename C::S;
@@ -199,7 +199,7 @@ typename C::S* staged_of(const ProductArgs& a, int64_t vector, int64_t output) {
   return static_cast<typename C::S*>(a.staged) + at * C::lanes;
 }
 
-// Sums [b][lanes] of a whole list.
+// Takes the sums [b][lanes] of a whole list.
 template <class C>
 void put_sums(const ProductArgs& a, int64_t to, int64_t vector, const typename C::S* sums) {
   if (a.staged == nullptr) return finish<C>(a, to, vector, sums);
@@ -216,7 +216,7 @@ void finish_staged(const ProductArgs& a, int64_t vector, int64_t first_output, i
   }
 }
 
-// Sums of a group to where they belong.
+// Brings the sums of a group to their destination.
 template <class C>
 void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors, const typename C::S* sums) {
   using S = typename C::S;
@@ -231,7 +231,7 @@ void deliver(const ProductArgs& a, const Piece& piece, int64_t vector, int vecto
   }
 }
 
-// Where sums [b, vectors] may go from the registers, if nothing is left to be done with them.
+// Where sums [b, vectors] may go straight from the registers: there is nothing left to do with them.
 template <class C>
 SumsAt<typename C::S> destination(const ProductArgs& a, const Piece& piece, int64_t vector, int vectors) {
   constexpr int L = C::lanes;

@@ -1,4 +1,4 @@
-// The first step of product.h: one vector of tokens of x as a panel.
+// The first step of product.h: packs one vector of tokens of x into a panel.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -8,24 +8,24 @@
 namespace blocksparse::gemm {
 namespace {
 
-// Where a vector of packed x begins, and how far its inputs are apart.
+// Where a vector of packed x begins, and the distance between its inputs.
 struct PanelPlace {
   int64_t at, input;
 };
 
-// How many of `left` vectors of a group make its next tile: never a single one next to a full tile, which would leave
-// the FMA units idle between dependent sums.
+// The number of `left` vectors of a group that make its next tile. A single vector next to a full tile would leave the
+// FMA units idle between dependent sums, so four vectors are two tiles of two.
 template <class C>
 constexpr BS_INLINE int vectors_of_tile(int64_t left) {
   if (C::tile.vectors >= 3 && left >= 3 && left != 4) return 3;
   return left >= 2 ? 2 : 1;
 }
 
-// Whether vectors of a tile lie side by side, input by input, so that a tile reads one stream.
+// Whether the vectors of a tile lie side by side, input by input: a tile then reads one stream.
 template <class C>
 constexpr bool kSideBySide = kVectorBytes == 32 && kTogether<typename C::P> == 1;
 
-// The packed vectors that are multiplied together with one of them.
+// The packed vectors that are multiplied together.
 struct PackedGroup {
   int64_t first, last;
 };
@@ -47,7 +47,7 @@ PanelPlace panel_place(const ProductArgs& a, const PackedGroup& group, int64_t p
   return {(tile - group.first + group.first % a.panel_vectors) * inputs * L + (packed - tile) * L, vectors * L};
 }
 
-// Pairs of features. What remains after whole squares is packed one by one.
+// Packs pairs of features. The rest beside whole squares is packed one by one.
 template <class C>
 void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
   constexpr int L = C::lanes;
@@ -78,7 +78,7 @@ void pack_pairs(const ProductArgs& a, int64_t vector, int64_t first_feature, int
   }
 }
 
-// Features, widened to the type of sums. Vectors that are read in place have no panel.
+// Packs features, widened to the type of sums. Vectors that are read in place have no panel.
 template <class C>
 void pack(const ProductArgs& a, int64_t vector, int64_t first_feature, int64_t last_feature) {
   using S = typename C::S;

@@ -8,7 +8,7 @@
 namespace blocksparse::gemm {
 namespace {
 
-// x of some vectors: [inputs][lanes] each, rows feature[v] apart; vector v begins at data + at[v].
+// x of some vectors, [inputs][lanes] each: vector v begins at data + at[v], its rows are feature[v] apart.
 template <class P>
 struct XView {
   const P* data;
@@ -20,10 +20,10 @@ struct Entry {
   int64_t x;          // the first row
   int64_t weight;     // which block of W
   int64_t depth;      // rows
-  const char* later;  // a block of W that is used some time after this one
+  const char* later;  // a block of W that is used later
 };
 
-// Sums are at data + output * o + vector * v, lanes side by side.
+// The sums of output o and vector v are at data + output * o + vector * v, lanes side by side.
 template <class S>
 struct SumsAt {
   S* data = nullptr;
@@ -33,19 +33,19 @@ struct SumsAt {
 struct Entries {
   const Entry* data;
   int count;
-  bool ask;      // for W that is used later ...
-  int64_t part;  // of which this is the strip's part, in bytes from the beginning of the block
+  bool ask;      // whether to ask for W that is used later
+  int64_t part;  // the strip's part of a block, in bytes from its beginning
 };
 
 // The inner loop: to [O, V vectors] = from + W strip [O, inputs of the entries] x [inputs of the entries, V vectors].
 // Not inlined: bf16, f16 and f32 share one copy, which halves the time to compile.
-//   from  null data: 0
-//   kAsk  AVX-512: for W that is used later, some at a time: no burst holds up the products; AVX2: for x of the next
-//         entry, packed side by side
+//   from  without data: 0
+//   kAsk  AVX-512: asks for later W, some lines at a time, so that no burst holds up the products. AVX2: asks for x of
+//         the next entry, packed side by side
 template <class S, class P, int L, int O, int V, bool kAsk, class WView>
 __attribute__((noinline)) void multiply_tile(const Entries& entries, const WView& w, const XView<P>& x,
                                              const SumsAt<const S>& from, const SumsAt<S>& to) {
-  const SumsAt<const S> before = from;  // copies: a store to sums could change what is behind a reference
+  const SumsAt<const S> before = from;  // copies: a store to sums could change what a reference refers to
   const SumsAt<S> after = to;
   const int64_t feature = *x.feature, input = w.input();
   int64_t at[V];

@@ -1,12 +1,12 @@
-// Convolutions: the product's other loop, in which outputs are the vector dimension and pixels are broadcast.
-//   x panels [in blocks][round][b], blocks of kTapInputs if they are larger: grids of positions with zeros around the
-//   images, so that no tap leaves them; a tap is x some positions further
+// Convolutions: the second loop for products. Outputs are the vector dimension, pixels are broadcast.
+//   x panels [in blocks][round][b], with blocks of at most kTapInputs inputs: grids of positions with zeros around the
+//   images, so that no tap leaves a grid. A tap reads x some positions further
 //   W as strips [blocks][strips][taps][b inputs][strip of outputs], copied once a call
 //   sums [pixels][strip]
-// Then x is packed without a transpose, y is stored as it comes, no lane is spent on what is no pixel, and what the
-// loop reads lies side by side: lines of x for whole blocks, W in the order of use. Who does what
+// x is packed without a transpose, y is stored without one, and no lane holds anything but a pixel. The loop reads
+// whole lines of x and W in the order of use. Who does what
 //   pack_tap_weights  some blocks of W, widened and gated
-//   multiply_taps     rows of blocks for some pixels: for each group of them, for each row, for each strip:
+//   multiply_taps     rows of blocks for some pixels: for each group of pixels, for each row, for each strip:
 //                       for each kTapDepth inputs of all blocks and taps: W stays in L1
 //                         for each tile of pixels: sums in registers
 //                       then finish by runs of pixels
@@ -19,11 +19,11 @@ namespace blocksparse::gemm {
 namespace {
 
 constexpr int kTapDepth = 288;                             // inputs of a chunk
-constexpr int kTapPixels = kVectorBytes == 64 ? 112 : 96;  // of a group: whole tiles of any width, whole rows
+constexpr int kTapPixels = kVectorBytes == 64 ? 112 : 96;  // pixels of a group: whole tiles of any width, whole rows
 constexpr int kMostTapTile = 8;
 constexpr int kTapPlaces = kTapPixels + kMostTapTile;  // the last tile may begin anywhere
 
-// Calls body.operator()<L, V>(): a strip is V vectors of L outputs, one where a block has no more.
+// Calls body.operator()<L, V>(): a strip is V vectors of L outputs, one vector for small blocks.
 template <class C, class Body>
 auto with_strip(int block, Body body) {
   constexpr int L = C::lanes;
@@ -34,19 +34,20 @@ auto with_strip(int block, Body body) {
   return body.template operator()<L, 1>();
 }
 
-// Pixels of a tile: as many sums as the product's tile, but no more addresses than there are registers.
+// Pixels of a tile: as many sums as the product's tile has, but no more addresses than registers.
 template <class C, int V>
 constexpr int kTapTile = least(C::tile.outputs * C::tile.vectors / V, kMostTapTile);
 
-// Whether three taps side by side are done together, where one vector of outputs for 8 pixels would need 9 loads for 8
-// products. Zen 5, 28x28, of peak: b = 16, 3x3, 25 % 61 % to 69, 50 % 64 to 75, 5x5 67 to 74; b = 8 30 to 37. With the
-// zeros between rows computed, so that more tiles are of neighbours, 67 and 72: not kept. Zen 3, b = 8, 25 % 52 to 74.
+// Whether three neighbouring taps are done together. One vector of outputs needs 9 loads for 8 products otherwise. Zen
+// 5, 28 x 28, 3 x 3, b = 16, 50 %: 64 % of peak -> 75. Zen 3, b = 8, 25 %: 52 % -> 74.
+//
+// Computing the zeros between rows as well, for more tiles of neighbours, was slower on Zen 5 (72 %) and was not kept.
 template <int V>
 constexpr bool kThreeTaps = kVectorBytes >= 32 && V == 1;
-// Pixels of a tile where one has so many neighbours: one address for all, and as many sums as there are registers; 0:
-// too few. Whole rows where that is possible. Zen 3, three taps, b = 8: 10 and 9 are 4 to 8 % slower than 12. Xeon,
-// AVX-512, 3x3, of peak, b = 16 with 12, b = 32 and 64 with tiles of 8 anywhere, and so: b = 16, 28x28 71 % and 76,
-// 14x14 69 and 76, 56x56 65 and 71, 32x32 68 and 72; b = 32, 28x28 76 and 78, 14x14 80 and 84; b = 64, 28x28 77 and 82.
+// The number of pixels of a tile whose pixels are neighbours, given how many there are; 0: too few. One address serves
+// all of them, and sums fill the registers. A tile is a whole row where possible. Xeon, AVX-512, 28 x 28, 3 x 3, b =
+// 16: 71 % of peak with 12 pixels, 76 % with whole rows. Zen 3, three taps, b = 8: 9 and 10 pixels are 4 to 8 % slower
+// than 12.
 template <int V>
 constexpr int row_tile(int neighbours) {
   if (kVectorBytes < 64) return kThreeTaps<V> && neighbours >= 12 ? 12 : 0;
@@ -57,17 +58,17 @@ constexpr int row_tile(int neighbours) {
   return neighbours > 14 ? 14 : neighbours > 12 ? 12 : 0;
 }
 
-// Some inputs of one block at one tap, or at three, each reading x one position further.
+// Some inputs of one block at one tap, or at three taps that each read x one position further.
 template <class S>
 struct TapEntry {
-  int64_t x;   // offset of the first one
+  int64_t x;   // offset of the first input
   const S* w;  // [inputs][strip]
   int64_t depth;
-  const int64_t* at;  // where it finds each pixel of the group
-  int64_t next_w;     // from one tap to the next; 0: there is only one
+  const int64_t* at;  // offset of each pixel of the group
+  int64_t next_w;     // distance in w from one tap to the next; 0: a single tap
 };
 
-// sum[p] += x(p, k) W(k) for tap after tap of an entry, one input. Pixel p is at xb + from[p], and W at wb.
+// Adds one input of an entry, tap after tap: sum[p] += x(p, k) W(k). Pixel p is at xb + from[p], W at wb.
 template <class S, int L, int V, int P>
 BS_INLINE void add_taps(Vec<S, L> (&sum)[P][V], const S* xb, const int64_t* from, const S* wb, int taps, int64_t next_w,
                         int64_t next_x) {
@@ -84,7 +85,7 @@ BS_INLINE void add_taps(Vec<S, L> (&sum)[P][V], const S* xb, const int64_t* from
   }
 }
 
-// The same in the same order for three taps and pixels that are neighbours: each element of x is loaded once.
+// add_taps for three taps and neighbouring pixels, in the order of add_taps. Each element of x is loaded once.
 template <class S, int L, int P>
 BS_INLINE void add_three_taps(Vec<S, L> (&sum)[P][1], const S* xb, const S* wb, int64_t next_w) {
   Vec<S, L> wv[3];
@@ -101,7 +102,7 @@ BS_INLINE void add_three_taps(Vec<S, L> (&sum)[P][1], const S* xb, const S* wb, 
 }
 
 // The inner loop: sums [P][V vectors] (+)= x [P pixels from `pixel` on, inputs of the entries] W [inputs, strip].
-// kRow: the pixels are neighbours in the panel, whose rows are a strip wide.
+//   kRow  the pixels are neighbours in a panel whose rows are a strip wide
 template <class S, int L, int V, int P, bool kRow>
 __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, const S* x, int64_t pixel, S* sums,
                                         bool first) {
@@ -155,14 +156,13 @@ __attribute__((noinline)) void tap_tile(const TapEntry<S>* entries, int count, c
 // Some pixels, whose images and places have been looked up.
 struct TapGroup {
   int64_t count;
-  int64_t at[kTapPlaces];      // offset in a panel, of whole tiles; with sources, position of the image
-  int neighbours[kTapPixels];  // in the panel, from each pixel on
+  int64_t at[kTapPlaces];      // offset in a panel, for whole tiles; with `sources`, position of the image
+  int neighbours[kTapPixels];  // number of neighbours in the panel, from each pixel on
   int64_t place[kTapPixels];
-  int64_t pixel[kTapPixels];  // of y, in elements from the first image
+  int64_t pixel[kTapPixels];  // offset in y, in elements from the first image
 };
 
-// All pixels of a group, whole tiles of them; in_grid: all entries find them at the same places, of which some are
-// neighbours.
+// All pixels of a group, in whole tiles. in_grid: all entries find the pixels at group.at, where some are neighbours.
 template <class S, int L, int V, int P>
 void tap_tiles(const TapEntry<S>* entries, int count, const S* x, const TapGroup& group, bool in_grid, S* sums,
                bool first) {
@@ -206,7 +206,7 @@ void pack_tap_weights(const TapArgs& t, int64_t first_block, int64_t last_block)
   });
 }
 
-// Where one tap finds the pixels. Whether it finds any.
+// Looks up where one tap finds the pixels. Returns whether it finds any.
 inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_t width, int64_t* at) {
   const int64_t* source = t.sources + tap * t.places;
   bool any = false;
@@ -219,7 +219,7 @@ inline bool look_up(const TapArgs& t, int64_t tap, const TapGroup& group, int64_
   return any;
 }
 
-// 1 or -1 where this tap and the next two read places side by side and lie side by side in W, otherwise 0.
+// 1 or -1 if this tap and the next two read neighbouring positions and are evenly spaced in W, otherwise 0.
 inline int64_t step_of_three(const TapArgs& t, int64_t tap) {
   if (t.sources != nullptr || tap + 3 > t.tap_count) return 0;
   const Tap* at = t.tap + tap;
@@ -228,7 +228,7 @@ inline int64_t step_of_three(const TapArgs& t, int64_t tap) {
   return even && (step == 1 || step == -1) ? step : 0;
 }
 
-// Sums of one strip of a group. Where W has not been copied, each chunk's is.
+// Sums of one strip of a group. If W has not been copied for the call, each chunk is copied here.
 template <class C, int L, int V>
 void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, typename C::S* sums) {
   using S = typename C::S;
@@ -256,7 +256,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
     const int64_t weight = ref.weight * t.taps, begin = ref.from * t.round * a.block;
     for (int64_t k = 0; k < inputs; k += kTapInputs) {
       const int64_t some = least<int64_t>(kTapInputs, inputs - k);
-      const int64_t rows = round_up(some, kSmallestBlock);  // that are copied
+      const int64_t rows = round_up(some, kSmallestBlock);  // rows of W that are copied
       for (int64_t tap = 0, together = 1; tap < t.tap_count; tap += together) {
         const Tap& at = t.tap[tap];
         const int64_t step = kThreeTaps<V> ? step_of_three(t, tap) : 0;
@@ -279,7 +279,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
                              copies + (depth + i * rows) * O);
           }
         }
-        const int64_t lowest = step < 0 ? 2 : 0;  // where x is read first
+        const int64_t lowest = step < 0 ? 2 : 0;  // the tap of the three that reads x first
         entries[count++] = {begin + k * t.round + t.tap[tap + lowest].shift * width, w + lowest * next_w, some, pixels,
                             step * next_w};
         depth += together * rows;
@@ -289,7 +289,7 @@ void sum_strip(const TapArgs& t, int64_t row, int strip, const TapGroup& group, 
   if (count > 0 || first) multiply_them();
 }
 
-// Rows of sums to outputs that are anywhere.
+// Writes rows of sums to outputs that may be anywhere in y.
 template <class C>
 void scatter_rows(const TapArgs& t, const ProductArgs& a, int64_t to, const TapGroup& group,
                   const typename C::S* rows) {
@@ -303,8 +303,8 @@ void scatter_rows(const TapArgs& t, const ProductArgs& a, int64_t to, const TapG
   }
 }
 
-// Rows [pixels][strip] of sums, `a` taking a strip for a block, by runs of neighbours. Up to a vector of rows behind
-// them is read.
+// Finishes rows [pixels][strip] of sums by runs of neighbouring pixels; `a` treats a strip as a block. Reads up to a
+// vector of rows beyond the last pixel.
 template <class C, int O>
 void finish_strip(const TapArgs& t, const ProductArgs& a, int64_t to, const TapGroup& group,
                   const typename C::S* sums) {
@@ -330,7 +330,8 @@ void finish_strip(const TapArgs& t, const ProductArgs& a, int64_t to, const TapG
   }
 }
 
-// Where some pixels are; neighbours are tiles of rows as wide as a strip, as panels of larger blocks may not be.
+// Looks up where some pixels are. Pixels count as neighbours if they are `strip` apart, which is so where a panel's
+// rows are as wide as a strip.
 inline TapGroup look_up_pixels(const TapArgs& t, Range pixels, int64_t strip) {
   const int64_t width = least<int64_t>(t.product.block, kTapInputs);
   TapGroup group;

@@ -1,4 +1,4 @@
-// How product.h reads a strip of rows of W: where it lies, or from a copy.
+// How product.h reads a strip of rows of W: in place, or from a copy.
 #pragma once
 
 #include "gemm/cpu/finish.h"
@@ -6,9 +6,10 @@
 namespace blocksparse::gemm {
 namespace {
 
-// W(o, k) of a strip is block()[o * kOutput + k * input()]. kDepth: inputs of every block, 0 where that is not known; a
-// loop of known length makes b = 8 3 to 5 % faster. In place, rows of the block being outputs (fprop): the block size
-// is a constant, so that all rows are reached from one pointer ...
+// A view of a strip of W: W(o, k) is block()[o * kOutput + k * input()]. kDepth is the number of inputs of every block,
+// 0 if unknown: loops of known length make b = 8 3 to 5 % faster.
+//
+// In place with rows as outputs (fprop). The block size is a constant, so all rows are reached from one pointer.
 template <class P, int B, bool kWhole = false>
 struct RowsOfW {
   const P* values;
@@ -18,8 +19,8 @@ struct RowsOfW {
   BS_INLINE const P* block(int64_t weight, int) const { return values + (weight * B + strip) * kOutput; }
   BS_INLINE int64_t input() const { return 1; }
 };
-// ... or columns (dgrad); blocks of 8 lie anywhere, a few lines each, which may be asked for once more: not a question
-// of the loop, which takes 12 % longer with it (Xeon) ...
+// In place with columns as outputs (dgrad). Blocks of 8 lie anywhere, a few lines each, and kAgain asks for them once
+// more. It is a type of its own: a test in the loop takes 12 % (Xeon).
 template <class S, int B, bool kAgain = false>
 struct ColumnsOfW {
   const S* values;
@@ -30,7 +31,7 @@ struct ColumnsOfW {
   BS_INLINE const S* block(int64_t weight, int) const { return values + weight * input() * input() + strip; }
   BS_INLINE int64_t input() const { return B > 0 ? B : block_size; }
 };
-// ... or as a widened, gated copy of the chunk's blocks, of some strips.
+// A widened, gated copy of some strips of the chunk's blocks.
 template <class P>
 struct CopyOfW {
   const P* strips;  // [chunk][b][width]
@@ -41,8 +42,8 @@ struct CopyOfW {
   BS_INLINE int64_t input() const { return width; }
 };
 
-// copy[k - first][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip and inputs [first, last), whole
-// squares of them.
+// copy[k - first][o] = gate * W(strip + o, k), widened, for Q of the O rows of a strip and inputs [first, last), in
+// whole squares.
 template <class C, int O, int Q>
 BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, Range inputs,
                          typename C::S* copy) {
@@ -64,7 +65,7 @@ BS_INLINE void copy_rows(const ProductArgs& a, int64_t weight, typename C::S gat
   }
 }
 
-// copy[k / 2][o] = (W(strip + o, k), W(strip + o, k + 1)), what lies beyond the matrix as 0. Gates wait for the sums.
+// copy[k / 2][o] = (W(strip + o, k), W(strip + o, k + 1)), 0 beyond the matrix. Gates scale the sums instead.
 template <int O>
 BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, BFloat16Pair* copy) {
   const auto* w = static_cast<const BFloat16*>(a.w) + static_cast<int64_t>(ref.weight) * a.block * a.block;
@@ -83,7 +84,7 @@ BS_INLINE void copy_pairs(const ProductArgs& a, const BlockRef& ref, int strip, 
   }
 }
 
-// As many rows at a time as a vector holds: wider ones would be taken apart lane by lane.
+// Copies as many rows at a time as a vector holds: GCC would take wider vectors apart lane by lane.
 template <class C, int O>
 BS_INLINE void copy_gated(const ProductArgs& a, int64_t weight, typename C::S gate, int strip, Range inputs,
                           typename C::S* copy) {
@@ -92,8 +93,8 @@ BS_INLINE void copy_gated(const ProductArgs& a, int64_t weight, typename C::S ga
   for (int o = 0; o < O; o += Q) copy_rows<C, O, Q>(a, weight, gate, strip + o, inputs, copy + o);
 }
 
-// Outputs that are copied at a time: pairs a vector of them, which takes half as long as two strips of 8. Zen 5, dgrad,
-// b = 32, 10 and 50 %: 52 us to 50, 219 to 208.
+// The number of outputs to copy at a time. Pairs copy a whole vector of them, which takes half the time of two strips
+// of 8: Zen 5, dgrad, b = 32, 50 % 219 us -> 208.
 template <class C>
 int copied_outputs(const ProductArgs& a) {
   return kTogether<typename C::P> == 2 && a.block >= 2 * kSmallestBlock ? 2 * kSmallestBlock : C::tile.outputs;
@@ -111,7 +112,7 @@ BS_INLINE void copy_strips(const ProductArgs& a, const BlockRef& ref, int strip,
   }
 }
 
-// Whether W is read from copies: f64 is for gradient checks, not worth its own kernels.
+// Whether W is read from copies. f64 is: it serves gradient checks and is not worth kernels of its own.
 template <class C>
 bool copies(const ProductArgs& a) {
   if (kTogether<typename C::P> == 2) return a.by_in || a.inputs % 2 != 0;

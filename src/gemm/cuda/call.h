@@ -1,4 +1,4 @@
-// A call on its way to the CUDA kernels of a family, and what a family compiles for a type.
+// A call as a family of CUDA kernels receives it, and what a family compiles for a type.
 #pragma once
 
 #include "cuda/card.h"

@@ -1,4 +1,4 @@
-// Drives the CUDA kernels: finds the card, chooses a family, prepares once a device, launches.
+// Runs the CUDA kernels: finds the card, chooses a family, prepares it once a device, launches.
 #include <algorithm>
 #include <vector>
 
@@ -23,7 +23,7 @@ struct CompiledFamily {
 template <DType...>
 struct DTypes {};
 
-// Of every row of families.inc, one for each of its types.
+// One entry for each type of each row of families.inc.
 const std::vector<CompiledFamily>& compiled_families() {
   static const std::vector<CompiledFamily> all = [] {
     std::vector<CompiledFamily> list;
@@ -57,13 +57,13 @@ Status prepare_all(const cuda::Card& card) {
   return {};
 }
 
-// Of the current device, which is `device`, a card like that.
+// `device` must be the current device and `card` its card.
 Status prepare_once(Device device, const cuda::Card& card) {
   static cuda::OncePerDevice once;
   return once(device, [&] { return prepare_all(card); });
 }
 
-// launch_of(kernels, call) with the kernels of the family that does the problem.
+// Calls launch_of(kernels, call) with the kernels of the family that does the problem.
 template <class Launch>
 Status run(const CudaProblem& problem, Device device, Workspace workspace, Stream stream, Launch launch_of) {
   const auto card = cuda::card_of(device);
@@ -81,7 +81,7 @@ Status run(const CudaProblem& problem, Device device, Workspace workspace, Strea
           concat("[gemm] there is no CUDA kernel \"", (*family)->name, "\" for ", name_of(problem.dtype))};
 }
 
-// How many of a list's pairs a launch is given.
+// How many of a list's pairs one launch takes.
 Result<size_t> pairs_of_launch(const WeightGradient& g, Math math) {
   if (g.pairs.size() < 2) return size_t{1};
   const auto forced = forced_kernels();
@@ -90,7 +90,7 @@ Result<size_t> pairs_of_launch(const WeightGradient& g, Math math) {
   const auto known = cuda::card_of(g.layout.device);
   if (!known.ok()) return known.status();
   cuda::Card card = *known;
-  if (forced->any()) card.sm90a = false;  // another family gets lists as on a card without wgrad_wgmma
+  if (forced->any()) card.sm90a = false;  // other families then take lists as on a card without wgrad_wgmma
   return static_cast<size_t>(pairs_at_once(problem_of(g, math), g.dw_dtype, card));
 }
 
@@ -113,7 +113,7 @@ Status cuda_weight_gradient(const WeightGradient& g, Workspace workspace, Stream
   const auto at_once = pairs_of_launch(g, stream.math);
   if (!at_once.ok()) return at_once.status();
   WeightGradient part = g;
-  // More pairs than a launch takes are summed in several: a dW narrower than f32 is rounded between.
+  // More pairs than a launch takes are summed in several launches. A dW narrower than f32 is rounded between them.
   for (size_t first = 0; first == 0 || first < g.pairs.size(); first += *at_once) {
     part.pairs = g.pairs.subspan(first, std::min(*at_once, g.pairs.size() - first));
     part.accumulate = g.accumulate || first > 0;
@@ -129,7 +129,7 @@ size_t cuda_workspace_size(Pass pass, const LayoutView& layout, DType dtype, int
   return kernels_are_forced() ? most_cuda_workspace_bytes(problem) : cuda_workspace_bytes(problem);
 }
 
-// Of f32, products have other kernels to end.
+// f32 has no fused form: its products end in other kernels.
 bool cuda_fuses_glu(const LayoutView& layout, DType dtype, int64_t) {
   return size_of(dtype) == 2 && layout.block_size >= 16;
 }

@@ -62,10 +62,9 @@ size_t most_cuda_workspace_bytes(const CudaProblem& p) {
   return workspace_of(p, [](const Family&) { return true; });
 }
 
-// us of 8 pairs of 2048 tokens, 4096 x 4096, bf16, dW f32, H200, 2026-11-23, one by one (in one launch): b = 128, .25
-// 385 (191); b = 64, .1 283 (283); b = 32, .25, .1 759, 433 (589, 290); b = 16, .1 by wgrad_in_registers 771 (735). Of
-// 256 tokens, generic (in one launch of wgrad_wgmma): b = 64, .1 68 (36); b = 32, .1 58 (49); b = 16, .1 104 (117). By
-// wgrad_in_registers as it is since (2026-11-24) b = 16, .25 and .1 take 784 and 427 one by one; b = 8 likewise.
+// Whether a list of pairs is summed one by one, in one launch of wgrad_wgmma, or by generic. One launch pays for short
+// pairs and for large blocks: 8 pairs of 256 tokens, b = 64, 10 % 68 us -> 36. Long pairs of small blocks are faster
+// one by one: b = 16, 10 % 427 us instead of 735. NOTES.md beside this file has the table.
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card) {
   if (size_of(p.dtype) != 2 || p.pairs < 2) return generic::kMostTerms;
   constexpr int64_t kLong = 1024;

@@ -1,5 +1,5 @@
-// The families of CUDA kernels, which families.inc lists: which of them does a call, and what it needs. Pure functions
-// of sizes and card, so they are tested for cards that are not here, and in builds without CUDA.
+// The families of CUDA kernels that families.inc lists: which one does a call, and what it needs. All functions are
+// pure functions of sizes and card, so they are tested for cards that are not at hand, and in builds without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,20 @@
 namespace blocksparse::gemm {
 
 enum class Passes : int32_t { products, gradients, all };  // fprop and dgrad; wgrad; both
-enum class OldestCard : int32_t { sm_80, sm_90a };         // sm_90a: only code for all features of 9.0 will do
+enum class OldestCard : int32_t { sm_80, sm_90a };         // sm_90a: needs code for all features of 9.0
 
 struct Family {
-  std::string_view name;  // that of its folder
+  std::string_view name;  // the name of its folder
   Passes passes;
   OldestCard oldest;
-  // What it can do, where it runs.
+  // Whether it can do the problem, on a card that runs it.
   bool (*supports)(const CudaProblem& p);
-  // Calls of fewer tokens are not given to it, nor is workspace for it asked for.
+  // Calls with fewer tokens are not given to it, and no workspace is reserved for them.
   int64_t (*least_tokens)(const CudaProblem& p);
-  // Whether it is faster than the families below it, for what it supports. Its reasons stand there, and in NOTES.md.
+  // Whether it is faster than the families below it, for problems that it supports. The reasons stand beside each
+  // function and in NOTES.md.
   bool (*pays)(const CudaProblem& p, const cuda::Card& card);
-  // What it uses for p, or for fewer tokens that it supports; 0 where it supports neither.
+  // Workspace for p, or for fewer tokens that it supports; 0 if it supports neither.
   int64_t (*workspace_bytes)(const CudaProblem& p);
 
   bool does(Pass pass) const { return passes == Passes::all || (passes == Passes::gradients) == (pass == Pass::wgrad); }
@@ -40,13 +41,13 @@ const Family* find_family(std::string_view name);
 
 const Family& choose_family(const CudaProblem& p, const cuda::Card& card);
 
-// Enough for the families that may be chosen for so many tokens, and for less where no row is cut (wgrad: always); for
-// all of them, one of which may be forced.
+// The first is enough for the families that may be chosen for p.n tokens, and for fewer tokens if no row is cut (wgrad:
+// always). The second is enough for every family: one of them may be forced.
 size_t cuda_workspace_bytes(const CudaProblem& p);
 size_t most_cuda_workspace_bytes(const CudaProblem& p);
 
-// How many of p.pairs (x, dy), of p.n tokens together, a launch is best given. dW is rounded between launches unless it
-// is f32.
+// How many of p.pairs (x, dy), with p.n tokens together, one launch should take. Between launches dW is rounded unless
+// it is f32.
 int64_t pairs_at_once(const CudaProblem& p, DType dw_dtype, const cuda::Card& card);
 
 }  // namespace blocksparse::gemm

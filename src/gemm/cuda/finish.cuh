@@ -1,4 +1,4 @@
-// Activations as CUDA kernels see them, and what becomes of a sum.
+// Activations in device code, and the epilogue of a sum.
 #pragma once
 
 #include "cuda/number.h"
@@ -27,14 +27,14 @@ DeviceMatrix matrix_of(const Activations& a) {
   return {a.data, a.token_stride, a.feature_stride, aligned};
 }
 
-// Whether outputs of 16 bits can be stored two at a time.
+// Whether 16-bit outputs can be stored two at a time.
 template <class T>
 inline bool in_pairs(const Activations& y) {
   return !y.features_first() && y.features % 2 == 0 && reinterpret_cast<uintptr_t>(y.data) % (2 * sizeof(T)) == 0 &&
          (y.n == 1 || y.token_stride % 2 == 0);
 }
 
-// Whether sums are stored as they are.
+// Whether sums are stored without an epilogue.
 inline bool without_epilogue(const Product& p) {
   return p.bias == nullptr && p.residual.data == nullptr && p.activation == Activation::none && !p.glu;
 }
@@ -63,12 +63,12 @@ __device__ inline double activated(Activation activation, double z) {
   return z;
 }
 
-// Whether an output is one of the gate, and which feature of y it is for.
+// Whether an output belongs to the gate, and the feature of y that it contributes to.
 __device__ inline bool is_gate(int64_t output) { return output % (2 * kInterleaved) < kInterleaved; }
 __device__ inline int64_t feature_of(int64_t output) {
   return output / (2 * kInterleaved) * kInterleaved + output % kInterleaved;
 }
-// The other way, within a tile.
+// The inverse, within a tile: the column of a feature's gate.
 __device__ inline int gate_column(int feature) {
   constexpr int kGroup = static_cast<int>(kInterleaved);
   return feature / kGroup * 2 * kGroup + feature % kGroup;
@@ -78,7 +78,7 @@ struct Finish {
   DeviceMatrix y, residual;
   const void* bias;
   Activation activation;
-  int64_t hidden = 0;  // features of y, where the sums are gate and up of a gated linear unit; else 0
+  int64_t hidden = 0;  // features of y, if the sums are gate and up of a gated linear unit; otherwise 0
 
   template <class T>
   __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
@@ -104,7 +104,7 @@ struct Finish {
     *at<T>(token, output) = value<T>(token, output, sum);
   }
 
-  // f(gate) * up of the sums of two outputs, the first of them that of the gate.
+  // f(gate) * up for the sums of two outputs; `output` is that of the gate.
   template <class T>
   __device__ SumOf<T> glu(int64_t output, SumOf<T> gate, SumOf<T> up) const {
     if (bias != nullptr) {

@@ -10,7 +10,7 @@ namespace blocksparse::gemm {
 
 namespace {
 
-// Names of before 2026-11-25, which files of results hold.
+// Names from before 2026-11-25, which files of results contain.
 struct OldName {
   std::string_view name, names;
 };

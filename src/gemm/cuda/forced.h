@@ -1,6 +1,6 @@
-// The kernels that this process is held to, for tests and measurements: set_cuda_kernel(), or BLOCKSPARSE_CUDA_KERNEL
-// in the environment. One name or several, separated by commas: a call is done by the first family of
-// families.inc that is named and can.
+// The kernels that the user has forced, for tests and measurements: by set_cuda_kernel(), or by BLOCKSPARSE_CUDA_KERNEL
+// in the environment. One name or several, separated by commas. A call is done by the first family of families.inc that
+// is named and supports it.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ class ForcedKernels {
   uint32_t bits() const { return names_; }
 
  private:
-  uint32_t names_ = 0;  // a bit for each of kernel_names()
+  uint32_t names_ = 0;  // one bit for each of kernel_names()
 };
 
-// Empty if the choice is free. An error where the environment names what there is not.
+// Empty if nothing is forced. An error if the environment names a kernel that does not exist.
 Result<ForcedKernels> forced_kernels();
 bool kernels_are_forced();
-Status force_kernels(std::string_view names);  // "": the choice is free, unless the environment says otherwise
+Status force_kernels(std::string_view names);  // "": nothing is forced, unless the environment says otherwise
 
-// All that can be named: the families of this engine and what ops have besides, best first. Ops are above the engine,
-// so this is defined where both are known, in ops/cuda_kernels.cc.
+// All names that can be forced, best first: the families of this engine and the kernels that ops add. Ops are above the
+// engine, so ops/cuda_kernels.cc defines this, where both are known.
 std::span<const std::string_view> kernel_names();
 
 }  // namespace blocksparse::gemm

@@ -1,4 +1,4 @@
-// Where sums of a weight gradient go.
+// Stores the sums of a weight gradient.
 #pragma once
 
 #include "gemm/cuda/finish.cuh"
@@ -13,8 +13,8 @@ struct GradientTarget {
 
   __device__ bool is_aligned() const { return reinterpret_cast<uintptr_t>(dw) % 16 == 0; }
 
-  // Two sums beside each other of block `id`, from element `at` on, of which the first `inside` are in the matrix: what
-  // lies outside of it counts as 0 and is not added.
+  // Stores two neighbouring sums of block `id`, from element `at` on. The first `inside` of them are in the matrix.
+  // Elements outside count as 0 and are not added.
   template <class T>
   __device__ void store_pair(int32_t id, int64_t at, int inside, float2 sum) const {
     const float gate = gates == nullptr ? 1 : gates[id];
@@ -40,7 +40,7 @@ struct GradientTarget {
     }
   }
 
-  // The same for eight, whose first is a multiple of eight elements from the beginning of an aligned dW.
+  // Stores eight neighbouring sums. `at` is a multiple of eight, and dW is aligned.
   template <class T>
   __device__ void store_eight(int32_t id, int64_t at, int inside, float (&values)[8]) const {
     const float gate = gates == nullptr ? 1 : gates[id];
@@ -83,7 +83,7 @@ inline GradientTarget target_of(const WeightGradient& g) {
   return {static_cast<const float*>(g.gates), g.dw, g.dw_dtype == DType::f32, g.accumulate};
 }
 
-// What two sums beside each other add to <sums, W>.
+// What two neighbouring sums add to <sums, W>.
 template <class T>
 __device__ inline float gate_product(const void* w, int64_t at, int inside, float2 sum) {
   const T* of = static_cast<const T*>(w) + at;

@@ -1,4 +1,4 @@
-// What the families of CUDA kernels want to know of a layout beside its tables, found when these move to a card.
+// What the families of CUDA kernels need of a layout besides its tables. It is computed when the tables move to a card.
 #include <algorithm>
 
 #include "blocksparse/device_index.h"

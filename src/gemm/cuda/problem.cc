@@ -1,4 +1,4 @@
-// What the choice of a CUDA kernel looks at, read off layouts and calls.
+// Derives from layouts and calls what the choice of a CUDA kernel depends on.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -37,7 +37,7 @@ bool begins_at(const void* data, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % static_cast<size_t>(bytes) == 0;
 }
 
-// Rows, of tokens or of features, at multiples of 16 bytes, one behind the other.
+// Whether rows, of tokens or of features, begin at multiples of 16 bytes and do not overlap.
 bool in_rows(const Activations& a, DType dtype) {
   const int64_t stride = a.features_first() ? a.feature_stride : a.token_stride;
   return begins_at(a.data, 16) && stride * size_of(dtype) % 16 == 0 &&
@@ -66,7 +66,7 @@ CudaProblem problem_of(const WeightGradient& g, Math math) {
   problem.tf32 = in_tf32(g.dtype, math);
   for (size_t i = 0; i < g.pairs.size(); ++i) {
     const GradTerm term = g.term(i);
-    if (term.x.n == 0) continue;  // strides of nothing say nothing
+    if (term.x.n == 0) continue;  // strides of an empty tensor mean nothing
     if (problem.n == 0) problem.x_first = term.x.features_first();
     for (const Activations& a : {term.x, term.dy}) {
       problem.x_in_rows = problem.x_in_rows && in_rows(a, g.dtype) && a.features_first() == problem.x_first;

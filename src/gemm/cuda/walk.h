@@ -1,4 +1,4 @@
-// What a CUDA kernel sees of a layout in one direction; all of it lies on the device.
+// What a CUDA kernel sees of a layout in one direction. All of it lies on the device.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct DeviceWalk {
   const BlockRef* refs = nullptr;
   const Piece* pieces = nullptr;
   const Split* splits = nullptr;
-  const int32_t* order = nullptr;  // of strips, if their blocks are not larger
+  const int32_t* order = nullptr;  // order of strips, for blocks no larger than a strip
 };
 
-// Where the tables of `layout` lie; they are not looked at.
+// Computes where the tables of `layout` are, without reading them.
 DeviceWalk walk_on_device(const LayoutView& layout, bool by_in);
 const int32_t* out_of_on_device(const LayoutView& layout);
 

@@ -5,7 +5,7 @@
 
 namespace blocksparse::gemm {
 
-// Each with every instruction set that the CPU runs, and with every CUDA kernel that can do it.
+// Every instruction set that the CPU runs and every CUDA kernel that can do a case runs it.
 inline constexpr std::string_view kAwkward[] = {
     // Nothing, or almost nothing, to do.
     "linear:fprop f32 n=0 b=8 random(4,4,0.5)",
@@ -56,7 +56,7 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=1100 b=8 random(6,6,0.5) seed=14 dgates gates",
     "linear:wgrad bf16 n=1100 b=16 random(4,4,0.5) seed=15 dgates gates accumulate",
     "linear:wgrad f16 n=600 b=8 random(4,4,0.5) seed=16 pairs=3",
-    // Ragged edges, empty rows and columns, everything poisoned that must not be read.
+    // Ragged edges, empty rows and columns; everything that must not be read is poisoned.
     "linear:fprop f32 n=9 b=32 random(4,5,0.6) seed=20 out=100 in=130 pad=3 offset=1",
     "linear:fprop f16 n=17 b=16 random(4,5,0.6) seed=21 out=49 in=65 x=first y=first pad=5",
     "linear:dgrad bf16 n=17 b=64 random(3,3,0.7) seed=22 out=129 in=191 pad=1 offset=3 empty_col=0",
@@ -81,7 +81,7 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:wgrad f32 n=40 b=32 random(4,6,0.5) seed=47 pairs=8 accumulate",
     "linear:wgrad bf16 n=40 b=16 random(4,6,0.5) seed=48 pairs=5 dw=f32 x=first",
     "linear:wgrad f16 n=40 b=64 random(3,3,0.5) seed=49 pairs=2 gates threads=2",
-    // wgrad of so few blocks that x and dy are read in place; the same of odd strides, and just too many tokens for it.
+    // wgrad of so few blocks that x and dy are read in place; with odd strides; and with just too many tokens for it.
     "linear:wgrad f32 n=64 b=32 random(16,16,0.03) seed=55",
     "linear:wgrad f32 n=37 b=8 random(20,9,0.06) seed=56 gates dgates accumulate pad=3 offset=1",
     "linear:wgrad f64 n=5 b=16 random(9,16,0.06) seed=57 t dgates threads=2",
@@ -99,12 +99,12 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:dgrad bf16 n=131 b=64 random(5,6,0.5) seed=79 pad=2 offset=1",
     "linear:dgrad bf16 n=40 b=128 ba(40,2) seed=80 threads=2",
     "linear:fprop bf16 n=33 b=32 random(5,5,0.5) seed=81 in=159",
-    // wgrad whose features-first dy lies where it is, with blocks of x that nobody reads.
+    // wgrad whose features-first dy is read in place, with blocks of x that nobody reads.
     "linear:wgrad f32 n=100 b=64 random(6,9,0.08) seed=82 x=first y=first dgates gates",
     "linear:wgrad f32 n=1100 b=32 random(5,7,0.2) seed=83 x=first y=first in=213 accumulate",
     "linear:wgrad f64 n=37 b=16 random(9,9,0.1) seed=84 y=first pad=3 offset=1",
     "linear:wgrad f32 n=70 b=32 random(5,7,0.2) seed=85 x=first y=first out=150",
-    // Several rounds of tokens: with a residual in another order than y, and as many tokens as rounds take to the last.
+    // Several rounds of tokens: a residual in another order than y; and exactly as many tokens as whole rounds have.
     "linear:fprop f32 n=1100 b=8 random(6,6,0.5) seed=100 bias residual r=first",
     "linear:fprop bf16 n=2100 b=16 random(5,4,0.5) seed=103 residual y=first act=gelu",
     "linear:fprop f64 n=1030 b=32 random(3,3,0.6) seed=104 residual x=first y=first r=first pad=3 rpad=8",
@@ -119,8 +119,8 @@ inline constexpr std::string_view kAwkward[] = {
     "linear:fprop f16 n=40 b=32 random(4,4,0.5) seed=62 values=int bias x=first y=first",
     "linear:dgrad f32 n=40 b=64 random(4,4,0.5) seed=63 values=int gates",
     "linear:dgrad f64 n=40 b=128 random(3,3,0.5) seed=64 values=int",
-    // What divides work on a card: tiles of 64 tokens, 16 tiles (long rows are then walked as a whole), terms of a
-    // launch.
+    // The limits of how a card divides work: tiles of 64 tokens, 16 tiles (then long rows are walked as a whole), the
+    // terms of a launch.
     "linear:fprop bf16 n=64 b=128 random(3,3,0.6) seed=50 gates",
     "linear:dgrad f16 n=64 b=128 random(3,3,0.6) seed=51 gates x=first",
     "linear:fprop f32 n=1030 b=8 dense(3,150) seed=52 bias act=silu",

@@ -1,4 +1,4 @@
-// Awkward problems of few to some hundred tokens, for tests: each also with other types.
+// Awkward problems of a few to some hundred tokens. Tests run each of them with other types too.
 #pragma once
 
 namespace blocksparse::gemm {
@@ -13,8 +13,7 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop f16 n=32 b=32 dense(2,40) seed=6 bias",
     "linear:dgrad bf16 n=33 b=64 dense(34,1) seed=7 out=2170 gates",
     "linear:dgrad f16 n=1 b=128 dense(34,1) seed=8",
-    // One row with all blocks: of 8 slices, or of more, beside rows that are empty or nearly so; rows of 2 and 4
-    // slices.
+    // One row with all blocks, in 8 slices or more, beside rows that are empty or nearly empty; rows of 2 and 4 slices.
     "linear:fprop bf16 n=33 b=32 random(40,300,0) seed=41 full_row=17 bias",
     "linear:fprop f16 n=8 b=32 random(9,600,0) seed=42 full_row=0 bias act=gelu",
     "linear:dgrad bf16 n=64 b=16 random(300,50,0.02) seed=43 full_col=49 empty_col=3 y=first",
@@ -26,7 +25,7 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop f16 n=33 b=32 ba(120,12) seed=49 bias residual act=relu",
     "linear:dgrad bf16 n=64 b=8 ba(300,20) seed=50 gates",
     "linear:fprop bf16 n=3 b=64 ba(90,20) seed=51 t",
-    // Rows of which a warp has more than 32 patches.
+    // Rows with more than 32 patches for a warp.
     "linear:fprop bf16 n=32 b=8 dense(64,150) seed=9 gates",
     "linear:dgrad f16 n=64 b=16 dense(150,64) seed=10",
     "linear:fprop bf16 n=64 b=16 dense(64,150) seed=13 gates",
@@ -43,7 +42,7 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop bf16 n=200 b=32 dense(2,40) seed=21 bias act=silu",
     "linear:fprop bf16 n=70 b=32 random(6,7,0.5) seed=22 in=200",
     "linear:fprop bf16 n=257 b=32 random(6,7,0.5) seed=23",
-    // By the kernel `row_wgmma`: lists longer than its ring, rows that are cut, and edges of what boxes hold.
+    // For the kernel `row_wgmma`: lists longer than its ring, cut rows, and the edges of boxes.
     "linear:fprop f16 n=256 b=32 dense(16,4) seed=24",
     "linear:fprop bf16 n=200 b=32 random(64,16,0.035) seed=25",
     "linear:fprop bf16 n=300 b=32 random(16,4,0.5) seed=25",

@@ -1,11 +1,10 @@
-// Awkward problems of many tokens and small blocks, for tests of what walks lists and cuts dW into jobs.
+// Awkward problems of many tokens and small blocks, for kernels that walk lists and for kernels that cut dW into jobs.
 #pragma once
 
 namespace blocksparse::gemm {
 
 inline constexpr const char* kAwkwardManyTokens[] = {
-    // Lists of more than 32 and 64 blocks, an odd number of them; x of which the last 128 inputs are not all there, or
-    // not even 64.
+    // Lists of more than 32 and 64 blocks, odd ones; x that ends within its last 128 inputs, or within its last 64.
     "linear:fprop bf16 n=127 b=8 dense(40,91) seed=1 bias",
     "linear:dgrad f16 n=129 b=8 dense(93,37) seed=2 values=int",
     "linear:fprop f16 n=1 b=8 random(70,33,0.5) seed=3 act=relu",
@@ -15,11 +14,11 @@ inline constexpr const char* kAwkwardManyTokens[] = {
     "linear:dgrad f16 n=64 b=32 dense(41,9) seed=7",
     "linear:fprop bf16 n=200 b=32 dense(12,1) seed=8",
     "linear:dgrad bf16 n=200 b=8 random(9,40,0.4) seed=9 values=int",
-    // Of b = 8, two blocks that are the last of 32 entries and the first of the next.
+    // b = 8: two neighbouring blocks that are the last of 32 entries and the first of the next 32.
     "linear:fprop bf16 n=130 b=8 random(40,110,0.6) seed=25",
     "linear:dgrad f16 n=130 b=8 random(110,40,0.6) seed=26",
     "linear:dgrad f16 n=200 b=8 random(300,20,0.4) seed=27 values=int",
-    // Rows without blocks, chunks without any, one row with all.
+    // Rows without blocks, chunks without blocks, one row with all blocks.
     "linear:fprop bf16 n=200 b=16 random(20,20,0.2) seed=10 empty_row=3 empty_col=5 values=int",
     "linear:fprop f16 n=300 b=8 random(100,100,0.01) seed=11 bias",
     "linear:fprop bf16 n=140 b=32 random(40,30,0.02) t seed=12 residual",
@@ -37,13 +36,13 @@ inline constexpr const char* kAwkwardManyTokens[] = {
     "linear:fprop bf16 n=9000 b=32 random(16,9,0.4) seed=22",
     "linear:fprop f16 n=18000 b=16 random(12,16,0.2) t seed=23 bias",
     "linear:fprop bf16 n=5000 b=8 random(130,12,0.2) seed=24 values=int",
-    // Strips with far more blocks than others, and one with all.
+    // Strips with far more blocks than others, and a strip with all blocks.
     "linear:wgrad f16 n=300 b=8 ba(400,6) seed=30 values=int dw=f32",
     "linear:wgrad bf16 n=200 b=16 ba(300,9) seed=31 accumulate dgates",
     "linear:wgrad f16 n=150 b=32 ba(130,4) seed=32 dw=f32",
     "linear:wgrad bf16 n=160 b=8 random(300,200,0) seed=33 full_row=150 dw=f32 values=int",
     "linear:wgrad f16 n=160 b=16 random(200,150,0) seed=34 full_col=77 dw=f32",
-    // Hubs of as many columns as a card's thread blocks take in a round or two.
+    // Hubs with as many columns as a card's thread blocks take in one or two rounds.
     "linear:wgrad bf16 n=140 b=8 ba(512,16) seed=38 dw=f32",
     "linear:wgrad f16 n=140 b=16 ba(256,16) seed=39 values=int",
     // Jobs that begin within 64 features, and end beyond the last.

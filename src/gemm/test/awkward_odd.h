@@ -1,5 +1,5 @@
-// Problems whose x (and dy) holds Inf and NaN, and whose W is NaN behind closed gates: what may see them, sees them,
-// and nothing else does.
+// Problems whose x (and dy) holds Inf and NaN, and whose W is NaN behind closed gates. These values must reach the
+// outputs that depend on them, and no others.
 #pragma once
 
 namespace blocksparse::gemm {
@@ -22,13 +22,13 @@ inline constexpr const char* kAwkwardOdd[] = {
     "linear:wgrad f16 n=5 b=64 random(5,6,0.5) seed=14 gates odd=2 dgates dw=f32",
     "linear:wgrad f32 n=60 b=128 random(4,4,0.6) seed=15 gates odd=3 dgates accumulate",
     "linear:wgrad bf16 n=300 b=32 random(7,9,0.4) seed=16 gates odd=4 pairs=2 dw=f32",
-    // Blocks that are not there.
+    // Missing blocks.
     "linear:fprop f32 n=130 b=8 random(20,30,0.2) seed=20 odd=20 x=first",
     "linear:fprop bf16 n=70 b=32 random(9,30,0.1) seed=21 odd=10",
     "linear:dgrad f16 n=257 b=64 random(6,7,0.3) seed=22 odd=20",
     "linear:wgrad bf16 n=1100 b=16 random(20,24,0.2) seed=23 odd=6 dw=f32",
     "linear:wgrad f16 n=700 b=64 random(6,7,0.3) seed=24 odd=4",
-    // Where zeros stand for them: b = 8, and many blocks of 16 and 32.
+    // Missing blocks for which a kernel multiplies zeros: b = 8, and many blocks of 16 and 32.
     "linear:fprop bf16 n=600 b=8 random(40,40,0.3) seed=30 odd=60",
     "linear:fprop f16 n=700 b=8 random(40,50,0.05) seed=31 odd=60 bias act=relu",
     "linear:fprop bf16 n=530 b=16 random(30,20,0.6) seed=32 odd=40 residual y=first r=first",

@@ -1,4 +1,4 @@
-// What the linear op promises on a card besides right results: repeatable bits, streams, graphs, large problems.
+// What the linear op promises on a card beside right results: repeatable bits, streams, graphs, large problems.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -167,9 +167,9 @@ TEST_F(LinearCuda, TwoStreamsAtOnce) {
 
 enum class Follow { waits, closely, chained };
 
-// y = x W^T again and again, each on the result of the one before and with the same workspace; the final y.
+// The last y of a chain of products y = x W^T. Each one reads the result of the one before, and all share a workspace.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
-  // Many tokens of few features; yet more of 1024 x 1024, with which small blocks have the kernel `stream_x`.
+  // Many tokens of few features; and more tokens of 1024 x 1024, for which small blocks have the kernel `stream_x`.
   const std::string graph = n > 2000 ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
                             : n > stream_w::kMostTokens ? "ba(16,3)"
                                                         : "ba(100,3)";
@@ -212,7 +212,7 @@ std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
   return x;
 }
 
-// Kernels that begin before the one in front has ended must not read what it has yet to write.
+// Kernels that begin before the kernel in front has ended must not read what that one has yet to write.
 TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   for (const int32_t block : {8, 16, 32, 64, 128}) {
     for (const int64_t n : {1, 8, 32, 64, 256, 2000, 2100}) {
@@ -225,7 +225,7 @@ TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
   }
 }
 
-// Each kernel has its own way to gelu and silu: with a few tokens, and with many.
+// Each kernel has its own code for gelu and silu: with few tokens, and with many.
 TEST_F(LinearCuda, InfGoesThroughActivations) {
   constexpr int32_t kBlock = 64;
   const Layout layout = *Layout::from_graph("dense(1,1)", {.block_size = kBlock});
@@ -265,7 +265,7 @@ TEST_F(LinearCuda, ErrorsNameTheDevice) {
   EXPECT_FALSE(set_cuda_kernel("fastest").ok());
 }
 
-// A call on memory of its own, without a host copy: checked at a few tokens only.
+// A call on memory of its own, without a copy on the host. Only a few tokens are checked.
 struct Large {
   std::shared_ptr<void> memory;
   Tensor tensor;
@@ -279,7 +279,7 @@ struct Large {
   }
 };
 
-// x and y of more than 2^31 elements, so that 32-bit offsets would go wrong. x is 0 but for one token at the end.
+// x and y of more than 2^31 elements, where 32-bit offsets go wrong. x is 0 except for one token at the end.
 TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
   const int64_t n = (int64_t{1} << 25) + 77, features = 64;
   const Large x(n, 2 * features, 0), y(n, 2 * features, 0xff);
@@ -315,7 +315,7 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
   for (size_t i = 0; i < gradient.size(); ++i) ASSERT_EQ(gradient[i], 0x4280) << i;
 }
 
-// A copy on the card of `bytes` bytes, all of that value, but for what `last` holds, which comes at their end.
+// A copy of `bytes` bytes on the card. All have one value, except for `last` at the end.
 std::shared_ptr<void> filled(size_t bytes, int value, const std::vector<uint16_t>& last) {
   auto memory = cuda::allocate(kCard, bytes);
   if (!memory.ok()) return nullptr;
@@ -333,7 +333,8 @@ std::vector<uint16_t> end_of(const std::shared_ptr<void>& memory, size_t bytes, 
   return got;
 }
 
-// W of more than 2^31 elements, 0 but for its last block, which is 1; x and dy are 1 in that block's features alone.
+// W of more than 2^31 elements. It is 0 except for its last block, which is 1; x and dy are 1 in that block's features
+// only.
 void check_large_weights(int32_t block, int64_t rows, int64_t columns, int64_t n, uint16_t expected_y,
                          uint16_t expected_dw) {
   const Layout layout =
@@ -385,7 +386,7 @@ TEST_F(LinearCuda, WeightsOfMoreThanTwoToThe31Elements) {
   check_large_weights(128, 363, 362, 128, 0x4300, 0x4300);  // 128: `wgmma`
 }
 
-// The same on every other card as on the first, while that is the current one.
+// Every other card gives the results of the first card, while the first is the current one.
 TEST_F(LinearCuda, EveryCardGivesTheSameBits) {
   int count = 0;
   ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);

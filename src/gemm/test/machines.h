@@ -1,4 +1,4 @@
-// CPUs that are not at hand, and how their plans see a problem of one line. For tests.
+// For tests: CPUs that are not at hand, and how their plans see a problem given by a line.
 #pragma once
 
 #include <string>
@@ -18,14 +18,14 @@ inline constexpr Cpu kXeonAmx{.avx2 = true, .avx512 = true, .avx512_bf16 = true,
 inline constexpr Cpu kArm{.neon = true};
 inline constexpr Cpu kArmBf16{.neon = true, .neon_bf16 = true};
 
-// The instruction set whose kernels do a type: some have kernels of bf16 alone.
+// The instruction set whose kernels do a type. Some instruction sets have kernels of bf16 alone.
 inline Isa isa_for(DType dtype, Isa isa) {
   const auto bf16_alone = [](Isa i) { return i == Isa::amx || i == Isa::avx512_bf16 || i == Isa::neon_bf16; };
   while (bf16_alone(isa) && dtype != DType::bf16) isa = next_below(isa);
   return isa;
 }
 
-// What the kernel of an instruction set brings, whether or not this build has it.
+// The properties of an instruction set's kernel, whether or not this build has it.
 inline ProductTraits usual_traits(DType dtype, Isa isa) {
   const int sum_bytes = static_cast<int>(size_of(sum_dtype(dtype)));
   switch (isa_for(dtype, isa)) {
@@ -43,7 +43,7 @@ inline ProductTraits usual_traits(DType dtype, Isa isa) {
   return {};
 }
 
-// A line of fprop or dgrad, on the best instruction set of a CPU.
+// A line of fprop or dgrad, on a CPU's best instruction set.
 inline CpuProblem product_on(const Cpu& cpu, std::string_view line) {
   const linear::LinearCase c = *linear::parse_linear_case(line);
   const Layout layout = *linear::layout_of(c);
@@ -64,7 +64,7 @@ inline CpuProblem product_on(const Cpu& cpu, std::string_view line) {
                     static_cast<int32_t>(c.threads));
 }
 
-// The same for wgrad.
+// A line of wgrad, on a CPU's best instruction set.
 inline CpuGradientProblem gradient_on(const Cpu& cpu, std::string_view line) {
   const linear::LinearCase c = *linear::parse_linear_case(line);
   const Layout layout = *linear::layout_of(c);

@@ -1,4 +1,5 @@
-// The choice of CPU kernels, and how a call is done: what each threshold separates. plan_lines_test.cc has whole plans.
+// The choice of CPU kernels, and how they do a call: each test covers both sides of a threshold. plan_lines_test.cc has
+// whole plans.
 #include <gtest/gtest.h>
 
 #include <array>

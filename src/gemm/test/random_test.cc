@@ -1,4 +1,4 @@
-// Random problems of the linear op, with every kernel that can do them.
+// Random problems of the linear op, by every kernel that can do them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using linear::LinearData;
 using linear::parse_linear_case;
 namespace {
 
-// Tokens around what tiles, groups and rounds hold.
+// Tokens around the sizes of tiles, groups and rounds.
 int64_t random_tokens(Random& rng) {
   switch (rng.below(8)) {
     case 0: return 128 + rng.below(300);
@@ -27,7 +27,7 @@ int64_t random_tokens(Random& rng) {
   }
 }
 
-// The same problem with gate and up as its outputs, where they are whole groups.
+// The problem with gate and up as its outputs, if these are whole groups.
 void make_glu(LinearCase& c) {
   const auto layout = layout_of(c);
   if (!layout.ok() || layout->out_features() % 16 != 0) return;
@@ -37,7 +37,7 @@ void make_glu(LinearCase& c) {
   if (c.activation > Activation::relu) c.odd = 0;  // f(gate) is 0 sooner in f32 than in f64, and then 0 * Inf is NaN
 }
 
-// A problem at random.
+// A random problem.
 LinearCase random_case(Random& rng, int64_t seed) {
   auto one_of = [&](auto... choices) {
     const std::string list[] = {choices...};
@@ -46,7 +46,7 @@ LinearCase random_case(Random& rng, int64_t seed) {
   auto maybe = [&](const std::string& word) { return rng.below(3) == 0 ? " " + word : ""; };
   const std::string pass = one_of("fprop", "dgrad", "wgrad"), dtype = one_of("f32", "f32 tf32", "f64", "bf16", "f16");
   const int64_t b = std::stoll(one_of("8", "8", "16", "32", "64", "128"));
-  // Rows of more than 32 blocks are cut, if others are shorter: few blocks in many, with one that is full.
+  // Rows of more than 32 blocks are cut if other rows are shorter: so one row is full among many with few blocks.
   const bool hub = b <= 16 && rng.below(4) == 0;
   const int64_t most = hub ? 90 : std::max<int64_t>(2, 160 / b), least = hub ? 50 : 1;
   const int64_t rows = least + rng.below(most - least + 1), columns = least + rng.below(most - least + 1);
@@ -73,19 +73,19 @@ LinearCase random_case(Random& rng, int64_t seed) {
   EXPECT_TRUE(c.ok()) << c.status().message();
   LinearCase problem = *c;
   if (c->pass == Pass::fprop && rng.below(4) == 0) make_glu(problem);
-  // Results are exact only where every step is: not through gelu, and not where 8 bits cannot hold the sum.
+  // Results are exact only if every step is. gelu is not, and 8 bits may not hold the sum.
   if (c->activation > Activation::relu || c->dtype == DType::bf16) problem.integers = false;
   return problem;
 }
 
-// How many random problems, and from where on: the same ones, or BLOCKSPARSE_FUZZ=<count> others.
+// How many random problems, and their random numbers: always these, or <count> others with BLOCKSPARSE_FUZZ=<count>.
 struct Fuzz {
   const char* more = std::getenv("BLOCKSPARSE_FUZZ");
   int64_t count = more != nullptr ? std::atoll(more) : 150;
   Random rng{more != nullptr ? std::random_device{}() : 2024};
 };
 
-// Random problems, each with every instruction set.
+// Random problems by every instruction set.
 TEST(Linear, RandomProblems) {
   Fuzz fuzz;
   for (int64_t i = 0; i < fuzz.count; ++i) {
@@ -104,14 +104,14 @@ TEST(Linear, RandomProblems) {
   ASSERT_TRUE(set_cpu_isa("").ok());
 }
 
-// The same, with every CUDA kernel.
+// Random problems by every CUDA kernel.
 TEST(Linear, RandomProblemsOnCuda) {
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
   Fuzz fuzz;
   for (int64_t i = 0; i < fuzz.count; ++i) {
     LinearCase c = random_case(fuzz.rng, i);
     c.device.type = DeviceType::cuda;
-    ASSERT_TRUE(set_cuda_kernel("generic").ok());  // the workspace of one that is forced suffices for all
+    ASSERT_TRUE(set_cuda_kernel("generic").ok());  // a forced kernel's workspace suffices for all kernels
     auto data = LinearData::make(c);
     ASSERT_TRUE(data.ok()) << to_string(c) << ": " << data.status().message();
     for (const std::string& kernel : cuda_kernels()) {

@@ -1,5 +1,5 @@
-// The choice of a family beside what was measured: for every problem of crossover/<card>.csv that two families and more
-// were timed with, the one that is chosen takes at most 1.1 times as long as the best.
+// The choice of a family against measurements. For every problem of crossover/<card>.csv with times of two families or
+// more, the chosen one takes at most 1.1 times as long as the best.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMostRegret = 1.1;
 
-// Those above it today, with a reason each. One that is no longer needed fails the test, too.
+// Problems above that bound today, each with a reason. An entry that is no longer needed fails the test too.
 struct Known {
   const char *file, *problem, *l2, *reason;
 };
@@ -35,7 +35,7 @@ constexpr Known kKnown[] = {
      "stream_x gains at .05, an H100 loses 5 % here"},
 };
 
-// The fields of a line, of which those with commas stand in quotation marks.
+// The fields of a line. Fields with commas stand in quotation marks.
 std::vector<std::string> fields_of(const std::string& line) {
   std::vector<std::string> fields(1);
   bool quoted = false;
@@ -75,11 +75,11 @@ std::vector<Times> read_times(const std::string& file) {
   return list;
 }
 
-// As problem_of() reads it off a call.
+// A problem as problem_of() reads it off a call.
 CudaProblem problem_of_line(const std::string& line) {
   const auto c = linear::parse_linear_case(line);
   EXPECT_TRUE(c.ok()) << line;
-  static std::map<std::string, Layout> layouts;  // a graph is that of many lines
+  static std::map<std::string, Layout> layouts;  // many lines share a graph
   const std::string key = c->graph + " " + std::to_string(c->block) + " " + std::to_string(c->seed);
   auto known = layouts.find(key);
   if (known == layouts.end()) known = layouts.emplace(key, *linear::layout_of(*c)).first;

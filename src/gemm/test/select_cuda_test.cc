@@ -1,4 +1,4 @@
-// The choice of CUDA kernels, and what is said of layouts without looking at their tables.
+// The choice of CUDA kernels, and what a view says of a layout without a look at its tables.
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -208,7 +208,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     return chosen(other, kH200);
   };
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1025; }), "wgmma");
-  // Where row_wgmma is not what it is measured against.
+  // Features-first x, which row_wgmma does not take: the choice among the others.
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 257; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 256; }), "stream_w") << "32 tiles";
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 256, o.outputs *= 2; }), "wgmma");
@@ -251,7 +251,7 @@ TEST(SelectCuda, ManyTokensOfSmallBlocksAreSwept) {
   EXPECT_EQ(but([](CudaProblem& o) { o.outputs = 256; }), "wgmma") << "32 tiles for 132 processors";
   EXPECT_EQ(but([](CudaProblem& o) { o.slots = 100; }), "stream_x");
   EXPECT_EQ(but([](CudaProblem& o) { o.slots = 100, o.blocks = 2000; }), "wgmma") << "hubs of 256 blocks";
-  // What it cannot do.
+  // Problems that stream_x cannot do.
   EXPECT_EQ(but([](CudaProblem& o) { o.inputs -= 3; }), "wgmma") << "W may hold anything there";
   EXPECT_EQ(but([](CudaProblem& o) { o.gated = true; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.w_aligned = false; }), "wgmma");

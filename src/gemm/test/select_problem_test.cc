@@ -1,4 +1,4 @@
-// What is read off a call before a CUDA kernel is chosen for it.
+// What is read off a call before a CUDA kernel is chosen.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -8,7 +8,7 @@
 namespace blocksparse::gemm {
 namespace {
 
-// Pairs of a layer of 64 outputs and 96 inputs in bf16, of memory that is not read.
+// Pairs for a layer of 64 outputs and 96 inputs in bf16. Their memory is not read.
 struct Pairs {
   alignas(16) char memory[16] = {};
   LayoutView layout{.block_size = 32, .out_features = 64, .in_features = 96, .blocks = 5};

@@ -1,4 +1,4 @@
-// What the CUDA kernels ask for as their workspace.
+// How large a workspace the CUDA kernels ask for.
 #include <gtest/gtest.h>
 
 #include "blocksparse/layout.h"
@@ -50,7 +50,7 @@ TEST(SelectCuda, KernelsThatAreNotChosenAskForNothing) {
   EXPECT_GT(most_cuda_workspace_bytes(cuda_problem(Pass::wgrad, view, DType::bf16, 128)), size_t{30} << 20);
 }
 
-// The generic kernel cuts rows below 1024 tokens only, so 1023 may need more than 1024.
+// The generic kernel cuts rows only below 1024 tokens, so 1023 tokens may need more than 1024.
 TEST(SelectCuda, WorkspaceOfMoreTokensSufficesForLess) {
   LayoutView view{.block_size = 16, .out_features = 3200, .in_features = 1600, .blocks = 8000, .cut_by_out = true};
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {

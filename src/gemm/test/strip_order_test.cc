@@ -23,7 +23,7 @@ bool as_they_come(const std::vector<int32_t>& order) {
   return std::ranges::is_sorted(order) && (order.empty() || order[0] == 0);
 }
 
-// Chunks of 64 inputs that tiles read, in that order.
+// How many chunks of 64 inputs the tiles read, with strips in that order.
 size_t reads_of(const Layout& layout, const std::vector<int32_t>& order, bool by_in = false) {
   const RowWalk walk = walk_of(layout.view(), by_in);
   const auto tile_strips = static_cast<size_t>(strips_of_tile(layout.block_size()));

@@ -19,7 +19,7 @@ using linear::LinearData;
 using linear::parse_linear_case;
 namespace {
 
-// The line with other types in place of bf16 and f16.
+// The line with other types instead of bf16 and f16.
 std::string with_types(std::string line, std::string_view one, std::string_view other) {
   const auto replace = [&line](std::string_view what, std::string_view by) {
     if (const size_t at = line.find(what); at != std::string::npos) line.replace(at, what.size(), by);
@@ -29,8 +29,8 @@ std::string with_types(std::string line, std::string_view one, std::string_view 
   return line;
 }
 
-// What the CUDA kernel for few tokens takes: every block size with every edge of its numbers of tokens, both passes, in
-// turn with whatever else a call may have.
+// The range of the CUDA kernel for few tokens: every block size with every edge of its numbers of tokens, and both
+// passes. The other options of a call take turns.
 std::vector<std::string> few_tokens(std::string_view one, std::string_view other) {
   constexpr int kTokens[] = {1, 7, 8, 16, 17, 32, 33, 63, 64, 65, 190};
   struct Shape {
@@ -71,8 +71,8 @@ std::vector<std::string> few_tokens(std::string_view one, std::string_view other
   return lines;
 }
 
-// Gradients of up to 1024 tokens: every block size at the edges of chunks of 32 (f32: 16), of what is held and of what
-// is shared by warps, each in turn with whatever else a call may have.
+// Gradients of up to 1024 tokens: every block size at the edges of chunks of 32 tokens (f32: 16), and at the edges of
+// what warps hold and share. The other options of a call take turns.
 std::vector<std::string> few_gradients(std::string_view one, std::string_view other) {
   constexpr int kTokens[] = {1, 8, 17, 31, 32, 33, 64, 65, 100, 129, 260, 1024};
   struct Shape {
@@ -106,7 +106,7 @@ std::vector<std::string> few_gradients(std::string_view one, std::string_view ot
     }
   }
   for (const char* line : {
-           // Warps with several batches of tiles, tiles across rows, rows that are empty.
+           // Warps with several batches of tiles, tiles across rows, empty rows.
            "linear:wgrad bf16 n=3 b=8 random(600,600,0.3) seed=1",
            "linear:wgrad f16 n=50 b=8 random(300,300,0.02) seed=2 dw=f32 dgates",
            "linear:wgrad bf16 n=32 b=16 random(100,120,0.4) seed=3 dw=f32",
@@ -122,7 +122,7 @@ std::vector<std::string> few_gradients(std::string_view one, std::string_view ot
            "linear:wgrad bf16 n=1 b=32 random(6,6,0.5) seed=11 pairs=70 dw=f32",
            "linear:wgrad f16 n=5 b=8 random(9,9,0.5) seed=12 pairs=180 x=first",
            "linear:wgrad bf16 n=32 b=16 random(9,9,0.5) seed=13 pairs=20 y=first dgates",
-           // A thread block for two blocks of dW that has one: it must be added to once.
+           // A thread block for two blocks of dW of which only one exists: it must be added to once.
            "linear:wgrad bf16 n=65 b=64 diagonal(3) seed=14 accumulate",
        }) {
     lines.push_back(with_types(line, one, other));
@@ -130,7 +130,7 @@ std::vector<std::string> few_gradients(std::string_view one, std::string_view ot
   return lines;
 }
 
-// What the CUDA kernel for many tokens takes, and beside it what it does not.
+// The range of the CUDA kernel for many tokens, and what lies just beyond it.
 std::vector<std::string> many_tokens(std::string_view one, std::string_view other) {
   struct Shape {
     int b, rows, columns;
@@ -236,7 +236,7 @@ std::vector<std::string> many_tokens(std::string_view one, std::string_view othe
   return lines;
 }
 
-// What is more than one round for a card.
+// More than one round of a card.
 std::vector<std::string> many_rounds(std::string_view one, std::string_view other) {
   std::vector<std::string> lines;
   for (const char* line : {
@@ -249,14 +249,15 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad f16 n=1030 b=32 random(60,60,0.3) seed=16 dgates",
            "linear:wgrad bf16 n=1100 b=64 random(20,20,0.3) seed=17 dw=f32 pairs=3 accumulate dgates",
            "linear:wgrad bf16 n=1056 b=16 ba(150,5) seed=18 x=first y=first dgates gates",
-           // Lists, whose pairs end within a step; more than a launch takes, dW of f32 and of 16 bits.
+           // Lists whose pairs end within a step; more pairs than a launch takes; dW of f32 and of 16 bits.
            "linear:wgrad bf16 n=150 b=16 random(40,50,0.2) seed=50 pairs=8 dw=f32 gates",
            "linear:wgrad f16 n=104 b=128 random(14,14,0.4) seed=51 pairs=12 x=first y=first dgates",
            "linear:wgrad bf16 n=201 b=32 random(40,30,0.3) seed=52 pairs=25 dw=f32 values=int accumulate",
            "linear:wgrad f16 n=80 b=64 random(10,12,0.5) seed=53 pairs=26 dgates",
            "linear:wgrad bf16 n=170 b=16 random(45,45,0.4) seed=54 pairs=7 out=712 in=712",
            "linear:wgrad f16 n=544 b=128 random(18,18,0.6) seed=19 x=first y=first dgates",
-           // Patches of 128 x 64 that are nearly all there; jobs of fewer patches, so that every thread block has one.
+           // Patches of 128 x 64 that nearly all have blocks; jobs of fewer patches, so that every thread block has
+           // one.
            "linear:wgrad bf16 n=1000 b=8 random(170,130,0.3) seed=42 dw=f32",
            "linear:wgrad f16 n=500 b=16 random(90,190,0.5) seed=43 out=1435 in=3031 gates accumulate dgates",
            "linear:wgrad bf16 n=544 b=32 random(80,80,0.6) seed=44 x=first y=first dgates gates",
@@ -268,14 +269,14 @@ std::vector<std::string> many_rounds(std::string_view one, std::string_view othe
            "linear:wgrad bf16 n=9000 b=128 random(2,2,0.5) seed=20 accumulate dgates",
            "linear:wgrad f16 n=12000 b=16 random(9,7,0.3) seed=21 dw=f32 gates",
            "linear:wgrad bf16 n=7001 b=64 random(3,4,0.6) seed=22 values=int dw=f32",
-           // More patches in a chunk than a record takes, a residual beside them.
+           // More patches in a chunk than a record takes, and a residual.
            "linear:fprop bf16 n=400 b=16 diagonal(64,16) seed=23 bias residual",
            "linear:dgrad f16 n=300 b=32 diagonal(32,8) seed=24 values=int",
-           // More than 256 tiles, or strips, most of which are empty, as are the last ones.
+           // More than 256 tiles, or strips. Most of them are empty, and so are the last ones.
            "linear:fprop bf16 n=128 b=64 random(530,2,0.1) seed=39 empty_row=529 values=int",
            "linear:wgrad bf16 n=1024 b=64 random(300,2,0.1) seed=40 empty_row=299 dw=f32 values=int",
            "linear:wgrad f16 n=1024 b=128 random(270,2,0.05) seed=41 empty_row=269 dw=f32",
-           // More tokens than the kernel for few of them takes in a launch.
+           // More tokens than the kernel for few tokens takes in a launch.
            "linear:fprop bf16 n=17000 b=8 random(5,4,0.6) seed=60 bias residual act=relu x=first",
            "linear:dgrad f16 n=17100 b=32 random(3,2,0.8) seed=61 gates pad=3",
            "linear:fprop bf16 n=1300 b=64 random(2,140,0.3) seed=62 y=first",
@@ -324,7 +325,7 @@ void every_cuda_kernel(const std::string& line) {
   auto c = parse_linear_case(line);
   ASSERT_TRUE(c.ok()) << c.status().message();
   c->device.type = DeviceType::cuda;
-  ASSERT_TRUE(set_cuda_kernel("generic").ok());  // the workspace of one that is forced suffices for all
+  ASSERT_TRUE(set_cuda_kernel("generic").ok());  // a forced kernel's workspace suffices for all kernels
   auto data = LinearData::make(*c);
   ASSERT_TRUE(data.ok()) << data.status().message();
   int did_it = 0;
@@ -345,14 +346,14 @@ void every_cuda_kernel(const std::string& line) {
 
 TEST_P(LinearSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(GetParam()); }
 
-// A number just below 1 + 2^-10 is that when it is rounded to 11 bits, and 1 when it is cut: for random numbers, the
-// bound of the sweep has room for either.
+// A number just below 1 + 2^-10 becomes 1 + 2^-10 if it is rounded to 11 bits, and 1 if it is cut. For random numbers
+// the bound of the sweep has room for both.
 TEST(Tf32, IsRoundedAndNotCutByEveryCudaKernel) {
   if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
   constexpr float kBelow = 0x1.003ffep0f;
   for (const char* line : {"linear:fprop f32 n=300 b=32 dense(3,4) tf32", "linear:dgrad f32 n=300 b=32 dense(3,4) tf32",
                            "linear:wgrad f32 n=300 b=32 dense(3,4) tf32"}) {
-    ASSERT_TRUE(set_cuda_kernel("generic").ok());  // the workspace of one that is forced suffices for all
+    ASSERT_TRUE(set_cuda_kernel("generic").ok());  // a forced kernel's workspace suffices for all kernels
     LinearData data = *LinearData::make(*parse_linear_case(concat(line, " device=cuda")));
     const bool gradient = data.spec().pass == Pass::wgrad;
     const Tensor x = data.x(), other = gradient ? data.dy() : data.weights();
@@ -384,7 +385,7 @@ TEST(Tf32, IsRoundedAndNotCutByEveryCudaKernel) {
   ASSERT_TRUE(set_cuda_kernel("").ok());
 }
 
-// What says nothing new about CPUs.
+// Cases that say nothing new about CPUs.
 class LinearCudaSweep : public testing::TestWithParam<std::string> {};
 TEST_P(LinearCudaSweep, EveryCudaKernelMatchesTheReference) { every_cuda_kernel(GetParam()); }
 

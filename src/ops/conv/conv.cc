@@ -1,4 +1,4 @@
-// The edge of the convolution: checks once, then hands on to a device.
+// The edge of the convolution: it checks a call once, then hands it to a device.
 #include "ops/conv/conv.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kMostFilters = int64_t{1} << 40;  // blocks * taps: more do not fit into any memory
 
-// What every call has: its name, its convolution, and what the caller calls the tensor with the sizes of x.
+// What every call has: its name, the caller's names of the tensors with the sizes of x and y, and the convolution.
 struct Call {
   const char *op, *x_name, *y_name;
   const Convolution& conv;
@@ -31,7 +31,7 @@ Region region_of_images(const char* name, const Images& a, DType dtype) {
   return {name, a.data, one_row(a.n * a.image_stride()), size_of(dtype)};
 }
 
-// Null: channel c is channel c.
+// Null means that channel c is channel c.
 const int32_t* order_of(const Convolution& conv) {
   return conv.channel_order.empty() ? nullptr : conv.channel_order.data();
 }
@@ -41,7 +41,7 @@ Region region_of_order(const Convolution& conv) {
   return {"channel_order", order_of(conv), one_row(channels), sizeof(int32_t)};
 }
 
-// The convolution by itself; what is in its order of channels is looked at later.
+// Checks the convolution by itself. check_order() checks the entries of its order of channels.
 Status check_convolution(const Call& c) {
   const LayoutView& layout = c.conv.layout;
   BS_RETURN_IF_ERROR(check_geometry(c.op, c.conv.geometry));
@@ -66,7 +66,7 @@ Status check_setting(const Call& c, Device device) {
   return check_convolution(c);
 }
 
-// x and y (or their gradients): right by themselves, of one order, and of sizes that belong together.
+// x and y, or their gradients: each is checked, and both have one order and sizes that belong together.
 struct Pair {
   Images x, y;
 };
@@ -136,7 +136,7 @@ Status check_epilogue(const Call& c, const Epilogue& epilogue, const ConstTensor
   return {};
 }
 
-// A permutation of the channels of x, where it can be looked at. `seen` has room for a byte each.
+// Checks on a CPU that the order is a permutation of the channels of x. `seen` has room for a byte a channel.
 Status check_order(const Call& c, Device device, void* seen) {
   const std::span<const int32_t> order = c.conv.channel_order;
   if (order.empty() || device.type != DeviceType::cpu) return {};
@@ -170,7 +170,7 @@ WeightGradient gradient_of(const Convolution& conv, const Pair& pair, DType dtyp
   const bool exchanged = conv.layout.transposed;
   LayoutView plain = conv.layout;
   plain.transposed = false;
-  // x is gathered, dy by a transposed convolution; rows are those of the layout as it is stored.
+  // x is gathered, and by a transposed convolution dy. The rows are those of the layout as it is stored.
   WeightGradient g{.dtype = dtype,
                    .layout = plain,
                    .gather = gather_of(conv.geometry, false),
@@ -186,7 +186,7 @@ void set_order(Images& a, const Orders& orders) { a.channels_last = orders.chann
 template <class Problem>
 size_t workspace_size(const Problem& problem, Device device, int64_t channels) {
   if (device.type == DeviceType::cuda) return cuda_workspace_size(problem);
-  return std::max(cpu_workspace_size(problem), static_cast<size_t>(channels));  // check_order() uses it first
+  return std::max(cpu_workspace_size(problem), static_cast<size_t>(channels));  // check_order() needs a byte a channel
 }
 
 struct Tensors {
@@ -233,7 +233,7 @@ Status run_product(const Call& c, Pass pass, const Tensors& t, Workspace workspa
   return cpu_product(p, *isa, workspace, threads_for(stream.threads));
 }
 
-// dW and the gradient of the gates: right by themselves, and apart from what is read.
+// Checks dW and the gates' gradient, and that they lie apart from each other and from what is read.
 Status check_gradients(const Call& c, const WeightGradient& g, const Weights& w, const WeightGrads& grads,
                        Device device) {
   const int64_t b = g.layout.block_size, blocks = g.layout.blocks, taps = g.gather.taps();
@@ -271,7 +271,7 @@ std::optional<Pair> images_of(const ConvProblem& p, Device device) {
   if (!has_tables_on(layout, device) || size_of(p.dtype) == 0 || p.n < 0 || !check_convolution(c).ok()) return {};
   const auto y_size = output_size(c.op, p.conv.geometry, p.size);
   if (!y_size.ok()) return {};
-  double most = 0;  // elements; no overflow
+  double most = 0;  // elements, as a double, which cannot overflow
   const auto images = [&](int64_t channels, const SpatialSizes& size) {
     Images a{.n = p.n, .channels = channels, .channels_last = p.channels_last};
     std::copy_n(size.begin(), p.conv.geometry.rank, a.size.end() - p.conv.geometry.rank);
@@ -298,7 +298,7 @@ size_t workspace_size_like(const Convolution& conv, const ConstTensor& x, Worksp
   const int32_t rank = conv.geometry.rank;
   if (rank < 1 || rank > kMaxSizes || x.rank != rank + 2) return 0;
   ConstTensor shape = x;
-  if (shape.data == nullptr) shape.data = &conv;  // an address, not read
+  if (shape.data == nullptr) shape.data = &conv;  // any address: it is not read
   Orders orders;
   const auto images = check_images({"conv", "x", shape}, conv.layout.inputs(), rank, orders);
   if (!images.ok()) return 0;

@@ -11,7 +11,8 @@ namespace conv {
 
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // of any number of a geometry, and of taps and sizes
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // the bound of every number of a geometry, and of taps
+                                                                // and sizes
 
 Status check_each(const char* op, const char* name, const SpatialSizes& values, int32_t rank, int64_t least) {
   for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
@@ -95,7 +96,7 @@ Result<Images> check_images(const Named& t, int64_t channels, int32_t rank, Orde
   for (int32_t i = 0; i < rank; ++i) {
     images.size[static_cast<size_t>(kMaxSizes - rank + i)] = x.shape[static_cast<size_t>(i) + 2];
   }
-  // Strides of dimensions of size 1 say nothing, nor do those of a tensor of no elements.
+  // Strides say nothing in dimensions of size 1, nor in a tensor without elements.
   const auto has_strides = [&](int64_t channel, int64_t pixel) {
     int64_t expected = pixel;
     bool same = channels == 1 || x.stride[1] == channel;

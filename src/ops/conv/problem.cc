@@ -1,4 +1,4 @@
-// The line of a convolution, read and written.
+// Reads and writes the line of a convolution.
 #include "ops/conv/problem.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kActivations[] = {"none", "relu", "gelu", "silu", "gelu_tanh"};
 
-// "3" for all axes, or "1x2x3". `count`: how many there were.
+// Parses "3", which is for all axes, or "1x2x3". `count` becomes how many numbers there were.
 Result<SpatialSizes> parse_sizes(std::string_view key, std::string_view value, int32_t& count) {
   SpatialSizes sizes = {};
   count = 0;
@@ -30,7 +30,7 @@ Result<SpatialSizes> parse_sizes(std::string_view key, std::string_view value, i
   return sizes;
 }
 
-// Which were given.
+// Which options were given.
 struct Given {
   bool pad = false, after = false;
 };
@@ -107,7 +107,7 @@ Status set_option(ConvCase& c, Given& given, const ProblemLine::Option& option) 
   return invalid("[problem] \"", key, value.empty() ? "" : "=", value, "\" means nothing to the convolution");
 }
 
-// Sizes stay as they are with stride 1.
+// The padding with which stride 1 keeps the sizes.
 SpatialSizes same_padding(const ConvGeometry& g) {
   SpatialSizes padding = {};
   for (size_t i = 0; i < kMaxSizes; ++i) padding[i] = (g.kernel[i] - 1) * g.dilation[i] / 2;

@@ -1,5 +1,5 @@
-// A case of the convolution by its line, with data made for it, run where it lies and compared with the reference in
-// f64. Shared by tests, fuzzing and benchmarks.
+// A convolution, given by a line of text. It makes the data, runs the op where it lies and compares with the reference
+// in f64. Tests, fuzzing and benchmarks share it.
 #pragma once
 
 #include <memory>
@@ -65,32 +65,32 @@ class ConvData {
   // Poisons the outputs and runs the op through its public function, on the instruction set in use.
   Status run();
   void poison();
-  // The same without poisoning or restoring what it accumulates into: to be timed. `w` as the weights instead.
+  // Runs without poisoning, and without restoring what wgrad accumulates into: for timing. `w` replaces the weights.
   Status run_again(const void* w);
   void set_stream(void* stream) { stream_ = stream; }
-  // Other inputs where the problem lies, and what compare() expects of them.
+  // Makes other inputs where the problem lies, which compare() then expects.
   Status change_inputs(uint64_t seed);
-  Status set_order(std::vector<int32_t> order);  // of as many channels; on a card any numbers
-  Status silence(int64_t channel);               // of x, or of dx here: zeros
+  Status set_order(std::vector<int32_t> order);  // with an entry for each channel; on a card any numbers
+  Status silence(int64_t channel);               // makes it zero in x, or in dx for dgrad
   const std::vector<int32_t>& order() const { return order_; }
   Status upload_outputs();
   Status download_outputs();
 
   using Error = gemm::ResultError;
-  // Compares with the reference, which is run on first use.
+  // Compares with the reference, which runs on first use.
   Error compare();
-  // The same for `count` elements of the output at random, for problems too large for that.
+  // Compares `count` elements of the output, chosen at random: for problems too large for compare().
   Error spot_check(int64_t count);
-  // Empty, or what was written outside of the outputs.
+  // Empty, or a message that names what was written outside of the outputs.
   std::string overrun() const;
 
-  // What runs it: "avx2", or "cuda".
+  // What runs the problem: "avx2", or the name of a CUDA way or kernel.
   Result<std::string> kernel() const;
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
   size_t workspace_bytes() const { return workspace_.size() - static_cast<size_t>(gemm::kGuard); }
-  // x and dy of wgrad; the input of the pass otherwise.
+  // x and dy of wgrad. fprop has x alone, dgrad dy alone.
   const Tensor& x() const { return x_.tensor; }
   const Tensor& dy() const { return dy_.tensor; }
   const Tensor& weights() const { return w_.tensor; }

@@ -1,4 +1,4 @@
-// Data for a convolution, and its comparison with the reference.
+// Makes the data of a convolution, and compares results with the reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,7 +24,7 @@ int64_t count_of(const Tensor& t) {
   return count;
 }
 
-// Dense, of the shape and strides of `tensor`.
+// A dense block of the shape and strides of `tensor`.
 Block make_block(Tensor tensor) {
   Block block;
   block.count = count_of(tensor);
@@ -59,7 +59,8 @@ double normal(Random& rng) {
   return std::sqrt(-2 * std::log(1 - rng.uniform())) * std::cos(6.283185307179586 * rng.uniform());
 }
 
-// Values that are exact in the dtype, from a table, for a normal number takes 50 ns; the largest magnitude.
+// Fills with values that are exact in the dtype, and returns the largest magnitude. A normal number takes 50 ns, so
+// values come from a table.
 double fill(const Block& block, Random& rng, bool integers) {
   static const std::vector<double> table = [] {
     Random of_table(7);
@@ -76,7 +77,7 @@ double fill(const Block& block, Random& rng, bool integers) {
   return largest;
 }
 
-// The same values in f64, of the same strides.
+// The values in f64, with their strides.
 Block wide(const Block& block) {
   if (!block.tensor.given()) return {};
   Tensor tensor = block.tensor;
@@ -88,7 +89,7 @@ Block wide(const Block& block) {
   return copy;
 }
 
-// What of a block lies beyond the filter must not matter.
+// The part of a block that lies beyond the filter must not matter: it becomes NaN.
 void poison_beyond(const Block& w, const LayoutView& view, int64_t taps) {
   const auto refs = walk_of(view, false).refs;
   const auto rows = out_of(view);
@@ -102,7 +103,7 @@ void poison_beyond(const Block& w, const LayoutView& view, int64_t taps) {
 }
 
 double rounded(double value, DType dtype) {
-  double bits = 0;  // room for any
+  double bits = 0;  // room for an element of any dtype
   store_element(&bits, 0, dtype, value);
   return load_element(&bits, 0, dtype);
 }
@@ -152,7 +153,7 @@ Status ConvData::make_data() {
   if (c.pass == Pass::fprop && c.residual) residual_ = make_block(of_y);
   for (int64_t i = 0; c.order && i < in; ++i) order_.push_back(static_cast<int32_t>(i));
   fill_inputs(static_cast<uint64_t>(c.seed) + 1);
-  view_.device = c.device;  // so that the workspace is that of the card
+  view_.device = c.device;  // the workspace is that of the card
   workspace_.assign(workspace_size() + static_cast<size_t>(kGuard), kPoison);
   return c.device.type == DeviceType::cuda ? move_to_device() : Status();
 }
@@ -193,7 +194,7 @@ Images images_of(const Block& block, int64_t channels, int32_t rank, bool last) 
 
 }  // namespace
 
-// The call on the host's data as it is.
+// The call on the host's data, as it is.
 Product ConvData::host_product() const {
   const bool backward = case_.pass == Pass::dgrad;
   const int32_t rank = case_.geometry.rank;
@@ -265,7 +266,8 @@ void ConvData::run_reference() {
   reference_weight_gradient(g);
 }
 
-// |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum.
+// The bound is |out - expected| <= c eps (k + 1) max|x| max|w|, where the sum has k products. check() adds the rounding
+// of the result.
 double ConvData::bound() const {
   const bool gradient = case_.pass == Pass::wgrad;
   const int64_t taps = gather_of(case_.geometry, false).taps();
@@ -284,7 +286,7 @@ double ConvData::bound() const {
   const double product_eps =
       on_card && case_.tf32 && case_.dtype == DType::f32 ? 0x1.8p-11 : gemm::sum_epsilon(case_.dtype, case_.device);
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
-  // On a card W may be rounded once more behind its gates.
+  // On a card W may be rounded once more after its gates.
   const bool rounds = case_.gates && !gradient && on_card && size_of(case_.dtype) == 2;
   const double gated = rounds ? 6 * std::sqrt(k) * epsilon(case_.dtype) * scale * gate_scale : 0;
   return 2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated + gated;

@@ -1,4 +1,4 @@
-// Runs a convolution where its data lies, and looks for what was written beside the outputs.
+// Runs a convolution where its data lies, and looks for writes outside of the outputs.
 #include <algorithm>
 #include <utility>
 

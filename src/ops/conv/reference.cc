@@ -1,5 +1,5 @@
-// What the convolution means, in plain loops with double sums. Tests and the bench compare every kernel with this; it
-// can also be run as the instruction set "reference".
+// What the convolution means, in plain loops with double sums. Tests and the bench compare every kernel with it. It
+// also runs as the instruction set "reference".
 #include <algorithm>
 #include <optional>
 

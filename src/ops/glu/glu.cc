@@ -1,5 +1,5 @@
-// The edge of the pointwise half of gated linear units: checks once, then hands on to a device. Products that end in
-// one are in ops/linear.
+// The edge of the pointwise half of gated linear units: it checks a call once, then hands it to a device. Products that
+// end in a unit are in ops/linear.
 #include "ops/glu/glu.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr int64_t kMost = int64_t{1} << 40;  // elements: more do not fit into a
 
 int64_t last_of(const ConstTensor& t) { return t.rank > 0 ? t.shape[static_cast<size_t>(t.rank) - 1] : 0; }
 
-// A features-last matrix.
+// Checks a features-last matrix.
 Result<Matrix> check_matrix(const Named& t, int64_t features, Use use) {
   if (!t.tensor.given()) return invalid("[", t.op, "] ", t.name, " is not given");
   const auto m = check_activations(t, features, use);

@@ -1,4 +1,4 @@
-// Gated linear units inside: what a checked call looks like.
+// Gated linear units inside: a call that is checked.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace blocksparse::glu {
 
-// Features-last matrices; `_token` is the step from a token to the next one, in elements.
+// Matrices are features-last; `_token` is the step from one token to the next, in elements.
 struct Forward {
   DType dtype = DType::f32;
   Activation activation = Activation::none;
@@ -31,18 +31,18 @@ struct Backward {
   int64_t groups() const { return interleaved_features(hidden) / (2 * kInterleaved); }
 };
 
-// The plain loops in double precision: what the passes mean, and what tests compare with.
+// Plain loops in double precision: the specification, with which tests compare.
 void reference_forward(const Forward& f);
 void reference_backward(const Backward& b);
 
 Status cpu_forward(const Forward& f, Isa isa, int32_t threads);
 Status cpu_backward(const Backward& b, Isa isa, int32_t threads);
 
-// On a device, with what a stream says; z may be in a workspace.
+// Runs on the device, on the stream. z may lie in a workspace.
 Status forward(const Forward& f, Device device, Stream stream);
 Status backward(const Backward& b, Device device, Stream stream);
 
-// The CUDA path, or in builds without it the answer `unavailable`.
+// The CUDA path. A build without it returns `unavailable`.
 Status cuda_forward(const Forward& f, Device device, Stream stream);
 Status cuda_backward(const Backward& b, Device device, Stream stream);
 Status prepare_cuda(Device device);

@@ -1,5 +1,5 @@
 // Gated linear units against their equations in f64, on the CPU and on a card, and what their edge refuses. Products
-// that end in one are swept with the linear op's problems (`glu=`): the awkward ones here, others at random.
+// that end in one belong to the linear op's problems (`glu=`): the awkward ones are here, others are random.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -71,7 +71,7 @@ struct Buffer {
     if (memory == nullptr) return;
     ASSERT_TRUE(cuda::copy_to_host(device, bytes.data(), memory.get(), bytes.size()).ok());
   }
-  // Whether anything beside the matrix was written.
+  // Whether anything outside of the matrix was written.
   bool overrun() const {
     std::vector<bool> inside(bytes.size(), false);
     const auto size = static_cast<size_t>(size_of(dtype));
@@ -104,8 +104,8 @@ double roundoff(DType of) {
   return 1;
 }
 
-// What results may be off: the rounding of the result, and some of the arithmetic's, which for f of up to `size` is
-// that of 8 ulp.
+// How far results may be off: by the rounding of the result, and by some rounding of the arithmetic, which for f of up
+// to `size` is 8 ulp.
 void expect_near(double got, double expected, double size, DType dtype, const std::string& where) {
   const double bound = roundoff(dtype) * std::abs(expected) * 1.01 + 16 * roundoff(sum_dtype(dtype)) * size + 0x1p-25;
   const bool f64 = dtype == DType::f64;
@@ -119,7 +119,7 @@ void run(const Case& c, Device device) {
   Buffer z(c, features, device), y(c, c.hidden, device), dy(c, c.hidden, device), dz(c, features, device);
   Random rng(static_cast<uint64_t>(c.n * 31 + c.hidden));
   for (int64_t t = 0; t < c.n; ++t) {
-    for (int64_t h = 0; h < c.hidden; ++h) {  // what fills up the last eight stays NaN
+    for (int64_t h = 0; h < c.hidden; ++h) {  // the rest of the last eight stays NaN
       z.set(t, gate_of(h), 2 * normal(rng));
       z.set(t, gate_of(h) + kInterleaved, normal(rng));
       dy.set(t, h, normal(rng));
@@ -133,7 +133,7 @@ void run(const Case& c, Device device) {
   EXPECT_FALSE(y.overrun());
   EXPECT_FALSE(dz.overrun());
 
-  // The equations, from f64 copies.
+  // The equations, computed from f64 copies.
   Case exact = c;
   exact.dtype = DType::f64, exact.pad = exact.offset = 0;
   Buffer z64(exact, features, {}), y64(exact, c.hidden, {}), dy64(exact, c.hidden, {}), dz64(exact, features, {});
@@ -188,7 +188,7 @@ TEST(GluCuda, IsItsEquations) {
   run({70000, 16, DType::bf16}, kCard);
 }
 
-// The derivative that the reference has is that of its function.
+// The reference's derivative is that of its function.
 TEST(Glu, SlopesAreThoseOfDifferences) {
   constexpr double kStep = 1e-5;
   for (const Activation activation : kActivations) {
@@ -210,8 +210,8 @@ TEST(Glu, SlopesAreThoseOfDifferences) {
   }
 }
 
-// Products that end in a gated linear unit: every block size, ragged hidden features, rows that are empty, cut rows,
-// one and many tokens, whatever else a call may have.
+// Products that end in a gated linear unit: every block size, ragged hidden features, empty and cut rows, one and many
+// tokens, and the other options of a call.
 std::vector<std::string> products() {
   std::vector<std::string> lines;
   struct Shape {
@@ -278,7 +278,7 @@ TEST(Glu, ProductsAreTheReference) {
   ASSERT_TRUE(set_cpu_isa("").ok());
 }
 
-// By the family that is chosen, and by each that takes the problem.
+// Runs each line by the chosen family, and by every family that takes it.
 void run_on_card(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) run_product(line + " device=cuda");
   for (const std::string& kernel : cuda_kernels()) {
@@ -298,7 +298,7 @@ TEST(GluCuda, ProductsAreTheReference) {
   run_on_card(products());
 }
 
-// For sanitizers, which take long.
+// A part of the products, because sanitizers take long.
 TEST(GluCuda, SomeProductsAreTheReference) {
   if (!cuda_status().ok()) GTEST_SKIP() << cuda_status().message();
   const std::vector<std::string> all = products();
@@ -307,7 +307,7 @@ TEST(GluCuda, SomeProductsAreTheReference) {
   run_on_card(some);
 }
 
-// The families that products of 16 bits are given to, and that can end in a gated linear unit.
+// The families that get products of 16 bits and can end in a gated linear unit.
 TEST(GluSelectCuda, GoesToFamiliesThatEndInOne) {
   const cuda::Card h100{.arch = 90, .multiprocessors = 132, .sm90a = true}, a100{.arch = 80, .multiprocessors = 108};
   const auto problem = [](int32_t block, int64_t n) {

@@ -28,7 +28,8 @@ TEST(LinearEdge, TheCallItselfIsRight) {
   EXPECT_TRUE(call.wgrad().ok()) << call.wgrad().message();
 }
 
-// The queries say what the passes need, no more, and nothing of what is refused. Tokens enough that all need some.
+// A query returns what its pass needs, not more, and 0 for what is refused. There are enough tokens that every pass
+// needs some.
 TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
   Call c;
   c.x = ConstTensor(c.memory.data(), DType::f32, {20, 48});
@@ -48,7 +49,7 @@ TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
   needs(linear_fprop_workspace_size(problem), &Call::fprop);
   needs(linear_dgrad_workspace_size(problem), &Call::dgrad);
   needs(linear_wgrad_workspace_size(problem), &Call::wgrad);
-  // All pairs of wgrad count, not the last one alone.
+  // All pairs of wgrad count, not only the last one.
   const GradPair pairs[] = {{c.x, c.dy}, {c.x, c.dy}, {c.x, c.dy}};
   const size_t bytes = linear_wgrad_workspace_size({.layout = c.layout, .dtype = DType::f32, .n = 60});
   const auto wgrad = [&](size_t given) {
@@ -69,7 +70,7 @@ TEST(LinearEdge, WorkspaceIsWhatTheQuerySays) {
   refuses([](LinearProblem& p) { p.n = -1; });
 }
 
-// Kernels of a card read records of 16 bytes, those of a CPU what any address holds.
+// A card's kernels read records of 16 bytes, so workspace and tables must be aligned. A CPU's kernels read any address.
 TEST(LinearEdge, PlacesOnACard) {
   const Device card{DeviceType::cuda, 0};
   alignas(64) std::array<char, 256> scratch{};
@@ -289,7 +290,7 @@ TEST(LinearEdge, Overlap) {
   c = Call();
   c.gates.data = c.y.data;
   expect_error(c.fprop(), "y overlaps gates");
-  // Columns of one buffer do not overlap, though their ranges do.
+  // Columns of one buffer do not overlap, though their address ranges do.
   c = Call();
   c.x.stride = {200, 1};
   c.y.data = c.memory.data() + 48;
@@ -297,7 +298,7 @@ TEST(LinearEdge, Overlap) {
   EXPECT_TRUE(c.fprop().ok()) << c.fprop().message();
   c.y.data = c.memory.data() + 47;
   expect_error(c.fprop(), "y overlaps x");
-  // Nor where they fill the rows of the buffer.
+  // They do not overlap either if they fill the rows of the buffer.
   c.x.stride = {108, 1};
   c.y.stride = {108, 1};
   c.y.data = c.memory.data() + 48;

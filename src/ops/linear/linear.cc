@@ -1,4 +1,4 @@
-// The edge of the linear op: checks once, then hands on to a device.
+// The edge of the linear op: it checks a call once, then hands it to a device.
 #include <algorithm>
 
 #include "blocksparse/blocksparse.h"
@@ -52,7 +52,7 @@ struct ProductCall {
   bool glu = false;  // y = f(gate) * up, half as wide
 };
 
-// The features of y.
+// Returns the features of y.
 Result<int64_t> check_width(const ProductCall& c, int64_t outputs) {
   if (!c.glu) return outputs;
   const ConstTensor y = c.y;
@@ -149,7 +149,7 @@ Status dispatch(const Product& p, Device device, Workspace workspace, Stream str
   return cpu_product(p, *isa, workspace, threads_for(stream.threads));
 }
 
-// Bytes of z, where the product of a gated linear unit has it made in the workspace; 0 where both are one launch.
+// Bytes of z, if a gated linear unit's product goes through the workspace; 0 if product and unit are one launch.
 int64_t bytes_of_z(const LayoutView& layout, DType dtype, int64_t n, Device device) {
   return fuses_glu(layout, dtype, n, device) ? 0 : round_up(n * layout.outputs() * size_of(dtype), int64_t{256});
 }
@@ -162,7 +162,7 @@ size_t glu_size(const LayoutView& layout, DType dtype, int64_t n, Device device)
   return of_z + workspace_size(Pass::fprop, layout, dtype, n, device);
 }
 
-// The product to z, then y of it.
+// Computes z by the product, then y of z.
 Status run_glu(const Product& p, Device device, Workspace workspace, Stream stream) {
   const auto bytes = static_cast<size_t>(bytes_of_z(p.layout, p.dtype, p.x.n, device));
   if (bytes == 0) return dispatch(p, device, workspace, stream);
@@ -195,7 +195,7 @@ Status run_product(const ProductCall& c, Workspace workspace, Stream stream) {
   return c.glu ? run_glu(*p, device, workspace, stream) : dispatch(*p, device, workspace, stream);
 }
 
-// The (x, dy) of wgrad; the tokens of all of them together.
+// Checks the (x, dy) of wgrad, and returns the tokens of all of them together.
 Result<int64_t> check_pairs(const char* op, std::span<const GradPair> pairs, const LayoutView& layout, DType dtype,
                             Device device, std::initializer_list<Region> written) {
   int64_t n = 0;
@@ -222,7 +222,7 @@ Result<int64_t> check_pairs(const char* op, std::span<const GradPair> pairs, con
   return n;
 }
 
-// dW and the gradient of the gates: right by themselves, and apart from what is read.
+// Checks dW and the gates' gradient, and that they lie apart from each other and from what is read.
 Status check_gradients(const char* op, const LayoutView& layout, const Weights& w, const WeightGrads& grads,
                        DType dtype, const Region& dw_region, const Region& dgates_region) {
   const int64_t b = layout.block_size;

@@ -1,4 +1,4 @@
-// The line of a linear problem, read and written.
+// Reads and writes the line of a linear problem.
 #include "ops/linear/problem.h"
 
 #include "core/problem.h"

@@ -1,5 +1,5 @@
-// A case of the linear op by its line, with data made for it, run on any kernel, and compared with the reference in
-// f64. Shared by tests, fuzzing and benchmarks.
+// A linear problem, given by a line of text. It makes the data, runs the op on any kernel and compares with the
+// reference in f64. Tests, fuzzing and benchmarks share it.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct LinearCase {
 
 Result<LinearCase> parse_linear_case(std::string_view line);
 std::string to_string(const LinearCase& c);
-Result<Layout> layout_of(const LinearCase& c);  // as the op is given it
+Result<Layout> layout_of(const LinearCase& c);  // as the op gets it
 
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {
@@ -89,35 +89,36 @@ class LinearData {
   // Poisons the outputs and runs the op through its public function, on the instruction set in use.
   Status run();
   void poison();
-  // The same without poisoning or restoring what it accumulates into: to be timed. `w` as the weights instead.
+  // Runs without poisoning, and without restoring what wgrad accumulates into: for timing. `w` replaces the weights.
   Status run_again(const void* w);
-  // On a card: the stream to queue on, and the copies between run_again() and compare().
+  // On a card: the stream to queue on, and the copies that belong around run_again().
   void set_stream(void* stream) { stream_ = stream; }
   Status upload_outputs();
   Status download_outputs();
-  // Other activations, there as well.
+  // Makes other activations, and copies them to the card.
   Status refill(uint64_t seed);
 
   using Error = ResultError;
-  // Compares with the reference, which is run on first use.
+  // Compares with the reference, which runs on first use.
   Error compare();
-  // The same for `count` elements of the output at random, each computed by itself: for problems too large for that.
+  // Compares `count` elements of the output, chosen at random and computed one by one: for problems too large for
+  // compare().
   Error spot_check(int64_t count);
-  // Empty, or what was written outside of the outputs.
+  // Empty, or a message that names what was written outside of the outputs.
   std::string overrun() const;
 
-  // What runs it: "avx2", or the name of a CUDA kernel.
+  // What runs the problem: "avx2", or the name of a CUDA kernel.
   Result<std::string> kernel() const;
   // How a CPU's kernels are driven: see gemm/cpu/plan.h.
   std::string plan() const;
 
   double flops() const;  // of live blocks
   double bytes() const;  // unique bytes of operands
-  // Of the first pair; fprop and dgrad read x alone (dy, for dgrad).
+  // Operands of the first pair. fprop and dgrad read x() alone, which is dy for dgrad.
   const Tensor& x() const { return x_[0].tensor; }
   const Tensor& dy() const { return dy_[0].tensor; }
   const Tensor& weights() const { return w_.tensor; }
-  // Any of these as the op finds it: on the card, if the problem lies there.
+  // A tensor as the op finds it: on the card, if the problem lies there.
   Tensor placed(const Tensor& tensor) const;
   const void* weights_on_device() const { return placed(w_).data; }
   const Tensor& output() const { return y_.tensor; }
@@ -132,7 +133,7 @@ class LinearData {
   size_t workspace_size() const;
   Status move_to_device();
   Tensor placed(const Buffer& buffer) const;
-  // What may be wrong of results, before they are rounded.
+  // How far results may be off, before they are rounded.
   struct Bounds {
     double output, gates;
   };

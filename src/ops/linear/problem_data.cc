@@ -1,4 +1,4 @@
-// Data for a linear problem, and its comparison with the reference.
+// Makes the data of a linear problem, and compares results with the reference.
 #include "ops/linear/problem.h"
 
 #include <algorithm>
@@ -52,8 +52,8 @@ double normal(Random& rng) {
   return std::sqrt(-2 * std::log(1 - rng.uniform())) * std::cos(6.283185307179586 * rng.uniform());
 }
 
-// Values that are exact in `dtype`; the largest magnitude is returned. Large tensors draw from a table of normal
-// numbers: a new one takes 50 ns.
+// Fills with values that are exact in the buffer's dtype, and returns the largest magnitude. A normal number takes 50
+// ns, so large tensors draw from a table.
 double fill(const Buffer& buffer, Random& rng, bool integers) {
   constexpr int64_t kLarge = 1 << 20, kTable = 1 << 16;
   double largest = 0;
@@ -69,7 +69,7 @@ double fill(const Buffer& buffer, Random& rng, bool integers) {
   return largest;
 }
 
-// What of a block lies beyond the matrix must not matter.
+// The part of a block that lies beyond the matrix must not matter: it becomes NaN.
 void poison_beyond(const Buffer& w, const Layout& layout) {
   const LayoutView view = layout.view();
   const auto refs = walk_of(view, false).refs;
@@ -86,7 +86,7 @@ void poison_beyond(const Buffer& w, const Layout& layout) {
   }
 }
 
-// Without the row and column that shall be empty, and with all of those that shall be full.
+// Takes out the row and column that shall be empty, and adds all blocks of those that shall be full.
 BlockCoordinates with_rows_of(BlockCoordinates all, const LinearCase& c) {
   BlockCoordinates kept{all.out_blocks, all.in_blocks, {}, {}};
   const auto keep = [&kept](int64_t out, int64_t in) {
@@ -135,7 +135,7 @@ Result<LinearData> LinearData::make(const LinearCase& c) {
   LinearData data(c, *std::move(layout));
   data.view_ = data.layout_;
   data.make_data();
-  data.view_.device = c.device;  // so that the workspace is that of the card
+  data.view_.device = c.device;  // the workspace is that of the card
   data.workspace_.assign(data.workspace_size() + static_cast<size_t>(kGuard), kPoison);
   if (c.device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(data.move_to_device());
   return data;
@@ -156,7 +156,7 @@ void LinearData::make_data() {
   }
   if (c.pass == Pass::wgrad) {
     for (int64_t i = 0; i < c.pairs; ++i) {
-      const int64_t n = i == 1 ? c.n / 2 : c.n;  // not all pairs are of one length
+      const int64_t n = i == 1 ? c.n / 2 : c.n;  // pairs differ in length
       x_.push_back(make_matrix(c.dtype, n, in, c.x_order, c.pad, c.offset));
       dy_.push_back(make_matrix(c.dtype, n, out, c.y_order, c.pad, c.offset));
       max_x_ = std::max(max_x_, fill(x_.back(), rng, c.integers));
@@ -189,7 +189,7 @@ void LinearData::make_data() {
   if (c.odd > 0) make_odd(rng);
 }
 
-// Elements that must stay away from outputs without a block for them, and from those behind a gate of 0.
+// Makes elements that must not reach outputs without a block for them, nor pass a gate of 0.
 void LinearData::make_odd(Random& rng) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double odd[] = {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
@@ -223,7 +223,7 @@ Status LinearData::refill(uint64_t seed) {
   return {};
 }
 
-// The call on the host's data as it is.
+// The call on the host's data, as it is.
 Product LinearData::host_product() const {
   auto view = [](const Buffer& b) { return b.tensor.given() ? flatten(b.tensor) : Activations{}; };
   return {.dtype = case_.dtype,
@@ -303,7 +303,8 @@ void LinearData::run_reference() {
                              .exchanged = layout_.transposed()});
 }
 
-// |out - expected| <= c eps (k + 1) max|x| max|w|, with k products in the sum, and the rounding of the result itself.
+// The bound is |out - expected| <= c eps (k + 1) max|x| max|w|, where the sum has k products. The rounding of the
+// result comes on top.
 LinearData::Bounds LinearData::bounds() const {
   const RowWalk rows = walk_of(layout_.view(), layout_.transposed() != (case_.pass == Pass::dgrad));
   int64_t longest = 0;
@@ -320,14 +321,14 @@ LinearData::Bounds LinearData::bounds() const {
   const double eps = epsilon(sum_dtype(case_.dtype)), k = static_cast<double>(products);
   const bool tf32 = case_.tf32 && case_.dtype == DType::f32 && case_.device.type == DeviceType::cuda;
   const double product_eps = tf32 ? 0x1.8p-11 : sum_epsilon(case_.dtype, case_.device);  // 11 bits of each operand
-  // Activations are right to 4 ulp of max(|z|, 1).
+  // Activation functions are right to 4 ulp of max(|z|, 1).
   const double activated = case_.activation > Activation::relu ? 8 * eps * (1 + max_epilogue_) : 0;
-  // On a card W is rounded once more behind its gates: 6 sigma of that, for so many errors as there are products.
+  // On a card W is rounded once more after its gates: 6 sigma of that, for as many errors as there are products.
   const bool rounds = case_.gates && case_.pass != Pass::wgrad && case_.device.type == DeviceType::cuda &&
                       size_of(case_.dtype) == 2 && case_.n >= wgmma::kLeastTokens;
   const double gated = rounds ? 6 * std::sqrt(k) * epsilon(case_.dtype) * scale * gate_scale : 0;
   const double sum = 2 * product_eps * (k + 1) * scale * gate_scale + 2 * eps * max_epilogue_ + activated + gated;
-  // f(gate) * up: the errors of both, each times the other, which is within 8 sigma. f' is below 1.2.
+  // f(gate) * up: the error of each factor times the other one, which is within 8 sigma. f' is below 1.2.
   const double other = 8 * std::sqrt(k) * gate_scale + max_epilogue_;
   const double rounded = fuses_glu(view_, case_.dtype, case_.n, case_.device) ? 0 : 2.4 * epsilon(case_.dtype);
   return {case_.hidden > 0 ? 2.2 * sum * other + rounded * other : sum,

@@ -1,4 +1,4 @@
-// What the linear op promises: what it reads, determinism, sharing; and its one-line problems.
+// What the linear op promises: what it reads, determinism, sharing. And its one-line problems.
 #include <gtest/gtest.h>
 
 #if defined(__linux__)
@@ -65,8 +65,8 @@ class AtTheEnd {
   size_t size_ = 0;
 };
 
-// Ragged features, in either order, with few blocks and with many: where whole blocks are read, the last of them would
-// reach beyond x or dy.
+// Ragged features in either order, with few blocks and with many: a read of the last whole block would reach beyond x
+// or dy.
 TEST(Linear, NothingIsReadBeyondATensor) {
   const auto run = [](const BlockCoordinates& at, int32_t block, DType dtype, int64_t n, int64_t missing, bool first) {
     const int64_t b = block, out = at.out_blocks * b - missing, in = at.in_blocks * b - missing / 2;

@@ -1,4 +1,4 @@
-// One step of the cell on the CPU, without products: a task is a block of units of as many tokens as a vector has
+// One step of the cell on the CPU, without products. A task is a block of units, of as many tokens as a vector has
 // lanes.
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace blocksparse::lstm {
 
 namespace {
 
-constexpr double kUnitFlops = 400;  // worth as much as so many operations of a product
+constexpr double kUnitFlops = 400;  // a unit costs as much as so many operations of a product
 
 int32_t block_of(int64_t hidden) {
   int32_t block = 128;
@@ -26,10 +26,10 @@ Status no_kernel() {
   return {StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype"};
 }
 
-// The scalar cell is plain loops, too.
+// The reference uses the scalar cell, which is plain loops too.
 Isa isa_of_cell(Isa isa) { return isa == Isa::reference ? Isa::scalar : isa; }
 
-// run(kernel, step, task) for all units and tokens.
+// Calls run(kernel, step, task) for all units and tokens.
 template <class Cell, class Run>
 Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) {
   const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);

@@ -1,4 +1,4 @@
-// The edge of the LSTM op: checks once, then hands on to a device.
+// The edge of the LSTM op: it checks a call once, then hands it to a device.
 #include "ops/lstm/lstm.h"
 
 #include "blocksparse/blocksparse.h"
@@ -37,7 +37,7 @@ Status check_shape(const char* op, const LayoutView& layout) {
                  ", needs 4 H x H with H a multiple of the block size");
 }
 
-// `sized` is the tensor that tells the sizes, on `device`.
+// `sized` names the tensor on `device` that gives the sizes.
 Status check_layout(const char* op, const LayoutView& layout, const char* sized, Device device) {
   BS_RETURN_IF_ERROR(check_device_type(op, device));
   if (device.type == DeviceType::cuda) BS_RETURN_IF_ERROR(cuda_status());
@@ -48,7 +48,7 @@ Status check_layout(const char* op, const LayoutView& layout, const char* sized,
   return check_shape(op, layout);
 }
 
-// steps and n of a tensor [steps, n, ..., H].
+// Takes steps and n from a tensor [steps, n, ..., H].
 Status sizes_of(const char* op, const char* name, const ConstTensor& t, int rank, Sequence& s) {
   BS_RETURN_IF_ERROR(Tensors::given({op, name, t}));
   BS_RETURN_IF_ERROR(check_tensor({op, name, t}));
@@ -139,7 +139,7 @@ Status check_grads(const LstmGrads& grads, Accumulate accumulate, Backward& b, T
   return c.disjoint();
 }
 
-// Whether the op would take it.
+// Whether the op would take the problem.
 bool is_right(const LstmProblem& p, Device device) {
   return has_tables_on(p.layout, device) && check_shape("lstm", p.layout).ok() && size_of(p.dtype) > 0 &&
          p.steps >= 0 && p.n >= 0 && (p.n == 0 || p.steps <= kMostRows / p.n);

@@ -1,4 +1,4 @@
-// The LSTM op inside: what a checked call looks like.
+// The LSTM op inside: a call that is checked.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace blocksparse::lstm {
 
-// What both passes share. All tensors are contiguous; null where they are not given.
+// What both passes share. All tensors are contiguous; a pointer is null if its tensor is not given.
 struct Sequence {
   DType dtype = DType::f32;
   LayoutView layout;  // [4 H, H]
   int64_t steps = 0, n = 0, hidden = 0;
   const void* w = nullptr;
   const void *h0 = nullptr, *c0 = nullptr;
-  const int64_t* lengths = nullptr;  // where the tensors lie
+  const int64_t* lengths = nullptr;  // on the device of the tensors
 
-  // On the CPU.
+  // On the CPU alone:
   int64_t length(int64_t token) const { return lengths == nullptr ? steps : lengths[token]; }
-  // One past the last sequence that still runs at step t: the rest is not computed.
+  // One past the last sequence that still runs at step t. The sequences behind it are not computed.
   int64_t running(int64_t t) const;
 };
 
@@ -39,10 +39,10 @@ struct Backward : Sequence {
   bool accumulate = false;
 };
 
-// Of n sequences; on a card they cannot be looked at. Other ops over sequences ask too.
+// Checks the lengths of n sequences, unless they are on a card. Other ops over sequences call it too.
 Status check_lengths(const char* op, Device device, const int64_t* lengths, int64_t n, int64_t steps);
 
-// The plain loops in double precision: the specification, and what tests compare with.
+// Plain loops in double precision: the specification, with which tests compare.
 void reference_forward(const Forward& f);
 void reference_backward(const Backward& b);
 
@@ -51,7 +51,7 @@ Status cpu_backward(const Backward& b, Isa isa, Workspace workspace, int32_t thr
 size_t cpu_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n);
 size_t cpu_backward_workspace_size(const LayoutView& layout, DType dtype, int64_t steps, int64_t n);
 
-// The CUDA path, or in builds without it the answer `unavailable`.
+// The CUDA path. A build without it returns `unavailable`.
 Status cuda_forward(const Forward& f, Workspace workspace, Stream stream);
 Status cuda_backward(const Backward& b, Workspace workspace, Stream stream);
 size_t cuda_forward_workspace_size(const LayoutView& layout, DType dtype, int64_t n);

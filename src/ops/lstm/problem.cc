@@ -143,7 +143,7 @@ void LstmData::make_data() {
     for (int64_t i = 0; i < c.n; ++i) lengths_.push_back(i == 1 ? 0 : i == 2 ? c.t : rng.below(c.t + 1));
     if (c.sorted) std::sort(lengths_.rbegin(), lengths_.rend());
   }
-  // Rows of |W| sum to 1 about, so that errors do not grow exponentially.
+  // Rows of |W| sum to about 1, so that errors do not grow exponentially.
   const double degree =
       static_cast<double>(layout_.blocks()) / static_cast<double>(std::max<int64_t>(1, layout_.out_blocks()));
   const double scale = 2 / std::max(1.0, degree * static_cast<double>(b));
@@ -157,7 +157,7 @@ void LstmData::make_data() {
   add("h", c.final && !c.backward, c.dtype, {c.n, hidden}, true);
   add("c", c.final && !c.backward, state, {c.n, hidden}, true);
   if (!c.backward) return;
-  Forward f;  // what backward is given comes from the reference
+  Forward f;  // backward gets the results of the reference
   f.dtype = c.dtype;
   f.layout = layout_.view();
   f.steps = c.t;
@@ -185,7 +185,7 @@ void LstmData::make_data() {
   add("dw", c.dw, c.wide ? state : c.dtype, {layout_.blocks(), b, b}, true);
 }
 
-// The same case in f64, where the reference writes what is expected.
+// The case in f64, where the reference writes what is expected.
 LstmData::Buffers LstmData::make_wide() const {
   Buffers wide;
   for (const auto& [name, b] : buffers_) {
@@ -202,8 +202,8 @@ LstmData::Buffers LstmData::make_wide() const {
   return wide;
 }
 
-// Rounding errors of one step are those of storing (z, h, gates) and of k sums; with |W| as it is they add up over the
-// steps at most. dW sums the products of all tokens besides.
+// The rounding errors of a step are those of stored values (z, h, gates) and of k sums. With this |W| they add up over
+// the steps at most. dW also sums the products of all tokens.
 double LstmData::bound(const Buffer& got, double largest) const {
   const double steps = static_cast<double>(case_.t) + 1, k = static_cast<double>(layout_.in_features());
   const double of_sums = gemm::sum_epsilon(case_.dtype, case_.device) * (k + 32);  // exp and tanh: a few ulp

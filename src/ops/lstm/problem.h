@@ -1,5 +1,5 @@
-// A case of the LSTM op by its line, with data made for it, run on the instruction set in use and compared with the
-// reference in f64. For tests.
+// An LSTM problem, given by a line of text, for tests. It makes the data, runs the op on the instruction set in use and
+// compares with the reference in f64.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace blocksparse::lstm {
 //   keep final                        forward: also makes gates and cells; h and c. backward: dh and dc
 //   dh0 dc0 dw accumulate wide        backward: what is made; add to dW; dW in f32
 //   device=cuda odd                   runs on the first card; there, all tensors but w begin at odd elements
-// The graph is that of one gate's [H, H], and all four share it, or has four times as many rows as columns.
+// The graph is that of one gate's [H, H], which all four gates share; or it has four times as many rows as columns.
 struct LstmCase {
   bool backward = false;
   DType dtype = DType::f32;
@@ -42,21 +42,21 @@ class LstmData {
 
   // Poisons the outputs and runs the op through its public function.
   Status run();
-  // On a card, run() in its parts: what is poisoned goes there, and a stream's work is brought back.
+  // The parts of run() on a card: the poison goes there, and the result of a stream's work comes back.
   Status upload();
   Status launch(void* stream);
   Status download();
-  // Other inputs. Of forward cases alone: what backward needs is made of the first ones.
+  // Makes other inputs, for forward cases alone: backward has inputs that the first ones made.
   Status refill(uint64_t seed);
-  // The largest |out - expected| / bound over all outputs, right if <= 1, and where it is.
+  // The largest |out - expected| / bound over all outputs, and where it is. Results are right if it is at most 1.
   struct Error {
     double worst = 0;
     std::string where;
   };
   Error compare();
-  // The name of an output that was written around, or "".
+  // The name of an output around which something was written, or "".
   std::string overrun() const;
-  // All outputs, for comparisons of bits.
+  // The bits of all outputs.
   std::vector<char> bits() const;
   const Layout& layout() const { return layout_; }
   bool is_forward() const { return !case_.backward; }
@@ -69,7 +69,7 @@ class LstmData {
     std::vector<int64_t> shape;
     int64_t elements = 0;
     bool output = false, summed = false;  // made by a sum over all tokens: dW
-    std::shared_ptr<void> device;         // all bytes, if they are on a card, too
+    std::shared_ptr<void> device;         // all bytes on a card, if the case runs there
     int64_t shift = 0;                    // of the data there, in bytes
     Tensor tensor();
     char* data() { return bytes.data() + kGuard; }

@@ -1,4 +1,4 @@
-// Runs an LSTM case where its data lies, and looks for what was written beside the outputs.
+// Runs an LSTM case where its data lies, and looks for writes outside of the outputs.
 #include <algorithm>
 
 #include "blocksparse/device_index.h"

@@ -1,4 +1,4 @@
-// What the LSTM op means, in plain loops with double sums. It can also be run as the instruction set "reference".
+// What the LSTM op means, in plain loops with double sums. It also runs as the instruction set "reference".
 #include <cmath>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
-// Matrices [n, H] of doubles, and W as a list of its entries.
+// Matrices [n, H] of doubles, and W as a list of entries.
 struct Plain {
   const Sequence& s;
   int64_t n, hidden;
@@ -27,7 +27,7 @@ struct Plain {
     return m;
   }
 
-  // body(row, column, index into w) for each entry of W.
+  // Calls body(row, column, index into w) for each entry of W.
   template <class Body>
   void for_each_weight(Body&& body) const {
     const int64_t b = s.layout.block_size;
@@ -107,7 +107,7 @@ void reference_backward(const Backward& b) {
         out[2 * hidden] = dc_all * i * (1 - g * g);
         out[3 * hidden] = dh_all * squashed * o * (1 - o);
         dc[unit] = dc_all * f;
-        dh[unit] = 0;  // what flows on is dz W
+        dh[unit] = 0;  // the rest flows through dz W
       }
     }
     p.for_each_weight([&](int64_t row, int64_t column, int64_t at) {

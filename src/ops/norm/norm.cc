@@ -1,4 +1,4 @@
-// The edge of the layer norm: checks once, then hands on to a device.
+// The edge of the layer norm: it checks a call once, then hands it to a device.
 #include "ops/norm/norm.h"
 
 #include <cmath>

@@ -39,7 +39,8 @@ std::string line_of(const Case& c) {
 
 constexpr std::ptrdiff_t kGuard = 256;  // bytes behind a tensor, which nobody may write
 
-// A tensor on the host, and its copy where the case runs; NaN until something is written, as is the guard behind it.
+// A tensor on the host, and its copy where the case runs. It is NaN until something is written, and so is the guard
+// behind it.
 struct Buffer {
   DType dtype = DType::f32;
   std::vector<char> bytes;
@@ -74,7 +75,7 @@ struct Buffer {
   }
 };
 
-// To the rounding of a result of that dtype, and of a few operations on numbers up to `size`.
+// The rounding of a result of that dtype, and of a few operations on numbers up to `size`.
 double bound_of(DType dtype, const Case& c, double expected, double size) {
   const auto roundoff = [](DType of) {
     switch (of) {
@@ -89,7 +90,7 @@ double bound_of(DType dtype, const Case& c, double expected, double size) {
   return roundoff(dtype) * (std::abs(expected) + 1e-4) + sums * (size + 1);
 }
 
-// Both passes of a case, and what they should give.
+// Both passes of a case, and the results that they should give.
 class Norm {
  public:
   Norm(const Case& c, Device device) : c_(c) {
@@ -229,7 +230,7 @@ TEST(NormCuda, MatchesItsEquations) {
   expect_right_on({DeviceType::cuda, 0});
 }
 
-// The norm of four gates with the cell, and what it should give.
+// The norm of four gates with the cell, and the results that it should give.
 class NormCell {
  public:
   explicit NormCell(const Case& c) : c_(c) {

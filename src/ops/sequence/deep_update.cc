@@ -1,4 +1,4 @@
-// The edge of the deep-update op: checks once, then runs the steps.
+// The edge of the deep-update op: it checks a call once, then runs the steps.
 #include "ops/sequence/deep_update.h"
 
 #include <cmath>
@@ -16,13 +16,13 @@ namespace {
 
 using Tensors = CheckedTensors<3 * kMostMatrices + 8>;
 
-// "deep_update_forward, matrix 2" for messages, without an allocation.
+// Text such as "deep_update_forward, matrix 2", for messages, without an allocation.
 struct OpOfMatrix {
   char text[64];
   OpOfMatrix(const char* op, int matrix) { std::snprintf(text, sizeof(text), "%s, matrix %d", op, matrix); }
 };
 
-// The layouts, for the H that `s` has.
+// Checks the layouts for the H of `s`.
 Status check_layouts(const char* op, std::span<const DeepUpdateMatrix> matrices, Sequence& s) {
   const auto count = static_cast<int64_t>(matrices.size());
   if (count < kLeastMatrices || count > kMostMatrices) {
@@ -123,7 +123,7 @@ size_t backward_bytes(const Sequence& s) {
   return static_cast<size_t>(BackwardSpace(s).linear) + most_of_layouts(s, sequence::backward_product_bytes);
 }
 
-// Bytes of a problem that the op would take; else 0.
+// The bytes for a problem that the op would take; otherwise 0.
 template <class Size>
 size_t size_for(const DeepUpdateProblem& p, Device device, Size size) {
   if (p.matrices.empty()) return 0;

@@ -1,4 +1,4 @@
-// The deep-update op inside: what a checked call looks like, and where its memory is divided.
+// The deep-update op inside: a call that is checked, and how its memory is divided.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ struct Matrix : sequence::Weight {
   const void *gain = nullptr, *shift = nullptr;
 };
 
-// What both passes share. Null where not given.
+// What both passes share. A pointer is null if its tensor is not given.
 struct Sequence : sequence::Steps {
   int count = 0;  // of matrices
   std::array<Matrix, kMostMatrices> matrices = {};
@@ -49,7 +49,7 @@ struct Backward : Sequence {
 
 // ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
 
-// Tensors of `steps` steps: of each matrix one like its product, and of each but the last one like its input.
+// Tensors of `steps` steps: one for each matrix, like its product. The last one is four times as wide.
 struct Stack {
   int64_t one, four;  // [steps, n, H], [steps, n, 4, H]
   int last;
@@ -62,11 +62,11 @@ struct Stack {
   int64_t total() const { return last * one + four; }
 };
 
-// What the forward pass makes of `steps` steps.
+// The results of the forward pass over `steps` steps.
 struct Made {
   Stack products;          // W u
-  int64_t normed;          // u behind each matrix but the last
-  int64_t stats, of_four;  // of the norms; of the gates'
+  int64_t normed;          // u behind each matrix but the last one
+  int64_t stats, of_four;  // of the norms; of the gates' norm
   int64_t gates, cells, total;
 
   Made(const Sequence& s, int64_t steps) : products(s, steps) {
@@ -86,7 +86,7 @@ struct Made {
   int64_t of_one_ = 0;
 };
 
-// The workspace of the forward pass: z, and where nothing is saved what one step makes.
+// The workspace of the forward pass: z, and if nothing is saved, the results of one step.
 struct ForwardSpace {
   int64_t made, linear;
 
@@ -94,9 +94,9 @@ struct ForwardSpace {
       : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
-// Of the backward pass: gradients of the products, of all steps, and of what the norms give. The norms' gains and
-// shifts get their gradients step by step on the CPU, where a step lies in the cache, and from all steps at once on a
-// card.
+// The workspace of the backward pass: the gradients of all steps' products, and of what the norms give. On the CPU the
+// norms' gains and shifts get their gradients step by step, because a step lies in the cache. On a card they get them
+// from all steps at once.
 struct BackwardSpace {
   Stack products, normed;
   int64_t of_normed, dh, dc, linear;

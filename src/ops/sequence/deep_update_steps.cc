@@ -1,5 +1,5 @@
-// Runs the steps, on any device: the engine's products, layer norms and cells in turn. On a card each kernel begins
-// while the one in front still runs.
+// Runs the steps on any device: the engine's products, layer norms and cells in turn. On a card each kernel begins
+// while the kernel in front still runs.
 #include "core/text.h"
 #include "cpu/pages.h"
 #include "ops/norm/norm.h"
@@ -23,8 +23,8 @@ Status run(const Machine& on, const norm::Backward& b) {
 // Whether the gates' norm and the cell are one kernel.
 bool joins_cell(const StepRunner& runner, const Forward& f) { return runner.on.on_card() && f.lengths == nullptr; }
 
-// z of a step, from h before it; where norm and cell are one, the gates' norm is left to it. `made` holds the step's
-// part of what is made, `at` being its place there.
+// Computes z of a step from h before it. If norm and cell are one kernel, it leaves the gates' norm to that. `made`
+// holds the step's results, at place `at`.
 Status matrices(const StepRunner& runner, const Forward& f, const Made& made, char* memory, int64_t t, const void* h,
                 void* z) {
   const int64_t at = f.saved != nullptr ? t : 0, sum = size_of(runner.state);
@@ -56,7 +56,8 @@ Status matrices(const StepRunner& runner, const Forward& f, const Made& made, ch
   return {};
 }
 
-// Gradients of a step's products, from that of z, which `grads` hold; and of h before it, if `dh` is given.
+// Computes the gradients of a step's products from that of z, which lies in the workspace; and of h before it, if `dh`
+// is given.
 Status matrices_backward(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                          char* memory, int64_t t, void* dh, const void* dy_before) {
   const int64_t sum = size_of(runner.state);
@@ -98,7 +99,7 @@ Status matrices_backward(const StepRunner& runner, const Backward& b, const Made
   return {};
 }
 
-// Of gain and shift, over all steps; zeros where there are none.
+// The gradients of gain and shift over all steps. Without steps they are zeros.
 Status norm_gradient(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                      const char* memory, int j) {
   const Matrix& matrix = b.matrices[static_cast<size_t>(j)];
@@ -120,7 +121,8 @@ Status norm_gradient(const StepRunner& runner, const Backward& b, const Made& ma
   return run(runner.on, n);
 }
 
-// dW over all steps. The first matrix reads h, which is y of the step before: its first step is a product of its own.
+// dW over all steps. The first matrix reads h, which is y of the step before, so its first step is a product of its
+// own.
 Status weight_gradient(const StepRunner& runner, const Backward& b, const Made& made, const BackwardSpace& space,
                        const char* memory, int j) {
   const MatrixGrads& grads = b.grads[static_cast<size_t>(j)];
@@ -134,7 +136,7 @@ Status weight_gradient(const StepRunner& runner, const Backward& b, const Made& 
   return b.steps == 0 ? Status() : add(b.h0, dz, b.n, true);
 }
 
-// The gates' norm and the cell, of what the last matrix made.
+// The gates' norm and the cell, from the last matrix's product.
 Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made, char* memory,
                    const lstm::ForwardCell& step) {
   const int64_t at = f.saved != nullptr ? step.t : 0, sum = size_of(runner.state);
@@ -209,7 +211,8 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
   };
   const auto dy_at = [&](int64_t t) { return advance(b.dy, t * runner.one, b.dtype); };
-  // Of h behind a step: from its y, and from the step behind. A card's cell adds them, the CPU's product.
+  // The gradient of h behind a step comes from its y and from the step behind. On a card the cell adds the two; on the
+  // CPU the product does.
   const bool cell_adds = machine->on_card();
   const void* of_next = nullptr;
   for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {

@@ -1,4 +1,4 @@
-// The deep-update op: against plain ops step by step, against differences, with lengths, and what it refuses.
+// The deep-update op against plain ops step by step and against differences, with lengths; and what its edge refuses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -99,7 +99,7 @@ struct Net {
                              scratch.space, stream);
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  // What of_y, of_h and of_c are the gradients of.
+  // The loss whose gradients are of_y, of_h and of_c.
   double loss() {
     forward();
     double sum = 0;
@@ -110,7 +110,7 @@ struct Net {
   }
 };
 
-// The steps by public ops: what the op promises to be.
+// The steps by public ops, which the op promises to equal.
 template <class S>
 void step_by_step(Net<S>& net, std::vector<S>& y, std::vector<S>& c) {
   const int64_t n = net.n, hidden = net.hidden, last = static_cast<int64_t>(net.matrices.size()) - 1;
@@ -334,7 +334,7 @@ TEST(DeepUpdate, Refuses) {
       [&](auto& in, auto&) { in.factor = ConstTensor(net.factor.data(), DType::f32, {int64_t{1} << 31, 1024, 48}); },
       scratch.space);
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = tensor(net.factor, {3, 2, 48}); }, scratch.space);
-  refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
+  refused("saved is null, but has 64 bytes", [](auto&, auto& out) { out.saved = {nullptr, 64}; }, scratch.space);
   refused("saved has 64 bytes, needs", [&](auto&, auto& out) { out.saved.bytes = 64; }, scratch.space);
   refused(
       "saved needs an alignment of 64",
@@ -365,7 +365,7 @@ TEST(DeepUpdate, BackwardRefuses) {
   refused("workspace has " + std::to_string(workspace - 1) + " bytes, needs ", 3, needed, workspace - 1);
 }
 
-// bf16: the state c is f32, and so is all that is kept of it.
+// With bf16 the state c is f32, and so is everything that is kept of it.
 TEST(DeepUpdate, TheStateOfNarrowActivationsIsWide) {
   Net<double> net(4, 5, 2, 8, 5);
   net.lengths = {4, 0, 2, 1, 3};

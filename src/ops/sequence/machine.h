@@ -1,4 +1,4 @@
-// What does the parts of a step of a recurrent network, on the device of its tensors.
+// Runs the parts of a recurrent network's step on the device of its tensors.
 #pragma once
 
 #include "blocksparse/dtype.h"
@@ -16,7 +16,7 @@ struct Machine {
   int32_t threads = 1;
   Workspace linear;  // of the products
 
-  // The products take the workspace from byte `linear` on.
+  // The products have the workspace from byte `linear` on.
   static Result<Machine> of(Device device, Stream stream, Workspace workspace, int64_t linear) {
     const auto first = static_cast<size_t>(linear);
     Machine m{.device = device, .stream = stream, .linear = {}};

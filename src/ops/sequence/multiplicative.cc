@@ -1,4 +1,4 @@
-// The edge of the multiplicative LSTM: checks once, then runs the steps.
+// The edge of the multiplicative LSTM: it checks a call once, then runs the steps.
 #include "ops/sequence/multiplicative.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = CheckedTensors<16>;
 
-// The layouts, for the H that `s` has.
+// Checks the layouts for the H of `s`.
 Status check_layouts(const char* op, const LayoutView& layout_m, const LayoutView& layout, Sequence& s) {
   BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout_m", layout_m, s.hidden, s));
   BS_RETURN_IF_ERROR(sequence::check_layout(op, "layout", layout, kGates * s.hidden, s));
@@ -84,7 +84,7 @@ size_t backward_bytes(const Sequence& s) {
          std::max(sequence::backward_product_bytes(s.m.layout, s), sequence::backward_product_bytes(s.gates.layout, s));
 }
 
-// Bytes of a problem that the op would take; else 0.
+// The bytes for a problem that the op would take; otherwise 0.
 template <class Size>
 size_t size_for(const MultiplicativeProblem& p, Device device, Size size) {
   Sequence s;

@@ -1,4 +1,4 @@
-// The multiplicative LSTM inside: what a checked call looks like, and where its memory is divided.
+// The multiplicative LSTM inside: a call that is checked, and how its memory is divided.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace blocksparse::multiplicative {
 
 using sequence::part_bytes;
 
-// What both passes share. Null where not given.
+// What both passes share. A pointer is null if its tensor is not given.
 struct Sequence : sequence::Steps {
   sequence::Weight m, gates;  // W_m and W
   const void* pre = nullptr;
@@ -32,7 +32,7 @@ struct Backward : Sequence {
 
 // ---- Memory, in bytes; every tensor begins at a multiple of 64 ------------------------------------------------------
 
-// What the forward pass makes of `steps` steps.
+// The results of the forward pass over `steps` steps.
 struct Made {
   int64_t product = 0;  // W_m h [steps, n, H]
   int64_t m, gates, cells, total;
@@ -46,7 +46,7 @@ struct Made {
   }
 };
 
-// The workspace of the forward pass: z, and where nothing is saved what one step makes.
+// The workspace of the forward pass: z, and if nothing is saved, the results of one step.
 struct ForwardSpace {
   int64_t made, linear;
 
@@ -54,7 +54,7 @@ struct ForwardSpace {
       : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
 };
 
-// Of the backward pass: gradients of W_m h of all steps, and of a step's m, h and c.
+// The workspace of the backward pass: the gradients of W_m h of all steps, and of a step's m, h and c.
 struct BackwardSpace {
   int64_t of_product = 0;
   int64_t dm, dh, dc, linear;

@@ -1,4 +1,4 @@
-// Runs the steps, on any device: two of the engine's products, what is between, and the LSTM's cell.
+// Runs the steps on any device: two of the engine's products, the factor between them, and the LSTM's cell.
 #include <algorithm>
 
 #include "core/text.h"
@@ -59,7 +59,8 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
     return advance(static_cast<const void*>(b.saved + bytes), elements, dtype);
   };
   const auto dy_at = [&](int64_t t) { return advance(b.dy, t * runner.one, b.dtype); };
-  // Of h behind a step: from its y, and from the step behind. A card's cell adds them, the CPU's product.
+  // The gradient of h behind a step comes from its y and from the step behind. On a card the cell adds the two; on the
+  // CPU the product does.
   const bool cell_adds = machine->on_card();
   const void* of_next = nullptr;
   for (int64_t t = b.n > 0 ? b.steps : 0; t-- > 0;) {
@@ -96,7 +97,7 @@ Status run_backward(const Backward& b, Workspace workspace, Stream stream) {
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dh, b.dh0, b.dtype));
   BS_RETURN_IF_ERROR(runner.copy_of_empty(b.dc, b.dc0, runner.state));
   BS_RETURN_IF_ERROR(runner.gradient(b.gates, b.dw, b.dw_dtype, b.saved + made.m, b.dpre, b.steps * b.n, false));
-  // h before a step is y of the step before: the first step is a product of its own.
+  // h before a step is y of the step before, so the first step is a product of its own.
   const char* of_products = memory + space.of_product;
   const auto add = [&](const void* x, const char* of, int64_t tokens, bool accumulate) {
     return runner.gradient(b.m, b.dw_m, b.dw_m_dtype, x, of, tokens, accumulate);

@@ -1,4 +1,4 @@
-// The multiplicative LSTM: against differences, with lengths and threads, and what it refuses.
+// The multiplicative LSTM against differences, with lengths and threads; and what its edge refuses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,7 +88,7 @@ struct Net {
                                 scratch.space, stream);
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  // What of_y, of_h and of_c are the gradients of.
+  // The loss whose gradients are of_y, of_h and of_c.
   double loss() {
     forward();
     double sum = 0;
@@ -145,7 +145,7 @@ TEST(Multiplicative, BitsDoNotDependOnThreadsOrOnWhatIsSaved) {
   EXPECT_EQ(net.y, y);
 }
 
-// bf16: the state c is f32, and so is all that is kept of it.
+// With bf16 the state c is f32, and so is everything that is kept of it.
 TEST(Multiplicative, TheStateOfNarrowActivationsIsWide) {
   Net net(4, 5, 8, 5);
   net.lengths = {4, 0, 2, 1, 3};
@@ -257,7 +257,7 @@ TEST(Multiplicative, Refuses) {
   refused("w_m is not given", [](auto& in, auto&) { in.w_m = {}; });
   refused("pre is [3, 2, 48], needs [3, 2, 4, 48]", [](auto& in, auto&) { in.pre = in.factor; });
   refused("y overlaps factor", [&](auto&, auto& out) { out.y = Net::tensor(net.factor, {3, 2, 48}); });
-  refused("saved has 64 bytes at no place", [](auto&, auto& out) { out.saved = {nullptr, 64}; });
+  refused("saved is null, but has 64 bytes", [](auto&, auto& out) { out.saved = {nullptr, 64}; });
   refused("saved has 64 bytes, needs", [](auto&, auto& out) { out.saved.bytes = 64; });
   const size_t needed = multiplicative_forward_workspace_size(net.problem());
   refused("bytes, needs " + std::to_string(needed), [](auto&, auto&) {}, needed - 1);

@@ -92,7 +92,7 @@ Status check_layout(const char* op, const char* name, const LayoutView& layout, 
 
 Status check_saved(const char* op, const Workspace& saved, int64_t needed) {
   if (saved.data == nullptr && saved.bytes > 0) {
-    return invalid("[", op, "] saved has ", saved.bytes, " bytes at no place");
+    return invalid("[", op, "] saved is null, but has ", saved.bytes, " bytes");
   }
   if (saved.bytes < static_cast<size_t>(needed)) {
     return invalid("[", op, "] saved has ", saved.bytes, " bytes, needs ", needed);

@@ -1,8 +1,8 @@
-// dgrad by AMX: tokens are the tiles' rows, W, which is walked by its columns, has its rows paired.
+// dgrad by AMX: tokens are the tiles' rows. W is walked by its columns, and its rows are paired.
 //   x panels [vectors][blocks][16 tokens][b]     sums [vectors][16 tokens][b]
 // For each chunk of a piece's list, whose x stays in L1, for each strip of 16 outputs: sums of four vectors stay in
-// tiles over the chunk; W two steps of 32 inputs ahead is copied as [pairs of inputs][outputs][2] while the tiles
-// multiply what was copied before. ("Inputs" are those of the pass: features of dy.)
+// tiles over the chunk. W is copied as [pairs of inputs][outputs][2] two steps of 32 inputs ahead, while the tiles
+// multiply an earlier copy. ("Inputs" are those of the pass: features of dy.)
 #pragma once
 
 #include "gemm/cpu/amx/common.h"
@@ -20,8 +20,8 @@ inline TileShapes backward_shapes(int block) {
   return shapes;
 }
 
-// copy[k / 2][o] = (W(k, o), W(k + 1, o)) of O outputs and K inputs, of which `depth` exist: what lies beyond may be
-// anything. Not inlined: one copy for any number of vectors.
+// copy[k / 2][o] = (W(k, o), W(k + 1, o)) for O outputs and K inputs. Inputs from `depth` on do not exist and become 0.
+// Not inlined: one copy serves any number of vectors.
 template <int O, int K>
 __attribute__((noinline)) void copy_in_pairs(const BFloat16* w, int block, int64_t depth, BFloat16Pair* copy) {
   if (depth >= K) {
@@ -36,7 +36,7 @@ __attribute__((noinline)) void copy_in_pairs(const BFloat16* w, int block, int64
   }
 }
 
-// What a strip multiplies: x and sums of the first vector, the next ones `x_vector` and 16 b further.
+// What a strip multiplies: x and sums of the first vector. Those of the next vectors are `x_vector` and 16 b further.
 struct TileStrip {
   const BFloat16* x;
   int64_t x_vector;
@@ -62,7 +62,7 @@ BS_INLINE void prefetch_x(const BFloat16* x, int64_t x_vector, int block) {
 // sums [V * 16 tokens][O outputs] (+)= x W^T over a chunk, K inputs at a time.
 template <int V, int O, int K>
 void multiply_backward(const ProductArgs& a, const Chunk& chunk, const TileStrip& s, bool first) {
-  constexpr int kAhead = 2, kCopies = 4;  // no load waits for the stores of a copy that was just made
+  constexpr int kAhead = 2, kCopies = 4;  // a load then never waits for the stores of a copy that was just made
   alignas(64) BFloat16Pair copies[kCopies][K / 2 * O];
   const int64_t b = a.block, sum_row = b * 4, sum_vector = kTileRows * b, x_vector = s.x_vector;
   const int shift = __builtin_ctz(static_cast<unsigned>(a.block / K)), steps = chunk.count << shift;  // of a block
@@ -122,7 +122,7 @@ void multiply_chunk_backward(const ProductArgs& a, const Chunk& chunk, Ahead<C>*
 
 // ---- 64 tokens and more: a chunk of W is copied once for all of them ------------------------------------------------
 
-// [steps][strips][16 pairs][16 outputs], and where x of each step lies.
+// A copied chunk of W, [steps][strips][16 pairs][16 outputs], and where x of each step begins.
 struct CopiedChunk {
   static constexpr int kPairs = kTileDepth / 2 * kTileRows;
   alignas(64) BFloat16Pair w[256 * kMaxBlock / 2];
@@ -183,9 +183,9 @@ inline void multiply_squares(int64_t block, const CopiedChunk& chunk, int vector
 }
 
 constexpr int kBackwardSums = 32 * 1024 / 4;
-constexpr int kLeastCopied = 4;  // vectors; of two, b = 32 and 64 at 50 % take 1.25 to 1.4 times as long so
+constexpr int kLeastCopied = 4;  // vectors; with two, b = 32 and 64 at 50 % take 1.25 to 1.4 times as long
 
-// Without gates.
+// For W without gates.
 template <class C>
 void multiply_piece_copied(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
   const int64_t b = a.block, x_vector = kTileRows * panel_features(a), most = kBackwardSums / (kTileRows * b);
@@ -223,7 +223,7 @@ void multiply_piece_backward(const ProductArgs& a, const Piece& piece, Ahead<C>&
   }
 }
 
-// [features][16 tokens] to [16 tokens][block].
+// Transposes [features][16 tokens] to [16 tokens][block].
 template <int Q>
 void transpose_tokens(const BFloat16* from, int64_t stride, int block, BFloat16* to) {
   for (int f = 0; f < block; f += 2 * Q) {
@@ -241,7 +241,7 @@ void transpose_tokens(const BFloat16* from, int64_t stride, int block, BFloat16*
   }
 }
 
-// Rows of tokens as they lie, Q features at a time; of tokens that do not exist, zeros.
+// Copies rows of tokens, Q features at a time. Missing tokens are zeros.
 template <int Q>
 void copy_tokens(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
   for (int64_t t = 0; t < kTileRows; ++t, x += a.x_token) {
@@ -255,7 +255,7 @@ void copy_tokens(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_
   }
 }
 
-// A block that is not all there.
+// An incomplete block.
 inline void pack_part(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
   for (int64_t t = 0; t < kTileRows; ++t) {
     for (int64_t f = 0; f < a.block; ++f) {

@@ -1,4 +1,4 @@
-// What the kernels for AMX share: tiles by number, and how x is laid out.
+// What the AMX kernels share: tiles by number, and the place of x.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTileRows = 16, kTileDepth = 32;  // inputs: 16 pairs
 
-// f.operator()<0>(), f.operator()<1>() ...: tiles are named when the code is compiled.
+// Calls f.operator()<0>(), f.operator()<1>(), ...: tiles have constant numbers.
 template <int... I, class F>
 BS_INLINE void for_tiles(std::integer_sequence<int, I...>, F f) {
   (f.template operator()<I>(), ...);
@@ -23,7 +23,7 @@ BS_INLINE void for_tiles(F f) {
 
 inline int64_t panel_features(const ProductArgs& a) { return round_up(a.inputs, a.block); }
 
-// Of 16 tokens, from the first feature on.
+// The panel of a vector of 16 tokens.
 inline BFloat16* panel_of(const ProductArgs& a, int64_t vector) {
   return static_cast<BFloat16*>(a.panels) + vector % a.panel_vectors * kTileRows * panel_features(a);
 }

@@ -1,9 +1,9 @@
-// fprop by AMX: W is read as it lies, its rows are the tiles' rows.
+// fprop by AMX: W is read in place, and its rows are the tiles' rows.
 //   x panels [vectors][blocks][b / 2 pairs of inputs][16 tokens][2]   sums [vectors][b / 16][16 outputs][16 tokens]
 // For each chunk of a piece's list, whose W stays in L1: for two vectors and two strips of 16 outputs (blocks of 8 and
-// 16: for four vectors), sums stay in tiles over the chunk. Behind the last chunk sums are turned for the finish.
-// W copied in pairs for tokens as rows, as dgrad has it, took 1.5 to 2 times as long: 16 loads, 64 shuffles and 16
-// stores for every four products of 64 tokens.
+// 16: for four vectors), sums stay in tiles over the chunk. After the last chunk sums are transposed for the finish.
+// Copying W in pairs, with tokens as rows as in dgrad, took 1.5 to 2 times as long: 16 loads, 64 shuffles and 16 stores
+// for every four products of 64 tokens.
 #pragma once
 
 #include <immintrin.h>
@@ -23,14 +23,14 @@ inline TileShapes forward_shapes(int block) {
   return shapes;
 }
 
-// Blocks of a row of W, and where x of each begins.
+// The blocks of W of a chunk, and where x of each begins.
 struct ForwardChunk {
   const BFloat16* w[kMostOfChunk];
   int64_t x[kMostOfChunk];
   int count;
 };
 
-// x and sums of the first vector; the next ones are `x_vector` and 16 b further.
+// x and sums of the first vector. Those of the next vectors are `x_vector` and 16 b further.
 struct ForwardTiles {
   const BFloat16* x;
   int64_t x_vector;
@@ -86,13 +86,13 @@ inline void multiply_forward_large(int64_t block, const ForwardChunk& chunk, int
   }
 }
 
-// 16 rows of 16 words of 32 bits, turned.
+// Transposes 16 rows of 16 words of 32 bits.
 BS_INLINE void turn_words(const void* from, int64_t from_row, void* to, int64_t to_row) {
   const auto store = [&](int row, auto words) __attribute__((always_inline)) {
     __builtin_memcpy(static_cast<char*>(to) + row * to_row, &words, sizeof(words));
   };
 #if defined(__AVX512F__)
-  // Quarters of rows come together as they are loaded, which leaves half of the shuffles: 32, on the one port that does
+  // Quarters of rows are brought together by loads, which leaves half of the shuffles: 32, on the one port that does
   // them.
   const auto quarter = [&](int row, int c) __attribute__((always_inline)) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const char*>(from) + row * from_row) + c);
@@ -126,7 +126,7 @@ BS_INLINE void turn_words(const void* from, int64_t from_row, void* to, int64_t 
 #endif
 }
 
-// [b / 16][16 outputs][16 tokens] of a vector to [16 tokens][b].
+// Transposes [b / 16][16 outputs][16 tokens] of a vector to [16 tokens][b].
 inline void turn_sums(const float* sums, int block, float* to) {
   if (block == 8) {
     for (int t = 0; t < kTileRows; t += 8) {
@@ -144,7 +144,7 @@ inline void turn_sums(const float* sums, int block, float* to) {
   }
 }
 
-// Sums [b][16 tokens] of a whole list or a slice to where they belong.
+// Brings sums [b][16 tokens] of a whole list or a slice to their destination.
 template <class C>
 void deliver_forward(const ProductArgs& a, const Piece& piece, int64_t vector, const float* sums) {
   if (piece.slot < 0 && a.y_token == 1 && (a.residual == nullptr || a.residual_token == 1)) {
@@ -156,12 +156,13 @@ void deliver_forward(const ProductArgs& a, const Piece& piece, int64_t vector, c
   deliver<C>(a, piece, vector, 1, turned);
 }
 
-// The blocks of a chunk; one of which not all inputs exist is copied to `whole`, for there W may hold anything.
+// Finds the blocks of a chunk. A block with inputs beyond the matrix is copied to `whole`, because W may hold anything
+// there.
 template <class C>
 void find_blocks(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, BFloat16* whole, ForwardChunk& to) {
   const int64_t b = a.block, last = (a.inputs - 1) / b, inside = a.inputs - last * b;
-  // Larger ones come by themselves, a row's one behind the other. Not asked for, b = 32, 64, 128 take 55 us in cache
-  // instead of 68, 60 instead of 69, 34 instead of 38; from memory 0.97, 1.04, 1.04 of the time.
+  // The hardware prefetches larger blocks, which follow one another in a row. Without asking, b = 32 takes 55 us
+  // instead of 68 in cache, and 0.97x the time from memory.
   const bool asks = ahead != nullptr && b < kTileDepth;
   to.count = chunk.count;
   for (int i = 0; i < chunk.count; ++i) {
@@ -178,7 +179,7 @@ void find_blocks(const ProductArgs& a, const Chunk& chunk, Ahead<C>* ahead, BFlo
   }
 }
 
-constexpr int kForwardSums = 32 * 1024 / 4;  // of vectors that a chunk of W is read for while it is in L1
+constexpr int kForwardSums = 32 * 1024 / 4;  // sums of the vectors that share a chunk of W in L1
 
 template <class C>
 void multiply_piece_forward(const ProductArgs& a, const Piece& piece, Ahead<C>& ahead, Range range) {
@@ -202,7 +203,7 @@ void multiply_piece_forward(const ProductArgs& a, const Piece& piece, Ahead<C>& 
   }
 }
 
-// x of 16 tokens as pairs of inputs. Tokens that do not exist are zeros.
+// x of 16 tokens as pairs of inputs. Missing tokens are zeros.
 template <int Q, bool kWhole>
 void pair_tokens(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
   auto* pairs = reinterpret_cast<BFloat16Pair*>(to);
@@ -227,7 +228,7 @@ inline void pair_features(const ProductArgs& a, const BFloat16* x, int64_t featu
   }
 }
 
-// What is not all there: features, or tokens of features-first x.
+// An incomplete part: missing features, or missing tokens of features-first x.
 inline void pair_part(const ProductArgs& a, const BFloat16* x, int64_t tokens, int64_t features, BFloat16* to) {
   for (int64_t f = 0; f < a.block; ++f) {
     for (int64_t t = 0; t < kTileRows; ++t) {

@@ -1,7 +1,7 @@
 // y = f(x W^T + bias + residual) by AMX, bf16.
 //   w [blocks, b, b]     sums [16 tokens][b] of each vector of 16 tokens, in tiles and L1
-// fprop and dgrad are told apart by whether W is walked by its rows or its columns: its rows, as they lie, are a tile's
-// first operand (forward.h), its columns the second, copied in pairs (backward.h). x is packed accordingly.
+// W in place is a tile's first operand in fprop, which walks its rows (forward.h). In dgrad, which walks its columns, W
+// is the second operand, copied in pairs (backward.h). x is packed accordingly.
 #pragma once
 
 #include "gemm/cpu/amx/backward.h"
@@ -20,7 +20,7 @@ struct TilesConfig : ProductConfig<D, kTile, BFloat16Pair> {
 
 template <class C>
 void multiply_by_tiles(const ProductArgs& a, Range pieces, Range vectors) {
-  // With the release 74 ns, more than 8 products.
+  // Configuring and releasing tiles takes 74 ns, more than 8 products.
   tile_configure(a.by_in ? backward_shapes(a.block) : forward_shapes(a.block));
   Ahead<C> ahead(a, pieces);
   for (int64_t p = pieces.first; p < pieces.last; ++p) {

@@ -1,5 +1,5 @@
-// The feeding side of the kernel `four_rows_wgmma`: its jobs, and the warp that fills a ring of stages for them. A
-// stage carries a note of what to do with it, for the warps that multiply look nothing up.
+// The feeding side of the kernel `four_rows_wgmma`: its jobs, and the warp that fills a ring of stages for them. A note
+// in each stage says what to do with it, so the multiplying warps look nothing up.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -19,19 +19,19 @@ using ptx::shared_address;
 
 inline constexpr int kBlock = 32, kTokens = 128;
 
-inline constexpr int kGroup = 4;  // rows of blocks
+inline constexpr int kGroup = 4;  // rows of blocks of a job
 
 struct Args {
   CUtensorMap x, w;
   DeviceWalk walk;
   int32_t jobs;
-  int32_t slices;  // of tokens
-  int32_t groups;  // fours of rows
-  bool early;      // what the kernel in front has not written may be read before it is complete
+  int32_t slices;  // tiles of tokens
+  int32_t groups;  // groups of four rows
+  bool early;      // the kernel before writes x alone: everything else may be read before it is complete
   int32_t n;
   int64_t outputs;
   Finish finish;
-  bool has_w = false;  // there are blocks, so that w is a map
+  bool has_w = false;  // there are blocks, so w is a valid map
 };
 
 template <class T>
@@ -39,11 +39,11 @@ struct Kernel {
   using Element = T;
   static constexpr int kXBytes = kTokens * kBlock * 2, kWBytes = kBlock * kBlock * 2;
   static constexpr int kStageBytes = kXBytes + kGroup * kWBytes;
-  // Two thread blocks an SM, and room for the kernels in front and behind.
+  // Two thread blocks an SM, and room for the kernels before and after.
   static constexpr int kStages = 6, kResident = 2;
   static constexpr int kSharedBytes = kStages * kStageBytes;
-  static constexpr int kConsumers = 2;      // warpgroups, of 64 tokens each
-  static constexpr int kSums = kBlock / 2;  // of a lane, for each row of blocks
+  static constexpr int kConsumers = 2;      // warpgroups of 64 tokens each
+  static constexpr int kSums = kBlock / 2;  // sums of a lane, for each row of blocks
   static constexpr int kThreads = 128 * kConsumers + 32;
 };
 
@@ -63,11 +63,11 @@ struct List {
 
 struct Job {
   int to, token;  // the first row of blocks, and the first token
-  bool shared;    // one list serves the group
+  bool shared;    // one list serves all four rows
   List lists[kGroup];
 };
 
-// A warp.
+// Called by all lanes of a warp.
 __device__ inline Job find_job(const Args& p, int index) {
   Job job;
   job.to = index / p.slices, job.token = index % p.slices * kTokens;
@@ -131,7 +131,7 @@ class Feeder {
   __device__ void send_list(const List& list, int to) {
     BlockRef batch = fetch(list, 0), ahead{0, 0};
     int sent = 0;
-    if (!waited_) {  // the ring is empty: W first, and x when it is there
+    if (!waited_) {  // the ring is empty: W first, x when it is complete
       sent = min(list.count(), K::kStages);
       for (int i = 0; i < sent; ++i) load_w(batch, list, to, i), place_.advance(K::kStages);
       wait();
@@ -140,7 +140,7 @@ class Feeder {
     }
     if (list.count() == 0) {
       take_stage();
-      // Shared: then zeros are stored in all rows of the group.
+      // If the list is shared, zeros are stored in all rows of the group.
       if (lane() == 0) leave_note(kLast | (job_.shared ? kShared : 0), to), shared_.ring.expect_nothing(place_);
       place_.advance(K::kStages);
     }
@@ -153,7 +153,7 @@ class Feeder {
       place_.advance(K::kStages);
     }
   }
-  // With the note, and the bytes that the stage waits for.
+  // Also leaves the note and says how many bytes the stage waits for.
   __device__ void load_w(const BlockRef& batch, const List& list, int to, int i) {
     const int weight = __shfl_sync(~0u, batch.weight, i % 32);
     if (lane() != 0) return;
@@ -163,7 +163,7 @@ class Feeder {
     shared_.ring.expect(place_, static_cast<uint32_t>(K::kXBytes + (all ? kGroup : 1) * K::kWBytes));
     ptx::load_box(w, &p_.w, barrier, 0, weight * kBlock);
 #pragma unroll
-    for (int g = 1; g < kGroup; ++g) {  // by_out, so W lies in the order of the lists
+    for (int g = 1; g < kGroup; ++g) {  // fprop: W lies in the order of the lists
       if (!all) break;
       const int other = weight + job_.lists[g].first - list.first;
       ptx::load_box(w + static_cast<uint32_t>(g * K::kWBytes), &p_.w, barrier, 0, other * kBlock);

@@ -1,10 +1,11 @@
-// y = x W^T for some hundred tokens, where W has four times as many outputs as inputs, as an LSTM's gates, b = 32 on
-// Hopper: the rows of blocks r, r + rows / 4, ... are walked together, and share x where their lists are the same.
+// y = x W^T for some hundred tokens on Hopper, b = 32, where W has four times as many outputs as inputs, as the gates
+// of an LSTM have. The rows of blocks r, r + rows / 4, ... are walked together and share x if their lists are equal.
 //   x [n, inputs]   w [blocks, 32, 32]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      two thread blocks an SM. A job is four rows of blocks and 128 tokens; each takes every so many
-//   load      one warp fills a ring of stages, each a box of x and the blocks of W that meet it, with a note of what to
-//             do. Tables and W come before x is waited for, so they cost nothing behind a kernel that lets this one
+//   grid      two thread blocks an SM. A job is four rows of blocks and 128 tokens. Each thread block takes job after
+//   job load      one warp fills a ring of stages. A stage is a box of x, the blocks of W that meet it, and a note of
+//   what to
+//             do. Tables and W are read before x is waited for: they cost nothing after a kernel that lets this one
 //             begin early
 //   compute   wgmma by two warpgroups: tokens are its rows, outputs its columns
 //   finish    from registers, while the ring fills for the next job
@@ -26,10 +27,10 @@ namespace {
 template <class K, int Count>
 using Sums = float[Count * K::kSums];
 
-// One stage, whose `Count` blocks of W lie one below the other.
+// Multiplies one stage, whose `Count` blocks of W lie one below the other.
 template <class K, int Count>
 __device__ inline void multiply_stage(uint32_t stage, int warpgroup, Sums<K, Count>& sums) {
-  constexpr int kHalf = 64 * kBlock * 2 / 16;  // of x, in the descriptor's units of 16 bytes
+  constexpr int kHalf = 64 * kBlock * 2 / 16;  // 64 tokens of x, in the descriptor's units of 16 bytes
   const uint64_t x =
       ptx::wgmma_matrix(stage, 0, 512, ptx::Swizzle::bytes_64) + static_cast<uint64_t>(warpgroup * kHalf);
   const uint64_t w = ptx::wgmma_matrix(stage + K::kXBytes, 0, 512, ptx::Swizzle::bytes_64);
@@ -41,13 +42,13 @@ __device__ inline void multiply_stage(uint32_t stage, int warpgroup, Sums<K, Cou
   ptx::wgmma_commit();
 }
 
-// Of `Count` rows of blocks, p.groups apart; a lane stores 8 outputs of a token.
+// Stores the sums of `Count` rows of blocks, p.groups apart. A lane stores 8 outputs of a token.
 template <class K, int Count>
 __device__ inline void store_vectors(const Args& p, int to, int first_token, const Sums<K, Count>& sums) {
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
 #pragma unroll
   for (int part = 0; part < 2 * Count; ++part) {
-    const int row = part % 2, g = part / 2;  // 8 tokens of a warp's 16; row of blocks
+    const int row = part % 2, g = part / 2;  // row: which 8 of a warp's 16 tokens; g: row of blocks
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -81,13 +82,13 @@ class Consumer {
   }
 
  private:
-  // The flags of the stage, as wgmma's conditions want them: the same in all lanes.
+  // The flags of the stage, shuffled: wgmma's conditions must be equal in all lanes.
   __device__ int look() {
     shared_.ring.wait_full(place_);
     note_ = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
     return __shfl_sync(~0u, note_.x, 0);
   }
-  // A list. The other thread blocks of the SM multiply while this one waits for its products.
+  // Multiplies a list. The other thread block of the SM multiplies while this one waits for its products.
   template <int Count>
   __device__ void walk() {
     Sums<K, Count> sums{};
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
     Feeder<K>(p, shared, stages).run();
     return;
   }
-  ptx::griddepcontrol_wait();  // y, and what the last step reads
+  ptx::griddepcontrol_wait();  // y and what the epilogue reads
   Consumer<K>(p, shared, stages, warpgroup).run();
 #endif
 }
@@ -147,7 +148,7 @@ inline Status make_maps(const Product& p, Args& args) {
                                             .box_columns = kBlock,
                                             .box_rows = kTokens},
                                            args.x));
-  if (p.layout.blocks > 0) {  // a map of nothing is refused, and not needed
+  if (p.layout.blocks > 0) {  // an empty map is refused, and not needed
     BS_RETURN_IF_ERROR(cuda::make_tensor_map({.data = p.w,
                                               .columns = kBlock,
                                               .rows = p.layout.blocks * kBlock,
@@ -160,7 +161,7 @@ inline Status make_maps(const Product& p, Args& args) {
   return {};
 }
 
-// Whatever is not as plain as this kernel wants it is row_wgmma's.
+// Products with an epilogue or with unaligned y are left to row_wgmma.
 template <class T>
 FamilyKernels other_kernels() {
   return row_wgmma::kernels<std::is_same_v<T, Bf16> ? DType::bf16 : DType::f16>();

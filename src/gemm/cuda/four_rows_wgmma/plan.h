@@ -1,4 +1,4 @@
-// The family `four_rows_wgmma`: four rows of blocks that share x. Pure functions of sizes and card.
+// The family `four_rows_wgmma`: four rows of blocks that share x. All functions are pure functions of sizes and card.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace blocksparse::gemm::four_rows_wgmma {
 
-// The family's row of the table: see families.h.
+// The functions of the family's row: see families.h.
 bool supports(const CudaProblem& p);
 int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);

@@ -10,7 +10,8 @@ namespace {
 struct DeviceTerm {
   const void *x, *dy;
   int64_t n;
-  int64_t x_stride, dy_stride;  // that of tokens, or features-first that of features; the other is 1
+  int64_t x_stride, dy_stride;  // stride of tokens (features-last) or of features (features-first); the other stride is
+                                // 1
   bool x_first, dy_first, x_aligned, dy_aligned;
 };
 
@@ -20,8 +21,8 @@ struct Terms {
   DeviceTerm term[kTermsByValue];
 };
 
-// Terms beyond those that fit into a launch are put into the workspace by launches of their own: nothing is copied from
-// the host.
+// Stores terms that do not fit into a launch's arguments. Each such launch writes some of them to the workspace, so
+// nothing is copied from the host.
 __global__ void generic_keep_terms(const __grid_constant__ Terms terms, DeviceTerm* to, int count) {
   if (static_cast<int>(threadIdx.x) < count) to[threadIdx.x] = terms.term[threadIdx.x];
 }
@@ -41,10 +42,10 @@ struct GradientArgs {
   __device__ const DeviceTerm& term(int i) const { return i < kTermsByValue ? first.term[i] : more[i - kTermsByValue]; }
 };
 
-// Neighbouring blocks of one row of W, of which a tile holds whole ones; or a quarter of a block of 128.
+// Neighbouring blocks of one row of W, whole ones, or a quarter of a block of 128.
 struct GradientItem {
   int32_t first, last;    // blocks
-  int32_t input, output;  // of a quarter, within the block
+  int32_t input, output;  // begin of the quarter within the block
 };
 
 template <class K>
@@ -71,8 +72,8 @@ __device__ void load_gradient(const GradientArgs& g, const GradientItem& item, c
                               Even{dy_token, tokens});
 }
 
-// Calls body(offset in dW, sum) for the elements of block `i` in the tile that lie inside of the matrix, and with 0 for
-// those beyond.
+// Calls body(offset in dW, inside, sum) for every element of block `i` in the tile. Elements outside the matrix have
+// inside = false.
 template <class K, class Body>
 __device__ void for_each_of_block(const GradientArgs& g, const GradientItem& item, int32_t i,
                                   const typename K::Sum* sums, Body body) {
@@ -105,7 +106,7 @@ __device__ void store_gradient(const GradientArgs& g, const GradientItem& item, 
   });
 }
 
-// <S, W> of the part of block `i` in the tile, in thread 0: lanes first, then warps, always in the same order.
+// <S, W> of the part of block `i` in the tile, in thread 0. Lanes are added first, then warps, always in one order.
 template <class K>
 __device__ typename K::Sum gate_gradient(const GradientArgs& g, const GradientItem& item, int32_t i,
                                          const typename K::Sum* sums) {
@@ -145,7 +146,8 @@ __device__ void sum_gradient(const GradientArgs& g, const GradientItem& item, vo
   __syncthreads();
 }
 
-// Blocks of 128 have four quarters: each is an item, or, where their gates' gradients are added, all are one.
+// A block of 128 has four quarters. Each is an item of its own, unless its gate's gradient is wanted: then all four are
+// one item.
 template <class K>
 __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_constant__ GradientArgs g) {
   using Sum = typename K::Sum;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_consta
     const auto begin = static_cast<int32_t>(i / (quarters / together) * run), end = min(begin + run, g.blocks);
     for (GradientItem item{begin, begin, 0, 0}; item.first < end; item.first = item.last) {
       while (item.last < end && g.out_of[item.last] == g.out_of[item.first]) ++item.last;
-      Sum gate_sum[8] = {};  // of up to 8 blocks; more than one only where there are no quarters
+      Sum gate_sum[8] = {};  // of up to 8 blocks; several blocks only if there are no quarters
       for (int q = 0; q < together; ++q) {
         const int quarter = together == 1 ? static_cast<int>(i % quarters) : q;
         item.output = quarter / 2 * kTileRows;

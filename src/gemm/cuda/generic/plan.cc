@@ -4,13 +4,13 @@
 
 namespace blocksparse::gemm::generic {
 
-// Blocks of 8 hold eight of the gate or eight of up.
+// A block of 8 holds eight features of the gate or eight of up, never both.
 bool supports(const CudaProblem& p) { return !p.glu || p.block >= 16; }
 int64_t least_tokens(const CudaProblem&) { return 0; }
 bool pays(const CudaProblem&, const cuda::Card&) { return true; }
 
-// From 1024 tokens on there are 16 tiles of tokens to every row: enough work to hide a long one that starts first, and
-// the workspace stays small.
+// Rows are cut only below 1024 tokens. From there on every row has 16 tiles of tokens, enough work to hide a long row
+// that starts first, and the workspace stays small.
 bool splits(const CudaProblem& p) { return p.slots > 0 && p.n < 1024; }
 
 int64_t workspace_bytes(const CudaProblem& p) {

@@ -7,16 +7,16 @@
 
 namespace blocksparse::gemm::generic {
 
-// The family's row of the table: see families.h.
+// The functions of the family's row: see families.h.
 bool supports(const CudaProblem& p);
 int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);
 int64_t workspace_bytes(const CudaProblem& p);
 
-// Whether thread blocks share a long row, whose sums then meet in the workspace.
+// Whether thread blocks share a long row and add its sums through the workspace.
 bool splits(const CudaProblem& p);
 
-// The (x, dy) that one launch of wgrad sums; the terms beyond the first 64 lie in the workspace.
+// The number of pairs (x, dy) that one launch of wgrad sums. Terms after the first 64 lie in the workspace.
 inline constexpr int64_t kTermsByValue = 64;
 inline constexpr int64_t kMostTerms = 4096;
 inline constexpr int64_t kTermBytes = 48;

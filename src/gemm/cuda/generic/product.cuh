@@ -12,15 +12,15 @@ namespace {
 struct ProductArgs {
   DeviceWalk walk;
   int32_t block, block_shift;
-  int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
+  int32_t last_block, ragged;  // the last block of inputs, and how many inputs it has
   int64_t n, outputs;
-  DeviceMatrix x, w;  // w: a block, its rows the outputs ("tokens") and its columns the inputs
+  DeviceMatrix x, w;  // w: a block whose rows are outputs ("tokens") and whose columns are inputs
   const void* gates;
   Finish finish;
   void* partial;  // Sum [slots][n][block]; null: split rows are walked as a whole
 };
 
-// One tile: 64 tokens, K::outputs outputs of a piece.
+// One tile: 64 tokens and K::outputs outputs of a piece.
 struct ProductItem {
   Piece piece;
   int64_t token;   // the first
@@ -38,13 +38,13 @@ struct ProductItem {
   }
 };
 
-// The blocks of a piece laid end to end, from one step of the depth on.
+// The blocks of a piece laid end to end, from a step of the depth on.
 struct BlocksInDepth {
   const BlockRef* refs;
   int32_t left;   // refs from here on
-  int32_t inner;  // where in the first block the step begins
+  int32_t inner;  // where the step begins in the first block
   int32_t block, shift;
-  int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are
+  int32_t last_block, ragged;  // the last block of inputs, and how many inputs it has
 
   __device__ static BlocksInDepth make(const ProductArgs& p, const Piece& piece, int64_t depth) {
     const auto blocks = static_cast<int32_t>(depth >> p.block_shift);
@@ -57,7 +57,8 @@ struct BlocksInDepth {
             p.ragged};
   }
 
-  // Calls body(ref, inner, inputs left in the block) for the input at `k`; a piece that has ended gives nothing left.
+  // Calls body(ref, inner, inputs left in the block) for the input at `k`. After the end of the piece, 0 inputs are
+  // left.
   template <class Body>
   __device__ auto at(int k, Body body) const {
     const int32_t all = inner + k, i = all >> shift, in_block = all & (block - 1);
@@ -95,7 +96,7 @@ __device__ void load_product(const ProductArgs& p, const ProductItem& item, int6
   }
 }
 
-// Of a gated linear unit: half as many results as sums.
+// The epilogue of a gated linear unit: half as many results as sums.
 template <class K>
 __device__ void finish_glu(const ProductArgs& p, int64_t first_token, int64_t output, const typename K::Sum* sums) {
   constexpr int kFeatures = K::outputs / 2;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) generic_product(const __grid_constan
   extern __shared__ uint4 shared[];
   ProductItem item;
   for (int64_t i = blockIdx.x; ProductItem::find<K>(p, i, item); i += gridDim.x) {
-    if (p.partial == nullptr && item.piece.slot >= 0) {  // the first slice takes the row, the others nothing
+    if (p.partial == nullptr && item.piece.slot >= 0) {  // the first slice takes the whole row, the others do nothing
       if (item.piece.first != p.walk.starts[item.piece.to]) continue;
       item.piece.last = p.walk.starts[item.piece.to + 1];
     }

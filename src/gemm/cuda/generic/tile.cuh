@@ -2,12 +2,12 @@
 //   fprop, dgrad   y [n, outputs] = f(x [n, inputs] W^T + bias + residual)
 //   wgrad          dW[i] = gate_i * dy_out^T x_in, gate gradient <dy_out^T x_in, W[i]>
 // Who does what
-//   grid      product: a tile of 64 tokens x (up to 64) outputs of one piece for each thread block
-//             gradient: 64 inputs x (up to 64) outputs of dW, so 64 / b neighbouring blocks, for each thread block
-//   load      all threads copy tiles of 128 bytes of depth, two ahead; what is outside of the matrix becomes 0
+//   grid      product: a thread block for a tile of 64 tokens x (up to 64) outputs of one piece
+//             gradient: a thread block for 64 inputs x (up to 64) outputs of dW, that is 64 / b neighbouring blocks
+//   load      all threads copy tiles of 128 bytes of depth, two ahead; elements outside the matrix become 0
 //   compute   4 warps of 16 rows: mma.sync for bf16 and f16, fused multiply-add for f32 and f64
-//   finish    sums go through shared memory, so that memory is written in its order whatever that is
-// The depth of a product is the list of blocks laid end to end, b inputs each; that of a gradient is the tokens.
+//   finish    sums go through shared memory, so that results are stored in the order of memory
+// The depth of a product is the list of blocks laid end to end, b inputs each. The depth of a gradient is the tokens.
 #pragma once
 
 #include "cuda/launch.h"
@@ -30,13 +30,13 @@ struct Kernel {
   using Element = T;
   using Sum = SumOf<T>;
   static constexpr int outputs = N;
-  static constexpr int stages = 3;  // 4: 1.17x the time, b = 32, n = 4096: fewer thread blocks fit an SM
+  static constexpr int stages = 3;  // 4 stages take 1.17x the time (b = 32, n = 4096): fewer thread blocks fit an SM
   static constexpr int left_elements = cuda::TileShape<T, kTileRows>::elements;
   static constexpr int right_elements = cuda::TileShape<T, N>::elements;
   static constexpr int gates_elements = kDepth<T> / 8;
   static constexpr int stage_bytes =
       (left_elements + right_elements) * static_cast<int>(sizeof(T)) + 64;  // and gates, up to 64 bytes
-  static constexpr int pitch = N + 1;                                       // of the sums in shared memory
+  static constexpr int pitch = N + 1;                                       // pitch of the sums in shared memory
   static constexpr int shared_bytes = stages * stage_bytes;
   static_assert(gates_elements * sizeof(Sum) <= 64);
   static_assert(kTileRows * pitch * static_cast<int>(sizeof(Sum)) <= shared_bytes, "sums take the place of the stages");
@@ -55,7 +55,7 @@ struct Stage {
   }
 };
 
-// Of a side of a tile, so that 32 bits will do.
+// Elements left along one side of a tile, limited so that 32 bits suffice.
 __device__ inline int inside_tile(int64_t left) { return static_cast<int>(min(max(left, int64_t{0}), int64_t{256})); }
 
 __device__ inline bool warp_has_rows(int64_t rows) { return static_cast<int>(threadIdx.x) / 32 * 16 < rows; }
@@ -64,7 +64,7 @@ __device__ inline bool warp_has_rows(int64_t rows) { return static_cast<int>(thr
 
 inline int32_t shift_of(int32_t block) { return __builtin_ctz(static_cast<unsigned>(block)); }
 
-// body.template operator()<N>() with the outputs of a tile for blocks of that size.
+// Calls body.template operator()<N>(), with N outputs of a tile for blocks of this size.
 template <class Body>
 Status with_outputs(int32_t block, Body body) {
   switch (block) {

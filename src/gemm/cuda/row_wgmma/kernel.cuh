@@ -1,12 +1,14 @@
 // y = f(x W^T + bias + residual) for tens to thousands of tokens, and dgrad likewise, on Hopper.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; y also features-first
 // Who does what
-//   grid      a thread block an SM. A job is a row of blocks, or a slice of one that is cut, and 64, 128 or 256 tokens.
-//             Each thread block takes job after job, longest first, there and back
-//   load      two warps fill a ring of stages, each a box of x and the block of W that meets it (b = 128: a half),
-//             whatever job they belong to. In a chain that says that only x is new, tables and W come before it
+//   grid      a thread block an SM. A job is a row of blocks, or a slice of a cut one, and 64, 128 or 256 tokens. Each
+//             thread block takes job after job, longest first, there and back
+//   load      two warps fill a ring of stages, across the borders of jobs. A stage is a box of x and the block of W
+//   that
+//             meets it (b = 128: half of it). In a chain where only x is new, tables and W are read before x is waited
+//             for
 //   compute   wgmma by two warpgroups, a job each in turn: tokens are its rows, outputs its columns
-//   finish    from registers, while the other warpgroup multiplies; a second kernel adds the slices of cut rows
+//   finish    from registers, while the other warpgroup multiplies. A second kernel adds the slices of cut rows
 //             (store.cuh)
 #pragma once
 
@@ -26,7 +28,7 @@ namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-// One stage. Descriptors count in units of 16 bytes.
+// Multiplies one stage. Descriptors count in units of 16 bytes.
 template <class K>
 __device__ inline void multiply_stage(uint32_t stage, Sums<K>& sums) {
   constexpr int kRow = K::kDepth * 2;  // bytes of a row of a box of inputs or outputs
@@ -46,8 +48,8 @@ __device__ inline void multiply_stage(uint32_t stage, Sums<K>& sums) {
   ptx::wgmma_commit();
 }
 
-// A warpgroup that multiplies: every other job of this thread block, while the sums of the one before are stored by the
-// other warpgroup.
+// A warpgroup that multiplies every other job of this thread block, while the other warpgroup stores the sums of the
+// job before.
 template <class K>
 class Consumer {
  public:
@@ -58,16 +60,17 @@ class Consumer {
     Job job = jobs_.find<K>(warpgroup_);
     if (warpgroup_ == 1) skip(jobs_.find<K>(0));
     for (int wave = warpgroup_; wave < p_.waves; wave += 2) {
-      // These come from memory while this one is multiplied.
+      // These loads from memory overlap this job's products.
       const Job others = jobs_.find<K>(wave + 1), next = jobs_.find<K>(wave + 2);
       const int stages = jobs_.stages_of<K>(job);
-      // Who is laps behind would take the barrier of a stage for that of two laps before: jobs are begun in turn.
+      // Jobs are begun in turn. A warpgroup that is laps behind would take a stage's barrier for that of two laps
+      // before.
       if (wave > 0) ptx::bar_sync(kTurn + warpgroup_, 256);
       Sums<K> sums{};
       walk(stages, sums);
       if (wave + 1 < p_.waves) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
       complete();
-      if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y, and what the last step reads
+      if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y and what the epilogue reads
       if (job.to >= 0)
         Storer<K>(p_, job, stages_ + K::kStages * K::kStageBytes + warpgroup_ * K::kStoreBytes).store(sums);
       skip(others);
@@ -76,11 +79,11 @@ class Consumer {
   }
 
  private:
-  static constexpr int kTurn = 1;  // named barriers: kTurn + whose turn it is
+  static constexpr int kTurn = 1;  // named barriers: kTurn + the warpgroup whose turn it is
 
   __device__ void skip(const Job& job) { place_.skip(jobs_.stages_of<K>(job), K::kStages); }
 
-  // A stage is given back when the next one is on its way through the tensor cores.
+  // A stage is given back when the next one is in the tensor cores.
   __device__ void walk(int stages, Sums<K>& sums) {
     for (int i = 0; i < stages; ++i) {
       shared_.ring.wait_full(place_);
@@ -93,7 +96,7 @@ class Consumer {
     pending_ = stages > 0;
   }
 
-  // The other warpgroup begins meanwhile.
+  // The other warpgroup begins its job meanwhile.
   __device__ void complete() {
     ptx::wgmma_wait<0>();
     if (pending_) shared_.ring.release_warp(before_);
@@ -104,7 +107,7 @@ class Consumer {
   Shared<K>& shared_;
   uint32_t stages_;
   int warpgroup_;
-  bool pending_ = false;  // the last stage of a job is not given back
+  bool pending_ = false;  // the last stage of a job has not been given back
   cuda::RingPlace place_, before_;
 };
 
@@ -118,8 +121,8 @@ __global__ void __launch_bounds__(K::kThreads, 1) row_wgmma_product([[maybe_unus
     shared.ring.init(K::kStages, 4);
     ptx::fence_mbarrier_init();
   }
-  // Barriers by one thread, maps by the warps that copy: with both by others, the first stage came up to 1.4 us later
-  // (H100, 2026-11-25).
+  // One thread makes the barriers; the warps that copy fetch the maps. With other threads for both, the first stage
+  // came up to 1.4 us later (H100, 2026-11-25).
   if (threadIdx.x >= 256 && threadIdx.x < 256 + 32 * K::kFeeders && threadIdx.x % 32 == 0) {
     ptx::prefetch_map(&p.w);
     ptx::prefetch_map(&p.x);
@@ -148,7 +151,7 @@ Status make_maps(const Product& p, Args& args) {
                                             .box_columns = static_cast<uint32_t>(K::kDepth),
                                             .box_rows = static_cast<uint32_t>(K::tokens)},
                                            args.x));
-  if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
+  if (p.layout.blocks == 0) return {};  // an empty map is refused, and not needed
   cuda::BoxedMatrix w{.data = p.w,
                       .columns = K::block,
                       .rows = p.layout.blocks * K::block,
@@ -163,7 +166,7 @@ Status make_maps(const Product& p, Args& args) {
   return cuda::make_tensor_map(w, args.w_last);
 }
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int64_t block, int tokens, bool by_in, Body body) {
   const auto of_kind = [&]<int Block, bool ByIn>() {

@@ -1,5 +1,5 @@
-// How the kernel `row_wgmma` ends: the sums of a job become y, or a slice of a cut row in the workspace; a kernel
-// behind adds those.
+// How the kernel `row_wgmma` ends. The sums of a job become y or, for a slice of a cut row, partial sums in the
+// workspace. A kernel after it adds those.
 #pragma once
 
 #include "cuda/ptx/movmatrix.h"
@@ -14,8 +14,8 @@ namespace {
 template <class K>
 using Sums = float[K::kHalves][K::kSums];
 
-// What becomes of a lane's sums of a job. wgmma gives it of each 16 x 8 tokens x outputs those of tokens lane / 4 (+ 8)
-// and outputs 2 (lane % 4) (+ 1).
+// Stores a lane's sums of a job. Of each tile of 16 tokens x 8 outputs, wgmma gives the lane tokens lane / 4 and lane /
+// 4 + 8, outputs 2 (lane % 4) and the next.
 template <class K>
 class Storer {
   using T = typename K::Element;
@@ -35,7 +35,7 @@ class Storer {
 
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // The first of the 8 tokens in `row` 0 or 1 of this warp's 16.
+  // The first of 8 tokens: `row` 0 or 1 of this warp's 16 tokens.
   __device__ int first_token(int half, int row) const {
     return job_.token + half * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + row * 8;
   }
@@ -55,7 +55,7 @@ class Storer {
     }
   }
 
-  // Bias, residual, activation.
+  // Adds bias and residual, applies the activation.
   __device__ void finish(Sums<K>& sums) const {
     if (p_.finish.bias != nullptr) add_bias(sums);
     if (p_.finish.residual.data != nullptr) add_residual(sums);
@@ -81,8 +81,8 @@ class Storer {
     }
   }
 
-  // Two outputs in an access, where they lie side by side: by single ones a step's last product of 18432 outputs, 256
-  // tokens took 110 us instead of 23 (H200, 2026-11-26).
+  // Reads two outputs in one access if they lie side by side. With single accesses the last product of a step (18432
+  // outputs, 256 tokens) took 110 us instead of 23 (H200, 2026-11-26).
   __device__ void add_residual(Sums<K>& sums) const {
     const DeviceMatrix& residual = p_.finish.residual;
     const bool pairs = residual.features_contiguous() && residual.aligned && first_output() + K::block <= p_.outputs;
@@ -111,8 +111,8 @@ class Storer {
     }
   }
 
-  // Through shared memory, 16 tokens a warp and a time. Its code is a fifth of that below: it is fetched as it runs,
-  // and the last job of a thread block waits for it.
+  // Through shared memory, 16 tokens of a warp at a time. The code is a fifth as long as that of `store_in`. Its
+  // instructions are fetched as they run, and nothing hides that behind the last job of a thread block.
   __device__ void store_rows(const Sums<K>& sums) const {
     constexpr int kPitch = K::block * 2, kChunks = K::block / 8;
     const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
@@ -142,7 +142,7 @@ class Storer {
     }
   }
 
-  // 8 outputs of a token, or, Turned, 8 tokens of an output, a lane and a time.
+  // A lane stores 8 outputs of a token at a time or, Turned, 8 tokens of an output.
   template <bool Turned>
   __device__ void store_in(const Sums<K>& sums) const {
 #pragma unroll
@@ -189,7 +189,7 @@ class Storer {
 
 constexpr int kCombineThreads = 256;
 
-// Adds the slices of cut rows in the order of slots, two outputs of a token a thread.
+// Adds the slices of cut rows in the order of slots. A thread adds two outputs of a token.
 template <class T, int Block>
 __global__ void __launch_bounds__(kCombineThreads) row_wgmma_combine(const __grid_constant__ Args p) {
   constexpr int kPairs = Block / 2;

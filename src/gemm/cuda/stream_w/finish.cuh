@@ -1,5 +1,5 @@
-// How the kernel for few tokens ends: the sums of a thread block's warps become y, or a slice of a split row in the
-// workspace; stream_w_combine() adds those.
+// How the kernel for few tokens ends. The sums of a thread block's warps become y or, for a slice of a split row,
+// partial sums in the workspace. stream_w_combine() adds those.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -18,7 +18,7 @@ __device__ inline void store_pair(T* at, T low, T high) {
   }
 }
 
-// What is stored of two outputs beside each other, `in_block` within the piece's block.
+// Finishes and stores two neighbouring outputs, `in_block` within the piece's block.
 template <class T>
 __device__ inline void finish_pair(const Args& p, int32_t block_size, int32_t to, int token, int in_block, float2 sum) {
   const int64_t output = int64_t{to} * block_size + in_block;
@@ -39,7 +39,8 @@ __device__ inline void finish_pair(const Args& p, int32_t block_size, int32_t to
   }
 }
 
-// What is stored of two features of a gated linear unit beside each other; `in_block`: where the first one's gate is.
+// Finishes and stores two neighbouring features of a gated linear unit; `in_block` is the place of the first one's
+// gate.
 template <class T>
 __device__ inline void finish_glu_pair(const Args& p, int32_t block_size, int32_t to, int token, int in_block,
                                        float2 gate, float2 up) {
@@ -57,7 +58,7 @@ __device__ inline void finish_glu_pair(const Args& p, int32_t block_size, int32_
   }
 }
 
-// Of a gated linear unit: half as many results as sums.
+// The epilogue of a gated linear unit: half as many results as sums.
 template <class K, int Warps>
 __device__ inline void finish_glu(const Args& p, const Piece& piece, int strip, const float* staged) {
   constexpr int kPairs = K::Tile::kOutputs / 4;
@@ -77,8 +78,8 @@ __device__ inline void finish_glu(const Args& p, const Piece& piece, int strip, 
   }
 }
 
-// Adds the sums of the warps, in their order. All reads are under way before the first store: one after the other they
-// take 2 us (n = 32), as long as a list of 8 blocks.
+// Adds the sums of the warps, in the order of warps. All reads are under way before the first store. One after the
+// other they would take 2 us (n = 32), as long as a list of 8 blocks.
 template <class K, int Warps>
 __device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
   constexpr int kPairs = K::Tile::kOutputs / 2, kStep = 32 * Warps, kItems = ceil_div(K::tokens * kPairs, kStep);
@@ -118,10 +119,10 @@ __device__ inline void finish(const Args& p, const Piece& piece, int strip, cons
 
 constexpr int kCombineThreads = 256;
 
-// Of two outputs beside each other, in the order of slots.
+// The sum of two neighbouring outputs over the slices, in the order of slots.
 __device__ inline float2 sum_of_slices(const Args& p, const Split& split, int32_t width, int32_t inner) {
   float2 sum = {0, 0};
-  constexpr int kAtOnce = 8;  // under way together
+  constexpr int kAtOnce = 8;  // reads that are under way together
   for (int32_t slot = 0; slot < split.slots; slot += kAtOnce) {
     float2 part[kAtOnce];
 #pragma unroll
@@ -137,8 +138,8 @@ __device__ inline float2 sum_of_slices(const Args& p, const Split& split, int32_
   return sum;
 }
 
-// Adds the slices of split rows in the order of slots. The tables are constant, so they may be read at once: the kernel
-// in front has waited for all before it.
+// Adds the slices of split rows in the order of slots. The tables do not change, so they may be read at once: the
+// kernel before has waited for all earlier ones.
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads) stream_w_combine(const __grid_constant__ Args p, int32_t block) {
   const int32_t width = p.n * block, count = p.walk.counts[1] * (width / 2);

@@ -4,15 +4,13 @@
 // Who does what
 //   grid      a thread block for each piece, strip of up to 32 outputs and slice of up to 64 tokens; as many as
 //             possible resident at once
-//   warps     take the patches of a piece in turn, so that all thread blocks walk x in the same order
-//   load      W and x some patches ahead, into registers: W past L1; x is read from L1 and L2, again by every strip
-//   compute   mma.sync; no barrier and no shared memory in the loop
-//   finish    all threads add the sums of the warps, in the order of warps; slices of split rows go to the workspace:
+//   warps     take the patches of a piece in turn, so that all thread blocks walk x in one order
+//   load      W and x some patches ahead, into registers. W passes L1 by; x is read from L1 and L2, again by every
+//   strip compute   mma.sync; no barrier and no shared memory in the loop finish    all threads add the sums of the
+//   warps, in the order of warps; slices of split rows go to the workspace:
 //             finish.cuh
-// 12288 x 12288, density .1, n = 32, b = 32: 11.4 us where 30 MB of W alone take 8.3 (H200, 2026-11-21). Nothing is
-// saturated: 3 us of start and finish, then W and x together arrive at 7 to 8 TB/s, L2's rate. Lost against it: a ring
-// of copies in shared memory (equal, dgrad 1.3x), prefetching into L2 (1.2x), persistent warps with equal shares
-// (1.2x), all of x through every SM in bulk (1.5x).
+// 12288 x 12288, density .1, n = 32, b = 32, H200, 2026-11-21: 11.4 us, of which W alone takes 8.3. Nothing is
+// saturated: after 3 us of start and finish, W and x arrive at L2's rate. NOTES.md has the forms that lost against it.
 #pragma once
 
 #include <algorithm>
@@ -31,11 +29,11 @@ namespace {
 
 struct Config {
   int w_ahead, x_ahead;  // patches that a warp has under way
-  int resident_warps;    // of an SM, which decides the registers of a thread
+  int resident_warps;    // warps of an SM, which fix the registers of a thread
 };
 
-// Rather warps than depth: 16 warps x 2 beat 12 x 3, and b = 8 with W 16 ahead takes 1.35x the time. Gated products
-// need more registers, so they have fewer warps.
+// More warps are better than more patches ahead: 16 warps x 2 beat 12 x 3, and b = 8 with W 16 ahead takes 1.35x the
+// time. Gated products need more registers, so they have fewer warps.
 constexpr Config config_of(int block, int tokens, bool gated) {
   if (gated) {
     if (block == 8) return tokens <= 32 ? Config{4, 4, 20} : Config{4, 2, 20};
@@ -47,10 +45,8 @@ constexpr Config config_of(int block, int tokens, bool gated) {
   return tokens <= 8 ? Config{4, 4, 16} : tokens <= 32 ? Config{2, 2, 16} : Config{1, 1, 12};
 }
 
-// Patches of tf32 have twice as many words where b <= 16, and operands are rounded on the way. 12288 x 12288, density
-// .1, us (H200, 2026-11-22): b = 32, n = 32 dgrad {2, 2, 12} 23.2, {2, 2, 16} 24.3, {2, 1, 16} 26.0; n = 64 {2, 1,
-// 8} 34.5, {1, 1, 12} 35.4, {1, 1, 8} 39.0; b = 16, n = 64 {2, 1, 12} 32.8, {2, 1, 16} 41.4; b = 8 {4, 2, 16} 48.7, {4,
-// 2, 20} 56.0.
+// tf32 has patches of twice as many words for b <= 16, and rounds operands while it multiplies, so fewer warps are
+// better: b = 16, n = 64, density .1: 32.8 us with 12 warps, 41.4 with 16. NOTES.md has the other configurations.
 constexpr Config config_of_tf32(int block, int tokens, bool gated) {
   if (gated) {
     if (block == 8) return tokens <= 32 ? Config{2, 2, 20} : Config{2, 2, 16};
@@ -123,8 +119,8 @@ __device__ inline void add_patches(const Args& p, const typename K::Tile& tile, 
   }
 }
 
-// The last block of the inputs may be incomplete, and W hold anything beyond it. Lists are sorted, so it is the last of
-// a piece, or not there.
+// Whether a piece ends with an incomplete block of inputs, beyond whose inputs W may hold anything. Lists are sorted,
+// so such a block is the last of its piece.
 __device__ inline bool ends_ragged(const Args& p, const Piece& piece) {
   return p.ragged != 0 && piece.first < piece.last && p.walk.refs[piece.last - 1].from == p.last_block;
 }
@@ -152,17 +148,17 @@ __global__ void __launch_bounds__(K::most_threads, 1) stream_w_product(const __g
   const int of_slice = static_cast<int>(p.slices == 1 ? blockIdx.x : blockIdx.x / static_cast<uint32_t>(p.slices));
   const int item = of_slice / Tile::kStrips, strip = of_slice % Tile::kStrips;
   const Piece piece = p.walk.pieces[item];
-  if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // there is room for more pieces than there are
+  if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // the grid has room for more pieces than there are
   const int blocks = piece.last - piece.first - ends_ragged(p, piece);
   const Tile tile(p);
   Sums<K> sum = {};
   add_patches<K>(p, tile, Patches<K>(p, piece, blocks, strip), sum);
-  if (p.ragged != 0) {  // looked up again, so that the loop carries nothing of it
+  if (p.ragged != 0) {  // looked up again, so that the loop keeps no register for it
     const Piece again = p.walk.pieces[item];
     if (ends_ragged(p, again)) add_ragged_block<K>(p, tile, p.walk.refs[again.last - 1], strip, sum);
   }
 
-  // The kernel that adds slices may get ready: it waits for what is stored from here on.
+  // The kernel that adds slices may begin. It waits for what is stored from here on.
   if (p.partial != nullptr) ptx::griddepcontrol_launch_dependents();
   auto* staged = reinterpret_cast<float*>(shared);  // [warps][tokens][staged_row]
   float* of_warp = staged + static_cast<int>(threadIdx.x) / 32 * K::tokens * K::staged_row;
@@ -188,7 +184,7 @@ Status with_tokens(int32_t tokens, bool gated, Body body) {
                       : body.template operator()<Kernel<T, Block, 64, ByIn, false>>();
 }
 
-// body.template operator()<K>() with the kernel type K for that.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int32_t block, int32_t tokens, bool by_in, bool gated, Body body) {
   const auto with_block = [&]<int Block>() {
@@ -210,7 +206,7 @@ inline bool vectors_of(const Activations& x) {
          (x.n == 1 || x.token_stride * static_cast<int64_t>(sizeof(T)) % 16 == 0);
 }
 
-// Sets where x is read, which may be a copy made in the workspace.
+// Sets where x is read: in place, or a copy in the workspace.
 template <class T>
 Status place_x(const Product& p, const CudaCall& call, const Plan& plan, bool overlap, Args& args) {
   const int32_t block = p.layout.block_size;
@@ -279,7 +275,7 @@ Status launch_round(const Product& p, const CudaCall& call) {
                         stream_w_product<K>, args);
   }));
   if (args.partial == nullptr) return {};
-  const int64_t most = call.problem.slots / 2 * p.x.n * block / 2;  // a split row has two slices at least
+  const int64_t most = call.problem.slots / 2 * p.x.n * block / 2;  // a split row has at least two slices
   const int64_t blocks = std::min<int64_t>(call.card.multiprocessors, most / kCombineThreads + 1);
   return cuda::launch({.blocks = blocks, .threads = kCombineThreads, .stream = stream_of(call), .overlap = overlap},
                       stream_w_combine<T>, args, block);

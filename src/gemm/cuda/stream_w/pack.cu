@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kPackThreads = 128;
 
-// 16 bytes of a token's features as 4 words.
+// Reads 16 bytes of a token's features as 4 words.
 template <class Bits>
 __device__ void read_vector(const Pack& p, int32_t token, int64_t feature, uint32_t* to) {
   constexpr int kElements = 16 / sizeof(Bits);
@@ -32,9 +32,9 @@ __device__ void read_vector(const Pack& p, int32_t token, int64_t feature, uint3
   }
 }
 
-// What a thread has to do: one of `items` of a slice.
+// The work of a thread: one of the `items` of a slice.
 struct SliceItem {
-  int64_t index, first_vector;  // of 16 bytes, where the slice begins
+  int64_t index, first_vector;  // first_vector: where the slice begins, in 16 bytes
   int32_t slice, first_token;
 
   __device__ SliceItem(const Pack& p, int64_t items) {
@@ -46,10 +46,11 @@ struct SliceItem {
   }
 };
 
-// Blocks of 8 and 16 inputs. A thread has all inputs of a block for Tokens tokens: what four lanes want.
+// Packs blocks of 8 and 16 inputs. A thread has all inputs of a block for Tokens tokens, which serve four lanes.
 template <int Block, int Tokens>
 __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant__ Pack p) {
-  // All in front is complete before anything behind begins, so that may read at once all but what is written here.
+  // All earlier kernels are complete before any later one begins, so later ones may read everything except what is
+  // written here.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   constexpr int kWords = Block / 8, kLaneWords = Tokens * kWords;  // of a token, and of a lane
@@ -79,14 +80,14 @@ __global__ void __launch_bounds__(kPackThreads) pack_small(const __grid_constant
   for (int q = 0; q < kLaneWords; ++q) to[q] = {out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3]};
 }
 
-// Blocks of 32 and more, and any of f32. A thread has 16 bytes of a token; threads side by side go along x's contiguous
-// side.
+// Packs blocks of 32 and more, and all blocks of f32. A thread has 16 bytes of a token. Neighbouring threads follow the
+// contiguous side of x.
 template <class Bits>
 __global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constant__ Pack p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   constexpr int kElements = 16 / sizeof(Bits);
-  const int vectors = min(p.block / kElements, 4);  // of a chunk
+  const int vectors = min(p.block / kElements, 4);  // vectors of a chunk
   const SliceItem item(p, p.blocks * p.block / kElements * p.tokens);
   const int64_t i = item.index, chunk = i / (vectors * p.tokens);
   const auto rest = static_cast<int32_t>(i % (vectors * p.tokens));
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_chunks(const __grid_constan
                                                                                                   v[3]};
 }
 
-// body(kernel, elements of a thread) with the kernel for that size of elements, of blocks, and number of tokens.
+// Calls body(kernel, elements of a thread) with the kernel for this size of elements, block and number of tokens.
 template <class Body>
 Status with_pack_kernel(int64_t size, int32_t block, int32_t tokens, Body body) {
   if (size == 4) return body(pack_chunks<uint32_t>, 4);

@@ -7,7 +7,7 @@
 namespace blocksparse::gemm::stream_w {
 namespace {
 
-// The patches of a piece that one warp takes, in order, as its lanes know them: each one of the next 32.
+// The patches of a piece that one warp takes, in order. Each lane knows one of the next 32.
 template <class K>
 class Patches {
  public:
@@ -25,8 +25,8 @@ class Patches {
 
   __device__ int count() const { return count_; }
 
-  // Each of these is called with i going up by one a call; x never ahead of w, and its gate is that of patch i when it
-  // is multiplied.
+  // Each of these is called with i rising by one a call. x is never ahead of w. The gate is that of patch i when patch
+  // i is multiplied.
   __device__ uint32_t next_w(int i) {
     if (i % 32 == 0 && i > 0) {
       ref_ = next_;

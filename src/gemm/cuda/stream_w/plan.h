@@ -1,4 +1,4 @@
-// The family `stream_w`: how W is streamed past few tokens. Pure functions of sizes and card.
+// The family `stream_w`: W streams past few tokens. All functions are pure functions of sizes and card.
 #pragma once
 
 #include <cstdint>
@@ -7,28 +7,28 @@
 
 namespace blocksparse::gemm::stream_w {
 
-// The family's row of the table: see families.h.
+// The functions of the family's row: see families.h.
 bool supports(const CudaProblem& p);
 int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);
 int64_t workspace_bytes(const CudaProblem& p);
 
-inline constexpr int64_t kTokens = 64;  // of a slice
+inline constexpr int64_t kTokens = 64;  // tokens of a slice
 inline constexpr int64_t kMostTokens = 8 * kTokens;
 
-// Tokens of a launch; more come in rounds of so many.
+// Tokens of a launch. More tokens come in rounds of this size.
 int64_t round_tokens(const CudaProblem& p);
 
 struct Plan {
-  int32_t tokens = 0;  // of a slice: n rounded up to what there are kernels for
+  int32_t tokens = 0;  // tokens of a slice: n rounded up to a number that has a kernel
   int32_t slices = 1;
-  int32_t warps = 0;  // of a thread block
-  bool pack = false;  // x is copied even where it could be read in place
+  int32_t warps = 0;  // warps of a thread block
+  bool pack = false;  // x is copied even if it could be read in place
 };
 Plan plan_of(const CudaProblem& p, bool gated, const cuda::Card& card);
 
 struct WorkspaceParts {
-  int64_t partial_bytes = 0, packed_bytes = 0;  // in this order
+  int64_t partial_bytes = 0, packed_bytes = 0;  // they follow one another in this order
 };
 WorkspaceParts workspace_parts(const CudaProblem& p);
 

@@ -1,4 +1,4 @@
-// fprop and dgrad of few tokens, and of more in rounds, all in the same workspace: see round_tokens().
+// fprop and dgrad of few tokens, and of more tokens in rounds that share one workspace: see round_tokens().
 #pragma once
 
 #include "gemm/cuda/stream_w/kernel.cuh"

@@ -1,8 +1,8 @@
-// What a warp loads for one patch of work of the kernel `stream_w`, and how it multiplies: a patch is a block, or a
-// piece of 32 x 32 of a larger one. Fragments come from memory as mma wants them: inputs may change places within a
-// patch as long as those of W and x do alike, and outputs until they are stored. So a lane's loads are 16 bytes wide,
-// and where W is read transposed (by_in) they are the same, turned by movmatrix. W is mma's left operand and the tokens
-// its columns, but for b = 8 the other way round.
+// What a warp of the kernel `stream_w` loads for one patch, and how it multiplies. A patch is a block, or a piece of 32
+// x 32 of a larger one. Fragments are loaded from memory in mma's form. That works because inputs may be permuted
+// within a patch if W and x are permuted alike, and outputs until they are stored. So a lane's loads are 16 bytes wide.
+// If W is read transposed (by_in) the loads are no narrower, and movmatrix transposes the fragments. W is mma's left
+// operand and tokens are its columns; for b = 8 it is the other way round.
 #pragma once
 
 #include "cuda/ptx/load.h"
@@ -18,28 +18,28 @@ struct Args {
   DeviceWalk walk;
   const void *x, *w;
   const float* gates;
-  // x: bytes from token to token, and from patch to patch, for b >= 32 and f32. Smaller blocks of 16 bits are packed:
+  // x: bytes from token to token and from patch to patch, for b >= 32 and f32. Smaller blocks of 16 bits are packed:
   // see pack.h.
   uint32_t x_token_bytes, x_patch_vectors;
   int32_t n;
-  int32_t slices;          // of tokens, side by side in the grid
-  uint32_t slice_vectors;  // from slice to slice of a packed x, in 16 bytes; 0 where x is read in place
+  int32_t slices;          // slices of tokens, neighbours in the grid
+  uint32_t slice_vectors;  // from slice to slice of packed x, in 16 bytes; 0: x is read in place
   int32_t warps;
-  int32_t last_block, ragged;  // the last block of inputs, and how many of its inputs there are; 0: it is whole
-  bool early;    // what the kernel in front has not written may be read before it is complete: all but a packed x
+  int32_t last_block, ragged;  // the last block of inputs, and how many inputs it has; 0: it is whole
+  bool early;    // the kernel before writes x (or packs it) alone: everything else may be read before it is complete
   bool y_pairs;  // outputs are stored two at a time
-  bool plain;    // and as they are: no bias, residual or activation
+  bool plain;    // sums are stored as they are: no bias, residual or activation
   int64_t outputs;
   Finish finish;
   float* partial;  // [slots][n][block]; null: no row is split
 };
 
-// What of the tokens is this thread block's. Slices of the same outputs are neighbours, so they read W from L2
+// The tokens of this thread block. Slices of the same outputs are neighbours in the grid, so they read W from L2
 // together.
 template <int N>
 struct Slice {
-  int32_t first = 0;          // token
-  uint64_t packed_bytes = 0;  // in front of it
+  int32_t first = 0;          // the first token
+  uint64_t packed_bytes = 0;  // bytes of packed x before it
 
   __device__ explicit Slice(const Args& p) {
     if (p.slices == 1) return;
@@ -47,7 +47,7 @@ struct Slice {
     first = static_cast<int32_t>(slice) * N;
     packed_bytes = uint64_t{slice} * p.slice_vectors * 16;
   }
-  // Tokens as rows of x: of a packed one those of the slice, all of them there.
+  // Tokens as rows of x. Packed x holds the tokens of the slice, and all of them exist.
   __device__ int first_in_x(const Args& p) const { return p.slice_vectors == 0 ? first : 0; }
   __device__ static int last_in_x(const Args& p) { return p.slice_vectors == 0 ? p.n - 1 : N - 1; }
 };
@@ -55,8 +55,8 @@ struct Slice {
 __device__ inline int lane_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
 __device__ inline int lane_column() { return static_cast<int>(threadIdx.x) % 4; }
 
-// Words of which each is two inputs beside each other, or the same input of two outputs: those beyond the `left` first
-// inputs become 0. input(word) is the first input of a word.
+// Sets inputs after the first `left` to 0. A word holds two neighbouring inputs (Beside), or one input of two outputs.
+// input(word) is the first input of a word.
 template <bool Beside, int Words, class Input>
 __device__ inline void clear_beyond(uint32_t (&f)[Words], int left, Input input) {
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ inline void clear_beyond(uint32_t (&f)[Words], int left, Input input)
   }
 }
 
-// sum += gate * a b^T. A gate times an element would have to be rounded, so products are summed before.
+// sum += gate * a b^T. Products are summed before they are gated: a gated element would have to be rounded.
 template <class T, bool Gated>
 __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float gate) {
   if constexpr (Gated) {
@@ -79,15 +79,15 @@ __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], cons
   }
 }
 
-// b >= 32. A lane has of each row (of W: g, g + 8, ...; of x: token g, g + 8, ...) 8 inputs beside each other: 4 words.
+// b >= 32. Of each row (of W: g, g + 8, ...; of x: token g, g + 8, ...) a lane has 8 neighbouring inputs: 4 words.
 template <class T, int B, int N, bool ByIn>
 struct Tile {
   static constexpr int kOutputs = 32, kDepth = 32;                    // of a patch
   static constexpr int kStrips = B / 32, kPatches = B / 32;           // of a block
   static constexpr int kWordsW = 16, kWordsX = N / 2, kSums = N / 4;  // of a lane; sums in fours
-  static constexpr int kPad = ByIn ? 1 : 4;                           // keeps the banks apart when staged
-  static constexpr bool kReadyOffsets = false;  // made when used: ready-made ones take two registers more
-  const char *w, *x;                            // of this lane
+  static constexpr int kPad = ByIn ? 1 : 4;                           // avoids bank conflicts when sums are staged
+  static constexpr bool kReadyOffsets = false;  // computed when used: ready offsets would take two more registers
+  const char *w, *x;                            // addresses of this lane
   uint32_t row[N / 8];
 
   __device__ explicit Tile(const Args& p) {
@@ -100,7 +100,7 @@ struct Tile {
     for (int j = 0; j < N / 8; ++j) row[j] = static_cast<uint32_t>(min(first + 8 * j + g, last)) * p.x_token_bytes;
   }
 
-  // In units of 64 and 16 bytes.
+  // Offsets of W in units of 64 bytes, of x in units of 16.
   __device__ static uint32_t w_offset(int weight, int strip, int patch) {
     return static_cast<uint32_t>(weight) * (B * B / 32) +
            static_cast<uint32_t>(ByIn ? patch * B + strip : strip * B + patch);
@@ -147,7 +147,7 @@ struct Tile {
       }
     }
   }
-  // Sums of tokens 8 j ... 8 j + 7 to [8, kOutputs + kPad].
+  // Stages the sums of tokens 8 j ... 8 j + 7 as [8, kOutputs + kPad].
   __device__ static void stage(const float (&sum)[kSums][4], int j, float* to) {
     const int g = lane_row(), t = lane_column();
 #pragma unroll
@@ -161,7 +161,7 @@ struct Tile {
   }
 };
 
-// b = 16: 4 inputs beside each other, 2 words.
+// b = 16: a lane has 4 neighbouring inputs, 2 words.
 template <class T, int N, bool ByIn>
   requires(sizeof(T) == 2)
 struct Tile<T, 16, N, ByIn> {
@@ -218,14 +218,14 @@ struct Tile<T, 16, N, ByIn> {
   }
 };
 
-// b = 8: 2 inputs, 1 word; tokens are mma's rows.
+// b = 8: a lane has 2 inputs, 1 word; tokens are mma's rows.
 template <class T, int N, bool ByIn>
   requires(sizeof(T) == 2)
 struct Tile<T, 8, N, ByIn> {
   static constexpr int kOutputs = 8, kDepth = 8, kStrips = 1, kPatches = 1;
   static constexpr int kWordsW = 1, kWordsX = N / 8, kSums = N / 16;
   static constexpr int kPad = 0;
-  static constexpr bool kReadyOffsets = true;  // made by the lanes for 32 patches: 1.1x to 1.2x
+  static constexpr bool kReadyOffsets = true;  // computed by the lanes for 32 patches at a time: 1.1x to 1.2x faster
   static_assert(N >= 16);
   const char *w, *x;
 

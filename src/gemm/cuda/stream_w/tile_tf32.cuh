@@ -1,6 +1,6 @@
-// Tile of f32 by tensor cores in tf32. A patch is 16 inputs of up to 32 outputs, so it has the bytes of one of 32
-// inputs of 16 bits. mma wants no two inputs of a lane beside each other: where W is read transposed, loads are those
-// of a lane's outputs, and nothing has to be turned. Operands are rounded when they are multiplied.
+// Tiles of f32 multiplied by tensor cores in tf32. A patch is 16 inputs of up to 32 outputs, as many bytes as 32 inputs
+// of 16 bits. mma wants no two neighbouring inputs in a lane, so if W is read transposed a lane loads neighbouring
+// outputs and nothing is transposed. Operands are rounded when they are multiplied.
 #pragma once
 
 #include "gemm/cuda/stream_w/tile.cuh"
@@ -31,7 +31,7 @@ struct Tile<float, B, N, ByIn> {
   static constexpr int kWordsW = kOutputs / 2, kWordsX = N / 2, kSums = kTiles * (N / 8);
   static constexpr int kPad = ByIn && kOutputs == 32 ? 1 : 4;
   static constexpr bool kReadyOffsets = B == 16;
-  static constexpr bool kPacked = B == 16;  // always
+  static constexpr bool kPacked = B == 16;  // b = 16 is always packed
   const char *w, *x;
   uint32_t row[kPacked ? 1 : N / 8];
 
@@ -49,7 +49,7 @@ struct Tile<float, B, N, ByIn> {
     }
   }
 
-  // In units of 64 and 16 bytes.
+  // Offsets of W in units of 64 bytes, of x in units of 16.
   __device__ static uint32_t w_offset(int weight, int strip, int patch) {
     return static_cast<uint32_t>(weight) * (B * B / 16) +
            static_cast<uint32_t>(ByIn ? patch * B + strip * 2 : strip * 2 * B + patch);
@@ -102,7 +102,7 @@ struct Tile<float, B, N, ByIn> {
       }
     }
   }
-  // Sums of tokens 8 j ... 8 j + 7 to [8, kOutputs + kPad].
+  // Stages the sums of tokens 8 j ... 8 j + 7 as [8, kOutputs + kPad].
   __device__ static void stage(const float (&sum)[kSums][4], int j, float* to) {
     const int g = lane_row(), t = lane_column();
 #pragma unroll

@@ -1,5 +1,5 @@
-// y = f(x W^T + bias + residual) for up to 64 tokens in f32, and dgrad likewise, by fused multiply-add: where the
-// caller does not allow tf32, which is done by stream_w/kernel.cuh. W is streamed once.
+// y = f(x W^T + bias + residual) for up to 64 tokens in f32, and dgrad likewise, by fused multiply-add. W is streamed
+// once. Where the caller allows tf32, stream_w/kernel.cuh does it.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   f32
 // Who does what
 //   grid      a thread block for each piece and strip of up to 32 outputs, as many as possible resident at once
@@ -58,7 +58,7 @@ class Patches {
 
   __device__ int count() const { return count_; }
 
-  // Calls body(refs, part) for patch i, which goes up by one a call.
+  // Calls body(refs, part) for patch i, which rises by one a call.
   template <class Body>
   __device__ void next(int i, Body body) {
     if (i % kAhead == 0 && i > 0) {
@@ -88,7 +88,7 @@ class Patches {
   BlockRef now_, next_;
 };
 
-// Adds the sums of the warps, in their order. All reads are under way before the first store.
+// Adds the sums of the warps, in the order of warps. All reads are under way before the first store.
 template <class K, int Warps>
 __device__ inline void finish(const Args& p, const Piece& piece, int strip, const float* staged) {
   constexpr int kStep = 32 * Warps, kItems = ceil_div(K::tokens * K::outputs, kStep);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * K::most_warps, 16 / K::most_warps)
   ptx::griddepcontrol_wait();
   const int strips = p.block / K::outputs, item = static_cast<int>(blockIdx.x) / strips;
   const int strip = static_cast<int>(blockIdx.x) % strips;
-  if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // there is room for more pieces than there are
+  if (p.partial != nullptr && item >= p.walk.counts[0]) return;  // the grid has room for more pieces than there are
   const Piece piece = p.walk.pieces[item];
   float* of_warp = reinterpret_cast<float*>(shared) + static_cast<int>(threadIdx.x) / 32 * (K::ring_bytes / 4);
   const uint32_t ring = ptx::shared_address(of_warp);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(32 * K::most_warps, 16 / K::most_warps)
   for (int i = 1 - K::stages; i < count; ++i) {
     if (i >= 0) {
       ptx::cp_async_wait<K::stages - 2>();
-      __syncwarp();  // all lanes' copies of this patch are there, and all are done with the one before
+      __syncwarp();  // all lanes' copies of this patch have arrived, and all lanes are done with the patch before
     }
     const int ahead = i + K::stages - 1;
     if (ahead < count) {
@@ -186,10 +186,10 @@ struct PackedX {
   const float* x;
   int64_t token_stride, feature_stride;
   int32_t n, features, padded;
-  float* to;  // [n][padded]; what is beyond the features is not read
+  float* to;  // [n][padded]; elements beyond the features are not read
 };
 
-// x that does not lie in rows at multiples of 16 bytes.
+// Packs x that does not lie in rows at multiples of 16 bytes.
 __global__ void __launch_bounds__(kThreads) stream_w_f32_pack(const __grid_constant__ PackedX p) {
   ptx::griddepcontrol_wait();
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) stream_w_f32_pack(const __grid_const
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K for that.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class Body>
 Status with_kernel(int32_t block, int32_t tokens, bool by_in, Body body) {
   const auto with_tokens = [&]<int Outputs, bool ByIn>() {
@@ -220,7 +220,7 @@ Status with_kernel(int32_t block, int32_t tokens, bool by_in, Body body) {
   }
 }
 
-// Sets where x is read, which may be a copy made in the workspace.
+// Sets where x is read: in place, or a copy in the workspace.
 inline Status place_x(const Product& p, const CudaCall& call, bool overlap, Args& args) {
   const auto* x = static_cast<const float*>(p.x.data);
   if (p.x.features == 0) return {};
@@ -274,7 +274,7 @@ inline Status launch(const Product& p, const CudaCall& call) {
                         stream_w_f32_product<K>, args);
   }));
   if (args.partial == nullptr) return {};
-  const int64_t most = call.problem.slots / 2 * p.x.n * block;  // a split row has two slices at least
+  const int64_t most = call.problem.slots / 2 * p.x.n * block;  // a split row has at least two slices
   const int64_t blocks = std::min<int64_t>(4 * call.card.multiprocessors, most / kThreads + 1);
   return cuda::launch({.blocks = blocks, .threads = kThreads, .stream = stream_of(call), .overlap = overlap},
                       stream_w_f32_combine, args);
@@ -287,7 +287,7 @@ inline Status prepare() {
     for (int32_t tokens : {8, 32, 64}) {
       for (bool by_in : {false, true}) {
         BS_RETURN_IF_ERROR(with_kernel(block, tokens, by_in, [&]<class K>() {
-          // stream_w::plan_of() asks for no more than there is.
+          // stream_w::plan_of() asks for no more than the card has.
           const int bytes = std::min(card->shared_bytes, K::most_warps * K::ring_bytes);
           return cuda::prepare_for_many(stream_w_f32_product<K>, bytes);
         }));

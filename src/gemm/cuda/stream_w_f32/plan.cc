@@ -4,7 +4,7 @@
 
 namespace blocksparse::gemm::stream_w_f32 {
 
-// Offsets: see stream_w.
+// For the limits on offsets see stream_w.
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   return p.dtype == DType::f32 && !p.tf32 && !p.glu && p.pass != Pass::wgrad && p.n >= 1 && p.n <= stream_w::kTokens &&

@@ -1,11 +1,11 @@
-// The family `stream_w_f32`: as `stream_w`, for f32 by fused multiply-add. It is divided likewise.
+// The family `stream_w_f32`: `stream_w` for f32 by fused multiply-add, with stream_w's plan.
 #pragma once
 
 #include "gemm/cuda/stream_w/plan.h"
 
 namespace blocksparse::gemm::stream_w_f32 {
 
-// The family's row of the table: see families.h.
+// The functions of the family's row: see families.h.
 bool supports(const CudaProblem& p);
 int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);

@@ -1,8 +1,7 @@
-// What a warp copies to shared memory for one patch of work of the kernel `stream_w_f32` for f32, and how it
-// multiplies: 16 inputs of W for up to 32 outputs, and of x for all tokens. A patch is a part of a block, or two blocks
-// of 8.
+// What a warp of the kernel `stream_w_f32` copies to shared memory for one patch, and how it multiplies. A patch is 16
+// inputs of W for up to 32 outputs, and of x for all tokens: a part of a block, or two blocks of 8.
 //
-// Vectors of 16 bytes have places of their own, so that neither copies nor reads meet in a bank:
+// Vectors of 16 bytes are permuted in shared memory, so that neither copies nor reads have bank conflicts:
 //   x, and W as fprop reads it   rows of 16 inputs, vector v of row r at v ^ (r / 2 % 4)
 //   W as dgrad reads it          rows of outputs, that of input k at 4 (k % 4) + k / 4, its vectors exchanged by k / 4
 #pragma once
@@ -20,7 +19,7 @@ struct Args {
   DeviceWalk walk;
   const float *x, *w, *gates;
   uint32_t x_token;   // vectors from token to token
-  int32_t n, inputs;  // there are
+  int32_t n, inputs;  // that exist
   int32_t block, warps;
   int64_t outputs;
   bool plain;  // sums are stored as they are: no bias, residual or activation
@@ -31,16 +30,16 @@ struct Args {
 template <int Outputs, int Tokens, bool ByIn>
 struct Tile {
   static constexpr int kOutputs = Outputs, kTokens = Tokens, kDepth = 16;
-  static constexpr int kBlocks = Outputs == 8 ? 2 : 1;  // of a patch
-  static constexpr int kVectors = Outputs / 4;          // dgrad: of a row of W
+  static constexpr int kBlocks = Outputs == 8 ? 2 : 1;  // blocks of a patch
+  static constexpr int kVectors = Outputs / 4;          // vectors of a row of W in dgrad
   static constexpr int kW = Tokens * 64, kGates = kW + Outputs * 64, kBytes = kGates + 16;
 
-  // Of input k's row in W as dgrad reads it.
+  // The row of input k in W as dgrad reads it.
   __device__ static int row_of(int k) { return 4 * (k % 4) + k / 4; }
   __device__ static int swap_of(int k) { return Outputs == 32 ? k / 4 * 2 : Outputs == 16 ? k / 8 * 2 : 0; }
-  // Of a vector in x, and in W as fprop reads it.
+  // The place of a vector in x, and in W as fprop reads it.
   __device__ static int rows_place(int row, int v) { return row * 64 + ((v ^ (row / 2 % 4)) * 16); }
-  // Of row + step, where row is less than the power of 2 that step is a multiple of.
+  // The place for row + step, if row is less than the power of 2 that step is a multiple of.
   __device__ static int rows_place(int row, int v, int step) {
     return row * 64 + ((v ^ (row / 2 % 4) ^ (step / 2 % 4)) * 16) + step * 64;
   }
@@ -59,7 +58,7 @@ class Copy {
     else w_ = ByIn ? row * p.block + strip * Tile::kOutputs + 4 * v : (strip * Tile::kOutputs + row) * p.block + 4 * v;
   }
 
-  // refs: the blocks of the patch, from < 0 where there is none; part: which 16 inputs of a block.
+  // refs: the blocks of the patch, from < 0 for none; part: which 16 inputs of a block.
   __device__ void operator()(const BlockRef (&refs)[Tile::kBlocks], int part, uint32_t stage) const {
     const int lane = lane_id(), v = lane % 4;
     const BlockRef x_ref = refs[Tile::kBlocks == 2 ? v / 2 : 0];
@@ -117,8 +116,8 @@ __device__ inline void read_vector(float (&to)[4], uint32_t from) {
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// Fused multiply-add. A lane has 8 outputs (4, of 8) and 8 tokens (2, of 8) of some inputs. Which bits of the lane say
-// what is such that half-warps read pairs of equal addresses, which shared memory serves at once.
+// Fused multiply-add. A lane has 8 outputs (4 of a tile of 8) and 8 tokens (2 of a tile of 8) for some of the inputs.
+// Its bits are assigned so that half-warps read pairs of equal addresses, which shared memory serves at once.
 template <class Tile, bool ByIn>
 class Sums {
  public:
@@ -166,7 +165,7 @@ class Sums {
     }
   }
 
-  // Sums of the groups of inputs are added on the way.
+  // The sums of the groups of inputs are added on the way.
   template <class Body>
   __device__ void for_each(Body body) const {
 #pragma unroll

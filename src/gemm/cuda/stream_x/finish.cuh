@@ -1,7 +1,7 @@
-// The last step of the kernel `stream_x`: sums of a warp's row of blocks to y.
+// The last step of the kernel `stream_x`: the sums of a warp's row of blocks become y.
 //
-// b = 16 and 32: a lane's sums are of one output of each eighth of the row and of two tokens; movmatrix gives it kEach
-// outputs side by side of one token, which is how y and the residual lie. b = 8: so they are from the start.
+// b = 16 and 32: a lane has one output of each eighth of the row, for two tokens. movmatrix turns these into kEach
+// neighbouring outputs of one token, the order of y and the residual. b = 8: sums are in that order from the start.
 #pragma once
 
 #include "cuda/ptx/load.h"
@@ -13,7 +13,7 @@
 namespace blocksparse::gemm::stream_x {
 namespace {
 
-// Outputs from `output` on, of which `inside` are there.
+// Outputs from `output` on, of which `inside` exist.
 struct Target {
   int64_t token, output, inside;
 };
@@ -49,7 +49,7 @@ __device__ inline void store_words(const DeviceMatrix& m, const Target& at, cons
   }
 }
 
-// The sums of a lane that are a word of y, tile by tile of 8 tokens: word(tile, word of the lane), two of them.
+// The sums of a lane that make a word of y, in each tile of 8 tokens: word(tile, word of the lane) points to two sums.
 template <class K>
 struct Output {
   static constexpr int kEach = K::block / 4, kWords = K::kEights;
@@ -59,7 +59,7 @@ struct Output {
     if constexpr (K::block == 8) return sums[0][t / 2] + t % 2 * 2;
     else return sums[e / 2][t] + e % 2 * 2;
   }
-  // Between the order of the sums and that of y, either way.
+  // Converts a word between the order of the sums and that of y, either way.
   __device__ static uint32_t turned(uint32_t word) {
     if constexpr (K::block == 8) return word;
     else return ptx::movmatrix_trans(word);
@@ -96,7 +96,7 @@ __device__ inline void activate(const Output<K>& y) {
   }
 }
 
-// Where the lane's word of each tile of 8 tokens lies, of a row of blocks. No side is 2^31 long (supports).
+// Where the lane's word of each tile of 8 tokens lies, for a row of blocks. Sides are shorter than 2^31 (supports).
 template <class K>
 struct Corner {
   int token, output, tokens_inside, inside;
@@ -110,8 +110,8 @@ struct Corner {
   __device__ bool has(int t) const { return inside > 0 && 8 * t < tokens_inside; }
 };
 
-// The residual, which sums begin with. us of 4096 x 4096, 4096 tokens, density .25, hot, H200, 2026-11-24: b = 16, 32
-// 143, 120 (without a residual 119, 104); read behind the products it took 157, 145.
+// Sums begin with the residual. 4096 x 4096, 4096 tokens, b = 32, density .25, hot, H200, 2026-11-24: 120 us. Read
+// after the products it took 145.
 template <class K>
 __device__ inline void begin_with(const DeviceMatrix& residual, const Corner<K>& at, Sums<K>& sums) {
   using T = typename K::Element;

@@ -1,12 +1,12 @@
-// y = f(x W^T + bias + residual) for many tokens and b = 8, 16 and 32, and dgrad likewise, on Hopper: x sweeps past
-// warps that each have a row of blocks of W.
+// y = f(x W^T + bias + residual) for many tokens and b = 8, 16 and 32, and dgrad likewise, on Hopper: x streams past
+// warps that each keep a row of blocks of y.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      a thread block an SM, which takes every so many tile of 128 tokens x 256 outputs
+//   grid      a thread block an SM, which takes tile after tile of 128 tokens x 256 outputs
 //   load      one warp fills a ring of chunks of x, 128 tokens x 128 inputs, all of them in turn
-//   compute   a warp has 128 tokens x a row of blocks (of b = 8 two) and walks the row's list: W comes by cp.async
-//             through a ring of the warp's own, x out of the ring of all. So sums stay where they are, nothing is
-//             branched on but the list, and there are neither tables nor copies of W in front
+//   compute   a warp has 128 tokens x a row of blocks (b = 8: two rows) and walks the row's list. W comes by cp.async
+//             through a ring of the warp's own, x out of the thread block's ring. Sums never move, the only branches
+//             are those of the list, and no kernel makes tables or copies of W before
 //   finish    straight from registers, while other warps multiply
 #pragma once
 
@@ -27,15 +27,15 @@ struct Args {
   CUtensorMap x;
   DeviceWalk walk;
   const char* w;
-  int32_t rows;  // of blocks
+  int32_t rows;  // rows of blocks
   int32_t inputs, n;
   int64_t outputs;
   int32_t out_tiles, token_tiles, chunks;
-  bool longest_first;  // rows in the order of pieces, of which none is a slice
+  bool longest_first;  // rows are in the order of pieces, none of which is a slice
   Finish finish;
 };
 
-// Tiles are dealt there and back, so that a thread block with long rows in one wave has short ones in the next.
+// Tiles are dealt there and back: a thread block with long rows in one wave has short ones in the next.
 struct Place {
   int wave = 0;
 
@@ -47,9 +47,9 @@ struct Place {
   __device__ int first_token(const Args& p) const { return tile() / p.out_tiles * kTokens; }
 };
 
-// Where a warp is in the ring of chunks. Its barriers lie behind the chunks and all of W. It is not cuda/ring.h, which
-// makes addresses from the stage: this steps from one to the next. So b = 16 takes 80 instructions a block instead of
-// 85, and 40 more a chunk instead of 50; b = 8 takes 112 for two blocks instead of 115, and spills nothing.
+// A warp's place in the ring of chunks. The barriers lie after the chunks and all of W. Not cuda/ring.h, which computes
+// addresses from the stage: this class steps from one address to the next. b = 16 takes 80 instructions a block instead
+// of 85, and b = 8 spills nothing.
 struct Ring {
   static constexpr uint32_t kBarriers = kStages * kStageBytes + kWeightBytes;
   uint32_t begin, data, full;
@@ -64,7 +64,7 @@ struct Ring {
   }
 };
 
-// One lane.
+// Called by one lane.
 __device__ inline void load_chunks(const Args& p, Ring ring) {
   for (Place at; at.is_tile(p); ++at.wave) {
     const int token = at.first_token(p);
@@ -79,13 +79,13 @@ __device__ inline void load_chunks(const Args& p, Ring ring) {
   }
 }
 
-// A warp's place in the list of a row, and what comes of W. Each lane knows an entry of the 32 that the place is among,
-// and one of the 32 behind. What the next step needs is made ready a step before; of b = 8 not W.
+// A warp's place in the list of a row, and the blocks of W that follow. Each lane knows one of the 32 entries around
+// the place and one of the next 32. What the next step needs is prepared a step before; for b = 8 W is not.
 template <class K>
 struct List {
   static constexpr int kNone = 0x7fffffff;
   static constexpr unsigned kPortionBlocks = K::kPortionBytes / K::kBlockBytes;
-  int next;  // block of the inputs that the next block has; of b = 8 lanes from 16 on know the one behind
+  int next;  // input block of the next block; b = 8: lanes from 16 on know that of the block after it
   WeightFragments<K> w;
 
   __device__ void begin(const Args& p, const Copy<K>& copy, const Piece& piece, const BlockRef& entries,
@@ -94,7 +94,7 @@ struct List {
     here_ = entries, behind_ = entry(p, 32);
     source_ = p.w + copy.from;
     if (!K::by_in) source_ += int64_t{at_ + static_cast<int>(lane_block())} * K::kBlockBytes;
-    __syncwarp();  // before copies to where other lanes may yet read
+    __syncwarp();  // before copies to where other lanes may still read
 #pragma unroll
     for (unsigned k = 0; k < K::kRing; ++k) fetch(copy, k);
     look_up();
@@ -111,8 +111,8 @@ struct List {
     look_up();
     if (K::kAhead) load();
   }
-  // W of the next block, of b = 8 of two, which may be of two portions. Behind the copy that it waits for there are
-  // those of as many portions as the ring has but for the one, or the two, that are read; copies of another list only
+  // Loads W of the next block; b = 8: of the next two, which may be in two portions. Later copies that may still be
+  // under way are those of the ring's other portions, without the one or two that are read. Copies of another list only
   // make it wait for more.
   __device__ void load() {
     ptx::cp_async_wait<K::block == 8 ? K::kRing - 2 : K::kRing - 1>();
@@ -123,9 +123,9 @@ struct List {
 
  private:
   int at_, last_;       // the next block and the end of the list
-  unsigned place_;      // of the next block, among 32, which are whole waves of the ring
+  unsigned place_;      // place of the next block among 32, which are whole laps of the ring
   uint32_t weights_;    // the row's ring
-  const char* source_;  // of this lane: its part of the portion that is fetched next; by_in: of block 0
+  const char* source_;  // of this lane: its part of the portion to fetch next; by_in: of block 0
   BlockRef here_, behind_;
 
   __device__ static unsigned lane_block() { return kPortionBlocks == 1 ? 0 : static_cast<unsigned>(lane_id()) / 8; }
@@ -136,12 +136,14 @@ struct List {
     const int mine = at_ + ahead + lane_id();
     return mine < last_ ? p.walk.refs[mine] : BlockRef{kNone, 0};
   }
-  // Starts the copy of the portion that is `ahead` portions behind that of the next block.
+  // Starts the copy of the portion `ahead` portions after that of the next block.
   __device__ void fetch(const Copy<K>& copy, unsigned ahead) {
-    const unsigned mine = ahead * kPortionBlocks + lane_block() - place_ % kPortionBlocks;  // from the next block on
+    const unsigned mine = ahead * kPortionBlocks + lane_block() - place_ % kPortionBlocks;  // counted from the next
+                                                                                            // block
     const char* from = source_;
     if constexpr (K::by_in) {
-      // The lane asked decides for itself which entry it gives, and rightly: portions do not reach past the 32nd.
+      // The lane that is asked decides itself which entry it gives. It decides rightly: portions do not reach past the
+      // 32nd.
       const int weight = __shfl_sync(~0u, place_ + mine < 32 ? here_.weight : behind_.weight, (place_ + mine) % 32);
       from += int64_t{weight} * K::kBlockBytes;
     } else {
@@ -161,7 +163,7 @@ struct List {
   }
 };
 
-// All blocks of a row in the chunk that ends before block `end` of the inputs.
+// Multiplies all blocks of a row in the chunk that ends before input block `end`.
 template <class K>
 __device__ inline void multiply_chunk(const Args& p, const Copy<K>& copy, List<K>& list, int end, uint32_t stage,
                                       uint32_t lane, Sums<K>& sums) {
@@ -186,8 +188,8 @@ __device__ inline void multiply_chunk(const Args& p, const Copy<K>& copy, List<K
   }
 }
 
-// The rows of blocks of a warp in a tile; beyond the last they are empty. Where the lists of the next tile are, and
-// their first entries, are read while this one is multiplied; of b = 8 behind it.
+// The rows of blocks of a warp in a tile; rows beyond the last are empty. The place of the next tile's lists and their
+// first entries are read while this tile is multiplied; for b = 8 after it.
 template <class K>
 struct Rows {
   Piece pieces[K::kRows];
@@ -265,7 +267,7 @@ __device__ inline void multiply_tiles(const Args& p, Ring ring) {
       rows.read_pieces(p, at);
       rows.read_entries(p);
     }
-    rows.begin(p, copy, weights, lists);  // W of the next tile comes during the stores
+    rows.begin(p, copy, weights, lists);  // W of the next tile arrives during the stores
 #pragma unroll
     for (int r = 0; r < K::kRows; ++r) {
       finish_row<K>(p.finish, corner(r), int64_t{to[r]} * K::block, p.outputs, sums[r]);
@@ -301,7 +303,7 @@ __global__ void __launch_bounds__(K::kThreads, 1) stream_x_product([[maybe_unuse
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int32_t block, bool by_in, bool residual, Body body) {
   const auto with = [&]<int B>() {

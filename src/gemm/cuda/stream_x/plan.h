@@ -1,4 +1,5 @@
-// The family `stream_x`: how a product of small blocks and many tokens is divided. Pure functions of sizes.
+// The family `stream_x`: how a product of small blocks and many tokens is divided. All functions are pure functions of
+// sizes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace blocksparse::gemm::stream_x {
 
-// The family's row of the table: see families.h.
+// The functions of the family's row: see families.h.
 bool supports(const CudaProblem& p);
 int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);
@@ -18,10 +19,10 @@ inline constexpr int32_t kTokens = 128, kOutputs = 256;  // of a tile
 inline constexpr int32_t kInputs = 128;                  // of a chunk of x: two boxes of 64
 inline constexpr int32_t kStages = 5;
 inline constexpr int32_t kStageBytes = kTokens * kInputs * 2;
-inline constexpr int32_t kWeightBytes = 64 * 1024;  // of W, on its way to the warps
+inline constexpr int32_t kWeightBytes = 64 * 1024;  // W on its way to the warps
 inline constexpr int32_t kSharedBytes = kStages * (kStageBytes + 16) + kWeightBytes;
 
-// That multiply. Of b = 32 each has 128 sums a lane, else 64.
+// Consumer warps per thread block. A lane accumulates 128 sums for b = 32, otherwise 64.
 constexpr int32_t warps_of(int32_t block) { return block == 32 ? 8 : 16; }
 
 constexpr int64_t tiles_of(const CudaProblem& p) { return ceil_div(p.n, kTokens) * ceil_div(p.outputs, kOutputs); }

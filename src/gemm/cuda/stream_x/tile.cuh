@@ -1,8 +1,8 @@
-// What a warp of the kernel `stream_x` does with a block of W: fragments of W and x from shared memory.
+// What a warp of the kernel `stream_x` does with a block of W: it reads fragments of W and x from shared memory.
 //
 // b = 16 and 32: W is mma.sync's left operand, 16 outputs, and 8 tokens are its columns. Rows of W are taken in an
-// order in which a lane ends with outputs side by side. b = 8: tokens are the rows, 16 of them, and two blocks of a row
-// of W are one step of 16 inputs.
+// order in which a lane ends with neighbouring outputs. b = 8: 16 tokens are the rows, and two blocks of a row of W
+// make one step of 16 inputs.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -17,35 +17,35 @@
 namespace blocksparse::gemm::stream_x {
 namespace {
 
-// Without a residual there is no trace of it: it cost those who have none 2 %.
+// Kernels without a residual are compiled separately: the code for it cost calls without one 2 %.
 template <class T, int B, bool ByIn, bool Residual>
 struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn, residual = Residual;
   static constexpr int block = B, kBlockBytes = B * B * 2;
-  static constexpr int kWarps = warps_of(B), kRows = kOutputs / B / kWarps;  // of blocks, of a warp
-  static constexpr int kEights = B / 8;                                      // of a block's outputs, or inputs
-  static constexpr int kTiles = kTokens / 8;                                 // of tokens
-  static constexpr int kSixteens = ceil_div(B, 16);                          // of a block's outputs
-  static constexpr int kBlocks = kInputs / B;                                // of a chunk, along the inputs
+  static constexpr int kWarps = warps_of(B), kRows = kOutputs / B / kWarps;  // kRows: rows of blocks of a warp
+  static constexpr int kEights = B / 8;                                      // eighths of a block's outputs or inputs
+  static constexpr int kTiles = kTokens / 8;                                 // tiles of tokens
+  static constexpr int kSixteens = ceil_div(B, 16);                          // sixteens of a block's outputs
+  static constexpr int kBlocks = kInputs / B;                                // blocks of a chunk, along the inputs
   static constexpr int kThreads = kWarps * 32 + 128;
   static constexpr int kRegisters = kWarps == 8 ? 240 : 112, kFeedRegisters = 24;
-  // A row's ring of what comes of W: blocks, or of b = 8 fours.
+  // A row's ring of W holds portions: a block, or four blocks for b = 8.
   static constexpr int kPortionBytes = B == 8 ? 4 * kBlockBytes : kBlockBytes;
   static constexpr int kRingBytes = kWeightBytes / (kWarps * kRows), kRing = kRingBytes / kPortionBytes;
-  // Whether W and lists are read a step, and a tile, ahead. Of b = 8 the registers for that are those of the x that is
-  // under way: 132 us instead of 118 (4096 x 4096, 4096 tokens, density .10, H200, 2026-11-24).
+  // Whether W is read a step ahead and lists a tile ahead. For b = 8 the registers are needed for the x that is under
+  // way: 118 us -> 132 (4096 x 4096, 4096 tokens, density .10, H200, 2026-11-24).
   static constexpr bool kAhead = B != 8;
   static_assert(kRing >= 4 && kRing <= 8 && 32 * kBlockBytes % kRingBytes == 0);
 };
 
-// Of a row of blocks. b = 8: [-][16 tokens][mma's], else [16 outputs][8 tokens][mma's].
+// The sums of a row of blocks. b = 8: [-][16 tokens][mma's], otherwise [16 outputs][8 tokens][mma's].
 template <class K>
 using Sums = std::conditional_t<K::block == 8, float[1][kTokens / 16][4], float[K::kSixteens][K::kTiles][4]>;
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 
-// Offset of the row of x that this lane hands to ldmatrix, of the first tokens and the first block of a box of 64
+// The offset of the row of x that this lane gives to ldmatrix, for the first tokens and the first block of a box of 64
 // inputs. b = 32: 8 tokens x 32 inputs, b = 16: 16 x 16, b = 8: 16 x 8 of two blocks.
 template <class K>
 __device__ inline uint32_t lane_of() {
@@ -56,7 +56,7 @@ __device__ inline uint32_t lane_of() {
   return static_cast<uint32_t>(row * 128 + (vector ^ row % 8) * 16);
 }
 
-// Where a block's x begins for a lane.
+// The address where a block's x begins for a lane.
 template <class K>
 __device__ inline uint32_t x_address(uint32_t stage, uint32_t lane, int from) {
   constexpr unsigned kOfBox = 64 / K::block;
@@ -64,7 +64,7 @@ __device__ inline uint32_t x_address(uint32_t stage, uint32_t lane, int from) {
   return stage + in_chunk / kOfBox * (kTokens * 128) + (lane ^ in_chunk % kOfBox * (K::block * 2));
 }
 
-// The output that row g of eighth e is: a lane's two columns of all eighths are side by side.
+// The output of row g of eighth e, chosen so that a lane's two columns of all eighths are neighbours.
 template <class K>
 __device__ inline int output_of(int e, int g) {
   return g / 2 * (K::block / 4) + 2 * e + g % 2;
@@ -73,9 +73,9 @@ __device__ inline int output_of(int e, int g) {
 // ---- W --------------------------------------------------------------------------------------------------------------
 
 // How a lane copies its part of each portion to shared memory. Eight lanes have a line of 128 bytes and two a sector of
-// 32, there as well, or L2 would be asked for it twice. Where W is read as it lies, sectors change places within the
-// line, and halves within the sector, so that the rows that a lane of ldmatrix asks for meet all banks; else it is read
-// by words, which movmatrix turns.
+// 32, in shared memory as well: otherwise L2 would be asked for a sector twice. Where W is read untransposed, sectors
+// are permuted within the line and halves within the sector, so that the rows of a lane's ldmatrix meet all banks.
+// Where W is read transposed, it is read by words, which movmatrix transposes.
 template <class K>
 struct Copy {
   uint32_t to;
@@ -89,7 +89,7 @@ struct Copy {
     else if constexpr (K::block == 32) return {to, line * 512 + sector * 32 + (lane ^ sector / 2) % 2 * 16};
     else return {to, line * 128 + sector * 32 + (lane ^ sector) % 2 * 16};
   }
-  // `block` is this lane's block, from `from` on.
+  // `block` is the address of this lane's block, plus `from`.
   __device__ void start(uint32_t portion, const char* block) const {
     constexpr int kTimes = K::block == 32 ? 4 : 1;
 #pragma unroll
@@ -97,8 +97,8 @@ struct Copy {
       ptx::cp_async_16_at(portion + to + static_cast<uint32_t>(i * 512), block + (K::by_in ? i * 512 : i * 128), 16);
     }
   }
-  // Where the row of W lies that this lane hands to ldmatrix for the first 16 outputs and inputs; of the next 16
-  // inputs, 32 bytes of the address change.
+  // The place of the row of W that this lane gives to ldmatrix for the first 16 outputs and inputs. The next 16 inputs
+  // differ by 32 bytes of the address.
   __device__ static uint32_t row() {
     const int matrix = lane_id() / 8, line = lane_id() % 8 / 2, odd = lane_id() % 2;
     const int sector = K::block == 32 ? odd * 2 : matrix % 2 * 2 + odd, half = matrix / 2 ^ odd;
@@ -107,11 +107,11 @@ struct Copy {
   }
 };
 
-// Fragments of W. b = 8: of two blocks, mma's right operands, [8 inputs][8 outputs] each. Else of a block, left
-// operands, [16 outputs][16 inputs] each. What is loaded is not looked at before the next step, but for b = 8.
+// Fragments of W. b = 8: of two blocks, mma's right operands, [8 inputs][8 outputs] each. Otherwise of one block, left
+// operands, [16 outputs][16 inputs] each. Except for b = 8, what is loaded is used in the next step.
 template <class K>
 struct WeightFragments {
-  static constexpr int kSteps = K::kEights / 2;  // of 16 inputs
+  static constexpr int kSteps = K::kEights / 2;  // steps of 16 inputs
   uint32_t words[K::kEights == 1 ? 2 : K::kEights * K::kEights];
 
   __device__ void load_two(uint32_t first, uint32_t second) {
@@ -143,7 +143,7 @@ struct WeightFragments {
       }
     }
   }
-  // Of what was loaded, operands: [16 outputs][step][mma's words].
+  // Turns what was loaded into operands: [16 outputs][step][mma's words].
   __device__ WeightFragments operands() const {
     if constexpr (!K::by_in) return *this;
     WeightFragments w;
@@ -210,7 +210,8 @@ __device__ inline void multiply_block(Sums<K>& sums, uint32_t x, const WeightFra
   }
 }
 
-// x of so many times 16 tokens (of two blocks of 8 x 8), or 32 (of one), the next ones under way.
+// Calls body(i, words) for x of Count times 16 tokens (of two blocks of 8 x 8) or 32 tokens (of one), with the next
+// loads under way.
 template <int Count, class Body>
 __device__ inline void each_of_x(uint32_t from, uint32_t step, Body body) {
   constexpr int kUnderWay = 3;
@@ -225,7 +226,7 @@ __device__ inline void each_of_x(uint32_t from, uint32_t step, Body body) {
   }
 }
 
-// Two blocks of 8 x 8 of a row: 16 inputs.
+// Multiplies two blocks of 8 x 8 of a row: 16 inputs.
 template <class K>
 __device__ inline void multiply_pair(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
   each_of_x<kTokens / 16>(x, 16 * 128, [&](int m, const uint32_t(&of_x)[4]) {
@@ -233,7 +234,7 @@ __device__ inline void multiply_pair(Sums<K>& sums, uint32_t x, const WeightFrag
   });
 }
 
-// One: lanes hand over rows 0 ... 31.
+// Multiplies one block of 8 x 8. Lanes give rows 0 ... 31.
 template <class K>
 __device__ inline void multiply_single(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
   each_of_x<kTokens / 32>(x, 32 * 128, [&](int m, const uint32_t(&of_x)[4]) {

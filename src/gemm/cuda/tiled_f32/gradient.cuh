@@ -1,10 +1,10 @@
 // dW[i] = gate_i dy_out^T x_in in f32 for many tokens: see tiled.cuh.
 // Who does what
-//   grid      a run of blocks of one row of W for each thread block, up to 256 inputs: they share their dy
+//   grid      a thread block for a run of blocks of one row of W, up to 256 inputs: they share their dy
 //   load      cp.async, three stages of 16 tokens ahead; a thread has the same columns in every stage
 //   compute   4 warps of a quarter of the inputs each, all outputs
-//   finish    sums go through shared memory, to be stored in the order of memory
-// Runs are listed by a small kernel before: tables.cu.
+//   finish    sums go through shared memory, so that results are stored in the order of memory
+// A small kernel lists the runs before every call: tables.cu.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -58,7 +58,7 @@ class GradientCopy {
     dy_ = g.dy + dy_row_ * g.dy_token + (dy_bytes_ > 0 ? output : 0);
   }
 
-  // Tokens from `first` on, which goes up by K::depth a call.
+  // Loads the tokens from `first` on, which rises by K::depth a call.
   __device__ void operator()(int first, uint32_t stage) {
     const int thread = static_cast<int>(threadIdx.x);
     const bool whole = first + K::depth <= g_.n;
@@ -235,7 +235,7 @@ __device__ inline void finish_gradient(const GradientArgs& g, const Run& run, co
     if (block >= run.last) continue;
     const float gate = g.gates == nullptr ? 1 : g.gates[block];
     const int input = g.refs[block].from * K::block + column % K::block;
-    const int inside = run.row * K::block + row < g.outputs ? g.inputs - input : 0;  // of the matrix
+    const int inside = run.row * K::block + row < g.outputs ? g.inputs - input : 0;  // inputs inside the matrix
     const float4 sum = *reinterpret_cast<const float4*>(staged + row * K::pitch + column);
     float value[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll

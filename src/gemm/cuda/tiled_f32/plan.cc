@@ -39,10 +39,9 @@ int64_t table_bytes(const CudaProblem& p) {
   return p.pass == Pass::wgrad ? 64 + most_runs(p) * 12 : workspace_places(p).end;
 }
 
-// Whether tf32 is faster where W or x and dy are streamed. us, H200, 2026-11-22, stream_w or wgrad_stream (tiled_f32).
-// 4096 x 4096, fprop: b = 32, .25, n = 128, 256, 512 19 (115), 32 (115), 63 (115); b = 8, .1, n = 128, 512 15 (218), 62
-// (207); b = 128, .25, n = 512 59 (96). 12288 x 12288, density .1, wgrad: b = 32, n = 32, 64, 128, 512 24 (52), 38
-// (60), 60 (77), 201 (182); b = 8, n = 32, 512 50 (114), 561 (794).
+// Whether a family that streams W, or x and dy, is faster in tf32. H200, 2026-11-22: 4096 x 4096, fprop, b = 32, 25 %,
+// 512 tokens: stream_w 63 us, tiled_f32 115. wgrad, 12288 x 12288, b = 32, 10 %, 512 tokens: wgrad_stream 201 us,
+// tiled_f32 182. NOTES.md of stream_w and wgrad_stream have the tables.
 bool streams_in_tf32(const CudaProblem& p) {
   if (!p.tf32) return false;
   if (p.pass == Pass::wgrad) return wgrad_stream::supports(p);
@@ -52,7 +51,7 @@ bool streams_in_tf32(const CudaProblem& p) {
 }  // namespace
 
 bool supports(const CudaProblem& p) {
-  constexpr int64_t kMostTable = int64_t{1} << 26;  // bytes, beside those of W
+  constexpr int64_t kMostTable = int64_t{1} << 26;  // bytes beyond those of W
   const int64_t least = p.pass == Pass::wgrad ? 1 : stream_w::kTokens + 1;
   return p.dtype == DType::f32 && p.n >= least && p.n <= kInt - kTokens && p.w_aligned && p.x_in_rows && !p.x_first &&
          !p.gated && !p.glu && p.pairs == 1 && p.blocks > 0 && std::max(p.inputs, p.outputs) <= kInt - 256 &&
@@ -62,7 +61,7 @@ bool supports(const CudaProblem& p) {
 
 int64_t least_tokens(const CudaProblem&) { return 1; }
 
-// Not where there are too few tiles for the card.
+// Not with too few tiles for the card.
 bool pays(const CudaProblem& p, const cuda::Card& card) {
   const int64_t tiles = p.pass == Pass::wgrad ? most_runs(p) : groups_of(p) * ceil_div(p.n, kTokens);
   return 4 * tiles >= 3 * card.multiprocessors && !streams_in_tf32(p);

@@ -1,10 +1,10 @@
 // y = f(x W^T + bias + residual) in f32 for many tokens, and dgrad likewise: see tiled.cuh.
 // Who does what
-//   grid      a tile of 128 tokens x 128 outputs for each thread block: 128 / b rows of blocks share their x
-//   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that are there
-//   compute   4 warps of 32 tokens x 128 outputs; a block that is not there costs a test
-//   finish    sums go through shared memory, so that memory is written in its order whatever that is
-// What a tile walks is listed by a small kernel before: tables.cu.
+//   grid      a thread block for a tile of 128 tokens x 128 outputs: its 128 / b rows of blocks share their x
+//   load      cp.async, two stages of 32 inputs ahead: x, and those blocks that exist
+//   compute   4 warps of 32 tokens x 128 outputs; a missing block costs a test
+//   finish    sums go through shared memory, so that results are stored in the order of memory
+// A small kernel lists what a tile walks before every call: tables.cu.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -18,9 +18,9 @@ struct ProductArgs {
   const float *x, *w;
   int64_t x_token;  // elements from token to token
   int32_t n, inputs, outputs, input_blocks, block;
-  int32_t groups;  // of outputs
+  int32_t groups;  // tiles of outputs
   bool vectors;    // y is stored 4 outputs at a time
-  bool plain;      // and as it is: no bias, residual or activation
+  bool plain;      // sums are stored as they are: no bias, residual or activation
   Finish finish;
 };
 
@@ -29,7 +29,7 @@ struct ProductArgs {
 template <class K>
 struct Item {
   const int32_t *list, *weights;
-  int32_t entries, steps, whole_steps;  // of which the inputs are all there
+  int32_t entries, steps, whole_steps;  // whole_steps: steps whose inputs all exist
   int32_t token, output;                // the first
   bool whole_tokens;
   int rows_shift, parts_shift;  // of rows of blocks in a tile, and of stages in a block of 64 or 128
@@ -54,7 +54,7 @@ struct Item {
   __device__ int part(int step) const { return step & ((1 << parts_shift) - 1); }
 };
 
-// The notes of a step: 1 + the block that each patch is, or 0; and which inputs.
+// The notes of a step: for each patch 1 + its block, or 0 for none; and the inputs.
 template <class K>
 __device__ inline void load_notes(const Item<K>& item, int step, uint32_t note) {
   const int i = static_cast<int>(threadIdx.x);
@@ -73,17 +73,17 @@ __device__ inline void load_notes(const Item<K>& item, int step, uint32_t note) 
   }
 }
 
-// Segments behind the last copy block 0, which nobody reads.
+// Segments after the last copy block 0, which nobody reads.
 template <class K>
 __device__ inline void load_x(const ProductArgs& p, const Item<K>& item, int step, uint32_t note, uint32_t stage) {
-  constexpr int kVectors = K::inner / 4, kRows = kThreads / kVectors;  // of a row; at a time
+  constexpr int kVectors = K::inner / 4, kRows = kThreads / kVectors;  // vectors of a row; rows at a time
   const int row = static_cast<int>(threadIdx.x) / kVectors, v = static_cast<int>(threadIdx.x) % kVectors;
   const bool whole = item.whole_tokens && step < item.whole_steps;
 #pragma unroll
   for (int s = 0; s < K::segments; ++s) {
     const int input = note_word(note, K::words + s) * p.block + item.part(step) * K::inner + 4 * v;
     const uint32_t to = stage + s * (kTokens * K::inner * 4) + place_in_rows<K::inner>(row, v);
-    static_assert(kRows % 16 == 0);  // rows so far apart have vectors at the same places
+    static_assert(kRows % 16 == 0);  // rows that far apart have vectors at equal places
     if (whole) {
       const float* from = p.x + (item.token + row) * p.x_token + input;
 #pragma unroll
@@ -102,12 +102,12 @@ __device__ inline void load_x(const ProductArgs& p, const Item<K>& item, int ste
   }
 }
 
-// A patch is 32 outputs and 32 inputs of a block of 64 or 128, else a block.
+// A patch is 32 outputs x 32 inputs of a block of 64 or 128, otherwise a block.
 template <class K>
 __device__ inline void load_w(const ProductArgs& p, const Item<K>& item, int step, uint32_t note, uint32_t stage) {
   constexpr int kVectors = K::inner / 4, kOfPatch = K::inner * kVectors;
   constexpr int kEach = kOfPatch > kThreads ? kOfPatch / kThreads : 1;     // vectors of a patch for each thread
-  constexpr int kPatches = kOfPatch > kThreads ? 1 : kThreads / kOfPatch;  // at a time
+  constexpr int kPatches = kOfPatch > kThreads ? 1 : kThreads / kOfPatch;  // patches at a time
   const int inside = static_cast<int>(threadIdx.x) % (kThreads / kPatches);
   const int row = inside / kVectors, v = inside % kVectors, along = item.part(step) * K::inner;
   int place = 0;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2) tiled_f32_product(const __grid_co
   for (int step = 0; step < min(2 * kAhead, item.steps); ++step) load_notes<K>(item, step, note_of(step));
   ptx::cp_async_commit();
   wait_for_stage<0>();
-  // Step i + kAhead is copied while step i is computed; its notes came kAhead steps before.
+  // Step i + kAhead is copied while step i is computed. Its notes came kAhead steps before.
 #pragma unroll 1
   for (int i = -kAhead; i < item.steps; ++i) {
     if (i >= 0) wait_for_stage<K::stages - 2>();

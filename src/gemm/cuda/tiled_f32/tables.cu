@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kTableThreads = 256, kWarps = kTableThreads / 32;
 
-// Of `mine` over the thread block: the sum of those in front, and of all. `shared` has kWarps words and is free again
-// after the next barrier.
+// Scans `mine` over the thread block: the sum of the threads before, and of all. `shared` has kWarps words and is free
+// again after the next barrier.
 __device__ inline int2 scan(int mine, int* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   int sum = mine;
@@ -32,12 +32,11 @@ __device__ inline int2 scan(int mine, int* shared) {
 struct WalkTask {
   const int32_t* starts;
   const BlockRef* refs;
-  int32_t rows, inputs;  // blocks
+  int32_t rows, inputs;  // counted in blocks
   int32_t *counts, *list, *weights;
 };
 
-// A thread block makes the list of one group: all its blocks are written to their places, then entries without any are
-// taken out.
+// A thread block makes the list of one group. It writes all blocks to their places, then removes entries without any.
 template <int Rows>
 __global__ void __launch_bounds__(kTableThreads) tiled_f32_walk(const WalkTask t) {
   __shared__ int shared[kWarps];
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kTableThreads) tiled_f32_walk(const WalkTask t
       mine[r] = input < t.inputs ? weights[int64_t{input} * Rows + r] : 0;
       any = any || mine[r] > 0;
     }
-    const int2 place = scan(any ? 1 : 0, shared);  // and all have read before any writes
+    const int2 place = scan(any ? 1 : 0, shared);  // after this all threads have read before any of them writes
     if (any) {
       list[count + place.x] = input;
 #pragma unroll
@@ -79,12 +78,12 @@ __global__ void __launch_bounds__(kTableThreads) tiled_f32_walk(const WalkTask t
 
 struct RunTask {
   const int32_t* starts;
-  int32_t rows, most;  // blocks of a run
+  int32_t rows, most;  // most: blocks of a run
   int32_t* count;
   Run* runs;
 };
 
-// Rows are cut into runs of equal lengths. One thread block.
+// Cuts rows into runs of equal lengths. One thread block.
 __global__ void __launch_bounds__(kTableThreads) tiled_f32_runs(const RunTask t) {
   __shared__ int shared[kWarps];
   int count = 0;

@@ -1,4 +1,4 @@
-// What a tile of fprop and dgrad is in the kernel `tiled_f32`, and how it is multiplied: see product.cuh.
+// A tile of fprop and dgrad in the kernel `tiled_f32`, and its products: see product.cuh.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -7,15 +7,16 @@
 namespace blocksparse::gemm::tiled_f32 {
 namespace {
 
-// Config. Inner: the block, or 32 of a larger one.
+// Config. Inner: the block size, or 32 for larger blocks.
 template <int Inner, bool ByIn, bool Tf32_>
 struct Kernel {
-  static constexpr int inner = Inner, segments = 32 / Inner, patches = kOutputs / Inner;  // of a stage, of each
+  // Segments of a stage, patches of a segment.
+  static constexpr int inner = Inner, segments = 32 / Inner, patches = kOutputs / Inner;
   static constexpr bool by_in = ByIn, tf32 = Tf32_;
   static constexpr int stages = 3;
   static constexpr int x_bytes = kTokens * 32 * 4, patch_bytes = Inner * Inner * 4;
   static constexpr int stage_bytes = x_bytes + kOutputs * 32 * 4;
-  static constexpr int words = segments * patches;  // of a stage's notes: the blocks, and behind them the inputs
+  static constexpr int words = segments * patches;  // words of a stage's notes: the blocks, followed by the inputs
   static constexpr int note_bytes = ceil_div(words + segments, 4) * 16, notes = 8;
   static constexpr int shared_bytes = stages * stage_bytes + notes * note_bytes;
   static constexpr int pitch = kOutputs + 4;
@@ -24,7 +25,7 @@ struct Kernel {
 
 __device__ inline int note_word(uint32_t note, int i) { return __float_as_int(ptx::ld_shared_4(note + 4 * i)); }
 
-// Which patches are there: bit c of word c / 32.
+// The patches that exist: bit c of word c / 32.
 template <class K>
 struct Patches {
   static constexpr int kWords = ceil_div(K::words, 32);
@@ -53,7 +54,7 @@ class Tf32Sums {
  public:
   __device__ void add(const Patches<K>& patches, uint32_t stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-    const int first = static_cast<int>(threadIdx.x) / 32 * 32;  // token of the warp
+    const int first = static_cast<int>(threadIdx.x) / 32 * 32;  // first token of the warp
 #pragma unroll
     for (int s = 0; s < K::segments; ++s) {
       if (!patches.any(s)) continue;
@@ -97,8 +98,8 @@ class Tf32Sums {
   }
 
  private:
-  static constexpr int kSteps = K::inner == 8 ? 1 : 2;  // of 8 inputs
-  static constexpr int kTiles = K::inner / 8;           // of 8 outputs, of a patch
+  static constexpr int kSteps = K::inner == 8 ? 1 : 2;  // steps of 8 inputs
+  static constexpr int kTiles = K::inner / 8;           // tiles of 8 outputs of a patch
 
   __device__ void add_patch(int c, const uint32_t (&a)[2][kSteps][4], uint32_t w, int half) {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
@@ -135,8 +136,8 @@ class Tf32Sums {
   float sum_[2][16][4] = {};
 };
 
-// A lane has 8 tokens and an eighth of the outputs of every patch. Its bits are such that half-warps read pairs of
-// equal addresses, which shared memory serves at once.
+// A lane has 8 tokens and an eighth of the outputs of every patch. Its bits are assigned so that half-warps read pairs
+// of equal addresses, which shared memory serves at once.
 template <class K>
 class F32Sums {
  public:

@@ -1,12 +1,13 @@
-// y = f(x W^T + bias + residual) for few features and many tokens, and dgrad likewise, b = 8, 16 and 32 on Hopper: all
-// of W is in the shared memory of each thread block, which reads every x once and every y once.
+// y = f(x W^T + bias + residual) for few features and many tokens, and dgrad likewise, b = 8, 16 and 32 on Hopper. All
+// of W is in the shared memory of each thread block. Every x is read once and every y written once.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      a thread block an SM, which takes every so many tile of 32 or 64 tokens with all of their features
-//   load      one warp fills a ring of tiles with boxes; all others copy W once, as it lies, while the first tiles
-//             come: so no kernel is needed in front. Those of `wgmma` take 3 us and more
+//   grid      a thread block an SM, which takes tile after tile of 32 or 64 tokens with all of their features
+//   load      one warp fills a ring of tiles with boxes. All others copy W once, unchanged, while the first tiles
+//   arrive.
+//             So no kernel is needed before; those of `wgmma` take 3 us and more
 //   compute   each warp has 32 tokens x 32 outputs of a tile: mma.sync, see tile.cuh
-//   finish    by way of shared memory, while the other warps are at this tile or the next
+//   finish    through shared memory, while the other warps are at this tile or the next
 #pragma once
 
 #include "cuda/launch.h"
@@ -22,7 +23,7 @@ inline constexpr int kThreads = kWarps * 32;
 
 using Ring = cuda::Ring<kMostStages>;
 
-// One lane: the tiles of this thread block, chunk by chunk.
+// Called by one lane: loads the tiles of this thread block, chunk by chunk.
 __device__ inline void load_tiles(const Args& p, const Ring& ring, uint32_t stages) {
   cuda::RingPlace place;
   for (auto tile = static_cast<int>(blockIdx.x); tile < p.plan.tiles; tile += static_cast<int>(gridDim.x)) {
@@ -36,8 +37,8 @@ __device__ inline void load_tiles(const Args& p, const Ring& ring, uint32_t stag
   }
 }
 
-// One warp: its warp tiles of all tiles. Strips change from tile to tile, so that each warp meets long rows and short
-// ones.
+// Called by one warp: its warp tiles of all tiles. Strips change from tile to tile, so that each warp meets long rows
+// and short ones.
 template <class K>
 __device__ inline void multiply_tiles(const Args& p, const Ring& ring, uint32_t stages, uint32_t staged,
                                       const Weights& w) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) w_in_smem_product([[maybe_un
     return;
   }
   const Weights w = copy_weights<K>(p, staged + kWarps * kTileBytes + p.plan.stages * p.plan.stage_bytes);
-  ptx::griddepcontrol_wait();  // y, and what the last step reads
+  ptx::griddepcontrol_wait();  // y and what the epilogue reads
   ptx::griddepcontrol_launch_dependents();
   multiply_tiles<K>(p, ring, stages, warp_tiles + threadIdx.x / 32 * kTileBytes, w);
 #endif
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) w_in_smem_product([[maybe_un
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int32_t block, bool by_in, Body body) {
   const auto with = [&]<int B>() {

@@ -13,7 +13,7 @@ std::optional<Plan> plan_of(const CudaProblem& p) {
   if (strips > kWarps || chunks > kWarps) return std::nullopt;
   const int64_t w_bytes = p.blocks * p.block * p.block * 2;
   const int64_t list_bytes = whole_lines((p.blocks + 1 + p.output_blocks() + 1) * 4);
-  // Each warp has a warp tile of a tile, so tiles of 32 tokens where there are more than 256 outputs.
+  // Each warp has one warp tile of a tile, so tiles have 32 tokens if there are more than 256 outputs.
   const int32_t tokens = 2 * strips > kWarps ? kSide : 2 * kSide;
   const int64_t stage_bytes = chunks * tokens * wgmma::kChunk * 2;
   const int64_t stages = (kSharedBytes - kWarps * kTileBytes - w_bytes - list_bytes) / stage_bytes;
@@ -34,13 +34,9 @@ bool supports(const CudaProblem& p) {
          p.outputs >= 1 && p.x_in_rows && !p.x_first && p.w_aligned && !p.gated && !p.glu && plan_of(p);
 }
 
-// us, bf16, density .25, H200, 2026-11-22, w_in_smem (wgmma)
-//   256 x 256, n = 50176: b = 32 14.3 (20.1), .5 17.0 (21.3)   b = 16 16.4 (20.7)   b = 8 22.6 (22.2)
-//   n = 16384, b = 32: 5.4 (11.0)   n = 4096, b = 16: 4.1 (10.3)   n = 1024, b = 16: 3.9 (10.2)
-//   512 x 512, n = 16384, b = 32: 10.6 (16.3)   n = 50176, b = 16, .12: 32.9 (37.8)
-// With more blocks it is bound by its products, and wgmma fills W up. What lies beyond these figures is left to wgmma.
-// On an H100, 2026-11-25, 256 x 256, b = 32, .25, row_wgmma (w_in_smem): n = 256 2.8 (3.2), 512 2.9 (3.4), 1024 3.1
-// (3.3).
+// It reads x once and needs no kernel before it: 256 x 256, b = 32, 50176 tokens, density .25, H200, 2026-11-22: 14.3
+// us, wgmma 20.1. With more blocks its products bound it. For b = 32, row_wgmma is faster below 1024 tokens: 256
+// tokens, H100, 2026-11-25: 2.8 us, w_in_smem 3.2. NOTES.md has the table; everything beyond it is left to wgmma.
 int64_t least_tokens(const CudaProblem& p) { return p.block == 32 ? 1024 : 256; }
 
 bool pays(const CudaProblem& p, const cuda::Card&) {

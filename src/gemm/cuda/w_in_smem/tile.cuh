@@ -1,4 +1,4 @@
-// What a warp of the kernel `w_in_smem` does with 32 tokens x 32 outputs, and how W lies in shared memory.
+// What a warp of the kernel `w_in_smem` does with 32 tokens x 32 outputs, and where W lies in shared memory.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -19,8 +19,8 @@ struct Args {
   const void* w;
   int32_t blocks, rows;  // rows of blocks
   int32_t inputs, outputs, n;
-  bool boxes;  // y can be stored so
-  bool early;  // W may be read before the kernel in front has ended
+  bool boxes;  // y can be stored in boxes
+  bool early;  // W may be read before the kernel before has ended
   Finish finish;
 
   __device__ uint32_t chunk_bytes() const { return static_cast<uint32_t>(plan.tokens * wgmma::kChunk * 2); }
@@ -30,10 +30,10 @@ template <class T, int B, bool ByIn>
 struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn;
-  static constexpr int block = B, kPitch = B * 2, kBlockBytes = B * kPitch, kVectors = B / 8;  // of a row
-  static constexpr int kRows = kSide / B;  // of blocks, of a warp tile
+  static constexpr int block = B, kPitch = B * 2, kBlockBytes = B * kPitch, kVectors = B / 8;  // kVectors: of a row
+  static constexpr int kRows = kSide / B;  // rows of blocks of a warp tile
 
-  // Which other 16 bytes of its row a vector changes places with: 8 rows, one below the other, then meet all banks.
+  // The other 16 bytes of its row that a vector is exchanged with. 8 rows, one below the other, then meet all banks.
   __device__ static int swizzle(int row) { return row * kPitch / 128 & (kVectors - 1); }
 };
 
@@ -46,10 +46,10 @@ struct Weights {
 };
 
 struct Sums {
-  float of[2][4][4];  // 16 tokens, 8 outputs, as mma.sync has them
+  float of[2][4][4];  // 16 tokens, 8 outputs, in mma.sync's order
 };
 
-// One block by a warp. Inputs beyond the edge become zeros, for there W may hold anything.
+// Copies one block, by a warp. Inputs beyond the edge become zeros, because W may hold anything there.
 template <class K>
 __device__ inline void copy_block(const Args& p, uint32_t to, BlockRef ref) {
   const auto lane = static_cast<int>(threadIdx.x) % 32;
@@ -64,8 +64,8 @@ __device__ inline void copy_block(const Args& p, uint32_t to, BlockRef ref) {
   }
 }
 
-// All warps that multiply. Thread blocks begin at different blocks, or all of them would ask for the same lines at
-// once.
+// Called by all multiplying warps. Thread blocks begin at different blocks, otherwise all of them would ask for the
+// same lines at once.
 template <class K>
 __device__ inline Weights copy_weights(const Args& p, char* to) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -95,7 +95,7 @@ __device__ inline Weights copy_weights(const Args& p, char* to) {
   return {blocks, offsets, starts, p.rows};
 }
 
-// Which row of a matrix a lane hands to ldmatrix, and which half of its 16 columns.
+// The row of a matrix that a lane gives to ldmatrix, and the half of its 16 columns.
 struct Lane {
   uint32_t x, w;
 
@@ -113,7 +113,7 @@ struct Lane {
   }
 };
 
-// A block of at least 16 x 16; `row` is that of the warp tile's rows of blocks.
+// Multiplies a block of at least 16 x 16. `row` counts the warp tile's rows of blocks.
 template <class K>
 __device__ inline void multiply_block(uint32_t x, uint32_t w, int row, Sums& sums) {
   using T = typename K::Element;
@@ -139,7 +139,7 @@ __device__ inline void multiply_block(uint32_t x, uint32_t w, int row, Sums& sum
   }
 }
 
-// The same of 8 x 8: all 32 tokens are one ldmatrix, W a word a lane.
+// Multiplies a block of 8 x 8: one ldmatrix loads all 32 tokens, and a lane has one word of W.
 template <class K>
 __device__ inline void multiply_small_block(uint32_t x, uint32_t w, int row, Sums& sums) {
   uint32_t of_x[4];
@@ -152,7 +152,7 @@ __device__ inline void multiply_small_block(uint32_t x, uint32_t w, int row, Sum
   }
 }
 
-// x: the warp tile's tokens, in the first chunk of inputs.
+// x: the warp tile's tokens in the first chunk of inputs.
 template <class K>
 __device__ inline void multiply_tile(const Weights& w, const Lane& lane, uint32_t x, int strip, Sums& sums) {
 #pragma unroll
@@ -175,7 +175,7 @@ __device__ inline void multiply_tile(const Weights& w, const Lane& lane, uint32_
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
-// 8 outputs of a token, of which `inside` are there.
+// Reads 8 outputs of a token, of which `inside` exist.
 template <class T>
 __device__ inline void read_eight(const DeviceMatrix& m, int64_t token, int64_t output, int64_t inside,
                                   uint32_t (&words)[4]) {
@@ -214,14 +214,14 @@ __device__ inline void add_bias(const Args& p, int output, Sums& sums) {
   }
 }
 
-// body(row, token) for the four rows of 8 tokens that a lane has a token of.
+// Calls body(row, token) for the four rows of 8 tokens that a lane has a token of.
 template <class Body>
 __device__ inline void each_row(int64_t first_token, Body body) {
 #pragma unroll
   for (int row = 0; row < 4; ++row) body(row, first_token + row * 8 + static_cast<int>(threadIdx.x) % 32 / 4);
 }
 
-// A lane reads 8 outputs of a token; four lanes turn them to the columns that they have sums of.
+// A lane reads 8 outputs of a token. Four lanes exchange them for the columns that they have sums of.
 template <class T>
 __device__ inline void add_residual(const Args& p, int64_t first_token, int first_output, Sums& sums) {
   const int64_t output = first_output + static_cast<int>(threadIdx.x) % 4 * 8, inside = p.outputs - output;
@@ -237,8 +237,8 @@ __device__ inline void add_residual(const Args& p, int64_t first_token, int firs
   });
 }
 
-// By way of shared memory and one copy: turned among lanes and stored 16 bytes a lane, as below, this took 42 % of all
-// cycles (b = 32, density .25, 256 features), for the latency of shuffles.
+// Stores a tile through shared memory by one copy. Exchanged among lanes and stored 16 bytes a lane, as store_tile
+// does, it took 42 % of all cycles (b = 32, density .25, 256 features), because of the latency of shuffles.
 template <class T>
 __device__ inline void store_tile_as_box(const Args& p, uint32_t staged, int first_token, int first_output,
                                          const Sums& sums) {

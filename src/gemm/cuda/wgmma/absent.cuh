@@ -1,7 +1,7 @@
-// Inf and NaN of x where a patch holds zeros for blocks that are not there (b <= 32 filled up): 0 * Inf is NaN, and
-// outputs without such a block must not see it. The product notes where a sum is not finite; a kernel behind it does
-// the outputs there that are NaN once more, from the blocks that are there, one by one. With finite x it reads a word
-// for each 64 outputs of a tile of tokens, and ends.
+// Repairs outputs that met Inf or NaN of x through a missing block. Where W is filled up (b <= 32) a patch holds zeros
+// for missing blocks, and 0 * Inf is NaN, which outputs without such a block must not see. The product notes which sums
+// are not finite. A kernel after it computes their NaN outputs once more, from the existing blocks, one by one. With
+// finite x it reads a word for each 64 outputs of a tile of tokens and ends.
 #pragma once
 
 #include "cuda/launch.h"
@@ -13,12 +13,13 @@
 namespace blocksparse::gemm::wgmma {
 namespace {
 
-// By each warp of a warpgroup, of its sums of a tile: a byte of the word that is that of its strip and tile of tokens.
+// Each warp of a warpgroup notes whether its sums of a tile are finite: a byte of the word of its strip and tile of
+// tokens.
 template <class Sums>
 __device__ inline void note_not_finite(uint8_t* notes, int strips, int2 tile, const Sums& sums) {
   if (notes == nullptr || tile.x >= strips) return;
   const auto* sum = reinterpret_cast<const float*>(&sums);
-  float zero = 0;  // NaN behind a sum that is not finite
+  float zero = 0;  // NaN after a sum that is not finite
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(Sums) / sizeof(float)); ++i) zero = fmaf(sum[i], 0.0f, zero);
   const bool found = __any_sync(~0u, isnan(zero));
@@ -26,14 +27,15 @@ __device__ inline void note_not_finite(uint8_t* notes, int strips, int2 tile, co
   if (threadIdx.x % 32 == 0) notes[(int64_t{tile.y} * strips + tile.x) * 4 + warp] = found ? 1 : 0;
 }
 
-// x, an element at a time.
+// x, one element at a time.
 template <class T>
 struct TokensOfX {
   DeviceMatrix x;
   __device__ float at(int64_t token, int64_t input) const { return widen(*x.at<T>(token, input)); }
 };
 
-// Of a pixel at one of its taps; what lies beyond an image is 0, as is a channel that fills up a tap.
+// x gathered from images, one element at a time: a pixel at one of its taps. Pixels outside the image, and channels
+// that fill up a tap, are 0.
 template <class T>
 struct PixelsOfX {
   GatheredImages x;
@@ -64,9 +66,9 @@ struct Repair {
   int64_t inputs, outputs;
   const uint32_t* notes;
   Finish finish;
-  ScatteredImages scattered;  // data null: tokens of y are its rows
+  ScatteredImages scattered;  // without data: tokens of y are its rows
 
-  // Where an element of y is.
+  // The address of an element of y.
   template <class T>
   __device__ T* y_at(int64_t token, int64_t output) const {
     if (scattered.data == nullptr) return finish.at<T>(token, output);
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(256) wgmma_repair(const __grid_constant__ Repa
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
     const int mine = first + static_cast<int>(threadIdx.x);
-    if (mine < words && r.notes[mine] != 0) found[atomicAdd(&count, 1)] = mine;  // whichever is done first
+    if (mine < words && r.notes[mine] != 0) found[atomicAdd(&count, 1)] = mine;  // in any order
     __syncthreads();
     for (int i = 0; i < count; ++i) {
       const int strip = found[i] % r.strips, tile = found[i] / r.strips;

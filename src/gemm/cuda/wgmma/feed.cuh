@@ -1,6 +1,6 @@
 // The feeding side of the kernel `wgmma`: one warp hands out tiles, three walk their records and fill a ring of stages.
-// A stage also carries a note for the warps that multiply. It is that of the NEXT record, for what arrives together
-// with the data costs 300 clocks a record before the first branch on it.
+// A stage also carries a note for the multiplying warps. It is the note of the NEXT record: a note that arrives with
+// its own data costs 300 clocks a record before the first branch on it.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -26,26 +26,27 @@ struct Args {
   int64_t outputs;
   bool boxes;  // y can be stored in boxes
   Finish finish;
-  uint8_t* notes;  // null, or [token tiles][strips][4 warps] where a sum is not finite: see absent.cuh
+  uint8_t* notes;  // null, or [token tiles][strips][4 warps]: whether a sum is not finite, see absent.cuh
 };
 
 enum Flag : int32_t { kGoesOn = 0, kEndsTile = 1, kExit = 2 };
 
-// Warps that take turns with the records, the one behind them hands out tiles: one alone needs 370 clocks each, as much
-// as two wide products.
+// Warps that take turns with the records; the warp after them hands out tiles. One warp alone would need 370 clocks a
+// record, as much as two wide products.
 inline constexpr int kFeeders = 3;
 inline constexpr int kMostStages = 10;
 
 struct Shared {
   cuda::Ring<kMostStages> ring;
-  uint64_t handed, taken;  // the next tile. More ahead, others cannot have them: 4 in a queue cost 13 to 17 %
+  uint64_t handed, taken;  // a single next tile: tiles in a queue are lost to other thread blocks, and 4 in it cost 13
+                           // to 17 %
   int4 notes[kMostStages];
-  int4 strips[kMostStages];  // of this record: its tile's
+  int4 strips[kMostStages];  // strips of the record's tile
   int32_t tokens[kMostStages];
-  int4 tile, tile_strips;  // tile of tokens or -1, records first, last, -
+  int4 tile, tile_strips;  // tile of tokens or -1, first and last record, -
 };
 
-// All threads. `consumers` arrive when they have used a stage.
+// Called by all threads. `consumers` arrive when they have used a stage.
 __device__ inline void start_ring(Shared& shared, int stages, int consumers) {
   if (threadIdx.x == 0) {
     shared.ring.init(stages, consumers);
@@ -56,7 +57,7 @@ __device__ inline void start_ring(Shared& shared, int stages, int consumers) {
   __syncthreads();
 }
 
-// What is multiplied next, in the order of memory.
+// A tile to multiply, in the layout of shared memory.
 struct Work {
   int4 tile{-1, 0, 0, 0}, strips{0, 0, 0, 0};
 };
@@ -70,7 +71,8 @@ __device__ inline Work work_at(const Args& p, int index) {
   return {{group * p.group + in_group % tokens, records.x, records.y, 0}, tile[1]};
 }
 
-// One lane. A thread block's first tile is its own, then each claims the next: rows differ in length.
+// Called by one lane. A thread block's first tile follows from its number. Then it claims tile after tile, because rows
+// differ in length.
 __device__ inline void hand_out_tiles(Shared& shared, const Args& p) {
   uint32_t phase = 0;
   for (int index = static_cast<int>(blockIdx.x);;) {
@@ -88,7 +90,8 @@ __device__ inline void hand_out_tiles(Shared& shared, const Args& p) {
 // A feeding warp. K::load(...) starts the copies of a stage and returns their bytes.
 template <class K>
 class Feeder {
-  // So that its own last record shows that the stage's data before the last came: then parity tells the last.
+  // A feeder's own last record then proves that the stage's data before the last came, so the parity tells which data
+  // is the last.
   static_assert(K::kStages >= kFeeders);
 
  public:
@@ -124,19 +127,19 @@ class Feeder {
   }
 
  private:
-  static constexpr int kAhead = 4;  // records before the end of a tile at which the next one is asked for
+  static constexpr int kAhead = 4;  // records before the end of a tile at which the next tile is asked for
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ Record fetch(int first, int last) const {
     return first + lane() < last ? p_.tables.records[first + lane()] : K::no_record();
   }
-  // Its strips are known to lane 0 alone.
+  // Only lane 0 knows the strips.
   __device__ Work next() {
     ptx::mbarrier_wait(shared_address(&shared_.handed), tile_phase_);
     tile_phase_ ^= 1;
-    __syncwarp();  // none still waits for a phase that could pass once lane 0 has answered
+    __syncwarp();  // no lane still waits for a phase that could pass once lane 0 has answered
     Work work;
-    if (lane() == 0) {  // one lane reads and says so
+    if (lane() == 0) {  // one lane reads and answers
       work.tile = ptx::ld_shared_16(shared_address(&shared_.tile));
       work.strips = ptx::ld_shared_16(shared_address(&shared_.tile_strips));
       ptx::mbarrier_arrive(shared_address(&shared_.taken));
@@ -146,10 +149,10 @@ class Feeder {
     work.tile.z = __shfl_sync(~0u, work.tile.z, 0);
     return work;
   }
-  // A record goes out when the one behind it is known; the very first has no data. Stages come back out of order: at
-  // once from warps that skip a record, late from those that multiply. So this feeder could be a ring ahead of another
-  // that still waits for this stage, and take, by its parity, an older phase of `empty` for that one's: it waits for
-  // the stage's last data first.
+  // Sends a record when the one after it is known; the very first has no data. Stages come back out of order: at once
+  // from warps that skip a record, late from those that multiply. This feeder could therefore be a ring ahead of
+  // another feeder that still waits for this stage, and could take an older phase of `empty` for its own by its parity.
+  // So it waits for the stage's last data first.
   __device__ void send(const Record& record, const Work& work, Flag flag) {
     if (turn_ == id_ && lane() == 0) {
       const uint32_t full = shared_.ring.full(place_);
@@ -157,7 +160,7 @@ class Feeder {
       note.w = flag;
       ptx::mbarrier_wait(full, place_.parity ^ 1);
       shared_.ring.wait_empty(place_);
-      // Copies are started first, and announced behind the note.
+      // Copies start first. They are announced after the note.
       uint32_t bytes = 0;
       if (held_.chunk >= 0) bytes = K::load(p_, maps_, held_, held_tokens_, place_.in(stages_, K::kStageBytes), full);
       ptx::st_shared_16(shared_address(&shared_.notes[place_.stage]), note);
@@ -183,28 +186,29 @@ class Feeder {
   int4 held_strips_{0, 0, 0, 0};
 };
 
-// What a warpgroup knows of the ring. Stages are given back one record late, when wgmma has read them.
-// All lanes read the notes, and one answers for its warp behind a __syncwarp, of which nothing is left in the code: so
-// racecheck reports the notes. With reads by that lane alone it is silent, but ptxas then takes addresses for different
-// from lane to lane: 171 instead of 148 us (b = 16, density .25).
+// A warpgroup's view of the ring. Stages are given back one record late, when wgmma has read them.
+//
+// All lanes read the notes, and one lane answers for its warp after a __syncwarp that leaves no trace in the code, so
+// racecheck reports the notes. If only that lane reads, racecheck is silent, but ptxas assumes that addresses differ
+// between lanes: 148 us -> 171 (b = 16, density .25).
 template <class K>
 class Consumer {
  public:
   __device__ Consumer(Shared& shared, uint32_t stages, int group)
       : shared_(shared), stages_(stages), group_(group), arrives_(threadIdx.x % 32 == 0) {}
 
-  // Past the record without data.
+  // Skips the record without data.
   __device__ void begin() {
     wait();
     shared_.ring.release_warp(place_);
     advance();
   }
   __device__ bool goes_on() const { return flag_ != kExit; }
-  __device__ uint32_t mask() const { return mask_; }      // of this warpgroup's patches in the record
-  __device__ uint32_t before() const { return before_; }  // patches of the record in front of them
+  __device__ uint32_t mask() const { return mask_; }      // this warpgroup's patches in the record
+  __device__ uint32_t before() const { return before_; }  // the record's patches before those
 
-  // All records of a tile, multiply(stage address) for those in which the warpgroup has a patch. Returns the
-  // warpgroup's strip of outputs, and the tile of tokens.
+  // Walks all records of a tile and calls multiply(stage address) for those in which the warpgroup has a patch. Returns
+  // the warpgroup's strip of outputs and the tile of tokens.
   template <class Multiply>
   __device__ int2 tile(Multiply multiply) {
     while (true) {
@@ -246,7 +250,7 @@ class Consumer {
     ptx::wgmma_wait<0>();
     release_previous();
   }
-  // Conditions of wgmma come straight out of a shuffle: ptxas then knows that they are the same in all lanes.
+  // Conditions of wgmma come straight out of a shuffle: ptxas then knows that they are equal in all lanes.
   __device__ void advance() {
     place_.advance(K::kStages);
     mask_ = __shfl_sync(~0u, K::mask_of(note_, group_), 0);

@@ -1,4 +1,4 @@
-// The last step of the kernel `wgmma`: sums of a warpgroup to y, by way of shared memory.
+// The last step of the kernel `wgmma`: the sums of a warpgroup become y, through shared memory.
 #pragma once
 
 #include "cuda/ptx/ldmatrix.h"
@@ -18,12 +18,12 @@ struct Corner {
   int token, output;
 };
 
-// Where 16 bytes, 8 elements from `vector` on, of row `row` lie in a box swizzled in 128 bytes.
+// The address of 16 bytes (8 elements from `vector` on) of row `row` in a box swizzled in 128 bytes.
 __device__ inline uint32_t in_box(uint32_t box, int row, int vector) {
   return box + static_cast<uint32_t>(row * 128 + ((vector ^ (row & 7)) << 4));
 }
 
-// Where an element of sums(v) lies in a box: row and column of the sums, columns from 8 v on.
+// The place of an element of sums(v) in a box: row and column of the sums, columns from 8 v on.
 struct InSums {
   int row, column;
   __device__ InSums(int v, int i) {
@@ -33,8 +33,8 @@ struct InSums {
   }
 };
 
-// Where the row of a box begins that this lane hands to stmatrix or ldmatrix for the sums of columns 8 v ... 8 v + 15.
-// Turned: columns of the sums are rows of the box.
+// The address of the row of the box that this lane gives to stmatrix or ldmatrix for the sums of columns 8 v ... 8 v +
+// 15. Turned: columns of the sums are rows of the box.
 template <bool Turned>
 __device__ inline uint32_t matrix_row(uint32_t box, int v) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32, matrix = lane / 8;
@@ -42,7 +42,8 @@ __device__ inline uint32_t matrix_row(uint32_t box, int v) {
   return in_box(box, warp * 16 + matrix % 2 * 8 + lane % 8, v + matrix / 2);
 }
 
-// One box by a warpgroup to shared memory, rounded. sums(v): of 64 x 64, this lane's in columns 8 v ... 8 v + 15.
+// Rounds one box and writes it to shared memory, by a warpgroup. sums(v): of 64 x 64, this lane's in columns 8 v ... 8
+// v + 15.
 template <class T, bool Turned, class Sums>
 __device__ inline void stage_box(uint32_t box, Sums sums) {
 #pragma unroll
@@ -56,7 +57,7 @@ __device__ inline void stage_box(uint32_t box, Sums sums) {
   }
 }
 
-// The other way: what a box holds is added to the sums.
+// Adds what a box holds to the sums.
 template <class T, bool Turned, class Sums>
 __device__ inline void add_box(uint32_t box, Sums sums) {
 #pragma unroll
@@ -72,7 +73,7 @@ __device__ inline void add_box(uint32_t box, Sums sums) {
   }
 }
 
-// Columns of the sums are outputs, or, Transposed, tokens. All of the bias is under way before any of it is added.
+// Columns of the sums are outputs or, Transposed, tokens. All of the bias is under way before any of it is added.
 template <class T, bool Transposed, class Sums>
 __device__ inline void add_bias(const Args& p, Corner at, Sums sums) {
   constexpr int kGroups = Transposed ? 1 : 4, kEach = Transposed ? 2 : 4;  // a lane's outputs
@@ -95,8 +96,8 @@ __device__ inline void add_bias(const Args& p, Corner at, Sums sums) {
   }
 }
 
-// A box in shared memory and what it holds of a matrix: body(16 bytes there, their first element, elements from one to
-// the next, how many of the 8 are inside).
+// Calls body(address in the box, first element, step between elements, elements inside) for each 16 bytes of a box that
+// are inside the matrix.
 template <class T, class Body>
 __device__ inline void each_vector(const Args& p, const DeviceMatrix& m, Corner at, uint32_t box, bool rows_are_outputs,
                                    Body body) {
@@ -114,13 +115,13 @@ __device__ inline void each_vector(const Args& p, const DeviceMatrix& m, Corner 
   }
 }
 
-// Whether a vector is 16 bytes of memory.
+// Whether a vector is 16 contiguous, aligned bytes of memory.
 template <class T>
 __device__ inline bool is_whole(const T* first, int64_t step, int64_t inside) {
   return step == 1 && inside >= 8 && reinterpret_cast<uintptr_t>(first) % 16 == 0;
 }
 
-// The residual of a tile's `tokens` x 64 outputs begins its way from memory, while the first box is waited for.
+// Asks for the residual of a tile's `tokens` x 64 outputs while the first box is waited for.
 template <class T>
 __device__ inline void prefetch_residual(const Args& p, Corner at, int tokens) {
   const DeviceMatrix& r = p.finish.residual;
@@ -134,8 +135,8 @@ __device__ inline void prefetch_residual(const Args& p, Corner at, int tokens) {
   }
 }
 
-// The residual of a box, by way of the box: read where the sums lie, an element at a time, it took 120 us at b = 64,
-// density .25, n = 4096. Where nothing is inside, the box keeps what it held, for sums that are not stored.
+// Adds the residual of a box through the box. Read in the order of the sums, one element at a time, it took 120 us at b
+// = 64, density .25, n = 4096. Outside the matrix the box keeps its content, for sums that are not stored.
 template <class T, bool Transposed, class Sums>
 __device__ inline void add_residual(const Args& p, uint32_t box, int group, Corner at, Sums sums) {
   const bool rows_are_outputs = !p.finish.residual.features_contiguous();
@@ -161,8 +162,8 @@ __device__ inline void add_residual(const Args& p, uint32_t box, int group, Corn
   ptx::bar_sync(1 + group, 128);
 }
 
-// All sums of a box by straight code. A loop that read them back from shared memory, an element after the other, took
-// 60 us for a bias.
+// Activates all sums of a box in straight code. A loop that read them back from shared memory, one element after the
+// other, took 60 us for a bias.
 template <Activation Act, class Sums>
 __device__ inline void activate(Sums sums) {
 #pragma unroll
@@ -173,7 +174,7 @@ __device__ inline void activate(Sums sums) {
   }
 }
 
-// An element at a time where 8 of them are not inside and aligned.
+// Copies a box to y, one element at a time where 8 elements are not inside and aligned.
 template <class T>
 __device__ inline void copy_box(const Args& p, uint32_t box, Corner at, bool rows_are_outputs) {
   each_vector<T>(p, p.finish.y, at, box, rows_are_outputs, [](uint32_t from, T* to, int64_t step, int64_t inside) {
@@ -190,8 +191,8 @@ __device__ inline void copy_box(const Args& p, uint32_t box, Corner at, bool row
   });
 }
 
-// f(gate) * up of a box's sums, in the place of those of the gate. Rows of the sums are outputs where Transposed: the
-// sums of up are then two on, else four.
+// Replaces the gate's sums of a box by f(gate) * up. Rows of the sums are outputs if Transposed: the sums of up then
+// follow two on, otherwise four.
 template <Activation Act, bool Transposed, class Sums>
 __device__ inline void multiply_gates(Sums sums) {
 #pragma unroll
@@ -205,7 +206,7 @@ __device__ inline void multiply_gates(Sums sums) {
   }
 }
 
-// The box of 64 tokens x 32 features of a gated linear unit to shared memory: four matrices of 8 x 8 at a time.
+// Writes the box of 64 tokens x 32 features of a gated linear unit to shared memory, four matrices of 8 x 8 at a time.
 template <class T, bool Transposed, class Sums>
 __device__ inline void stage_glu(uint32_t box, Sums sums) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32, matrix = lane / 8;
@@ -224,7 +225,7 @@ __device__ inline void stage_glu(uint32_t box, Sums sums) {
 
 template <class T>
 __device__ inline void copy_glu(const Args& p, uint32_t box, Corner at) {
-  constexpr int kVectors = kBox / 16;  // of a token
+  constexpr int kVectors = kBox / 16;  // vectors of a token
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) % 128; i < kBox * kVectors; i += 128) {
     const int row = i / kVectors, vector = i % kVectors, token = at.token + row;
@@ -244,7 +245,7 @@ __device__ inline void copy_glu(const Args& p, uint32_t box, Corner at) {
   }
 }
 
-// A box of sums of a gated linear unit, of which y has half as many.
+// Stores a box of sums of a gated linear unit, which gives half as many features of y.
 template <class T, bool Transposed, class Wait, class Sums>
 __device__ inline void store_box_of_glu(const Args& p, uint32_t box, int group, Corner at, Wait wait_for_box,
                                         Sums sums) {

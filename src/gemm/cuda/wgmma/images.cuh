@@ -1,4 +1,4 @@
-// How the kernel `wgmma` reads gathered images and writes scattered ones: the copying hardware finds the pixels.
+// How the kernel `wgmma` reads gathered images and writes scattered ones: the copying hardware (TMA) finds the pixels.
 #pragma once
 
 #include <algorithm>
@@ -37,9 +37,9 @@ struct ImagePixel {
   int column, row, slice, image;
 };
 
-// How a token becomes the place of a pixel.
+// Turns a token into the place of its pixel.
 struct ImageSteps {
-  cuda::Divider of_image, of_slice, of_row;  // positions
+  cuda::Divider of_image, of_slice, of_row;  // of positions
   int32_t first[3] = {}, stride[3] = {};
   bool deep = false;  // images have slices
 
@@ -60,7 +60,7 @@ struct ImageSteps {
   }
 };
 
-// And an input a channel at a tap.
+// Turns an input into a channel at a tap.
 struct TapSteps {
   cuda::Divider inputs, taps_of_slice, taps_of_row;
   int32_t dilation[3] = {};

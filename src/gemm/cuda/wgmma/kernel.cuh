@@ -2,8 +2,8 @@
 // boxes.
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   tables    a small kernel in front lists, for each tile of outputs, the chunks of 64 inputs in which it has blocks
-//   grid      one thread block an SM, which takes tiles of outputs x tokens, longest first, until there are no more
+//   tables    a small kernel before lists, for each tile of outputs, the chunks of 64 inputs in which it has blocks
+//   grid      one thread block an SM, which takes tiles of outputs x tokens, longest first, until none are left
 //   load      a warpgroup of feeders keeps a ring of stages full: x once for all outputs of the tile, and the blocks
 //   compute   wgmma by 2 or 4 warpgroups, y in registers: see weights.cuh and tokens.cuh
 //   finish    through shared memory, while the feeders are at the next tile
@@ -19,8 +19,8 @@
 namespace blocksparse::gemm::wgmma {
 namespace {
 
-// Plain: y is features-last, stored in boxes and as it is. In one kernel with all else, that would take registers from
-// the loop.
+// Plain: y is features-last, stored in boxes, without an epilogue. Code for everything else in one kernel would take
+// registers from the loop.
 template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, 1)
     wgmma_product([[maybe_unused]] const __grid_constant__ typename K::Maps maps,
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #endif
 }
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, XOrder Order, class Body>
 Status with_form(Kind kind, bool by_in, Body body) {
   switch (kind) {
@@ -67,7 +67,7 @@ Status with_form(Kind kind, bool by_in, Body body) {
   return body.template operator()<TokenRows<T, Kind::patches16, Order>>();
 }
 
-// Features-first, results go the other way too: no use for boxes.
+// With features-first x, results are features-first as well: there is no plain kernel for them.
 template <class K>
 auto kernel_of([[maybe_unused]] bool plain) {
   if constexpr (!K::x_first) {
@@ -76,18 +76,18 @@ auto kernel_of([[maybe_unused]] bool plain) {
   return wgmma_product<K, false>;
 }
 
-// Tiles of tokens that are walked together. 4096 x 4096, n = 4096, density .25 and .1, of 4 and 8: b = 128 59.8, 34.5
-// and 55.9, 35.1 us, b = 64 equal, b = 32 107, 75.0 and 108, 76.7.
+// Tiles of tokens that are walked together. b = 128, 4096 x 4096, n = 4096, density .25: 59.8 us with 4, 55.9 with 8.
+// NOTES.md has the other block sizes.
 constexpr int64_t token_group(Kind kind) { return kind == Kind::direct ? 8 : 4; }
 
-// What feeds the kernel, beside the product itself.
+// What feeds the kernel besides the product itself.
 struct Feed {
   DeviceWalk walk;
   const float* gates;
   Images images = {};
 };
 
-// Outputs that met zeros in place of blocks, where x holds Inf or NaN.
+// Launches the repair of outputs that met zeros in place of blocks where x holds Inf or NaN.
 template <class T, XOrder Order>
 Status launch_repair(const Product& p, const Feed& feed, const CudaCall& call, const Args& args) {
   const auto launch_with = [&](const auto& x) {

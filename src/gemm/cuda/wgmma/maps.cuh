@@ -1,4 +1,4 @@
-// How the kernel `wgmma` sees x and y.
+// How the kernel `wgmma` sees x and y: tensor maps, and copies through them.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -10,7 +10,7 @@
 namespace blocksparse::gemm::wgmma {
 namespace {
 
-// Of x: rows are tokens, or features, or it is gathered from images.
+// The order of x: rows are tokens, rows are features, or x is gathered from images.
 enum class XOrder { tokens, features, images };
 
 template <XOrder>
@@ -32,16 +32,16 @@ template <>
 struct YMap<XOrder::images> {
   CUtensorMap map;
   ImageSteps steps;
-  bool scattered;  // else its rows are tokens
+  bool scattered;  // otherwise its rows are tokens
 };
 
-// How x and y lie in space, where x is gathered; y only where it is scattered.
+// Where x and y lie in space if x is gathered. y is given only if it is scattered.
 struct Images {
   const GatheredImages* x = nullptr;
   const ScatteredImages* y = nullptr;
 };
 
-// Of a stage's x: [tokens][64 inputs], or features-first [tokens / 64][64 inputs][64 tokens].
+// Loads a stage's x: [tokens][64 inputs] or, features-first, [tokens / 64][64 inputs][64 tokens].
 template <XOrder Order, int Tokens>
 __device__ inline void load_x(uint32_t to, const XMap<Order>& x, uint32_t full, int input, int token) {
   if constexpr (Order == XOrder::features) {
@@ -54,7 +54,7 @@ __device__ inline void load_x(uint32_t to, const XMap<Order>& x, uint32_t full, 
   }
 }
 
-// Of a row that ends within 16 bytes a box writes more than there is (seen on an H200).
+// Whether boxes can store y. If a row ends within 16 bytes, a box writes beyond its end (seen on an H200).
 inline bool in_boxes(const Activations& y) {
   const int64_t stride = y.features_first() ? y.feature_stride : y.token_stride;
   const int64_t length = y.features_first() ? y.n : y.features;
@@ -103,7 +103,7 @@ __device__ inline void store_y(const YMap<Order>& y, uint32_t box, int output, i
   ptx::store_box(&y.map, box, rows_are_outputs ? token : output, rows_are_outputs ? output : token);
 }
 
-// Boxes of a chunk x `tokens`, or features-first of 64 tokens x a chunk.
+// Boxes of a chunk x `tokens` or, features-first, of 64 tokens x a chunk.
 template <XOrder Order>
 Status make_x_map(const Activations& x, const Images& images, int32_t tokens, XMap<Order>& to) {
   if constexpr (Order == XOrder::images) {

@@ -42,7 +42,7 @@ __device__ uint32_t load_pair(const uint16_t* from, bool aligned) {
   return from[0] | static_cast<uint32_t>(from[1]) << 16;
 }
 
-// 16 bytes of W.
+// Loads 16 bytes of W.
 __device__ void load_vector(const uint16_t* from, bool aligned, uint32_t (&words)[4]) {
   if (aligned) {
     const uint4 all = *reinterpret_cast<const uint4*>(from);
@@ -53,8 +53,8 @@ __device__ void load_vector(const uint16_t* from, bool aligned, uint32_t (&words
   for (int i = 0; i < 4; ++i) words[i] = load_pair(from + 2 * i, false);
 }
 
-// Patches are core matrices of 8 outputs x 8 inputs, one behind the other. Four lanes have the same row of four
-// matrices that lie side by side in W: 512 bytes of it a warp, and rows of 16 bytes go to their matrices.
+// Packs patches: core matrices of 8 outputs x 8 inputs, one after another. Four lanes have one row of four matrices
+// that lie side by side in W. A warp reads 512 bytes of W, and rows of 16 bytes go to their matrices.
 template <Kind Kind, int B>
 __global__ void __launch_bounds__(kPackThreads) wgmma_pack(const __grid_constant__ Pack p) {
   constexpr Form form = form_of(Kind);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kPackThreads) wgmma_pack(const __grid_constant
   Source sources[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int64_t matrix = first + 4 * i;  // in the order of the patch's blocks, and of W in each
+    const int64_t matrix = first + 4 * i;  // in the order of the patch's blocks, and of W within each
     sources[i] = {kNoPatch, 0};
     if (matrix < p.patches * kMatrices) sources[i] = p.sources[matrix / kOfBlock];
   }
@@ -104,14 +104,14 @@ __global__ void __launch_bounds__(kPackThreads) wgmma_pack(const __grid_constant
   }
 }
 
-// Blocks as they lie, an entry of the list each thread block in turn.
+// Copies blocks unchanged. Thread blocks take the entries of the list in turn.
 struct Copy {
   DeviceWalk walk;
   const uint16_t* w;
   const float* gates;
   bool bf16, w_aligned, by_in;
   int32_t blocks, block_shift;
-  int32_t last_block, inside;  // the last block of inputs, and how many of its inputs there are
+  int32_t last_block, inside;  // the last block of inputs, and how many inputs it has
   uint32_t* to;
 };
 
@@ -155,7 +155,7 @@ Status copy_blocks(const CudaCall& call, const DeviceWalk& walk, const PackedWei
                       wgmma_copy, args);
 }
 
-// body(kernel) with the kernel for that kind and block size.
+// Calls body(kernel) with the kernel for this kind and block size.
 template <class Body>
 Status with_pack_kernel(Kind kind, int32_t block, Body body) {
   switch (kind) {
@@ -188,7 +188,7 @@ Status pack_weights(const Plan& plan, const CudaCall& call, const DeviceWalk& wa
                   .inputs = p.inputs,
                   .by_in = p.by_in};
   return with_pack_kernel(plan.kind, p.block, [&](auto kernel) {
-    constexpr int64_t kBytes = int64_t{128} * 4 * kAtOnce * kPackThreads / 32;  // of a thread block
+    constexpr int64_t kBytes = int64_t{128} * 4 * kAtOnce * kPackThreads / 32;  // bytes of a thread block
     return cuda::launch(
         {.blocks = std::max<int64_t>(1, ceil_div(plan.patches * form_of(plan.kind).patch_bytes(), kBytes)),
          .threads = kPackThreads,

@@ -11,10 +11,9 @@ namespace blocksparse::gemm::wgmma {
 
 namespace {
 
-// Patches of 64 x 64 take the time of a dense W, whatever they hold. us of 4096 x 4096, n = 4096, bf16 on an H200, W's
-// copy included: b = 8, density .25: filled 181, patches of 16 343; .1: 177 and 180. b = 16, .1: patches of 16 98, of
-// 64 x 16 127; patches of the block's own size, b = 16: 150 at .25, 262 at .5; b = 32: 108 at .25, 180 at .5, 230 at
-// .65; filled 198 to 202 for both; 2026-11-22.
+// The density from which W is filled up. Patches of 64 x 64 take the time of a dense W, whatever they hold: 181 us for
+// b = 8, 4096 x 4096, n = 4096, density .25, H200, against 343 with patches of 16. b = 16 and 32 need more blocks
+// before that pays: see NOTES.md.
 double filled_from(int32_t block) { return block == 8 ? 0.1 : block == 16 ? 0.36 : 0.56; }
 
 Kind kind_of(const CudaProblem& p) {
@@ -66,23 +65,18 @@ bool supports(const CudaProblem& p) {
   return plan.chunks <= kMostChunks && plan.records < kMost && plan.patches < kMost;
 }
 
-// us of 4096 x 4096, bf16, H200, stream_w (wgmma), 2026-11-21.
-//   fprop of 128, 256 and 512 tokens, density .1    b = 128: 7.5 (13.9), 10.9 (14.1), 18.9 (14.4)   b = 64: 7.0 (13.0),
-//     12.1 (13.1), 19.5 (13.7)   b = 32: 6.8 (24.3), 12.0 (24.3), 18.6 (24.6)   b = 16: 9.3 (30.8), 15.0 (30.8), 25.6
-//     (31.2)   b = 8: 10.6 (64.2), 17.4 (64.3), 31.6 (64.6)
-//   of 256 and 512, density .25    b = 64: 19.6 (18.7), 33.3 (19.5)   b = 32: 20.3 (36.3), 33.4 (36.5)
-//   12288 x 12288, density .05, of 256 and 512    b = 64: 33.0 (19.4), 67.8 (30.8)   b = 32: 31.8 (48.1), 63.1 (77.4)
+// stream_w is faster up to 512 tokens for b <= 32, and below 256 tokens for larger blocks: b = 32, 4096 x 4096, density
+// .1, n = 512, H200, 2026-11-21: stream_w 18.6 us, wgmma 24.6. NOTES.md has the table.
 int64_t least_tokens(const CudaProblem& p) { return p.block >= 64 ? 256 : stream_w::kMostTokens + 1; }
 
-// Fewer tiles leave SMs without work, which stream_w does not. us of b = 64 and 128, fprop, bf16, H100, 2026-11-25,
-// stream_w (wgmma): 1024 x 1024, .25, n = 512 5.8 (10.6), 1024 10.2 (10.7); 4096 x 4096, .1, n = 256 10.6 (14.7), 384
-// 14.4 (15.2).
+// Fewer tiles leave SMs without work, which stream_w does not: 1024 x 1024, b = 64 and 128, density .25, n = 512, H100,
+// 2026-11-25: stream_w 5.8 us, wgmma 10.6.
 bool pays(const CudaProblem& p, const cuda::Card&) {
   constexpr int64_t kLeastTiles = 48;
   return p.block < 64 || ceil_div(p.n, form_of(Kind::direct).tokens) * plan_of(p).tiles >= kLeastTiles;
 }
 
-// Also for the last of several launches, which has fewer tokens.
+// Sufficient for the last of several launches as well, which has fewer tokens.
 int64_t workspace_bytes(const CudaProblem& asked) {
   CudaProblem p = asked;
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());

@@ -10,11 +10,11 @@ namespace blocksparse::gemm::wgmma {
 
 namespace {
 
-// Exchanges look at all pairs of strips, and more than once.
+// Exchanges look at all pairs of strips, several times.
 constexpr int64_t kMostExchangedStrips = 512;
 constexpr int kMostSweeps = 2;
 
-// Which chunks of 64 inputs each strip has blocks in.
+// The chunks of 64 inputs in which each strip has blocks.
 class StripChunks {
  public:
   StripChunks(std::span<const int32_t> starts, std::span<const BlockRef> refs, int64_t columns, int64_t strips,
@@ -39,7 +39,7 @@ class StripChunks {
   std::vector<uint64_t> bits_;
 };
 
-// std::popcount is a call of a function where the compiler may not use the instruction: 3x the time.
+// Without its instruction std::popcount is a function call: 3x the time.
 constexpr int64_t ones(uint64_t bits) {
   bits -= bits >> 1 & 0x5555555555555555;
   bits = (bits & 0x3333333333333333) + (bits >> 2 & 0x3333333333333333);
@@ -61,7 +61,7 @@ int64_t count_of_either(std::span<const uint64_t> a, std::span<const uint64_t> b
 
 using Tile = std::vector<int32_t>;
 
-// The longest strip that is left, and to it those that have most in common with what the tile reads already.
+// Makes tiles of the longest strip that is left and those that have most in common with what the tile already reads.
 std::vector<Tile> greedy_tiles(const StripChunks& chunks, int64_t strips, int32_t of_tile) {
   std::vector<int32_t> left(static_cast<size_t>(strips));
   std::iota(left.begin(), left.end(), 0);
@@ -111,7 +111,7 @@ struct TileReads {
   }
 };
 
-// Exchanges two strips of two tiles, if less is then read.
+// Exchanges two strips of two tiles if they then read less.
 bool exchange(TileReads& a, TileReads& b, const StripChunks& chunks) {
   for (size_t i = 0; i < a.strips.size(); ++i) {
     for (size_t j = 0; j < b.strips.size(); ++j) {
@@ -163,10 +163,10 @@ std::vector<int32_t> order_strips(std::span<const int32_t> starts, std::span<con
       for (size_t b = a + 1; b < tiles.size(); ++b) better |= exchange(tiles[a], tiles[b], chunks);
     }
   }
-  // Neighbours that are as good stay: a part of the gain is not worth another order.
+  // Keeps the given order if the gain is below 1 %.
   if (100 * reads_of(tiles) > 99 * before) return order;
   auto next = order.begin();
-  // The one tile that is not full comes last: others begin at multiples of a tile's strips.
+  // The one tile that is not full comes last, because the others begin at multiples of a tile's strips.
   std::stable_partition(tiles.begin(), tiles.end(),
                         [&](const TileReads& t) { return static_cast<int32_t>(t.strips.size()) == of_tile; });
   for (const TileReads& tile : tiles) next = std::ranges::copy(tile.strips, next).out;

@@ -10,9 +10,10 @@
 namespace blocksparse::gemm::wgmma {
 namespace {
 
-// A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density .25, 4096 x 4096.
+// Threads of a thread block. A tile of small blocks has thousands of them: 256 threads took 15 us for b = 8, density
+// .25, 4096 x 4096.
 constexpr int walk_threads(Kind kind) { return kind == Kind::direct || kind == Kind::patches32 ? 256 : 1024; }
-constexpr int kMostTileRows = 32;  // of blocks
+constexpr int kMostTileRows = 32;  // rows of blocks
 
 struct TableWalk {
   DeviceWalk walk;
@@ -20,26 +21,27 @@ struct TableWalk {
   Tables to;
   int32_t block, block_shift;
   bool by_in;
-  int32_t rows;                     // of blocks
-  int32_t tile_rows, strip_rows;    // of a tile, of one of its strips in walk.order, or of a block of 128
-  int32_t tile_strips, all_strips;  // in that order
+  int32_t rows;                     // rows of blocks
+  int32_t tile_rows, strip_rows;    // of a tile; of one of its strips in walk.order, or of a block of 128
+  int32_t tile_strips, all_strips;  // in walk.order
   int32_t tiles, chunks;
 
   __device__ bool counts(BlockRef ref) const { return gates == nullptr || gates[ref.weight] != 0; }
-  // The strip at a place of the order; behind the last, one beyond the edge.
+  // The strip at a place of the order. Places after the last give a strip beyond the edge.
   __device__ int strip_at(int place) const {
     return walk.order != nullptr && place < all_strips ? walk.order[place] : place;
   }
   __device__ int start_of_strip(int strip) const { return walk.starts[min(strip * strip_rows, rows)]; }
 };
 
-// Of one tile, in shared memory.
+// What a tile has where, in shared memory.
 template <Kind Kind>
 struct TileMap {
   static constexpr Form form = form_of(Kind);
   static constexpr bool direct = Kind == Kind::direct;
   static constexpr int threads = walk_threads(Kind);
-  int32_t row_before[kMostTileRows + 1], row_first[kMostTileRows];  // blocks in front in the tile; where its own begin
+  int32_t row_before[kMostTileRows + 1], row_first[kMostTileRows];  // blocks before each row in the tile; where the
+                                                                    // row's own begin
   uint32_t low[kMostChunks], high[kMostChunks];  // bits of the patches; direct: the blocks of both strips
   int32_t patches_before[kMostChunks];
   int2 of_warp[threads / 32];  // patches and records
@@ -51,15 +53,15 @@ struct TileMap {
   __device__ uint64_t mask(int chunk) const { return static_cast<uint64_t>(high[chunk]) << 32 | low[chunk]; }
   __device__ int patches(int chunk) const { return direct ? 0 : __popcll(mask(chunk)); }
   __device__ int records(int chunk) const {
-    if (direct) return (low[chunk] & high[chunk]) != ~0u;  // no block is ~0
+    if (direct) return (low[chunk] & high[chunk]) != ~0u;  // no block has the number ~0
     return ceil_div(patches(chunk), form.most_patches);
   }
 };
 
-// Where block `from` of row `row` of the tile lies among its patches.
+// The place of block `from` of row `row` among the patches of the tile.
 template <Kind Kind>
 struct PatchPlace {
-  int chunk, bit, output, input;  // the last two within the patch
+  int chunk, bit, output, input;  // output and input within the patch
 
   __device__ PatchPlace(const TableWalk& p, int row, int from) {
     constexpr Form form = form_of(Kind);
@@ -72,7 +74,7 @@ struct PatchPlace {
   }
 };
 
-// Of block i of the tile.
+// The row of block i of the tile.
 template <Kind Kind>
 __device__ int row_of(const TableWalk& p, const TileMap<Kind>& map, int i) {
   int row = 0;
@@ -108,7 +110,7 @@ __device__ void map_blocks(const TableWalk& p, TileMap<Kind>& map) {
   __syncthreads();
 }
 
-// Patches and records before each chunk; returns the records before this thread's first chunk, and all patches.
+// Counts patches and records before each chunk. Returns the records before this thread's first chunk, and all patches.
 template <Kind Kind>
 __device__ int2 count_before(const TableWalk& p, TileMap<Kind>& map, int first, int last) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -136,14 +138,14 @@ __device__ int2 count_before(const TableWalk& p, TileMap<Kind>& map, int first, 
   return {before.y, all};
 }
 
-// The records of chunks first ... last - 1, from `at` on; returns where they end.
+// Writes the records of chunks first ... last - 1, from `at` on. Returns where they end.
 template <Kind Kind>
 __device__ int write_records(const TableWalk& p, const TileMap<Kind>& map, int first, int last, int at,
                              int first_patch) {
   for (int c = first; c < last; ++c) {
     if (map.records(c) == 0) continue;
     if constexpr (Kind == Kind::direct) {
-      const int b = p.block, half = b == 128 ? c % 2 : 0;  // of the block's inputs
+      const int b = p.block, half = b == 128 ? c % 2 : 0;  // which half of the block's inputs
       const auto low = static_cast<int>(map.low[c]), high = static_cast<int>(map.high[c]);
       if (b == 64) p.to.records[at++] = {c, low < 0 ? -1 : low * 64, high < 0 ? -1 : high * 64, 0};
       else if (p.by_in) p.to.records[at++] = {c, low * 128 + 64 * half, low * 128 + 64 * half, 64 << 16};
@@ -163,7 +165,7 @@ __device__ int write_records(const TableWalk& p, const TileMap<Kind>& map, int f
   return at;
 }
 
-// Blocks of a tile, and of the one whose number is the thread's: asked for long before rank_of() needs them.
+// The blocks of this tile and of the tile with the thread's number. They are loaded long before rank_of() needs them.
 struct TileLengths {
   int mine, other;
 
@@ -182,7 +184,7 @@ struct TileLengths {
   }
 };
 
-// Of the tiles in front. All threads; map.of_warp is written.
+// The blocks of the tiles before this one. Called by all threads; writes map.of_warp.
 template <Kind Kind>
 __device__ int blocks_in_front(const TableWalk& p, TileMap<Kind>& map, const TileLengths& lengths, int tile) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -196,7 +198,7 @@ __device__ int blocks_in_front(const TableWalk& p, TileMap<Kind>& map, const Til
   return all;
 }
 
-// The tile's rows: by the first warp.
+// Finds the tile's rows, by the first warp.
 template <Kind Kind>
 __device__ void map_rows(const TableWalk& p, TileMap<Kind>& map, int tile) {
   const auto row = static_cast<int>(threadIdx.x);
@@ -213,7 +215,7 @@ __device__ void map_rows(const TableWalk& p, TileMap<Kind>& map, int tile) {
   if (row == 0) map.row_before[0] = 0;
 }
 
-// Place of a tile in the order: how many are longer. All threads.
+// The place of a tile in the order: the number of longer tiles. Called by all threads.
 template <int Threads>
 __device__ int rank_of(const TableWalk& p, const TileLengths& lengths, int tile) {
   int rank = 0;
@@ -225,7 +227,7 @@ __device__ int rank_of(const TableWalk& p, const TileLengths& lengths, int tile)
   return rank;
 }
 
-// Which block each part of the tile's patches is a copy of; there is room for `room` patches.
+// Writes which block each part of the tile's patches is a copy of. There is room for `room` patches.
 template <Kind Kind>
 __device__ void write_sources(const TableWalk& p, const TileMap<Kind>& map, int patches, int room, int first_patch) {
   constexpr Form form = form_of(Kind);
@@ -251,7 +253,7 @@ __device__ void write_sources(const TableWalk& p, const TileMap<Kind>& map, int 
 template <Kind Kind>
 __global__ void __launch_bounds__(walk_threads(Kind)) wgmma_tables(const __grid_constant__ TableWalk p) {
   __shared__ TileMap<Kind> map;
-  // All in front is complete before anything behind begins: see stream_w/pack.cu.
+  // All earlier kernels are complete before any later one begins: see stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const auto thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
@@ -262,7 +264,7 @@ __global__ void __launch_bounds__(walk_threads(Kind)) wgmma_tables(const __grid_
   const int each = ceil_div(p.chunks, map.threads);
   const int first = min(thread * each, p.chunks), last = min(first + each, p.chunks);
   const int2 counts = count_before<Kind>(p, map, first, last);
-  // As many as the tile has blocks, or, where W is filled up, chunks.
+  // Room for as many as the tile has blocks or, if W is filled up, chunks.
   constexpr Form form = form_of(Kind);
   constexpr bool kFilled = Kind == Kind::filled;
   const int blocks_before = in_front * max(1, p.block / kChunk);

@@ -1,6 +1,6 @@
-// The tables that the kernel `wgmma` walks, and W in the order of use. Every call makes them anew, by a small kernel:
-// they depend on the layout alone, but so a layout's own tables stay small, and one that was made on the card needs no
-// more.
+// The tables that the kernel `wgmma` walks, and W in the order of use. A small kernel makes them anew in every call.
+// They depend on the layout alone, but this way a layout's own tables stay small, and a layout that a card made needs
+// no further ones.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,10 +13,12 @@
 
 namespace blocksparse::gemm::wgmma {
 
-// What a tile of outputs has in a chunk of inputs; chunks in which it has nothing are left out. With W where it lies: a
-// and b are the rows of the boxes of the tile's two strips of 64 outputs, in W seen as [blocks b, b], or -1, c their
-// columns, low | high << 16. With patches: a and b are bits [part][patch of inputs][band of the part] (low, high word),
-// c the first of those patches. More patches than a record takes make two records.
+// What a tile of outputs has in a chunk of inputs. Chunks in which it has nothing have no record.
+//   W in place     a, b: rows of the boxes of the tile's two strips of 64 outputs, in W seen as [blocks b, b], or -1;
+//                  c: their columns, low | high << 16
+//   with patches   a, b: bits [part][patch of inputs][band of the part] (low, high word); c: the first of these
+//   patches.
+//                  More patches than a record takes make two records
 struct alignas(16) Record {
   int32_t chunk;
   int32_t a, b, c;
@@ -26,25 +28,25 @@ struct alignas(16) Record {
 struct alignas(16) Tile {
   int32_t first, last;
   int32_t reserved[2];
-  int32_t strips[4];  // of 64 outputs, one a warpgroup; what there are not lies beyond the last output
+  int32_t strips[4];  // strips of 64 outputs, one a warpgroup; missing ones lie beyond the last output
 };
 
-// The block that a patch, or a part of one of b x b, is a copy of.
+// The block that a patch is a copy of, or that a part of b x b of a patch is a copy of.
 struct Source {
   int32_t weight;
   int32_t from;
 };
-inline constexpr int32_t kZeros = -1;    // `weight`: the part is filled up
-inline constexpr int32_t kNoPatch = -2;  // nothing walks it
+inline constexpr int32_t kZeros = -1;    // `weight`: the part is filled up with zeros
+inline constexpr int32_t kNoPatch = -2;  // `weight`: nothing walks the patch
 
 struct Tables {
   Record* records;
   Tile* tiles;       // longest first
-  int32_t* counter;  // tiles that were handed out beyond the first of each thread block
+  int32_t* counter;  // tiles that were handed out after the first of each thread block
   Source* sources;   // [patches][outputs / b][inputs / b]
   char* patches;     // [patches][inputs / 8][outputs][8 inputs]: wgmma's core matrices without swizzle
   char* copy;        // [blocks, b, b]: gated, and 0 beyond the edge
-  uint8_t* notes;    // null where no zeros stand for blocks
+  uint8_t* notes;    // null if no zeros stand for blocks
 };
 
 inline Tables tables_in(const Plan& plan, int32_t block, void* workspace) {
@@ -70,7 +72,7 @@ struct PackedWeights {
   DType dtype;
 };
 
-// Copies W, times its gates, to the patches (behind make_tables), or as it lies where copies_w says so.
+// Copies W times its gates: to the patches (after make_tables), or block by block where copies_w says so.
 Status pack_weights(const Plan& plan, const CudaCall& call, const DeviceWalk& walk, const PackedWeights& w,
                     const Tables& to);
 Status prepare_pack();

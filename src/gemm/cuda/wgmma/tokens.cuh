@@ -1,8 +1,8 @@
 // b = 16, 32 (and 8): 128 tokens are wgmma's rows, the outputs of a patch its columns.
-//   load      a box of x [128 tokens, 64 inputs], one copy of the record's patches
-//   compute   4 warpgroups, each all tokens x a quarter of the bands: few patches to test for each, and a test that
-//   skips
-//             one costs 25 clocks. 2 warpgroups of 64 tokens x all bands take 1.3x the time at density .1
+//   load      a box of x [128 tokens, 64 inputs], and one copy of the record's patches
+//   compute   4 warpgroups, each with all tokens x a quarter of the bands. Each then has few patches to test; a test
+//   that
+//             skips a patch costs 25 clocks. 2 warpgroups of 64 tokens x all bands take 1.3x the time at density .1
 #pragma once
 
 #include "gemm/cuda/wgmma/finish.cuh"
@@ -22,7 +22,7 @@ struct TokenRows {
   using Maps = TokensMaps<Order>;
   static constexpr Form form = form_of(Kind);
   static constexpr bool x_first = Order == XOrder::features;
-  static constexpr bool kFills = Kind == Kind::patches16;  // of b = 8
+  static constexpr bool kFills = Kind == Kind::patches16;  // b = 8 is filled up
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr int kBuffers = 1, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kStageBytes = kXBytes + form.most_patches * form.patch_bytes();
@@ -41,7 +41,7 @@ struct TokenRows {
     ptx::load_bulk(stage + kXBytes, p.tables.patches + int64_t{r.c} * form.patch_bytes(), bytes, full);
     return kXBytes + bytes;
   }
-  // {bits, bits, patches in front of each part's in a byte each, -}
+  // {bits, bits, one byte a part: patches before those of the part, -}
   __device__ static int4 note(const Record& r) {
     const uint64_t all = static_cast<uint64_t>(static_cast<uint32_t>(r.b)) << 32 | static_cast<uint32_t>(r.a);
     int before = 0;
@@ -63,12 +63,12 @@ struct TokenRows {
     float of[kHalves][kBands][kOutputs / 2];
   };
 
-  // A group is committed in the branch, so that the record's last patch, and not an empty group, stays in flight. Where
-  // there are 16 patches to test, 4 are tested together first: 102 -> 94 us (b = 16, density .1).
+  // Each group is committed in its branch, so that the record's last patch stays in flight, not an empty group. If
+  // there are 16 patches to test, 4 are tested together first: 102 us -> 94 (b = 16, density .1).
   __device__ static void multiply(Sums& sums, uint32_t stage, uint32_t mask, uint32_t before) {
     const uint64_t x = ptx::wgmma_matrix(stage, 0, 1024, ptx::Swizzle::bytes_128);
     const uint64_t none = ptx::wgmma_matrix(0, kOutputs * 16, 128, ptx::Swizzle::none);
-    // 32 bits are stepped from patch to patch: 64 take registers that are not there.
+    // 32 bits are stepped from patch to patch: 64 would take registers that are not left.
     uint32_t w = static_cast<uint32_t>(none) | (stage + kXBytes + before * form.patch_bytes()) >> 4;
 #pragma unroll
     for (int first = 0; first < form.part_bits(); first += kBands) {
@@ -82,7 +82,7 @@ struct TokenRows {
           const uint64_t b = (none >> 32 << 32) | (w + k * kOutputs * 2);
 #pragma unroll
           for (int half = 0; half < kHalves; ++half) {
-            constexpr int kEight = x_first ? 64 : 1;  // 8 inputs on
+            constexpr int kEight = x_first ? 64 : 1;  // step to the next 8 inputs
             const int at = (first / kBands * (form.patch_inputs / 8) + k * 2) * kEight;
             ptx::wgmma<T, kOutputs, x_first, false>(sums.of[half][band], x + half * 512 + at, b);
           }

@@ -1,5 +1,5 @@
-// b = 64, 128 (and smaller ones filled up): W is wgmma's left operand, 256 tokens its columns, so that shared memory is
-// read half as often for a product as with 64 columns.
+// b = 64, 128 (and smaller ones filled up): W is wgmma's left operand, 256 tokens its columns, so that a product reads
+// shared memory half as often as with 64 columns.
 //   load      a box of x [256 tokens, 64 inputs], or 4 of them features-first; of W a box [64, 64] for each strip of
 //             outputs that has a block, or one copy of the patches
 //   compute   a warpgroup for each strip of 64 outputs; y^T in registers
@@ -25,7 +25,7 @@ struct WeightRows {
   static constexpr bool direct = Kind == Kind::direct, x_first = Order == XOrder::features;
   static constexpr int kTokens = form.tokens, kGroups = form.parts, kThreads = (kGroups + 1) * 128;
   static constexpr bool kTurned = true;    // rows of the sums are outputs
-  static constexpr bool kFills = !direct;  // zeros stand for blocks that are not there
+  static constexpr bool kFills = !direct;  // zeros stand for missing blocks
   static constexpr int kBuffers = 2, kStagedBytes = kGroups * kBuffers * kBoxBytes;
   static constexpr int kXBytes = kTokens * kChunk * 2, kWBytes = form.bands * form.patch_bytes();
   static constexpr int kStageBytes = kXBytes + kWBytes;
@@ -54,7 +54,7 @@ struct WeightRows {
       ptx::load_bulk(w, p.tables.patches + int64_t{r.c} * form.patch_bytes(), weight_bytes(r), full);
     }
   }
-  // {bits of the strips, patches in front of the second, -, -}
+  // {bits of the strips, patches before those of the second strip, -, -}
   __device__ static int4 note(const Record& r) {
     if constexpr (direct) return {(r.a >= 0 ? 1 : 0) | (r.b >= 0 ? 2 : 0), 1, 0, 0};
     return {r.a, r.a & 1, 0, 0};
@@ -86,7 +86,7 @@ struct WeightRows {
     ptx::wgmma_commit();
   }
 
-  // store(box in shared memory, its corner, sums of 8 columns) for each box of y.
+  // Calls store(box in shared memory, its corner, sums of 8 columns) for each box of y.
   template <class Store>
   __device__ static void for_each_box(Sums& sums, uint32_t staged, int group, int2 tile, Store store) {
 #pragma unroll
@@ -104,10 +104,10 @@ struct WeightRows {
     });
   }
 
-  // `w`: where W lies, or its copy.
+  // `w`: the address of W, or of its copy.
   static Status make_w_map(const Product& p, const void* w, Maps& maps) {
     const int32_t b = p.layout.block_size;
-    if (!direct || p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
+    if (!direct || p.layout.blocks == 0) return {};  // an empty map is refused, and not needed
     return cuda::make_tensor_map(
         {.data = w, .columns = b, .rows = p.layout.blocks * b, .row_stride = b, .box_columns = kChunk, .box_rows = 64},
         maps.w);

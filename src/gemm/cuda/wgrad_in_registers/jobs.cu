@@ -17,8 +17,8 @@ struct Cut {
   Tables to;
   int32_t rows, columns;  // of blocks
   int32_t strip_rows, jobs, most_columns;
-  int32_t in_pairs;   // entries of a row in a job are made even: 1; not: 0
-  int32_t most_held;  // blocks of a strip of which columns are kept in shared memory, if there are no more
+  int32_t in_pairs;   // 1: the entries of a row in a job are made even
+  int32_t most_held;  // columns of a strip's blocks are kept in shared memory up to so many
 };
 
 struct CutShared {
@@ -39,7 +39,8 @@ __device__ int sum_up_to(int value) {
   return value;
 }
 
-// Sums of `count` values in shared memory in front of each; returns the sum of all. All threads.
+// Replaces each of `count` values in shared memory by the sum of those in front; returns the sum of all. All threads
+// call it.
 __device__ int sums_before(int32_t* values, int count, int32_t* of_warp) {
   const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int each = ceil_div(count, kJobThreads);
@@ -62,7 +63,7 @@ __device__ int sums_before(int32_t* values, int count, int32_t* of_warp) {
   return all;
 }
 
-// The least of the lanes up to this one.
+// The least over the lanes up to this one.
 __device__ int least_up_to(int value) {
   for (int step = 1; step < 32; step *= 2) {
     const int other = __shfl_up_sync(~0u, value, step);
@@ -71,9 +72,9 @@ __device__ int least_up_to(int value) {
   return value;
 }
 
-// How many jobs the strip has, were they as wide as one likes. All have as many if none has far more blocks than
-// others; else by their blocks, less what those take that are too wide for theirs: as many in all, or where jobs at
-// their widest would already be three quarters of them, twice as many.
+// How many jobs the strip has, before their width is limited. All strips have as many if none has far more blocks than
+// the others. Otherwise each has jobs by its blocks, less what strips take whose jobs would be too wide. The sum is as
+// many as with even strips, or twice as many where jobs at their widest are already three quarters of it.
 __device__ int jobs_of_strip(const Cut& p, CutShared& s) {
   const auto thread = static_cast<int>(threadIdx.x), strips = static_cast<int>(gridDim.x);
   const auto begin = [&](int strip) { return p.walk.starts[min(strip * p.strip_rows, p.rows)]; };
@@ -85,8 +86,8 @@ __device__ int jobs_of_strip(const Cut& p, CutShared& s) {
 
   const int least = ceil_div(p.columns, p.most_columns);
   const int wanted = p.jobs * strips * (4 * least > 3 * p.jobs ? 2 : 1);
-  // Of 17,600 skewed layouts 4 % had more than they should after four attempts, which is a wave of thread blocks more;
-  // none had after 32. Most need two.
+  // After four attempts 4 % of 17,600 skewed layouts had more jobs than they should, which costs one more wave of
+  // thread blocks. After 32 none had; most need two.
   constexpr int kMostAttempts = 32;
   int jobs = wanted, mine = 0;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
@@ -106,13 +107,13 @@ __device__ int jobs_of_strip(const Cut& p, CutShared& s) {
   return s.jobs;
 }
 
-// Equal shares of the strip's blocks, but none wider than there is room for: what is beyond goes to the next one, and
-// nothing is left for one behind the last.
+// Cuts the strip into equal shares of its blocks. A share is no wider than there is room for: what is beyond goes to
+// the next one. No columns are left behind the last.
 __device__ void cut_strip(const Cut& p, CutShared& s, const int32_t* before, int all, int of_strip) {
-  static_assert(kMostStripJobs == 64);  // of the first two warps
+  static_assert(kMostStripJobs == 64);  // the threads of the first two warps
   const auto thread = static_cast<int>(threadIdx.x);
   const int room = p.most_columns, jobs = max(min(of_strip, all), ceil_div(p.columns, room));
-  // The first column in front of which there are job / jobs of all blocks, less the room of the jobs in front.
+  // The first column with job / jobs of all blocks in front of it, less the room of the jobs in front.
   int spare = p.columns;
   if (thread < jobs) {
     const auto wanted = static_cast<int>(ceil_div(int64_t{all} * thread, jobs));
@@ -146,7 +147,7 @@ __device__ int job_of(const CutShared& s, int column) {
   return job;
 }
 
-// The first block of a row from `column` on. `columns`: those of the strip's blocks, in shared memory, or null.
+// The first block of a row from `column` on. `columns` are those of the strip's blocks in shared memory, or null.
 __device__ int first_from(const Cut& p, const CutShared& s, const uint16_t* columns, int row, int column) {
   int low = s.row_start[row], high = s.row_start[row + 1];
   while (low < high) {
@@ -157,7 +158,7 @@ __device__ int first_from(const Cut& p, const CutShared& s, const uint16_t* colu
   return low;
 }
 
-// body(index, row of the strip) for the blocks of a strip: a warp has whole rows.
+// Calls body(index, row of the strip) for the blocks of a strip; a warp has whole rows.
 template <class Body>
 __device__ void each_block(const CutShared& s, int rows, Body body) {
   const auto warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -167,13 +168,13 @@ __device__ void each_block(const CutShared& s, int rows, Body body) {
   }
 }
 
-// Counts of columns; then firsts and entries, [jobs][rows] each.
+// The table has the counts of columns first, then firsts and entries, [jobs][rows] each.
 constexpr int words_of_table(int columns, int strip_rows) {
   return columns > 2 * kMostStripJobs * strip_rows ? columns : 2 * kMostStripJobs * strip_rows;
 }
 constexpr int kMostHeld = 16 * 1024;  // with all else in 99 KB, which every card has
 
-// A thread block a strip: columns counted, cut, and the blocks put in order of job, row and column.
+// A thread block has a strip: it counts columns, cuts, and puts the blocks in the order of job, row and column.
 __global__ void __launch_bounds__(kJobThreads) wgrad_in_registers_jobs(const __grid_constant__ Cut p) {
   extern __shared__ int32_t table[];
   __shared__ CutShared s;
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kJobThreads) wgrad_in_registers_jobs(const __g
   const int first_row = strip * p.strip_rows, rows = min(p.strip_rows, p.rows - first_row);
   if (thread <= rows) s.row_start[thread] = p.walk.starts[first_row + thread];
   for (int c = thread; c < p.columns; c += kJobThreads) table[c] = 0;
-  const int of_strip = jobs_of_strip(p, s);  // and all threads meet
+  const int of_strip = jobs_of_strip(p, s);  // all threads meet here
   auto* columns = reinterpret_cast<uint16_t*>(table + words_of_table(p.columns, p.strip_rows));
   if (s.row_start[rows] - s.first_block() > p.most_held) columns = nullptr;
   each_block(s, rows, [&](int i, int) {

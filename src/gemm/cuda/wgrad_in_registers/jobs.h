@@ -1,4 +1,4 @@
-// The jobs of the kernel `wgrad_in_registers` and the blocks that each holds, made anew by every call.
+// The jobs of the kernel `wgrad_in_registers` and the blocks that each holds. Every call makes them anew.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,8 +16,8 @@ struct alignas(16) Job {
   int32_t first_entry, entries;
 };
 
-// A block, or where the job's row has an odd number of blocks of 8, none (weight -1). Rows one after the other,
-// columns rising.
+// A block of a job, row after row, columns rising. At b = 8 a row with an odd number of blocks ends with an entry of
+// weight -1, which is no block.
 struct Entry {
   int32_t weight;
   uint16_t row, column;  // within strip and job

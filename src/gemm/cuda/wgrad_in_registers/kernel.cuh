@@ -2,16 +2,16 @@
 // registers, and walks the tokens once.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32
 // Who does what
-//   tables    a kernel in front cuts strips of outputs into jobs of about as many blocks: jobs.cu
-//   grid      a thread block for each job and slice of the tokens, one an SM
-//   load      32 tokens of the job's x and dy a stage: by a warp of its own in boxes (sm_90a), or by all threads with
-//             cp.async, whose copies and products then wait for each other
-//   compute   each warp has some of the blocks, in the order of rows, so that dy of a row is read once: mma.sync
-//             b = 16, 32: outputs are its rows, inputs its columns. b = 8: two blocks' inputs are its rows
-//   finish    registers to dW; slices go to the workspace, and a last kernel adds them, and gates' gradients
-// wgmma would need patches of 64 outputs or inputs, of which a random pattern leaves most empty. Here no product is
-// wasted, and shared memory is the limit: 4 to 5 reads of 128 bytes a block of 16 x 16 and 16 tokens, where tensor
-// cores take 3.
+//   tables    a kernel in front cuts strips of outputs into jobs of about as many blocks each: jobs.cu
+//   grid      one thread block an SM; an item is a job and a slice of the tokens
+//   load      a stage is 32 tokens of the job's x and dy. On sm_90a a producer warp loads boxes; on other cards all
+//             threads use cp.async, and copies and products wait for each other
+//   compute   each warp has some of the blocks in the order of rows, so that it reads dy of a row once: mma.sync
+//             b = 16, 32: its rows are outputs, its columns inputs. b = 8: its rows are the inputs of two blocks
+//   finish    registers to dW; slices go to the workspace, and a last kernel adds them and computes gates' gradients
+// wgmma would need patches of 64 outputs or inputs, and a random pattern leaves most of such a patch empty. Here no
+// product is wasted. Shared memory is the limit: a block of 16 x 16 and 16 tokens takes 4 to 5 reads of 128 bytes,
+// where the tensor cores take 3.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -29,7 +29,7 @@ namespace {
 // The items of a thread block, in turn.
 class Work {
  public:
-  // All threads.
+  // All threads of the thread block construct it: it synchronises.
   __device__ Work(const Args& g, int32_t* counts, int32_t* before) : g_(g), before_(before) {
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread < g.strips) counts[thread] = g.tables.counts[thread];
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(K::threads, 1) wgrad_in_registers_sums(const _
   }
 }
 
-// The same with a warp that loads in boxes.
+// The form for sm_90a: one warp loads boxes, the others compute.
 template <class K>
 __global__ void __launch_bounds__(K::threads + 128, 1)
     wgrad_in_registers_boxes([[maybe_unused]] const __grid_constant__ Maps maps,
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(K::threads + 128, 1)
 #endif
 }
 
-// Sums beside each other, float2 or float4, from all slices in their order.
+// Neighbouring sums (float2 or float4), added over the slices in their order.
 template <class Vector>
 __device__ inline Vector sum_of_slices(const Args& g, int64_t at) {
   Vector of[kMostSlices];
@@ -157,14 +157,14 @@ __device__ inline Vector sum_of_slices(const Args& g, int64_t at) {
   return sum;
 }
 
-// How many of the two elements from `e` on of block `id` are in the matrix.
+// How many of the two elements at `e` and `e + 1` of block `id` lie in the matrix.
 __device__ inline int inside_of_block(const Args& g, int32_t id, int e) {
   const int64_t output = (int64_t{g.out_of[id]} << g.block_shift) + (e >> g.block_shift);
   const int64_t left = g.inputs - (int64_t{g.refs[id].from} << g.block_shift) - (e & (g.block - 1));
   return output < g.outputs ? static_cast<int>(min(max(left, int64_t{0}), int64_t{2})) : 0;
 }
 
-// A thread four sums. A warp a block, as below, took 25 us for 1638 blocks of 32.
+// Without gates' gradients a thread has four sums. A warp a block, as below, took 25 us for 1638 blocks of 32.
 template <class T>
 __device__ inline void combine_sums(const Args& g) {
   const int area_shift = 2 * g.block_shift;
@@ -179,7 +179,7 @@ __device__ inline void combine_sums(const Args& g) {
   }
 }
 
-// And <S, W>: a warp a block.
+// With gates' gradients a warp has a block, whose <S, W> it adds up.
 template <class T>
 __device__ inline void combine_blocks(const Args& g) {
   const int lane = static_cast<int>(threadIdx.x) % 32, area = g.block * g.block;
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(256) wgrad_in_registers_combine(const __grid_c
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_kernel(int32_t block, Body body) {
   switch (block) {
@@ -291,7 +291,7 @@ Status prepare() {
   const auto card = cuda::current_card();
   if (!card.ok()) return card.status();
   const bool boxes = card->arch >= 90;
-  const int bytes = card->shared_bytes - 2048;  // the rest is not dynamic
+  const int bytes = card->shared_bytes - 2048;  // the rest is for static shared memory
   for (int32_t block : {8, 16, 32}) {
     BS_RETURN_IF_ERROR(with_kernel<T>(block, [&]<class K>() {
       if (boxes) BS_RETURN_IF_ERROR(cuda::prepare(wgrad_in_registers_boxes<K>, bytes));

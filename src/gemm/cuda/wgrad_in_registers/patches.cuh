@@ -25,7 +25,7 @@ struct Args {
   int32_t stages, dy_boxes, boxes;  // boxes of a stage
   float* partial;                   // [slices][blocks, b, b]; null: straight to dW
   int64_t values;                   // of dW
-  // For the last kernel.
+  // For the last kernel:
   const BlockRef* refs;
   const int32_t* out_of;
   const void* w;
@@ -40,14 +40,14 @@ struct Kernel {
   static constexpr int threads = 32 * warps, patches_of_pass = warps * patches;
   static constexpr int sums = Patch == 32 ? 32 : Patch == 16 ? 8 : 4;  // of a lane, for each patch
   static constexpr int ahead = Patch == 8 ? 2 : 1;                     // patches of which x is under way
-  // Patches between two questions whether there are more, for which all products so far must have ended. What is beyond
-  // the last one is multiplied for nothing.
+  // The kernel asks after so many patches whether there are more. The question waits for all products so far; what lies
+  // beyond the last patch is multiplied for nothing.
   static constexpr int together = Patch == 8 ? 2 : 1;
   static constexpr int registers = warps == 8 ? 240 : 160, load_registers = 24;
   static_assert(patches <= 64);
 };
 
-// A job, and a slice of the tokens.
+// An item of work: a job and a slice of the tokens.
 struct Item {
   Job job;
   int32_t strip, slice;
@@ -59,7 +59,7 @@ __device__ inline int patches_of_job(const Args& g, const Job& job) {
   return K::patch == 8 ? job.entries / 2 : job.entries << 2 * g.wide_shift;
 }
 
-// Patches of a block follow each other, row by row.
+// The patches of a block follow each other, row by row.
 __device__ inline int entry_of(const Args& g, int patch) { return patch >> 2 * g.wide_shift; }
 
 struct PatchInBlock {
@@ -71,13 +71,13 @@ struct PatchInBlock {
   }
 };
 
-// What a stage holds of a job.
+// The boxes of a stage that a job needs.
 struct Boxes {
   int64_t output, input;  // the first: of a box, or some rows would be of two lines, which come at half the rate
   int outputs, inputs;    // in the matrix
   int dy_boxes, x_boxes;
 
-  // Of the job's features, behind those.
+  // The job's own first feature, which may lie within the first box.
   __device__ static int64_t first_output(const Args& g, const Item& item) {
     return int64_t{item.strip} * g.strip_rows << g.block_shift;
   }
@@ -95,7 +95,7 @@ struct Boxes {
   }
 };
 
-// What a warp has of a job in one pass over the tokens.
+// The patches that a warp has of a job in one pass over the tokens.
 template <class K>
 struct Patches {
   int first, count;
@@ -103,7 +103,7 @@ struct Patches {
       offset[K::patches];     // in a stage, of this lane's part, in 16 bytes: of x in bits 16 and up, of dy in 12 bits
   uint32_t new_rows[2] = {};  // a bit for each patch whose dy is not that of the patch in front
 
-  // One instruction with what it is added to: bits 12 to 15 are 0.
+  // One shift gives bytes, because bits 12 to 15 are 0; the compiler joins it with the addition that follows.
   __device__ uint32_t x_offset(int j) const { return offset[j] >> 12; }
   __device__ uint32_t dy_offset(int j) const { return offset[j] % 4096 * 16; }
   __device__ uint32_t is_new_row(int j) const { return new_rows[j / 32] & 1u << j % 32; }
@@ -114,8 +114,8 @@ struct Patches {
     first = pass_first + min(static_cast<int>(threadIdx.x) / 32 * chunk, of_pass);
     count = min(chunk, pass_first + of_pass - first);
     const Entry* entries = g.tables.entries + item.job.first_entry;
-    // Of the four matrices of 8 x 8 that a warp loads at once, a left operand has the second side second, a right one
-    // third.
+    // A warp loads four matrices of 8 x 8 at once. The next 8 features are the second matrix of a left operand, and the
+    // third of a right operand.
     const int x_side = (K::patch == 8 ? 0 : lane / 16) + static_cast<int>(Boxes::first_input(g, item) % 64 / 8);
     const int dy_side = (K::patch == 8 ? 0 : lane / 8 % 2) + static_cast<int>(Boxes::first_output(g, item) % 64 / 8);
     int before = -1;
@@ -137,14 +137,15 @@ struct Patches {
       if (row != before) new_rows[j / 32] |= 1u << j % 32;
       before = row;
     }
-    // They are the same in all lanes, which the compiler does not see otherwise: it joined the warp at every patch.
+    // These are equal in all lanes, which the compiler does not see otherwise: it joined the warp at every patch.
     count = __shfl_sync(~0u, count, 0);
 #pragma unroll
     for (uint32_t& rows : new_rows) rows = __shfl_sync(~0u, rows, 0);
   }
 
  private:
-  // Where the 8 features are, from the first of dy or x on, in a row whose token is lane % 8 or multiples of 8 more.
+  // The place in a row of the stage, in 16 bytes, of 8 features: the `vector`-th 8 of dy or x. The row's token is lane
+  // % 8 or a multiple of 8 more.
   __device__ static uint32_t in_stage(int vector) {
     return static_cast<uint32_t>(vector / 8 * (kBoxBytes / 16) + (vector ^ static_cast<int>(threadIdx.x)) % 8);
   }
@@ -152,8 +153,8 @@ struct Patches {
 
 // ---- Load -----------------------------------------------------------------------------------------------------------
 
-// A token's row by a warp, of which `inside` of `features` are there, and the others become 0. Mostly all are: there
-// the loop has five instructions, else 20.
+// A warp copies a token's row of `features`, of which `inside` exist; the others become 0. Mostly all exist: that loop
+// has five instructions, the other one 20.
 __device__ inline void load_row(uint32_t boxes, int token, const uint16_t* row, int features, int inside) {
   const int lane = static_cast<int>(threadIdx.x) % 32, vectors = ceil_div(features, 8);
   uint32_t to = boxes + static_cast<uint32_t>(lane / 8 * kBoxBytes + token * 128 + (lane ^ token) % 8 * 16);
@@ -188,7 +189,7 @@ struct Maps {
   CUtensorMap x, dy;
 };
 
-// One warp, a lane a box.
+// One warp loads a stage, a lane a box.
 __device__ inline void load_boxes(const Args& g, const Maps& maps, const Boxes& of, int token, uint32_t stage,
                                   uint32_t full) {
   const auto lane = static_cast<int>(threadIdx.x) % 32, box = lane - of.dy_boxes;

@@ -14,9 +14,9 @@ namespace blocksparse::gemm::wgrad_in_registers {
 
 namespace {
 
-// Patches of a job of a strip of so many rows of blocks, if blocks are at random: on average, and at most, for one that
-// a thread block cannot hold takes a second pass over the tokens. Strips differ, and jobs end between columns. Blocks
-// of 8 come in pairs, of which the last of a row may lack one.
+// The patches of a job in a strip of so many rows, if blocks are at random: on average, and at most. `most` is above
+// the average because strips differ and jobs end between columns. It matters because a job that a thread block cannot
+// hold takes a second pass over the tokens. Blocks of 8 come in pairs, and the last pair of a row may lack one.
 struct JobPatches {
   double average, most, blocks;
 };
@@ -34,7 +34,7 @@ class StripPatches {
   }
 
   double average_of_all() const { return of_row_ * rows_ * patches_of_block_; }
-  // One of so many jobs.
+  // The patches of one job, if the strip has so many jobs.
   JobPatches job(double jobs) const {
     const double of_row = of_row_ / jobs, blocks = of_row * rows_, average = blocks * patches_of_block_;
     JobPatches patches{.average = average, .most = average * uneven_ + column_patches_, .blocks = blocks};
@@ -50,15 +50,15 @@ class StripPatches {
   bool in_pairs_;
 };
 
-// Clocks of a thread block for a step of tokens: shared memory is read and written 128 bytes at a time, which with all
-// else is so many clocks a patch; or x and dy do not come faster, all thread blocks loading at once. Fitted to some
-// forty plans for densities of .02 to .50, H200, 2026-11-24: mostly within a tenth.
+// Clocks of a thread block for a step of tokens. Either shared memory bounds it, which moves 128 bytes a clock; with
+// all else that is so many clocks a patch. Or loads bound it, while all thread blocks load at once. Fitted to some
+// forty plans of densities .02 to .50 (H200, 2026-11-24), mostly within a tenth.
 double step_clocks(const CudaProblem& p, double patches, double features) {
   const double of_patch = p.block == 8 ? 10 : p.block == 16 ? 12 : 32;
   return std::max(patches * of_patch + features * kTokens * 2 / 128, features * 0.9) + 100;
 }
 
-// Slices of dW for which there is room in the workspace; 0 for a large dW, which needs none to fill a card.
+// How many slices of dW the workspace has room for. It is 0 for a large dW, which fills the card without slices.
 int64_t slices_with_room(const CudaProblem& p) {
   const int64_t bytes = std::max<int64_t>(1, p.blocks * p.block * p.block * 4);
   return std::min<int64_t>(kMostPartialBytes / bytes, kMostSlices);
@@ -69,7 +69,7 @@ int32_t boxes_of_stage(const cuda::Card& card, int32_t stages) {
   return std::min(32, (card.shared_bytes - kOther) / (stages * kBoxBytes));
 }
 
-// dW in so many strips, where their dy leaves room for so many columns of blocks of x.
+// dW cut into strips. Beside a strip's dy a stage has room for `room` columns of blocks of x.
 struct Strips {
   int64_t strips, rows;  // of blocks, each
   int32_t dy_boxes;
@@ -84,7 +84,8 @@ std::optional<Strips> in_strips(const CudaProblem& p, int32_t boxes, int64_t str
   return Strips{.strips = strips, .rows = rows, .dy_boxes = dy_boxes, .room = room};
 }
 
-// Jobs with as many blocks are not equally wide. What is too wide for one goes to the next, for which it needs room.
+// The fewest jobs of a strip that fit. Jobs of as many blocks are not equally wide: what is too wide for one job goes
+// to the next, which needs room for it.
 double least_jobs(const CudaProblem& p, const StripPatches& patches, int64_t room) {
   const auto columns = static_cast<double>(p.input_blocks());
   const double capacity = form_of(p.block).patches();
@@ -101,7 +102,7 @@ double least_jobs(const CudaProblem& p, const StripPatches& patches, int64_t roo
   return std::min(jobs, most);
 }
 
-// The best plan for so many stages, and its clocks.
+// The best plan with so many stages, if it takes fewer clocks than `least`, which becomes its clocks.
 Plan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t stages, double& least) {
   const int32_t boxes = boxes_of_stage(card, stages);
   const auto columns = static_cast<double>(p.input_blocks());
@@ -142,8 +143,8 @@ Plan plan_stages(const CudaProblem& p, const cuda::Card& card, int32_t stages, d
 
 }  // namespace
 
-// As few stages as there must be hold the widest jobs; one more is worth a tenth. Where strips may differ by much,
-// their jobs differ in width by as much.
+// The fewest stages leave room for the widest jobs. One more stage is worth a tenth. Where strips may differ by much,
+// the widths of jobs do too, and the fewest stages stay.
 Plan plan_of(const CudaProblem& p, const cuda::Card& card) {
   double least = std::numeric_limits<double>::infinity();
   Plan best = plan_stages(p, card, kLeastStages, least);
@@ -164,7 +165,7 @@ bool supports(const CudaProblem& p) {
     return false;
   }
   if (p.gated && slices_with_room(p) < 1) return false;
-  // Also on the card with the least shared memory.
+  // It must fit the card with the least shared memory too.
   const int32_t boxes = boxes_of_stage({}, kLeastStages);
   for (int64_t strips = 1; strips <= std::min<int64_t>(p.output_blocks(), kMostStrips); ++strips) {
     if (in_strips(p, boxes, strips)) return p.blocks < kMost / 4;
@@ -172,26 +173,13 @@ bool supports(const CudaProblem& p) {
   return false;
 }
 
-// us of bf16, H200, 2026-11-24, of wgrad_in_registers and of wgrad_wgmma:
-//
-//   4096 x 4096, 4096 tokens    b = 8: of density .25 236, 217; .10 123, 213; .05 73, 210; .02 54, 182
-//                               b = 16: .50 300, 212; .25 162, 209; .10 78, 206; .05 63, 144; .02 49, 80
-//                               b = 32: .50 233, 208; .25 127, 163; .10 70, 86; .05 61, 55; .02 47, 51
-//   4096 x 4096, 1024 tokens    b = 8: .10 45, 84   b = 16: .25 56, 81   b = 32: .25 48, 56; .10 34, 33
-//   6144 x 6144, 8192 tokens    b = 8: .10 443, 859   b = 16: .25 604, 853; .10 280, 866
-//                               b = 32: .25 542, 710; .10 276, 326
-//   1024 x 1024, 4096 tokens    b = 8: .10 25, 35   b = 16: .25 26, 35   b = 32: .25 24, 29
-//   hubs, 4096 tokens           b = 8: ba(512,16) 122, 211   b = 16: ba(256,16) 169, 224
-//
-// Without wgrad_wgmma (sm_80) there are wgrad_stream, of less than 2048 tokens, and generic besides; not measured.
-//
-// On an H100, 2026-11-25: 4096 x 4096, 2048 tokens, b = 32: .10 67, 58; .05 43, 38; .02 32, 36; 6144 x 6144, 8192
-// tokens, .05 183, 219. 512 x 512, b = 16, .10, 4096 tokens 20, 25, 1024 tokens 18, 17 (wgrad_stream 10).
+// NOTES.md has the measurements, of H200 and H100. Without wgrad_wgmma (sm_80) the other families are generic and,
+// below 2048 tokens, wgrad_stream; the bound of 1024 tokens is not measured.
 bool pays_beside_wgmma(const CudaProblem& p, const cuda::Card& card) {
   if (!card.sm90a) return p.n >= 1024;
   if (!wgrad_wgmma::supports(p)) return true;
-  // A small dW has few patches for many thread blocks, each of which reads x and dy: 256 x 256, b = 16, 50,000 tokens
-  // 422 us, wgrad_wgmma with as many patches 46.
+  // A small dW has few patches for many thread blocks, and each of these reads x and dy. A dW of 256 x 256 (b = 16,
+  // 50,000 tokens) took 422 us; wgrad_wgmma takes 46.
   const int64_t least_side = p.n < 2048 ? 513 : 448;
   if (p.inputs * p.outputs < least_side * least_side) return false;
   const double density = p.density();
@@ -221,7 +209,7 @@ WorkspacePlaces workspace_places(const CudaProblem& p) {
   return at;
 }
 
-// Also for the last of several launches, which has fewer tokens.
+// The workspace serves the last of several launches too, which has fewer tokens.
 int64_t workspace_bytes(const CudaProblem& asked) {
   CudaProblem p = asked;
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());

@@ -1,4 +1,4 @@
-// The family `wgrad_in_registers`: how a weight gradient is divided. Pure functions of sizes and card.
+// The family `wgrad_in_registers`: how it divides a weight gradient. Pure functions of sizes and card.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ inline constexpr int64_t kMostColumns = 8192;  // of blocks: the tables are made
 inline constexpr int64_t kMostSlices = 4;
 inline constexpr int64_t kMostPartialBytes = int64_t{32} << 20;  // of slices: a dW of 4096 x 4096 at density .12
 
-// What a warp holds of dW: 96 to 160 sums a lane. Blocks of 64 and 128 are patches of 32 x 32; of those of 8 two beside
-// each other are one patch. Of small patches, whose two products wait for each other, more warps hold less each.
+// What a warp holds of dW: 96 to 160 sums a lane. At b = 64 and 128 a block is several patches of 32 x 32; at b = 8 two
+// neighbouring blocks are one patch. The two products of a small patch wait for each other, so more warps hold fewer
+// sums each.
 struct Form {
   int32_t patch, patches_of_block, warps, patches_of_warp;
   constexpr int32_t patches() const { return warps * patches_of_warp; }  // of a thread block
@@ -38,22 +39,23 @@ constexpr Form form_of(int32_t block) {
   }
 }
 
-// dW in strips of outputs, these in jobs: inputs with about as many blocks each. The tokens of a job in slices.
+// dW is cut into strips of outputs, a strip into jobs of inputs with about as many blocks each, and the tokens of a job
+// into slices.
 struct Plan {
   int32_t strips = 0, strip_rows = 0;  // of blocks
-  int32_t jobs = 0;                    // of a strip, on average: those with hubs have more
+  int32_t jobs = 0;                    // of a strip, on average: a strip with hubs has more
   int32_t slices = 1;
   int32_t stages = kLeastStages;
-  int32_t boxes = 0;         // of a stage, for which there is room
-  int32_t most_columns = 0;  // of blocks, of a job: what fits shared memory
+  int32_t boxes = 0;         // of a stage
+  int32_t most_columns = 0;  // of blocks, of a job: what fits into shared memory
 };
 Plan plan_of(const CudaProblem& p, const cuda::Card& card);
 
 // A stage holds boxes of 32 tokens x 64 features, swizzled in 128 bytes: first those of dy, then those of x.
 inline constexpr int32_t kBoxBytes = kTokens * 64 * 2;
-inline constexpr int32_t kMostDyBoxes = 16;  // 64 KB: offsets in them have 12 bits, of 16 bytes
-// Of so many blocks side by side; a box begins at a multiple of 64 features, that is of 128 bytes, and the blocks
-// anywhere, or at such a multiple too.
+inline constexpr int32_t kMostDyBoxes = 16;  // 64 KB: an offset in them has 12 bits, in units of 16 bytes
+// The boxes of so many blocks side by side. A box begins at a multiple of 64 features, that is of 128 bytes. The blocks
+// begin anywhere, or with `aligned` at such a multiple too.
 constexpr int32_t boxes_of(int64_t blocks, int32_t block, bool aligned = false) {
   const int32_t before = aligned || block > 64 ? 0 : 64 - block;
   return static_cast<int32_t>(ceil_div(before + blocks * block, 64));
@@ -67,7 +69,7 @@ struct WorkspacePlaces {
 };
 WorkspacePlaces workspace_places(const CudaProblem& p);
 
-// Whether it is faster than wgrad_wgmma, or there is none.
+// Whether it is faster than wgrad_wgmma, or there is no wgrad_wgmma.
 bool pays_beside_wgmma(const CudaProblem& p, const cuda::Card& card);
 
 }  // namespace blocksparse::gemm::wgrad_in_registers

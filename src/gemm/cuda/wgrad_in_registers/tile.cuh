@@ -1,4 +1,4 @@
-// The products of the kernel `wgrad_in_registers`, and where its sums go.
+// The products of the kernel `wgrad_in_registers`, and how it stores its sums.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -9,8 +9,8 @@
 namespace blocksparse::gemm::wgrad_in_registers {
 namespace {
 
-// Fragments of a patch for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]; of dy of b = 8, 32 tokens at
-// once.
+// Fragments of a patch for 32 tokens: [16 tokens][16 outputs or inputs][mma's words]. At b = 8 one part holds 32 tokens
+// of dy.
 template <class K>
 struct Fragments {
   static constexpr int kTimes = 2, kParts = K::patch == 8 ? 1 : K::patch / 16;
@@ -36,7 +36,7 @@ struct Fragments {
   }
 };
 
-// sum += dy^T x of 16 tokens; of b = 8, the transposed.
+// sum += dy^T x of 16 tokens; at b = 8 the sum is transposed.
 template <class K>
 __device__ inline void multiply_patch(float (&sum)[K::sums], const Fragments<K>& x, const Fragments<K>& dy, int t) {
   using T = typename K::T;
@@ -54,8 +54,8 @@ __device__ inline void multiply_patch(float (&sum)[K::sums], const Fragments<K>&
   }
 }
 
-// Tokens are rows in shared memory and the depth of the product, so all fragments are transposed as they are loaded. A
-// patch's addresses serve two times 16 tokens: one time each, instructions were what bound this.
+// Tokens are rows in shared memory and the depth of the product, so every fragment is transposed as it is loaded. A
+// patch's addresses serve two times 16 tokens: computed for each time, instructions were the bound.
 template <class K>
 __device__ inline void multiply_patches(const Args& g, const Patches<K>& patches, uint32_t stage,
                                         float (&sum)[K::patches][K::sums]) {
@@ -71,7 +71,7 @@ __device__ inline void multiply_patches(const Args& g, const Patches<K>& patches
     if (j % K::together == 0 && j >= patches.count) return;
     dy.load_dy_if(dy_lane + patches.dy_offset(j), patches.is_new_row(j));
     const Fragments<K>& of_x = x[j % (K::ahead + 1)];
-    multiply_patch<K>(sum[j], of_x, dy, 0);  // the next waits for this one
+    multiply_patch<K>(sum[j], of_x, dy, 0);  // the next product waits for this one
     if (j + K::ahead < K::patches) x[(j + K::ahead) % (K::ahead + 1)].load_x(x_lane + patches.x_offset(j + K::ahead));
     multiply_patch<K>(sum[j], of_x, dy, 1);
   }
@@ -92,7 +92,8 @@ __device__ inline void store_pair(const Args& g, const Item& item, Entry e, int 
   g.target.store_pair<T>(e.weight, at, output < g.outputs ? inside : 0, sum);
 }
 
-// Of 8 x 8 sums, of which a lane has row l / 4 and columns 2 (l % 4) and the next, the same of the transposed.
+// A lane has two sums of an 8 x 8 matrix: row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1. Returns the sums at those
+// places of the transposed matrix.
 __device__ inline float2 transposed(float first, float second) {
   const int lane = static_cast<int>(threadIdx.x) % 32, from = lane % 4 * 8 + lane / 8;
   const bool odd = lane / 4 % 2 != 0;
@@ -101,7 +102,8 @@ __device__ inline float2 transposed(float first, float second) {
   return {odd ? b : a, odd ? d : c};
 }
 
-// The entries of a warp's patches, one a lane and some: read one by one between the stores, each would be waited for.
+// The entries of a warp's patches, one or two a lane. Entries that are read one by one between the stores would each be
+// waited for.
 template <class K>
 struct EntriesOfLanes {
   static constexpr int kEach = ceil_div(K::patches * (K::patch == 8 ? 2 : 1), 32);
@@ -146,7 +148,7 @@ __device__ inline void store_patch(const Args& g, const Item& item, const Patche
       const int row = at.row * K::patch + lane / 4, column = at.column * K::patch + lane % 4 * 2;
       constexpr int kColumns = K::patch / 8;
 #pragma unroll
-      for (int k = 0; k < K::sums / 2; ++k) {  // pairs: 8 rows on, then 8 columns, then 16 rows
+      for (int k = 0; k < K::sums / 2; ++k) {  // the next pair is 8 rows down, then 8 columns on, then 16 rows down
         const int rows = k % 2 * 8 + k / (2 * kColumns) * 16, columns = k / 2 % kColumns * 8;
         store_pair<T>(g, item, e, row + rows, column + columns, {sum[j][2 * k], sum[j][2 * k + 1]});
       }

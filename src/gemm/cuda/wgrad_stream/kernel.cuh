@@ -1,12 +1,13 @@
-// dW[i] = gate_i dy_out^T x_in for few tokens: bound by writing dW, so nothing but registers lies between.
+// dW[i] = gate_i dy_out^T x_in for few tokens. Writing dW is the bound, so only registers lie between products and dW.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, or f32 rounded to tf32; sums in f32
 // Who does what
-//   pack      a small kernel in front puts x and dy in mma's order, chunks of 32 tokens (f32: 16): any order of memory,
-//             any edge
-//   patches     blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is some that follow each
-//   other held      up to 64 tokens: each warp takes as many tiles as any other, and keeps dy as long as the row is the
-//   same deep      more: a warp has a tile, or 2 or 4 warps share one, each with its part of the tokens finish    a
-//   lane has 8 inputs (b = 16: 4, b = 8: 2) of a row of dW beside each other: stored as they are
+//   pack      a small kernel in front puts x and dy in mma's order, in chunks of 32 tokens (f32: 16). It takes any
+//   order
+//             of memory and any edge
+//   patches   blocks, or 32 x 32 parts of large ones, in the order of rows of W; a tile is a run of patches
+//   held      up to 64 tokens: every warp takes an equal number of tiles, and keeps dy while the row stays
+//   deep      more tokens: a warp has a tile, or 2 or 4 warps share one and divide its tokens
+//   finish    a lane has 8 neighbouring inputs (b = 16: 4, b = 8: 2) of a row of dW, and stores them as they are
 #pragma once
 
 #include "core/ceil_div.h"
@@ -26,7 +27,7 @@ constexpr int kWarps = kThreads / 32;
 
 // ---- Up to 64 tokens ------------------------------------------------------------------------------------------------
 
-// Wide: of blocks that are several patches, two side by side.
+// A kernel of up to 64 tokens. Wide: blocks are several patches, and a tile has two of a block side by side.
 template <class Element, int U, int C, Store S, bool Wide = false>
 struct HeldGradient {
   using T = Element;
@@ -34,7 +35,7 @@ struct HeldGradient {
   static constexpr int patch = U, chunks = C;
   static constexpr Store store = S;
   static constexpr int ahead = Wide ? 1 : (U == 32 ? 2 : 4) / C;  // tiles of x that a warp has under way
-  // Warps of an SM, which decides the registers of a thread, in thread blocks.
+  // How many thread blocks an SM holds; this decides the registers of a thread.
   static constexpr int resident = (Wide || (U == 32 && S == Store::wide) ? 4 : 5) - C;
   static constexpr int batch = 32 / Tile::kPatches;  // tiles whose patches the lanes know
 };
@@ -42,7 +43,7 @@ struct HeldGradient {
 template <class K>
 using HeldInputs = uint32_t[K::chunks][K::Tile::kGroups][4];
 
-// The tiles of a warp, as its lanes know them: those of this batch and of the next.
+// The tiles of a warp. Its lanes know the patches of this batch of tiles and of the next.
 template <class K>
 struct HeldTiles {
   const Args& g;
@@ -57,7 +58,7 @@ struct HeldTiles {
   __device__ DwTile batch(int i) const {
     return dw_tile_of<K::patch>(g, (first + i * K::batch) * K::Tile::kPatches + static_cast<int>(threadIdx.x) % 32);
   }
-  // x of tile i of the batch, or of the next batch.
+  // Loads x of tile i of this batch, or of the next where i is beyond it.
   __device__ void load(HeldInputs<K>& x, int i) const {
     const int known = i < K::batch ? now.input : next.input;
 #pragma unroll
@@ -128,8 +129,9 @@ __global__ void __launch_bounds__(kThreads, K::resident) wgrad_stream_held(const
 
 // ---- More tokens ----------------------------------------------------------------------------------------------------
 
-// us of 512 tokens, 4096 x 4096, density .1, b = 32 and 64: 4 groups, two stages 13.5, 14.3; 8 groups, one stage 21.8,
-// 16.0; 8, two 28.9, 24.1. 12288 x 12288, b = 64: 8 groups 86.9, 4 groups 120 (H200, 2026-11-21).
+// A kernel of more tokens. A tile of 4 groups with two stages is fastest in a matrix of 4096 x 4096. One of 8 groups
+// with one stage pays for b = 64 in large matrices: 86.9 us after 120 (12288 x 12288, 512 tokens, density .1, H200,
+// 2026-11-21).
 template <class Element, int U, Store S, int Groups = 4, int Stages = 2, int Resident = 4>
 struct DeepGradient {
   using T = Element;
@@ -141,7 +143,7 @@ struct DeepGradient {
   static constexpr int shared_bytes = kWarps * sums_bytes;
 };
 
-// The sums of this warp's part of the tokens.
+// Adds up this warp's part of the tokens.
 template <class K>
 __device__ inline void sum_chunks(const Args& g, const DwTile& known, int output, int part,
                                   typename K::Tile::Sums& sum) {
@@ -174,7 +176,7 @@ __device__ inline void sum_chunks(const Args& g, const DwTile& known, int output
   }
 }
 
-// Adds what the warps of a tile have, in their order; the first one has the result.
+// Adds the sums of the warps of a tile, in their order; the first warp has the result.
 template <class K>
 __device__ inline void add_parts(const Args& g, int part, float* shared, typename K::Tile::Sums& sum) {
   if (g.warps == 1) return;
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, K::resident) wgrad_stream_deep(const
   ptx::griddepcontrol_wait();
   if (patches <= 0) return;
   int done = 0;
-  do {  // not a loop where a tile is one patch: it would hold on to registers
+  do {  // not a loop where a tile is one patch: a loop would hold on to registers
     const int output = __shfl_sync(~0u, known.output, done);
     typename Tile::Sums sum = {};
     sum_chunks<K>(g, known, output, part, sum);
@@ -222,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, K::resident) wgrad_stream_deep(const
   } while (Tile::kPatches > 1 && done < patches);
 }
 
-// The gates' gradients of blocks that are several patches, in the order of patches.
+// Gates' gradients of blocks that are several patches: adds the patches in their order.
 __global__ void __launch_bounds__(kThreads)
     add_gate_sums(const float* parts, float* to, int32_t blocks, int32_t parts_of_block, bool accumulate) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// body.template operator()<K>() with the kernel type K; the kernel itself is kernel_of<K>.
+// Calls body.template operator()<K>(kernel, bytes of shared memory) with the kernel type K.
 template <class T, Store S, class Body>
 Status with_kernel(int32_t patch, bool wide, int64_t chunks, Body body) {
   const auto with = [&]<int U>() {
@@ -262,7 +264,7 @@ Status with_kernel(int32_t patch, bool wide, int64_t chunks, Body body) {
   }
 }
 
-// The pairs from `next` on that one launch copies; `next` becomes the first of those behind them.
+// The pairs that one launch copies, from `next` on. `next` becomes the first pair behind them.
 template <class T>
 Pack next_pack(const WeightGradient& g, size_t& next) {
   constexpr int kChunkTokens = chunk_tokens(sizeof(T));
@@ -287,7 +289,7 @@ Pack next_pack(const WeightGradient& g, size_t& next) {
   return pack;
 }
 
-// Queues the copies of x and dy, and returns the number of chunks that they have.
+// Queues the copies of x and dy, and returns how many chunks they have.
 template <class T>
 Result<int32_t> place_terms(const WeightGradient& g, const CudaCall& call, const Plan& plan, bool overlap, Args& args) {
   int32_t chunks = 0;

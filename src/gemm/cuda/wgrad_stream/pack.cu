@@ -24,7 +24,7 @@ __device__ int term_of(const Pack& p, int token) {
   return low;
 }
 
-// What is outside is 0.
+// Reads an element; outside of the operand it is 0.
 template <class Bits>
 __device__ Bits element(const Pack& p, const Term& of, int side, int64_t token, int64_t feature) {
   if (token < 0 || token >= of.n || feature >= p.features[side]) return 0;
@@ -39,7 +39,7 @@ __device__ void load_words(uint32_t (&to)[Words], const uint16_t* from) {
   else ptx::ld_4(to, from);
 }
 
-// What one warp packs: a patch of x or dy, a chunk of tokens.
+// The work of one warp: a patch of x or dy and a chunk of tokens.
 template <class Bits, int U>
 struct PackWork {
   static constexpr int kGroups = U / 8, kTokens = chunk_tokens(sizeof(Bits));
@@ -56,7 +56,7 @@ struct PackWork {
            static_cast<uint32_t>(element<uint16_t>(p, high, side, token + 1 - high.first, feature)) << 16;
   }
 
-  // Rows of features, whole and aligned.
+  // Reads rows of features that are whole and aligned.
   __device__ void read_rows(const Term& of, uint32_t (&words)[kGroups][4]) const {
     uint32_t row[4][kGroups] = {};
 #pragma unroll
@@ -72,7 +72,7 @@ struct PackWork {
       for (int j = 0; j < kGroups; ++j) words[j][i] = ptx::movmatrix_trans(row[i][j]);
     }
   }
-  // Rows of tokens.
+  // Reads rows of tokens.
   __device__ void read_columns(const Term& of, uint32_t (&words)[kGroups][4]) const {
     const int64_t token = first_token - of.first + 8 * t;
 #pragma unroll
@@ -87,7 +87,7 @@ struct PackWork {
       }
     }
   }
-  // Anything, of any terms.
+  // Reads one element after the other, in any order of memory and over the edges of terms.
   __device__ void read_elements(uint32_t (&words)[kGroups][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -98,7 +98,7 @@ struct PackWork {
     }
   }
 
-  // f32 of any terms, one by one: a patch's are 16 lines, which stay in L1.
+  // Reads f32 of any terms, one element after the other. A patch's are 16 lines, which stay in L1.
   __device__ void read_wide(bool alone, uint32_t (&words)[kGroups][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -124,7 +124,7 @@ struct PackWork {
 
 template <class Work>
 __global__ void __launch_bounds__(kPackThreads) wgrad_stream_pack(const __grid_constant__ Pack p) {
-  // All in front is complete before anything behind begins: see stream_w/pack.cu.
+  // The kernel in front is complete before the kernel behind begins: see stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   constexpr int kGroups = Work::kGroups, kPatch = 8 * kGroups;

@@ -1,5 +1,5 @@
-// x and dy, copied into the order in which mma wants them of the gradient `wgrad_stream`; what is outside of them
-// becomes 0. f32 is rounded to tf32 on the way.
+// Copies x and dy into mma's order for the gradient `wgrad_stream`. What is outside of them becomes 0. f32 is rounded
+// to tf32 on the way.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace blocksparse::gemm::wgrad_stream {
 
-// One (x, dy). Strides of tokens, or features-first of features; the other is 1.
+// A pair (x, dy). A stride is that of tokens, or of features if these come first; the other stride is 1.
 struct Term {
   const void* data[2];  // x, dy
   int64_t stride[2];
@@ -22,12 +22,12 @@ struct Term {
   static constexpr int kMost = 64;  // of a launch
 };
 
-// The terms one behind the other, in chunks of 32 tokens; features in patches of U = min(b, 32), which have U / 8
-// groups of 8. Lane (g, t) = (lane / 4, lane % 4) has of group j the feature U / 4 * (g / 2) + 2 j + g % 2, whose
-// tokens 8 t
-// ... 8 t + 7 are four words: to[patch][chunk][group][lane][4]. So a lane of mma's result has 2 U / 8 features beside
-// each other, and words are pairs of tokens however they lay before. f32: chunks of 16 tokens, words are tokens 4 t to
-// 4 t + 3.
+// The terms lie one behind the other, in chunks of 32 tokens. Features lie in patches of U = min(b, 32), which are U /
+// 8 groups of 8: to[patch][chunk][group][lane][4].
+// - Lane (g, t) = (lane / 4, lane % 4) has one feature of group j: U / 4 * (g / 2) + 2 j + g % 2. So a lane of mma's
+//   result has U / 4 neighbouring features.
+// - Its four words are tokens 8 t to 8 t + 7 of that feature. So a word is a pair of tokens in any order of memory.
+// - f32: chunks are 16 tokens, and the four words are tokens 4 t to 4 t + 3.
 struct Pack {
   Term term[Term::kMost] = {};
   int32_t terms = 0;

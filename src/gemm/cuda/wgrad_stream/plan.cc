@@ -7,7 +7,7 @@
 
 namespace blocksparse::gemm::wgrad_stream {
 
-// Offsets count 16 and 64 bytes in 32 bits. What lies otherwise than the kernel reads it is packed.
+// Offsets count 16 and 64 bytes in 32 bits. Any order of memory will do, because pack.cu copies x and dy.
 bool supports(const CudaProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 36;
   return p.pass == Pass::wgrad && (size_of(p.dtype) == 2 || p.tf32) && p.n >= 1 && p.n <= most_tokens(p) &&
@@ -19,19 +19,7 @@ bool pays(const CudaProblem&, const cuda::Card&) { return true; }
 
 namespace {
 
-// Below which density it is faster than the others. us of 4096 x 4096, bf16, H200, 2026-11-22 and 24 (1024 tokens), and
-// H100, 2026-11-25, of wgrad_stream, wgrad_in_registers and wgrad_wgmma:
-//
-//   512 tokens, b = 8     of density .25 89, 61, 71; .05 32, 25, 66; .02 20, 23, 46
-//               b = 16    .25 50, 39, 65; .05 19, 21, 39; .02 14, 20, 26
-//               b = 32    .50 49, 68, 66; .10 15, 26, 27
-//               b = 64    .25 29, -, 27; .10 18, -, 17; .02 10, -, 15
-//               b = 128   .25 28, -, 23; .10 18, -, 15; .02 10, -, 14
-//   1024 tokens, b = 8    .25 161, 87, 87; .10 82, 45, 84; .02 41, 34, 69
-//                b = 16   .25 94, 56, 81; .10 51, 32, 78; .02 27, 22, 35
-//                b = 32   .25 49, 48, 56; .10 28, 34, 33
-//                b = 64   .25 53, -, 44; .10 31, -, 31
-//                b = 128  .25 53, -, 27; .10 31, -, 28
+// The density below which it is faster than wgrad_in_registers and wgrad_wgmma. NOTES.md has the measurements.
 double best_below(const CudaProblem& p, bool beside_registers) {
   constexpr double kAny = 2;
   if (p.n < 512) return kAny;
@@ -69,7 +57,7 @@ Plan plan_of(const CudaProblem& p) {
   plan.patches = p.blocks * side * side;
   plan.input_patches = p.input_blocks() * side;
   plan.output_patches = p.output_blocks() * side;
-  // Pairs are packed 64 at a time, in whole chunks of 64 bytes a feature.
+  // A launch packs 64 pairs, in whole chunks of 64 bytes a feature.
   const int64_t tokens = 64 / size_of(p.dtype);
   const int64_t chunks = ceil_div(p.n, tokens) + (std::max<int64_t>(p.n, 1) - 1) / 64;
   plan.packed_bytes = (plan.input_patches + plan.output_patches) * chunks * plan.patch * 64;
@@ -82,7 +70,7 @@ int32_t warps_of_tile(int64_t tiles, int64_t chunks, const cuda::Card& card) {
   return tiles >= resident || chunks < 2 ? 1 : 2 * tiles >= resident || chunks < 4 ? 2 : 4;
 }
 
-// Of as many tokens as it takes. f32 may be allowed tf32 when it comes to it.
+// The workspace for as many tokens as the kernel takes. f32 is counted as tf32, which a call may allow later.
 int64_t workspace_bytes(const CudaProblem& asked) {
   CudaProblem p = asked;
   p.tf32 = p.dtype == DType::f32;

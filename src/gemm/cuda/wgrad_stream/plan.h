@@ -13,7 +13,7 @@ int64_t least_tokens(const CudaProblem& p);
 bool pays(const CudaProblem& p, const cuda::Card& card);
 int64_t workspace_bytes(const CudaProblem& p);
 
-// dW is what counts until the tokens do, which it copies.
+// Up to so many tokens writing dW is the bound. Above, the copy of the tokens is.
 constexpr int64_t most_tokens(const CudaProblem& p) {
   if (p.dtype == DType::f32) return p.block == 8 ? 1024 : 256;
   return p.block >= 64 ? 1024 : 2048;
@@ -22,15 +22,15 @@ constexpr int64_t most_tokens(const CudaProblem& p) {
 struct Plan {
   int32_t patch = 0;  // edge of what a warp computes at once
   int64_t patches = 0, input_patches = 0, output_patches = 0;
-  int64_t packed_bytes = 0;  // of x and dy; behind them lie the parts of the gates' gradients
+  int64_t packed_bytes = 0;  // of x and dy; the parts of the gates' gradients lie behind them
   int64_t workspace_bytes = 0;
 };
 Plan plan_of(const CudaProblem& p);
 
-// Warps that share a tile of blocks, for tokens in `chunks` of 32.
+// How many warps share a tile of patches. `chunks` are of 32 tokens.
 int32_t warps_of_tile(int64_t tiles, int64_t chunks, const cuda::Card& card);
 
-// Whether it does a weight gradient, and is faster than those of `wgrad_wgmma` and `wgrad_in_registers`.
+// Whether it can do a weight gradient, and does it faster than `wgrad_wgmma` and `wgrad_in_registers`.
 bool is_best(const CudaProblem& p, const cuda::Card& card);
 
 }  // namespace blocksparse::gemm::wgrad_stream

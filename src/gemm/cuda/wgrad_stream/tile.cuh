@@ -1,5 +1,5 @@
-// What a warp of the gradient `wgrad_stream` does with some patches of dW that share their dy: loads, products, the
-// places of sums. A patch is a block of 8, 16 or 32, or a 32 x 32 part of a larger one; operands lie as pack.h says.
+// What a warp of the gradient `wgrad_stream` does with patches of dW that share their dy: it loads, multiplies and
+// stores. A patch is a block of 8, 16 or 32, or a 32 x 32 part of a larger one. Operands lie as pack.h says.
 #pragma once
 
 #include "cuda/number.h"
@@ -19,7 +19,7 @@ struct Args {
   const uint4 *x, *dy;  // packed
   int32_t chunks;       // of 32 tokens, f32: 16
   int32_t patches, tiles;
-  int32_t warps;        // that share the tiles, or a tile
+  int32_t warps;        // that share the tiles (held), or that share a tile (deep)
   int32_t shift, side;  // log2 of b, and of the patches of a block's side
   int64_t outputs, inputs;
   void* dw;
@@ -29,16 +29,17 @@ struct Args {
   float* gate_sums;  // [patches], null: not asked for
 };
 
-// How dW is stored: as it is, of 16 bits or of f32, or with gates, what was there, edges, at any address.
+// How dW is stored: 16 bits or f32 without anything else, or `any`, which has gates, accumulation, edges and any
+// address.
 enum class Store { narrow, wide, any };
 
-// By number: the patch of inputs and of outputs, and where it begins in dW, in units of U elements.
+// A patch by its number: its inputs, its outputs, and its place in dW in units of U elements.
 struct DwTile {
   int32_t input, output;
   uint32_t at;
 };
 
-// Patches of a row of W go strip by strip, so that those that follow each other share dy.
+// The patches of a row of W go strip by strip, so that neighbours share dy.
 template <int U>
 __device__ inline DwTile dw_tile_of(const Args& g, int u) {
   if (u >= g.patches) u = g.patches - 1;
@@ -52,7 +53,7 @@ __device__ inline DwTile dw_tile_of(const Args& g, int u) {
               static_cast<uint32_t>(in)};
 }
 
-// Of a fragment's words k and k + 1: 16 tokens, f32: 8, in tf32.
+// Adds the product of a fragment's words k and k + 1: 16 tokens, or 8 of f32 in tf32.
 template <class T>
 __device__ inline void add_chunk(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (sizeof(T) == 4) ptx::mma_m16n8k8_tf32(sum, a, b[0], b[1]);
@@ -76,7 +77,7 @@ struct Tile {
     for (int j = 0; j < kOfPatch; ++j) ptx::ld_16(to[j], from + 32 * j);
   }
 
-  // A chunk.
+  // Adds the products of a chunk.
   __device__ static void multiply(const Inputs& x, const Outputs& dy, Sums& sum) {
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
@@ -101,13 +102,13 @@ struct Tile {
     }
   }
 
-  // body(output, input, values[kRow]) for the rows of a patch that this lane has.
+  // Calls body(output, input, values[kRow]) for the rows of a patch of which this lane has a part.
   template <class Body>
   __device__ static void for_each_row(const Sums& sum, int patch, Body body) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     float row[kRow];
     if constexpr (U == 8) {
-      // The lane has input g of outputs 2 t and 2 t + 1: upper and lower halves are turned.
+      // The lane has input g of outputs 2 t and 2 t + 1; the upper and the lower 16 bits are transposed.
       const uint32_t a = __float_as_uint(sum[patch / 2][patch % 2 * 2]),
                      b = __float_as_uint(sum[patch / 2][patch % 2 * 2 + 1]);
       const uint32_t high = ptx::movmatrix_trans(__byte_perm(a, b, 0x7632));
@@ -130,20 +131,20 @@ struct Tile {
 
 // ---- Store ----------------------------------------------------------------------------------------------------------
 
-// Stores fill lines of 128 bytes, each by one instruction: halves of lines take 1.5x to 2x the time, sectors 3x (12288
-// x 12288, density .1, n = 32, H200, 2026-11-21).
+// A store fills a line of 128 bytes by one instruction. Halves of lines take 1.5 to 2 times as long, sectors 3 times
+// (12288 x 12288, density .1, n = 32, H200, 2026-11-21).
 
 __device__ inline uint4 shuffle_xor(const uint4& v, int mask) {
   return {__shfl_xor_sync(~0u, v.x, mask), __shfl_xor_sync(~0u, v.y, mask), __shfl_xor_sync(~0u, v.z, mask),
           __shfl_xor_sync(~0u, v.w, mask)};
 }
 
-// By word: chosen whole, they would be put into memory.
+// Chooses word by word: vectors chosen as a whole would be put into local memory.
 __device__ inline uint4 choose(bool first, const uint4& a, const uint4& b) {
   return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
 
-// Lanes g and g + 1 (g even) have 16 bytes twice, of rows one below the other: each stores one half of both rows.
+// Lanes g and g + 1 (g even) have 16 bytes twice, of two neighbouring rows. Each stores one half of both rows.
 template <class V>
 __device__ inline void store_two_rows(V* row, int pitch, int column, int next, const uint4& low, const uint4& high) {
   const bool odd = threadIdx.x / 4 % 2 != 0;
@@ -159,7 +160,7 @@ __device__ inline void narrow_row(const float (&row)[Count], uint32_t (&words)[C
   for (int i = 0; i < Count / 2; ++i) words[i] = narrow_pair(row[2 * i], row[2 * i + 1], T{});
 }
 
-// dW in f32.
+// Stores a patch of dW in f32.
 template <class Tile, int U>
 __device__ inline void store_wide(const Args& g, uint32_t at, const typename Tile::Sums& sum, int patch) {
   float* first = static_cast<float*>(g.dw) + int64_t{at} * U;
@@ -179,7 +180,7 @@ __device__ inline void store_wide(const Args& g, uint32_t at, const typename Til
   });
 }
 
-// Blocks of 16 and 32, or half of the columns of larger ones.
+// Stores a block of 16 or 32, or one patch of a larger block.
 template <class Tile, class T, int U>
 __device__ inline void store_narrow(const Args& g, uint32_t at, const typename Tile::Sums& sum, int patch) {
   T* first = static_cast<T*>(g.dw) + int64_t{at} * U;
@@ -190,7 +191,7 @@ __device__ inline void store_narrow(const Args& g, uint32_t at, const typename T
     narrow_row<T>(row, words);
     if constexpr (U == 32) {
       *reinterpret_cast<uint4*>(first + (output << g.shift) + input) = {words[0], words[1], words[2], words[3]};
-    } else if (!second) {  // the first of two rows: lanes beside each other exchange
+    } else if (!second) {  // the first of two rows, whose halves neighbouring lanes exchange
       before[0] = words[0], before[1] = words[1];
       second = true;
     } else {
@@ -203,7 +204,7 @@ __device__ inline void store_narrow(const Args& g, uint32_t at, const typename T
   });
 }
 
-// Both halves of 64 columns.
+// Stores two patches of a block side by side: 64 columns.
 template <class Tile, class T>
 __device__ inline void store_narrow_pair(const Args& g, uint32_t at, const typename Tile::Sums& sum) {
   T* first = static_cast<T*>(g.dw) + int64_t{at} * 32;
@@ -225,7 +226,7 @@ __device__ inline void store_narrow_pair(const Args& g, uint32_t at, const typen
   }
 }
 
-// Four blocks of 8: a lane stores a row of one. `at` is that of the lane's block, which may be left out.
+// Stores four blocks of 8; a lane stores a row of one. `at` belongs to the lane's block, which `wanted` may leave out.
 template <class Tile, class T>
 __device__ inline void store_narrow_blocks(const Args& g, uint32_t at, bool wanted, const typename Tile::Sums& sum,
                                            int patch) {
@@ -245,7 +246,7 @@ struct alignas(Count * sizeof(V) < 16 ? Count * sizeof(V) : 16) WholeRow {
   V v[Count];
 };
 
-// `inside` of them lie in the matrix; the others are 0.
+// Reads a row, of which `inside` elements lie in the matrix; the others are 0.
 template <class V, int Count>
 __device__ inline void read_row(float (&row)[Count], const V* from, bool vectors, int inside) {
   if (vectors && inside >= Count) {
@@ -258,7 +259,7 @@ __device__ inline void read_row(float (&row)[Count], const V* from, bool vectors
   for (int i = 0; i < Count; ++i) row[i] = i < inside ? widen(from[i]) : 0;
 }
 
-// With gates, what was there, ragged edges, any alignment. Beyond the edge there are zeros, or what there was.
+// Stores with gates, accumulation, ragged edges and any alignment. Beyond the edge dW gets zeros, or keeps what it has.
 template <class T, int Count>
 __device__ inline void store_row(const Args& g, int64_t at, float gate, int inside, float (&row)[Count]) {
 #pragma unroll
@@ -287,7 +288,7 @@ __device__ inline void store_row(const Args& g, int64_t at, float gate, int insi
   else store(static_cast<T*>(g.dw) + at);
 }
 
-// Patch number `patch` of the tile to dW, with all that a call may ask for.
+// Stores patch number `patch` of the tile, with all that a call may ask for.
 template <class Tile, class T, int U>
 __device__ inline void store_any(const Args& g, const DwTile& of, const typename Tile::Sums& sum, int patch) {
   const int64_t first = int64_t{of.at} * U;
@@ -312,12 +313,12 @@ __device__ inline void store_any(const Args& g, const DwTile& of, const typename
   if (g.gate_sums == nullptr) return;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) gate_sum += __shfl_xor_sync(~0u, gate_sum, step);
-  // The parts of a block one behind the other, [outputs][inputs].
+  // The parts of a block lie one behind the other, [outputs][inputs].
   const uint32_t part = (block << 2 * g.side) + (rest >> g.shift << g.side) + (rest & ((1u << g.shift) - 1));
   if (threadIdx.x % 32 == 0) g.gate_sums[U < 32 || g.side == 0 ? block : part] = gate_sum;
 }
 
-// Patches first ... last - 1 of the tile; lane `lane` + i knows patch i.
+// Stores patches first ... last - 1 of the tile. Lane `lane` + i knows patch i.
 template <class Tile, class T, int U, Store Store>
 __device__ inline void store_patches(const Args& g, const DwTile& known, int lane, int first, int last,
                                      const typename Tile::Sums& sum) {
@@ -344,7 +345,7 @@ __device__ inline void store_patches(const Args& g, const DwTile& known, int lan
   }
 }
 
-// Where the patches from `first` on end that have the same outputs, of `count`.
+// The end of the run of patches from `first` on that have equal outputs; the tile has `count` patches.
 template <class Tile>
 __device__ inline int end_of_row(const DwTile& known, int lane, int first, int count) {
   const int output = __shfl_sync(~0u, known.output, lane + first);

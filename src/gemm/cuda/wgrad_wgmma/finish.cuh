@@ -1,5 +1,5 @@
-// The last steps of wgrad for many tokens: sums of whole jobs to dW, those of cut ones added first, gradients of
-// gates.
+// The last steps of wgrad for many tokens: whole jobs are stored to dW, parts of cut jobs are added first, and gates'
+// gradients are summed.
 #pragma once
 
 #include "cuda/ptx/griddepcontrol.h"
@@ -18,8 +18,9 @@ struct EightSums {
   int64_t at = 0;  // in dW
 };
 
-// Of a warpgroup's [64, 256], whose columns are eight fours of eights: which rows, and of a four which columns, are
-// this lane's. `thread` counts both warpgroups. Tables are read as constants, else every store would be waited for.
+// The place of a lane's sums. A warpgroup has [64, 256] sums, whose columns are eight fours of eights: a lane has two
+// rows, and of each four one eight. `thread` counts both warpgroups. Tables are read as constants: otherwise every
+// store would be waited for.
 template <class K>
 struct PlaceOfSums {
   const Args& g;
@@ -34,7 +35,7 @@ struct PlaceOfSums {
         row(thread % 128 / 32 * 16 + thread % 32 / 4 + (K::wide ? thread / 128 * 64 : 0)),
         column(thread % 4 * 8) {}
 
-  // In the upper row (half 0) or 8 further.
+  // The eight in the upper row (half 0), or 8 rows below.
   __device__ EightSums eight(int four, int half) const {
     const int shift = g.block_shift, in_block = (1 << shift) - 1;
     const int id_columns = max(K::kPatch >> shift, 1), ids = (K::form.strip_outputs >> shift) * id_columns;
@@ -49,7 +50,8 @@ struct PlaceOfSums {
   }
 };
 
-// The sums of a lane's eight: sums(j, i) are the four of the j-th eight, pairs of two rows.
+// Exchanges sums among four lanes, so that a lane has a whole eight. sums(j, i) is one of the four sums that it had of
+// the j-th eight: pairs of two rows.
 template <class Sums>
 __device__ inline void turn_eight(Sums sums, int half, float (&values)[8]) {
 #pragma unroll
@@ -63,7 +65,7 @@ __device__ inline void turn_eight(Sums sums, int half, float (&values)[8]) {
   }
 }
 
-// All lanes: <S, W> of the 16 x 8, or 8 x 8, in which a lane has a row.
+// Leaves <S, W> of the 16 x 8, or 8 x 8, in which this lane has a row. All lanes call it.
 __device__ inline void leave_gate_part(const Args& g, const EightSums& to, float product) {
   for (int step = 4; step < 32; step *= 2) product += __shfl_xor_sync(~0u, product, step);
   if (threadIdx.x % 32 >= 4 || to.id < 0) return;
@@ -72,7 +74,7 @@ __device__ inline void leave_gate_part(const Args& g, const EightSums& to, float
   g.gate_parts[(int64_t{to.id} * rows + row / 16) * columns + column / 8] = product;
 }
 
-// Where the sums of a four go: of the upper row and of the lower.
+// Where the sums of a four go: its eights of the upper row and of the lower.
 struct FourSums {
   EightSums eights[2];
   template <class K>
@@ -87,7 +89,8 @@ __device__ inline void store_four(const GradientTarget& target, const FourSums& 
     float values[8];
     turn_eight(sums, half, values);
     if (to.id < 0) continue;
-    if (target.is_aligned() && (to.inside == 8 || !target.accumulate)) {  // else edges of dW would not be left alone
+    if (target.is_aligned() && (to.inside == 8 || !target.accumulate)) {  // otherwise the edge of dW would not be left
+                                                                          // alone
       target.template store_eight<T>(to.id, to.at, to.inside, values);
       continue;
     }
@@ -112,8 +115,8 @@ __device__ inline void leave_gates_of_four(const Args& g, const FourSums& four, 
   }
 }
 
-// All that a warpgroup has of a job. A loop whose sums move up, since registers have no index: straight code for 128
-// of them runs once and takes 18 us to be fetched.
+// Stores all that a warpgroup has of a job. It is a loop whose sums move up, because registers have no index: straight
+// code for 128 sums runs once and takes 18 us to be fetched.
 template <class K>
 __device__ inline void store_job(const Args& g, const Job& job, Sums& sums) {
   using T = typename K::Element;
@@ -133,22 +136,22 @@ __device__ inline void store_job(const Args& g, const Job& job, Sums& sums) {
 
 // ---- Jobs that were cut --------------------------------------------------------------------------------------------
 
-// Where a warpgroup leaves partial sums, four of an eight of columns by four: a thread block has two parts at most, of
-// a job that it begins in the midst of, and of one that it begins with the first token.
+// Where a warpgroup leaves partial sums, four of each eight of columns: [eights][128 threads]. A thread block has at
+// most two parts: one of a job that it begins in the midst, one of a job that it begins with the first token.
 __device__ inline float4* part_of(const Args& g, int thread_block, bool from_start, int thread) {
   auto* parts = reinterpret_cast<float4*>(g.tables.parts);
   return parts + ((2 * int64_t{thread_block} + from_start) * 2 + thread / 128) * (32 * 128) + thread % 128;
 }
 
-// The thread blocks whose parts are a job's.
+// The thread blocks that have parts of a job.
 struct Parts {
   int first, last;
   __device__ bool is_whole() const { return first == last; }
 };
 
-// From the last thread block that begins before the job or with it to the last that begins in it.
+// They go from the last thread block that begins before the job or with it, to the last one that begins within it.
 __device__ inline Parts parts_of(const Share* shares, int grid, int job) {
-  int before = 0, within = 0;  // how many begin so
+  int before = 0, within = 0;  // how many thread blocks do
   for (int jump = 128; jump > 0; jump /= 2) {
     const Share a = shares[min(before + jump, grid) - 1], b = shares[min(within + jump, grid) - 1];
     if (before + jump <= grid && (a.job < job || (a.job == job && a.step == 0))) before += jump;
@@ -157,8 +160,8 @@ __device__ inline Parts parts_of(const Share* shares, int grid, int job) {
   return {before - 1, within - 1};
 }
 
-// A task adds 32 columns of both warpgroups of a job, or of some of their threads; where there are few jobs, several
-// runs of parts are added side by side, each in the order of tokens, then the runs.
+// A task adds 32 columns of both warpgroups of a job, or of some of their threads. Where there are few jobs, several
+// runs of parts are added side by side, each in the order of tokens; then the runs are added.
 struct CombineForm {
   static constexpr int kThreads = 512, kBlocksPerSm = 2;
   int runs = 1, threads = 256;  // of a task
@@ -175,11 +178,11 @@ __device__ inline void add_to(float4& sum, const float4& more) {
   sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
 }
 
-// Sums of `four` from the parts of thread blocks from `first` on to before `end`.
+// Adds the sums of `four` from the parts of thread blocks `first` to `end` - 1.
 __device__ inline void add_parts(const Args& g, const Share* shares, int first, int end, bool from_start, int thread,
                                  int four, float4 (&sums)[4]) {
   for (int c = first; c < end; ++c, from_start = false) {
-    if (shares[c].job == shares[c + 1].job && shares[c].step == shares[c + 1].step) continue;  // no step
+    if (shares[c].job == shares[c + 1].job && shares[c].step == shares[c + 1].step) continue;  // it has no step
     const float4* part = part_of(g, c, from_start, thread) + four * 4 * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) add_to(sums[i], part[i * 128]);
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPer
     const int thread = task % of_job / 8 * form.threads + index % form.threads;
     const Parts parts = parts_of(shares, grid, place);
     const Job job = g.tables.jobs[place];
-    const bool is_cut = of_block < tasks && !parts.is_whole();  // a whole one has been stored
+    const bool is_cut = of_block < tasks && !parts.is_whole();  // a whole job has been stored
     float4 sums[4] = {};
     if (is_cut && four * 32 < PatchesOfGroup<K>(job, thread / 128).count * K::kPatch) {
       const int count = parts.last - parts.first + 1;
@@ -232,7 +235,7 @@ __global__ void __launch_bounds__(CombineForm::kThreads, CombineForm::kBlocksPer
   }
 }
 
-// A warp a gate: the parts of its blocks in order of the lanes, then the lanes.
+// A warp has a gate: a lane adds parts in their order, then the lanes are added.
 __global__ void __launch_bounds__(256) wgrad_wgmma_gates(const __grid_constant__ Args g, int32_t gates) {
   ptx::griddepcontrol_wait();
   const int columns = 1 << (g.block_shift - 3), parts = g.gate_blocks * columns * max(columns / 2, 1);

@@ -1,4 +1,4 @@
-// What the kernels of wgrad for many tokens are about: see launch.cuh.
+// Types that the kernels of wgrad for many tokens share: see launch.cuh.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -13,16 +13,16 @@ namespace {
 struct Args {
   Tables tables;
   GradientTarget target;
-  const void* w;        // if the gates' gradients are wanted
-  float* gate_parts;    // [blocks][b / 16][b / 8]; null: they are not
-  int32_t gate_blocks;  // that have a gate in common, one behind the other
+  const void* w;        // null unless the gates' gradients are wanted
+  float* gate_parts;    // [blocks][b / 16][b / 8]; null unless they are wanted
+  int32_t gate_blocks;  // blocks with a common gate, one behind the other
   float* dgates;
   int32_t block_shift;
   int32_t steps;  // of tokens
   int64_t outputs, inputs;
 };
 
-// Of each (x, dy) of a list.
+// Tensor maps of each (x, dy) of a list.
 template <wgmma::XOrder Order, int Terms>
 struct TermMaps {
   wgmma::XMap<Order> x[Terms];
@@ -30,9 +30,9 @@ struct TermMaps {
   TermSteps<Terms> steps;
 };
 
-// B = 32 serves smaller blocks too, and B = 128 those whose form is wide. Order: of x; that of dy is the same, or by
-// tokens where x is gathered. Terms: the (x, dy) of a launch, at most. One alone has a kernel of its own: there, which
-// pair's maps are used takes no register of the feeding warps, by which wgrad is bound.
+// B = 32 serves smaller blocks too, and B = 128 those whose form is wide. `Order` is that of x; dy has it too, but lies
+// by tokens where x is gathered. `Terms` is the most (x, dy) of a launch. One alone has a kernel of its own, which
+// spends no register of the feeding warps on the choice of a pair's maps: these warps bound wgrad.
 template <class T, int B, wgmma::XOrder Order, int Terms = 1>
 struct Kernel {
   using Element = T;
@@ -43,8 +43,7 @@ struct Kernel {
   static constexpr wgmma::XOrder order = Order;
   static constexpr bool first = Order == wgmma::XOrder::features;
   static constexpr Form form = form_of(B, wide);
-  // Of a step: a box costs as much as its bytes do. b = 128, .25, 14336 x 4096, n = 8192: 64 tokens 408 us, 32 435 (one
-  // feeding warp: 408, 524); b = 64, whose stages would be three of 72 KB: 559, 517.
+  // Tokens of a step. A box costs as much as its bytes, up to where stages are too few: NOTES.md has both sizes.
   static constexpr int kTokens = first || B != 64 ? 64 : 32;
   static constexpr int kFeeders = 4;  // warps
   static constexpr int kPatch = form.patch_inputs, kPatches = form.most_patches, kDyBoxes = form.strip_outputs / 64;
@@ -59,7 +58,7 @@ struct Kernel {
 
 using Sums = float[128];  // [64, 256] of a warpgroup
 
-// Which patches of a job are a warpgroup's.
+// The patches of a job that a warpgroup has.
 template <class K>
 struct PatchesOfGroup {
   int first, count;

@@ -19,18 +19,19 @@ struct PatchList {
   int32_t block_shift;
   int32_t rows, strip_rows, chunks;
   int32_t patch_shift;  // inputs of a patch
-  int32_t id_columns;   // blocks of a patch beside each other; 0: a block has several patches
+  int32_t id_columns;   // blocks of a patch side by side; 0: a block has several patches
   int32_t ids;          // of a patch
 
   __device__ int patches_of_block() const { return id_columns == 0 ? 2 : 1; }
-  // The first patch of a strip whose first block that is: there is room for as many as the strips in front may have.
+  // The first patch of a strip whose first block is `first_block`. There is room for as many patches as the strips in
+  // front may have.
   __device__ int first_patch(int strip, int first_block) const {
     return static_cast<int>(min(int64_t{strip} * chunks, int64_t{first_block} * patches_of_block()));
   }
 };
 
-// How a strip's patches are made jobs: of 2^shift patches and one of the rest, of half of the patches where whole ones
-// would leave thread blocks without work, or as equal as they come.
+// How a strip's patches are made jobs. kFull: jobs of 2^shift patches and one of the rest. kHalf: jobs of half as many,
+// where full ones would leave thread blocks without work. kEqual: jobs as equal as they come.
 enum JobSizes : int { kFull, kHalf, kEqual, kChoices };
 
 struct JobList {
@@ -43,7 +44,7 @@ struct JobList {
   __device__ int shift_of(int choice) const { return most_shift - (choice == kHalf); }
 };
 
-// Sum of `value` over the threads in front, and over all; `of_warp` holds one entry a warp.
+// The sum of `value` over the threads in front, and over all; `of_warp` has an entry for each warp.
 __device__ int2 before_and_all(int value, int32_t* of_warp) {
   const auto thread = static_cast<int>(threadIdx.x);
   int sum = value;
@@ -62,7 +63,7 @@ __device__ int2 before_and_all(int value, int32_t* of_warp) {
   return {before, all};
 }
 
-// The patches of a strip: which chunks of inputs they are, and which blocks they hold.
+// Lists the patches of a strip: which chunks of inputs they are, and which blocks they hold.
 __device__ void make_patches(const PatchList& p, int strip, int32_t* of_warp) {
   __shared__ int32_t row_start[kMostStripRows + 1];
   __shared__ int32_t patch_of[kMostChunks];
@@ -93,7 +94,7 @@ __device__ void make_patches(const PatchList& p, int strip, int32_t* of_warp) {
   }
   if (thread == 0) p.to.counts[strip] = {base, count.y};
   if (p.ids > 1) {
-    auto* pairs = reinterpret_cast<int2*>(p.to.ids + int64_t{base} * p.ids);  // there are an even number of them
+    auto* pairs = reinterpret_cast<int2*>(p.to.ids + int64_t{base} * p.ids);  // the number of ids is even
     for (int64_t i = thread; i < int64_t{count.y} * p.ids / 2; i += kThreads) pairs[i] = {-1, -1};
   }
   __syncthreads();
@@ -113,13 +114,13 @@ __device__ void make_patches(const PatchList& p, int strip, int32_t* of_warp) {
 }
 
 // ---- Jobs ----------------------------------------------------------------------------------------------------------
-// Short loops: instructions that run once have to be fetched, and all unrolled took 20 us more.
+// Loops stay short here: instructions that run once have to be fetched, and unrolled loops took 20 us more.
 
 // of[k]: how many jobs have more than k patches; none has more than 16.
 struct JobCounts {
   int32_t of[32];
 
-  // By a warp, from how many have just as many.
+  // Turns how many jobs have exactly k + 1 patches into how many have more than k. A warp calls it.
   __device__ void add_up() {
     const auto lane = static_cast<int>(threadIdx.x) % 32;
     int sum = of[lane];
@@ -132,7 +133,7 @@ struct JobCounts {
     __syncwarp();
   }
   __device__ int all() const { return of[0]; }
-  // Of a job, if those of most patches come first.
+  // The patches of a job, if jobs of most patches come first.
   __device__ int patches_at(int job) const {
     int patches = 0;
 #pragma unroll 1
@@ -145,14 +146,15 @@ struct JobCounts {
 
 struct JobTime {
   float time;  // in cost times steps
-  bool cut;    // those beyond the last whole wave
+  bool cut;    // jobs beyond the last whole wave are cut
 };
 
-// Where nearly all jobs of a wave are cut, they are at tokens far apart, and x comes from DRAM: 4096 x 14336, b = 32,
-// .1, 374 jobs for 132 thread blocks take 940 us so, 578 otherwise. All of one wave take 1.5 to 1.8 times as long.
+// Cut jobs of one wave take 1.5 to 1.8 times as long. Where nearly all jobs of a wave are cut, they are at tokens far
+// apart, and x comes from DRAM. With 374 jobs for 132 thread blocks that took 940 us, in turn 578 (4096 x 14336, b =
+// 32, .1).
 constexpr float kMostCutFactor = 1.6f;
 
-// By a warp, whose lanes are 32 of the grid's thread blocks.
+// A warp computes it; its lanes stand for 32 of the grid's thread blocks.
 __device__ JobTime time_of(const JobCounts& counts, const JobList& p) {
   const int lane = static_cast<int>(threadIdx.x) % 32, jobs = counts.all(), whole = jobs - jobs % p.grid;
   const int block = lane * (p.grid - 1) / 31;
@@ -179,7 +181,7 @@ struct JobChoice {
   int jobs;
 };
 
-// The one that takes the least time. All threads; patches_of(strip): the first, and how many.
+// Chooses the way that takes the least time. All threads call it; patches_of(strip) is {the first patch, how many}.
 template <class PatchesOf>
 __device__ JobChoice choose_jobs(const JobList& p, JobCounts (&counts)[kChoices], PatchesOf patches_of) {
   __shared__ JobTime times[kChoices];
@@ -191,7 +193,7 @@ __device__ JobChoice choose_jobs(const JobList& p, JobCounts (&counts)[kChoices]
     const int patches = patches_of(i / kChoices).y, choice = i % kChoices, shift = p.shift_of(choice);
     const int jobs = (patches + (1 << shift) - 1) >> shift,
               size = choice == kEqual ? patches / max(jobs, 1) : 1 << shift;
-    // Others have one patch more, or what is left.
+    // Other jobs have one patch more (equal ones), or what is left.
     const int others = choice == kEqual ? patches - size * jobs : jobs - (patches >> shift);
     const int of_others = choice == kEqual ? size + 1 : patches & ((1 << shift) - 1);
     if (jobs > others) atomicAdd(counts[choice].of + size - 1, jobs - others);
@@ -204,17 +206,17 @@ __device__ JobChoice choose_jobs(const JobList& p, JobCounts (&counts)[kChoices]
     if (thread % 32 == 0) times[warp] = time;
   }
   __syncthreads();
-  // Where half of the patches were hardly better by this count, they were worse: 6144 x 6144, b = 64, .1: 152 and 181
-  // us.
+  // Half as many patches must be clearly better by this count. Where they were hardly better they were worse: 181 us
+  // instead of 152 (6144 x 6144, b = 64, .1).
   int best = times[kHalf].time < 0.85f * times[kFull].time ? kHalf : kFull;
-  // Not in the order of their patches, equal ones that are cut are not those of the least patches.
+  // Equal jobs do not lie in the order of their patches, so the ones that are cut need not be the smallest.
   const float equal = times[kEqual].cut ? 1.1f * times[kEqual].time : times[kEqual].time;
   if (equal < times[best].time) best = kEqual;
   return {best, p.shift_of(best), times[best].cut, counts[best].all()};
 }
 
-// The strips' last jobs, those of most patches first, of as many in the order of strips: how many come before this
-// thread's, of `patches`; 0: it has none. All threads.
+// The order of the strips' last jobs: most patches first, and equal ones in the order of strips. before(patches) is how
+// many jobs of so many patches lie in front of this thread's; with 0 patches the thread has none. All threads call it.
 struct RestPlaces {
   int32_t of_warps[kThreads / 32][32];
 
@@ -239,8 +241,8 @@ struct RestPlaces {
   }
 };
 
-// Patches to jobs: those of most patches first, of as many in the order of strips, so that neighbours have their dy in
-// common; equal ones in that order alone.
+// Makes jobs of patches. Those of most patches come first, and jobs of as many in the order of strips, so that
+// neighbours share their dy. Equal jobs (kEqual) lie in the order of strips alone.
 template <class PatchesOf>
 __device__ JobChoice list_jobs(const JobList& p, int32_t* of_warp, PatchesOf patches_of) {
   __shared__ JobCounts counts[kChoices];
@@ -250,7 +252,7 @@ __device__ JobChoice list_jobs(const JobList& p, int32_t* of_warp, PatchesOf pat
   const JobChoice choice = choose_jobs(p, counts, patches_of);
   const int shift = choice.shift;
   const bool equal = choice.index == kEqual;
-  if (thread < 31) rest_before[thread] = counts[choice.index].of[thread];  // of more patches than that
+  if (thread < 31) rest_before[thread] = counts[choice.index].of[thread];  // jobs of more patches
   int jobs = 0;
 #pragma unroll 1
   for (int first = 0; first < p.strips; first += kThreads) {
@@ -277,8 +279,8 @@ __device__ JobChoice list_jobs(const JobList& p, int32_t* of_warp, PatchesOf pat
   return choice;
 }
 
-// One thread block. Jobs beyond the last whole wave of the grid are taken in turn too, or, if that is over sooner,
-// shared by all thread blocks in equal parts of their cost.
+// One thread block lists all jobs. Those beyond the last whole wave of the grid are taken in turn too; or all thread
+// blocks share them in equal parts of their cost, if that is over sooner.
 template <class PatchesOf>
 __device__ void make_job_list(const JobList& p, int32_t* of_warp, PatchesOf patches_of) {
   __shared__ int32_t cost_before[kMostGrid + 1];
@@ -291,8 +293,8 @@ __device__ void make_job_list(const JobList& p, int32_t* of_warp, PatchesOf patc
   __syncthreads();
   if (thread == 0) p.to.shares[0] = {choice.jobs, whole};
   if (thread > p.grid) return;
-  // In cost times steps: units of cost alone are too coarse where there are few (4 jobs of 5, 132 thread blocks: 20
-  // had work, and a gradient of 256 x 256 of 50,000 tokens took 110 us).
+  // In cost times steps, because units of cost are too coarse for few jobs. With 4 jobs of cost 5 only 20 of 132 thread
+  // blocks had work, and a gradient of 256 x 256 and 50,000 tokens took 110 us.
   const int64_t at = int64_t{sum.y} * p.steps * thread / p.grid;
   int job = 0;
   for (int jump = 128; jump > 0; jump /= 2) {
@@ -306,8 +308,8 @@ __device__ void make_job_list(const JobList& p, int32_t* of_warp, PatchesOf patc
   p.to.shares[1 + thread] = {whole + job, step};
 }
 
-// A thread block a strip. Beside: one more, which makes the jobs. Where a strip is a row of blocks, it need not wait
-// for the patches to be counted: 4 us less, of 73 and 111 (b = 128, 64; .25, 4096 x 4096, n 4096).
+// A thread block has a strip. `Beside`: one more thread block makes the jobs. It need not wait until the patches are
+// counted where a strip is a row of blocks, which saves 4 us of 73 (b = 128, density .25, 4096 x 4096, 4096 tokens).
 template <bool Beside>
 __global__ void __launch_bounds__(kThreads)
     wgrad_wgmma_patches(const __grid_constant__ PatchList p, const __grid_constant__ JobList jobs) {

@@ -1,4 +1,4 @@
-// The jobs of the kernel `wgrad_wgmma` for wgrad, made anew by every call: see gemm/cuda/walk.h.
+// The jobs of the kernel `wgrad_wgmma`, which every call makes anew: see gemm/cuda/walk.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ struct alignas(16) Job {
   int32_t reserved;
 };
 
-// The jobs that thread blocks take in turn, the longest first: back and forth, so that who has a long one in a wave
+// Thread blocks take jobs in turn, the longest first, and back and forth: a thread block with a long job in one wave
 // has a short one in the next.
 __host__ __device__ constexpr int job_in_turn(int wave, int thread_block, int grid) {
   return wave * grid + (wave % 2 == 0 ? thread_block : grid - 1 - thread_block);
@@ -30,11 +30,11 @@ struct Share {
 };
 
 struct Tables {
-  int32_t* chunks;  // of the inputs, for each patch
+  int32_t* chunks;  // which 32 or 64 inputs, for each patch
   int32_t* ids;     // [patches][rows of blocks][columns of blocks]; -1: there is no block
   int2* counts;     // [strips] first patch, patches
   Job* jobs;        // those of most patches first
-  Share* shares;    // [grid + 1]; before them {jobs, of which are not shared}
+  Share* shares;    // [grid + 1]; before them {jobs, jobs that are not shared}
   float* parts;     // [2 grid][warpgroups][sums of a thread][128 threads]
   float* gate_parts;
 
@@ -54,7 +54,7 @@ inline Tables tables_in(const CudaProblem& p, const Form& form, void* workspace)
           .gate_parts = reinterpret_cast<float*>(base + at.gate_parts)};
 }
 
-// For `grid` thread blocks, `steps` of tokens each job.
+// `steps` are those of tokens, which each job has.
 Status make_jobs(const CudaCall& call, const Form& form, const DeviceWalk& walk, const Tables& to, int32_t grid,
                  int32_t steps);
 Status prepare_jobs();

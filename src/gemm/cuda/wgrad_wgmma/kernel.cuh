@@ -20,7 +20,7 @@ using ptx::shared_address;
 template <class K>
 using Ring = cuda::Ring<K::kMostStages>;
 
-// The steps of jobs that are a thread block's, in turn: whole jobs, then its part of the shared ones.
+// The jobs and steps of a thread block, in turn: first whole jobs, then its part of the shared ones.
 class Work {
  public:
   int job = 0, first = 0, last = 0;
@@ -62,10 +62,11 @@ __device__ inline void load_stage_box(uint32_t to, const CUtensorMap* map, uint3
 
 inline constexpr int kFeedBarrier = 1;
 
-// Every lane of the feeding warps has a box of each step; copies of a warp start one after the other, so warps share
-// them. The first warp says how many bytes a stage awaits: they may come before. A stage waits for each warp
-// with a box. One without could be a whole ring late, and await a phase that is over: it leaves out the job, and they
-// meet behind it. Were all to arrive at every stage, b = 64 took 107 us instead of 88 (.25, 4096 x 4096, n 4096).
+// Every lane of the feeding warps has a box of each step. Copies of one warp start one after the other, so four warps
+// share them. The first warp announces how many bytes a stage awaits; bytes may arrive before that. A stage is filled
+// when each warp with a box has found it empty. A warp without a box could be a whole ring late, and await a phase that
+// is over: it leaves out the job, and all warps meet behind the job. Were all to arrive at every stage, b = 64 would
+// take 107 us instead of 88 (density .25, 4096 x 4096, 4096 tokens).
 template <class K>
 __device__ void feed(const Args& g, const typename K::Maps& maps, const Ring<K>& ring, uint32_t stages) {
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -85,7 +86,8 @@ __device__ void feed(const Args& g, const typename K::Maps& maps, const Ring<K>&
       if (lane == 0) ring.wait_empty(place);
       __syncwarp();
       const uint32_t data = place.in(stages, K::kStageBytes);
-      // All lanes have the same, which the compiler does not see otherwise: addresses would be each lane's own.
+      // `term` is equal in all lanes, which the compiler does not see otherwise: it would compute addresses for each
+      // lane.
       const int term = K::kTerms == 1 ? 0 : __shfl_sync(~0u, at.term, 0);
       if (box < 0) {
         load_stage_box<K>(data + index * K::kDyBox, maps.dy + term, ring.full(place), column, at.token);

@@ -1,14 +1,17 @@
 // dW[i] = gate_i dy_out^T x_in for many tokens: outputs are wgmma's rows, inputs its columns, tokens the depth.
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
-//   tables    one or two small kernels in front list jobs: up to 256 inputs, twice, of patches whose dy is the same
-//   grid      one thread block an SM. Jobs in turn, so that all are at the same tokens at the same time; those beyond
-//             the last whole wave are cut along the tokens. Everything cut evenly: 2x the time, x comes from DRAM
+//   tables    one or two small kernels in front list jobs. A job is patches that share their dy: 64 outputs x up to 512
+//             inputs, or 128 x 256
+//   grid      one thread block an SM. Thread blocks take jobs in turn, so that all are at the same tokens at any time.
+//             Jobs beyond the last whole wave are cut along the tokens. Cutting all of them evenly would take twice the
+//             time, because x would come from DRAM
 //   load      four warps share the boxes of each step: [64 tokens, 64 outputs] of dy and [64 tokens, 32 or 64 inputs]
-//             of x, for b = 64 of 32 tokens
-//   compute   two warpgroups: the halves of the patches, or for b = 128 of the outputs
-//   finish    registers to dW, eight elements a lane; parts of jobs that were cut go to the workspace and are added in
-//             the order of tokens; gradients of gates leave a sum for every 16 x 8 of dW, which a last kernel adds
+//             of x; for b = 64 a step is 32 tokens
+//   compute   two warpgroups: each has half of the patches, or for b = 128 half of the outputs
+//   finish    registers to dW, eight elements a lane. Parts of jobs that were cut go to the workspace, and a kernel
+//             behind adds them in the order of tokens. For gates' gradients each 16 x 8 of dW leaves a sum, which a
+//             last kernel adds
 #pragma once
 
 #include <array>
@@ -21,7 +24,7 @@
 namespace blocksparse::gemm::wgrad_wgmma {
 namespace {
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, wgmma::XOrder Order, int Terms, class Body>
 Status with_kernel(int32_t block, const Form& form, Body body) {
   if (form.strip_outputs == 128) return body.template operator()<Kernel<T, 128, Order, Terms>>();
@@ -40,16 +43,17 @@ inline Status map_of(const Activations& a, int32_t features, int32_t tokens, CUt
                                map);
 }
 
-// What a launch sums, and where that goes.
+// What a launch sums, and where its result goes.
 struct LaunchedSum {
   std::span<const GradTerm> terms;
-  // Where x is gathered from, if it is: then there is one term, and of its x only n and the features count.
+  // The images from which x is gathered, or null. With images there is one term, and of its x only n and the features
+  // count.
   const GatheredImages* images = nullptr;
   DeviceWalk walk;
   GradientTarget target;
   const void* w;
   float* dgates;        // or null
-  int32_t gates;        // there are
+  int32_t gates;        // how many
   int32_t gate_blocks;  // of each
 };
 

@@ -12,12 +12,10 @@ namespace blocksparse::gemm::wgrad_wgmma {
 
 namespace {
 
-// What a patch of 128 x 64 takes of the time of one of 64 x 32. us of 4096 x 4096, n = 4096, bf16 on an H200, wide
-// (narrow): b = 8, density .5, .25, .1: 225 (350), 215 (349), 209 (337); b = 16, .25, .1: 205 (319), 203 (210); b = 32,
-// .5, .32, .25: 204 (261), 207 (200), 199 (160); 14336 x 4096, n = 8192, b = 32, .25: 1332 (1119); 2026-11-22.
+// A patch of 128 x 64 takes 2.3 times as long as one of 64 x 32. NOTES.md has both forms.
 constexpr double kWidePatch = 2.3;
 
-// Patches that have a block, if blocks are at random.
+// How many patches have a block, if blocks are at random.
 double random_patches(const CudaProblem& p, const Form& form) {
   const double empty = std::max(0.0, 1 - p.density());
   const auto patches =
@@ -35,11 +33,11 @@ Form form_of(const CudaProblem& p) {
 Plan plan_of(const CudaProblem& p, const Form& form) {
   Plan plan{};
   plan.strips = ceil_div(p.outputs, form.strip_outputs);
-  // Of whole blocks: a block of 128 has both of its patches, also where the second lies beyond the edge.
+  // Whole blocks count: a block of 128 has both of its patches, even if the second lies beyond the edge.
   const int32_t step = std::max(p.block, form.patch_inputs);
   plan.chunks = ceil_div(p.inputs, step) * (step / form.patch_inputs);
   plan.patches = std::min(plan.strips * plan.chunks, p.blocks * std::max(1, p.block / form.patch_inputs));
-  plan.jobs = plan.patches / (form.most_patches / 2) + plan.strips;  // there may be as many of half the patches
+  plan.jobs = plan.patches / (form.most_patches / 2) + plan.strips;  // half-filled jobs are twice as many
   return plan;
 }
 
@@ -67,16 +65,15 @@ bool supports(const CudaProblem& p) {
   return plan.chunks <= kMostChunks && plan.patches * form_of(p).ids < kMost && plan.strips <= kMostStrips;
 }
 
-// us of 512 and 1024 tokens, 4096 x 4096, density .1, bf16, H200, 2026-11-21, generic (wgrad_wgmma): b = 64 26.2
-// (27.6), 41.9 (33.6); b = 16 59.5 (70.5), 104 (101).
+// wgrad_stream/NOTES.md has times at 512 and 1024 tokens.
 int64_t least_tokens(const CudaProblem& p) {
-  const int64_t least = p.block == 128 ? 512 : 1024;  // see wgrad_stream
+  const int64_t least = p.block == 128 ? 512 : 1024;  // b = 128 beats wgrad_stream sooner
   return p.pairs == 1 || p.block >= 32 ? least : least * p.pairs;
 }
 
 bool pays(const CudaProblem& p, const cuda::Card& card) { return !wgrad_stream::is_best(p, card); }
 
-// Also for the last of several launches, which has fewer tokens.
+// The workspace serves the last of several launches too, which has fewer tokens.
 int64_t workspace_bytes(const CudaProblem& asked) {
   CudaProblem p = asked;
   p.n = std::min<int64_t>(p.n, std::numeric_limits<int32_t>::max());

@@ -1,5 +1,5 @@
-// A list of (x, dy) as the kernel `wgrad_wgmma` sums it: the tokens of one pair behind those of the other, each filled
-// up to whole steps, with zeros that boxes beyond its end bring.
+// A list of (x, dy) as the kernel `wgrad_wgmma` sums it. The tokens of a pair follow those of the pair in front. Each
+// pair is filled up to whole steps with zeros, which boxes bring from beyond its end.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,12 +13,12 @@ template <int Most>
 struct TermSteps {
   static constexpr int kMost = Most;
   int32_t terms;
-  int32_t ends[Most];  // steps of each and of those in front of it
+  int32_t ends[Most];  // steps up to the end of each pair
 
   __host__ __device__ int32_t all() const { return terms == 0 ? 0 : ends[terms - 1]; }
 };
 
-// Which pair, and from which of its tokens on, one step after the other.
+// The pair and its token at a step; advance() goes to the next step.
 template <int Tokens>
 struct StepPlace {
   int term = 0, token, left;  // steps of the pair

@@ -1,5 +1,5 @@
-// Drives the convolution's wgrad on the CPU: rounds of a box of some images, packed features last, then multiplied by
-// the linear op's kernels, for which a tap is x some tokens further.
+// Drives the convolution's wgrad on the CPU in rounds. A round packs a box of some images, features last, and
+// multiplies it by the linear op's kernels. A tap is x some tokens further on.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -19,9 +19,9 @@ using gemm::GradientKernel;
 using gemm::Range;
 using gemm::TokenRun;
 
-constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: small enough to share well
+constexpr int64_t kGradientBytes = 64 << 10;  // of sums that one task makes: few enough to balance threads
 
-// Kernels of pairs of tokens cannot begin at any token.
+// The kernel of the first instruction set whose products have taps: kernels of token pairs cannot begin at any token.
 const GradientKernel* find_taps_kernel(Isa isa, DType dtype) {
   const gemm::ProductKernel* product = nullptr;
   for (; isa != Isa::reference; isa = next_below(isa)) {
@@ -66,11 +66,11 @@ class GradientRun {
   }
 
  private:
-  // What a round covers: a box of some images.
+  // A box of some images.
   struct Round {
     Index begin, size;
     int64_t image, images;
-    int64_t slot;  // of what is packed at once
+    int64_t slot;  // its place among the rounds that are packed together
   };
 
   Round round_at(int64_t round) const {
@@ -83,7 +83,7 @@ class GradientRun {
     return {begin, size, image, std::min(plan_.images, g_.rows.n - image), threads_ == 1 ? 0 : round % plan_.at_once};
   }
 
-  // A single round is shared within, several of them one by one.
+  // Threads share a single round; of several rounds each thread packs whole ones.
   void pack(Range rounds) const {
     const int64_t count = rounds.last - rounds.first;
     const int32_t within = count == 1 ? threads_ : 1;
@@ -127,7 +127,7 @@ class GradientRun {
             .threads = threads};
   }
 
-  // Rows of pixels, in parts of kStepTokens at most.
+  // Lists the rows of pixels, in runs of at most kStepTokens.
   void list_runs(const Round& r) const {
     TokenRun* run = runs_at(r);
     for (int64_t row = 0; row < r.images * r.size.z * r.size.y; ++row) {
@@ -141,7 +141,7 @@ class GradientRun {
   }
   static int64_t runs_of(const Round& r) { return r.images * r.size.z * r.size.y * ceil_div(r.size.x, kStepTokens); }
 
-  // The runs of pixels for which one tap is inside of the image.
+  // Lists the runs of pixels for which one tap lies within the image.
   void list_runs_of(int64_t tap, int64_t images, GradientArgs& a) const {
     const auto &in = g_.gathered().size, &out = g_.plain().size;
     const Index t = index_of(tap, g_.gather.kernel[1], g_.gather.kernel[2]);
@@ -162,7 +162,7 @@ class GradientRun {
     a.taps.run_count = count;
   }
 
-  // Calls body(args) for as many runs at a time as stay in L1.
+  // Calls body(args) for as many runs as stay in L1 together.
   template <class Body>
   void for_each_step(const GradientArgs& a, Body body) const {
     GradientArgs step = a;
@@ -227,7 +227,7 @@ class GradientRun {
     });
   }
 
-  // Rounds follow each other for each share, so that sums are the same for any count of threads.
+  // A share goes through its rounds in turn, so that sums do not depend on the number of threads.
   void multiply(Range rounds, int64_t first, int64_t last) const {
     for_each_share(first, last, [&](int64_t begin, int64_t end) {
       for (int64_t round = rounds.first; round < rounds.last; ++round) {
@@ -258,7 +258,7 @@ class GradientRun {
       kernel_.multiply(a, first, last);
       return;
     }
-    // dy is another one for each tap.
+    // The taps gather dy here, so each tap is a product of its own.
     const bool accumulate_gates = a.accumulate_gates;
     for (int64_t tap = 0; tap < a.taps.taps; ++tap) {
       a.taps.first = tap;
@@ -274,7 +274,7 @@ class GradientRun {
   const GradientKernel& kernel_;
   int32_t threads_;
   char *gathered_ = nullptr, *plain_ = nullptr;  // of plan_.at_once rounds
-  TokenRun* runs_ = nullptr;                     // as well
+  TokenRun* runs_ = nullptr;                     // of plan_.at_once rounds too
   void* sums_ = nullptr;
   int64_t* shifts_ = nullptr;
   bool keeps_sums_ = false;

@@ -10,7 +10,7 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kPackFeatures = 512;  // that one task packs
+constexpr int64_t kPackFeatures = 512;  // of one task
 
 }  // namespace
 

@@ -1,17 +1,17 @@
-// Packing images for the kernels: features side by side, in blocks of channels, zeros around where taps may leave them.
+// Packs images for the kernels: features side by side, in blocks of channels, with zeros where taps leave the image.
 #pragma once
 
 #include "ops/conv/cpu/plan.h"
 
 namespace blocksparse::conv {
 
-// Where a phase, or a box, is along each axis.
+// The place of a phase or a box along each axis.
 struct Index {
   int64_t z = 0, y = 0, x = 0;
 };
 inline Index index_of(int64_t i, int64_t y, int64_t x) { return {i / (x * y), i / x % y, i % x}; }
 
-// Sum [blocks of channels][round][b]
+// Packed images: Sum [blocks of channels][round][b].
 struct Panels {
   const Images& from;
   const int32_t* order = nullptr;  // of channels, or null
@@ -22,10 +22,10 @@ struct Panels {
   void (*pack)(const gemm::RowsToPack&, int64_t first_block, int64_t last_block) = nullptr;
   int32_t threads = 1;
 
-  // The box at `begin` with what its taps reach: an image is `phases` grids of `positions`, places in rows of
-  // axis[2].pitch.
+  // Packs the box at `begin` with all that its taps reach. An image is `phases` grids of `positions`, whose rows are
+  // axis[2].pitch apart.
   void gathered(const AxisPlan (&axis)[3], int64_t positions, const Index& begin, int64_t image, int64_t images) const;
-  // The pixels of the box alone, one after the other.
+  // Packs the pixels of the box alone, one after the other.
   void plain(const Index& begin, const Index& size, int64_t image, int64_t images) const;
   void zero(int64_t first_block, int64_t last_block, int64_t position, int64_t count) const;
 

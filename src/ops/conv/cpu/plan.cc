@@ -9,11 +9,12 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kRoundBytes = 4 << 20;    // of packed images: they stay in the last-level cache
-constexpr int64_t kCacheBytes = 512 << 10;  // of both operands of wgrad, where that costs few rows packed twice: L2
-constexpr int64_t kSumBytes = 16 << 20;     // of sums of dW in f32, where there are more rounds
+constexpr int64_t kRoundBytes = 4 << 20;    // of packed images, which stay in the last-level cache
+constexpr int64_t kCacheBytes = 512 << 10;  // of both operands of wgrad, which stay in L2 if few rows are packed twice
+                                            // for it
+constexpr int64_t kSumBytes = 16 << 20;     // of sums of dW in f32, if there are several rounds
 constexpr double kMostWaste = 4;            // see waste()
-constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; larger ones are copied chunk by chunk
+constexpr int64_t kWeightBytes = 24 << 20;  // of W in the order of use; a larger W is copied chunk by chunk
 constexpr size_t kAlignment = 64;
 constexpr int kAreas = 6;  // of the workspace
 
@@ -41,7 +42,7 @@ AxisPlan plan_axis(const Gather& g, const Images& x, const Images& y, size_t i) 
   return a;
 }
 
-// Places on which one row may lie over the next: zeros at the end of one, and at the beginning of the other.
+// How many places of a row the next row may share: zeros at the end of the one and at the beginning of the other.
 int64_t shared(const AxisPlan& a) {
   if (a.box < a.places) return 0;
   const int64_t head = std::max<int64_t>(0, -a.low);
@@ -57,14 +58,14 @@ void measure_axes(AxisPlan (&axis)[3]) {
   }
 }
 
-// Positions of a box over its places: how much of what is packed is zeros, or packed again for the next box.
+// Positions of a box over its places: the rest is zeros, or is packed again for the next box.
 double waste(const AxisPlan (&axis)[3]) {
   double waste = 1;
   for (const AxisPlan& a : axis) waste *= static_cast<double>(a.box + a.high - a.low) / static_cast<double>(a.box);
   return waste;
 }
 
-// Smaller boxes, until what is packed fits into the last-level cache, or into the workspace where taps reach far.
+// Makes boxes smaller until the packed images fit into the last-level cache; or into the workspace, if taps reach far.
 template <class Bytes>
 void cut(AxisPlan (&axis)[3], Bytes bytes) {
   for (AxisPlan& a : axis) {
@@ -81,7 +82,7 @@ void cut(AxisPlan (&axis)[3], Bytes bytes) {
   }
 }
 
-// Images without zeros, one position more for what lies outside.
+// Plans images without zeros, and with one more position for what lies outside.
 bool plan_far(const Product& p, int64_t pixel_bytes, Plan& plan) {
   const auto most = static_cast<double>(kMostWorkspace);
   const auto taps = static_cast<double>(p.gather.taps()), places = static_cast<double>(p.y.pixels());
@@ -123,7 +124,7 @@ Plan plan_product(const Product& p) {
   for (size_t i = 0; i < 3; ++i) plan.axis[i] = plan_axis(p.gather, p.x, p.y, i);
   const int64_t b = p.layout.block_size, size = size_of(sum_dtype(p.dtype)), taps = p.gather.taps();
   const int64_t channels = round_up(p.x.channels, b);
-  // In double, for a geometry may ask for anything.
+  // In double, because a geometry may ask for any size.
   const auto image_bytes = [&] {
     auto bytes = static_cast<double>(channels * size);
     for (const AxisPlan& a : plan.axis) {
@@ -197,7 +198,7 @@ GradientPlan plan_gradient(const WeightGradient& g) {
   const double runs = static_cast<double>(axis[0].places) * static_cast<double>(axis[1].places) *
                       static_cast<double>(ceil_div(axis[2].places, kStepTokens)) * sizeof(gemm::TokenRun);
   const double sums = size_of(g.dtype) < size ? static_cast<double>(kSumBytes) : 0;
-  // 2048 channels to 256 at 65 x 65, dilation 24 and 36 (DeepLab's), take 39 MB.
+  // DeepLab's convolution takes 39 MB: 2048 channels to 256 at 65 x 65, dilation 24 and 36.
   const bool holds_image = own_bytes + runs + sums + shift_bytes <= most * 49 / 50;
   plan.far = waste(plan.axis) > kMostWaste && g.gather.stride[2] == 1 && holds_image;
   if (plan.far) {

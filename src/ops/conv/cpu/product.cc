@@ -1,5 +1,5 @@
-// Drives the convolution on the CPU: rounds of a box of places of some images, packed and then multiplied by the linear
-// op's kernels.
+// Drives the convolution on the CPU in rounds. A round packs a box of some images, and multiplies it by the linear op's
+// kernels.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -20,7 +20,7 @@ using gemm::Range;
 using gemm::Tap;
 using gemm::TapArgs;
 
-constexpr int64_t kRunsPerThread = 16;  // of rows of blocks that are handed out
+constexpr int64_t kRunsPerThread = 16;  // of rows of blocks
 
 template <class T>
 T* advance(T* data, int64_t elements, DType dtype) {
@@ -45,14 +45,15 @@ size_t pointwise_workspace_size(const Product& p) {
                                                     .slots = walk_of(p.layout, p.by_in).slots});
 }
 
-// A filter of one tap that stays where it is: tokens are pixels. Hubs may ask for more workspace than is promised.
+// A filter of one tap that stays in place: pixels are tokens. Hubs may ask for more workspace than is promised; then it
+// is not done so.
 bool is_pointwise(const Product& p) {
   return is_in_place(p.gather, p.x, p.y) && p.x_channels == nullptr && p.y_channels == nullptr &&
          pointwise_workspace_size(p) <= kMostWorkspace;
 }
 
 gemm::Product pointwise_product(const Product& p, int64_t image) {
-  // One image, or all of them as one.
+  // The tokens of one image, or of all images together.
   const auto tokens = [&](const Images& a) {
     const int64_t images = a.channels_last ? a.n : 1;
     return gemm::Activations{advance(a.data, image * a.image_stride(), p.dtype), images * a.pixels(), a.channels,
@@ -146,7 +147,7 @@ class Run {
             .threads = threads_};
   }
 
-  // Every pixel, and what each tap brings to it.
+  // Lists every pixel, and the pixel that each tap brings to it.
   void list_sources() const {
     const auto &in = p_.x.size, &out = p_.y.size;
     for (int64_t place = 0; place < p_.y.pixels(); ++place) pixels_[place] = place;
@@ -169,7 +170,7 @@ class Run {
     parallel_for(threads_, p_.layout.blocks, [&](int64_t block) { kernel_.pack_tap_weights(a, block, block + 1); });
   }
 
-  // The taps that count in a phase of y, in the order of the filter.
+  // Lists the taps that count in a phase of y, in the order of the filter.
   int64_t list_taps(const Index& f) const {
     const AxisPlan &z = plan_.axis[0], &y = plan_.axis[1], &x = plan_.axis[2];
     int64_t count = 0;
@@ -183,7 +184,7 @@ class Run {
     return count;
   }
 
-  // The places of y in the box.
+  // Lists the places of y in the box.
   int64_t list_places(const Index& f) const {
     const auto places = [&](const AxisPlan& a, int64_t phase, int64_t begin) {
       return std::min(a.box, a.places_of(phase) - begin);

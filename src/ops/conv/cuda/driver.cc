@@ -1,4 +1,4 @@
-// Drives the convolution's CUDA kernels: finds the card, chooses, prepares once, launches.
+// Drives the convolution's CUDA kernels: finds the card, chooses a way, prepares once, launches.
 #include "ops/conv/cuda/driver.h"
 
 #include <algorithm>
@@ -34,13 +34,13 @@ Status prepare_all(const cuda::Card& card) {
   return prepare_order();
 }
 
-// Of the current device, which is `device`, a card like that.
+// Prepares `device`, which is the current device; `card` describes it.
 Status prepare_once(Device device, const cuda::Card& card) {
   static cuda::OncePerDevice once;
   return once(device, [&] { return prepare_all(card); });
 }
 
-// Pixels of an image are counted in 31 bits.
+// Kernels count the pixels of an image in 31 bits.
 Status check_pixels(const Images& x, const Images& y) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   const int64_t pixels = std::max(x.pixels(), y.pixels());
@@ -48,7 +48,8 @@ Status check_pixels(const Images& x, const Images& y) {
   return {StatusCode::unsupported, concat("[conv] an image of ", pixels, " pixels on a card, needs at most ", kMost)};
 }
 
-// A convolution is held to the ways that were asked for; a pointwise one to families of the engine.
+// The way for a problem. If kernels were asked for by name, it must be one of them; a family of the engine means a
+// pointwise convolution.
 template <class Problem>
 Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   const auto forced = gemm::forced_kernels();
@@ -110,14 +111,14 @@ Status run(CudaWay way, const WeightGradient& g, const CudaCall& call, Stream st
                 [&](const CudaKernels& kernels) { return kernels.gradient(g, call); });
 }
 
-// What of the workspace a slice's own kernels have.
+// The workspace that lies behind a slice's copy, for the way's own kernels.
 CudaCall behind_copy(const CudaCall& call, const OrderPlan& plan) {
   return {call.card,
           {static_cast<char*>(call.workspace.data) + plan.rest, call.workspace.bytes - static_cast<size_t>(plan.rest)},
           call.stream};
 }
 
-// x is copied in front of its slice; or y, which is the copy then, behind it.
+// x is copied in front of its slice. If y has the order, the slice writes a copy, which is brought to y behind it.
 Status run_ordered(CudaWay way, const Product& p, const CudaCall& call, Stream stream) {
   const OrderPlan plan = plan_order(p);
   const bool reads = p.x_channels != nullptr;

@@ -1,4 +1,4 @@
-// The convolution's CUDA kernels: what they are given, and the list of them.
+// The convolution's CUDA kernels: their arguments, and the functions that list them.
 #pragma once
 
 #include "cuda/card.h"
@@ -13,7 +13,7 @@ struct CudaCall {
   void* stream;
 };
 
-// Those of one element type.
+// The kernels of a way for one element type.
 struct CudaKernels {
   CudaWay way;
   DType dtype;

@@ -16,13 +16,13 @@ namespace blocksparse::conv {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
-constexpr int64_t kMostFilled = int64_t{48} << 20;  // of that, W as if it were dense
+constexpr int64_t kMostFilled = int64_t{48} << 20;  // bytes of a W that may be filled up, as if it were dense
 constexpr int64_t kMostPhases = 64;
 
 bool is_16_bits(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// x is gathered, y is not.
+// Whether the hardware can copy boxes of x, which is gathered, and y, which is not.
 bool fits_boxes(DType dtype, int32_t block, const Images& x, const Images& y, const Gather& gather) {
   if (!is_16_bits(dtype) || !x.channels_last || x.channels % block != 0 || y.channels % 8 != 0) return false;
   if (x.channels == 0 || y.channels == 0 || x.pixels() == 0 || y.n * y.pixels() >= kMost) return false;
@@ -65,7 +65,7 @@ gemm::CudaProblem gathered_problem(const Product& p) {
   problem.n = p.y.n * p.y.pixels();
   problem.inputs = p.gather.taps() * inputs_of_tap(p.x.channels, p.layout.block_size);
   problem.outputs = p.y.channels;
-  // Of all taps, so that phases, which have some of them, do as the workspace was made for.
+  // It counts all taps, so that phases, which have some of the taps, choose as the workspace was made for.
   problem.may_fill = problem.inputs * problem.outputs * 2 < kMostFilled;
   problem.by_in = p.by_in;
   problem.w_aligned = aligned(p.w);
@@ -149,14 +149,14 @@ int64_t gather_workspace(const WeightGradient& g) {
          gemm::wgrad_wgmma::workspace_places(problem, gemm::wgrad_wgmma::form_of(problem)).end;
 }
 
-// A residual is read at the pixels of y in turn, of which an inverse gather of stride 2 writes every other one.
+// A residual is read at the pixels of y in turn, but an inverse gather of stride 2 writes only every other pixel.
 bool could_be_gather(const Product& p) {
   return (phase_count(p.gather) == 1 || p.residual.data == nullptr) && phase_count(p.gather) <= kMostPhases &&
          !has_order(p) && fits_boxes(p.dtype, p.layout.block_size, p.x, p.y, p.gather) &&
          gemm::wgmma::supports(gathered_problem(p)) && gather_workspace(p) < kMostConvWorkspace;
 }
 
-// Of rows that are gathered the roles of x and dy would have to change: left to the generic kernel.
+// If rows are gathered, x and dy would have to change roles: the generic kernel does that.
 bool could_be_gather(const WeightGradient& g) {
   return !has_order(g) && !g.gathers_rows && fits_boxes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
          gemm::wgrad_wgmma::supports(gathered_problem(g)) && gather_workspace(g) < kMostConvWorkspace;
@@ -183,8 +183,8 @@ bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   return is_pointwise(p);
 }
 
-// What ways other than `generic` are asked to do: the problem, or with an order of channels slices of it without one,
-// of either size. None: it cannot be copied.
+// What a way other than `generic` does: the problem itself; or with an order of channels its slices without one, the
+// first and the last, which have the two sizes. Empty if the images cannot be copied.
 template <class Problem>
 std::vector<Problem> parts_of(const Problem& p) {
   if (!has_order(p)) return {p};
@@ -201,7 +201,7 @@ bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Ca
          std::all_of(parts.begin(), parts.end(), [&](const Problem& part) { return supports(way, part, card); });
 }
 
-// wgrad of 256 channels at 28 x 28 takes half of the time that `gather` does, at any density.
+// wgrad by `halo` takes half of the time of `gather`, at any density (256 channels, 28 x 28).
 bool pays(const Product& p) { return halo_pays(p); }
 bool pays(const WeightGradient&) { return true; }
 

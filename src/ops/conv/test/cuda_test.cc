@@ -32,7 +32,7 @@ void expect_right(ConvData& data) {
 }
 
 constexpr std::string_view kLines[] = {
-    // Whole channels, so gathered by the copying hardware; every block size; a tile more and less.
+    // Whole channels, which the copying hardware gathers; every block size; one tile more and one less.
     "conv:fprop bf16 n=2 hw=9 b=8 random(6,5,0.4)",
     "conv:fprop bf16 n=3 hw=13 b=16 random(9,7,0.3) bias act=gelu",
     "conv:fprop f16 n=2 hw=16 b=32 random(9,5,0.3) bias residual act=relu",
@@ -49,7 +49,7 @@ constexpr std::string_view kLines[] = {
     "conv:wgrad bf16 n=2 hw=16 b=32 random(9,5,0.3) accumulate dgates",
     "conv:wgrad bf16 n=1 hw=40x33 b=64 random(4,3,0.6) gates",
     "conv:wgrad f16 n=9 hw=8 b=128 random(3,2,0.6) dgates dw=f32",
-    // Taps that share what is in shared memory: several tiles, chunks of channels and jobs, and what reaches far.
+    // Taps that share pixels in shared memory: several tiles, chunks of channels and jobs, and taps that reach far.
     "conv:fprop bf16 n=2 hw=17x15 b=32 random(12,8,0.3) bias act=relu",
     "conv:fprop f16 n=1 hw=17 r=5 b=16 random(20,18,0.2) act=gelu",
     "conv:fprop bf16 n=1 hw=20x15 dil=2 b=64 random(3,5,0.5) gates bias",
@@ -71,7 +71,7 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad bf16 n=2 hw=19 b=128 random(3,2,0.4)",
     "conv:wgrad bf16 n=2 hw=19 b=128 random(3,2,0.5) dw=f32 accumulate",
     "conv:wgrad bf16 n=2 hw=17 b=128 random(2,3,0.8) k=200",
-    // More jobs than thread blocks have steps for.
+    // More jobs than thread blocks have steps.
     "conv:wgrad f16 n=1 hw=12 b=8 random(80,80,0.1)",
     "conv:wgrad bf16 n=1 hw=12 b=128 random(6,6,0.6) k=712 accumulate",
     // Geometry: strides, dilation, padding that differs, kernels that are even, one and three sizes.
@@ -87,7 +87,7 @@ constexpr std::string_view kLines[] = {
     "conv:dgrad bf16 n=2 hw=6x7x8 stride=2 b=32 random(3,3,0.5)",
     "conv:wgrad bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",
     "conv:wgrad bf16 n=3 hw=6x7x8 b=32 random(3,3,0.5)",
-    // One slice, read from beyond it.
+    // One slice, with taps beyond it.
     "conv:dgrad bf16 n=5 hw=3x5x8 r=3x1x3 stride=3x1x1 dil=2x3x3 pad=2x1x5 after=2x0x5 b=128 random(2,2,0.8)",
     "conv:wgrad bf16 n=5 hw=1x9x8 r=1x3x3 stride=3x1x1 pad=1x1x1 b=64 random(2,2,0.8)",
     "conv:fprop bf16 n=2 hw=9 transposed stride=2 opad=1 b=32 random(4,3,0.6) bias act=relu",

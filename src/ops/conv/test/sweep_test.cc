@@ -1,4 +1,4 @@
-// Convolutions against the loops in f64, with every instruction set.
+// Convolutions against the loops in f64, by every instruction set.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -121,7 +121,7 @@ constexpr std::string_view kAwkward[] = {
     "conv:wgrad f32 n=1 hw=60000 dims=1 stride=2 b=16 random(1,1,1) seed=88 threads=2",
     "conv:wgrad f32 n=40 hw=16 b=16 random(4,4,0.3) seed=89 threads=2 accumulate",
     "conv:fprop f32 n=1 hw=2 r=2 dil=900 pad=900 after=0 b=16 random(1,1,1) seed=90",  // a grid would be too large
-    // Taps that reach so far that each looks its pixels up.
+    // Taps that reach so far that each of them looks its pixels up.
     "conv:fprop f32 n=5 hw=6 dil=6 b=16 random(3,3,0.6) seed=91 order bias act=relu",
     "conv:fprop bf16 n=2 hw=7x5 r=3x2 dil=5x9 pad=5x9 after=5x0 c=41 k=39 b=16 random(3,3,0.6) seed=92 first gates "
     "residual",
@@ -136,7 +136,8 @@ constexpr std::string_view kAwkward[] = {
     "conv:dgrad bf16 n=1 hw=24 r=3 dil=20 pad=20 after=20 b=128 random(2,1,1) seed=101",
     "conv:wgrad f32 n=3 hw=6 dil=5 pad=5 after=5 b=16 random(3,3,0.6) seed=103 dgates",
     "conv:wgrad bf16 n=2 hw=7 dil=6 pad=6 after=6 b=8 random(3,3,0.6) seed=104 gates dgates dw=f32",
-    // Taps and zeros for which no workspace is promised: plain loops, with room for the check of an order alone.
+    // Taps and zeros for which no workspace is promised: plain loops do these, with a workspace only for the check of
+    // an order.
     "conv:fprop f32 n=1 hw=200 dims=1 r=3000 dil=310 pad=464845 after=464845 b=8 diagonal(1) seed=102 order",
 };
 
@@ -153,7 +154,7 @@ void expect_right(const std::string& line, const ConvCase& c, const std::vector<
     const auto error = large ? data->spot_check(2000) : data->compare();
     EXPECT_LE(error.worst, 1) << isa << " " << line << "\n" << error.where;
     EXPECT_EQ(data->overrun(), "") << isa << " " << line;
-    // Whatever the gates are: few of them may all be 0.
+    // With gates any share of zeros is right: if they are few, all may be 0.
     const bool empty = c.n == 0 || data->layout().blocks() == 0 || (c.gates && data->layout().blocks() < 9);
     EXPECT_TRUE(empty || error.nonzero > 0) << line;
   }
@@ -172,7 +173,7 @@ TEST_P(ConvSweep, EveryIsaMatchesTheReference) {
 }
 INSTANTIATE_TEST_SUITE_P(Awkward, ConvSweep, testing::ValuesIn(kAwkward));
 
-// Blocks, sizes and types in every combination that takes another path.
+// Blocks, sizes and types, in every combination that takes a path of its own.
 TEST(Conv, EveryCombination) {
   constexpr std::string_view kShapes[] = {"hw=9",
                                           "hw=7x10 r=2x3 stride=2 pad=1",
@@ -198,7 +199,7 @@ TEST(Conv, EveryCombination) {
   }
 }
 
-// What threads may not change: any bit.
+// Threads may not change any bit.
 TEST(Conv, BitsDoNotDependOnThreads) {
   for (const char* line :
        {"conv:fprop f32 n=3 hw=20 b=16 random(6,6,0.4)", "conv:dgrad f32 n=3 hw=20 b=16 ba(12,3) stride=2",

@@ -1,4 +1,4 @@
-// Gated linear units on the CPU: runs of groups of a token are tasks.
+// Gated linear units on the CPU: a task is a run of groups of one token.
 #include <algorithm>
 
 #include "core/ceil_div.h"

@@ -1,5 +1,5 @@
-// y = f(gate) * up, and its gradient, for any element type and instruction set: a vector of the gate, the vector of up
-// behind it, one of y.
+// y = f(gate) * up, and its gradient, for any element type and instruction set. A vector of the gate and the vector of
+// up behind it make a vector of y.
 #pragma once
 
 #include "cpu/activation_slope.h"
@@ -8,7 +8,7 @@
 namespace blocksparse::glu {
 namespace {
 
-// Calls body(place in z of a vector of the gate, its first hidden feature, how many of it there are).
+// Calls body(where a vector of the gate begins in z, its first hidden feature, how many features are left).
 template <int W, class Body>
 BS_INLINE void for_vectors(int64_t hidden, int64_t first, int64_t last, Body&& body) {
   static_assert(kInterleaved % W == 0);

@@ -6,7 +6,7 @@
 
 namespace blocksparse::glu {
 
-// Groups of kInterleaved hidden features [first, last) of one token.
+// Computes groups of kInterleaved hidden features, [first, last), of one token.
 struct GroupKernel {
   Isa isa;
   DType dtype;
@@ -14,7 +14,7 @@ struct GroupKernel {
   void (*backward)(const Backward&, int64_t token, int64_t first, int64_t last);
 };
 
-// Of this instruction set, or of the next one below that has the type.
+// The kernel for this instruction set, or for the next one below that has the type.
 const GroupKernel* find_group_kernel(Isa isa, DType dtype);
 
 #define BS_KERNEL(isa, dtype) GroupKernel groups_##isa##_##dtype();

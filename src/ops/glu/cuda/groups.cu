@@ -1,7 +1,7 @@
 // The pointwise half of gated linear units on a card: y = f(gate) * up, and the gradient of both in one pass.
 //   z [n, 2 * groups * 8]   y, dy [n, hidden]   dz like z
-// Who does what: a thread takes eight hidden features of a token, 16 bytes of the gate and of up (f32: 32), as often as
-// the grid is too small. Memory is read and written once; arithmetic is in the type of sums.
+// Who does what: a thread takes eight hidden features of a token, 16 bytes of the gate and of up (f32: 32). It takes
+// several such items where the grid is too small. Memory is read and written once; arithmetic is in the type of sums.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -51,7 +51,7 @@ __device__ inline ValueAndSlope<S> with_slope(Activation activation, S z) {
   return {z, 1};
 }
 
-// Eight elements, in accesses of 16 bytes where they are aligned.
+// Eight elements, accessed by 16 bytes where they are aligned.
 template <class T>
 struct Eight {
   using Vector = std::conditional_t<sizeof(T) == 8, double2, uint4>;
@@ -89,7 +89,7 @@ struct Eight {
   }
 };
 
-// Where this thread's eight features are, and how many of them there are.
+// The place of a thread's eight features; `count` of them exist.
 struct Item {
   int64_t token, group;
   int count;
@@ -146,7 +146,7 @@ bool in_vectors(const void* data, int64_t token, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && token * size_of(dtype) % 16 == 0;
 }
 
-// body.template operator()<T>() with the element type.
+// Calls body.template operator()<T>() with the element type.
 template <class Body>
 Status with_type(DType dtype, Body body) {
   switch (dtype) {
@@ -175,7 +175,7 @@ Status prepare() {
   return {};
 }
 
-// Of the current device, which is `device`.
+// Prepares `device`, which is the current device.
 Status prepare_once(Device device) {
   static cuda::OncePerDevice once;
   return once(device, prepare);

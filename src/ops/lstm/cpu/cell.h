@@ -1,10 +1,10 @@
-// The cell's arithmetic for any element type and instruction set, on one block of units of a group of tokens, straight
-// behind the products that made its sums:
-//   sums [gates][vectors][b][lanes]     transposed to rows [gates][lanes][b], since all that lies in memory is
-//   features-last, unless the product kernel has left them so
+// The cell's arithmetic for any element type and instruction set. It works on one block of units of a group of tokens,
+// directly behind the products that made its sums:
+//   sums [gates][vectors][b][lanes]     transposed to rows [gates][lanes][b], because memory is features-last; some
+//                                       product kernels leave rows
 // Who does what
 //   forward_token    z = pre + sums -> gates, c, y       backward_token   dh = sums + dy -> dpre, dc
-// Everything between load and store is of the type of sums.
+// Between load and store everything is of the type of sums.
 #pragma once
 
 #include "cpu/activation.h"
@@ -15,7 +15,7 @@ namespace blocksparse::lstm {
 namespace {
 
 constexpr int kGates = 4;
-constexpr int kSmallestBlock = 8;  // a vector of 16 does not fit into it
+constexpr int kSmallestBlock = 8;  // a vector of 16 lanes does not fit into it
 constexpr int kMaxBlock = 128;
 
 template <DType D>
@@ -33,7 +33,7 @@ struct Rows {
   int64_t gate, token;  // strides
 };
 
-// W: lanes, no more than a block has units.
+// W lanes are no more than a block has units.
 template <class C, int W>
 Rows<typename C::S> rows_of(const CellTask& k, int64_t b, int gates, int64_t offset, typename C::S* scratch) {
   using S = typename C::S;
@@ -66,7 +66,7 @@ BS_INLINE T* at_or_null(T* data, int64_t offset) {
   return data == nullptr ? nullptr : data + offset;
 }
 
-// One token of one matrix [n, columns], or null.
+// The row of one token in a matrix [n, columns], or null.
 template <class T>
 BS_INLINE const T* row_of(const void* matrix, int64_t offset) {
   return at_or_null(static_cast<const T*>(matrix), offset);
@@ -165,7 +165,7 @@ void backward_token(const BackwardStep& s, int64_t unit, int64_t token, const ty
   }
 }
 
-// body<W>(token, its sums, stride from gate to gate) for each token of a task.
+// Calls body(token, its sums, stride from gate to gate) for each token of a task.
 template <class C, int W, class Body>
 void for_each_token(const CellTask& k, int64_t b, int gates, typename C::S* scratch, Body&& body) {
   for (int64_t first = k.first; first < k.last; first += C::lanes) {

@@ -1,6 +1,6 @@
-// Runs the steps on the CPU. A step is one parallel region: its tasks are blocks of units times groups of tokens, and a
-// task multiplies the rows of W that make its units (all four gates, which read the same tiles of h), does the cell's
-// arithmetic on the sums while they are in the cache, and packs what it made for the next step's products.
+// Runs the steps on the CPU. A step is one parallel region, whose tasks are blocks of units times groups of tokens. A
+// task multiplies the rows of W that make its units: all four gates, which read one set of tiles of h. It does the
+// cell's arithmetic while the sums are in the cache, and packs its results for the next step's products.
 #include <algorithm>
 #include <array>
 
@@ -17,10 +17,10 @@ namespace blocksparse::lstm {
 namespace {
 
 constexpr int64_t kMaxBlock = 128;
-constexpr int64_t kGroupBytes = 256;  // tokens of a group in the type of sums, as the product kernels divide them
+constexpr int64_t kGroupBytes = 256;  // of tokens in the type of sums: a group, as product kernels divide tokens
 constexpr int64_t kMostLanes = 16;
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kCellFlops = 100;  // of a gate: worth as much as so many operations of a product
+constexpr int64_t kCellFlops = 100;  // a gate costs as much as so many operations of a product
 
 const char* advance(const void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
@@ -29,7 +29,7 @@ char* advance(void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
 }
 
-// Where things lie in the workspace, in bytes from its first multiple of 64.
+// The parts of the workspace, in bytes from its first multiple of 64.
 struct Plan {
   int64_t panel = 0;  // two of them
   int64_t state, pieces, total;
@@ -48,10 +48,10 @@ char* aligned(Workspace workspace) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<int64_t>(workspace.data), kAlignment));
 }
 
-// The products of a step, and the packing for the next one.
+// The products of a step, and the packing for the next step.
 class Products {
  public:
-  // Each block of units needs the sums of `gates` rows of blocks (columns, with by_in).
+  // A block of units needs the sums of four rows of blocks; by_in it needs those of one column.
   Products(const Sequence& s, const gemm::ProductKernel& kernel, bool by_in, char* memory, const Plan& plan)
       : kernel_(kernel), n_(s.n), gates_(by_in ? 1 : kGates), dtype_(s.dtype) {
     const int64_t inputs = by_in ? kGates * s.hidden : s.hidden;
@@ -79,20 +79,21 @@ class Products {
              .refs = walk_of(s.layout, by_in).refs.data()};
   }
 
-  // The first `tokens` rows of x [n, inputs] are multiplied next.
+  // The next products multiply the first `tokens` rows of x [n, inputs].
   void set_input(const void* x, int64_t tokens) {
     args_.x = x;
     tokens_ = tokens;
   }
-  // They are packed by the tasks of the step that makes them, with pack(), or here.
+  // Packs all of x. Otherwise the tasks of the step that makes x pack it, with pack().
   void pack_all(int32_t threads) {
     if (few_) return;
     parallel_for(threads, ceil_div(tokens_, group_),
                  [&](int64_t i) { pack(panels_[0], args_.x, tokens_, i * group_, 0, args_.inputs); });
   }
 
-  // body(task) for each block of units and group of tokens, behind the products of task. `made` is what the body
-  // writes, [n, columns], and the next step reads its first `tokens` rows; null: nothing does.
+  // Calls body(task) for each block of units and group of tokens, behind the products of the task. The body writes
+  // `made` [n, columns], of which the next step reads the first `tokens` rows. `made` is null if there is nothing to
+  // read.
   template <class Body>
   void run(int32_t threads, const void* made, int64_t columns, int64_t tokens, Body&& body) {
     const int64_t groups = ceil_div(n_, group_), parts = columns / (units_ * args_.block);
@@ -119,7 +120,7 @@ class Products {
   }
 
  private:
-  // The sums of all gates for the tokens of a group that have an input.
+  // Sums all gates, for the tokens of a group that have an input.
   void multiply(int64_t block, int64_t first, int64_t tokens, char* sums) const {
     gemm::ProductArgs a = args_;
     a.n = tokens;
@@ -133,7 +134,7 @@ class Products {
     }
   }
 
-  // Features of a group's tokens, as far as they are among the first `tokens`.
+  // Packs features of a group's tokens, if these are among the first `tokens`.
   void pack(char* panels, const void* x, int64_t tokens, int64_t first, int64_t first_feature,
             int64_t last_feature) const {
     gemm::ProductArgs a = args_;
@@ -145,7 +146,7 @@ class Products {
     }
   }
 
-  // Each group has a panel of its own, in which a kernel lays its vectors out as it likes.
+  // Each group has a panel of its own, and a kernel orders the vectors in it as it likes.
   char* panel_of(char* panels, int64_t first) const {
     return panels + first * args_.inputs * size_of(sum_dtype(dtype_));
   }
@@ -177,13 +178,13 @@ int32_t threads_of_step(const Sequence& s, int32_t threads) {
       threads, static_cast<double>(s.n) * (2 * area + static_cast<double>(kCellFlops * kGates * s.hidden)));
 }
 
-// The rows of sequences that have no step at all.
+// Copies the state of sequences that have no step.
 void copy_of_empty(const Sequence& s, const void* from, void* to, DType dtype) {
   if (s.steps > 0 && s.lengths == nullptr) return;
   cpu_copy({.n = s.n, .hidden = s.hidden, .lengths = s.steps > 0 ? s.lengths : nullptr, .from = from, .to = to}, dtype);
 }
 
-// dW in one product over all steps: of h before each step, and dpre.
+// dW is one product over all steps, of h before each step and dpre.
 Status weight_gradient(const Backward& b, Isa isa, Workspace workspace, int32_t threads) {
   const int64_t four = kGates * b.hidden, later = std::max<int64_t>(b.steps - 1, 0) * b.n;
   const GradPair first{ConstTensor(b.h0, b.dtype, {b.n, b.hidden}), ConstTensor(b.dpre, b.dtype, {b.n, four})};

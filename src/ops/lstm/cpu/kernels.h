@@ -1,4 +1,4 @@
-// The cell's arithmetic on the CPU: what it is given, and the table of kernels that kernels.inc spells out. Products
+// The cell's arithmetic on the CPU: its arguments, and the table of kernels that kernels.inc spells out. The products
 // are those of the linear op.
 #pragma once
 
@@ -9,14 +9,15 @@
 
 namespace blocksparse::lstm {
 
-// What is done at once: one block of units of some tokens, behind the products of exactly these.
+// A task: one block of units of some tokens, behind the products for these.
 struct CellTask {
-  int64_t unit = 0;             // the first one
+  int64_t unit = 0;             // the first unit
   int64_t first = 0, last = 0;  // tokens
-  int64_t summed = 0;           // tokens from `first` on that have sums; those of the rest are 0
+  int64_t summed = 0;           // so many tokens from `first` on have sums; the sums of the others are 0
   bool by_token = false;
   int64_t gate = 0;            // from one gate's sums to the next one's
-  const void* sums = nullptr;  // Sum [gates][vectors][b][lanes], or [gates][tokens][b]: as the product kernel likes it
+  const void* sums = nullptr;  // Sum [gates][vectors][b][lanes], or [gates][tokens][b] (by_token), as the product
+                               // kernel leaves it
 };
 
 // Plain data, because kernels are compiled for instruction sets that their caller may not use. Matrices are those of
@@ -31,7 +32,7 @@ struct ForwardStep : CellStep {
   const void* pre = nullptr;
   const void* c_before = nullptr;           // null: 0
   void *c = nullptr, *y = nullptr;          // c may be c_before
-  void* gates = nullptr;                    // null: not kept, and neither is c of those that have ended
+  void* gates = nullptr;                    // null: not kept, and c of sequences that have ended is not either
   void *h_end = nullptr, *c_end = nullptr;  // null: not wanted
 };
 
@@ -52,12 +53,13 @@ struct Multiply {
 struct CellKernel {
   Isa isa;
   DType dtype;
-  void (*forward)(const ForwardStep&, const CellTask&);    // 4 gates' sums
-  void (*backward)(const BackwardStep&, const CellTask&);  // sums of one: what comes from the step behind
+  void (*forward)(const ForwardStep&, const CellTask&);    // sums of four gates
+  void (*backward)(const BackwardStep&, const CellTask&);  // sums of one: the gradient from the step behind
   void (*multiply)(const Multiply&, int64_t first, int64_t last);
 };
 
-// Of this instruction set, or of the next one below that has the type; its lanes are those of the product kernel.
+// The kernel for this instruction set, or for the next one below that has the type. It has as many lanes as the product
+// kernel.
 const CellKernel* find_cell_kernel(Isa isa, DType dtype);
 
 #define BS_KERNEL(isa, dtype) CellKernel cell_##isa##_##dtype();

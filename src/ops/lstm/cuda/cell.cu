@@ -14,7 +14,7 @@ namespace {
 constexpr int kCellThreads = 256;
 
 template <class T>
-inline constexpr int kUnits = sizeof(T) == 8 ? 2 : 4;  // that a thread takes: f32 in 16 bytes
+inline constexpr int kUnits = sizeof(T) == 8 ? 2 : 4;  // that a thread takes; f32: 16 bytes
 
 __device__ inline int64_t length_of(const CellStep& s, int64_t token) {
   return s.lengths == nullptr ? s.steps : max(int64_t{0}, min(s.lengths[token], s.steps));
@@ -30,7 +30,7 @@ struct Spot {
   int64_t token, unit, at, at4;  // at: in [n, H]; at4: of the first gate in [n, 4, H]
   __device__ Spot(int64_t i, int64_t hidden, int units) {
     const int64_t columns = hidden / units;
-    // 64-bit quotients take longer than the rest of a step.
+    // A 64-bit quotient takes longer than the rest of a step.
     token = i < int64_t{1} << 32 ? static_cast<uint32_t>(i) / static_cast<uint32_t>(columns) : i / columns;
     unit = (i - token * columns) * units;
     at = token * hidden + unit;
@@ -178,7 +178,7 @@ Status with_type(DType dtype, Body body) {
   return body.template operator()<F16>();
 }
 
-// Rows are multiples of 8 elements, so that their beginnings alone decide.
+// Rows are multiples of 8 elements, so the beginnings of tensors decide.
 bool aligned(std::initializer_list<const void*> tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });

@@ -1,5 +1,5 @@
-// Runs the steps on a card: forward in one launch where W fits on the chip; else, and backward, each as a product of
-// the linear op and the cell in a kernel of its own.
+// Runs the steps on a card. Forward is one launch if W fits on the chip. Otherwise, and backward, a step is a product
+// of the linear op and a kernel for the cell.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -25,9 +25,9 @@ char* advance(void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
 }
 
-// Where things lie in the workspace, in bytes from its first multiple of kAlignment.
+// The parts of the workspace, in bytes from its first multiple of kAlignment.
 struct Plan {
-  int64_t sums = 0;  // what a product of a step makes: `rows` features of n sequences
+  int64_t sums = 0;  // result of a step's product: `rows` features of n sequences
   int64_t state, linear, total;
 
   Plan(DType dtype, int64_t n, int64_t hidden, int64_t rows, size_t linear_bytes) {
@@ -37,7 +37,7 @@ struct Plan {
   }
 };
 
-// The memory of a call, on the card that is current.
+// The memory of a call, on the current card.
 struct Memory {
   char* at;
   Workspace linear;
@@ -57,25 +57,25 @@ Plan plan_forward(const LayoutView& layout, DType dtype, int64_t n) {
 
 Plan plan_backward(const LayoutView& layout, DType dtype, int64_t steps, int64_t n) {
   size_t bytes = linear_bytes(gemm::Pass::dgrad, layout, dtype, n);
-  for (const int64_t tokens : {n, (std::max<int64_t>(steps, 1) - 1) * n}) {  // dW: of the first step, and of the rest
+  for (const int64_t tokens : {n, (std::max<int64_t>(steps, 1) - 1) * n}) {  // of the first step, and of the others
     bytes = std::max(bytes, linear_bytes(gemm::Pass::wgrad, layout, dtype, tokens));
   }
   return {dtype, n, layout.in_features, layout.in_features, bytes};
 }
 
-// Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
+// Whether kernels of the current device may begin before the kernel in front has ended. The first call loads them.
 Result<bool> prepared(Device device) {
   static cuda::KnownPerDevice overlaps;
   return overlaps(device, [&]() -> Result<bool> {
     BS_RETURN_IF_ERROR(prepare_cells());
     const auto card = cuda::card_of(device);
     if (!card.ok()) return card.status();
-    if (card->sm90a) BS_RETURN_IF_ERROR(prepare_w_in_smem());  // others have less shared memory than it asks for
+    if (card->sm90a) BS_RETURN_IF_ERROR(prepare_w_in_smem());  // other cards have too little shared memory
     return cells_overlap();
   });
 }
 
-// y [n, outputs] = x W^T, or x W by_in. `behind_cell`: the kernel in front is the cell's that made x.
+// y [n, outputs] = x W^T, or x W by_in. `behind_cell`: the kernel in front is the cell that made x.
 gemm::Product product_of(const Sequence& s, bool by_in, const void* x, void* y, bool behind_cell) {
   const int64_t four = kGates * s.hidden, inputs = by_in ? four : s.hidden, outputs = by_in ? s.hidden : four;
   return {.dtype = s.dtype,
@@ -102,8 +102,8 @@ void set_step(const Sequence& s, int64_t t, CellStep& step) {
   step.lengths = s.lengths;
 }
 
-// dW of h before each step and dpre: all steps but the first are one product. In a list with the first, which is short,
-// they would be taken for pairs of their mean.
+// dW of h before each step and dpre. All steps but the first are one product. The first one is short: in one list with
+// the others the engine would take both for pairs of their mean length.
 Status weight_gradient(const Backward& b, Workspace workspace, Stream stream) {
   const int64_t four = kGates * b.hidden, later = std::max<int64_t>(b.steps - 1, 0) * b.n;
   const Device device = b.layout.device;
@@ -206,7 +206,7 @@ Status cuda_backward(const Backward& b, Workspace workspace, Stream stream) {
 
 namespace {
 
-// body(overlap) on a device whose kernels are loaded.
+// Calls body(overlap) on a device whose kernels are loaded.
 template <class Body>
 Status on_device(Device device, Body body) {
   const cuda::OnDevice on(device);

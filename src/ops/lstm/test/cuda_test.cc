@@ -1,4 +1,4 @@
-// The LSTM op on a card: against the reference, and what it promises besides.
+// The LSTM op on a card against its reference, and what else it promises.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ void expect_right(const std::string& line) {
   expect_right(data);
 }
 
-// Few tokens and the kernels' sizes of them, units that fill cards, all block sizes, hubs.
+// Few tokens around the kernels' sizes, units that fill cards, all block sizes, hubs.
 constexpr std::string_view kProblems[] = {
     // All steps in one launch: 16, 32 and 64 sequences, one to four strips of 32 units a thread block, weights that do
     // not fit into shared memory, gates of unequal layouts, wider blocks.
@@ -54,7 +54,7 @@ constexpr std::string_view kProblems[] = {
     "lstm:forward bf16 t=6 n=20 b=32 random(40,10,0.2) h0 c0 keep final",
     "lstm:forward bf16 t=6 n=40 b=64 dense(3,3) h0 c0 keep final",
     "lstm:forward bf16 t=2 n=16 b=32 random(44,44,0.6) h0 c0 keep final",
-    // A step at a time.
+    // Steps that are launched one by one.
     "lstm:forward bf16 t=9 n=16 b=32 random(16,16,0.3) h0 c0 keep final",
     "lstm:forward f16 t=6 n=64 b=16 ba(60,4) h0 c0 lengths keep final",
     "lstm:forward bf16 t=5 n=33 b=8 ba(100,4) c0 final",
@@ -148,7 +148,7 @@ TEST_F(LstmCuda, AGraphReplaysWithOtherInputs) {
   }
 }
 
-// Calls on two streams, in flight at the same time.
+// Calls on two streams, in flight at one time.
 TEST_F(LstmCuda, TwoStreamsAtOnce) {
   std::vector<LstmData> data;
   std::vector<cudaStream_t> streams(2);

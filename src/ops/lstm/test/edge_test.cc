@@ -140,7 +140,7 @@ TEST(LstmEdge, LengthsWorkspaceOverlapThreads) {
   expect_error(c.forward(), "threads is -2");
 }
 
-// The queries say what the passes need, no more, and nothing of what is refused.
+// A query returns what its pass needs, not more, and 0 for what is refused.
 TEST(LstmEdge, WorkspaceIsWhatTheQuerySays) {
   Call c;
   const auto needs = [&](size_t bytes, auto pass) {

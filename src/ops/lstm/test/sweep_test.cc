@@ -1,4 +1,4 @@
-// The LSTM op against its reference in f64, by every instruction set, and what it promises besides.
+// The LSTM op against its reference in f64, by every instruction set, and what else it promises.
 #include <gtest/gtest.h>
 
 #include <cmath>

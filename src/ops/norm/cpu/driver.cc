@@ -1,4 +1,4 @@
-// The layer norm on the CPU: rows are tasks; the gradients of gain and shift, strips of columns.
+// The layer norm on the CPU. A task is a row; for the gradients of gain and shift it is a strip of columns.
 #include <algorithm>
 #include <type_traits>
 
@@ -11,9 +11,9 @@ namespace blocksparse::norm {
 
 namespace {
 
-constexpr int64_t kLeastWork = 1 << 14;  // elements that are worth another thread
-// Tokens whose gradients of columns are summed at a time, in bytes of x; a round has a group for each thread, so that
-// what rows have read is still in L2 when columns are. The bits of the sums do not depend on rounds.
+constexpr int64_t kLeastWork = 1 << 14;  // elements that justify another thread
+// Tokens, in bytes of x, whose gradients of columns are summed in one go. A round has a group for each thread, so
+// columns find in L2 what rows have read. The bits of the sums do not depend on rounds.
 constexpr int64_t kGroupBytes = 256 << 10;
 
 int32_t worthwhile(int32_t threads, int64_t elements) {
@@ -21,13 +21,13 @@ int32_t worthwhile(int32_t threads, int64_t elements) {
 }
 
 Result<const RowKernel*> kernel_for(Isa isa, DType dtype) {
-  if (isa == Isa::reference) isa = Isa::scalar;  // plain loops as well
+  if (isa == Isa::reference) isa = Isa::scalar;  // plain loops too
   const RowKernel* kernel = find_row_kernel(isa, dtype);
   if (kernel != nullptr) return kernel;
   return Status(StatusCode::unsupported, "[layer_norm] there is no kernel of this instruction set for this dtype");
 }
 
-// Some tokens of a pass. What the ones before gave to dgain and dshift is added to.
+// A pass over some tokens, which adds to what the tokens before gave to dgain and dshift.
 Backward tokens_of(const Backward& b, int64_t begin, int64_t count) {
   Backward part = b;
   const int64_t elements = begin * b.groups * b.features;
@@ -73,7 +73,7 @@ Status cpu_backward(const Backward& b, Isa isa, int32_t threads) {
     };
     if (b.dgain != nullptr) parallel_for(threads, b.groups * strips, columns);
     begin += group * threads;
-  } while (begin < b.n);  // no tokens: gradients of 0
+  } while (begin < b.n);  // without tokens the gradients are 0
   return {};
 }
 

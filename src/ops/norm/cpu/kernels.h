@@ -16,7 +16,7 @@ struct RowKernel {
   void (*columns)(const Backward&, int64_t group, int64_t first);  // dgain and dshift of a strip
 };
 
-// Of this instruction set, or of the next one below that has the type.
+// The kernel for this instruction set, or for the next one below that has the type.
 const RowKernel* find_row_kernel(Isa isa, DType dtype);
 
 #define BS_KERNEL(isa, dtype) RowKernel rows_##isa##_##dtype();

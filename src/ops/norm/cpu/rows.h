@@ -1,7 +1,7 @@
 // The layer norm of a row for any element type and instruction set.
 //   forward    three passes over the row, which lies in L1: mean, variance, result
-//   backward   two: the row's two sums, then dx, dfactor and dterm
-//   columns    dgain and dshift of 64 columns, token after token, their sums in registers
+//   backward   two passes: the row's two sums, then dx, dfactor and dterm
+//   columns    dgain and dshift of 64 columns, token after token, with sums in registers
 // Sums are kept lane by lane and added last, in an order that depends on the length of the row alone.
 #pragma once
 
@@ -36,7 +36,7 @@ BS_INLINE T* at(void* data, int64_t offset) {
   return data == nullptr ? nullptr : static_cast<T*>(data) + offset;
 }
 
-// A row is walked in whole vectors, and then what is left of it: with both in one loop, its sums lie on the stack.
+// A row is walked in whole vectors first, then in the rest of it. With both in one loop the sums lie on the stack.
 struct Whole {};
 struct Rest {
   int64_t count;
@@ -75,8 +75,8 @@ BS_INLINE V kept(V v, Rest rest) {  // zeros behind the end
   return v;
 }
 
-// The sum of term(i, part) over a row: every other vector has a sum of its own, for one waits for itself (-14 % of a
-// forward pass).
+// The sum of term(i, part) over a row. Even and odd vectors have sums of their own, because one sum waits for itself: a
+// forward pass takes 14 % less.
 template <class C, class Term>
 BS_INLINE typename C::S sum_over(int64_t h, Term&& term) {
   constexpr int L = C::lanes;
@@ -116,7 +116,7 @@ void forward_row(const Forward& f, int64_t row) {
   });
 }
 
-// A row of what both gradients read.
+// The parts of a row that both gradients read.
 template <class C>
 struct Row {
   using S = typename C::S;
@@ -173,7 +173,7 @@ void backward_row(const Backward& b, int64_t index) {
   });
 }
 
-// Of some vectors side by side, or of the last one.
+// The columns of some neighbouring vectors, or of the last vector.
 template <class C, int Vectors, class Part>
 BS_INLINE void columns_at(const Backward& b, int64_t group, int64_t begin, Part part) {
   using S = typename C::S;

@@ -1,5 +1,5 @@
-// The norm of four gates and a step of the LSTM's cell: one kernel finds the statistics (rows.cu), one does the rest,
-// so that the normalised gates exist in registers alone. A thread has some units of two tokens.
+// The norm of four gates and a step of the LSTM's cell. One kernel finds the statistics (rows.cu) and one does the
+// rest, so the normalised gates exist in registers alone. A thread has some units of two tokens.
 #include "core/ceil_div.h"
 #include "cuda/gates.cuh"
 #include "cuda/ptx/griddepcontrol.h"
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 3) norm_cell(co
   if (unit >= p.features) return;
   const auto at = [&](int t) { return (first + t) * p.features + unit; };
   const auto at_gate = [&](int t, int g) { return ((first + t) * kGates + g) * p.features + unit; };
-  // All that comes from memory is asked for before the first is used.
+  // All loads from memory start before the first value is used.
   typename Row::Packed z[kTokens][kGates];
   S c[kTokens][V] = {}, gain[kGates][V], shift[kGates][V];
 #pragma unroll
@@ -95,7 +95,7 @@ Status prepare_cell() {
 Status cuda_cell_forward(const CellForward& f, Device device, Stream stream) {
   constexpr int64_t kMost = 0x7fffffff / kGates;
   if (f.n == 0) return {};
-  if (f.n > kMost) return invalid("[deep_update] z has ", f.n, " tokens, a card takes ", kMost);
+  if (f.n > kMost) return invalid("[deep_update] z has ", f.n, " tokens, a card takes at most ", kMost);
   return on_device(device, stream, [&](const CudaPlace& place) -> Status {
     Forward of_gates;
     of_gates.dtype = f.dtype;

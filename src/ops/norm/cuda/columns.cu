@@ -1,7 +1,7 @@
 // dgain and dshift of the layer norm: sums over all tokens of each column.
-//   A thread block has a strip of columns of a group: 32 lanes of a vector each, whose warps share the tokens. A
-//   cluster of up to eight shares them further where strips alone leave SMs idle. Sums are added in the order of warps,
-//   then of thread blocks.
+//   A thread block has a strip of columns of a group. Each of its 32 lanes has a vector of columns, and its warps share
+//   the tokens. Where strips alone leave SMs idle, a cluster of up to eight thread blocks shares the tokens further.
+//   Sums are added in the order of warps, then of thread blocks.
 #include <cooperative_groups.h>
 
 #include "core/ceil_div.h"
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(32 * kWarps) norm_columns(const __grid_constan
 #else
   __syncthreads();
 #endif
-  // The thread blocks of a cluster have columns of their own here.
+  // From here on each thread block of the cluster has columns of its own.
   for (int c = rank * 32 * kWarps + static_cast<int>(threadIdx.x); c < kColumns; c += split * 32 * kWarps) {
     Two<S> all = shared[0][c];
 #if __CUDA_ARCH__ >= 900
@@ -77,13 +77,13 @@ __global__ void __launch_bounds__(32 * kWarps) norm_columns(const __grid_constan
     static_cast<S*>(p.dshift)[group * p.features + first + c] = all.b;
   }
 #if __CUDA_ARCH__ >= 900
-  if (split > 1) cluster.sync();  // shared memory stays until all have read it
+  if (split > 1) cluster.sync();  // shared memory must stay until all have read it
 #endif
 }
 
 }  // namespace
 
-// As many thread blocks as two rounds of the card, a token or more for each warp.
+// A cluster grows until the thread blocks fill two rounds of the card, while each warp has eight tokens or more.
 Status launch_columns(const Backward& b, const CudaPlace& place) {
   return with_type(b.dtype, [&]<class T>() {
     const auto launch = [&]<int V>() {

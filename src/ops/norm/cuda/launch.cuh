@@ -1,4 +1,4 @@
-// What the files that launch the layer norm's kernels share.
+// Helpers of the files that launch the layer norm's kernels.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace blocksparse::norm {
 struct CudaPlace {
   cuda::Card card;
   cudaStream_t stream;
-  bool overlap;  // kernels may begin before the one in front has ended
+  bool overlap;  // a kernel may begin before the kernel in front has ended
 };
 
-// On the current device, which is `device`; its kernels are loaded.
+// The place on the current device, which is `device`. Its kernels are loaded.
 Result<CudaPlace> place_of(Device device, Stream stream);
 
-// body(place) on the device.
+// Calls body(place) on the device.
 template <class Body>
 Status on_device(Device device, Stream stream, Body body) {
   const cuda::OnDevice on(device);
@@ -46,7 +46,7 @@ inline bool aligned(int64_t features, int vector, std::initializer_list<const vo
                                                [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });
 }
 
-// Without y: the statistics alone.
+// Without y it computes the statistics alone.
 Status launch_forward(const Forward& f, const CudaPlace& place);
 Status launch_columns(const Backward& b, const CudaPlace& place);
 Status prepare_columns();

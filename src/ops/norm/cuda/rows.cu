@@ -1,7 +1,7 @@
 // The layer norm on a card: a thread block for each row.
-//   A row stays packed in registers from its first reading on; what does not fit is read again, from L1 and L2. Two
-//   thread blocks or more fit an SM, so that one computes while another waits for memory. Clusters that share a row,
-//   and rows that share gain and shift in shared memory, were slower: NOTES.md.
+//   A row stays packed in registers from its first reading on; elements that do not fit are read again from L1 and L2.
+//   An SM holds two thread blocks or more, so that one computes while another waits for memory. NOTES.md has the slower
+//   forms: clusters that share a row, and rows that share gain and shift in shared memory.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -17,8 +17,8 @@ namespace {
 constexpr int most_threads(int kept) { return kept == 2 ? 32 * kMostWarps : kept == 6 ? 384 : 256; }
 constexpr int resident(int kept) { return kept == 6 ? 2 : 3; }  // thread blocks of an SM
 
-// Calls body(i, k) for this thread's vectors: the first element of one, and which it is; from the one numbered Kept on
-// they are not in registers.
+// Calls body(i, k) for this thread's vectors: i is the first element and k the number of the vector. Vectors from
+// number Kept on are not in registers.
 template <int V, int Kept, class Body>
 __device__ inline void for_each_vector(int64_t features, Body body) {
   const int step = static_cast<int>(blockDim.x) * V, first = static_cast<int>(threadIdx.x) * V;
@@ -30,7 +30,7 @@ __device__ inline void for_each_vector(int64_t features, Body body) {
   for (int i = first + Kept * step; i < features; i += step) body(i, Kept);
 }
 
-// 64-bit quotients take longer than a row of few features.
+// The remainder is of 32 bits, because a 64-bit quotient takes longer than a row of few features.
 __device__ inline int64_t group_of_row(int64_t groups) { return blockIdx.x % static_cast<uint32_t>(groups); }
 
 template <class T, int V, int Kept>
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(most_threads(Kept), resident(Kept)) norm_forwa
   const int64_t row = blockIdx.x, base = row * p.features;
   Packed kept[Kept];
 #pragma unroll
-  for (int k = 0; k < Kept; ++k) {  // all at once, before the first is used
+  for (int k = 0; k < Kept; ++k) {  // all loads before the first use
     const int i = static_cast<int>(threadIdx.x + k * blockDim.x) * V;
     kept[k] = i < p.features ? Row::load(p.x, base + i) : Packed{};
   }
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(most_threads(Kept), 2) norm_backward(const __g
   const S mean = static_cast<const S*>(p.stats)[2 * row], scale = static_cast<const S*>(p.stats)[2 * row + 1];
   Packed kept_x[Kept], kept_dz[Kept];
 #pragma unroll
-  for (int k = 0; k < Kept; ++k) {  // all at once, before the first is used
+  for (int k = 0; k < Kept; ++k) {  // all loads before the first use
     const int i = static_cast<int>(threadIdx.x + k * blockDim.x) * V;
     kept_x[k] = i < p.features ? Row::load(p.x, base + i) : Packed{};
     kept_dz[k] = i < p.features ? Row::load(p.dy, base + i) : Packed{};
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(most_threads(Kept), 2) norm_backward(const __g
   }
   const auto x = [&](int i, int k) { return k == Kept ? Row::load(p.x, base + i) : kept_x[k]; };
   const auto dz = [&](int i, int k) { return k == Kept ? grad_of_z<T, V>(p, base + i) : kept_dz[k]; };
-  // x^, and its gradient.
+  // Computes x^ and its gradient.
   const auto look = [&](int i, const Packed& x, const Packed& dz, S(&normed)[V], S(&of_normed)[V]) {
     load_sums(p.gain, of_group + i, of_normed);
 #pragma unroll
@@ -169,13 +169,13 @@ __global__ void __launch_bounds__(most_threads(Kept), 2) norm_backward(const __g
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
-// How a row is divided: vectors of a thread that stay in registers, and threads.
+// How a row is divided: how many vectors of a thread stay in registers, and how many threads there are.
 struct RowPlan {
   int kept, threads;
 };
 
-// Two vectors a thread as far as thread blocks go, so that several rows are under way on an SM. Longer rows: thread
-// blocks of 384, or, where there are rows enough for three on every SM, of 256.
+// Two vectors a thread as far as a thread block can grow, so that an SM has several rows under way. Longer rows get
+// thread blocks of 384; or of 256, if there are rows enough for three on every SM.
 RowPlan plan_row(int64_t features, int vector, int64_t rows, const cuda::Card& card) {
   const int64_t vectors = ceil_div(features, vector);
   const auto threads = [&](int64_t each, int64_t most) {
@@ -205,7 +205,7 @@ Status prepare_rows() {
   return {};
 }
 
-// Whether kernels of the current device may begin before the one in front has ended; the first call loads them.
+// Whether kernels of the current device may begin before the kernel in front has ended. The first call loads them.
 Result<bool> prepared(Device device) {
   static cuda::KnownPerDevice overlaps;
   return overlaps(device, [&]() -> Result<bool> {
@@ -216,12 +216,12 @@ Result<bool> prepared(Device device) {
   });
 }
 
-// A thread block has a row.
+// Checks that a grid can have a thread block for each row.
 Status check_rows(std::string_view op, int64_t rows, int64_t features) {
   constexpr int64_t kMost = 0x7fffffff, kMostFeatures = 1 << 30;
   if (features > kMostFeatures)
-    return invalid("[", op, "] x has ", features, " features, a card takes ", kMostFeatures);
-  return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes ", kMost);
+    return invalid("[", op, "] x has ", features, " features, a card takes at most ", kMostFeatures);
+  return rows <= kMost ? Status() : invalid("[", op, "] x has ", rows, " rows, a card takes at most ", kMost);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ struct alignas(2 * V) Halves {
   uint32_t words[V / 2];
   __device__ float at(int e) const { return widen(T{static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2))}); }
   __device__ void clear(int e) { words[e / 2] &= e % 2 == 0 ? 0xffff0000u : 0x0000ffffu; }
-  // The compiler would rather keep elements as floats from use to use, in twice the registers.
+  // Without this the compiler keeps elements as floats from use to use, in twice the registers.
   __device__ void stay_packed() {
 #pragma unroll
     for (uint32_t& word : words) asm volatile("" : "+r"(word));
@@ -28,7 +28,7 @@ struct alignas(sizeof(T) * V) Wholes {
   __device__ void stay_packed() {}
 };
 
-// V elements side by side, in one access.
+// V neighbouring elements in one access.
 template <class T, int V>
 struct Vector {
   using Packed = std::conditional_t<sizeof(T) == 2 && V % 2 == 0, Halves<T, V + V % 2>, Wholes<T, V>>;
@@ -56,7 +56,7 @@ struct Vector {
   }
 };
 
-// gain, shift and the LSTM's cell: wider than T, so in several accesses.
+// gain, shift and the LSTM's cell are wider than T, so they take several accesses.
 template <class S, int V>
 __device__ inline void load_sums(const void* from, int64_t i, S (&to)[V]) {
   constexpr int kAtOnce = V * sizeof(S) > 16 ? 16 / sizeof(S) : V;
@@ -81,7 +81,7 @@ __device__ inline void store_sums(void* to, int64_t i, const S (&from)[V]) {
   }
 }
 
-// What relu lets through.
+// Clears the elements that relu has cut.
 template <int V, class Packed>
 __device__ inline void cut_where_zero(const Packed& y, Packed& dz) {
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ inline void cut_where_zero(const Packed& y, Packed& dz) {
   }
 }
 
-// dy, and 0 where relu has cut.
+// dy, with 0 where relu has cut.
 template <class T, int V>
 __device__ inline typename Vector<T, V>::Packed grad_of_z(const Backward& p, int64_t at) {
   auto dz = Vector<T, V>::load(p.dy, at);
@@ -101,7 +101,7 @@ __device__ inline typename Vector<T, V>::Packed grad_of_z(const Backward& p, int
 template <class T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
-inline constexpr int kMostWarps = 16;  // of a thread block that sums
+inline constexpr int kMostWarps = 16;  // of a thread block that adds up
 
 template <class S>
 struct Two {
@@ -118,7 +118,8 @@ __device__ inline Two<S> sum_of_lanes(Two<S> own) {
   return own;
 }
 
-// Of all threads of the block, in a fixed order, to all of them. `shared`, kMostWarps pairs, is of this sum alone.
+// The sum over all threads of the block, in a fixed order, for all of them. `shared` has kMostWarps pairs for this sum
+// alone.
 template <class S>
 __device__ inline Two<S> sum_of_block(Two<S> own, Two<S>* shared) {
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// Convolutions by the families wgmma and wgrad_wgmma, which gather x as they copy it: 16 bits, channels-last.
+// Convolutions by the families wgmma and wgrad_wgmma, which gather x as they copy it. 16 bits, channels-last.
 #pragma once
 
 #include "gemm/cuda/wgmma/kernel.cuh"
@@ -17,7 +17,7 @@ Status launch_phase(const Product& p, const Phase& phase, const CudaCall& call) 
   gemm::CudaProblem problem = gathered_problem(p);
   const int64_t rows = problem.output_blocks(), taps = p.gather.taps();
   gemm::Product product = as_product(p);
-  product.layout.blocks = problem.blocks;  // of all taps: the copies of W are found by their number
+  product.layout.blocks = problem.blocks;  // of all taps, because copies of W are found by their numbers
   product.x.n = product.y.n = problem.n = phase.tokens();
   problem.blocks = p.layout.blocks * phase.taps.taps();
   problem.inputs = std::max<int64_t>(1, phase.taps.taps()) * phase.x.inputs_of_tap;

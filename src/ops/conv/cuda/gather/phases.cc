@@ -12,10 +12,10 @@ namespace {
 
 struct PhaseAxis {
   int64_t start = 0, step = 1, taps = 0;  // of the filter
-  int64_t first = 0, dilation = 1;        // pixel of x for the first position at the first tap that is gathered
+  int64_t first = 0, dilation = 1;        // the pixel of x for the first position, at the first tap that is gathered
 };
 
-// Taps t with (rest + padding - t * dilation) divisible by the stride, and where they lead.
+// The taps t for which the stride divides (rest + padding - t * dilation), and the pixels that they lead to.
 PhaseAxis inverse_axis(const Gather& g, size_t a, int64_t rest) {
   const int64_t stride = g.stride[a], dilation = g.dilation[a], common = std::gcd(stride, dilation);
   PhaseAxis axis{.start = 0, .step = stride / common, .taps = 0, .first = 0, .dilation = dilation / common};
@@ -32,7 +32,7 @@ PhaseAxis inverse_axis(const Gather& g, size_t a, int64_t rest) {
 }  // namespace
 
 int64_t phase_count(const Gather& g) {
-  constexpr int64_t kMany = int64_t{1} << 20;  // strides may be large: their product must not overflow
+  constexpr int64_t kMany = int64_t{1} << 20;  // strides may be large, and their product must not overflow
   int64_t count = 1;
   for (int64_t stride : g.stride) count *= g.inverse ? std::min(stride, kMany) : 1;
   return count;

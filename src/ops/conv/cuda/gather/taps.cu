@@ -14,13 +14,13 @@ constexpr int kTapThreads = 256;
 
 struct TapTask {
   TapList list;
-  int32_t count;  // of the taps
+  int32_t count;  // how many taps
   cuda::Divider taps, of_slice, of_row;
   int32_t* starts;
   BlockRef* refs;
   float* gates;
 
-  // Of all taps of the filter.
+  // The number of a listed tap among all taps of the filter.
   __device__ int tap(int index) const {
     const TapSubset& t = list.taps;
     const int slice = of_slice.divide(index), row = of_row.divide(index);
@@ -30,7 +30,7 @@ struct TapTask {
 };
 
 __global__ void __launch_bounds__(kTapThreads) spread_taps(const __grid_constant__ TapTask t) {
-  // All in front is complete before anything behind begins: see gemm/cuda/stream_w/pack.cu.
+  // The kernel in front is complete before the kernel behind begins: see gemm/cuda/stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const TapList& l = t.list;

@@ -1,5 +1,5 @@
-// The list of blocks that the family wgmma walks for a convolution: each block once for every
-// tap of a phase, in the columns of that tap. Made anew by every call, as that kernel's own tables are.
+// The list of blocks that the family wgmma walks for a convolution: every block once for each tap of a phase, in the
+// columns of that tap. Every call makes it anew, as it does the family's own tables.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,19 +12,19 @@ namespace blocksparse::conv {
 
 struct TapWalk {
   gemm::DeviceWalk walk;
-  const float* gates;  // of each block and tap; null: 1
+  const float* gates;  // each block's gate at each tap; null: 1
 };
 
 struct TapList {
   gemm::DeviceWalk from;  // of blocks
   int64_t rows, blocks;
-  TapSubset taps;          // that are listed
-  int32_t kernel[3];       // of how many in all
+  TapSubset taps;          // the listed ones
+  int32_t kernel[3];       // sizes of the whole filter
   int32_t columns_of_tap;  // in blocks
   const float* gates;      // of blocks, or null
 };
 
-// Into the workspace, at tap_places().
+// Lists the taps in the workspace, at tap_places().
 Result<TapWalk> list_taps(const TapList& list, void* workspace, cudaStream_t stream);
 Status prepare_taps();
 
@@ -41,7 +41,7 @@ inline TapList tap_list(const Phase& phase, const Gather& gather, const LayoutVi
   return list;
 }
 
-// What lies behind the list of taps.
+// The workspace behind the list of taps.
 inline Workspace after_taps(const Workspace& workspace, int64_t rows, int64_t blocks, int64_t taps) {
   const int64_t bytes = tap_places(rows, blocks, taps).end;
   return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - static_cast<size_t>(bytes)};

@@ -18,26 +18,26 @@ struct GenericGradient {
   void *dw, *dgates;
   bool dw_is_wide, accumulate;
   int32_t slices;  // of the tokens
-  void* partial;   // sums of each slice, [slices] as dW; null: there is one
+  void* partial;   // sums of each slice, [slices] like dW; null: there is one slice
 
   __device__ const DeviceImages& plain() const { return gathers_rows ? columns : rows; }
   __device__ int64_t tokens() const { return plain().n * plain().pixels(); }
 };
 
-// Neighbouring blocks of one row of W at one tap, of which a tile holds whole ones; or a quarter of a block of 128.
+// The blocks of a tile: neighbours of one row of W at one tap, or a quarter of a block of 128.
 struct GradientItem {
   int32_t first, last;    // blocks
-  int32_t input, output;  // of a quarter, within the block
+  int32_t input, output;  // where a quarter begins within the block
   int32_t tap;
   int32_t slice;
 };
 
 struct Channels {
   int32_t first;  // of the images
-  int left;       // from there on in the block and in the images
+  int left;       // channels from there on, in the block and in the images
 };
 
-// Tile (across: channels, depth: pixels from `token` on). channels_at(i) says where the i-th channel is.
+// Loads a tile (across: channels, depth: pixels from `token` on). channels_at(i) is the place of channel i.
 template <int Across, class T, class ChannelsAt>
 __device__ inline void load_pixels(const GenericGradient& g, const DeviceImages& images, bool gathered,
                                    const DeviceTap& tap, int64_t token, const cuda::Tile<T>& tile,
@@ -60,7 +60,7 @@ __device__ inline void load_pixels(const GenericGradient& g, const DeviceImages&
     cuda::load_tile<Across>(tile, base, true, across, pixel_at);
     return;
   }
-  const int k = static_cast<int>(threadIdx.x) % kDepth<T>;  // neighbouring threads are at neighbouring pixels
+  const int k = static_cast<int>(threadIdx.x) % kDepth<T>;  // neighbouring threads have neighbouring pixels
   const Place pixel = pixel_at(k);
   for (int i = static_cast<int>(threadIdx.x) / kDepth<T>; i < Across; i += kThreads / kDepth<T>) {
     const Channels c = channels_at(i);
@@ -124,7 +124,7 @@ __device__ void for_each_of_block(const GenericGradient& g, const GradientItem& 
   }
 }
 
-// An element of dW: its sum times the gate, unless it lies beyond the edge.
+// Stores an element of dW: its sum times the gate, or nothing of it beyond the edge.
 template <class T, class Sum>
 __device__ inline void store_element(const GenericGradient& g, int32_t block, int64_t at, bool inside, Sum sum) {
   const Sum gate = g.gates == nullptr ? 1 : static_cast<const Sum*>(g.gates)[block];
@@ -139,10 +139,10 @@ __device__ inline void store_element(const GenericGradient& g, int32_t block, in
   }
 }
 
-// Elements of dW, all taps.
+// How many elements dW has, over all taps.
 __device__ inline int64_t elements(const GenericGradient& g) { return int64_t{g.blocks} * g.taps << 2 * g.block_shift; }
 
-// Writes dW, or a slice's sums; returns this thread's part of <S, W>.
+// Writes dW, or a slice's sums, and returns this thread's part of <S, W>.
 template <class K>
 __device__ typename K::Sum store_gradient(const GenericGradient& g, const GradientItem& item, int32_t i,
                                           const typename K::Sum* sums) {
@@ -160,12 +160,12 @@ __device__ typename K::Sum store_gradient(const GenericGradient& g, const Gradie
   return product;
 }
 
-// The sum over all threads, in thread 0: lanes first, then warps, always in the same order.
+// The sum over all threads, in thread 0: lanes first, then warps, always in this order.
 template <class Sum>
 __device__ Sum sum_of_threads(Sum mine) {
   __shared__ Sum of_warp[kThreads / 32];
   for (int step = 16; step > 0; step /= 2) mine += __shfl_down_sync(0xffffffff, mine, step);
-  __syncthreads();  // what of_warp held has been read
+  __syncthreads();  // all have read what of_warp held
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   Sum all = 0;
@@ -173,7 +173,7 @@ __device__ Sum sum_of_threads(Sum mine) {
   return all;
 }
 
-// Each tap, and each quarter of a block of 128, is an item; or, where gates' gradients are added, all are one.
+// An item is one tap, and one quarter of a block of 128. With gates' gradients an item has all of them.
 template <class K>
 __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_constant__ GenericGradient g) {
   using Sum = typename K::Sum;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_consta
     const auto begin = static_cast<int32_t>(i / of_run * run), end = min(begin + run, g.blocks);
     for (GradientItem item{begin, begin, 0, 0, 0, 0}; item.first < end; item.first = item.last) {
       while (item.last < end && g.out_of[item.last] == g.out_of[item.first]) ++item.last;
-      Sum gate_sum[8] = {};  // of up to 8 blocks
+      Sum gate_sum[8] = {};  // a tile has at most 8 blocks
       for (int q = 0; q < together; ++q) {
         const int part = together == 1 ? static_cast<int>(i % parts) : q, quarter = part % quarters;
         item.slice = static_cast<int>(i / parts % g.slices);
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads) generic_gradient(const __grid_consta
   }
 }
 
-// The slices' sums in their order.
+// Adds the slices' sums in their order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) generic_combine(const __grid_constant__ GenericGradient g) {
   using Sum = SumOf<T>;

@@ -19,10 +19,10 @@ struct GenericProduct {
   Activation activation;
 };
 
-// 64 pixels x K::outputs outputs of one row of blocks.
+// A tile: 64 pixels x K::outputs outputs of one row of blocks.
 struct ProductItem {
   int64_t token;
-  int32_t row, output;  // the latter within the block
+  int32_t row, output;  // the output counts within the block
   int32_t first, blocks;
 
   template <class K>
@@ -38,10 +38,10 @@ struct ProductItem {
   }
 };
 
-// A block at a tap, somewhere in the depth.
+// A place in the depth: a block at a tap, and an input of it.
 struct Entry {
   BlockRef ref;
-  int32_t tap, inner;  // the latter within the block's inputs
+  int32_t tap, inner;  // the input counts within the block
   int32_t left;        // inputs from there on; 0: the depth has ended
 
   __device__ static Entry at(const GenericProduct& p, const ProductItem& item, int64_t depth) {
@@ -74,7 +74,7 @@ __device__ inline void load_vectors(const GenericProduct& p, const ProductItem& 
   }
 }
 
-// Neighbouring threads are at neighbouring pixels.
+// Loads element by element; neighbouring threads have neighbouring pixels.
 template <class T>
 __device__ inline void load_elements(const GenericProduct& p, const ProductItem& item, int64_t depth,
                                      const cuda::Tile<T>& tile) {
@@ -85,7 +85,7 @@ __device__ inline void load_elements(const GenericProduct& p, const ProductItem&
   const DevicePixel pixel = p.y.pixel(inside ? item.token + row : 0, image);
   const T* base = static_cast<const T*>(p.x.data);
 #pragma unroll 1
-  for (int k = first; k < first + kEach; k += 8) {  // 8 inputs are of one block
+  for (int k = first; k < first + kEach; k += 8) {  // 8 inputs lie in one block
     const Entry entry = Entry::at(p, item, depth + k);
     DevicePixel from{};
     const bool there = inside && entry.left > 0 && p.gather.source(pixel, p.gather.tap(entry.tap), p.x.size, from);

@@ -1,10 +1,11 @@
 // The convolution on any CUDA card, for any problem.
-//   fprop, dgrad   a row of W's blocks, each at all taps, laid end to end: the depth. Tiles of 64 pixels x (up to 64)
+//   fprop, dgrad   the depth is a row of W's blocks, each at all taps, laid end to end. A tile is 64 pixels x (up to
+//   64)
 //                  outputs
-//   wgrad          tiles of 64 inputs x (up to 64) outputs of the filter at one tap; the depth is the pixels
+//   wgrad          the depth is the pixels. A tile is 64 inputs x (up to 64) outputs of the filter at one tap
 // Who does what
-//   load      all threads copy tiles of 128 bytes of depth, two ahead: vectors of channels-last images in the
-//             background, all else element by element; what is outside of an image becomes 0
+//   load      all threads copy tiles of 128 bytes of depth, two ahead: channels-last images by vectors in the
+//             background, anything else element by element. What is outside of an image becomes 0
 //   compute   4 warps of 16 rows: mma.sync for bf16 and f16, fused multiply-add for f32 and f64
 //   finish    sums go through shared memory
 #pragma once
@@ -38,14 +39,14 @@ struct DeviceImages {
   int64_t n, image_stride, pixel_stride, channel_stride;
   int32_t channels;
   int32_t size[3];
-  const int32_t* order;                      // channel c is order[c], which nobody has checked; null: c
+  const int32_t* order;                      // channel c is order[c], which nobody has checked; null: c itself
   bool in_vectors;                           // of 16 bytes of channels
   cuda::Divider of_image, of_slice, of_row;  // pixels
 
   __device__ int64_t pixels() const { return of_image.by; }
   __device__ int32_t channel(int32_t c) const { return order == nullptr ? c : order[c]; }
   __device__ bool has(int32_t channel) const { return channel >= 0 && channel < channels; }
-  // Pixel `position` of all images.
+  // The place of pixel `position`, counted over all images.
   __device__ DevicePixel pixel(int64_t position, int64_t& image) const {
     image = position / pixels();
     auto rest = static_cast<int>(position - image * pixels());
@@ -89,7 +90,7 @@ struct DeviceGather {
     const int slice = of_slice.divide(index), row = of_row.divide(index);
     return {slice, row, index};
   }
-  // As Gather::source: false outside of images of that size.
+  // Like Gather::source: false if the pixel is outside of images of that size.
   __device__ bool source(const DevicePixel& p, const DeviceTap& tap, const int32_t (&size)[3], DevicePixel& to) const {
     bool there = true;
 #pragma unroll

@@ -1,13 +1,14 @@
-// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 3 x 3 taps in steps of one pixel: rows of images are in shared
-// memory once for all nine.
+// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 3 x 3 taps in steps of one pixel: the rows of images are in
+// shared memory once for all nine taps.
 //   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
 // Who does what
-//   jobs     of up to 64 inputs whose dy is the same: each thread block finds them, see jobs.cuh
-//   grid      one thread block an SM; jobs and parts of jobs as of wgrad_wgmma
-//   load      a warp: boxes of 128 positions of dy, and for each patch of these and all that taps reach beyond them of
-//   x compute   three warpgroups, each a row of taps: wgmma's columns are 3 taps x 32 or 64 inputs, so that dy is read
-//             from shared memory once for three taps, and the tensor cores have no less than the whole of their time
-//   finish    as there
+//   jobs      up to 64 inputs with one dy; each thread block finds them itself (jobs.cuh)
+//   grid      one thread block an SM; it has whole jobs and parts of jobs, as in wgrad_wgmma
+//   load      a warp: boxes of 128 positions of dy, and for each patch of x these positions and all that taps reach
+//             beyond them
+//   compute   three warpgroups, each a row of taps. wgmma's columns are 3 taps x 32 or 64 inputs, so dy is read from
+//             shared memory once for three taps, and the tensor cores are never short of work
+//   finish    as in wgrad_wgmma
 #pragma once
 
 #include "core/ceil_div.h"

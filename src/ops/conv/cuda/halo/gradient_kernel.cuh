@@ -17,7 +17,7 @@ struct HaloGradient {
   int64_t outputs, inputs;
   gemm::wgmma::ImageSteps pixels;  // of x
   int32_t row_step;                // positions between rows of taps
-  int32_t column_step;             // and between taps
+  int32_t column_step;             // positions between taps of a row
   int32_t x_bytes;                 // of a box
   int32_t patch_bytes, stage_bytes, stages;
 };
@@ -43,7 +43,7 @@ struct HaloGradientKernel {
 
 using HaloRing = cuda::Ring<kMostHaloStages>;
 
-// One warp, a lane a box: dy, then x of each patch.
+// The producer warp: a lane has a box, dy first, then x of each patch.
 template <class K>
 __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, const HaloJobs& jobs,
                           const HaloRing& ring, uint32_t stages) {
@@ -72,8 +72,8 @@ __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, c
   }
 }
 
-// A warpgroup has a row of taps. Its three taps are columns of one product: what lies a tap further on in x lies a tap
-// further on in shared memory, so they differ in where the columns begin.
+// A warpgroup has a row of taps, whose three taps are columns of one product. A tap further on in x is a tap further on
+// in shared memory, so the taps differ only in where their columns begin.
 template <class K, int Patches>
 __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, const HaloRing& ring,
                                cuda::RingPlace& place, uint32_t stages, int steps, int group) {
@@ -108,7 +108,8 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, co
   if (previous != 0) ptx::mbarrier_arrive(previous);
 }
 
-// Of a warpgroup's sums the 8 columns from 8 `eight` on of a patch; sums(i) are 4, ids are block_of_job's.
+// Stores 8 columns of a warpgroup's sums: those from 8 `eight` on of a patch. sums(i) are this lane's four, ids are
+// those of block_of_job().
 template <class K, class Sums>
 __device__ void store_halo(const HaloGradient& h, const HaloJob& job, const int32_t* ids, int group, int patch,
                            int eight, Sums sums) {
@@ -136,7 +137,7 @@ __device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, b
   return h.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
 }
 
-// Of a job that is a thread block's alone, found before its sums take the registers. By the threads that multiply.
+// A job that a thread block has alone. The threads that multiply find its blocks before its sums take the registers.
 struct HaloWhole {
   HaloJob job;
   int32_t ids[kHaloIds];
@@ -211,11 +212,11 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 #endif
 }
 
-// Thread blocks that finish a job together, each 8 columns of a warpgroup's sums, and runs of parts that are added
-// side by side. With all warpgroups in one of 24 thread blocks and a single run: 10 to 13 us of two jobs, 132 parts.
+// The thread blocks that finish a job together: each has 8 columns of a warpgroup's sums, and adds runs of parts side
+// by side. With 24 thread blocks for all warpgroups and one run it took 10 to 13 us (two jobs, 132 parts).
 constexpr int kHaloSlices = kHaloGradientGroups * kHaloGradientSums / 4, kHaloRuns = 4;
 
-// Jobs that several thread blocks shared: the parts of a run in the order of positions, then the runs.
+// Finishes jobs that several thread blocks shared: it adds the parts of a run in the order of positions, then the runs.
 template <class K>
 __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_constant__ HaloGradient h) {
   ptx::griddepcontrol_wait();
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
   if (thread <= grid) shares[thread] = h.tables.shares[thread];
   __syncthreads();
   const auto [first, last] = gemm::wgrad_wgmma::parts_of(shares, grid, counts.y + index);
-  if (first == last) return;  // and has been stored
+  if (first == last) return;  // a whole job has been stored
   const int count = last - first + 1, end = first + count * (run + 1) / kHaloRuns;
   constexpr int kAtOnce = 8;
   float sums[4] = {};

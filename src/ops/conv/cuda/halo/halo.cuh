@@ -1,4 +1,4 @@
-// Convolutions in steps of one pixel, whose taps share what is in shared memory: 16 bits, channels-last.
+// Convolutions with steps of one pixel: all taps share the pixels in shared memory. 16 bits, channels-last.
 #pragma once
 
 #include "ops/conv/cuda/halo/gradient.cuh"

@@ -1,5 +1,5 @@
 // The jobs of wgrad of 3 x 3 taps: patches of some inputs that share a strip of 64 outputs. Every thread block finds
-// all of them by itself, and which of their steps are its own: two kernels in front, which made tables, took 6 us.
+// all jobs and its own steps by itself. Two kernels in front, which made tables, took 6 us.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -13,16 +13,16 @@ namespace {
 struct HaloPatches {
   gemm::DeviceWalk blocks;
   int32_t rows, block_shift;  // of blocks
-  int32_t strips, words;      // 32 patches each, of a strip
+  int32_t strips, words;      // words of 32 patches, for each strip
   int32_t steps;              // of a job
 };
 
 struct HaloJob {
   int strip, patches;
-  int chunk[2];  // of its patches: which inputs
+  int chunk[2];  // the inputs of each patch
 };
 
-// What the kernel leaves for the one that sums parts.
+// What the kernel leaves for the kernel that adds parts.
 struct HaloTables {
   int4* counts;                      // jobs, the first that is shared, thread blocks
   gemm::wgrad_wgmma::Share* shares;  // [thread blocks + 1]
@@ -31,16 +31,16 @@ struct HaloTables {
   float* parts;                      // [2 grid][warpgroups][sums of a thread][128 threads]
 };
 
-// Of a thread block, in shared memory.
+// The jobs, in the shared memory of each thread block.
 struct HaloJobs {
-  uint32_t bits[kMostHaloWords];  // [strips][words], of patches that have a block
+  uint32_t bits[kMostHaloWords];  // [strips][words] a bit for each patch that has a block
   int32_t patches_before[kMostHaloStrips + 1], jobs_before[kMostHaloStrips + 1];
   gemm::wgrad_wgmma::Share begin, end;
   int32_t grid, whole;  // thread blocks that have work; jobs before the first that is shared
 
   __device__ int jobs(const HaloPatches& c) const { return jobs_before[c.strips]; }
 
-  // The last strip that has no more than `value` before it.
+  // The last strip with at most `value` in front of it.
   __device__ static int strip_of(const int32_t* before, int strips, int64_t value, int64_t times) {
     int low = 0, high = strips;
     while (low < high) {
@@ -69,7 +69,7 @@ struct HaloJobs {
     return {strip, last - first, {chunk_of(c, strip, first), chunk_of(c, strip, last - 1)}};
   }
 
-  // Where thread block `i` begins in the jobs that are shared, each of which costs its patches.
+  // Where thread block `i` begins in the shared jobs, each of which costs as much as it has patches.
   __device__ gemm::wgrad_wgmma::Share share(const HaloPatches& c, int i) const {
     const int first = strip_of(jobs_before, c.strips, whole, 1);
     int64_t before = patches_before[first];
@@ -84,7 +84,7 @@ struct HaloJobs {
   }
 };
 
-// All threads of a thread block.
+// Finds the jobs; all threads of a thread block call it.
 template <class K>
 __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warps = K::kThreads / 32;
@@ -121,7 +121,8 @@ __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
       }
       before.x += __shfl_sync(~0u, sum.x, 31), before.y += __shfl_sync(~0u, sum.y, 31);
     }
-    // Jobs beyond the last whole wave are shared; a part is not worth its sums for less than some steps.
+    // Jobs beyond the last whole wave are shared. A thread block gets at least some steps, because fewer are not worth
+    // the sums.
     const int jobs = before.y;
     const int64_t worth = int64_t{jobs} * c.steps / kLeastHaloSteps;
     const int grid = static_cast<int>(max(int64_t{1}, min(worth, int64_t{gridDim.x}))), rest = jobs % grid;
@@ -133,7 +134,7 @@ __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
   __syncthreads();
 }
 
-// The steps of jobs that are a thread block's, in turn: whole jobs, then its part of the shared ones.
+// The jobs and steps of a thread block, in turn: first whole jobs, then its part of the shared ones.
 class HaloWork {
  public:
   int job, first = 0, last = 0;
@@ -160,7 +161,7 @@ class HaloWork {
   bool shared_ = false;
 };
 
-// Block `index` of a job's, [patches][rows of blocks][columns of blocks]; -1: there is none.
+// Block `index` of a job, [patches][rows of blocks][columns of blocks]; -1: there is none.
 template <class K>
 __device__ int32_t block_of_job(const HaloPatches& c, const HaloJob& job, int index) {
   const int columns = max(1, K::kPatch >> c.block_shift), ids = max(1, 64 >> c.block_shift) * columns;
@@ -179,7 +180,7 @@ __device__ int32_t block_of_job(const HaloPatches& c, const HaloJob& job, int in
   return found.from == column ? found.weight : -1;
 }
 
-// By 64 threads of some warps: what is shared, a job each thread block.
+// Leaves the tables of the shared jobs, one job for each thread block. 64 threads call it.
 template <class K>
 __device__ void leave_tables(const HaloTables& to, const HaloJobs& u, const HaloPatches& c, int thread) {
   const int here = static_cast<int>(blockIdx.x), index = u.whole + here;

@@ -11,15 +11,15 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kPattern = 1024;  // after so many bytes swizzles repeat themselves
+constexpr int64_t kPattern = 1024;  // swizzles repeat after so many bytes
 
 int64_t whole_patterns(int64_t bytes) { return round_up(bytes, kPattern); }
 
-// Zeros between images must not cost more than they save.
+// Zeros between images must cost less than they save.
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
 
-// As many stages as fit beside x; whether those are enough. Two thread blocks of three stages each take 61 us where one
-// of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
+// Plans as many stages as fit beside x, and returns whether they are enough. Two thread blocks of three stages each
+// take 61 us where one of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
 bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
   const int32_t least_stages = resident == 2 ? 4 : 3;
   const int64_t rows = int64_t{groups} * kHaloHalves * kHaloJob + plan.raster.reach;
@@ -59,10 +59,8 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
   return plan;
 }
 
-// us of 256 channels, 64 images, 3 x 3, bf16 on an H200, fprop, halo (gather), 2026-11-22. 28 x 28    b = 128: density
-// .5 62 (49), .25 39 (40)   b = 32: .5 90 (83), .25 50 (56)   b = 64: .5 64 (83)    14 x 14    b = 128: .5 20.1 (19.4),
-// .25 15.4 (18.5). Tiles of gather have twice as many outputs, which is less to read where there are many blocks.
-// b = 16: .25 89 (73), .12 56 (58), .09 47 (52), 16 groups 34 (50): a block of 9 taps takes 1.0 us.
+// NOTES.md has the times of both ways. A tile of gather has twice as many outputs, so it reads less where there are
+// many blocks. At b = 16 a block of 9 taps takes 1.0 us.
 bool halo_pays(const Product& p) {
   if (p.layout.block_size == gemm::wgmma::kChunk) return true;
   const auto problem = gathered_problem(p);
@@ -83,7 +81,7 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   if (!raster || !pays(*raster, g.rows.n * g.rows.pixels())) return std::nullopt;
   plan.raster = *raster;
   const HaloGradientForm form = halo_gradient_form(block);
-  const int64_t strips = ceil_div(g.rows.channels, of_strip) * (of_strip / 64);  // of whole blocks
+  const int64_t strips = ceil_div(g.rows.channels, of_strip) * (of_strip / 64);  // strips of whole blocks
   const int64_t chunks = ceil_div(g.columns.channels, form.patch_inputs), words = ceil_div(chunks, 32);
   if (strips > kMostHaloStrips || strips * words > kMostHaloWords) return std::nullopt;
   const int64_t most_patches = std::min(strips * chunks, g.layout.blocks * (of_strip / 64) * (of_strip / 64));

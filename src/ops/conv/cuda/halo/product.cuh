@@ -1,13 +1,14 @@
 // y = f(sum over blocks and taps of W x + bias), and dgrad likewise, in steps of one pixel, b = 16 (3 x 3 taps), 32, 64
-// and 128: rows of images are in shared memory once for all taps.
+// and 128: the rows of images are in shared memory once for all taps.
 //   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
-//   grid      two thread blocks an SM, so that one multiplies while the other stores; each has a run of tiles of 64
-//             outputs x 256 positions, see walk.cuh. One launch: tables made by a kernel in front took 3 us
-//   load      a warp: for each chunk of 64 channels the positions of the tile and what taps reach beyond them, for each
-//             block its taps in turn, as they lie
-//   compute   2 warpgroups of 2 x 64 positions each, wgmma's rows; a block's outputs are its columns. With a record and
-//             a test for each tap, as wgmma has them, 72 instead of 54 us (b = 32, density .25)
+//   grid      two thread blocks an SM, so that one multiplies while the other stores. Each has a run of tiles of 64
+//             outputs x 256 positions (walk.cuh). There is one launch: tables made by a kernel in front took 3 us
+//   load      a warp: for each chunk of 64 channels it loads the tile's positions, and those that taps reach beyond
+//             them; for each block its taps in turn, as they lie
+//   compute   2 warpgroups of 2 x 64 positions, which are wgmma's rows; a block's outputs are its columns. With a
+//   record
+//             and a test for each tap, as wgmma has them, it took 72 us instead of 54 (b = 32, density .25)
 //   finish    from registers; positions between images are dropped
 #pragma once
 
@@ -19,7 +20,7 @@
 namespace blocksparse::conv {
 namespace {
 
-// body.template operator()<K>() with the kernel type K.
+// Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
 Status with_halo_kernel(int32_t block, int32_t stage_taps, int32_t groups, bool by_in, Body body) {
   const auto with_groups = [&]<int B, int Taps, int Groups>() {
@@ -71,7 +72,7 @@ inline Status make_halo_maps(const Product& p, const HaloProductPlan& plan, Halo
   const auto x = gemm::wgmma::boxed(in_raster(plan.phase.x, plan.raster), false, gemm::wgmma::kChunk,
                                     static_cast<uint32_t>(plan.rows));
   BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
-  if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed
+  if (p.layout.blocks == 0) return {};  // a map of nothing is refused, and not needed here
   return cuda::make_tensor_map({.data = p.w,
                                 .columns = b,
                                 .rows = p.layout.blocks * p.gather.taps() * b,

@@ -31,7 +31,7 @@ struct HaloMaps {
   CUtensorMap x, w;
 };
 
-// B = 64 serves larger blocks too. Taps: of a block that a stage holds. Groups: warpgroups that multiply.
+// B = 64 serves larger blocks too. `Taps` are those of a block in one stage. `Groups` is how many warpgroups multiply.
 template <class T, int B, int Taps, int Groups, bool ByIn>
 struct HaloKernel {
   using Element = T;
@@ -46,7 +46,7 @@ struct HaloKernel {
                                            : B == 32 ? ptx::Swizzle::bytes_64
                                                      : ptx::Swizzle::bytes_32;
 
-  // The taps of a stage, for the first `Halves` of a warpgroup's positions; w and shifts are in steps of 16 bytes.
+  // Multiplies the taps of a stage, for the first `Halves` of a warpgroup's positions. w and shifts count 16 bytes.
   template <int Halves>
   __device__ static void multiply(Sums& sums, int slot, uint32_t x, uint32_t w, const uint32_t (&shifts)[Taps]) {
     const uint64_t of_x = ptx::wgmma_matrix(0, 0, 1024, ptx::Swizzle::bytes_128);
@@ -72,15 +72,15 @@ struct HaloKernel {
 struct HaloShared {
   cuda::Ring<kMostHaloProductStages> ring;
   uint64_t x_empty[kHaloBuffers];
-  int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, that of the third, -}; of 9 taps the first shift
-  int4 tiles[kMostHaloProductStages];  // of a tile's last stage
+  int4 notes[kMostHaloProductStages];  // {what, shifts of two taps, shift of the third, -}; with 9 taps the first shift
+  int4 tiles[kMostHaloProductStages];  // the tile of each stage, read at its last one
 };
 
-// A note's `what`: slot | flags << 8 | jobs of the tile << 16.
+// A note's `what` is slot | flags << 8 | jobs of the tile << 16.
 enum HaloFlag : int32_t { kEndsTile = 1, kBegins = 2, kExit = 4 };
 inline constexpr int kNoSlot = 255;
 
-// All threads.
+// All threads call it.
 template <class K>
 __device__ void start_halo_rings(HaloShared& shared, int stages) {
   if (threadIdx.x == 0) {
@@ -91,7 +91,7 @@ __device__ void start_halo_rings(HaloShared& shared, int stages) {
   __syncthreads();
 }
 
-// One warp: walks the lists of blocks, one lane copies.
+// The producer warp: all lanes walk the lists of blocks, and one copies.
 template <class K>
 class HaloFeeder {
  public:
@@ -172,7 +172,7 @@ class HaloFeeder {
   uint32_t x_phase_ = 0;
 };
 
-// What a warpgroup knows of both rings. A note is read while the products in front of it run.
+// A warpgroup's view of both rings. It reads a note while the products in front of the note run.
 template <class K>
 class HaloConsumer {
  public:
@@ -188,7 +188,7 @@ class HaloConsumer {
 
   __device__ bool goes_on() const { return (flags_ & kExit) == 0; }
 
-  // All stages of a tile.
+  // Multiplies all stages of a tile.
   __device__ HaloTile tile(typename K::Sums& sums) {
     while (true) {
       uint32_t old_buffer = 0;
@@ -212,14 +212,15 @@ class HaloConsumer {
   }
 
  private:
-  // The buffer that is no longer used once the products under way have ended.
+  // Goes to the next buffer of x. Returns the barrier of the old one, which is free when the products under way have
+  // ended.
   __device__ uint32_t next_buffer() {
     const uint32_t old = holds_;
     if (++buffer_ == kHaloBuffers) buffer_ = 0;
     holds_ = arrives_ ? shared_address(&shared_.x_empty[buffer_]) : 0;
     return old;
   }
-  // Jobs of positions are dealt to the warpgroups in turn.
+  // The warpgroups take jobs of positions in turn.
   __device__ void multiply(typename K::Sums& sums) {
     const uint32_t x = (x_ + static_cast<uint32_t>(buffer_ * h_.buffer_bytes)) >> 4;
     const uint32_t w = place_.in(w_, K::taps * K::kTapBytes) >> 4;
@@ -246,8 +247,8 @@ class HaloConsumer {
     if (stage != 0) ptx::mbarrier_arrive(stage);
     if (buffer != 0) ptx::mbarrier_arrive(buffer);
   }
-  // Conditions of wgmma, and its operands, come straight out of a shuffle: ptxas then knows that they are the same in
-  // all lanes.
+  // Conditions of wgmma and its operands come straight out of a shuffle, because ptxas then knows that they are equal
+  // in all lanes.
   __device__ void read_note() {
     shared_.ring.wait_full(place_);
     const int4 note = ptx::ld_shared_16(shared_address(&shared_.notes[place_.stage]));
@@ -271,7 +272,7 @@ class HaloConsumer {
 
 // ---- Finish ---------------------------------------------------------------------------------------------------------
 
-// Bias and activation, by straight code: sums are of columns 8 v ... from `output` on.
+// Bias and activation in straight code. sums(v) are columns 8 v to 8 v + 7, counted from `output`.
 template <class T, class Sums>
 __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums sums) {
   const auto* bias = static_cast<const T*>(h.finish.bias);
@@ -279,7 +280,7 @@ __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums su
 #pragma unroll
     for (int v = 0; v < kHaloOutputs / 8; ++v) {
       const int64_t column = output + 8 * v + threadIdx.x % 4 * 2;
-      const bool inside = column < h.walk.outputs;  // of which there are a multiple of 8
+      const bool inside = column < h.walk.outputs;  // outputs are a multiple of 8
       const float low = inside ? widen(bias[column]) : 0, high = inside ? widen(bias[column + 1]) : 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums(v)[i] += i % 2 == 0 ? low : high;
@@ -294,8 +295,8 @@ __device__ inline void finish_sums(const HaloProduct& h, int64_t output, Sums su
   }
 }
 
-// 64 positions of the raster to the pixels of y that they are, where there is one, 16 bytes a lane. By way of shared
-// memory there would be no room for a second thread block.
+// Stores 64 positions of the raster to the pixels of y, if they are pixels, 16 bytes a lane. A way through shared
+// memory would leave no room for a second thread block.
 template <class T, class Sums>
 __device__ inline void store_job(const HaloProduct& h, int job, int64_t output, Sums sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % 128 / 32;
@@ -318,7 +319,7 @@ __device__ inline void store_job(const HaloProduct& h, int job, int64_t output, 
   }
 }
 
-// Plain: sums are stored as they are. In one kernel with all else, that would take registers from the loop.
+// Plain: sums are stored as they are. One kernel for both would take registers from the loop.
 template <class K, bool Plain>
 __global__ void __launch_bounds__(K::kThreads, K::kResident)
     halo_product([[maybe_unused]] const __grid_constant__ HaloMaps maps,
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
     if (h.walk.has_blocks) ptx::prefetch_map(&maps.w);
   }
   start_halo_rings<K>(shared, h.stages);
-  // All in front is complete before anything behind begins; that must wait before it reads y.
+  // The kernel in front is complete before the kernel behind begins; that one must wait before it reads y.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (group == K::kGroups) {
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kResident)
   while (consumer.goes_on()) {
     typename K::Sums sums{};
     const HaloTile tile = consumer.tile(sums);
-    ptx::wgmma_wait<0>();  // again, else ptxas waits where sums are used, and for each product (C7518)
+    ptx::wgmma_wait<0>();  // a second wait: without it ptxas waits for each product where sums are used (C7518)
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
       const int job = half * K::kGroups + group;

@@ -6,8 +6,8 @@ namespace blocksparse::conv {
 
 namespace {
 
-// Columns (or rows) of an image in the raster: all that is read from `size` on is zero, and lies before the first pixel
-// of the next one.
+// The columns (or rows) of an image in the raster. Everything that is read from `size` on is zero, and lies in front of
+// the next image's first pixel.
 int64_t raster_side(const gemm::GatheredImages& x, int axis) {
   const int64_t before = -int64_t{x.first[axis]}, size = x.size[axis];
   const int64_t last = x.positions[axis] - 1 + (x.taps[axis] - 1) * x.dilation[axis] - before;
@@ -17,7 +17,7 @@ int64_t raster_side(const gemm::GatheredImages& x, int axis) {
 }  // namespace
 
 std::optional<Raster> raster_of(const Phase& phase) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostCorner = 128;  // a tile may end beyond the last
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostCorner = 128;  // a tile may end beyond the last position
   const gemm::GatheredImages& x = phase.x;
   if (x.deep() || phase.y.size[2] != 1 || !can_walk(phase)) return std::nullopt;
   int64_t side[2];

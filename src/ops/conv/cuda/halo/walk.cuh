@@ -1,5 +1,5 @@
-// What a thread block of the product with steps of one pixel does, found out as it goes: there are no tables to be made
-// in front of the kernel, which takes some us itself.
+// What a thread block of the product with steps of one pixel does. It finds this out as it goes: the kernel takes a few
+// us itself, so tables in front of it would be dear.
 #pragma once
 
 #include "core/ceil_div.h"
@@ -10,26 +10,27 @@
 namespace blocksparse::conv {
 namespace {
 
-// Jobs of 64 positions are in the order of tiles of outputs. Each thread block has a run of them of equal cost, which
-// need not be whole tiles: of those, 28 x 28 would make 4 rounds out of 3.2. In the order of positions, so that every
-// thread block had rows of W of all lengths, it took 27 instead of 23 us (b = 64, density .12): more tiles are cut.
+// Jobs of 64 positions are in the order of tiles of outputs. Each thread block has a run of jobs of equal cost, which
+// need not be whole tiles: whole tiles would take 4 rounds instead of 3.2 at 28 x 28. Jobs in the order of positions
+// would give every thread block rows of W of all lengths, but they took 27 us instead of 23 (b = 64, density .12),
+// because more tiles are cut.
 struct HaloWalk {
   gemm::DeviceWalk blocks;
   int64_t outputs;
   int32_t tiles, jobs;              // of outputs, and of positions for each
   int32_t tile_jobs;                // of a tile, at most
   int32_t block_rows, block_shift;  // of W's blocks
-  int32_t split_shift;              // log2 of the 64s along a block
+  int32_t split_shift;              // log2 of how many times 64 a block has
   int32_t taps;
   bool by_in, has_blocks;
-  int32_t block_cost;  // of a block of at most 64 x 64 and a job; that of no block is kHaloJobCost
+  int32_t block_cost;  // of a block of at most 64 x 64 and a job; a job without blocks costs kHaloJobCost
 
-  // Of all tiles in front of `tile`.
+  // The cost of all tiles in front of `tile`.
   __device__ int64_t cost_before(int tile) const {
     int64_t before = 0;
     if (split_shift == 0) {
       before = blocks.starts[min(tile << (6 - block_shift), block_rows)];
-    } else {  // a row of blocks is some tiles, of equal cost
+    } else {  // a row of blocks is several tiles of equal cost
       const int row = tile >> split_shift, part = tile & ((1 << split_shift) - 1);
       const int64_t first = blocks.starts[min(row, block_rows)], end = blocks.starts[min(row + 1, block_rows)];
       before = (first << (2 * split_shift)) + ((end - first) << split_shift) * part;
@@ -39,10 +40,10 @@ struct HaloWalk {
 };
 
 struct HaloTile {
-  int out, job, jobs;  // of outputs; the first of some jobs
+  int out, job, jobs;  // tile of outputs; the first of `jobs` jobs
 };
 
-// The tiles of a thread block. Called by a whole warp.
+// The tiles of a thread block. A whole warp calls it.
 class HaloTiles {
  public:
   HaloTile tile{0, 0, 0};
@@ -63,13 +64,13 @@ class HaloTiles {
   }
 
  private:
-  // Even lanes: where this thread block begins, the first job in front of which is as much as its share of all; odd
-  // ones: where the next does. Nothing can be copied before that is known, so up to 16 tiles are looked at in one read,
-  // and there is no division of 64 bits, of which three took 1.2 us.
+  // Even lanes find where this thread block begins: the first job with at least this block's share of all cost in front
+  // of it. Odd lanes find where the next thread block begins. No copy can start before that, so one read looks at up to
+  // 16 tiles, and no 64-bit division is used: three of them took 1.2 us.
   __device__ int2 find() const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t grid = gridDim.x, share = walk_.cost_before(walk_.tiles) * (int64_t{blockIdx.x} + lane % 2);
-    int low = 0;  // the last tile that does not begin behind it is one of `count` from here on
+    int low = 0;  // the last tile that begins at or before it is among `count` tiles from here
     for (int count = walk_.tiles + 1, step = 0; step != 1; count = step) {
       step = ceil_div(count, 16);
       const int tile = low + lane / 2 * step;
@@ -87,15 +88,15 @@ class HaloTiles {
   int2 end_;
 };
 
-// What is copied and multiplied together: 32 x 32, or 64 x 64, which may be a part of a block.
+// A part of W that is copied and multiplied at once: 32 x 32 or 64 x 64, a block or a part of one.
 struct HaloBlock {
-  int chunk, in_chunk;  // of 64 channels, and where in it, in 16 bytes
+  int chunk, in_chunk;  // the chunk of 64 channels, and the place in it, in 16 bytes
   int slot;             // of the tile's outputs
   int row, column;      // of W [blocks * taps * b, b], at the first tap
 };
 
-// The blocks of a tile of outputs in the order of their channels. Called by a whole warp: a row's blocks are dealt to
-// its lanes, and the next one is the first that a lane has.
+// The blocks of a tile of outputs, in the order of their channels. A whole warp calls it: its lanes share out the
+// blocks of a row, and the next block is the first that a lane has.
 template <int B>
 class HaloRow {
  public:
@@ -111,7 +112,7 @@ class HaloRow {
     mine_ = load(at_), ahead_ = load(at_ + kLanes);
   }
 
-  // The next block, if there is one.
+  // Goes to the next block, if there is one.
   __device__ bool next() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t found = __reduce_min_sync(~0u, mine_.x < 0 ? ~0u : static_cast<uint32_t>(mine_.x) << 5 | lane);

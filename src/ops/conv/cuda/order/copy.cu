@@ -1,9 +1,9 @@
 // to[row, c] = from[row, table[c]], rows of 16-bit channels, at the speed of memory.
 // Who does what
-//   table     every thread block makes it in shared memory, once: the order, or its inverse
-//   load      tiles of whole rows, as they lie, so in vectors of 16 bytes
-//   store     a thread has 8 channels, whose places it keeps in registers for all rows of a tile: it picks them from
-//             shared memory, and stores 16 bytes; neighbouring threads store neighbouring channels
+//   table     every thread block makes it once in shared memory: the order, or its inverse
+//   load      tiles of whole rows as they lie, so in vectors of 16 bytes
+//   store     a thread has 8 channels. It keeps their places in registers for all rows of a tile, picks their values
+//             from shared memory and stores 16 bytes. Neighbouring threads store neighbouring channels
 #include "ops/conv/cuda/order/copy.h"
 
 #include <algorithm>
@@ -19,9 +19,10 @@ namespace {
 
 constexpr int kOrderThreads = 256;
 constexpr int kVector = 8;            // channels
-constexpr int kTileBytes = 8 * 1024;  // or one row; several tiles for each thread block, so that they end together
+constexpr int kTileBytes = 8 * 1024;  // of a tile, or one row; a thread block has several tiles, so that all end
+                                      // together
 constexpr int kOrderResident = 8;     // thread blocks of an SM, at most
-constexpr int kNowhere = -1;          // in the table
+constexpr int kNowhere = -1;          // in the table: no channel
 constexpr int kMostOrderedBytes = kMostOrderedChannels * 4 + std::max<int>(kTileBytes, kMostOrderedChannels * 2);
 
 struct OrderTask {
@@ -48,7 +49,7 @@ __device__ inline void make_table(const OrderTask& t, int32_t* table) {
   __syncthreads();
   for (int32_t c = first; c < t.channels; c += kOrderThreads) {
     const int32_t channel = t.order[c];
-    if (inside(channel)) atomicMax(&table[channel], c);  // the same one in every run
+    if (inside(channel)) atomicMax(&table[channel], c);  // the result does not depend on the order of threads
   }
 }
 
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kOrderThreads, kOrderResident) order_rows(cons
   extern __shared__ uint4 shared[];
   auto* table = reinterpret_cast<int32_t*>(shared);
   auto* tile = reinterpret_cast<uint16_t*>(table + t.channels);
-  // All in front is complete before anything behind begins: see gemm/cuda/stream_w/pack.cu.
+  // The kernel in front is complete before the kernel behind begins: see gemm/cuda/stream_w/pack.cu.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   make_table(t, table);

@@ -14,7 +14,8 @@ void* behind(void* workspace, int64_t bytes) {
   return workspace == nullptr ? nullptr : static_cast<char*>(workspace) + bytes;
 }
 
-// Pointers decide between ways: without them every way is counted that a call of these sizes could take.
+// Removes the pointers, which decide between ways: without them a plan counts every way that a call of these sizes may
+// take.
 Product sizes_alone(Product p) {
   p.x.data = p.y.data = nullptr;
   p.residual = {};
@@ -36,7 +37,7 @@ int64_t sum_bytes(const WeightGradient& g) {
   return whole_lines(g.layout.blocks * g.gather.taps() * block * block * 4);
 }
 
-// Nothing where it does not fit.
+// The plan with so many slices, or an empty one if that does not fit.
 template <class Problem>
 OrderPlan place(const Problem& p, const Images& images, int64_t slices) {
   OrderPlan plan{.slices = slices};
@@ -50,7 +51,7 @@ OrderPlan place(const Problem& p, const Images& images, int64_t slices) {
   return plan.end < kMostConvWorkspace ? plan : OrderPlan{};
 }
 
-// As few slices as there is room for.
+// The plan with as few slices as there is room for.
 template <class Problem>
 OrderPlan plan(const Problem& given) {
   const Problem p = sizes_alone(given);

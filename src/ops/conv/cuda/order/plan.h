@@ -1,5 +1,5 @@
-// How the CUDA ways that know no order of channels do a convolution with one: on a copy of the images in the layout's
-// order, which is in front of what they need of workspace. Pure functions of sizes.
+// How CUDA ways that know no order of channels do a convolution with one: on a copy of the images in the layout's
+// order. The copy lies in front of the way's own workspace. Pure functions of sizes.
 #pragma once
 
 #include "ops/conv/conv.h"
@@ -9,7 +9,7 @@ namespace blocksparse::conv {
 inline bool has_order(const Product& p) { return p.x_channels != nullptr || p.y_channels != nullptr; }
 inline bool has_order(const WeightGradient& g) { return g.row_channels != nullptr || g.column_channels != nullptr; }
 
-// The images that the order is of, and that order.
+// The images that have an order of channels, and that order.
 struct OrderedImages {
   Images images;
   const int32_t* order;
@@ -17,26 +17,27 @@ struct OrderedImages {
 OrderedImages ordered_images(const Product& p);
 OrderedImages ordered_images(const WeightGradient& g);
 
-// Copied by 16 bytes, a row of channels and what says where they go in shared memory.
+// A row of channels is copied by 16 bytes, and must fit into shared memory with the table of its channels.
 inline constexpr int64_t kMostOrderedChannels = 8192;
 
-// In the workspace: the copy, sums of dW in f32 (wgrad of several slices), then what is the way's own.
+// The workspace: the copy, sums of dW in f32 (wgrad of several slices), then the way's own.
 struct OrderPlan {
-  int64_t slices = 0;  // of whole images, one after the other; 0: this is not done so
+  int64_t slices = 0;  // of whole images, one after the other; 0: it is not done so
   int64_t sums = 0, rest = 0, end = 0;
 };
-// The same for a call and for its sizes alone.
+// A call and its sizes alone have equal plans.
 OrderPlan plan_order(const Product& p);
 OrderPlan plan_order(const WeightGradient& g);
 
-// Some images of `a`.
+// The images of slice `index`.
 Images slice_of(const Images& a, DType dtype, const OrderPlan& plan, int64_t index);
-// A slice without an order, that reads or writes the copy. Slices are of two sizes at most, of which the first and the
-// last have one each.
+// A slice without an order, which reads or writes the copy. Slices have at most two sizes: the first has one, the last
+// the other.
 Product ordered_slice(const Product& p, const OrderPlan& plan, int64_t index, void* workspace);
-// A slice adds to what the ones in front of it have left.
+// A slice of wgrad adds to the sums of the slices in front of it.
 WeightGradient ordered_slice(const WeightGradient& g, const OrderPlan& plan, int64_t index, void* workspace);
-// Whether dW of 16 bits is summed in the workspace: rounded after each slice it would be wrong by as many roundings.
+// Whether a dW of 16 bits is summed in the workspace: rounded after each slice it would collect as many rounding
+// errors.
 bool sums_in_workspace(const WeightGradient& g, const OrderPlan& plan);
 
 }  // namespace blocksparse::conv

@@ -1,15 +1,13 @@
 // All steps of the forward pass in one launch: y[t] = cell(pre[t] + y[t - 1] W^T), W in blocks of 32 and more
 //   pre [steps, n, 4, H]   w [blocks, b, b]   y [steps, n, H]   16-bit elements, sums and c in f32, n <= 64
 // Who does what
-//   grid      one thread block an SM, all of them resident: they wait for one another
-//   strip     32 units: thread blocks take strips in the order of their lists' lengths, there and back
+//   grid      one thread block an SM, all of them resident, because they wait for one another
+//   strip     32 units. Thread blocks take strips in the order of their lists' lengths, back and forth
 //   warp      8 units of a strip, all four gates, of `Tokens` sequences; its part of c stays in registers
-//   W         stays in shared memory as far as it fits, in the order of mma's fragments; the rest is read in each step
-//   h         goes through y. A strip that is stored counts that in `arrivals`, and who reads it waits for that, so
-//             there is no barrier of all. No step writes where another has read.
-// Gates whose lists differ are multiplied one by one, W from memory: right, but not what this is for.
-// 8192 units, 5 %, b = 32: 4.3, 7.5 and 13.5 us a step of 16, 32 and 64 sequences, where a launch for each product and
-// each cell takes 14.4, 15.8 and 23.1 (H200, 2026-11-21).
+//   W         stays in shared memory, in the order of mma's fragments, if it fits; the rest is read in each step
+//   h         goes through y. A strip that has stored h counts this in `arrivals`, and readers wait for the count. So
+//             there is no barrier of all thread blocks. No step writes where another step reads
+// Gates whose lists differ are multiplied one by one, with W from memory: right, but slow. NOTES.md has the times.
 #include "ops/lstm/cuda/w_in_smem/kernel.h"
 
 #include "core/index.h"
@@ -36,24 +34,24 @@ struct Config {
   using Element = E;
   static constexpr int tokens = Tokens, tiles = Tokens / 16;
   static constexpr int most_warps = Warps;  // of an SM, which decides the registers of a thread
-  // Units of x that a warp has under way.
+  // How many units of x a warp has under way.
   static constexpr int ahead = Warps == 8 ? (Tokens == 16 ? 16 : 6) : (Tokens == 16 ? 6 : 2);
   static_assert(ahead % 2 == 0);
 };
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-// One warp of the grid, with what it keeps over all steps.
+// One warp of the grid, with the values that it keeps over all steps.
 template <class K>
 struct Worker {
   using T = typename K::Element;
   const WInSmemArgs& p;
   const int strip, part, group;
-  const int barrier;  // of the warps that share a strip and its sequences; the next one is theirs, too
+  const int barrier;  // of the warps that share a strip and its sequences; barrier + 1 is theirs too
   const Lists lists;
   bool agree = false;
-  int resident = 0;         // chunks of the strip that are in shared memory
-  uint32_t weights = 0;     // where this lane's part of them begins there
+  int resident = 0;         // so many chunks of the strip are in shared memory
+  uint32_t weights = 0;     // where this lane's part of these begins in shared memory
   int chunk_of_lane = 0;    // of unit lane() of the first list
   int length[K::tiles][2];  // of this lane's tokens, 0 beyond n
   float c[K::tiles][4];
@@ -85,8 +83,8 @@ struct Worker {
   }
 
   __device__ const uint32_t* arrivals(int chunk) const { return p.arrivals + (chunk * p.groups + group) * kFlagWords; }
-  // Until the strips of a list have stored h of so many steps. One warp looks: whoever does so empties L1, where the
-  // others find what one has read.
+  // Waits until the strips of a list have stored h of so many steps. Only one warp looks, because looking empties L1,
+  // where the others find what one has read.
   __device__ void wait(int gate, uint32_t steps) const {
     for (int i = lane(); part == 0 && i < lists.of[gate].count; i += 32) {
       const uint32_t* of = arrivals(gate == 0 && i < 32 ? chunk_of_lane : lists.chunk(gate, i));
@@ -95,7 +93,7 @@ struct Worker {
     }
     ptx::bar_sync(barrier, 32 * kParts);
   }
-  // h of one more step is stored.
+  // Announces that h of one more step is stored.
   __device__ void arrive() const {
     if (part != 0) return ptx::bar_arrive(barrier + 1, 32 * kParts);
     ptx::bar_sync(barrier + 1, 32 * kParts);
@@ -127,7 +125,7 @@ struct Worker {
     ptx::ld_16(w, static_cast<const T*>(p.w) + lists.weight(gate, unit, part));
   }
 
-  // Unit i of all gates, from shared memory; a unit that is not there counts as zeros.
+  // Adds unit i of all gates, from shared memory. A unit beyond the end counts as zeros.
   __device__ void add_w_in_smem(int i, const uint32_t (&x)[2 * K::tiles][4], float (&sums)[kGates][K::tiles][4]) {
     uint32_t w[kGates][4] = {};
     if (i < resident) {
@@ -148,7 +146,7 @@ struct Worker {
     for (auto& row : x) row[0] = row[1] = row[2] = row[3] = 0;
   }
 
-  // All gates, whose lists agree. Units two by two, so that a list's end costs one branch.
+  // Multiplies all gates, whose lists agree. Units go in twos, so that a list's end costs one branch.
   __device__ void multiply(const T* h, float (&sums)[kGates][K::tiles][4]) {
     uint32_t x[K::ahead][2 * K::tiles][4];
 #pragma unroll
@@ -177,7 +175,7 @@ struct Worker {
     }
   }
 
-  // One gate after the other, each by its own list.
+  // Multiplies one gate after the other, each by its own list.
   __device__ void multiply_each(const T* h, uint32_t steps, float (&sums)[kGates][K::tiles][4]) {
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
@@ -192,7 +190,7 @@ struct Worker {
     }
   }
 
-  // Two units side by side of [.., 4, H] or [.., H]: row is that of the last but the gates' or units' dimension.
+  // Two neighbouring units of [.., 4, H] or [.., H]. `row` counts all dimensions in front of H.
   template <class V>
   __device__ V* pair(void* data, int64_t row) const {
     return reinterpret_cast<V*>(static_cast<T*>(data) + row * p.hidden + unit());
@@ -214,7 +212,7 @@ struct Worker {
 
   __device__ static float element(uint32_t pair, int i) { return widen(T{static_cast<uint16_t>(pair >> (16 * i))}); }
 
-  // The sums become the gates, and h is stored.
+  // Turns the sums into gates, and stores h.
   __device__ void cell(int64_t t, const uint32_t (&pre)[kGates][K::tiles][2], float (&sums)[kGates][K::tiles][4],
                        uint32_t (&h)[K::tiles][2]) {
 #pragma unroll
@@ -232,7 +230,7 @@ struct Worker {
             z[gate] = sums[gate][tile][i] + element(pre[gate][tile][half], e);
           }
           made[e] = forward_unit<T>(z, state);
-          c[tile][i] = runs ? state : 0;  // those that have ended need it no more
+          c[tile][i] = runs ? state : 0;  // a sequence that has ended needs it no more
           made[e] = runs ? made[e] : 0;
 #pragma unroll
           for (int gate = 0; gate < kGates; ++gate) sums[gate][tile][i] = runs ? z[gate] : 0;
@@ -244,7 +242,7 @@ struct Worker {
     }
   }
 
-  // What nobody waits for.
+  // Stores the results for which nobody waits.
   __device__ void keep(int64_t t, const float (&gates)[kGates][K::tiles][4], const uint32_t (&h)[K::tiles][2]) {
 #pragma unroll
     for (int tile = 0; tile < K::tiles; ++tile) {

@@ -1,4 +1,4 @@
-// What the kernel for all steps is given, and how its thread blocks divide the units.
+// The arguments of the kernel for all steps, and how its thread blocks divide the units.
 #pragma once
 
 #include "core/tables.h"
@@ -13,14 +13,14 @@ struct WInSmemArgs {
   const void *pre, *w, *h0, *c0;
   void *y, *gates, *cells, *h_end, *c_end;
   const int64_t* lengths;
-  uint32_t* arrivals;  // [strips][groups], 0 at the start
+  uint32_t* arrivals;  // [strips][groups], 0 at first
   int32_t steps, n, hidden, strips, groups;
   int32_t block, shift;  // a block is 1 << shift units of work wide
 };
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-// The list of one gate's rows of a strip: where it begins in the layout's, and its length in units of 32 inputs.
+// The list of a gate's rows in a strip: where it begins in the layout's list, and its length in units of 32 inputs.
 struct List {
   int first, count;
 };
@@ -42,12 +42,12 @@ struct Lists {
   __device__ int chunk(int gate, int unit) const {
     return (refs[of[gate].first + (unit >> shift)].from << shift) + (unit & ((1 << shift) - 1));
   }
-  // Where this lane's 8 inputs begin, of its row of part `part`; in elements.
+  // Where this lane's 8 inputs of its row of part `part` begin, in elements.
   __device__ int64_t weight(int gate, int unit, int part) const {
     const int64_t row_of_lane = int64_t{of[gate].first + (unit >> shift)} * block + row + 8 * part + lane() / 4;
     return row_of_lane * block + (unit & ((1 << shift) - 1)) * kStripUnits + lane() % 4 * 8;
   }
-  // Whether all gates have the same.
+  // Whether all gates have one list of chunks.
   __device__ bool agree() const {
     bool same = true;
     for (int gate = 1; gate < kGates; ++gate) same = same && of[gate].count == of[0].count;
@@ -58,7 +58,7 @@ struct Lists {
   }
 };
 
-// The strips of this thread block, -1 where it has fewer. `counts` has room for all strips.
+// Finds the strips of this thread block; -1 stands for none. `counts` has room for all strips.
 __device__ inline void deal_strips(const WInSmemArgs& p, int32_t* counts, int32_t* owned) {
   for (int s = static_cast<int>(threadIdx.x); s < p.strips; s += static_cast<int>(blockDim.x)) {
     const Lists lists(p, s);

@@ -9,7 +9,7 @@ namespace blocksparse::lstm {
 WInSmemPlan plan_w_in_smem(const LayoutView& layout, DType dtype, int64_t steps, int64_t n, const cuda::Card& card) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const int64_t hidden = layout.in_features, strips = hidden / kStripUnits, multiprocessors = card.multiprocessors;
-  // Of cut rows one is much longer than the others, and all would wait for it.
+  // If rows are cut, one is much longer than the others, and all would wait for it.
   if (!card.sm90a || size_of(dtype) != 2 || layout.block_size < kStripUnits || layout.cut_by_out) return {};
   if (steps < 2 || steps >= kMost / 64 || n < 1 || n > 32 * kMostGroups || strips < 1) return {};
   if (hidden >= kMost / 64 || layout.blocks * layout.block_size >= kMost) return {};

@@ -1,5 +1,5 @@
-// Whether all steps forward are one launch on a card, and how it is divided: pure functions of sizes and card, tested
-// in builds without CUDA, too.
+// Whether all forward steps are one launch on a card, and how it is divided. Pure functions of sizes and card, which
+// builds without CUDA test too.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr int kMostChunks = 28;    // in the shared memory of an SM
 inline constexpr int kMostWarps = 16;     // of an SM
 inline constexpr int kMostStrips = 4;     // strips of an SM
 inline constexpr int kMostGroups = 2;     // of sequences
-inline constexpr int kFlagWords = 8;      // a counter has 32 bytes to itself
+inline constexpr int kFlagWords = 8;      // a counter has 32 bytes of its own
 
 struct WInSmemPlan {
   int32_t grid = 0;    // thread blocks, one an SM; 0: it does not fit
