@@ -27,13 +27,12 @@ WIDTH = 120  # a paragraph that is not wrapped has as many lines as it would hav
 READ = ("README.md", "HACKING.md", "docs/**/*.md")
 LINKED = ("src/**/*.md", "experiments/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
 
-UNITS = (
-    r"(?:ns|us|ms|s|seconds?|minutes?|hours?|cycles?|clocks?|[kKMGT]?B(?:/n?s)?|[GT]FLOP/s|tokens/s|bits per \w+|times)\b"
-)
+UNITS = r"(?:[num]?s|seconds?|minutes?|hours?|cycles?|clocks?|[kKMGT]?B(?:/n?s)?|[GT]FLOP/s|tokens/s|bits per|times)\b"
 FIGURE = re.compile(rf"(?<![\w.,=/-])\d[\d.,]*(?:(?:\s|-)?{UNITS}|x\b|\s?%)")
 # Densities are what a problem is, not what it takes.
 DENSITY = re.compile(
-    r"\b(?:density|sparsity)(?: of)? [\d.,]+\s?%|[\d.,]+(?: to [\d.,]+)?\s?% (?:of (?:the|its|their|all) (?:\w+ )?blocks|dens|spars)"
+    r"\b(?:density|sparsity)(?: of)? [\d.,]+\s?%"
+    r"|[\d.,]+(?: to [\d.,]+)?\s?% (?:of (?:the|its|their|all) (?:\w+ )?blocks|dens|spars)"
 )
 LIST_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:src|href)=\"([^\"]+)\"")
@@ -106,7 +105,8 @@ def check_prose(name: str, text: str) -> Iterator[str]:
         for sentence in paragraph.sentences():
             found = figures(sentence)
             if len(found) > MOST_FIGURES:
-                yield f"{name}:{paragraph.line}: a sentence with {len(found)} figures ({', '.join(found)}); make it a table"
+                text = f"a sentence with {len(found)} figures ({', '.join(found)}); make it a table"
+                yield f"{name}:{paragraph.line}: {text}"
 
 
 @cache
