@@ -10,25 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import crossover
+from grids import LATER, LEAST, grid, matrices, speed_up
 from machines import MACHINES, Machine, Source
 from pictures import plot_roofline, plot_speed_up
 from records import Problem, Record, Results
 from report import hubs_table, number, python_table, summary, table, threads_table
-from rows import DIRECTIONS, Row, kind, numbers_of, rows_of
+from rows import DIRECTIONS, FEW, Row, kind, numbers_of, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 PAGES = ROOT / "docs/performance"
 TABLES = ROOT / "src/gemm/cuda/crossover"
-LATER = "†"
-LEAST = 6  # rows of a matrix that make a table of its own
 MOST_PANELS = 4
+BEGIN, END = "<!-- overview: made by benchmarks/machine_pages.py -->", "<!-- end of the overview -->"
 OTHERS = {  # in results, on pages
     "cusparse_bsr": "cuSPARSE, BSR",
     "cusparse_ell": "cuSPARSE, Blocked-ELL",
@@ -254,68 +255,39 @@ class Page:
         return [*lines, *table("problem | with | without", cells)]
 
 
-def matrices(rows: list[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows of one matrix, type and order, whatever the tokens; those with few rows together."""
-    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        p, (out, in_) = row.problem, row.size
-        size = f"{out} x {in_} channels, {p.setting}, {p.n} images" if p.is_conv else f"{out} x {in_}"
-        groups[(size, row.dtype, p.order)].append(row)
-    named = sorted(groups.items(), key=lambda item: (item[0][1] not in ("bf16", "f32"), item[0][1], -len(item[1])))
-    large = [(", ".join(key), some) for key, some in named if len(some) >= LEAST]
-    small = [row for _, some in named if len(some) < LEAST for row in some]
-    return [*large, *([("Others", small)] if small else [])]
+def overview(pages: list[Page]) -> list[str]:
+    """A line for each machine and kind of problem: means, what 10 % of the blocks give, and losses."""
+    cells = []
+    for page in pages:
+        kinds: dict[str, list[Row]] = defaultdict(list)
+        for row in page.rows:
+            if row.speed_up is None or row.grouped:
+                continue
+            conv = row.problem.is_conv
+            few = (
+                "" if conv or not row.on_card else f", up to {FEW} tokens" if row.problem.n <= FEW else ", more tokens"
+            )
+            kinds[f"{'convolutions' if conv else 'linear'}, {row.dtype}{few}"].append(row)
+        for name, rows in kinds.items():
+            if len(rows) < 4 * LEAST:
+                continue
+            ratios = [row.speed_up for row in rows if row.speed_up]
+            tenth = [row.speed_up for row in rows if row.speed_up and abs(row.density - 0.1) < 0.005]
+            ranged = f"{min(tenth):.1f} to {max(tenth):.1f}" if tenth else ""
+            lost = sum(ratio < 1 for ratio in ratios)
+            text = f"**{lost}**" if lost else "0"
+            link = f"[{page.machine.title}]({page.machine.page}.md)"
+            cells.append([link, name, str(len(rows)), f"{statistics.geometric_mean(ratios):.1f}", ranged, text])
+    return table("machine | problem | problems | times as fast as dense | with 10 % of the blocks | dense wins", cells)
 
 
-def speed_up(row: Row) -> str:
-    """The cell of a problem."""
-    text = number(row.speed_up, losing_below=1) or "-"
-    return f"{text} ({number(row.us)}{LATER * ('later' in row.record)})"
-
-
-def pattern(row: Row) -> str:
-    """Its density, its name where it is not random, and what is not of a plain product."""
-    p = row.problem
-    words = [] if p.is_conv else [word for word in p.others if word not in ("tf32",)]
-    words += [f"seed={p.seed}"] if p.seed and not row.on_card else []
-    if kind(p) == "random":
-        return " ".join([f"{100 * numbers_of(p)[-1]:g} %", *words])
-    return " ".join([f"`{p.graph}`", *words])
-
-
-def grid(rows: list[Row], cell: Callable[[Row], str]) -> list[str]:
-    """Lines for tokens, pass and pattern, a column for each block size."""
-    blocks = sorted({row.problem.block for row in rows})
-    mixed = len({(row.size, row.dtype, row.problem.order, row.problem.setting) for row in rows}) > 1
-    conv = rows[0].problem.is_conv
-    cells: dict[tuple[str, ...], dict[int, str]] = {}
-    for row in sorted(rows, key=lambda row: (row.problem.n, row.size)):
-        p = row.problem
-        size = [", ".join([" x ".join(map(str, row.size)), row.dtype, p.order, *filter(None, [p.setting])])] * mixed
-        key = (*size, *([] if conv and not mixed else [str(p.n)]), p.direction, pattern(row))
-        cells.setdefault(key, {})[p.block] = cell(row)
-    names = [
-        *(["problem"] * mixed),
-        *([] if conv and not mixed else ["images" if conv else "tokens"]),
-        "pass",
-        "layout",
-    ]
-    names += [f"b = {block}" for block in blocks]
-    lines = [[*key, *(of.get(block, "") for block in blocks)] for key, of in sorted(cells.items(), key=in_order(mixed))]
-    return table(" | ".join(names), lines)
-
-
-def in_order(mixed: bool) -> Callable[[tuple[tuple[str, ...], dict[int, str]]], tuple[object, ...]]:
-    """Tokens, pass, and the densest first."""
-
-    def key(item: tuple[tuple[str, ...], dict[int, str]]) -> tuple[object, ...]:
-        *before, direction, layout = item[0]
-        share = float(layout.split(" ")[0]) if layout[0].isdigit() else 0.0
-        numbers = [int(word) if word.isdigit() else 0 for word in before]
-        plain = " %" not in layout or not layout.endswith("%")
-        return (*(before[:1] if mixed else []), *numbers, DIRECTIONS.index(direction), plain, -share, layout)
-
-    return key
+def with_overview(text: str, pages: list[Page]) -> str:
+    """The page that links to all, with the overview between its marks."""
+    before, mark, rest = text.partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(f"\n{END}")
+    if not mark or not end:
+        raise ValueError(f"docs/performance/index.md needs {BEGIN} and {END}")
+    return before + mark + "\n".join(["", *overview(pages), ""]) + end + after
 
 
 def plot_machine(rows: list[Row], path: Path) -> bool:
@@ -323,9 +295,10 @@ def plot_machine(rows: list[Row], path: Path) -> bool:
     return plot_speed_up(rows, path, directions=("fprop", "wgrad"), most=MOST_PANELS)
 
 
-def differing(pages: Iterable[Page]) -> list[str]:
+def differing(pages: list[Page]) -> list[str]:
     """Which pages and pictures are not what the results make."""
-    wrong = []
+    index = (PAGES / "index.md").read_text(encoding="utf-8")
+    wrong = [PAGES / "index.md"] if len(pages) == len(MACHINES) and index != with_overview(index, pages) else []
     for page in pages:
         path = PAGES / f"{page.machine.page}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != page.markdown():
@@ -357,6 +330,10 @@ def main(arguments: list[str] | None = None) -> int:
         path = PAGES / f"{page.machine.page}.md"
         path.write_text(page.markdown(), encoding="utf-8")
         print(path.relative_to(ROOT))
+    if len(pages) == len(MACHINES):
+        index = PAGES / "index.md"
+        index.write_text(with_overview(index.read_text(encoding="utf-8"), pages), encoding="utf-8")
+        print(index.relative_to(ROOT))
     return 0
 
 

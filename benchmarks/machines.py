@@ -144,6 +144,7 @@ XEON_AVX512 = Machine(
     remarks=(
         "The weak points are blocks of 8, layouts of 2 %, fprop and dgrad of width 4096, and 512 tokens.",
         "LIBXSMM wins wgrad of blocks of 32 and 64 most of all.",
+        "bf16 says little here: without instructions for it oneDNN takes many times as long as for f32.",
         "oneDNN's grouped convolutions are faster than block-diagonal layouts.",
     ),
 )

@@ -33,7 +33,9 @@ def number(value: float | None, losing_below: float = 0.0) -> str:
 def table(names: str, rows: Iterable[Iterable[str]], *, numbers: bool = True) -> list[str]:
     """A Markdown table; columns are set to the right but for these names, or all to the left without numbers."""
     columns = names.split(" | ")
-    rule = ["---:" if numbers and name not in ("pass", "layout", "problem", "way") else "---" for name in columns]
+    rule = [
+        "---:" if numbers and name not in ("pass", "layout", "problem", "way", "machine") else "---" for name in columns
+    ]
     lines = [columns, rule, *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
