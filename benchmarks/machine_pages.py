@@ -255,21 +255,28 @@ class Page:
         return [*lines, *table("problem | with | without", cells)]
 
 
+def kind_of(row: Row) -> tuple[int, str]:
+    """What it counts to in the overview, and where that stands."""
+    if row.problem.is_conv:
+        return 4, f"convolutions, {row.dtype}"
+    place = 0 if row.dtype in ("bf16", "f32") else 2
+    if not row.on_card:
+        return place, f"linear, {row.dtype}"
+    few = row.problem.n <= FEW
+    return place + (not few), f"linear, {row.dtype}, " + (f"up to {FEW} tokens" if few else "more tokens")
+
+
 def overview(pages: list[Page]) -> list[str]:
     """A line for each machine and kind of problem: means, what 10 % of the blocks give, and losses."""
     cells = []
     for page in pages:
-        kinds: dict[str, list[Row]] = defaultdict(list)
+        kinds: dict[tuple[int, str], list[Row]] = defaultdict(list)
         for row in page.rows:
             if row.speed_up is None or row.grouped:
                 continue
-            conv = row.problem.is_conv
-            few = (
-                "" if conv or not row.on_card else f", up to {FEW} tokens" if row.problem.n <= FEW else ", more tokens"
-            )
-            kinds[f"{'convolutions' if conv else 'linear'}, {row.dtype}{few}"].append(row)
-        for name, rows in kinds.items():
-            if len(rows) < 4 * LEAST:
+            kinds[kind_of(row)].append(row)
+        for (_, name), rows in sorted(kinds.items()):
+            if len(rows) < 2 * LEAST:
                 continue
             ratios = [row.speed_up for row in rows if row.speed_up]
             tenth = [row.speed_up for row in rows if row.speed_up and abs(row.density - 0.1) < 0.005]
