@@ -42,7 +42,8 @@ OTHERS = {  # in results, on pages
 }
 MEANS = """\
 Geometric means, the smallest ratio, and how many problems are lost. `t / (d t_d)` is our time over density times dense
-time: 1 is ideal scaling. The roofline is the larger of flops at the measured peak and bytes at the measured rate."""
+time: 1 is ideal scaling. The roofline is the larger of flops at the measured peak and bytes at the measured rate. A
+wgrad reads no weights, so little of what it needs may come from memory, and its share may be above 100 %."""
 TO_RESULTS, TO_SOURCE = "../../benchmarks/results", "../../src/gemm/cuda"
 
 
@@ -93,8 +94,7 @@ class Page:
             "",
         ]
         lines += [f"# {machine.title}", "", machine.about]
-        for part in ([f"- {remark}" for remark in machine.remarks], self.sources()):
-            lines += ["", *part] if part else []
+        lines += ["", *(f"- {remark}" for remark in machine.remarks)] if machine.remarks else []
         linear = [row for row in self.rows if not row.problem.is_conv]
         conv = [row for row in self.rows if row.problem.is_conv]
         for title, rows in (("Linear layers", linear), ("Convolutions", conv)):
@@ -105,6 +105,7 @@ class Page:
         lines += self.others_on_card() if self.times else self.python()
         lines += self.families()
         lines += self.network()
+        lines += self.sources()
         return "\n".join(lines).replace(" device=cuda`", "`") + "\n"
 
     def sources(self) -> list[str]:
@@ -112,13 +113,14 @@ class Page:
         cells = []
         for source in self.machine.sources:
             header = json.loads((RESULTS / f"{source.name}.jsonl").read_text(encoding="utf-8").split("\n", 1)[0])
-            versions = ", ".join(f"{name} {version}" for name, version in header["header" and "opponents"].items())
+            versions = ", ".join(f"{name} {version}" for name, version in header["opponents"].items())
             commit = header.get("commit", "")[:7]
             name = f"[{source.what}]({TO_RESULTS}/{source.name}.jsonl)"
             cells.append([name, header["date"][:10], f"`{commit}`", versions, f"`{source.command}`"])
         if not cells:
             return []
-        return table("file of results | date | commit | beside | command", cells, numbers=False)
+        names = "file | date | commit | beside | command"
+        return ["", "## Files of results", "", *table(names, cells, numbers=False)]
 
     def section(self, title: str, rows: list[Row]) -> list[str]:
         """Means, pictures, and every problem."""

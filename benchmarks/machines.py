@@ -75,7 +75,7 @@ H100 = Machine(
 AS_LAST = "as the last program on the machine"
 ZEN5 = Machine(
     "zen5",
-    "AMD EPYC with AVX-512 (Zen 5)",
+    "AMD EPYC, Zen 5",
     "A virtual machine of two cores with AVX-512 and its bf16. A core has 48 KB of L1 and 1 MB of L2."
     " It reads at most 18 GB/s from memory. Other jobs ran beside the runs, which had priority (`chrt -f 10`).",
     (
@@ -100,7 +100,7 @@ ZEN5 = Machine(
 
 ZEN3 = Machine(
     "zen3",
-    "AMD EPYC without AVX-512 (Zen 3)",
+    "AMD EPYC, Zen 3",
     "A virtual machine of two cores with AVX2. A core has 32 KB of L1 and 512 KB of L2. Builds ran beside the runs, so"
     " ratios within a line count; AVX2 has become faster since.",
     (
@@ -125,9 +125,9 @@ ZEN3 = Machine(
 
 XEON_AVX512 = Machine(
     "xeon-avx512",
-    "Intel Xeon with AVX-512 (Emerald Rapids)",
-    "A virtual machine of two processors that share a core; neither AMX nor AVX-512's bf16 is visible. Builds ran on"
-    " the other processor all the time, so single lines are off by up to a half.",
+    "Intel Xeon, AVX-512",
+    "An Emerald Rapids as a virtual machine of two processors that share a core; neither AMX nor AVX-512's bf16 is"
+    " visible. Builds ran on the other processor all the time, so single lines are off by up to a half.",
     (
         Source(
             "2026-11-23-intel-xeon-avx512",
@@ -151,7 +151,7 @@ XEON_AVX512 = Machine(
 
 XEON_AMX = Machine(
     "xeon-amx",
-    "Intel Xeon with AMX",
+    "Intel Xeon, AMX",
     "A virtual machine of two processors, one from the other undisturbed. A processor has 2 MB of L2, and reads some"
     " 10 GB/s from memory.",
     (

@@ -149,7 +149,7 @@ def families() -> str:
     return "\n".join([*lines, line])
 
 
-def main() -> None:
+def main(path: Path = Path(__file__).with_suffix(".png")) -> None:
     """Writes the picture, and says where."""
     missing = {path.name for path in (ROOT / "src").iterdir() if path.is_dir()} - BOXES.keys()
     missing |= {path.name for path in (ROOT / "src/ops").iterdir() if path.is_dir()} - OPS.keys()
@@ -178,7 +178,6 @@ def main() -> None:
     kernels = "driver\nplan\nkernels.inc\n\nproduct\noutputs\nfew_tokens\ntaps\ngradient\namx/"
     draw_box(axis, ENGINE["cpu"], "cpu", kernels, inner=True, top=True)
     draw_box(axis, ENGINE["cuda"], "cuda", "driver, families.inc, walk\n\n" + families(), inner=True, top=True)
-    path = Path(__file__).with_suffix(".png")
     figure.savefig(path, dpi=144)
     with Image.open(path) as image:
         small = image.convert("RGB").quantize(64, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT / "docs/pictures")]
 
 import check_pages  # noqa: E402
 
@@ -87,3 +87,14 @@ def test_a_later_family_and_losses(tmp_path, monkeypatch):
     assert "| 256 | fprop | 10 % | 2 (5) |" in text  # the other family's time is older
     assert "| `linear:fprop bf16 n=256 b=64 random(64,0.25)` | 22.5 (90) |" in text
     assert crossover.family_of("many", lines[0]["problem"]) == "wgmma"
+
+
+def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    import architecture
+
+    architecture.main(tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.delitem(architecture.OPS, "norm")
+    with pytest.raises(SystemExit, match="no place for norm"):
+        architecture.main(tmp_path / "map.png")
