@@ -21,6 +21,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
+PICTURE = Path(__file__).with_suffix(".png")
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_includes  # noqa: E402
 
@@ -149,7 +150,7 @@ def families() -> str:
     return "\n".join([*lines, line])
 
 
-def main(path: Path = Path(__file__).with_suffix(".png")) -> None:
+def main(path: Path = PICTURE) -> None:
     """Writes the picture, and says where."""
     missing = {path.name for path in (ROOT / "src").iterdir() if path.is_dir()} - BOXES.keys()
     missing |= {path.name for path in (ROOT / "src/ops").iterdir() if path.is_dir()} - OPS.keys()
