@@ -250,6 +250,8 @@ def python_table(results: Results) -> list[str]:
     cells = []
     for line, record in results.python.items():
         cells.append([f"`{line}`", number(record["us"]), *(python_cell(record, name) for name in names)])
+    over = [[r["vs"][name] / r["us"] for r in results.python.values() if name in r["vs"]] for name in names]
+    cells.append(["geometric mean, over ours", "", *(geometric_mean(ratios) for ratios in over)])
     lines += table(" | ".join(["problem", "blocksparse", *names]), cells)
     eager = [(line, record["us_eager"]) for line, record in results.python.items() if "us_eager" in record]
     if eager:
