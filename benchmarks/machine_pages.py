@@ -115,11 +115,14 @@ class Page:
             header = json.loads((RESULTS / f"{source.name}.jsonl").read_text(encoding="utf-8").split("\n", 1)[0])
             versions = ", ".join(f"{name} {version}" for name, version in header["opponents"].items())
             commit = header.get("commit", "")[:7]
+            system = [f"CUDA {header['cuda']}"] if "cuda" in header else [header["isa"]]
+            system += [f"driver {header['driver']}"] if "driver" in header else []
+            system += [header["compiler"]] if "compiler" in header else []
             name = f"[{source.what}]({TO_RESULTS}/{source.name}.jsonl)"
-            cells.append([name, header["date"][:10], f"`{commit}`", versions, f"`{source.command}`"])
+            cells.append([name, header["date"][:10], f"`{commit}`", ", ".join(system), versions, f"`{source.command}`"])
         if not cells:
             return []
-        names = "file | date | commit | beside | command"
+        names = "file | date | commit | system | beside | command"
         return ["", "## Files of results", "", *table(names, cells, numbers=False)]
 
     def section(self, title: str, rows: list[Row]) -> list[str]:
