@@ -25,7 +25,7 @@ def save(figure: Any, path: Path) -> None:
     """A palette is enough, and half of the bytes: the pictures lie beside the results."""
     from PIL import Image
 
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=100)
     with Image.open(path) as image:
         small = image.convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
     small.save(path, optimize=True)
@@ -39,8 +39,13 @@ def colours(values: Iterable[int]) -> Callable[[int], Any]:
     return lambda v: mpl.colormaps["viridis"](0.85 * (1 - order.index(v) / max(len(order) - 1, 1)))
 
 
-def plot_speed_up(rows: list[Row], path: Path) -> bool:
-    """A panel for each width and pass, a line for each block size. False where nothing has two densities."""
+def plot_speed_up(
+    rows: list[Row], path: Path, *, directions: tuple[str, ...] = DIRECTIONS, most: int | None = None
+) -> bool:
+    """A panel for each width and pass, a line for each block size. False where nothing has two densities.
+
+    directions: the passes that are drawn. most: of so many groups, those with the most problems.
+    """
     on_card = any(r.on_card for r in rows)
     usual = ("features-last", "channels-last")
     rows = [r for r in rows if kind(r.problem) == "random" and r.speed_up and r.problem.order in usual]
@@ -52,14 +57,19 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
     )
     if not groups:
         return False
-    rows = [r for r in rows if r.group in groups]
+    if most is not None:
+        largest = sorted(groups, key=lambda g: -sum(r.group == g for r in rows))[:most]
+        groups = [group for group in groups if group in largest]
+    rows = [r for r in rows if r.group in groups and r.problem.direction in directions]
     ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if t >= min(0.5, *(r.speed_up or 1 for r in rows))]
     plt = pyplot()
     colour = colours(r.problem.block for r in rows)
-    shape = {"figsize": (12, 0.6 + 3.9 * len(groups)), "sharex": True, "sharey": True, "squeeze": False}
-    figure, axes = plt.subplots(len(groups), 3, layout="constrained", **shape)
+    wide = len(directions) == len(DIRECTIONS)
+    size = (12, 0.6 + 3.9 * len(groups)) if wide else (6.8, 0.8 + 2.9 * len(groups))
+    shape = {"figsize": size, "sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(len(groups), len(directions), layout="constrained", **shape)
     for line, group in zip(axes, groups, strict=True):
-        for axis, direction in zip(line, DIRECTIONS, strict=True):
+        for axis, direction in zip(line, directions, strict=True):
             some = [r for r in rows if r.group == group and r.problem.direction == direction]
             if not some:
                 axis.set_axis_off()
@@ -77,7 +87,8 @@ def plot_speed_up(rows: list[Row], path: Path) -> bool:
     next(axis for axis in reversed(axes[0]) if axis.lines).legend(
         [handles[label] for label in order], order, frameon=False
     )
-    figure.suptitle(whole_name(on_card, rows[0].problem.is_conv))
+    name = whole_name(on_card, rows[0].problem.is_conv)
+    figure.suptitle(name if wide else name.replace(": ", ":\n"))
     save(figure, path)
     plt.close(figure)
     return True
@@ -125,14 +136,16 @@ def plot_roofline(rows: list[Row], path: Path) -> bool:
     blocks = sorted({r.problem.block for r in rows})
     colour = colours(blocks)
     marks = dict(zip(DIRECTIONS, "o^s", strict=True))
-    figure, axis = plt.subplots(figsize=(11, 1.8 + 0.42 * len(groups)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.8, 1.9 + 0.48 * len(groups)), layout="constrained")
     for y, group in enumerate(groups):
         for r in (r for r in rows if r.group == group):
-            shift = 0.22 * (DIRECTIONS.index(r.problem.direction) - 1)
+            shift = 0.2 * DIRECTIONS.index(r.problem.direction) - 0.06
             style = {"marker": marks[r.problem.direction], "s": 26, "alpha": 0.8, "linewidths": 0}
             axis.scatter(r.record["roofline_fraction"], y + shift, color=colour(r.problem.block), **style)
-    axis.set_yticks(range(len(groups)), [title(g) for g in groups])
-    axis.set_ylim(len(groups) - 0.4, -0.6)
+        axis.text(0.005, y - 0.32, title(group), fontsize=8, va="center")  # a margin of names would not fit a phone
+        axis.axhline(y - 0.52, color="0.9", linewidth=0.6)
+    axis.set_yticks([])
+    axis.set_ylim(len(groups) - 0.5, -0.6)
     most = max(1.0, *(r.record["roofline_fraction"] for r in rows))
     axis.set_xlim(0, 1.03 * most)
     axis.axvline(1, color="0.4", linestyle=":")
@@ -143,9 +156,9 @@ def plot_roofline(rows: list[Row], path: Path) -> bool:
         axis.scatter([], [], marker=mark, color="0.4", label=direction)
     for block in blocks:
         axis.scatter([], [], marker="o", color=colour(block), label=f"b = {block}")
-    figure.legend(loc="outside lower center", ncols=len(marks) + len(blocks), frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     peak = "cuBLAS's rate" if any(r.on_card for r in rows) else "FMA peak"
-    figure.suptitle(f"Share of what measured {peak} and read bandwidth allow, weights from memory")
+    figure.suptitle(f"Share of what measured {peak} and read bandwidth allow,\nweights from memory")
     save(figure, path)
     plt.close(figure)
     return True

@@ -30,10 +30,12 @@ def number(value: float | None, losing_below: float = 0.0) -> str:
     return f"**{text}**" if value < losing_below else text
 
 
-def table(names: str, rows: Iterable[Iterable[str]]) -> list[str]:
-    """A Markdown table; columns after the first three words are numbers, and so set to the right."""
+def table(names: str, rows: Iterable[Iterable[str]], *, numbers: bool = True) -> list[str]:
+    """A Markdown table; columns are set to the right but for these names, or all to the left without numbers."""
     columns = names.split(" | ")
-    rule = ["---" if name in ("pass", "layout", "problem") else "---:" for name in columns]
+    rule = [
+        "---:" if numbers and name not in ("pass", "layout", "problem", "way", "machine") else "---" for name in columns
+    ]
     lines = [columns, rule, *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -248,6 +250,8 @@ def python_table(results: Results) -> list[str]:
     cells = []
     for line, record in results.python.items():
         cells.append([f"`{line}`", number(record["us"]), *(python_cell(record, name) for name in names)])
+    over = [[r["vs"][name] / r["us"] for r in results.python.values() if name in r["vs"]] for name in names]
+    cells.append(["geometric mean, over ours", "", *(geometric_mean(ratios) for ratios in over)])
     lines += table(" | ".join(["problem", "blocksparse", *names]), cells)
     eager = [(line, record["us_eager"]) for line, record in results.python.items() if "us_eager" in record]
     if eager:

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# What no compiler checks: who includes whom (check_includes.py), the size of files, and files that somebody left behind.
+# What no compiler checks: who includes whom (check_includes.py), pages that are hard to read or lead nowhere
+# (check_pages.py) or are not what results make, the size of files, and files that somebody left behind.
 set -euo pipefail
 failed=0
 complain() { echo "$1" >&2; failed=1; }
 
 python3 scripts/check_includes.py || failed=1
+python3 scripts/check_pages.py || failed=1
+python3 benchmarks/machine_pages.py --check || failed=1
 while read -r lines file; do
   complain "$file has $lines lines; would two files be clearer?"
 done < <(git ls-files '*.cc' '*.cu' '*.cuh' '*.h' '*.py' | xargs wc -l | awk '$2 != "total" && $1 > 450')

@@ -1,0 +1,100 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT / "docs/pictures")]
+
+import check_pages  # noqa: E402
+
+import crossover  # noqa: E402
+import machine_pages  # noqa: E402
+from machines import MACHINES, Machine, Source  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("sentence", "count"),
+    [
+        ("It takes 3 us, 2.5 times as long as 1.2 ms.", 3),
+        ("Blocks of 32 in 4096 x 4096 with 64 tokens, since version 0.1.0 of 2026-11-26.", 0),
+        ("Layouts of density 10 % with 5 % of their blocks take 3 to 4 us.", 1),
+        ("The cache has 48 KB, 7.3x of it with `n=64 b=32 3 us`, 80 % busy.", 3),
+    ],
+)
+def test_figures(sentence, count):
+    assert len(check_pages.figures(check_pages.Paragraph(1, [sentence]).sentences()[0])) == count
+
+
+def test_long_paragraphs_and_lists():
+    prose = "A line of prose.\n" * 7
+    assert "a paragraph of 7 lines" in next(check_pages.check_prose("docs/x.md", prose))
+    for text in ("- An item.\n" * 9, "```\n" + prose + "```\n", "| a |\n" * 9, "A line.\n" * 6 + "\n" + "A line.\n"):
+        assert not list(check_pages.check_prose("docs/x.md", text))
+    assert list(check_pages.check_prose("docs/x.md", "word " * 200))  # one line that is not wrapped
+
+
+def test_lengths():
+    assert list(check_pages.check_prose("HACKING.md", "A line.\n\n" * 76)) == [
+        "HACKING.md has 152 lines, of at most 150"
+    ]
+    assert list(check_pages.check_prose("README.md", "word\n\n" * 70 + "- word\n" * 9)) == []
+
+
+def test_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_pages, "ROOT", tmp_path)
+    (tmp_path / "there.md").write_text("# One `thing`, two\n\n```\n# no heading\n```\n")
+    text = "[a](there.md) [b](there.md#one-thing-two) [c](https://x.y/z) `[d](code.md)`\n"
+    assert not list(check_pages.check_links("page.md", text))
+    found = list(check_pages.check_links("page.md", "\n[a](gone.md) [b](there.md#no-heading)\n"))
+    assert found == ["page.md:2: gone.md is not there", "page.md:2: there.md has no heading #no-heading"]
+
+
+def test_pages_are_what_results_make():
+    assert machine_pages.main(["--check"]) == 0
+
+
+def test_every_result_has_a_page_or_a_word():
+    named = {source.name for machine in MACHINES for source in machine.sources}
+    told = (ROOT / "benchmarks/results/README.md").read_text().replace("{h100,h200}", "h100 2026-11-25-nvidia-h200")
+    for path in (ROOT / "benchmarks/results").glob("*.jsonl"):
+        assert path.stem in named or path.stem.split("-nvidia-h")[0] in told, path
+
+
+def test_a_later_family_and_losses(tmp_path, monkeypatch):
+    header = {"header": 1, "device": "cuda: a card", "cuda": "13", "opponents": {}, "date": "2026-01-02T00:00:00Z"}
+    lines = [
+        {"problem": f"linear:fprop bf16 n=256 b=64 random(64,{d}) device=cuda", "out": 4096, "in": 4096, "density": d}
+        | {"kernel": "many", "us": us, "roofline_fraction": 0.2, "vs": {"cublas": 10.0, "cusparse_bsr": 90.0}}
+        for d, us in ((0.5, 20.0), (0.25, 8.0), (0.1, 5.0))
+    ]
+    (tmp_path / "card.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    rows = [
+        ("0.25", "row_wgmma", 4, "2026-01-03"),
+        ("0.1", "row_wgmma", 4, "2026-01-01"),
+        ("0.5", "wgmma", 1, "2026-01-03"),
+    ]
+    table = ["problem,family,us,commit,date,l2,source"]
+    table += [f'"linear:fprop bf16 n=256 b=64 random(64,{d})",{f},{us},,{day},cold,x' for d, f, us, day in rows]
+    (tmp_path / "card.csv").write_text("\n".join(table) + "\n")
+    monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(machine_pages, "TABLES", tmp_path)
+    page = machine_pages.Page(Machine("card", "A card", "", (Source("card", "made by", "all"),), crossover="card"))
+    text = page.markdown()
+    assert "| 256 | fprop | 50 % | **0.5** (20) |" in text  # a loss; a later time of the same family is no other kernel
+    assert "| 256 | fprop | 25 % | 2.5 (4†) |" in text
+    assert "| 256 | fprop | 10 % | 2 (5) |" in text  # the other family's time is older
+    assert "| `linear:fprop bf16 n=256 b=64 random(64,0.25)` | 22.5 (90) |" in text
+    assert crossover.family_of("many", lines[0]["problem"]) == "wgmma"
+
+
+def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    import architecture
+
+    architecture.main(tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.delitem(architecture.OPS, "norm")
+    with pytest.raises(SystemExit, match="no place for norm"):
+        architecture.main(tmp_path / "map.png")
