@@ -23,8 +23,8 @@ CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 FRAMEWORKS ?= tensorflow
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
-  clean
+.PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint lint-format \
+  lint-types lint-tree tidy format bench bench-tool reproduce peers docs wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -89,12 +89,16 @@ asan: $(VENV)/.tools
 	cmake --build --preset asan --parallel $(JOBS)
 	ctest --preset asan
 
-lint: $(VENV)/.lint
-	$(call step,clang-format)
+lint: lint-format lint-types lint-tree
+
+lint-format: $(VENV)/.lint
+	$(call step,clang-format and ruff)
 	git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh' '*.inc' | xargs clang-format --dry-run --Werror
-	$(call step,ruff and mypy)
 	ruff format --check .
 	ruff check .
+
+lint-types: $(VENV)/.lint
+	$(call step,mypy)
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
@@ -104,6 +108,9 @@ lint: $(VENV)/.lint
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py
+
+lint-tree:
+	$(call step,includes and sizes of files)
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.
