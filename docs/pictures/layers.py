@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
-from style import BLOCK, INK, PALE, phone_figure, save
 
 from blocksparse import Layout, graphs
+from style import BLOCK, INK, PALE, phone_figure, save
 
 Mask = npt.NDArray[np.bool_]
 
