@@ -7,6 +7,7 @@
 # make bench   the speed of this machine beside other libraries, in 2 minutes: out/bench/quick.md
 # make reproduce  the whole matrix of benchmarks, with Python libraries: benchmarks/results; half an hour
 # make docs    API documentation: out/docs/html/index.html
+# make wheel   a wheel that others can install, tried in an environment of its own: dist; WHEEL_CUDA=OFF for CPUs alone
 # make clean   removes what these made, but for the Python environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,6 +18,8 @@ JOBS ?= $(shell nproc)
 # nvcc takes minutes. Benchmarks, and a package that tests have not built, hold no CUDA kernels where there is no card;
 # CUDA_IF_CARD=ON builds them all the same.
 CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
+# AUTO: a wheel holds CUDA kernels if nvcc is found. OFF: it does not.
+WHEEL_CUDA ?= AUTO
 # What tests compile for. Without a card, PTX does for the older ones: nothing would run what ptxas makes of it.
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 # Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
@@ -152,8 +155,19 @@ peers: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
 docs: $(VENV)/.docs
 	scripts/build_docs.sh out/docs
 
-wheel: $(VENV)/.tools
-	$(PYTHON) -m pip wheel . --no-deps -w dist
+# auditwheel puts libgomp into the wheel and names it after the oldest C library that it runs with. Then it is tried
+# where NumPy alone is installed.
+wheel: $(VENV)/.wheel
+	rm -rf build/dist build/try_wheel dist/blocksparse-*.whl
+	$(call step,building a wheel)
+	$(PYTHON) -m pip wheel . --no-deps --no-build-isolation -w build/dist \
+	  -Ccmake.define.BLOCKSPARSE_CUDA=$(WHEEL_CUDA) -Ccmake.define.BLOCKSPARSE_OBJECTS_OF=
+	auditwheel repair build/dist/*.whl -w dist
+	auditwheel show dist/blocksparse-*.whl
+	$(call step,trying it in an environment of its own)
+	python3 -m venv build/try_wheel
+	build/try_wheel/bin/python -m pip install --quiet dist/blocksparse-*.whl
+	cd build && try_wheel/bin/python -m blocksparse selftest
 
 clean:
 	rm -rf build out dist
@@ -226,6 +240,10 @@ $(VENV)/.bench: $(VENV)/.tools scripts/requirements/bench.txt
 
 $(VENV)/.lint: $(VENV)/.torch scripts/requirements/lint.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/lint.txt
+	touch $@
+
+$(VENV)/.wheel: $(VENV)/.tools scripts/requirements/wheel.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/wheel.txt
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.package $(VENV)/.torch scripts/requirements/docs.txt
