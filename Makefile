@@ -24,7 +24,7 @@ WHEEL_CUDA ?= AUTO
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 # Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
 FRAMEWORKS ?= tensorflow
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint lint-format \
   lint-types lint-tree tidy format bench bench-tool reproduce peers docs wheel clean
@@ -111,7 +111,7 @@ lint-types: $(VENV)/.lint
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py
-	MYPYPATH=python:benchmarks:docs/pictures mypy docs/pictures/style.py docs/pictures/layers.py docs/pictures/speed.py
+	MYPYPATH=python:benchmarks:docs/pictures mypy docs/pictures/style.py docs/pictures/layers.py docs/pictures/speed.py docs/pictures/families.py
 
 lint-tree:
 	$(call step,includes and sizes of files)
