@@ -7,6 +7,7 @@
 # make bench   the speed of this machine beside other libraries, in 2 minutes: out/bench/quick.md
 # make reproduce  the whole matrix of benchmarks, with Python libraries: benchmarks/results; half an hour
 # make docs    API documentation: out/docs/html/index.html
+# make pictures  those of README and site, from layouts, results and the choice of kernels: docs/pictures
 # make wheel   a wheel that others can install, tried in an environment of its own: dist; WHEEL_CUDA=OFF for CPUs alone
 # make clean   removes what these made, but for the Python environment
 SHELL := /bin/bash
@@ -27,7 +28,7 @@ FRAMEWORKS ?= tensorflow
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint lint-format \
-  lint-types lint-tree tidy format bench bench-tool reproduce peers docs wheel clean
+  lint-types lint-tree tidy format bench bench-tool reproduce peers docs pictures wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -154,6 +155,10 @@ peers: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
 
 docs: $(VENV)/.docs
 	scripts/build_docs.sh out/docs
+
+# The drawn pictures of README and site, of the layouts, results and choice of kernels that this tree has.
+pictures: bench-tool $(VENV)/.package $(VENV)/.demo
+	for script in layers speed families; do PYTHONPATH=benchmarks $(PYTHON) docs/pictures/$$script.py; done
 
 # auditwheel puts libgomp into the wheel and names it after the oldest C library that it runs with. Then it is tried
 # where NumPy alone is installed.

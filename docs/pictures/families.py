@@ -14,18 +14,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from crossover import FAMILIES, read
-from style import PHONE, phone_figure, save
+from style import INK, PHONE, phone_figure, save
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 4096
 PASSES, DENSITIES, BLOCKS = ("fprop", "dgrad", "wgrad"), (0.02, 0.1, 0.25), (8, 16, 32, 64, 128)
 TOKENS = sorted({round(2**power) for power in np.arange(0, 13.01, 0.5)} | {65, 129, 513, 1025, 2049})
+COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "cyan", "olive", "pink", "gray")
 Key = tuple[str, float, int, int]
 
 
@@ -76,7 +76,7 @@ def draw(axis: Any, family: dict[Key, str], direction: str, density: float, colo
     if dots:
         x, y = np.array(dots).T
         axis.plot(np.log2(x), y + 0.5, ".", color="white", markersize=2.5)
-    axis.set_xticks([0, 4, 8, 12], ["1", "16", "256", "4096"])
+    axis.set_xticks([0, 5, 10], ["1", "32", "1024"])
     axis.set_yticks(np.arange(len(BLOCKS)) + 0.5, [str(block) for block in BLOCKS])
     axis.tick_params(length=0)
     for spine in axis.spines.values():
@@ -91,10 +91,11 @@ def main() -> None:
     keys = [(p, d, b, n) for p in PASSES for d in DENSITIES for b in BLOCKS for n in TOKENS]
     family = choices(options.bench, keys)
     used = [name for name in FAMILIES if name in family.values()]
-    palette = mpl.colormaps["tab10"]
-    colours = {name: "#999999" if name == "generic" else palette(i) for i, name in enumerate(used)}
+    colours = {name: f"tab:{COLOURS[i % len(COLOURS)]}" for i, name in enumerate(used)}
+    if "generic" in colours:
+        colours["generic"] = INK
     figure = phone_figure(PHONE * 1.55)
-    axes = figure.subplots(len(PASSES) * 1, len(DENSITIES), sharex=True, sharey=True)
+    axes = figure.subplots(len(PASSES), len(DENSITIES), sharex=True, sharey=True)
     for row, direction in zip(axes, PASSES, strict=True):
         for axis, density in zip(row, DENSITIES, strict=True):
             draw(axis, family, direction, density, colours)
