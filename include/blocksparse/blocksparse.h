@@ -23,7 +23,7 @@
 
 namespace blocksparse {
 
-BS_EXPORT std::string_view version();  // such as "0.1.0"
+BS_EXPORT std::string_view version();  // "major.minor.patch"
 
 // Instruction sets for which there are kernels and that this CPU runs, best first: of "amx", "avx512_bf16", "avx512",
 // "avx2", "neon_bf16", "neon", "scalar", and last "reference", the plain double loops that tests compare with.
