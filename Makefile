@@ -159,6 +159,7 @@ docs: $(VENV)/.docs
 # The drawn pictures of README and site, of the layouts, results and choice of kernels that this tree has.
 pictures: bench-tool $(VENV)/.package $(VENV)/.demo
 	for script in layers speed families; do PYTHONPATH=benchmarks $(PYTHON) docs/pictures/$$script.py; done
+	$(PYTHON) -m blocksparse animate "ws2d(16,24,8,0.2)" -o docs/pictures/spread.gif
 
 # auditwheel puts libgomp into the wheel and names it after the oldest C library that it runs with. Then it is tried
 # where NumPy alone is installed.

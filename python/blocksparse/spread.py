@@ -23,7 +23,7 @@ Nodes = npt.NDArray[np.int64]
 SIDE = 768  # nodes a side, at most: each is a pixel
 LINKED = 2500  # nodes, at most, among which single links can be seen
 FRAMES = 150  # at most: of a longer spreading some steps are left out
-PANELS, ACROSS = 6, 3  # of a strip, at most, and in a row
+PANELS, ACROSS = 6, 2  # of a strip, at most, and in a row: as wide as a phone
 BYTES = 64  # that a block takes while a graph is made: 54 with 4.5 million blocks, 2026-11-26
 SHOWN, LAST, ALL = 800, 3000, 20000  # ms that a frame is seen, the last one, and the others together, at most
 UNREACHED, REACHED, NEW, LINK = "#ececec", "#e3a08f", "#9c3324", "#333333"
@@ -144,7 +144,7 @@ def animate_spread(
         write_whole(place, spread.write_gif, "animate")
     else:
         kind = place.suffix.removeprefix(".").lower()
-        write_whole(place, lambda file: spread.strip().savefig(file, format=kind, dpi=200), "animate")
+        write_whole(place, lambda file: spread.strip().savefig(file, format=kind, dpi=240), "animate")
     return place
 
 
@@ -183,7 +183,7 @@ class _Spread:
         shown = self._some(PANELS)
         across = min(ACROSS, len(shown))
         rows = -(-len(shown) // across)
-        figure = Figure(figsize=(2.6 * across, rows * (0.3 + self._high(2.5)) + 0.6), layout="constrained")
+        figure = Figure(figsize=(2.05 * max(across, 2), rows * (0.3 + self._high(1.95)) + 0.6), layout="constrained")
         axes = figure.subplots(rows, across, squeeze=False).ravel()
         for axis, step in zip(axes, shown, strict=False):
             self._draw(axis, step)
