@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What no compiler checks: who includes whom (check_includes.py), the size of files, files that somebody left behind, and
+# What no compiler checks: who includes whom (check_includes.py), the size of files, files that somebody left behind,
 # copies of the version.
 set -euo pipefail
 failed=0
