@@ -7,6 +7,8 @@
 # make bench   the speed of this machine beside other libraries, in 2 minutes: out/bench/quick.md
 # make reproduce  the whole matrix of benchmarks, with Python libraries: benchmarks/results; half an hour
 # make docs    API documentation: out/docs/html/index.html
+# make pictures  those of README and site, from layouts, results and the choice of kernels: docs/pictures
+# make wheel   a wheel that others can install, tried in an environment of its own: dist; WHEEL_CUDA=OFF for CPUs alone
 # make clean   removes what these made, but for the Python environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,14 +19,16 @@ JOBS ?= $(shell nproc)
 # nvcc takes minutes. Benchmarks, and a package that tests have not built, hold no CUDA kernels where there is no card;
 # CUDA_IF_CARD=ON builds them all the same.
 CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
+# AUTO: a wheel holds CUDA kernels if nvcc is found. OFF: it does not.
+WHEEL_CUDA ?= AUTO
 # What tests compile for. Without a card, PTX does for the older ones: nothing would run what ptxas makes of it.
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
 # Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
 FRAMEWORKS ?= tensorflow
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint tidy format bench bench-tool reproduce peers docs wheel \
-  clean
+.PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint lint-format \
+  lint-types lint-tree tidy format bench bench-tool reproduce peers docs pictures wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -89,22 +93,30 @@ asan: $(VENV)/.tools
 	cmake --build --preset asan --parallel $(JOBS)
 	ctest --preset asan
 
-lint: $(VENV)/.lint
-	$(call step,clang-format)
+lint: lint-format lint-types lint-tree
+
+lint-format: $(VENV)/.lint
+	$(call step,clang-format and ruff)
 	git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh' '*.inc' | xargs clang-format --dry-run --Werror
-	$(call step,ruff and mypy)
 	ruff format --check .
 	ruff check .
+
+lint-types: $(VENV)/.lint
+	$(call step,mypy)
 	mypy
 	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
 	mypy benchmarks/machine_pages.py scripts/check_pages.py docs/pictures/architecture.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
-	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/readme_picture.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py
+	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py
+	MYPYPATH=python:benchmarks:docs/pictures mypy docs/pictures/style.py docs/pictures/layers.py docs/pictures/speed.py docs/pictures/families.py
+
+lint-tree:
+	$(call step,includes and sizes of files)
 	scripts/check_tree.sh
 
 # clang-tidy on the C++ sources, which takes minutes.
@@ -145,8 +157,24 @@ peers: $(VENV)/.bench $(VENV)/.package $(VENV)/.torch
 docs: $(VENV)/.docs
 	scripts/build_docs.sh out/docs
 
-wheel: $(VENV)/.tools
-	$(PYTHON) -m pip wheel . --no-deps -w dist
+# The drawn pictures of README and site, of the layouts, results and choice of kernels that this tree has.
+pictures: bench-tool $(VENV)/.package $(VENV)/.demo
+	for script in layers speed families; do PYTHONPATH=benchmarks $(PYTHON) docs/pictures/$$script.py; done
+	$(PYTHON) -m blocksparse animate "ws2d(16,24,8,0.2)" -o docs/pictures/spread.gif
+
+# auditwheel puts libgomp into the wheel and names it after the oldest C library that it runs with. Then it is tried
+# where NumPy alone is installed.
+wheel: $(VENV)/.wheel
+	rm -rf build/dist build/try_wheel dist/blocksparse-*.whl
+	$(call step,building a wheel)
+	$(PYTHON) -m pip wheel . --no-deps --no-build-isolation -w build/dist \
+	  -Ccmake.define.BLOCKSPARSE_CUDA=$(WHEEL_CUDA) -Ccmake.define.BLOCKSPARSE_OBJECTS_OF=
+	auditwheel repair build/dist/*.whl -w dist
+	auditwheel show dist/blocksparse-*.whl
+	$(call step,trying it in an environment of its own)
+	python3 -m venv build/try_wheel
+	build/try_wheel/bin/python -m pip install --quiet dist/blocksparse-*.whl
+	cd build && try_wheel/bin/python -m blocksparse selftest
 
 clean:
 	rm -rf build out dist
@@ -219,6 +247,10 @@ $(VENV)/.bench: $(VENV)/.tools scripts/requirements/bench.txt
 
 $(VENV)/.lint: $(VENV)/.torch scripts/requirements/lint.txt
 	$(PYTHON) -m pip install --quiet -r scripts/requirements/lint.txt
+	touch $@
+
+$(VENV)/.wheel: $(VENV)/.tools scripts/requirements/wheel.txt
+	$(PYTHON) -m pip install --quiet -r scripts/requirements/wheel.txt
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.package $(VENV)/.torch scripts/requirements/docs.txt

@@ -2,9 +2,11 @@
 
 import os
 
+import blocksparse
+
 project = "blocksparse"
 author = "The blocksparse authors"
-release = "0.1.0"
+release = blocksparse.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "breathe"]
 html_theme = "furo"
 html_title = "blocksparse"

@@ -23,7 +23,7 @@
 
 namespace blocksparse {
 
-BS_EXPORT std::string_view version();  // "0.1.0"
+BS_EXPORT std::string_view version();  // "major.minor.patch"
 
 // Instruction sets that have kernels and that this CPU runs, best first: "amx", "avx512_bf16", "avx512", "avx2",
 // "neon_bf16", "neon", "scalar". The last is "reference": the plain double loops that tests compare with.

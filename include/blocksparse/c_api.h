@@ -34,7 +34,7 @@ enum {
 };
 
 BS_API int32_t bs_abi_version(void);
-BS_API const char* bs_version(void);    /* "0.1.0" */
+BS_API const char* bs_version(void);    /* "major.minor.patch" */
 BS_API const char* bs_last_error(void); /* of this thread; "" if its last call went well */
 
 /* ---- Machine ---------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-"""The command line: python -m blocksparse [selftest | report GRAPH | plot GRAPH | lm COMMAND | pixelcnn COMMAND]."""
+"""The command line: python -m blocksparse [selftest | report | plot | animate GRAPH | lm | pixelcnn COMMAND]."""
 
 from __future__ import annotations
 
@@ -101,10 +101,23 @@ def _report(layout: Layout) -> graphs.Report:
 def _plot(arguments: argparse.Namespace) -> None:
     from .viz import check_picture, plot_layout
 
-    stem = re.sub(r"[^\w.-]+", "-", arguments.graph).strip("-")
-    path = check_picture(arguments.out or f"{stem}.png")
+    path = check_picture(arguments.out or f"{_stem(arguments.graph)}.png")
     layout = _layout(arguments)
     print(plot_layout(layout, path, arguments.graph, _report(layout)))
+
+
+def _animate(arguments: argparse.Namespace) -> None:
+    from .spread import Torus, animate_spread, check_animation
+
+    graph = arguments.graph
+    path = check_animation(arguments.out or f"{_stem(graph)}.gif")
+    Torus.of(graph)
+    layout = patiently(f"making {graph}", lambda: Layout.from_graph(graph, 8, seed=arguments.seed))
+    print(animate_spread(graph, path, layout=layout, report=_report(layout)))
+
+
+def _stem(graph: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", graph).strip("-")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +134,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0, help="of graphs that are random (default: %(default)s)")
         if name == "plot":
             command.add_argument("-o", "--out", help="PNG or SVG file (default: from the graph's name)")
+    command = commands.add_parser("animate", help="draw step by step how activation spreads through a graph")
+    command.add_argument("graph", help='a graph on a torus such as "ws2d(16,24,8,0.2)"')
+    command.add_argument("--seed", type=int, default=0, help="of the graph (default: %(default)s)")
+    command.add_argument("-o", "--out", help="GIF file, or PNG or SVG for a strip (default: from the graph's name)")
     options.add_parser(commands)
     pixelcnn_options.add_parser(commands)
     return parser
@@ -176,6 +193,8 @@ def _run(words: list[str]) -> int:
             print(layout, _report(layout), sep="\n")
         elif arguments.command == "plot":
             _plot(arguments)
+        elif arguments.command == "animate":
+            _animate(arguments)
         elif arguments.command in MODELS:
             status = _model(arguments)
         else:
@@ -183,7 +202,7 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except (ValueError, OSError, ModuleNotFoundError, library.UnavailableError) as error:
+    except (ValueError, OSError, MemoryError, ModuleNotFoundError, library.UnavailableError) as error:
         print(f"blocksparse: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -45,20 +45,20 @@ def plot_layout(
     return place
 
 
-def check_picture(path: str | os.PathLike[str]) -> Path:
-    """The path, ending with .png if with nothing; raises what `plot_layout` does before any work."""
+def check_picture(path: str | os.PathLike[str], op: str = "plot", ending: str = ".png") -> Path:
+    """The path, with this ending if it has none; raises what the op does of a path before any work."""
     need_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
 
     place = Path(path)
     if not place.suffix and not place.exists():
-        place = place.with_name(f"{place.name}.png")
-    known = FigureCanvasBase.get_supported_filetypes()
+        place = place.with_name(f"{place.name}{ending}")
+    known = {ending.removeprefix("."), *FigureCanvasBase.get_supported_filetypes()}
     if place.suffix and place.suffix.removeprefix(".").lower() not in known:
-        raise ValueError(f"[plot] {place} ends with {place.suffix}, needs one of {', '.join(sorted(known))}")
+        raise ValueError(f"[{op}] {place} ends with {place.suffix}, needs one of {', '.join(sorted(known))}")
     if not place.parent.is_dir():
-        raise FileNotFoundError(f"[plot] {place.parent} is no folder")
-    check_writable(place, "plot")
+        raise FileNotFoundError(f"[{op}] {place.parent} is no folder")
+    check_writable(place, op)
     return place
 
 

@@ -7,6 +7,7 @@
 
 #include "blocksparse/blocksparse.h"
 #include "card.h"
+#include "choice.h"
 #include "core/text.h"
 #include "cpu/threads.h"
 #include "machine.h"
@@ -230,7 +231,8 @@ int run(int argc, char** argv) {
   }
   int failures = 0;
   for (const std::string& problem : options->problems) {
-    const Status status = run_problem(problem, *options, usual_threads);
+    const Status status =
+        options->choice.empty() ? run_problem(problem, *options, usual_threads) : print_choice(problem, *options);
     if (status.ok()) continue;
     std::fprintf(stderr, "blocksparse-bench: %s\n", status.message().c_str());
     ++failures;

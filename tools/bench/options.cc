@@ -28,6 +28,8 @@ reference before it is timed.
   --threads N      for every problem (its own threads=N counts otherwise)
   --isa NAME       amx, avx512_bf16, avx512, avx2, neon_bf16, neon, scalar or reference
   --cuda-kernel NAME  as BLOCKSPARSE_CUDA_KERNEL; each: all that can do a problem, in turn
+  --choice CARD    hopper (H100, H200) or ampere (A100): print the family of CUDA kernels that does each linear problem
+                   there, and run nothing; no card is needed
   --cold           only with weights rotated through --rotate MB (default: both cold and hot)
   --hot            only with one copy of the weights, used again and again
   --rotate MB      together larger than the caches (default 256)
@@ -68,6 +70,7 @@ enum Code {
   kVs = 1,
   kDevice,
   kCudaKernel,
+  kChoice,
   kFile,
   kThreads,
   kIsa,
@@ -96,6 +99,7 @@ Status set_option(Options& options, int code, const char* value) {
     case kDevice:
       options.cuda = std::string_view(value) == "cuda";
       return options.cuda || std::string_view(value) == "cpu" ? Status() : invalid("--device ", value, ": cpu or cuda");
+    case kChoice: options.choice = value; return {};
     case kCold: options.hot = false; return {};
     case kHot: options.cold = false; return {};
     case kJson: options.json = true; return {};
@@ -127,6 +131,7 @@ Result<Options> parse_options(int argc, char** argv) {
                           {"isa", required_argument, nullptr, kIsa},
                           {"device", required_argument, nullptr, kDevice},
                           {"cuda-kernel", required_argument, nullptr, kCudaKernel},
+                          {"choice", required_argument, nullptr, kChoice},
                           {"cold", no_argument, nullptr, kCold},
                           {"hot", no_argument, nullptr, kHot},
                           {"rotate", required_argument, nullptr, kRotate},
@@ -144,6 +149,7 @@ Result<Options> parse_options(int argc, char** argv) {
     BS_RETURN_IF_ERROR(set_option(options, code, optarg));
   }
   if (!options.cold && !options.hot) return invalid("--cold and --hot exclude one another");
+  if (!options.choice.empty() && options.reproduce) return invalid("--choice and --reproduce exclude one another");
   auto& rest = options.reproduce ? options.paths : options.problems;
   rest.insert(rest.end(), argv + optind, argv + argc);
   const bool idle = options.list || options.help || options.reproduce;

@@ -15,6 +15,7 @@ struct Options {
   int threads = 0;           // 0: what the problem says
   bool cuda = false;         // all problems on the first card
   bool each_kernel = false;  // each CUDA kernel that can do a problem, in turn
+  std::string choice;        // a kind of card: say which family does a problem there, and run nothing
   bool cold = true, hot = true, json = false, check_only = false, list = false, help = false;
   size_t rotate_bytes = size_t{256} << 20;
   int samples = 15;

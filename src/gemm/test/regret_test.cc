@@ -75,20 +75,14 @@ std::vector<Times> read_times(const std::string& file) {
   return list;
 }
 
-// A problem as problem_of() reads it off a call.
-CudaProblem problem_of_line(const std::string& line) {
+std::string family_of_line(const cuda::Card& card, const std::string& line) {
   const auto c = linear::parse_linear_case(line);
   EXPECT_TRUE(c.ok()) << line;
   static std::map<std::string, Layout> layouts;  // many lines share a graph
   const std::string key = c->graph + " " + std::to_string(c->block) + " " + std::to_string(c->seed);
   auto known = layouts.find(key);
   if (known == layouts.end()) known = layouts.emplace(key, *linear::layout_of(*c)).first;
-  CudaProblem p = cuda_problem(c->pass, known->second.view(), c->dtype, c->n * c->pairs);
-  p.pairs = c->pairs;
-  p.x_first = c->x_order == Order::features_first;
-  p.gated = c->pass == Pass::wgrad ? c->dgates : c->gates;
-  p.tf32 = c->tf32;
-  return p;
+  return std::string(linear::family_on(card, *c, known->second.view()));
 }
 
 void expect_little_regret(const std::string& file, const cuda::Card& card) {
@@ -104,7 +98,7 @@ void expect_little_regret(const std::string& file, const cuda::Card& card) {
       ++alone;
       continue;
     }
-    const std::string family(choose_family(problem_of_line(times.problem), card).name);
+    const std::string family = family_of_line(card, times.problem);
     const auto chosen = times.us.find(family);
     if (chosen == times.us.end()) {
       ADD_FAILURE() << file << ": " << family << " is chosen, but was not timed: " << times.problem;

@@ -11,6 +11,7 @@
 
 #include "blocksparse/ops.h"
 #include "core/random.h"
+#include "cuda/card.h"
 #include "gemm/problem_data.h"
 #include "gemm/product.h"
 
@@ -58,7 +59,9 @@ struct LinearCase {
 
 Result<LinearCase> parse_linear_case(std::string_view line);
 std::string to_string(const LinearCase& c);
-Result<Layout> layout_of(const LinearCase& c);  // as the op gets it
+Result<Layout> layout_of(const LinearCase& c);  // as the op is given it
+// The family of CUDA kernels that does it on such a card, which need not be there.
+std::string_view family_on(const cuda::Card& card, const LinearCase& c, const LayoutView& layout);
 
 // Memory with poison around and between the rows of a matrix.
 struct Buffer {
