@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The headers' plain comments are their documentation: turns them into Doxygen's form.
 
-`//` becomes `///`, a trailing one `///<`, `/*` becomes `/**`. Indented lines of a comment are tables of shapes and stay
-lines, as code; those that go on with a list item stay text.
+`//` becomes `///`, a trailing one `///<`, `/*` becomes `/**`. The opening comment belongs to the file, not to the
+namespace that follows. Indented lines of a comment are tables of shapes and stay lines, as code; those that go on with
+a list item stay text.
 """
 
 import re
@@ -12,9 +13,14 @@ from pathlib import Path
 
 def main() -> None:
     """Writes the header given to standard output."""
+    text = Path(sys.argv[1]).read_text()
+    if text.startswith("//"):
+        print("/// @file")
+    elif text.startswith("/*"):
+        text = text.replace("/*", "/* @file\n *", 1)
     in_table = in_list = False
     margin = ""
-    for line in Path(sys.argv[1]).read_text().splitlines():
+    for line in text.splitlines():
         match = re.match(r"( *)//( *)(.*)$", line)
         indented = bool(match) and len(match[2]) >= 3
         item = bool(match) and match[3].startswith("- ")
