@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GUIDES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guide/*.md")])
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PARTS = re.compile(r"^<!-- run\n(?P<hidden>.*?)^-->$|^```(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -75,7 +74,7 @@ def commands(page: Path) -> list[str]:
             found += [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         elif block.language in ("", "console"):
             found += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
-    prose = FENCE.sub("", page.read_text(encoding="utf-8")).replace("\n", " ")
+    prose = PARTS.sub("", page.read_text(encoding="utf-8")).replace("\n", " ")
     return found + re.findall(r"(?<!`)`((?:python -m blocksparse|make) [^`]*)`", prose)
 
 
@@ -89,7 +88,7 @@ def anchors(page: Path) -> set[str]:
 
 def broken_links(page: Path) -> list[str]:
     """Links and pictures to files or headings that are not there. Other sites are not asked."""
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = PARTS.sub("", page.read_text(encoding="utf-8"))
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")
