@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def run(page: Path) -> int:
     space: dict[str, object] = {"__name__": "page"}
     ran = 0
     all_blocks = blocks(page)
-    for block, following in zip(all_blocks, [*all_blocks[1:], None], strict=True):
+    for block, following in zip_longest(all_blocks, all_blocks[1:]):
         if block.language != "python" or block.before.startswith("<!-- examples/"):
             continue
         code = "\n" * block.line + block.text

@@ -42,7 +42,7 @@ def test_other_languages_are_of_examples(page):
 # ---- Commands --------------------------------------------------------------------------------------------------------
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.M))
+TARGETS = set(re.findall(r"^([\w-]+):", MAKEFILE, re.M))
 EXTRAS = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.S)[1]
 PRESETS = json.loads((ROOT / "CMakePresets.json").read_text())
 OTHERS = ("c++", "export", "cd", "pip install torch", "build/release/tools/blocksparse-bench", "scripts/on_card.sh")
