@@ -1,4 +1,4 @@
-"""Fails where README.md or a guide shows other code than the examples that CI builds and runs.
+"""Fails where README.md or a page of the documentation shows other code than the examples that CI builds and runs.
 
 A code block that follows a line `<!-- examples/FILE -->` must be the part of FILE between two [readme] marks.
 `--write` puts it there.
@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # These show one at least, so that a mark that is not read does not pass for none.
-SHOW = {"README.md", *(f"docs/guide/{name}.md" for name in ("linear", "convolution", "pruning", "jax", "tensorflow", "keras"))}
+SHOW = {"README.md", "docs/quickstart.md"} | {
+    f"docs/guide/{name}.md" for name in ("linear", "convolution", "pruning", "jax", "tensorflow", "keras")
+}
 
 
 def marked(path: Path) -> str:
@@ -31,7 +33,9 @@ def main() -> int:
         text = page.read_text()
         shown = pattern.findall(text)
         if (name in SHOW and not shown) or len(shown) != text.count("<!-- examples/"):
-            raise SystemExit(f"{name} shows {len(shown)} examples, and has {text.count('<!-- examples/')} marks of them")
+            raise SystemExit(
+                f"{name} shows {len(shown)} examples, and has {text.count('<!-- examples/')} marks of them"
+            )
         new = pattern.sub(lambda m: f"<!-- {m[1]} -->\n```{m[2]}\n{marked(ROOT / m[1])}```", text)
         if new == text:
             continue

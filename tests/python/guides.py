@@ -1,4 +1,4 @@
-"""The pages of the documentation, as tests read them: their code, their commands and their links.
+"""The pages of the documentation, as tests read them: their code and their commands.
 
 A block of Python that follows a line `<!-- examples/FILE -->` is a part of that file: scripts/check_readme.py compares
 them, and the examples are run. All other blocks of a page are run in turn, as one program. What a reader need not see
@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GUIDES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guide/*.md")])
+GUIDES = [ROOT / "README.md", *sorted([*DOCS.glob("*.md"), *DOCS.glob("guide/*.md")])]
+OTHERS = sorted([*DOCS.glob("develop/*.md"), *DOCS.glob("performance/*.md")])  # for developers
 
 PARTS = re.compile(r"^<!-- run\n(?P<hidden>.*?)^-->$|^```(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -36,11 +37,12 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = []
     for match in PARTS.finditer(text):
-        hidden = match["hidden"] is not None
         above = text[: match.start()].rstrip("\n").rpartition("\n")[2]
-        # Lines of what is compiled, for tracebacks.
         line = text[: match.start()].count("\n") + 1
-        found.append(Block("python" if hidden else match["language"], match["hidden" if hidden else "text"], line, above))
+        if match["hidden"] is not None:
+            found.append(Block("python", match["hidden"], line, above))
+        else:
+            found.append(Block(match["language"], match["text"], line, above))
     return found
 
 
@@ -49,11 +51,11 @@ def run(page: Path) -> int:
     name = page.relative_to(ROOT)
     space: dict[str, object] = {"__name__": "page"}
     ran = 0
-    all_blocks = blocks(page)
-    for block, following in zip_longest(all_blocks, all_blocks[1:]):
+    every = blocks(page)
+    for block, following in zip_longest(every, every[1:]):
         if block.language != "python" or block.before.startswith("<!-- examples/"):
             continue
-        code = "\n" * block.line + block.text
+        code = "\n" * block.line + block.text  # so that tracebacks name the page's lines
         if block.before.startswith("<!-- not run: "):
             ast.parse(code, str(name))
             continue
@@ -77,25 +79,3 @@ def commands(page: Path) -> list[str]:
             found += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
     prose = PARTS.sub("", page.read_text(encoding="utf-8")).replace("\n", " ")
     return found + re.findall(r"(?<!`)`((?:python -m blocksparse|make) [^`]*)`", prose)
-
-
-def anchors(page: Path) -> set[str]:
-    """What links may name behind a `#`, as GitHub and MyST make it of headings."""
-    text = PARTS.sub("", page.read_text(encoding="utf-8"))
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
-    slugs = [re.sub(r"[^\w\- ]", "", heading.replace("`", "")).strip().lower().replace(" ", "-") for heading in headings]
-    return set(slugs) | set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
-
-
-def broken_links(page: Path) -> list[str]:
-    """Links and pictures to files or headings that are not there. Other sites are not asked."""
-    text = PARTS.sub("", page.read_text(encoding="utf-8"))
-    broken = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        if re.match(r"\w+:", link):
-            continue
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            broken.append(link)
-    return broken

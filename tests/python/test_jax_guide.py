@@ -1,6 +1,6 @@
 """The guide to JAX runs."""
 
-import pages
+import guides
 import pytest
 
 pytest.importorskip("jax")
@@ -10,4 +10,4 @@ def test_code_runs(tmp_path, monkeypatch):
     pytest.importorskip("flax")
     pytest.importorskip("optax")
     monkeypatch.chdir(tmp_path)
-    assert pages.run(pages.DOCS / "guide" / "jax.md") > 3
+    assert guides.run(guides.DOCS / "guide" / "jax.md") > 3
