@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ default_role = "py:obj"  # `Layout` in a docstring: a link where there is such a
 
 html_theme = "furo"
 html_title = f"blocksparse {release}"
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 
@@ -29,6 +31,7 @@ autodoc_member_order = "bysource"
 breathe_projects = {"blocksparse": os.environ["BLOCKSPARSE_DOXYGEN_XML"]}
 breathe_default_project = "blocksparse"
 breathe_default_members = ("members", "undoc-members")
+breathe_show_include = False  # each header has a section
 suppress_warnings = [
     "duplicate_declaration.cpp",  # each header opens the namespace again
     "duplicate_declaration.c",  # structs are declared with their typedef
@@ -70,8 +73,19 @@ def links_to_files(app: Any, doctree: nodes.document) -> None:
             node.replace_self(file)
 
 
+def wide_pictures(app: Any, doctree: nodes.document) -> None:
+    """Drawings of several panels side by side get the class `wide`: scaled to a phone nothing of them could be read."""
+    for node in doctree.findall(nodes.image):
+        file = Path(app.srcdir, app.env.doc2path(app.env.docname, base=False)).parent / node["uri"]
+        if file.suffix == ".png" and file.is_file():
+            width, height = struct.unpack(">II", file.read_bytes()[16:24])
+            if width > 1100 and width > 2 * height:
+                node["classes"].append("wide")
+
+
 def setup(app: Any) -> None:
     """What the settings above cannot say."""
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon
     app.connect("doctree-read", without_anonymous)
+    app.connect("doctree-read", wide_pictures, priority=100)  # before Sphinx changes the addresses of pictures
     app.connect("doctree-read", links_to_files, priority=100)  # before Sphinx collects what is to be downloaded
