@@ -11,6 +11,8 @@ from sphinx import addnodes
 
 import blocksparse
 
+os.environ["KERAS_BACKEND"] = "torch"  # with which the layers for Keras are imported
+
 project = "blocksparse"
 author = "The blocksparse authors"
 release = blocksparse.__version__
@@ -28,6 +30,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike"}  # else a union of all that NumPy takes
 breathe_projects = {"blocksparse": os.environ["BLOCKSPARSE_DOXYGEN_XML"]}
 breathe_default_project = "blocksparse"
 breathe_default_members = ("members", "undoc-members")
