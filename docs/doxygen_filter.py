@@ -3,7 +3,7 @@
 
 `//` becomes `///`, a trailing one `///<`, `/*` becomes `/**`. The opening comment belongs to the file, not to the
 namespace that follows. Indented lines of a comment are tables of shapes and stay lines, as code; those that go on with
-a list item stay text.
+a list item stay text. What is private in a class is left out.
 """
 
 import re
@@ -18,6 +18,7 @@ def main() -> None:
         print("/// @file")
     elif text.startswith("/*"):
         text = text.replace("/*", "/* @file\n *", 1)
+    text = re.sub(r"^ *private:\n(.*\n)*?(?= *\};)", "", text, flags=re.M)
     in_table = in_list = False
     margin = ""
     for line in text.splitlines():

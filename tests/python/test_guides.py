@@ -11,7 +11,8 @@ import pytest
 import blocksparse.__main__ as command_line
 
 ROOT = guides.ROOT
-ELSEWHERE = {"jax.md"}  # test_jax_guide.py, in an environment that has it
+# The first needs an environment of its own, the programs of the second are of several processes.
+ELSEWHERE = {"jax.md": "test_jax_guide.py", "several-cards.md": "test_torch_parallel.py"}
 NEED = {"linear.md": ("safetensors",), "language-models.md": ("safetensors", "constriction")}
 
 
@@ -22,7 +23,7 @@ def ids(paths):
 @pytest.mark.parametrize("page", guides.GUIDES, ids=ids(guides.GUIDES))
 def test_code_runs(page, tmp_path, monkeypatch):
     if page.name in ELSEWHERE:
-        pytest.skip("test_jax_guide.py runs it")
+        pytest.skip(f"{ELSEWHERE[page.name]} runs its programs")
     pytest.importorskip("torch")
     for library in NEED.get(page.name, ()):
         pytest.importorskip(library)
