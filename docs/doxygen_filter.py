@@ -3,7 +3,8 @@
 
 `//` becomes `///`, a trailing one `///<`, `/*` becomes `/**`. The opening comment belongs to the file, not to the
 namespace that follows. Indented lines of a comment are tables of shapes and stay lines, as code; those that go on with
-a list item stay text. What is private in a class is left out.
+a list item stay text. What is private in a class is left out. A line `/* ---- Name ---- */` begins a group of
+declarations.
 """
 
 import re
@@ -19,9 +20,16 @@ def main() -> None:
     elif text.startswith("/*"):
         text = text.replace("/*", "/* @file\n *", 1)
     text = re.sub(r"^ *private:\n(.*\n)*?(?= *\};)", "", text, flags=re.M)
-    in_table = in_list = False
+    in_table = in_list = in_group = False
     margin = ""
     for line in text.splitlines():
+        group = re.match(r"/\* -{4,} (.+?) -{4,}( \*/)?$", line)
+        if in_group and (group or line.startswith("#ifdef __cplusplus")):
+            print("/** @} */")
+        in_group = bool(group) or (in_group and not line.startswith("#ifdef __cplusplus"))
+        if group:
+            print(f"/** @name {group[1]} */\n/** @{{ */" + ("" if group[2] else "\n/**"))
+            continue
         match = re.match(r"( *)//( *)(.*)$", line)
         indented = bool(match) and len(match[2]) >= 3
         item = bool(match) and match[3].startswith("- ")

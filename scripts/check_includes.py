@@ -150,7 +150,7 @@ def check_family(file: str, target: str) -> str | None:
 def check_target(file: str, target: str) -> str | None:
     """What is wrong with an include of ours."""
     if target == C_HEADER:
-        return None if file.startswith(USES_C_HEADER) else "the C interface is for src/capi, src/adapters, examples, tests"
+        return None if file.startswith(USES_C_HEADER) else f"the C interface is for {', '.join(USES_C_HEADER)}"
     if target.startswith("blocksparse/") or allows(MAY_INCLUDE, file, target):
         return check_family(file, target)
     if is_test(file) and allows(TESTS_MAY_INCLUDE, file, target):
