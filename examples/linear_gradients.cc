@@ -8,6 +8,20 @@
 
 namespace bs = blocksparse;
 
+// [readme]
+// dx = dy W, and dW = dy^T x of the blocks. x [n, in], dy [n, out], w and dw [blocks, b, b].
+bs::Status gradients(const bs::Layout& layout, bs::ConstTensor x, bs::ConstTensor dy, bs::ConstTensor w, bs::Tensor dx,
+                     bs::Tensor dw) {
+  const bs::LinearProblem problem{.layout = layout, .dtype = x.dtype, .n = x.shape[0]};
+  std::vector<char> memory(
+      std::max(bs::linear_dgrad_workspace_size(problem), bs::linear_wgrad_workspace_size(problem)));
+  const bs::Workspace workspace{memory.data(), memory.size()};
+  if (bs::Status status = bs::linear_dgrad(layout, dy, w, dx, workspace); !status.ok()) return status;
+  const bs::GradPair pair{x, dy};
+  return bs::linear_wgrad(layout, {&pair, 1}, {}, bs::Accumulate::no, dw, workspace);
+}
+// [readme]
+
 namespace {
 
 int fail(const bs::Status& status) {
@@ -28,19 +42,13 @@ int main() {
   const bs::ConstTensor x_of(x.data(), bs::DType::f32, {n, in}), dy(y.data(), bs::DType::f32, {n, out}),
       weights(w.data(), bs::DType::f32, {layout->blocks(), b, b});
 
-  const bs::LinearProblem problem{.layout = *layout, .dtype = bs::DType::f32, .n = n};
-  std::vector<char> memory(std::max({bs::linear_fprop_workspace_size(problem), bs::linear_dgrad_workspace_size(problem),
-                                     bs::linear_wgrad_workspace_size(problem)}));
-  const bs::Workspace workspace{memory.data(), memory.size()};
-
-  // y = x W^T; dx = dy W and dW = dy^T x, with y for dy.
-  bs::Status status = bs::linear_fprop(*layout, x_of, weights, {}, {y.data(), bs::DType::f32, {n, out}}, workspace);
+  std::vector<char> memory(bs::linear_fprop_workspace_size({*layout, bs::DType::f32, n}));
+  bs::Status status = bs::linear_fprop(*layout, x_of, weights, {}, {y.data(), bs::DType::f32, {n, out}},
+                                       {memory.data(), memory.size()});
   if (!status.ok()) return fail(status);
-  status = bs::linear_dgrad(*layout, dy, weights, {dx.data(), bs::DType::f32, {n, in}}, workspace);
-  if (!status.ok()) return fail(status);
-  const bs::GradPair pair{x_of, dy};
-  status = bs::linear_wgrad(*layout, {&pair, 1}, {}, bs::Accumulate::no,
-                            bs::Tensor{dw.data(), bs::DType::f32, {layout->blocks(), b, b}}, workspace);
+  // With y = x W^T for dy.
+  status = gradients(*layout, x_of, dy, weights, {dx.data(), bs::DType::f32, {n, in}},
+                     {dw.data(), bs::DType::f32, {layout->blocks(), b, b}});
   if (!status.ok()) return fail(status);
 
   const auto product = [](const std::vector<float>& a, const std::vector<float>& c) {

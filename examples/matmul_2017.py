@@ -1,5 +1,6 @@
 """The program of the 2017 release, with its own names."""
 
+# [readme]
 import numpy as np
 
 from blocksparse.matmul import BlocksparseMatMul
@@ -10,4 +11,5 @@ bsmm = BlocksparseMatMul(pattern, block_size=block_size, feature_axis=1)
 x = np.ones(bsmm.i_shape(minibatch_size), np.float32)
 w = np.random.default_rng(1).standard_normal(bsmm.w_shape, dtype=np.float32)
 y = bsmm(x, w)
+# [readme]
 print(y.shape, bsmm.sparsity)

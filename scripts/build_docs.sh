@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build_docs.sh OUT: API documentation from the headers (Doxygen, Breathe) and the docstrings (Sphinx) in OUT/html.
+# build_docs.sh OUT: the site in OUT/html: guides (MyST), the API from headers (Doxygen, Breathe) and docstrings.
 set -euo pipefail
 out=$1
 command -v doxygen >/dev/null || scripts/apt_install.sh doxygen

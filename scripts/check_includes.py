@@ -55,7 +55,7 @@ TESTS_MAY_INCLUDE = {
 
 # The C interface is for C programs, for what translates it, and for what is loaded through it.
 C_HEADER = "blocksparse/c_api.h"
-USES_C_HEADER = ("src/capi/", "src/adapters/", "tests/")
+USES_C_HEADER = ("src/capi/", "src/adapters/", "tests/", "examples/")
 
 # A family of kernels and what it takes from another one's folder. A plan.cc may ask any other plan.h, since choices and
 # workspaces of families depend on each other.
@@ -151,7 +151,7 @@ def check_family(file: str, target: str) -> str | None:
 def check_target(file: str, target: str) -> str | None:
     """What is wrong with an include of ours."""
     if target == C_HEADER:
-        return None if file.startswith(USES_C_HEADER) else "the C interface is used by src/capi, src/adapters and tests"
+        return None if file.startswith(USES_C_HEADER) else f"the C interface is for {', '.join(USES_C_HEADER)}"
     if target.startswith("blocksparse/") or allows(MAY_INCLUDE, file, target):
         return check_family(file, target)
     if is_test(file) and allows(TESTS_MAY_INCLUDE, file, target):

@@ -1,4 +1,4 @@
-"""Fails where README.md or a guide shows other code than the examples that CI builds and runs.
+"""Fails where README.md or a page of the documentation shows other code than the examples that CI builds and runs.
 
 A code block that follows a line `<!-- examples/FILE -->` must be the part of FILE between two [readme] marks.
 `--write` puts it there.
@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/pruning.md", "docs/jax.md", "docs/tensorflow.md", "docs/keras.md")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# These show one at least, so that a mark that is not read does not pass for none.
+SHOW = {"README.md", "docs/quickstart.md"} | {
+    f"docs/guide/{name}.md" for name in ("linear", "convolution", "pruning", "jax", "tensorflow", "keras")
+}
 
 
 def marked(path: Path) -> str:
@@ -24,11 +28,14 @@ def main() -> int:
     """Compares, or writes with --write."""
     pattern = re.compile(r"<!-- (examples/\S+) -->\n```(\w+)\n(.*?)```", re.S)
     failed = 0
-    for name in PAGES:
-        page = ROOT / name
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
         text = page.read_text()
-        if not pattern.search(text):
-            raise SystemExit(f"{name} shows no example")
+        shown = pattern.findall(text)
+        if (name in SHOW and not shown) or len(shown) != text.count("<!-- examples/"):
+            raise SystemExit(
+                f"{name} shows {len(shown)} examples, and has {text.count('<!-- examples/')} marks of them"
+            )
         new = pattern.sub(lambda m: f"<!-- {m[1]} -->\n```{m[2]}\n{marked(ROOT / m[1])}```", text)
         if new == text:
             continue

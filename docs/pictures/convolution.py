@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/convolution.md: python docs/pictures/convolution.py"""
+"""Draws the pictures of docs/guide/convolution.md: python docs/pictures/convolution.py"""
 
 from __future__ import annotations
 

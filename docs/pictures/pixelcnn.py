@@ -1,4 +1,4 @@
-"""Pictures of docs/pixelcnn.md: python docs/pictures/pixelcnn.py [folder of `make pixelcnn`]."""
+"""Pictures of docs/guide/pixelcnn.md: python docs/pictures/pixelcnn.py [folder of `make pixelcnn`]."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_replacing_needs_real_values(kind):
 
 
 def test_order_of_concatenations_puts_both_signs_of_a_channel_into_neighbouring_blocks():
-    text = (Path(__file__).parents[2] / "docs/convolution.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/guide/convolution.md").read_text(encoding="utf-8")
     (written,) = re.findall(r"`channel_order=(torch\.arange\(2 \* F\).*?)`", text)
     features, b = 32, 8
     order = eval(written, {"torch": torch, "F": features, "b": b})

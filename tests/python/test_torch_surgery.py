@@ -38,7 +38,7 @@ TEXT = torch.arange(12).view(2, 6)
 
 
 def test_the_guide_makes_layers_sparse_as_it_says():
-    guide = (Path(__file__).parents[2] / "docs/usage.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/guide/linear.md").read_text(encoding="utf-8")
     linear = nn.Linear(320, 640)
     for written in re.findall(r"`(bst\.(?:from_dense|replace_linears)\(.*?\))`", guide):
         names = {"bst": bst, "linear": linear, "model": nn.Sequential(nn.Linear(64, 64))}

@@ -38,21 +38,22 @@ def conv2d(x: Any, values: Any, layout: Layout | Tables, bias: Any | None = None
             [out, in].
         layout: which blocks of channels (out, in) are connected.
         bias: [layout.out_features].
-        options: the rest, by name.
-            kernel_size: one number, or one for each size.
-            stride: as kernel_size; 1 by default.
-            padding: for each size a number or a pair (before, after), one for all or a sequence of them; or "SAME" or
-                "VALID", as JAX means them, or "causal" (as many pixels as x has, all padding before; stride 1). 0 by
-                default.
-            dilation: as kernel_size; 1 by default.
-            channels_last: whether channels are the last axis of x and of the result, as they are by default; that is
-                the fast way.
-            channel_order: [layout.in_features], a permutation: channel c of the layout's inputs is channel
-                channel_order[c] of x.
-            gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
-            residual: like the result.
-            activation: as for `linear`.
-            precision: as for `linear`.
+        options: the rest, by name:
+
+            - kernel_size: one number, or one for each size.
+            - stride: as kernel_size; 1 by default.
+            - padding: for each size a number or a pair (before, after), one for all or a sequence of them; or "SAME" or
+              "VALID", as JAX means them, or "causal" (as many pixels as x has, all padding before; stride 1). 0 by
+              default.
+            - dilation: as kernel_size; 1 by default.
+            - channels_last: whether channels are the last axis of x and of the result, as they are by default; that is
+              the fast way.
+            - channel_order: [layout.in_features], a permutation: channel c of the layout's inputs is channel
+              channel_order[c] of x.
+            - gates: [layout.blocks], float32 (float64 for float64): block i counts gates[i] times, 0 skips it.
+            - residual: like the result.
+            - activation: as for `linear`.
+            - precision: as for `linear`.
 
     Returns:
         [n, height', width', layout.out_features], of the dtype of x, or as x has its axes.
