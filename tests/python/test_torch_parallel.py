@@ -2,7 +2,12 @@
 
 import datetime
 import os
+import re
+import runpy
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import processes
@@ -20,13 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import blocksparse.torch as bst
 from blocksparse import Layout, graphs
-from blocksparse.torch.parallel import ColwiseParallel, MLPParallel, RowwiseParallel, deal
+from blocksparse.torch.parallel import ColwiseParallel, MLPParallel, RowwiseParallel, deal, need_same_layouts
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
 UP = Layout.from_graph("ba(12,2)", 8, out_features=92, in_features=96)  # ragged, with hubs
 DOWN = Layout.from_graph("ba(12,3)", 8, seed=1, out_features=96, in_features=92)
 TOKENS = 12
+EXAMPLE = Path(__file__).parents[2] / "examples" / "several_cards.py"
 
 
 def make(seed=0):
@@ -197,10 +203,14 @@ def with_fsdp(rank, n, folder):
 def refusals(rank, n, folder):
     mesh = init_device_mesh("cpu", (n,))
     other = Layout.from_graph("ba(12,2)", 8, seed=5 + rank, out_features=92, in_features=96)
-    with pytest.raises(ValueError, match=r"different layouts: hash [0-9a-f]{16} in process 0 and [0-9a-f]{16} in") as e:
+    with pytest.raises(ValueError, match=r"different layout: hash [0-9a-f]{16} in process 0, [0-9a-f]{16} in process 1") as e:
         parallelize_module(bst.BlockSparseLinear(96, 92, other), mesh, ColwiseParallel())
     hashes = [f"{hash(Layout.from_graph('ba(12,2)', 8, seed=5 + r, out_features=92, in_features=96)):016x}" for r in (0, 1)]
     assert all(text in str(e.value) for text in hashes)
+    mixed = nn.Sequential(make()[0], bst.BlockSparseLSTM(5, 96, Layout.from_graph("ba(12,2)", 8, seed=rank)))
+    with pytest.raises(ValueError, match="processes have different 1.recurrent.0: hash"):
+        need_same_layouts(mixed)
+    need_same_layouts(make())
     few = bst.BlockSparseLinear(96, 16, graphs.dense(1, 6, block_size=16))
     with pytest.raises(ValueError, match=f"16 features are 1 units of 16, fewer than the {n} processes"):
         parallelize_module(few, mesh, ColwiseParallel())
@@ -386,6 +396,21 @@ def test_in_processes(body, n, found):
 def test_in_one_process(body, found):
     """What two have saved."""
     body(0, 1, found[0])
+
+
+def test_the_example(tmp_path, monkeypatch, capsys):
+    """As the guide runs it; then in one process, which goes on from what two have saved."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, "tensor"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first = float(re.fullmatch(r"tensor on 2 x cpu: loss ([\d.]+)\n", done.stdout)[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "fsdp"])
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, str(value))
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert float(re.fullmatch(r"fsdp on 1 x cpu: loss ([\d.]+)\n", capsys.readouterr().out)[1]) < first
 
 
 # ---- Deals ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
@@ -19,6 +17,7 @@ from ..interleave import interleaved_features
 from ..modules import BlockSparseGLU, BlockSparseLinear, BlockSparseMLP
 from ..tables import index_of
 from . import dealing
+from .agreement import need_same
 from .dealing import Deal, Int64, Layer
 from .dealt import Dealt
 from .layers import ColwiseGLU, ColwiseLinear, ParallelLayer, Part, RowwiseLinear
@@ -71,7 +70,7 @@ class _Style(ParallelStyle):
                 f"[{op}] deal is of {deal.features} features in units of {deal.unit} to {deal.processes} processes, needs "
                 f"{features} in multiples of {layer.layout.block_size} to {mesh.size()}"
             )
-        _need_same(op, layer.layout, deal, mesh)
+        need_same(op, {"layout": hash(layer.layout), "deal": hash(deal)}, mesh.get_group())
 
     def _divide(
         self, layer: Layer, kind: type[ParallelLayer], part: Part, replicated: tuple[str, ...]
@@ -255,19 +254,3 @@ def _part_of(layout: Layout, blocks: Int64, units: Int64, edge: int, side: int, 
     names: dict[str, Any] = dict(zip(("out_features", "in_features"), sizes, strict=True))
     made = Layout.from_coordinates(*coordinates, (grid[0], grid[1]), layout.block_size, **names)
     return made.t() if layout.transposed else made
-
-
-def _need_same(op: str, layout: Layout, deal: Deal, mesh: DeviceMesh) -> None:
-    """Raises ValueError, in all processes, unless they have one layout and one deal."""
-    device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
-    mine = torch.from_numpy(np.array([hash(layout), deal.digest()], np.uint64).view(np.int64)).to(device)
-    hashes = [torch.empty_like(mine) for _ in range(mesh.size())]
-    dist.all_gather(hashes, mine, group=mesh.get_group())
-    all_hashes = torch.stack(hashes).cpu().numpy().view(np.uint64)
-    for what, column in (("layouts", all_hashes[:, 0]), ("deals", all_hashes[:, 1])):
-        if (differ := np.flatnonzero(column != column[0])).size:
-            other = differ[0]
-            raise ValueError(
-                f"[{op}] processes have different {what}: hash {column[0]:016x} in process 0 and {column[other]:016x} in "
-                f"process {other}; this one has {layout!r} (hash {hash(layout) & (1 << 64) - 1:016x})"
-            )
