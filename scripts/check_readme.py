@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/pruning.md", "docs/jax.md", "docs/tensorflow.md", "docs/keras.md")
+PAGES = (
+    "README.md",
+    "docs/usage.md",
+    "docs/pruning.md",
+    "docs/jax.md",
+    "docs/tensorflow.md",
+    "docs/keras.md",
+    "docs/guide/several-cards.md",
+)
 
 
 def marked(path: Path) -> str:

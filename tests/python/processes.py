@@ -19,7 +19,9 @@ TIMEOUT = 120  # seconds that a collective waits for a process
 Body = Callable[..., Any]
 
 _context = multiprocessing.get_context("forkserver")  # PyTorch is imported once, in a process without threads
-_context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "blocksparse.torch"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "blocksparse.torch"]
+)
 
 
 def run(bodies: list[Body], processes: int, folder: Path) -> dict[str, list[str]]:

@@ -9,9 +9,9 @@ from ..modules.layer import BlockSparseLayer
 
 
 def need_same_layouts(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Makes sure that all processes have the same layouts, before DistributedDataParallel or `fully_shard` takes a model.
+    """Makes sure that all processes have the same layouts: before DistributedDataParallel or `fully_shard`.
 
-    Those exchange weights block by block and look at shapes alone. The styles of this module ask by themselves.
+    Those exchange weights block by block and look at shapes alone. The styles of this package ask by themselves.
 
     Args:
         model: whose layers are looked at. All processes of the group have to call.

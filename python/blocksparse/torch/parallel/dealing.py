@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._core.arguments import shown, to_int
-from ...layout import Layout
 from ..modules import BlockSparseGLU, BlockSparseLinear
 
 Int64 = npt.NDArray[np.int64]
@@ -70,7 +69,7 @@ def deal(
     inputs_of: Layer | Iterable[Layer] = (),
     group: int = 1,
 ) -> Deal:
-    """Deals the features between layers to processes, so that each process has equal shares of the blocks of each layer.
+    """Deals the features between layers to processes: each has equal shares of the blocks of each layer.
 
     Rows of blocks differ: in a scale-free layout the largest has ten times the median. So they are dealt like cards, a
     round at a time and the heaviest first, each to the process that has least so far; then processes swap what evens
@@ -86,7 +85,7 @@ def deal(
 
     Raises:
         TypeError: a layer is neither a `BlockSparseLinear` nor a `BlockSparseGLU`.
-        ValueError: no layers are given, they have different numbers of features, or there are more processes than units.
+        ValueError: no layers, layers of different numbers of features, or more processes than units.
     """
     makers, takers = _layers(outputs_of), _layers(inputs_of)
     widths = [outputs(layer) for layer in makers] + [layer.in_features for layer in takers]
@@ -103,7 +102,9 @@ def deal(
             "least as many rows (or columns) of blocks as processes"
         )
     loads = [_blocks_by_unit(rows_of(layer), blocks_per_unit(layer, unit), units) for layer in makers]
-    loads += [_blocks_by_unit(layer.layout.coordinates()[1], unit // layer.layout.block_size, units) for layer in takers]
+    loads += [
+        _blocks_by_unit(layer.layout.coordinates()[1], unit // layer.layout.block_size, units) for layer in takers
+    ]
     return Deal(features, unit, _dealt(np.stack(loads, 1).astype(np.float64), processes))
 
 

@@ -73,7 +73,7 @@ class Dealt:
 
     @torch.no_grad()
     def from_whole(self, whole: Tensor, like: DTensor) -> DTensor:
-        """Dealt rows as `like` has them, of whole ones: a DTensor, which all processes give, or a tensor of all rows."""
+        """Dealt rows, divided as `like` is, of whole ones: a DTensor of all processes, or a tensor of all rows."""
         if like.device_mesh.ndim > 1:
             rows = whole.full_tensor() if isinstance(whole, DTensor) else whole
             return distribute_tensor(self._with_padding(rows), like.device_mesh, like.placements, src_data_rank=None)

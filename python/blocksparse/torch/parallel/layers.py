@@ -76,12 +76,11 @@ class Part:
     def summed(self, y: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """activation(the sum of y of all processes + bias), divided as `output` says."""
         self._need_even(y)
-        total = DTensor.from_local(y, self.mesh, [Partial()], run_check=False).redistribute(placements=[self.output])
-        if bias is not None:
-            total = total + bias.to(total.dtype)
+        spread = DTensor.from_local(y, self.mesh, [Partial()], run_check=False).redistribute(placements=[self.output])
+        total: Tensor = spread if bias is None else spread + bias.to(spread.dtype)
         if activation != "none":
             total = ACTIVATE[activation](total)
-        return total.to_local() if self.local_output else total
+        return cast(DTensor, total).to_local() if self.local_output else total
 
     def _given(self, local: Tensor) -> Tensor:
         if self.local_output:

@@ -67,8 +67,8 @@ class _Style(ParallelStyle):
             raise ValueError(f"[{op}] the layer has lent gates, needs to be rid of its pruner first")
         if deal.features != features or deal.processes != mesh.size() or deal.unit % layer.layout.block_size:
             raise ValueError(
-                f"[{op}] deal is of {deal.features} features in units of {deal.unit} to {deal.processes} processes, needs "
-                f"{features} in multiples of {layer.layout.block_size} to {mesh.size()}"
+                f"[{op}] deal is of {deal.features} features in units of {deal.unit} to {deal.processes} processes, "
+                f"needs {features} in multiples of {layer.layout.block_size} to {mesh.size()}"
             )
         need_same(op, {"layout": hash(layer.layout), "deal": hash(deal)}, mesh.get_group())
 
@@ -102,8 +102,8 @@ class ColwiseParallel(_Style):
     Args:
         deal: of the outputs, to be shared with the layer that takes them. None: made for this layer alone.
         input_layouts: how x is divided: `Replicate()` (default), or `Shard(d)` of a dimension of tokens.
-        output_layouts: how y shall be: `Shard(-1)`, as it is dealt (default with a deal); `Replicate()` (default without
-            one); or `Shard(d)` of a dimension of tokens, whose size is a multiple of the processes.
+        output_layouts: how y shall be: `Shard(-1)`, as it is dealt (default with a deal), `Replicate()` (default
+            without one), or `Shard(d)` of a dimension of tokens, whose size is a multiple of the processes.
         use_local_output: whether y is a tensor, not a DTensor. What is dealt is a tensor always.
 
     Raises:
@@ -215,9 +215,7 @@ class MLPParallel(ParallelStyle):
             raise TypeError(f"[MLPParallel] takes a BlockSparseMLP, given a {type(module).__name__}")
         deal = dealing.deal(device_mesh.size(), outputs_of=module.up, inputs_of=module.down)
         up = ColwiseParallel(deal, input_layouts=self.input_layouts)
-        down = RowwiseParallel(
-            deal, output_layouts=self.output_layouts, use_local_output=self.use_local_output
-        )
+        down = RowwiseParallel(deal, output_layouts=self.output_layouts, use_local_output=self.use_local_output)
         for style, layer in ((up, module.up), (down, module.down)):
             style.src_data_rank = getattr(self, "src_data_rank", 0)
             style._apply(layer, device_mesh)
@@ -252,5 +250,6 @@ def _part_of(layout: Layout, blocks: Int64, units: Int64, edge: int, side: int, 
     if layout.transposed:
         coordinates, grid, sizes = coordinates[::-1], grid[::-1], sizes[::-1]
     names: dict[str, Any] = dict(zip(("out_features", "in_features"), sizes, strict=True))
-    made = Layout.from_coordinates(*coordinates, (grid[0], grid[1]), layout.block_size, **names)
+    out, in_ = coordinates
+    made = Layout.from_coordinates(out, in_, (grid[0], grid[1]), layout.block_size, **names)
     return made.t() if layout.transposed else made
