@@ -24,15 +24,15 @@ _context.set_forkserver_preload(
 )
 
 
-def run(bodies: list[Body], processes: int, folder: Path) -> dict[str, list[str]]:
+def run(bodies: list[Body], processes: int, folder: Path, joined: bool = True) -> dict[str, list[str]]:
     """What each body raised, by its name, in each process: "" if nothing, "not run" behind one that raised.
 
-    A body is called as body(rank, processes, folder), within an initialised process group.
+    A body is called as body(rank, processes, folder), within an initialised process group if `joined`.
     """
     pipes, group = [], []
     for rank in range(processes):
         mine, its = _context.Pipe(duplex=False)
-        process = _context.Process(target=_work, args=(bodies, rank, processes, folder, its), daemon=True)
+        process = _context.Process(target=_work, args=(bodies, rank, processes, folder, its, joined), daemon=True)
         process.start()
         its.close()
         pipes.append(mine)
@@ -53,11 +53,12 @@ def _received(pipe: Connection) -> dict[str, str]:
             return found
 
 
-def _work(bodies: list[Body], rank: int, processes: int, folder: Path, pipe: Connection) -> None:
+def _work(bodies: list[Body], rank: int, processes: int, folder: Path, pipe: Connection, joined: bool) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store, patience = f"file://{folder}/store-{processes}", datetime.timedelta(seconds=TIMEOUT)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes, timeout=patience)
+    if joined:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes, timeout=patience)
     for body in bodies:
         torch.manual_seed(0)
         try:
