@@ -226,6 +226,9 @@ def refusals(rank, n, folder):
     with pytest.raises(TypeError, match="takes a BlockSparseMLP, given a Linear"):
         parallelize_module(nn.Linear(8, 8), mesh, MLPParallel())
     model = divided("gathered", mesh)
+    x = batch(0).requires_grad_()
+    with pytest.raises(NotImplementedError, match="has no second derivative"):
+        torch.autograd.grad(model[0](x).sin().sum(), x, create_graph=True)
     with pytest.raises(ValueError, match="divided already, by ColwiseParallel"):
         parallelize_module(model, mesh, {"0": ColwiseParallel()})
     with pytest.raises(ValueError, match="deal is of 92 features in units of 8 to 5 processes, needs 96"):

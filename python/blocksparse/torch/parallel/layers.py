@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from ...layout import Layout
 from ..arguments import need_tensor
+from ..autograd.linear import Product
 from ..functional.epilogue import ACTIVATE
 from ..functional.glu import apply_linear_glu
 from ..functional.linear import apply_linear
@@ -24,6 +25,7 @@ from ..modules.layer import BlockSparseLayer
 from ..tables import index_of
 from .dealing import Deal
 from .dealt import Dealt
+from .overlap import summing
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class Part:
         self._need_tokens("input", self.input, x)
         spread = x if isinstance(x, DTensor) else DTensor.from_local(x, self.mesh, [self.input], run_check=False)
         return spread.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+    def whole_input(self, x: Tensor) -> tuple[Tensor, type[Product]]:
+        """All of x, and the product whose dx is the sum of those of all processes.
+
+        Tensors that all processes have go to `summing`, what is divided or compiled to DTensor's exchanges.
+        """
+        if isinstance(x, DTensor) or not self.input.is_replicate() or torch.compiler.is_compiling():
+            return self.replicated(x), Product
+        return x, summing(self.mesh.get_group())
 
     def own_columns(self, x: Tensor) -> Tensor:
         """The features of x that this process has."""
@@ -208,10 +219,10 @@ class ColwiseLinear(ParallelLayer, BlockSparseLinear):
     def forward(self, x: Tensor) -> Tensor:
         """See `blocksparse.torch.parallel.ColwiseParallel`."""
         need_tensor(self.part.op, "x", x)
-        x, sizes = self.part.replicated(x), self.part.layout.sizes
+        (x, product), sizes = self.part.whole_input(x), self.part.layout.sizes
         y = apply_linear(
             x, cast(Tensor, self._own("weight")), self.tables(x.device), sizes, self._transposed,
-            self._own("bias"), self._own("gates"), None, self.activation,
+            self._own("bias"), self._own("gates"), None, self.activation, product,
         )  # fmt: skip
         return self.part.gathered(y)
 
@@ -222,10 +233,10 @@ class ColwiseGLU(ParallelLayer, BlockSparseGLU):
     def forward(self, x: Tensor) -> Tensor:
         """See `blocksparse.torch.parallel.ColwiseParallel`."""
         need_tensor(self.part.op, "x", x)
-        x, sizes = self.part.replicated(x), self.part.layout.sizes
+        (x, product), sizes = self.part.whole_input(x), self.part.layout.sizes
         y = apply_linear_glu(
             x, cast(Tensor, self._own("weight")), self.tables(x.device), sizes, self.part.features.size,
-            self._own("bias"), self._own("gates"), self.activation, transposed=self._transposed,
+            self._own("bias"), self._own("gates"), self.activation, transposed=self._transposed, product=product,
         )  # fmt: skip
         return self.part.gathered(y)
 
