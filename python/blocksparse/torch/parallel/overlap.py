@@ -22,7 +22,7 @@ def summing(group: dist.ProcessGroup) -> type[Product]:
 
     def send(dx: Tensor) -> Callable[[], Tensor]:
         if torch.is_grad_enabled():
-            raise NotImplementedError("[ColwiseParallel] has no second derivative: input_layouts=Shard(0) has")
+            raise NotImplementedError("[ColwiseParallel] has no second derivative")
         total = dx.contiguous()
         work: Any = dist.all_reduce(total, group=group, async_op=True)
 
