@@ -168,7 +168,7 @@ def train(name: str, options: Options, mesh: DeviceMesh, device: torch.device) -
     trained: nn.Module = model
     half: contextlib.AbstractContextManager[Any] = torch.autocast(device.type, torch.bfloat16)
     if name == "ddp":
-        trained = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        trained = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
     elif name == "fsdp":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in (*layers, model):

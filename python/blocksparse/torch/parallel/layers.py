@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
@@ -42,10 +44,15 @@ class Part:
     local_output: bool
     _orders: dict[torch.device, Tensor] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def features(self) -> npt.NDArray[np.int64]:
         """Those dealt to this process."""
         return self.deal.features_of(self.mesh.get_local_rank())
+
+    @functools.cached_property
+    def most(self) -> int:
+        """How many features a process has at most."""
+        return max(self.deal.features_of(process).size for process in range(self.deal.processes))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         return self  # processes of a group cannot be copied, and the rest does not change
@@ -76,13 +83,12 @@ class Part:
         """y of all processes in the order of one, divided as `output` says; or, as it is dealt, this process's part."""
         if self.output.is_shard() and cast(Shard, self.output).dim == -1:
             return y
-        most = max(self.deal.features_of(process).size for process in range(self.deal.processes))
-        if y.size(-1) < most:
-            y = pad(y, (0, most - y.size(-1)))
+        if y.size(-1) < self.most:
+            y = pad(y, (0, self.most - y.size(-1)))
         self._need_even(y)
         spread = DTensor.from_local(y, self.mesh, [Shard(y.dim() - 1)], run_check=False)
         ordered = spread.redistribute(placements=[self.output]).to_local()
-        return self._given(ordered.index_select(-1, self._order(y.device, lambda: self._origins(most))))
+        return self._given(ordered.index_select(-1, self._order(y.device, self._origins)))
 
     def summed(self, y: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """activation(the sum of y of all processes + bias), divided as `output` says."""
@@ -114,17 +120,17 @@ class Part:
                 f"[{self.op}] the {name} is {list(tensor.shape)} and {placement!r}, needs a dimension before the last"
             )
 
-    def _order(self, device: torch.device, make: Any) -> Tensor:
+    def _order(self, device: torch.device, make: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
         if device not in self._orders:
             self._orders[device] = torch.from_numpy(make()).to(device)
         return self._orders[device]
 
-    def _origins(self, most: int) -> npt.NDArray[np.int64]:
+    def _origins(self) -> npt.NDArray[np.int64]:
         """Where each feature is among those of all processes, `most` of each."""
         origins = np.empty(self.deal.features, np.int64)
         for process in range(self.deal.processes):
             own = self.deal.features_of(process)
-            origins[own] = process * most + np.arange(own.size)
+            origins[own] = process * self.most + np.arange(own.size)
         return origins
 
 
