@@ -43,9 +43,7 @@ class Dealt:
 
     def deal(self, whole: Tensor, source: int | None) -> DTensor:
         """Dealt rows of whole ones [total, ...] that every process has, those of rank `source`, or (None) its own."""
-        dealt = self._with_padding(whole.detach())
-        how = {} if source == 0 else {"src_data_rank": source}
-        return distribute_tensor(dealt, self.mesh, [Shard(0)], **how)
+        return distribute_tensor(self._with_padding(whole.detach()), self.mesh, [Shard(0)], src_data_rank=source)
 
     def own_rows(self, dealt: Tensor) -> Tensor:
         """This process's rows of its shard [most, ...], without the padding."""

@@ -76,11 +76,10 @@ class _Style(ParallelStyle):
         self, layer: Layer, kind: type[ParallelLayer], part: Part, replicated: tuple[str, ...]
     ) -> ParallelLayer:
         """Makes a layer one of `kind`, of which this process has a part."""
-        source = getattr(self, "src_data_rank", 0)
+        source = self.src_data_rank
         for name, whole in list(layer.named_parameters(recurse=False)):
-            how = {} if source == 0 else {"src_data_rank": source}
             if name in replicated:
-                spread = distribute_tensor(whole.detach(), part.mesh, [Replicate()], **how)
+                spread = distribute_tensor(whole.detach(), part.mesh, [Replicate()], src_data_rank=source)
             else:
                 spread = part.rows[name].deal(whole, source)
             layer.register_parameter(name, nn.Parameter(spread, requires_grad=whole.requires_grad))
@@ -217,7 +216,7 @@ class MLPParallel(ParallelStyle):
         up = ColwiseParallel(deal, input_layouts=self.input_layouts)
         down = RowwiseParallel(deal, output_layouts=self.output_layouts, use_local_output=self.use_local_output)
         for style, layer in ((up, module.up), (down, module.down)):
-            style.src_data_rank = getattr(self, "src_data_rank", 0)
+            style.src_data_rank = self.src_data_rank
             style._apply(layer, device_mesh)
         return module
 
