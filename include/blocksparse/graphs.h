@@ -77,7 +77,7 @@ struct Report {
   double unreachable = 0;   // share of ordered pairs without a path
   double clustering = 0;    // mean local clustering of the undirected graph, diagonal left out
   std::vector<double> mix;  // share of blocks reached from one after 1, 2, ... steps, mean over starts
-  bool sampled = false;     // paths and mix are of 1024 evenly spaced starts, not of all
+  bool sampled = false;     // paths and mix are of evenly spaced starts, not of all
 };
 
 // O(min(out_blocks, 1024) * blocks).

@@ -76,8 +76,11 @@ class BS_EXPORT Layout {
   static Result<Layout> from_mask(std::span<const uint8_t> mask, int64_t out_blocks, int64_t in_blocks,
                                   Blocking blocking);
 
-  // One (out, in) pair for each block, in any order, none twice. O(blocks + out_blocks + in_blocks).
+  // One (out, in) pair for each block, in any order, none twice. O(blocks + out_blocks + in_blocks), and a sort of each
+  // row whose columns do not rise.
   static Result<Layout> from_coordinates(const BlockCoordinates& coordinates, Blocking blocking);
+  static Result<Layout> from_coordinates(std::span<const int32_t> out, std::span<const int32_t> in, int64_t out_blocks,
+                                         int64_t in_blocks, Blocking blocking);
 
   // row_start [out_blocks + 1], columns [blocks] rising within each row: the index arrays of a BSR matrix.
   static Result<Layout> from_csr(std::span<const int64_t> row_start, std::span<const int64_t> columns,

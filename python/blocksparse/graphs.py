@@ -19,6 +19,7 @@ import numpy as np
 
 from ._core import library, structs
 from ._core.arguments import to_list, to_number_text
+from ._core.text import percentage
 from .layout import Layout, need_layout
 
 
@@ -151,7 +152,7 @@ class Report:
             return f"{d.min} / {d.median:g} / {d.max}"
 
         lines = [
-            ("blocks", f"{self.blocks} ({self.density:.2%})"),
+            ("blocks", f"{self.blocks} ({percentage(self.density)})"),
             ("blocks in a row, min / median / max", degrees(self.out_degrees)),
             ("blocks in a column", degrees(self.in_degrees)),
         ]
@@ -165,7 +166,7 @@ class Report:
                 ("reached after 1, 2, ... steps", ", ".join(map(percent, self.mix))),
             ]
         if self.sampled:
-            lines.append(("paths, clustering and mix", "of 1024 evenly spaced starts"))
+            lines.append(("paths, clustering and mix", "of evenly spaced starts"))
         return "\n".join(f"{name:<38}{value}" for name, value in lines)
 
 

@@ -16,6 +16,7 @@ from ._core import library, structs
 from ._core.arguments import need, to_features, to_indices, to_int, to_list
 from ._core.digits import from_digits
 from ._core.interchange import csr_of_scipy, csr_of_torch, dense_weight, read_pattern, write_pattern
+from ._core.text import percentage
 
 Int32 = npt.NDArray[np.int32]
 _MAKER_ON_DEVICE = "blocksparse.torch.device_layout:from_device_mask"  # found when it is asked for
@@ -375,7 +376,7 @@ class Layout:
     def __repr__(self) -> str:
         out_blocks, in_blocks = self.grid
         size = f"{self.out_features} x {self.in_features} in {out_blocks} x {in_blocks} blocks of {self.block_size}"
-        count = f"{self.blocks} of {out_blocks * in_blocks} ({self.density:.2%})"
+        count = f"{self.blocks} of {out_blocks * in_blocks} ({percentage(self.density)})"
         return f"Layout({size}: {count}{', transposed' if self.transposed else ''})"
 
 

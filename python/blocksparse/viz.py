@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import graphs
+from ._core.text import percentage
 from .layout import Layout
 from .models.files import check_writable, write_whole
 
@@ -106,7 +107,7 @@ def _draw_blocks(axis: Any, layout: Layout) -> None:
         extent=(0, columns, rows, 0),
         aspect="auto" if flat else "equal",
     )
-    axis.set(xlabel="input block", ylabel="output block", title=f"{layout.blocks} blocks, {layout.density:.2%}")
+    axis.set(xlabel="input block", ylabel="output block", title=f"{layout.blocks} blocks, {percentage(layout.density)}")
     _whole_numbers(axis.xaxis, TICKS if flat else TICKS * columns // max(rows, columns))
     _whole_numbers(axis.yaxis)
 

@@ -70,13 +70,14 @@ bs_status bs_layout_from_mask(const uint8_t* mask, int64_t out_blocks, int64_t i
 bs_status bs_layout_from_coordinates(const int32_t* out, const int32_t* in, int64_t blocks, int64_t out_blocks,
                                      int64_t in_blocks, const bs_blocking* blocking, bs_layout** layout) {
   return make_layout(blocking, layout, [&](Blocking b) -> Result<Layout> {
-    constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1;
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (blocks < 0 || blocks > kMost) return invalid("[layout] blocks is ", blocks, ", needs 0 to ", kMost);
     if (blocks > 0) {
       BS_RETURN_IF_ERROR(need("layout", "out", out));
       BS_RETURN_IF_ERROR(need("layout", "in", in));
     }
-    return Layout::from_coordinates({out_blocks, in_blocks, {out, out + blocks}, {in, in + blocks}}, b);
+    return Layout::from_coordinates({out, static_cast<size_t>(blocks)}, {in, static_cast<size_t>(blocks)}, out_blocks,
+                                    in_blocks, b);
   });
 }
 

@@ -74,7 +74,9 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
                                                         std::span<const int32_t> columns) {
   const auto blocks = static_cast<int64_t>(columns.size());
   const IndexSections at = index_sections(grid.out_blocks, grid.in_blocks, blocks);
-  auto index = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(at.words), 0);
+  auto index = std::make_shared<std::vector<int32_t>>();
+  index->reserve(static_cast<size_t>(at.words + kCutByOutWords + kCutByInWords));  // so that it is never copied
+  index->resize(static_cast<size_t>(at.words), 0);
 
   auto* refs_by_out = reinterpret_cast<BlockRef*>(index->data() + at.by_out.refs);
   auto* refs_by_in = reinterpret_cast<BlockRef*>(index->data() + at.by_in.refs);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "blocksparse/graphs.h"
@@ -28,6 +29,19 @@ Status add_extra(UndirectedGraph& graph, int64_t extra, Random& rng) {
   return {};
 }
 
+// Of different pairs of nodes; and the diagonal.
+BlockCoordinates both_directions(int64_t nodes, const std::vector<int32_t>& pairs) {
+  BlockCoordinates c{.out_blocks = nodes, .in_blocks = nodes, .out = pairs, .in = {}};
+  c.out.reserve(pairs.size() + static_cast<size_t>(nodes));
+  c.in.reserve(pairs.size() + static_cast<size_t>(nodes));
+  for (size_t i = 0; i < pairs.size(); i += 2) c.in.insert(c.in.end(), {pairs[i + 1], pairs[i]});
+  for (int32_t node = 0; node < nodes; ++node) {
+    c.out.push_back(node);
+    c.in.push_back(node);
+  }
+  return c;
+}
+
 }  // namespace
 
 Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t extra, int64_t seed) {
@@ -40,24 +54,31 @@ Result<BlockCoordinates> barabasi_albert(int64_t nodes, int64_t links, int64_t e
   BS_RETURN_IF_ERROR(check_blocks(
       "ba", static_cast<double>(nodes) * (2.0 * static_cast<double>(links) + 1) + 2.0 * static_cast<double>(extra)));
   Random rng(static_cast<uint64_t>(seed));
-  UndirectedGraph graph(nodes);
-  std::vector<int64_t> ends;  // each node once per link: a uniform draw then favours well-linked nodes
-  std::vector<int64_t> targets;
-  for (int64_t node = 0; node < links; ++node) targets.push_back(node);
+  // Pairs of nodes. Each node is there as often as it has links, so a uniform draw favours well-linked nodes.
+  std::vector<int32_t> ends;
+  ends.reserve(static_cast<size_t>(2 * links * (nodes - links) + links * (links - 1)));
+  auto link = [&ends](int64_t a, int64_t b) {
+    ends.push_back(static_cast<int32_t>(a));
+    ends.push_back(static_cast<int32_t>(b));
+  };
+  std::vector<int32_t> targets, drawn_by(static_cast<size_t>(nodes), -1);
+  for (int64_t node = 0; node < links; ++node) targets.push_back(static_cast<int32_t>(node));
   for (int64_t node = links; node < nodes; ++node) {
-    for (int64_t target : targets) {
-      graph.add(node, target);
-      ends.insert(ends.end(), {node, target});
-    }
+    for (int32_t target : targets) link(node, target);
     targets.clear();
     while (static_cast<int64_t>(targets.size()) < links) {
-      const int64_t target = ends[static_cast<size_t>(rng.below(static_cast<int64_t>(ends.size())))];
-      if (std::find(targets.begin(), targets.end(), target) == targets.end()) targets.push_back(target);
+      const int32_t target = ends[static_cast<size_t>(rng.below(static_cast<int64_t>(ends.size())))];
+      if (std::exchange(drawn_by[static_cast<size_t>(target)], static_cast<int32_t>(node)) != node) {
+        targets.push_back(target);
+      }
     }
   }
   for (int64_t a = 0; a < links; ++a) {
-    for (int64_t b = a + 1; b < links; ++b) graph.add(a, b);
+    for (int64_t b = a + 1; b < links; ++b) link(a, b);
   }
+  if (extra == 0) return both_directions(nodes, ends);
+  UndirectedGraph graph(nodes, static_cast<int64_t>(ends.size() / 2) + extra);
+  for (size_t i = 0; i < ends.size(); i += 2) graph.add(ends[i], ends[i + 1]);
   BS_RETURN_IF_ERROR(add_extra(graph, extra, rng));
   return graph.coordinates();
 }

@@ -1,6 +1,7 @@
 // Checks that the generators share.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -16,9 +17,10 @@ inline Status check_nodes(const char* graph, int64_t nodes) {
 }
 
 inline Status check_blocks(const char* graph, double blocks) {
-  if (blocks > std::numeric_limits<int32_t>::max() - 1) {
-    return invalid("[", graph, "] asks for ", blocks, " blocks, at most ", std::numeric_limits<int32_t>::max() - 1,
-                   " fit");
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (blocks > static_cast<double>(kMost)) {
+    if (blocks > 0x1p62) return invalid("[", graph, "] asks for ", blocks, " blocks, at most ", kMost, " fit");
+    return invalid("[", graph, "] asks for ", std::llround(blocks), " blocks, at most ", kMost, " fit");
   }
   return {};
 }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include "blocksparse/graphs.h"
 #include "graphs/checks.h"
+#include "graphs/place_set.h"
 
 namespace blocksparse::graphs {
 
@@ -23,11 +23,10 @@ Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double de
   const bool complement = count > all / 2;
   const int64_t draws = complement ? all - count : count;
   Random rng(static_cast<uint64_t>(seed));
-  std::unordered_set<int64_t> chosen;
-  chosen.reserve(static_cast<size_t>(draws));
+  PlaceSet chosen(draws);
   for (int64_t last = all - draws; last < all; ++last) {
-    const int64_t place = rng.below(last + 1);
-    if (!chosen.insert(place).second) chosen.insert(last);
+    const auto place = static_cast<uint64_t>(rng.below(last + 1));
+    if (!chosen.insert(place)) chosen.insert(static_cast<uint64_t>(last));
   }
 
   BlockCoordinates c{.out_blocks = out_blocks, .in_blocks = in_blocks, .out = {}, .in = {}};
@@ -39,10 +38,10 @@ Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double de
   };
   if (complement) {
     for (int64_t place = 0; place < all; ++place) {
-      if (!chosen.contains(place)) add(place);
+      if (!chosen.contains(static_cast<uint64_t>(place))) add(place);
     }
   } else {
-    for (int64_t place : chosen) add(place);
+    chosen.for_each([&](uint64_t place) { add(static_cast<int64_t>(place)); });
   }
   return c;
 }

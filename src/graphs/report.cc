@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "blocksparse/graphs.h"
@@ -8,11 +9,13 @@ namespace blocksparse::graphs {
 
 namespace {
 
-constexpr int64_t kMaxStarts = 1024;
+constexpr int64_t kMaxStarts = 1024, kMinStarts = 16;
+constexpr int64_t kMaxVisits = int64_t{1} << 28;  // of blocks, by all searches for shortest paths together: seconds
 
 // Successors of each block: the out blocks that read in block i.
 struct Successors {
   std::vector<int32_t> start, to;
+  int64_t blocks() const { return std::max<int64_t>(1, static_cast<int64_t>(to.size())); }
   std::span<const int32_t> of(int64_t i) const {
     return std::span(to).subspan(
         static_cast<size_t>(start[static_cast<size_t>(i)]),
@@ -58,8 +61,10 @@ Degrees degrees_of(std::span<const int32_t> start) {
   return {lengths.front(), median, lengths.back()};
 }
 
-std::vector<int64_t> starts_of(int64_t nodes) {
-  const int64_t count = std::min(nodes, kMaxStarts);
+// Evenly spaced: all nodes of a small layout, fewer the more blocks a large one has.
+std::vector<int64_t> starts_of(int64_t nodes, int64_t blocks) {
+  const int64_t most = nodes <= kMaxStarts ? nodes : std::clamp(kMaxVisits / blocks, kMinStarts, kMaxStarts);
+  const int64_t count = std::min(nodes, most);
   std::vector<int64_t> starts;
   for (int64_t i = 0; i < count; ++i) starts.push_back(i * nodes / count);
   return starts;
@@ -67,7 +72,7 @@ std::vector<int64_t> starts_of(int64_t nodes) {
 
 // Lengths of shortest paths from evenly spaced starts, breadth first.
 void measure_paths(const Successors& next, int64_t nodes, Report& report) {
-  const std::vector<int64_t> starts = starts_of(nodes);
+  const std::vector<int64_t> starts = starts_of(nodes, next.blocks());
   std::vector<int64_t> distance(static_cast<size_t>(nodes));
   std::vector<int64_t> queue;
   double total = 0, reached = 0;
@@ -107,7 +112,7 @@ double mean_clustering(const Csr& csr, const Successors& next, int64_t nodes) {
   }
   std::vector<char> marked(static_cast<size_t>(nodes), 0);
   double sum = 0;
-  const std::vector<int64_t> sample = starts_of(nodes);
+  const std::vector<int64_t> sample = starts_of(nodes, next.blocks());
   for (int64_t node : sample) {
     const auto& list = neighbours[static_cast<size_t>(node)];
     for (int32_t n : list) marked[static_cast<size_t>(n)] = 1;
@@ -122,24 +127,29 @@ double mean_clustering(const Csr& csr, const Successors& next, int64_t nodes) {
   return sum / static_cast<double>(sample.size());
 }
 
-// Mean share of blocks reached after steps 1, 2, ..., until the steps end or nothing more is reached.
+// Mean share of blocks reached after step 1, 2, ..., until `steps` are over or nothing more is reached. Each node has a
+// bit for each start, so a block is looked at once a step and not once a start.
 std::vector<double> measure_mix(std::span<const Successors> steps, int64_t nodes, bool repeat) {
-  const std::vector<int64_t> starts = starts_of(nodes);
+  const std::vector<int64_t> starts = starts_of(nodes, steps.front().blocks());
+  const size_t words = (starts.size() + 63) / 64, all = static_cast<size_t>(nodes) * words;
   std::vector<double> mix;
-  std::vector<std::vector<char>> reached(starts.size(), std::vector<char>(static_cast<size_t>(nodes), 0));
-  for (size_t s = 0; s < starts.size(); ++s) reached[s][static_cast<size_t>(starts[s])] = 1;
+  std::vector<uint64_t> from(all, 0), to(all);
+  for (size_t s = 0; s < starts.size(); ++s) {
+    from[static_cast<size_t>(starts[s]) * words + s / 64] |= uint64_t{1} << s % 64;
+  }
   for (size_t step = 0; repeat || step < steps.size(); ++step) {
     const Successors& next = steps[std::min(step, steps.size() - 1)];
-    int64_t total = 0;
-    for (auto& from : reached) {
-      std::vector<char> to(static_cast<size_t>(nodes), 0);
-      for (int64_t node = 0; node < nodes; ++node) {
-        if (!from[static_cast<size_t>(node)]) continue;
-        for (int32_t n : next.of(node)) to[static_cast<size_t>(n)] = 1;
+    std::fill(to.begin(), to.end(), 0);
+    for (int64_t node = 0; node < nodes; ++node) {
+      const uint64_t* mine = from.data() + static_cast<size_t>(node) * words;
+      for (int32_t n : next.of(node)) {
+        uint64_t* theirs = to.data() + static_cast<size_t>(n) * words;
+        for (size_t w = 0; w < words; ++w) theirs[w] |= mine[w];
       }
-      from = std::move(to);
-      total += std::count(from.begin(), from.end(), 1);
     }
+    std::swap(from, to);
+    int64_t total = 0;
+    for (uint64_t word : from) total += std::popcount(word);
     const double share = static_cast<double>(total) / (static_cast<double>(starts.size()) * static_cast<double>(nodes));
     if (repeat && !mix.empty() && (share <= mix.back() || mix.size() >= 64)) break;
     mix.push_back(share);

@@ -2,8 +2,11 @@
 
 #include <cmath>
 #include <set>
+#include <vector>
 
 #include "blocksparse/blocksparse.h"
+#include "core/random.h"
+#include "graphs/place_set.h"
 
 namespace blocksparse::graphs {
 namespace {
@@ -63,6 +66,36 @@ TEST(Graphs, BalancedRandomIsBalanced) {
     EXPECT_EQ(r.out.min, r.out.max) << name;
     EXPECT_LE(r.in.max - r.in.min, 1) << name;
   }
+}
+
+// Beyond 2^24 blocks they are made another way.
+TEST(Graphs, LargeBalancedRandomIsBalanced) {
+  const auto made = balanced_random(16384, 16390, 1025, 3);
+  ASSERT_TRUE(made.ok());
+  const auto layout = Layout::from_coordinates(*made, {.block_size = 8});  // which refuses what is there twice
+  ASSERT_TRUE(layout.ok()) << layout.status().message();
+  const std::vector<int32_t> starts = layout->row_start();
+  for (size_t row = 0; row + 1 < starts.size(); ++row) ASSERT_EQ(starts[row + 1] - starts[row], 1025);
+  std::vector<int64_t> columns(16390, 0);
+  for (int32_t column : layout->columns()) ++columns[static_cast<size_t>(column)];
+  for (int64_t count : columns) ASSERT_TRUE(count == 1024 || count == 1025) << count;
+  EXPECT_EQ(layout->hash(), 0x6c155b5463787de3u) << "another layout of the same seed";
+}
+
+TEST(Graphs, PlaceSetIsASet) {
+  Random rng(1);
+  PlaceSet mine;
+  std::set<uint64_t> theirs;
+  for (int i = 0; i < 100000; ++i) {
+    const auto place = static_cast<uint64_t>(rng.below(500));
+    if (rng.below(2) == 0) ASSERT_EQ(mine.insert(place), theirs.insert(place).second);
+    else ASSERT_EQ(mine.erase(place), theirs.erase(place) == 1);
+    const auto other = static_cast<uint64_t>(rng.below(500));
+    ASSERT_EQ(mine.contains(other), theirs.contains(other));
+  }
+  std::set<uint64_t> all;
+  mine.for_each([&](uint64_t place) { EXPECT_TRUE(all.insert(place).second); });
+  EXPECT_EQ(all, theirs);
 }
 
 TEST(Graphs, UndirectedOnesAreSymmetricWithDiagonal) {
@@ -164,6 +197,7 @@ TEST(Graphs, NamesMayHaveSpacesAndNamedArguments) {
 }
 
 TEST(Graphs, SayWhatIsWrong) {
+  expect_error("random(65536,1)", "asks for 4294967296 blocks, at most 2147483647 fit");
   expect_error("ba(4,8)", "links is 8, needs 1 to 3");
   expect_error("ba(4,0)", "links is 0");
   expect_error("ba(5,2,-1)", "extra is -1");

@@ -23,7 +23,7 @@ Status check_neighbours(const char* graph, int64_t nodes, int64_t neighbours) {
 
 // Moves the far end of each edge, in the order of `edges`, with probability `rewire`.
 Result<BlockCoordinates> rewired(int64_t nodes, const std::vector<Edge>& edges, double rewire, int64_t seed) {
-  UndirectedGraph graph(nodes);
+  UndirectedGraph graph(nodes, static_cast<int64_t>(edges.size()));
   for (const Edge& edge : edges) graph.add(edge.from, edge.to);
   Random rng(static_cast<uint64_t>(seed));
   for (const Edge& edge : edges) {
@@ -75,6 +75,7 @@ Result<BlockCoordinates> watts_strogatz(int64_t nodes, int64_t neighbours, doubl
   BS_RETURN_IF_ERROR(check_neighbours("ws", nodes, neighbours));
   BS_RETURN_IF_ERROR(check_probability("ws", "rewire", rewire));
   std::vector<Edge> edges;
+  edges.reserve(static_cast<size_t>(nodes * neighbours / 2));
   for (int64_t distance = 1; distance <= neighbours / 2; ++distance) {
     for (int64_t node = 0; node < nodes; ++node) edges.push_back({node, (node + distance) % nodes});
   }
@@ -92,6 +93,7 @@ Result<BlockCoordinates> watts_strogatz_torus(int64_t height, int64_t width, int
   const auto steps = nearest_steps(height, width, neighbours);
   if (!steps.ok()) return steps.status();
   std::vector<Edge> edges;
+  edges.reserve(steps->size() * static_cast<size_t>(height * width));
   for (const Step& step : *steps) {
     for (int64_t r = 0; r < height; ++r) {
       for (int64_t c = 0; c < width; ++c) {

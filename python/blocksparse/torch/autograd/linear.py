@@ -61,22 +61,30 @@ class Product(Pass):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, values, gates and bias, from dy [..., out]."""
-        x, values, gates, index = ctx.saved_tensors
-        wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
-        listener = listener_of(values) if wants_values else None
-        wide = values.dtype != x.dtype
-        values = values.to(x.dtype) if wide else values  # here, so that the second gradient goes through it
-        dy = usable(dy)
-        if listener is not None:
-            listener(x, dy)
-        dx = dw = dgates = dbias = None
-        if wants_x:
-            dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
-        if wants_values or wants_gates:
-            dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
-        if wants_bias:
-            dbias = _flat_sum(dy)
-        return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None, None
+        return gradients(ctx, dy)
+
+
+def gradients(ctx: Any, dy: Tensor, send: Callable[[Tensor], Callable[[], Tensor]] | None = None) -> tuple[Any, ...]:
+    """Those of `Product`. dx is sent away as soon as it is there, and comes back from a call when all else is done."""
+    x, values, gates, index = ctx.saved_tensors
+    wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
+    listener = listener_of(values) if wants_values else None
+    wide = values.dtype != x.dtype
+    values = values.to(x.dtype) if wide else values  # here, so that the second gradient goes through it
+    dy = usable(dy)
+    if listener is not None:
+        listener(x, dy)
+    dx = dw = dgates = dbias = None
+    if wants_x:
+        dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
+    arrived = None if send is None or dx is None else send(dx)
+    if wants_values or wants_gates:
+        dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
+    if wants_bias:
+        dbias = _flat_sum(dy)
+    if arrived is not None:
+        dx = arrived()
+    return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None, None
 
 
 class Transposed(Pass):

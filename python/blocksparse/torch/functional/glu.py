@@ -11,6 +11,7 @@ from ...layout import Layout, need_layout
 from ..arguments import need_same_dtype, need_strided, need_tensor, need_tensors
 from ..autograd import traced
 from ..autograd.glu import Glu, composed
+from ..autograd.linear import Product
 from ..autograd.transforms import apply, has_tangent, needs_gradient, refuse_compiled_transforms
 from ..interleave import interleaved_features
 from ..ops import glu as ops
@@ -131,6 +132,7 @@ def apply_linear_glu(
     activation: str,
     *,
     transposed: bool = False,
+    product: type[Product] = Product,
 ) -> Tensor:
     """`linear_glu` with the layout as its tables and sizes (out_features, in_features).
 
@@ -138,7 +140,7 @@ def apply_linear_glu(
     """
     given = (x, values, bias, gates)
     if traced.is_tracing() or (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
-        z = apply_linear(x, values, index, sizes, transposed, bias, gates)
+        z = apply_linear(x, values, index, sizes, transposed, bias, gates, product=product)
         return apply_glu(z, hidden_features, activation)
     if x.dim() > structs.MAX_RANK:
         flat = (x.flatten(0, -2), values, index, sizes, hidden_features, bias, gates, activation)

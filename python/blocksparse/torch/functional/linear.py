@@ -128,6 +128,7 @@ def apply_linear(
     gates: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
+    product: type[Product] = Product,
 ) -> Tensor:
     """`linear` with the layout as its tables and sizes (out_features, in_features).
 
@@ -135,7 +136,8 @@ def apply_linear(
     """
     if x.dim() > structs.MAX_RANK:
         residual = None if residual is None else residual.flatten(0, -2)
-        y = apply_linear(x.flatten(0, -2), values, index, sizes, transposed, bias, gates, residual, activation)
+        flat = x.flatten(0, -2)
+        y = apply_linear(flat, values, index, sizes, transposed, bias, gates, residual, activation, product)
         return y.unflatten(0, x.shape[:-1])
     on_card, dtype = x.is_cuda, x.dtype
     if torch.is_autocast_enabled("cuda" if on_card else "cpu") and dtype.is_floating_point and dtype != torch.float64:
@@ -173,7 +175,7 @@ def apply_linear(
         y = traced.linear(x, values, gates, bias, index, *sizes, transposed, tf32)
         return finish("linear", y, residual, activation)
     if (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given):
-        y = apply(Product, x, values, gates, bias, index, sizes, transposed, tf32)
+        y = apply(product, x, values, gates, bias, index, sizes, transposed, tf32)
         return finish("linear", y, residual, activation)
     if values.dtype != dtype:
         values = values.to(dtype)

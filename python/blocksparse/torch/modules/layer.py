@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..._core.text import percentage
 from ...layout import HostLayout, Layout
 from ..arguments import need_activation, need_dtype
 from ..tables import index_of
@@ -104,7 +105,7 @@ class BlockSparseLayer(nn.Module):
     def _describe(self) -> str:
         """What `extra_repr` says of all layers."""
         text = (
-            f"block_size={self.layout.block_size}, blocks={self.layout.blocks} ({self.layout.density:.2%}), "
+            f"block_size={self.layout.block_size}, blocks={self.layout.blocks} ({percentage(self.layout.density)}), "
             f"bias={self.bias is not None}"
         )
         if self.gates is not None:
