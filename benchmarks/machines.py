@@ -67,9 +67,21 @@ H200 = Machine(
 H100 = Machine(
     "h100",
     "NVIDIA H100",
-    "One card (80 GB, HBM3) of a server, with CUDA 13.0. Families of kernels were timed beside each other here, without"
-    " a dense library.",
+    "One card (80 GB, HBM3) of a server, with CUDA 13.0. Dense is cuBLAS through PyTorch. Beside it stands the plain"
+    " kernel that anybody can write in Triton, tuned over shapes.",
+    (
+        Source(
+            "2026-11-26-nvidia-h100-plain-triton",
+            "benchmarks/peers/gpu.py FILE --problems benchmarks/problems/plain/cuda.txt --samples 5",
+            "16 to 8192 tokens beside cuBLAS and plain Triton kernels",
+        ),
+    ),
     crossover="h100",
+    remarks=(
+        "Dense wins where a quarter of blocks of 32 meets 512 tokens.",
+        "The plain Triton kernel wins by up to a tenth with blocks of 32 and 512 to 2048 tokens, in wgrad of blocks of 128"
+        " with 10 % of the blocks, and by a quarter for 1024 tokens of layouts with hubs.",
+    ),
 )
 
 AS_LAST = "as the last program on the machine"

@@ -18,7 +18,7 @@ bool supports(const CudaProblem& p) {
          p.n < kMost - 256 && (p.output_blocks() + p.slots) * ceil_div(p.n, int64_t{64}) < kMost / 2;
 }
 
-int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : 65; }
+int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : p.block == 128 ? 57 : 65; }
 
 // Larger tiles read W less often. A tile size pays if it leaves a job and a half for every SM, or six if rows are
 // uneven. 4096 x 4096, b = 32, 10 %, n = 1024, H100: 30.3 us with 64 tokens, 22.9 with 256. NOTES.md has the other
@@ -47,6 +47,7 @@ int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSpl
 // best other family 20.3. Families that share x among outputs win with many tokens and enough blocks of each input: b =
 // 32, n = 1024, 25 %: 51.0 us, stream_x 32.9. NOTES.md has the table behind each threshold.
 bool pays(const CudaProblem& p, const cuda::Card&) {
+  if (p.n < 65 && p.block == 128) return p.density() < 0.15;
   if (p.n < 65) return p.density() >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
   if (p.block == 32) {
