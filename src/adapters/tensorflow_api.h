@@ -5,13 +5,13 @@
 // functions only for ops that register while it opens a file.
 #pragma once
 
-#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "adapters/plain_arithmetic.h"
 #include "blocksparse/c_api.h"
 
 namespace blocksparse::tensorflow {
@@ -178,28 +178,12 @@ struct Op {
   void (*compute)(void* kernel, TfContext* context);
 };
 
-// TensorFlow's threads round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
-// kernel arithmetic is that of all front ends: f16 has denormals that count, and conversions in software go through
-// those of f32.
-class DefaultArithmetic {
- public:
-  DefaultArithmetic() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultArithmetic() { std::fesetenv(&before_); }
-  DefaultArithmetic(const DefaultArithmetic&) = delete;
-
- private:
-  std::fenv_t before_;
-};
-
 // The body of an op as TensorFlow calls it: what it throws becomes the call's failure.
 void report(TfContext* context, const Failure& failure);
 template <void (*body)(const Attributes&, Call&)>
 void compute(void* kernel, TfContext* context) {
   try {
-    const DefaultArithmetic arithmetic;
+    const PlainArithmetic plain;
     Call call(context);
     body(*static_cast<const Attributes*>(kernel), call);
   } catch (const Failure& failure) {

@@ -6,7 +6,6 @@
 // runtime takes it: see negotiate().
 #pragma once
 
-#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "adapters/plain_arithmetic.h"
 #include "blocksparse/blocksparse.h"
 
 namespace blocksparse::xla {
@@ -200,21 +200,6 @@ Status Call::with_workspace(size_t bytes, Body&& body) {
 Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension);
 Error* answer(const CallFrame* frame, const Status& status);
 MetadataExtension* asks_for_metadata(const CallFrame* frame);
-
-// XLA's threads on the CPU round denormals to zero, and threads of OpenMP that they start would go on so. Inside of a
-// handler arithmetic is what it is elsewhere: results have the bits that all front ends have.
-class PlainArithmetic {
- public:
-  PlainArithmetic() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~PlainArithmetic() { std::fesetenv(&before_); }
-  PlainArithmetic(const PlainArithmetic&) = delete;
-
- private:
-  std::fenv_t before_;
-};
 
 // What a handler does with whatever it is called for. Nothing is thrown through C.
 template <class Body>

@@ -11,7 +11,7 @@ from blocksparse import Layout
 from blocksparse._core import library
 
 HANDLERS = [
-    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad"),
+    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad", "bs_xla_linear_glu_fprop"),
     *("bs_xla_conv_fprop", "bs_xla_conv_dgrad", "bs_xla_conv_wgrad"),
     *("bs_xla_lstm_forward", "bs_xla_lstm_backward"),
 ]

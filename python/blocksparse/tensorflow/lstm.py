@@ -16,8 +16,9 @@ from .tables import index_of, refuse_gpu
 def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any = None) -> tuple[Any, tuple[Any, Any]]:
     """A sequence through an LSTM: z = pre[t] + W h, c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c).
 
-    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o. A CPU op, differentiable once: what its
-    backward pass needs, the gates and cells of all steps, is made by every call.
+    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o. A CPU op; what its backward pass needs, the
+    gates and cells of all steps, is made by every call. Differentiable any number of times: the backward pass is one
+    op, and what differentiates that is a loop over steps.
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
