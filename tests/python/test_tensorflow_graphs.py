@@ -5,7 +5,6 @@ import os
 import runpy
 import subprocess
 import sys
-import threading
 import weakref
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from conftest import make_layout  # noqa: E402
+from side_by_side import two_processes  # noqa: E402
 from tensorflow_cases import problem, same  # noqa: E402
 
 import blocksparse.numpy as bsn  # noqa: E402
@@ -176,23 +176,28 @@ def test_nothing_is_copied(tmp_path):
     subprocess.run([sys.executable, "-c", WATCHED], check=True, env=environment)
 
 
-def test_threads_side_by_side(rng, layout):
-    x, values, _, _, _ = problem(rng, layout, n=64)
-    expected, wrong = bsn.linear_fprop(x, values, layout), []
-    fresh = Layout.from_pattern(layout.pattern())
+SHARED = make_layout()
+COMPILED = tf.function(lambda x, values: bstf.linear(x, values, SHARED))
 
-    def work():
-        for _ in range(50):
-            y = bstf.linear(tf.constant(x), tf.constant(values), fresh)
-            if not (y.numpy() == expected).all():
-                wrong.append(y)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+def products(thread):
+    """Whether products and gradients, eager and of one function, have NumPy's bits, over and over."""
+    x, values, _, _, dy = problem(np.random.default_rng(thread), SHARED)
+    y = bsn.linear_fprop(x, values, SHARED)
+    expected = [y, y, bsn.linear_dgrad(dy, values, SHARED), bsn.linear_wgrad(x, dy, SHARED)]
+    for _ in range(20):
+        given = tf.constant(x), tf.constant(values)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            y = bstf.linear(*given, SHARED)
+        made = [y, COMPILED(*given), *tape.gradient(y, given, dy)]
+        if not all(np.array_equal(mine.numpy(), theirs) for mine, theirs in zip(made, expected, strict=True)):
+            return False
+    return True
+
+
+def test_two_processes_of_eight_threads():
+    assert two_processes("test_tensorflow_graphs", "products") == [True] * 16
 
 
 def test_tensors_on_a_gpu_are_refused(layout, monkeypatch):

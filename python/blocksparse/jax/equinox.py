@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+
+try:
+    import equinox as eqx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.equinox needs equinox: pip install equinox", name="equinox") from error
 
 from ..layout import Layout
 from . import convert

@@ -7,9 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+try:
+    import flax.linen as nn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.linen needs flax: pip install flax", name="flax") from error
 
 from ..interleave import interleaved_layout
 from ..layout import Layout

@@ -9,7 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.nnx needs flax: pip install flax", name="flax") from error
 
 from ..layout import Layout
 from . import convert
