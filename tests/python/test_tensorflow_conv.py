@@ -215,5 +215,9 @@ def test_an_lstm_says_what_is_wrong(rng):
         bstf.lstm(pre[..., :60], values, layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"lengths are \[2\], needs \[3\]"):
         bstf.lstm(pre, values, layout, lengths=[1, 2])
+    with pytest.raises(TypeError, match=r"\[lstm\] lengths are float32, needs integers"):
+        bstf.lstm(pre, values, layout, lengths=[1.5, 2.0, 1.0])
+    with pytest.raises(TypeError, match=r"\[lstm\] state is a tuple, needs \(h, c\)"):
+        bstf.lstm(pre, values, layout, (values,))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[lstm_forward\] lengths\[1\] is 6"):
         bstf.lstm(pre, values, layout, lengths=[1, 6, 2])
