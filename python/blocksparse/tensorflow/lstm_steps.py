@@ -38,7 +38,7 @@ def _steps(pre: Any, values: Any, index: Any, h0: Any, c0: Any, lengths: Tensors
     return [made.stack()[1:], h, c]
 
 
-@tf.function(reduce_retracing=True)
+@tf.function(autograph=False, reduce_retracing=True)
 def gradient_of_gradient(
     pre: Any, values: Any, index: Any, state: Tensors, lengths: Tensors, of_outputs: Tensors, given: Tensors
 ) -> Tensors:
