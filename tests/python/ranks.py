@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 import tempfile
@@ -43,13 +44,19 @@ def free_port() -> int:
 
 
 def run_program(source: str, *words: object) -> None:
-    """What `python program.py WORDS` does, for `run_ranks`."""
+    """What `python program.py WORDS` does, where that is the source."""
     sys.argv = ["program.py", *map(str, words)]
     exec(compile(source, "program.py", "exec"), {"__name__": "__main__"})
 
 
+def run_script(path: Path, *words: object) -> None:
+    """What `python PATH WORDS` does."""
+    sys.argv, sys.path[0:0] = [str(path), *map(str, words)], [str(path.parent)]
+    runpy.run_path(str(path), run_name="__main__")
+
+
 def run_package(*words: object) -> None:
-    """What `python -m blocksparse WORDS` does, for `run_ranks`."""
+    """What `python -m blocksparse WORDS` does."""
     from blocksparse.__main__ import main
 
     sys.exit(main([str(word) for word in words]))
@@ -66,34 +73,41 @@ def _begin(run: Callable[..., Any], arguments: tuple[Any, ...], environment: dic
     run(*arguments)
 
 
-def run_ranks(run: Callable[..., Any], *arguments: Any, processes: int = 2, timeout: float = 200) -> list[Ended]:
+def run_ranks(run: Callable[..., Any], *arguments: Any, processes: int = 2) -> list[Ended]:
     """run(*arguments) in each of the processes, all of one thread; a function of a module, by whose name it is found.
 
     Where one fails, the others are ended soon after, for they may wait for it.
     """
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    return _fork(run, arguments, [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)])
+
+
+def run_forked(run: Callable[..., Any], *arguments: Any) -> Ended:
+    """run(*arguments) in one process without a rank."""
+    (ended,) = _fork(run, arguments, [{}])
+    return ended
+
+
+def _fork(run: Callable[..., Any], arguments: tuple[Any, ...], environments: list[dict[str, str]]) -> list[Ended]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for rank in range(processes):
-            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            given = (run, arguments, environment, f"{folder}/{rank}")
+        for i, more in enumerate(environments):
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+            given = (run, arguments, environment, f"{folder}/{i}")
             started.append(context.Process(target=_begin, args=given, daemon=True))
             started[-1].start()
-        end = time.monotonic() + timeout
-        while any(process.exitcode is None for process in started):
+        end = time.monotonic() + 200
+        while running := [process for process in started if process.exitcode is None]:
             if any(process.exitcode for process in started):
                 end = min(end, time.monotonic() + 10)
             if time.monotonic() > end:
-                for process in started:
+                for process in running:
                     process.kill()
-                break
-            started[0].join(0.02) if started[0].exitcode is None else started[-1].join(0.02)
-        for process in started:
-            process.join()
-        said = [
-            [Path(f"{folder}/{rank}.{name}").read_text() for name in ("stdout", "stderr")] for rank in range(processes)
+            running[0].join(0.05)
+        return [
+            Ended(process.exitcode or 0, *(Path(f"{folder}/{i}.{name}").read_text() for name in ("stdout", "stderr")))
+            for i, process in enumerate(started)
         ]
-        return [Ended(process.exitcode or 0, *words) for process, words in zip(started, said, strict=True)]
