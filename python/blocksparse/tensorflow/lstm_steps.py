@@ -58,7 +58,7 @@ def gradient_of_gradient(
         outer.watch(inputs + of_outputs)
         with tf.GradientTape() as inner:
             inner.watch(inputs)
-            made = _steps(pre, values, index, *state, lengths)
+            made = _steps(pre, values, index, state[0], state[1], lengths)
         first = inner.gradient(made, inputs, of_outputs, unconnected_gradients="zero")
     second: Tensors = outer.gradient(first, inputs + of_outputs, given, unconnected_gradients="zero")
     return second
