@@ -108,6 +108,9 @@ def _fork(run: Callable[..., Any], arguments: tuple[Any, ...], environments: lis
                     process.kill()
             running[0].join(0.05)
         return [
-            Ended(process.exitcode or 0, *(Path(f"{folder}/{i}.{name}").read_text() for name in ("stdout", "stderr")))
+            Ended(
+                process.exitcode or 0,
+                *(Path(f"{folder}/{i}.{name}").read_bytes().decode() for name in ("stdout", "stderr")),
+            )
             for i, process in enumerate(started)
         ]
