@@ -51,7 +51,11 @@ def hashable(given: Any) -> Any:
 
 
 def both_norms(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """A weight whose blocks have the norms of those of gate and up together."""
+    """A weight whose blocks have the norms of those of gate and up together.
+
+    Raises:
+        ValueError: gate and up have two shapes.
+    """
     if gate.shape != up.shape:
         raise ValueError(f"[from_dense] gate is {list(gate.shape)} and up {list(up.shape)}, [out, in], needs one shape")
     return jnp.hypot(*(part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in (gate, up)))

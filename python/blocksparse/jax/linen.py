@@ -26,8 +26,6 @@ from .lstm import State, apply_lstm
 from .ops.products import sum_dtype
 
 _zeros = jax.nn.initializers.zeros
-
-
 _interleaved = functools.lru_cache(maxsize=256)(interleaved_layout)  # a layout keeps its tables
 
 
