@@ -26,6 +26,11 @@ _PRELOAD = [
 ]
 
 
+# Globals of programs, which end with their process: a DistributedDataParallel that is taken down behind its process
+# group waits for a thread of gloo's, which may wait for Python's lock.
+_kept: dict[str, Any] = {}
+
+
 @dataclass
 class Ended:
     """How one of them ended."""
@@ -46,7 +51,8 @@ def free_port() -> int:
 def run_program(source: str, *words: object) -> None:
     """What `python program.py WORDS` does, where that is the source."""
     sys.argv = ["program.py", *map(str, words)]
-    exec(compile(source, "program.py", "exec"), {"__name__": "__main__"})
+    _kept["__name__"] = "__main__"
+    exec(compile(source, "program.py", "exec"), _kept)
 
 
 def run_script(path: Path, *words: object) -> None:
