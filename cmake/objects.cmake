@@ -8,6 +8,7 @@ add_library(blocksparse_objects OBJECT
   src/adapters/torch_shim.cc
   src/adapters/xla_api.cc
   src/adapters/xla_conv.cc
+  src/adapters/xla_glu.cc
   src/adapters/xla_linear.cc
   src/adapters/xla_lstm.cc
   src/capi/c_api.cc

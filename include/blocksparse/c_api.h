@@ -382,6 +382,7 @@ BS_API const char* bs_torch_register(const char* family, int32_t device_type);
 BS_API void* bs_xla_linear_fprop(void* call_frame);
 BS_API void* bs_xla_linear_dgrad(void* call_frame);
 BS_API void* bs_xla_linear_wgrad(void* call_frame);
+BS_API void* bs_xla_linear_glu_fprop(void* call_frame);
 BS_API void* bs_xla_conv_fprop(void* call_frame);
 BS_API void* bs_xla_conv_dgrad(void* call_frame);
 BS_API void* bs_xla_conv_wgrad(void* call_frame);

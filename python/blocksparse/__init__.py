@@ -12,6 +12,7 @@ if _program.is_ours():
     _program.end_on_interrupt()  # before the imports that take time
 
 import ctypes as _ctypes
+import typing as _typing
 
 from . import graphs
 from ._core import library as _library
@@ -68,3 +69,20 @@ def cuda_status() -> str:
     except UnavailableError as error:
         return str(error)
     return ""
+
+
+if not _typing.TYPE_CHECKING:  # to which all names would be right
+
+    def __getattr__(name: str) -> object:
+        """Names that `import blocksparse as bs` had in the original: from where they are, or what to take now."""
+        from ._core.refused import ways_of
+        from .ew import WAYS as ELEMENTWISE
+        from .norms import WAYS as NORMS
+
+        if name in ("BlocksparseMatMul", "SparseProj", "group_param_grads"):
+            import blocksparse.matmul as place
+        elif name in ("BlocksparseConv", "BlocksparseDeconv", "cwise_linear"):
+            import blocksparse.conv as place
+        else:
+            ways_of(__name__, {**ELEMENTWISE, **NORMS, "gradients": "tf.gradients"})(name)
+        return getattr(place, name)

@@ -4,11 +4,9 @@ from ._core.refused import ways_of
 
 _BATCH = "keras.layers.BatchNormalization, or torch.nn.BatchNorm2d"
 
-__getattr__ = ways_of(
-    __name__,
-    {
-        "layer_norm": "keras.layers.LayerNormalization, or blocksparse.torch.norm, which fuses what follows it",
-        "batch_norm": _BATCH,
-        "batch_norm_inference": _BATCH,
-    },
-)
+WAYS = {
+    "layer_norm": "keras.layers.LayerNormalization, or blocksparse.torch.norm, which fuses what follows it",
+    "batch_norm": _BATCH,
+    "batch_norm_inference": _BATCH,
+}
+__getattr__ = ways_of(__name__, WAYS)

@@ -5,13 +5,13 @@
 // because TensorFlow makes Python functions only for ops that register while it opens a file.
 #pragma once
 
-#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "adapters/plain_arithmetic.h"
 #include "blocksparse/c_api.h"
 
 namespace blocksparse::tensorflow {
@@ -180,28 +180,12 @@ struct Op {
   void (*compute)(void* kernel, TfContext* context);
 };
 
-// Default floating-point arithmetic while a kernel runs. TensorFlow's threads round denormals to zero, and OpenMP
-// threads that they start inherit that. It would change results: f16 has denormals that count, and conversions in
-// software go through those of f32.
-class DefaultArithmetic {
- public:
-  DefaultArithmetic() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultArithmetic() { std::fesetenv(&before_); }
-  DefaultArithmetic(const DefaultArithmetic&) = delete;
-
- private:
-  std::fenv_t before_;
-};
-
 // The body of an op as TensorFlow calls it. An exception becomes the status of the call.
 void report(TfContext* context, const Failure& failure);
 template <void (*body)(const Attributes&, Call&)>
 void compute(void* kernel, TfContext* context) {
   try {
-    const DefaultArithmetic arithmetic;
+    const PlainArithmetic plain;
     Call call(context);
     body(*static_cast<const Attributes*>(kernel), call);
   } catch (const Failure& failure) {

@@ -40,6 +40,7 @@ void forward(const Attributes& attributes, Call& call) {
 }
 
 void backward(const Attributes& attributes, Call& call) {
+  call.next_input();  // pre, which only derivatives of this are functions of
   const TensorHandle values = call.next_input(), index = call.next_input(), y = call.next_input(),
                      gates = call.next_input(), cells = call.next_input(), dy = call.next_input(),
                      dh = call.next_input(), dc = call.next_input(), h0 = call.next_input(), c0 = call.next_input();
@@ -75,8 +76,8 @@ std::vector<Op> lstm_ops() {
            .attributes = attributes,
            .compute = compute<forward>},
           {.name = "BlocksparseLstmGradient",
-           .inputs = {"values: T", "index: int32", "y: T", "gates: T", "cells: S", "dy: T", "dh: T", "dc: S", "h0: T",
-                      "c0: S", "lengths: length_count * int64"},
+           .inputs = {"pre: T", "values: T", "index: int32", "y: T", "gates: T", "cells: S", "dy: T", "dh: T", "dc: S",
+                      "h0: T", "c0: S", "lengths: length_count * int64"},
            .outputs = {"dpre: T", "dw: T", "dh0: T", "dc0: S"},
            .attributes = attributes,
            .compute = compute<backward>}};

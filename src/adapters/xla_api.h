@@ -6,7 +6,6 @@
 // that the handler reports: see negotiate().
 #pragma once
 
-#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "adapters/plain_arithmetic.h"
 #include "blocksparse/blocksparse.h"
 
 namespace blocksparse::xla {
@@ -200,21 +200,6 @@ Status Call::with_workspace(size_t bytes, Body&& body) {
 Error* answer_metadata(const CallFrame* frame, MetadataExtension* extension);
 Error* answer(const CallFrame* frame, const Status& status);
 MetadataExtension* asks_for_metadata(const CallFrame* frame);
-
-// Default floating-point arithmetic while a handler runs. XLA's threads on the CPU round denormals to zero, and OpenMP
-// threads that they start inherit that. Results have the bits of all other front ends.
-class PlainArithmetic {
- public:
-  PlainArithmetic() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~PlainArithmetic() { std::fesetenv(&before_); }
-  PlainArithmetic(const PlainArithmetic&) = delete;
-
- private:
-  std::fenv_t before_;
-};
 
 // Answers a question for metadata or runs `body` for a call. No exception passes through C.
 template <class Body>

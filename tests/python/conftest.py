@@ -88,26 +88,42 @@ def refusals(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...], str]]) -
     return messages
 
 
+PYTHON_KERNELS = """
+import sys, importlib, torch
+sys.path.insert(0, sys.argv[1])
+for line in sys.stdin:
+    calls, path = line.rstrip().split(" ", 1)
+    module, function = calls.split(".")
+    made = getattr(importlib.import_module(module), function)
+    torch.manual_seed(5)
+    torch.save(made(), path)
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def python_kernels() -> Iterator[subprocess.Popen[str]]:
+    """A process where PyTorch's ops are Python functions over ctypes."""
+    environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
+    command = [sys.executable, "-c", PYTHON_KERNELS, os.path.dirname(__file__)]
+    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.fixture
-def with_python_kernels(tmp_path: Path) -> Callable[[str], list[Any]]:
+def with_python_kernels(python_kernels: subprocess.Popen[str], tmp_path: Path) -> Callable[[str], list[Any]]:
     """run("test_x.f") -> what f() returns where PyTorch's ops are Python functions over ctypes."""
     import torch
 
-    script = """
-import sys, importlib, torch
-sys.path.insert(0, sys.argv[1])
-module, function = sys.argv[2].split(".")
-calls = getattr(importlib.import_module(module), function)
-torch.manual_seed(5)
-torch.save(calls(), sys.argv[3])
-"""
-
     def run(calls: str) -> list[Any]:
-        path = tmp_path / "results.pt"
-        environment = {**os.environ, "BLOCKSPARSE_TORCH_KERNELS": "python"}
-        command = [sys.executable, "-c", script, os.path.dirname(__file__), calls, path]
-        subprocess.run(command, check=True, env=environment)
-        results: list[Any] = torch.load(path)
+        assert python_kernels.stdin is not None
+        assert python_kernels.stdout is not None
+        python_kernels.stdin.write(f"{calls} {tmp_path / 'results.pt'}\n")
+        python_kernels.stdin.flush()
+        assert python_kernels.stdout.readline() == "done\n"
+        results: list[Any] = torch.load(tmp_path / "results.pt")
         torch.manual_seed(5)
         return results
 

@@ -1,10 +1,10 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_forked, run_program, run_script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -196,8 +196,8 @@ shutil.copy({str(path)!r}, {str(once)!r})
 codes += [cpu.main([{str(path)!r}]), cpu.main([{str(elsewhere)!r}])]
 print(codes)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == "[0, 0, 1]", result.stderr
+    result = run_forked(run_program, code)
+    assert result.stdout.splitlines()[-1:] == ["[0, 0, 1]"], result.stderr
     assert f"is of {DEVICE}, this is cpu" in result.stderr
     assert path.read_text() == once.read_text()
     python = Results.read(path).python
@@ -342,9 +342,8 @@ def test_convolutions_begin_a_file_with_the_machine(tmp_path):
     path = tmp_path / "conv.jsonl"
     sizes = ["--images", "1", "--size", "4", "--channels", "32", "--block", "16", "--density", "0.5", "--repeats", "1"]
     for _ in range(2):  # a file that is there goes on
-        program = [sys.executable, str(BENCHMARKS / "conv.py"), *sizes, "--json", str(path)]
-        alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow where others work
-        subprocess.run(program, capture_output=True, text=True, check=True, env=alone)
+        done = run_forked(run_script, BENCHMARKS / "conv.py", *sizes, "--json", path)
+        assert done.status == 0, done.stderr
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert [("header" in record) for record in lines] == [True, *[False] * 6]
     results = Results.read(path)

@@ -1,13 +1,10 @@
 """Two processes on the CPU train what one trains."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
+from ranks import run_package, run_program, run_ranks
 from test_language_model import SHORT, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
@@ -21,20 +18,9 @@ SIZE = ["--hidden", 64, "--graph", "ba(8,2)", "--inner", 2, "--embedding", 16]
 HOW = ["--updates", 8, "--batch", 8, "--steps", 16, "--lr", 1e-3, "--warmup", 4, "--save-every", 4]
 
 
-def torchrun_command(*words, processes=2, program=("-m", "blocksparse"), model="lm"):
-    """(command, environment)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
-    command += [*program, model, "train", "--device", "cpu", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return [str(x) for x in command], environment
-
-
-def torchrun(*words, processes=2, program=("-m", "blocksparse")):
-    command, environment = torchrun_command(*words, processes=processes, program=program)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+def two(*words, model="lm"):
+    """The command line in two processes."""
+    return run_ranks(run_package, model, "train", "--device", "cpu", *words)
 
 
 @pytest.fixture
@@ -48,10 +34,10 @@ def test_two_processes_are_as_one(text, tmp_path):
     """Weights, average, state, log: up to rounding. Half of it is done by two, which one goes on with."""
     words = ["--text", text, *SIZE, *HOW]
     assert lm("train", *words, "--out", tmp_path / "one", "--device", "cpu") == 0
-    done = torchrun(*words, "--out", tmp_path / "two")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("last.safetensors") == 1  # one of them reports
-    assert torchrun(*words, "--out", tmp_path / "parts", "--until", 4).returncode == 0
+    ended = two(*words, "--out", tmp_path / "two")
+    assert [one.status for one in ended] == [0, 0], ended
+    assert [one.stdout.count("last.safetensors") for one in ended] == [1, 0]  # one of them reports
+    assert [ended.status for ended in two(*words, "--out", tmp_path / "parts", "--until", 4)] == [0, 0]
     assert lm("train", *words, "--out", tmp_path / "parts", "--resume", "--device", "cpu") == 0
     expected, header = checkpoint.load(tmp_path / "one" / "last.safetensors")
     start = LanguageModel(TINY).state_dict()
@@ -86,23 +72,21 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_the_log_of_two_processes_of_which_one_was_stopped(text, tmp_path):
     """In an evaluation, which both make up for."""
-    program = tmp_path / "program.py"
-    program.write_text(STOPPED_IN_AN_EVALUATION)
-    words = ["--text", text, *SIZE, *HOW, "--resume", "--valid", text]
-    out = ["--out", tmp_path / "out"]
-    assert torchrun(*words, *out, program=[program]).returncode != 0
+    words = ["--text", text, *SIZE, *HOW, "--resume", "--valid", text, "--out", tmp_path / "out"]
+    stopped = run_ranks(run_program, STOPPED_IN_AN_EVALUATION, "lm", "train", "--device", "cpu", *words)
+    assert all(ended.status for ended in stopped), stopped
     (line,) = map(json.loads, (tmp_path / "out" / "log.jsonl").read_text().splitlines())
     assert (line["update"], "valid" in line, line["stopped"]) == (4, False, True)
-    assert torchrun(*words, *out).returncode == 0
+    assert [ended.status for ended in two(*words)] == [0, 0]
     log = [json.loads(x) for x in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert [(x["update"], "valid" in x, "stopped" in x) for x in log] == [(4, True, False), (8, True, False)]
     assert log[0] == {k: v for k, v in line.items() if k != "stopped"} | {"valid": log[0]["valid"]}
 
 
 def test_uneven_batches_are_refused(text, tmp_path):
-    done = torchrun("--text", text, *SIZE, *HOW, "--batch", 7, "--out", tmp_path / "out")
-    assert done.returncode != 0
-    assert "batch is 7, needs a multiple of the 2 processes" in done.stderr
+    for ended in two("--text", text, *SIZE, *HOW, "--batch", 7, "--out", tmp_path / "out"):
+        assert ended.status != 0
+        assert "batch is 7, needs a multiple of the 2 processes" in ended.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_forked, run_script
 from test_language_model import SHORT, TINY, sentences
 
 from blocksparse.models.training import Trainer, read_text, train
@@ -28,8 +27,7 @@ CONFIG = {
 
 
 def script(name, *words):
-    command = [sys.executable, EXPERIMENTS / name, *words]
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    return run_forked(run_script, EXPERIMENTS / name, *words)
 
 
 def test_configurations_name_models_of_equal_size():
@@ -54,10 +52,10 @@ def test_small_world_lstm(tmp_path):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     results = tmp_path / "results.jsonl"
     words = [tmp_path / "tiny.json", "--text", tmp_path / "text", "--out", tmp_path / "out", "--results", results]
-    assert script("small_world_lstm/run.py", *words, "--arms", "tree").returncode == 2
+    assert script("small_world_lstm/run.py", *words, "--arms", "tree").status == 2
     first = script("small_world_lstm/run.py", *words, "--seeds", 0)
-    assert first.returncode == 0, first.stderr
-    assert script("small_world_lstm/run.py", *words).returncode == 0
+    assert first.status == 0, first.stderr
+    assert script("small_world_lstm/run.py", *words).status == 0
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert sorted((line["arm"], line["sweep"], line["seed"]) for line in lines) == [
         ("ba", False, 0),
@@ -72,15 +70,15 @@ def test_small_world_lstm(tmp_path):
     assert [len(line["curve"]) for line in lines if not line["sweep"]] == [2] * 4
     before = results.read_text()
     again = script("small_world_lstm/run.py", *words)
-    assert again.returncode == 0
+    assert again.status == 0
     assert again.stdout == ""
     assert results.read_text() == before
     report = script("small_world_lstm/report.py", results)
-    assert report.returncode == 0, report.stderr
+    assert report.status == 0, report.stderr
     assert results.with_suffix(".png").stat().st_size > 1000
     assert results.with_suffix(".md").read_text().count("\n") == 4
     missing = script("small_world_lstm/run.py", tmp_path / "tiny.json", "--text", tmp_path / "none", "--out", tmp_path)
-    assert missing.returncode == 1
+    assert missing.status == 1
     assert "No such file" in missing.stderr
 
 
@@ -101,7 +99,7 @@ def test_sentiment(tmp_path):
     words = ["--data", tmp_path / "data", "--results", results, "--out", tmp_path / "out", "--sets", "sst", "cr"]
     words += ["--model", f"ba={tmp_path / 'run' / 'last.safetensors'}"]
     done = script("sentiment/run.py", *words)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     lines = [json.loads(line) for line in results.with_suffix(".jsonl").read_text().splitlines()]
     assert [(line["set"], line["features"]) for line in lines] == [
         ("sst", "1- and 2-grams"),
@@ -115,13 +113,13 @@ def test_sentiment(tmp_path):
     assert (tmp_path / "out" / "ba-sst.png").stat().st_size > 1000
     assert "rgba(" in (tmp_path / "out" / "ba-sst.html").read_text()
     before = results.with_suffix(".jsonl").read_text()
-    assert script("sentiment/run.py", *words).returncode == 0
+    assert script("sentiment/run.py", *words).status == 0
     assert results.with_suffix(".jsonl").read_text() == before
     results.with_suffix(".jsonl").write_text(before + '{"set": "sst", "feat')
     some = script("sentiment/run.py", *words, "--sets", "cr", "--limit", 30, "--no-words")
-    assert some.returncode == 0, some.stderr
+    assert some.status == 0, some.stderr
     assert "1- and 2-grams" not in some.stdout  # those are of all texts
     (data / "data" / "mpqa.all").write_text("0 fine\nhmm\n")
     bad = script("sentiment/run.py", *words, "--sets", "mpqa")
-    assert bad.returncode == 1
+    assert bad.status == 1
     assert "mpqa.all, line 2: the label is 'hmm'" in bad.stderr

@@ -1,9 +1,6 @@
 """The linear op for JAX: agreement with the other front ends, derivatives, transformations, refusals."""
 
-import multiprocessing
 import pickle
-import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 from conftest import make_layout
 from jax.test_util import check_grads
+from side_by_side import two_processes
 
 import blocksparse.jax as bsj
 import blocksparse.numpy as bsn
@@ -352,28 +350,20 @@ def test_an_axis_of_an_explicit_mesh_is_refused():
 
 # ---- Threads and processes -----------------------------------------------------------------------------------------
 
-
-def test_eight_threads():
-    expected, results = bsn.linear_fprop(X, W, LAYOUT), [None] * 8
-    f = jax.jit(lambda x, w: bsj.linear(x, w, LAYOUT))
-
-    def run(i):
-        for _ in range(20):
-            results[i] = np.array_equal(f(X, W), expected) and np.array_equal(bsj.linear(X, W, LAYOUT), expected)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 8
+COMPILED = jax.jit(lambda x, w: bsj.linear(x, w, LAYOUT))
+SLOPES = jax.jit(jax.grad(lambda x, w: bsj.linear(x, w, LAYOUT).sum(), (0, 1)))
 
 
-def product_of(layout):
-    return np.asarray(bsj.linear(X, W, layout))
+def products(_thread):
+    """Whether products and gradients, eager and compiled, have NumPy's bits, over and over."""
+    y, ones = bsn.linear_fprop(X, W, LAYOUT), np.ones((7, 60), np.float32)
+    expected = [y, y, bsn.linear_dgrad(ones, W, LAYOUT), bsn.linear_wgrad(X, ones, LAYOUT)]
+    for _ in range(20):
+        made = [bsj.linear(X, W, LAYOUT), COMPILED(X, W), *SLOPES(X, W)]
+        if not all(map(np.array_equal, made, expected)):
+            return False
+    return True
 
 
-def test_two_processes():
-    with warnings.catch_warnings(), multiprocessing.get_context("spawn").Pool(2) as pool:
-        for y in pool.map(product_of, [LAYOUT, LAYOUT]):
-            same(y, bsn.linear_fprop(X, W, LAYOUT))
+def test_two_processes_of_eight_threads():
+    assert two_processes("test_jax", "products") == [True] * 16

@@ -128,6 +128,27 @@ def test_agrees_with_the_cpu(dtype):
         assert abs(a - b).max() <= tolerance * abs(b).max()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gated_units_agree_with_the_cpu(dtype, name):
+    """One call for y, and with derivatives the product and what XLA makes of the rest."""
+    rng, layout = np.random.default_rng(3), bsj.interleaved_layout(LAYOUTS[name])
+    hidden = LAYOUTS[name].out_features
+    shapes = ((70, layout.in_features), layout.values_shape, (layout.out_features,))
+    x, w, bias = (jnp.asarray(rng.standard_normal(shape), dtype) / 8 for shape in shapes)
+
+    def unit(x, w, bias):
+        return bsj.linear_glu(x, w, layout, hidden, bias, precision="highest").astype(jnp.float32)
+
+    def results(*given):
+        return jax.jit(unit)(*given), *jax.jit(jax.grad(lambda *g: (unit(*g) ** 2).mean(), (0, 1, 2)))(*given)
+
+    on_card, on_cpu = results(x, w, bias), results(*jax.device_put((x, w, bias), jax.devices("cpu")[0]))
+    for a, b in zip(on_card, on_cpu, strict=True):
+        a, b = (np.asarray(v.astype(jnp.float32)) for v in (a, b))
+        assert abs(a - b).max() <= (1e-5 if dtype == "float32" else 3e-2) * abs(b).max()
+
+
 def test_tf32_is_asked_for_as_jax_asks_for_it():
     layout, rng = LAYOUTS["b32"], np.random.default_rng(2)
     x = jnp.asarray(rng.standard_normal((256, 1024)), jnp.float32)

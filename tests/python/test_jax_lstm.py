@@ -69,9 +69,10 @@ def test_is_what_it_means(rng, x64, lengths):  # noqa: F811
 )
 def test_derivatives(rng, x64, lengths, order, modes):  # noqa: F811
     pre, w, (h0, c0) = given_for(rng, steps=3, dtype="float64")
+    counts = None if lengths is None else jnp.array(lengths)
 
     def f(pre, w, h0, c0):
-        return bsj.lstm(pre, w, LAYOUT, (h0, c0), None if lengths is None else np.array(lengths))
+        return bsj.lstm(pre, w, LAYOUT, (h0, c0), counts)
 
     check_grads(jax.jit(f), (pre, w, h0, c0), order=order, modes=modes)
 

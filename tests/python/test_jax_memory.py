@@ -14,13 +14,16 @@ import blocksparse.jax as bsj
 from blocksparse import Layout
 from blocksparse.jax.ops import registry
 
+NAMES = [f"{op}_{which}" for op in ("linear", "conv") for which in ("fprop", "dgrad", "wgrad")]
+NAMES += ["linear_glu_fprop", "lstm_forward", "lstm_backward"]
+
 
 @pytest.fixture
 def seen(monkeypatch):
     """Of each call of a handler: its name, and the addresses of operands and results."""
     calls, kept = [], []
     registry.register()
-    for name in ("linear_fprop", "linear_dgrad", "linear_wgrad", "conv_fprop", "conv_dgrad", "conv_wgrad"):
+    for name in NAMES:
         real = handler(f"bs_xla_{name}")
 
         def spy(address, name=name, real=real):
@@ -39,7 +42,8 @@ def seen(monkeypatch):
     def with_spy(name, *rest):
         return lower(f"spy_{id(calls)}_{name.removeprefix('bs_xla_')}", *rest)
 
-    monkeypatch.setattr("blocksparse.jax.ops.products.lower", with_spy)
+    for module in ("products", "glu", "lstm"):
+        monkeypatch.setattr(f"blocksparse.jax.ops.{module}.lower", with_spy)
     yield calls
     KEPT.extend(kept)  # programs that call them may be kept, too
 
@@ -89,3 +93,32 @@ def test_nothing_of_a_convolution_is_copied(rng, seen, last):
         ("conv_fprop", addresses(x, w, tables.words), addresses(y)),
         ("conv_wgrad", addresses(x, dy, tables.words), addresses(dw)),
     ]
+
+
+def test_nothing_of_a_gated_unit_is_copied(rng, seen):
+    both = bsj.interleaved_layout(LAYOUT)
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((7, 90), both.values_shape))
+    tables = bsj.tables_of(both)
+    y = jax.block_until_ready(jax.jit(lambda *given: bsj.linear_glu(*given, 60))(x, w, tables))
+    assert seen == [("linear_glu_fprop", addresses(x, w, tables.words), addresses(y))]
+
+
+def test_nothing_of_an_lstm_is_copied(rng, seen):
+    layout = Layout.from_graph("random(2,2,0.6)", 8, seed=2).stack(4)
+    sizes = ((5, 3, 64), layout.values_shape, (3, 16), (3, 16))
+    pre, w, h, c = (jnp.asarray(rng.standard_normal(size), jnp.float32) for size in sizes)
+    tables = bsj.tables_of(layout)
+
+    def gradients(pre, w, h, c, tables, dy):
+        y, pull, _ = jax.vjp(lambda *given: bsj.lstm(*given[:2], tables, given[2:]), pre, w, h, c, has_aux=True)
+        return y, pull(dy)
+
+    dy = jnp.ones((5, 3, 16))
+    y, (dpre, dw, dh, dc) = jax.block_until_ready(jax.jit(gradients)(pre, w, h, c, tables, dy))
+    (first, given, made), (second, saved, slopes) = seen
+    assert (first, second) == ("lstm_forward", "lstm_backward")
+    assert given == addresses(pre, w, tables.words, h, c)
+    assert made[:1] == addresses(y)
+    assert saved[:5] == [*addresses(w, tables.words, h, c), made[0]]
+    assert saved[5:8] == [*made[3:5], *addresses(dy)]  # what was saved
+    assert slopes == addresses(dpre, dw, dh, dc)

@@ -1,5 +1,6 @@
 """What is built on the ops for JAX: conversions, initialisers, modules of flax and equinox, pruning by optax."""
 
+import importlib
 import itertools
 import json
 import os
@@ -313,6 +314,13 @@ sequences = lambda pre, v: bsj.lstm(pre, v, gates)[0]
 divided = jax.shard_map(sequences, mesh=mesh, in_specs=(P(None, "i"), P()), out_specs=P(None, "i"))
 of_lstm = lambda f: jax.jit(jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1)))(pre, v)
 errors += [float(abs(a - b).max() / abs(b).max()) for a, b in zip(of_lstm(divided), of_lstm(sequences))]
+both, each = bsj.interleaved_layout(layout), layout.values_shape[0] * 2
+wide = jnp.asarray(rng.standard_normal((each, 16, 16)), jnp.float32)
+unit = lambda x, w: bsj.linear_glu(x, w, both, 128)
+divided = jax.shard_map(unit, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"))
+errors += [float(abs(a - b).max() / abs(b).max()) for a, b in ((divided(x, wide), unit(x, wide)),)]
+of_unit = lambda f: jax.jit(jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1)))(x, wide)
+errors += [float(abs(a - b).max() / abs(b).max()) for a, b in zip(of_unit(divided), of_unit(unit))]
 sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
 errors.append(float(abs(jax.jit(whole)(sharded, w, bias) - whole(x, w, bias)).max()))
 print(json.dumps(errors))
@@ -325,7 +333,7 @@ def test_tokens_and_rows_over_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=True)
     errors = json.loads(done.stdout)
-    assert len(errors) == 19
+    assert len(errors) == 22
     assert max(errors) < 1e-5
 
 
@@ -345,10 +353,21 @@ def test_nothing_else_is_imported():
     assert not {"torch", "flax", "equinox", "optax", "tensorflow"} & set(done.stdout.split())
 
 
-def test_the_command_line_says_that_jax_works():
-    done = subprocess.run(
-        [sys.executable, "-m", "blocksparse"], capture_output=True, text=True, check=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
-    assert f"JAX               {jax.__version__}" in done.stdout
-    assert "JAX kernels       on cpu; XLA's interface 0." in done.stdout
+@pytest.mark.parametrize(
+    ("module", "library"), [("nnx", "flax"), ("linen", "flax"), ("equinox", "equinox"), ("pruning", "optax")]
+)
+def test_what_is_missing_is_named(monkeypatch, module, library):
+    for name in (library, f"blocksparse.jax.{module}", *(("flax.linen",) if module == "linen" else ())):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=f"blocksparse.jax.{module} needs {library}: pip install {library}"):
+        importlib.import_module(f"blocksparse.jax.{module}")
+
+
+def test_the_command_line_says_that_jax_works(capsys):
+    from blocksparse.__main__ import main
+
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert f"JAX               {jax.__version__}" in said
+    assert f"JAX kernels       on {jax.default_backend()}; XLA's interface 0." in said

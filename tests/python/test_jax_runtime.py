@@ -11,7 +11,7 @@ from blocksparse import Layout
 from blocksparse._core import library
 
 HANDLERS = [
-    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad"),
+    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad", "bs_xla_linear_glu_fprop"),
     *("bs_xla_conv_fprop", "bs_xla_conv_dgrad", "bs_xla_conv_wgrad"),
     *("bs_xla_lstm_forward", "bs_xla_lstm_backward"),
 ]
@@ -80,6 +80,8 @@ def refusals(product):
     yield {"operands": [*operands[:2], operands[2][:-1]]}, "index has [0-9]+ words, its header asks for"
     yield {"operands": [*operands[:2], operands[0]]}, "needs a row of int32"
     yield {"operands": [*operands[:2], one_less.index()]}, "the tables are of 4 blocks of 16 in 60 x 90, needs"
+    crooked = np.ndarray(operands[0].shape, np.float32, bytes(operands[0].nbytes + 8), offset=1)
+    yield {"operands": [crooked, *operands[1:]]}, "x is not aligned to its elements of 4 bytes"
     yield {"numbers": wide}, "needs 10 of 16 in 61 x 90"
     yield {"numbers": product.numbers[:5]}, "`numbers` has 5 integers of 64 bits, needs 10"
     yield {"results": [short]}, r"y is \[7, 59\]"

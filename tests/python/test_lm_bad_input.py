@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from ranks import run_forked, run_program
 from test_language_model import SHORT, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
@@ -140,8 +141,7 @@ trainer.save(Path(sys.argv[2]))
 def test_killed_in_the_middle_of_a_checkpoint(trained, text):
     """The last one loads, and training goes on."""
     before = trained.read_bytes()
-    done = subprocess.run([sys.executable, "-c", SAVE, text, trained])
-    assert done.returncode == -9
+    assert run_forked(run_program, SAVE, text, trained).status == -9
     assert trained.read_bytes() == before
     halves = [path for path in trained.parent.iterdir() if path.name.startswith(".last")]
     assert 0 < halves[0].stat().st_size < len(before)  # it was in the middle
@@ -171,9 +171,8 @@ def test_a_disk_that_is_full_for_real(trained, text, tmp_path):
     ]
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
     code = limited + "from blocksparse import __main__; sys.exit(__main__.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *words, "--device", "cpu"]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
+    done = run_forked(run_program, code, *words, "--device", "cpu")
+    assert done.status == 2, done.stderr
     assert "last.safetensors could not be written, what was there is kept" in done.stderr
     assert "Traceback" not in done.stderr
     assert trained.read_bytes() == before

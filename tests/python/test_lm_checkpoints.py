@@ -2,11 +2,10 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
+from ranks import run_forked, run_package
 from test_language_model import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
@@ -86,9 +85,8 @@ def test_files_without_a_digest_load_with_a_warning(folder, trained, text, capsy
 
 def test_a_warning_is_one_line(folder, trained):
     old = without_digest(trained, folder / "old")
-    command = [sys.executable, "-m", "blocksparse", "lm", "sample", old, "--length", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0
+    done = run_forked(run_package, "lm", "sample", old, "--length", 1)
+    assert done.status == 0
     assert done.stderr.startswith(f"blocksparse: warning: {old} has no digest")
     assert done.stderr.count("\n") == 1
 

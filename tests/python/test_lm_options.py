@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import run_forked, run_package
 from test_language_model import lm, sentences
 
 import blocksparse
@@ -169,11 +170,11 @@ def test_a_short_run_has_no_bar_in_its_log(tmp_path):
     """Of a process whose standard error is a file: what is said, and nothing that a terminal alone can show."""
     (tmp_path / "text").write_bytes(sentences(600))
     words = ["train", "--text", tmp_path / "text", "--out", tmp_path / "out", *SIZE, *HOW, "--device", "cpu"]
-    command = [sys.executable, "-m", "blocksparse", "lm", *map(str, words)]
-    with open(tmp_path / "log", "w+") as log:
-        assert subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode == 0
-        log.seek(0)
-        lines = log.readlines()
+    done = run_forked(run_package, "lm", *words)
+    assert done.status == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert "\r" not in said
+    lines = said.splitlines()
     assert len(lines) == 3, lines
     assert "12 updates take about" in "".join(lines)
-    assert not any("\r" in line or "%|" in line for line in lines)
+    assert not any("%|" in line for line in lines)

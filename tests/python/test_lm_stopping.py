@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from test_distributed import torchrun_command
+from ranks import free_port
 from test_language_model import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
@@ -248,8 +248,12 @@ def test_a_second_ctrl_c_stops_at_once(text, tmp_path):
 def test_all_processes_stop_after_the_same_update(text, tmp_path):
     """The signal comes to `torchrun`, at any time; the first process writes, and the checkpoint goes on."""
     out = tmp_path / "out"
-    command = torchrun_command(*words(text, out, "--updates", 100000, "--save-every", 3)[1:])
-    running = subprocess.Popen(command[0], env=command[1], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    command += ["-m", "blocksparse", "lm", *words(text, out, "--updates", 100000, "--save-every", 3)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    running = subprocess.Popen(
+        list(map(str, command)), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     while not (out / "last.safetensors").exists() and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)

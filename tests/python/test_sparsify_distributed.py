@@ -1,12 +1,11 @@
 """Sparsifiers in two processes that train in parallel: every one takes the same blocks."""
 
 import os
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,7 +24,7 @@ KINDS = {
 }
 
 
-def run(kind, rank, folder, processes):
+def run(rank, kind, folder, processes):
     """Trains on this process's half of each batch."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -45,26 +44,23 @@ def run(kind, rank, folder, processes):
     torch.save({**pruner.masks(), **model.state_dict()}, f"{folder}/{processes}-{rank}.pt")
 
 
-def process(rank, kind, folder, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def process(train, *arguments):
+    dist.init_process_group("gloo")
     try:
-        run(kind, rank, folder, 2)
+        train(int(os.environ["RANK"]), *arguments)
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_take_the_same_blocks(kind, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(process, (kind, str(tmp_path), port), nprocs=2)
+    ended = run_ranks(process, run, kind, str(tmp_path), 2)
+    assert [one.status for one in ended] == [0, 0], ended
     first, second = (torch.load(tmp_path / f"2-{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert sum(int(first[name].sum()) for name in ("0", "2")) == 16
     if kind != "blast":  # which adds up the norms of each process's gradient
-        run(kind, 0, str(tmp_path), 1)
+        run(0, kind, str(tmp_path), 1)
         alone = torch.load(tmp_path / "1-0.pt")
         for key in first:
             torch.testing.assert_close(first[key], alone[key], rtol=1e-8, atol=1e-10)
@@ -98,21 +94,14 @@ def run_moving(rank, folder, processes, wraps):
     torch.save(state, f"{folder}/moving-{processes}-{rank}-{wraps}.pt")
 
 
-def moving_process(rank, folder, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        run_moving(rank, folder, 2, True)
-        run_moving(rank, folder, 2, False)
-    finally:
-        dist.destroy_process_group()
+def run_moving_twice(rank, folder):
+    run_moving(rank, folder, 2, True)
+    run_moving(rank, folder, 2, False)
 
 
 def test_layers_move_in_two_processes(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(moving_process, (str(tmp_path), port), nprocs=2)
+    ended = run_ranks(process, run_moving_twice, str(tmp_path))
+    assert [one.status for one in ended] == [0, 0], ended
     first, second = (torch.load(tmp_path / f"moving-2-{rank}-True.pt") for rank in (0, 1))
     assert first["moves"] == 2
     assert not first["error"]

@@ -1,13 +1,10 @@
 """SET and RigL in two processes; and on a task where they pay."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_program, run_ranks
 from test_sparsify_rewiring import METHODS
 from torch import nn
 
@@ -62,19 +59,10 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("method", "how"), [("SET", "finite"), ("exact", "finite"), ("bound", "finite"), ("exact", "nan")]
 )
-def test_two_processes_take_the_same_pattern(tmp_path, method, how):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command += [str(program), str(Path(__file__).parent), method, how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
-        line = next(x for x in done.stdout.splitlines() if x.startswith(f"rank {rank}"))
+def test_two_processes_take_the_same_pattern(method, how):
+    for rank, ended in enumerate(run_ranks(run_program, PROGRAM, Path(__file__).parent, method, how)):
+        assert ended.status == 0, ended
+        (line,) = ended.stdout.splitlines()
         assert line.startswith(f"rank {rank} skipped {int(how == 'nan')} grown 0.")
         assert not line.endswith("grown 0.0")
 

@@ -185,6 +185,9 @@ def test_the_core_says_what_is_wrong(layout):
         invalid, match=r"BlocksparseLinear as input #1.* was expected to be a float tensor but is a double"
     ):
         bstf.linear(x, tf.cast(values, tf.float64), layout)
+    for given in ((x, np.ones(layout.values_shape)), (np.ones(x.shape), values)):  # NumPy's are not rounded either
+        with pytest.raises(invalid, match=r"was expected to be a (float|double) tensor but is a (double|float)"):
+            bstf.linear(*given, layout)
 
 
 def test_python_says_what_is_wrong(layout):

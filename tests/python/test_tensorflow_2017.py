@@ -67,6 +67,11 @@ def blocks(bsmm, full):
     return np.stack([full[c * b : c * b + b, k * b : k * b + b] for c, k in coords])
 
 
+def checkerboard(bsmm):
+    """Gates of 1 and 0."""
+    return np.array([1 - sum(bsmm.block_coord(i)) % 2 for i in range(bsmm.blocks)], np.float32)
+
+
 def rounded(rng, scale, shape):
     return (scale * rng.standard_normal(shape)).astype(np.float16).astype(np.float32)
 
@@ -98,6 +103,29 @@ def test_products_in_a_row(rng, block_size, axis, dtype):
             bound = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}[dtype]
             for mine, theirs in zip(got, expected, strict=True):
                 assert np.linalg.norm(mine - theirs) <= bound * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize(("block_size", "axis"), PAIRS)
+def test_gated_and_normalized_weights(rng, block_size, axis):
+    """A product whose blocks count once or not at all, and one of columns of length 1: y, and the gradients of both."""
+    bsmm = BlocksparseMatMul(scale_free(8), block_size=block_size, feature_axis=axis)
+    weights, gates = rounded(rng, 0.05, bsmm.w_shape), checkerboard(bsmm)
+    x, dy = rounded(rng, 0.1, bsmm.i_shape(16)), rounded(rng, 0.1, bsmm.o_shape(16))
+    with tf.Graph().as_default(), v1.Session() as session:
+        tx, w, g = map(tf.constant, (x, weights, gates))
+        gated, normal = bsmm(tx, w, gate=g), bsmm(tx, bsmm.l2_normalize(w))
+        got = session.run([gated, *v1.gradients(gated, [tx, w, g], dy), normal, *v1.gradients(normal, [tx, w], dy)])
+    if not axis:
+        x, dy, got[0], got[1], got[4], got[5] = (a.T for a in (x, dy, got[0], got[1], got[4], got[5]))
+    whole, live, s = dense(bsmm, weights), dense(bsmm, weights * gates[:, None, None]), x.T @ dy
+    lengths = np.linalg.norm(whole, axis=0)
+    unit = whole / lengths
+    slope = (s - unit * (unit * s * (dense(bsmm, np.ones_like(weights)))).sum(0)) / lengths
+    s_blocks = blocks(bsmm, s)
+    expected = [x @ live, dy @ live.T, s_blocks * gates[:, None, None], (s_blocks * weights).sum((1, 2))]
+    expected += [x @ unit, dy @ unit.T, blocks(bsmm, slope)]
+    for mine, theirs in zip(got, expected, strict=True):
+        assert np.linalg.norm(mine - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize("z_order", [False, True])
@@ -285,3 +313,9 @@ def test_what_was_documented_is_there_or_says_where():
         with pytest.raises(NotImplementedError, match=f"{name} of the 2017 release is not there: take {way}"):
             getattr(module, name)
         assert not hasattr(module, "nothing")
+    assert blocksparse.BlocksparseMatMul is BlocksparseMatMul  # import blocksparse as bs
+    assert (blocksparse.SparseProj, blocksparse.BlocksparseConv) == (SparseProj, BlocksparseConv)
+    for name, way in (("float_cast", "tf.cast"), ("gradients", "tf.gradients"), ("layer_norm", "keras.layers")):
+        with pytest.raises(NotImplementedError, match=rf"\[blocksparse\] {name} of the 2017 .* take {way}"):
+            getattr(blocksparse, name)
+    assert not hasattr(blocksparse, "nothing")

@@ -161,23 +161,50 @@ def test_an_lstm_is_that_of_the_formulas(rng):
     assert run.get_concrete_function().output_shapes.as_list() == [None, None, 16]
 
 
+def total(pre, values, h, c, layout, lengths=(5, 0, 3)):
+    y, (h, c) = bstf.lstm(pre, values, layout, (h, c), lengths)
+    return tf.reduce_sum(tf.sin(y)) + tf.reduce_sum(h * c)
+
+
 def test_gradients_of_an_lstm(rng):
-    layout, pre, values, h, c = lstm_problem(rng)
+    layout, *given = lstm_problem(rng)
+    numeric_gradients(lambda *given: total(*given, layout), given, rng)
 
-    def total(pre, values, h, c):
-        y, (h, c) = bstf.lstm(pre, values, layout, (h, c), lengths=[5, 0, 3])
-        return tf.reduce_sum(tf.sin(y)) + tf.reduce_sum(h * c)
 
-    numeric_gradients(total, (pre, values, h, c), rng)
-    with tf.GradientTape() as outer:
-        w = tf.constant(values)
-        outer.watch(w)
-        with tf.GradientTape() as inner:
-            inner.watch(w)
-            y = tf.reduce_sum(bstf.lstm(pre, w, layout)[0])
-        dw = inner.gradient(y, w)
-    with pytest.raises(NotImplementedError, match=r"\[lstm\] a gradient of its gradient .*torch.lstm has it"):
-        outer.gradient(dw, w)
+def test_gradients_of_gradients_of_an_lstm(rng):
+    """Eagerly, by forward mode, and in a session whose graph knows neither steps nor n."""
+    layout, *given = lstm_problem(rng)
+    counts, direction = np.array([5, 0, 3]), rng.standard_normal(given[1].shape)
+
+    def slopes(*given):
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            value = total(*map(tf.convert_to_tensor, given), layout, counts)
+        return sum(tf.reduce_sum(tf.sin(slope)) for slope in tape.gradient(value, given))
+
+    numeric_gradients(slopes, given, rng)
+    variables = [tf.Variable(one) for one in given]
+    with tf.autodiff.ForwardAccumulator(variables[1], tf.constant(direction)) as forward, tf.GradientTape() as tape:
+        value = total(*variables, layout, counts)
+    slope = tf.reduce_sum(tape.gradient(value, variables)[1] * direction)
+    np.testing.assert_allclose(forward.jvp(value), slope, rtol=1e-10)
+    with tf.GradientTape() as tape:
+        value = slopes(*variables)
+    expected = [gradient.numpy() for gradient in tape.gradient(value, variables)]
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        fed = [v1.placeholder(tf.float64, [None, None, 64]), *map(tf.constant, given[1:])]
+        counts = v1.placeholder(tf.int64, [None])
+        first = v1.gradients(total(*fed, layout, counts), fed)
+        second = v1.gradients(sum(tf.reduce_sum(tf.sin(slope)) for slope in first), fed)
+        got = session.run(second, {fed[0]: given[0], counts: [5, 0, 3]})
+        none = session.run(second, {fed[0]: given[0][:0], counts: [0, 0, 0]})
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+    assert none[0].shape == (0, 3, 64)
+    assert not none[1].any()
+    for mine, side in zip(none[2:], given[2:], strict=True):  # the state stays: the slopes of sum(h c) are c and h
+        np.testing.assert_allclose(mine, np.cos(side))
 
 
 def test_an_lstm_says_what_is_wrong(rng):
@@ -188,5 +215,9 @@ def test_an_lstm_says_what_is_wrong(rng):
         bstf.lstm(pre[..., :60], values, layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"lengths are \[2\], needs \[3\]"):
         bstf.lstm(pre, values, layout, lengths=[1, 2])
+    with pytest.raises(TypeError, match=r"\[lstm\] lengths are float32, needs integers"):
+        bstf.lstm(pre, values, layout, lengths=[1.5, 2.0, 1.0])
+    with pytest.raises(TypeError, match=r"\[lstm\] state is a tuple, needs \(h, c\)"):
+        bstf.lstm(pre, values, layout, (values,))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[lstm_forward\] lengths\[1\] is 6"):
         bstf.lstm(pre, values, layout, lengths=[1, 6, 2])

@@ -5,7 +5,6 @@ import os
 import runpy
 import subprocess
 import sys
-import threading
 import weakref
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from conftest import make_layout  # noqa: E402
+from side_by_side import two_processes  # noqa: E402
 from tensorflow_cases import problem, same  # noqa: E402
 
 import blocksparse.numpy as bsn  # noqa: E402
@@ -119,17 +119,27 @@ SHIM = """
 #include <stdio.h>
 #include <stdlib.h>
 #include "blocksparse/c_api.h"
-/* Stands in front of the core's function, and writes down where its tensors are. */
-bs_status bs_linear_fprop(const bs_layout_view* layout, const bs_tensor* x, const bs_tensor* w, const bs_tensor* gates,
-                          const bs_epilogue* epilogue, const bs_tensor* y, bs_workspace workspace, bs_stream stream) {
-  void* core = dlopen(getenv("BLOCKSPARSE_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-  bs_status (*function)(const bs_layout_view*, const bs_tensor*, const bs_tensor*, const bs_tensor*,
-                        const bs_epilogue*, const bs_tensor*, bs_workspace, bs_stream) = dlsym(core, "bs_linear_fprop");
-  FILE* file = fopen(getenv("PLACES"), "w");
-  fprintf(file, "%zu %zu %zu", (size_t)x->data, (size_t)w->data, (size_t)y->data);
-  fclose(file);
-  return function(layout, x, w, gates, epilogue, y, workspace, stream);
-}
+/* Each stands in front of the core's function of its name, and writes down where three of its tensors are. */
+#define IN_FRONT(name, parameters, arguments, first, second, third)                                                   \\
+  bs_status name parameters {                                                                                         \\
+    void* core = dlopen(getenv("BLOCKSPARSE_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);                                      \\
+    bs_status (*function) parameters = dlsym(core, #name);                                                            \\
+    FILE* file = fopen(getenv("PLACES"), "w");                                                                        \\
+    fprintf(file, "%zu %zu %zu", (size_t)(first)->data, (size_t)(second)->data, (size_t)(third)->data);               \\
+    fclose(file);                                                                                                     \\
+    return function arguments;                                                                                        \\
+  }
+typedef const bs_tensor* T;
+typedef const bs_layout_view* L;
+IN_FRONT(bs_linear_fprop, (L l, T x, T w, T g, const bs_epilogue* e, T y, bs_workspace s, bs_stream t),
+         (l, x, w, g, e, y, s, t), x, w, y)
+IN_FRONT(bs_linear_dgrad, (L l, T dy, T w, T g, T dx, bs_workspace s, bs_stream t), (l, dy, w, g, dx, s, t), dy, w, dx)
+IN_FRONT(bs_linear_wgrad, (L l, int64_t n, T x, T dy, T w, T g, int32_t a, T dw, T dg, bs_workspace s, bs_stream t),
+         (l, n, x, dy, w, g, a, dw, dg, s, t), x, dy, dw)
+IN_FRONT(bs_conv_fprop, (L l, const bs_conv_geometry* c, T x, T w, T g, const int32_t* o, const bs_epilogue* e, T y,
+         bs_workspace s, bs_stream t), (l, c, x, w, g, o, e, y, s, t), x, w, y)
+IN_FRONT(bs_lstm_forward, (L l, T pre, T w, T h, T c, const int64_t* n, const bs_lstm_outputs* o, bs_workspace s,
+         bs_stream t), (l, pre, w, h, c, n, o, s, t), pre, w, o->y)
 """
 
 WATCHED = """
@@ -156,6 +166,19 @@ y = tf.function(lambda x: bstf.linear(x, variable, layout))(x)
 assert of_the_core() == [place(x), place(variable.read_value()), place(y)]
 y = bstf.linear(tf.reshape(x, [128, 64]), values, layout, feature_axis=0)
 assert of_the_core() == [place(x), place(values), place(y)]
+dy = tf.ones_like(x)
+for given in (x, values):
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        y = bstf.linear(x, values, layout)
+    made = tape.gradient(y, given, dy)
+    assert of_the_core() == ([place(dy), place(values)] if given is x else [place(x), place(dy)]) + [place(made)]
+images, filters = tf.reshape(x, [4, 4, 4, 128]), tf.random.normal([16, 1, 32, 32])
+y = bstf.conv2d(images, filters, layout, kernel_size=1)
+assert of_the_core() == [place(images), place(filters), place(y)]
+pre, recurrent = tf.random.normal([3, 2, 4, 128]), tf.random.normal([64, 32, 32])
+y, _ = bstf.lstm(pre, recurrent, layout.stack(4))
+assert of_the_core() == [place(pre), place(recurrent), place(y)]
 """
 
 
@@ -176,23 +199,28 @@ def test_nothing_is_copied(tmp_path):
     subprocess.run([sys.executable, "-c", WATCHED], check=True, env=environment)
 
 
-def test_threads_side_by_side(rng, layout):
-    x, values, _, _, _ = problem(rng, layout, n=64)
-    expected, wrong = bsn.linear_fprop(x, values, layout), []
-    fresh = Layout.from_pattern(layout.pattern())
+SHARED = make_layout()
+COMPILED = tf.function(lambda x, values: bstf.linear(x, values, SHARED))
 
-    def work():
-        for _ in range(50):
-            y = bstf.linear(tf.constant(x), tf.constant(values), fresh)
-            if not (y.numpy() == expected).all():
-                wrong.append(y)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+def products(thread):
+    """Whether products and gradients, eager and of one function, have NumPy's bits, over and over."""
+    x, values, _, _, dy = problem(np.random.default_rng(thread), SHARED)
+    y = bsn.linear_fprop(x, values, SHARED)
+    expected = [y, y, bsn.linear_dgrad(dy, values, SHARED), bsn.linear_wgrad(x, dy, SHARED)]
+    for _ in range(20):
+        given = tf.constant(x), tf.constant(values)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            y = bstf.linear(*given, SHARED)
+        made = [y, COMPILED(*given), *tape.gradient(y, given, dy)]
+        if not all(np.array_equal(mine.numpy(), theirs) for mine, theirs in zip(made, expected, strict=True)):
+            return False
+    return True
+
+
+def test_two_processes_of_eight_threads():
+    assert two_processes("test_tensorflow_graphs", "products") == [True] * 16
 
 
 def test_tensors_on_a_gpu_are_refused(layout, monkeypatch):

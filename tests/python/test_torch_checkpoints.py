@@ -1,13 +1,10 @@
 """State dicts of block-sparse layers through what programs save, share and load them by."""
 
 import copy
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
+from ranks import run_program, run_ranks
 from test_torch_averages import MODULES, as_of_version_01, run, shaken
 from torch import nn
 
@@ -181,12 +178,5 @@ for empty in (sharded("meta").to_empty(device="cpu"), network("meta")):
 
 def test_processes(tmp_path):
     """DistributedDataParallel, fully_shard and distributed checkpoints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    (tmp_path / "program.py").write_text(PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command += [str(tmp_path / "program.py"), str(tmp_path / "checkpoint")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    ended = run_ranks(run_program, PROCESSES, tmp_path / "checkpoint")
+    assert [one.status for one in ended] == [0, 0], ended

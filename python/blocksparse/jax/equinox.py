@@ -6,15 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+
+try:
+    import equinox as eqx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.equinox needs equinox: pip install equinox", name="equinox") from error
 
 from ..layout import Layout
 from . import convert
 from .conv import apply_conv
+from .glu import apply_linear_glu
 from .initializers import fan_in_uniform
-from .layers import hashable, layout_of, need_sizes, promoted
+from .interleave import interleave_rows
+from .layers import both_norms, glu_layout, hashable, layout_of, need_sizes, promoted
 from .linear import apply_linear
 from .lstm import State, apply_lstm
 from .ops.products import sum_dtype
@@ -187,6 +193,114 @@ class BlockSparseConv(_Layer):
         layer = cls(*sizes, layout, key=jax.random.key(0), **options)
         given = (convert.from_dense(dense.weight, layout), None if dense.bias is None else dense.bias.reshape(-1))
         return eqx.tree_at(lambda made: (made.weight, made.bias), layer, given, is_leaf=lambda leaf: leaf is None)
+
+
+class BlockSparseGLU(_Layer):
+    """y = activation(W_gate x + b_gate) * (W_up x + b_up), both by one product; `weight` holds both, interleaved.
+
+    Args:
+        in_features: columns of W_gate and W_up.
+        hidden_features: rows of each.
+        layout: which blocks there are in W_gate, and in W_up the same; or that of both, from `interleaved_layout`.
+        use_bias: whether to add biases.
+        gates: whether to have a factor for each block.
+        activation: "silu" (SwiGLU), "gelu", "gelu_tanh" or "relu".
+        dtype: of the parameters.
+        key: for the initial weights.
+    """
+
+    hidden_features: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        layout: Layout,
+        use_bias: bool = False,
+        *,
+        gates: bool = False,
+        activation: str = "silu",
+        dtype: Any = None,
+        key: jax.Array,
+    ) -> None:
+        self.hidden_features = hidden_features
+        layout = glu_layout("BlockSparseGLU", layout, hidden_features, in_features)
+        super().__init__(layout.values_shape, layout, use_bias, gates, activation, dtype, key)
+
+    def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
+        """x [..., in_features] -> [..., hidden_features]; the key is not used."""
+        x, values, bias, options = self._operands(x)
+        return apply_linear_glu(x, values, self.layout, self.hidden_features, bias, **options)
+
+    @classmethod
+    def from_dense(
+        cls,
+        gate: eqx.nn.Linear,
+        up: eqx.nn.Linear,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        layout: Layout | None = None,
+        activation: str = "silu",
+    ) -> BlockSparseGLU:
+        """A layer with the blocks of two dense ones that have the largest norms together, or those of a given layout.
+
+        Raises:
+            ValueError: not exactly one of density and layout is given, the sizes do not fit, or one alone has a bias.
+        """
+        if (gate.bias is None) != (up.bias is None):
+            raise ValueError("[from_dense] gate or up alone has a bias, needs both or none")
+        layout = layout_of(both_norms(gate.weight, up.weight), density, block_size, layout)
+        hidden, in_ = gate.weight.shape
+        options: dict[str, Any] = {"activation": activation, "dtype": gate.weight.dtype, "key": jax.random.key(0)}
+        layer = cls(in_, hidden, layout, gate.bias is not None, **options)
+        weight = convert.from_dense(interleave_rows(gate.weight, up.weight), layer.layout)
+        given = (weight, None if gate.bias is None else interleave_rows(gate.bias, up.bias))
+        return eqx.tree_at(lambda made: (made.weight, made.bias), layer, given, is_leaf=lambda leaf: leaf is None)
+
+
+class BlockSparseMLP(eqx.Module):
+    """The feed-forward part of a transformer: y = W_down (f(W_gate x) * (W_up x)), ungated y = W_down f(W_up x).
+
+    Args:
+        in_features: of x.
+        hidden_features: rows of W_gate and W_up, columns of W_down.
+        layout: which blocks there are in W_up, and in W_gate the same.
+        down_layout: which blocks there are in W_down, [out_features, hidden_features].
+        out_features: of y; that of x if not given.
+        gated: whether there is a gate: SwiGLU.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        use_bias: whether to add biases, to all products.
+        dtype: of the parameters.
+        key: for the initial weights.
+    """
+
+    up: BlockSparseGLU | BlockSparseLinear
+    down: BlockSparseLinear
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        layout: Layout,
+        down_layout: Layout,
+        *,
+        out_features: int | None = None,
+        gated: bool = True,
+        activation: str = "silu",
+        use_bias: bool = False,
+        dtype: Any = None,
+        key: jax.Array,
+    ) -> None:
+        up: type[BlockSparseGLU | BlockSparseLinear] = BlockSparseGLU if gated else BlockSparseLinear
+        of_up, of_down = jax.random.split(key)
+        self.up = up(in_features, hidden_features, layout, use_bias, activation=activation, dtype=dtype, key=of_up)
+        out_features = in_features if out_features is None else out_features
+        self.down = BlockSparseLinear(hidden_features, out_features, down_layout, use_bias, dtype=dtype, key=of_down)
+
+    def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
+        """x [..., in_features] -> [..., out_features]; the key is not used."""
+        return self.down(self.up(x))
 
 
 class BlockSparseLSTM(eqx.Module):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..interleave import interleaved_features, interleaved_layout
 from ..layout import Layout, need_layout
 from .convert import select_blocks
 from .ops.products import sum_dtype
@@ -23,6 +24,17 @@ def need_sizes(name: str, layout: Layout, out_features: int, in_features: int) -
     return layout
 
 
+def glu_layout(name: str, layout: Layout, hidden_features: int, in_features: int) -> Layout:
+    """The layout of gate and up together, given that or the one of each.
+
+    Raises:
+        ValueError: it has the size of neither.
+    """
+    if need_layout(name, layout).sizes == (interleaved_features(hidden_features), in_features):
+        return layout
+    return interleaved_layout(need_sizes(name, layout, hidden_features, in_features))
+
+
 def promoted(x: Any, values: Any, bias: Any, dtype: Any) -> tuple[Any, Any, Any]:
     """X, values and bias of the dtype that a layer computes in: that of x and values together, unless it says another.
 
@@ -36,6 +48,17 @@ def promoted(x: Any, values: Any, bias: Any, dtype: Any) -> tuple[Any, Any, Any]
 def hashable(given: Any) -> Any:
     """Numbers, words and lists of them, as static attributes may be."""
     return tuple(map(hashable, given)) if isinstance(given, list | tuple) else given
+
+
+def both_norms(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """A weight whose blocks have the norms of those of gate and up together.
+
+    Raises:
+        ValueError: gate and up have two shapes.
+    """
+    if gate.shape != up.shape:
+        raise ValueError(f"[from_dense] gate is {list(gate.shape)} and up {list(up.shape)}, [out, in], needs one shape")
+    return jnp.hypot(*(part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in (gate, up)))
 
 
 def layout_of(weight: jax.Array, density: float | None, block_size: int, layout: Layout | None) -> Layout:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+try:
+    import flax.linen as nn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.linen needs flax: pip install flax", name="flax") from error
+
+from ..interleave import interleaved_layout
 from ..layout import Layout
 from .conv import apply_conv
+from .glu import apply_linear_glu
 from .initializers import Initializer, lecun_normal
 from .layers import promoted
 from .linear import apply_linear
@@ -19,6 +26,7 @@ from .lstm import State, apply_lstm
 from .ops.products import sum_dtype
 
 _zeros = jax.nn.initializers.zeros
+_interleaved = functools.lru_cache(maxsize=256)(interleaved_layout)  # a layout keeps its tables
 
 
 class _Layer(nn.Module):
@@ -32,9 +40,8 @@ class _Layer(nn.Module):
     kernel_init: Initializer | None = None
     bias_init: Initializer = _zeros
 
-    def _operands(self, x: Any, shape: tuple[int, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    def _operands(self, x: Any, shape: tuple[int, ...], layout: Layout) -> tuple[Any, Any, Any, dict[str, Any]]:
         """X, values and bias of the dtype to compute in, and options."""
-        layout = self.layout
         values = self.param("kernel", self.kernel_init or lecun_normal(layout), shape, self.param_dtype)
         bias = self.param("bias", self.bias_init, (layout.out_features,), self.param_dtype) if self.use_bias else None
         x, values, bias = promoted(x, values, bias, self.dtype)
@@ -53,7 +60,7 @@ class BlockSparseLinear(_Layer):
     @nn.compact
     def __call__(self, x: Any, residual: Any = None) -> jax.Array:
         """x [..., in_features] -> [..., out_features]."""
-        x, values, bias, options = self._operands(x, self.layout.values_shape)
+        x, values, bias, options = self._operands(x, self.layout.values_shape, self.layout)
         return apply_linear(x, values, self.layout, bias, residual=residual, **options)
 
 
@@ -70,7 +77,7 @@ class BlockSparseConv(_Layer):
     def __call__(self, x: Any, residual: Any = None) -> jax.Array:
         """x [n, size..., in_features] -> [n, size'..., out_features]."""
         blocks, b, _ = self.layout.values_shape
-        x, values, bias, options = self._operands(x, (blocks, math.prod(self.kernel_size), b, b))
+        x, values, bias, options = self._operands(x, (blocks, math.prod(self.kernel_size), b, b), self.layout)
         return apply_conv(
             *(x, values, self.layout, bias),
             rank=len(self.kernel_size),
@@ -82,6 +89,45 @@ class BlockSparseConv(_Layer):
             residual=residual,
             **options,
         )
+
+
+class BlockSparseGLU(_Layer):
+    """y = activation(W_gate x) * (W_up x), both by one product; `layout` is that of each, [hidden, in]; see `nnx`."""
+
+    use_bias: bool = False
+    activation: str = "silu"
+
+    @nn.compact
+    def __call__(self, x: Any) -> jax.Array:
+        """x [..., in] -> [..., hidden]."""
+        both = _interleaved(self.layout)
+        x, values, bias, options = self._operands(x, both.values_shape, both)
+        return apply_linear_glu(x, values, both, self.layout.out_features, bias, **options)
+
+
+class BlockSparseMLP(nn.Module):
+    """y = W_down (f(W_gate x) * (W_up x)), of the layers `up` and `down`; see `nnx`.
+
+    `layout` is that of W_up [hidden, in], and of W_gate; `down_layout` that of W_down [out, hidden].
+    """
+
+    layout: Layout
+    down_layout: Layout
+    gated: bool = True
+    activation: str = "silu"
+    use_bias: bool = False
+    gates: bool = False
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+
+    @nn.compact
+    def __call__(self, x: Any) -> jax.Array:
+        """x [..., in] -> [..., out]."""
+        more = {name: getattr(self, name) for name in ("use_bias", "gates", "dtype", "param_dtype", "precision")}
+        up = BlockSparseGLU if self.gated else BlockSparseLinear
+        hidden = up(self.layout, activation=self.activation, name="up", **more)(x)
+        return BlockSparseLinear(self.down_layout, name="down", **more)(hidden)
 
 
 class BlockSparseLSTM(nn.Module):

@@ -100,10 +100,12 @@ def _halves(lengths: Any, steps: int, n: int) -> jax.Array | None:
     """The lengths as the core takes them, 64 bits wide, where JAX may have no such integers: two halves each."""
     if lengths is None:
         return None
-    array = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
+    array = (
+        lengths if isinstance(lengths, jax.core.Tracer) else np.asarray(lengths)
+    )  # JAX's would be traced with the rest
     if array.shape != (n,) or array.dtype.kind not in "iu":
         raise ValueError(f"[{OP}] lengths are {array.dtype} {list(array.shape)}, needs integers [{n}]")
-    if not isinstance(array, jax.core.Tracer) and n and not 0 <= int(array.min()) <= int(array.max()) <= steps:
+    if isinstance(array, np.ndarray) and n and not 0 <= int(array.min()) <= int(array.max()) <= steps:
         raise ValueError(f"[{OP}] lengths are {int(array.min())} to {int(array.max())}, needs 0 to {steps}")
     low = jnp.asarray(array, jnp.int32)
     return jnp.stack([low, low >> 31], -1).reshape(2 * n)

@@ -9,13 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.nnx needs flax: pip install flax", name="flax") from error
 
 from ..layout import Layout
 from . import convert
 from .conv import apply_conv
+from .glu import apply_linear_glu
 from .initializers import Initializer, lecun_normal
-from .layers import hashable, layout_of, need_sizes, promoted
+from .interleave import interleave_rows
+from .layers import both_norms, glu_layout, hashable, layout_of, need_sizes, promoted
 from .linear import apply_linear
 from .lstm import State, apply_lstm
 from .ops.products import sum_dtype
@@ -189,6 +195,112 @@ class BlockSparseConv(_Layer):
         if bias is not None:
             layer.bias[...] = bias
         return layer
+
+
+class BlockSparseGLU(_Layer):
+    """y = activation(W_gate x + b_gate) * (W_up x + b_up), both by one product; `kernel` holds both, interleaved.
+
+    Args:
+        in_features: columns of W_gate and W_up.
+        hidden_features: rows of each.
+        layout: which blocks there are in W_gate, and in W_up the same; or that of both, from `interleaved_layout`.
+        use_bias: whether to add biases.
+        activation: "silu" (SwiGLU), "gelu", "gelu_tanh" or "relu".
+        options: those of `BlockSparseLinear`.
+
+    Raises:
+        ValueError: the layout has another size.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), arXiv:2002.05202.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        layout: Layout,
+        *,
+        use_bias: bool = False,
+        activation: str = "silu",
+        **options: Any,
+    ) -> None:
+        self.hidden_features = hidden_features
+        layout = glu_layout("BlockSparseGLU", layout, hidden_features, in_features)
+        super().__init__(layout.values_shape, layout, use_bias=use_bias, activation=activation, **options)
+
+    def __call__(self, x: Any) -> jax.Array:
+        """x [..., in_features] -> [..., hidden_features]; see `blocksparse.jax.linear_glu`."""
+        x, values, bias, options = self._operands(x)
+        return apply_linear_glu(x, values, self.layout, self.hidden_features, bias, **options)
+
+    @classmethod
+    def from_dense(
+        cls,
+        gate: nnx.Linear,
+        up: nnx.Linear,
+        *,
+        density: float | None = None,
+        block_size: int = 32,
+        layout: Layout | None = None,
+        **options: Any,
+    ) -> BlockSparseGLU:
+        """A layer with the blocks of two dense ones that have the largest norms together, or those of a given layout.
+
+        Raises:
+            ValueError: not exactly one of density and layout is given, the sizes do not fit, or one alone has a bias.
+        """
+        if (gate.bias is None) != (up.bias is None):
+            raise ValueError("[from_dense] gate or up alone has a bias, needs both or none")
+        weights, biased = [dense.kernel[...].T for dense in (gate, up)], gate.bias is not None
+        layout = layout_of(both_norms(*weights), density, block_size, layout)
+        given: dict[str, Any] = {"dtype": gate.dtype, "param_dtype": weights[0].dtype, "use_bias": biased}
+        layer = cls(gate.in_features, gate.out_features, layout, rngs=nnx.Rngs(0), **{**given, **options})
+        layer.kernel[...] = convert.from_dense(interleave_rows(*weights), layer.layout)
+        if biased:
+            layer.bias[...] = interleave_rows(gate.bias[...], up.bias[...])
+        return layer
+
+
+class BlockSparseMLP(nnx.Module):
+    """The feed-forward part of a transformer: y = W_down (f(W_gate x) * (W_up x)), ungated y = W_down f(W_up x).
+
+    Args:
+        in_features: of x.
+        hidden_features: rows of W_gate and W_up, columns of W_down.
+        layout: which blocks there are in W_up, and in W_gate the same.
+        down_layout: which blocks there are in W_down, [out_features, hidden_features].
+        out_features: of y; that of x if not given.
+        gated: whether there is a gate: SwiGLU.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        use_bias: whether to add biases, to all products.
+        options: those of `BlockSparseLinear`, for both layers.
+
+    Raises:
+        ValueError: a layout has another size.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        layout: Layout,
+        down_layout: Layout,
+        *,
+        out_features: int | None = None,
+        gated: bool = True,
+        activation: str = "silu",
+        use_bias: bool = False,
+        **options: Any,
+    ) -> None:
+        up: type[BlockSparseGLU | BlockSparseLinear] = BlockSparseGLU if gated else BlockSparseLinear
+        out_features = in_features if out_features is None else out_features
+        options["use_bias"] = use_bias
+        self.up = up(in_features, hidden_features, layout, activation=activation, **options)
+        self.down = BlockSparseLinear(hidden_features, out_features, down_layout, **options)
+
+    def __call__(self, x: Any) -> jax.Array:
+        """x [..., in_features] -> [..., out_features]."""
+        return self.down(self.up(x))
 
 
 class BlockSparseLSTM(nnx.Module):

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+
+try:
+    import optax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("blocksparse.jax.pruning needs optax: pip install optax", name="optax") from error
 
 from .._core.arguments import shown, to_int
 from ..layout import Layout

@@ -98,7 +98,7 @@ def tables_of(layout: Layout | Tables, device: jax.Device | None = None, *, op: 
 
 def _move(layout: Layout, device: jax.Device | None) -> jax.Array:
     on_card = (jax.default_backend() if device is None else device.platform) != "cpu"
-    with jax.ensure_compile_time_eval():  # an array, although a function may be being traced
+    with jax.core.eval_context():  # an array, although a function is being traced, or divided between devices
         return jax.device_put(layout.index_for_card() if on_card else layout.index_memory(), device)
 
 

@@ -12,7 +12,7 @@ from ..layout import Layout
 from . import gradients as gradients  # registers them
 from . import ops
 from .linear import activation_of, finish
-from .tables import index_of, refuse_gpu
+from .tables import as_given, index_of, refuse_gpu
 
 
 def conv1d(x: Any, values: Any, layout: Layout, bias: Any = None, **options: Any) -> Any:
@@ -120,6 +120,7 @@ def apply_conv(
     activate = activation_of("conv", activation)
     index = index_of(layout, "conv")
     refuse_gpu("conv", x)
+    x, values, bias = as_given(x, values, bias)
     shape = None
     if not tf.executing_eagerly():
         x = tf.convert_to_tensor(x)

@@ -1,7 +1,8 @@
 """The gradients of the ops, which TensorFlow looks up by their names.
 
 The three passes of a product are linear in each of their tensors, so the gradients of one are the other two, and there
-are gradients of any order. The gradient of x is the product on the layout's transpose.
+are gradients of any order. The gradient of x is the product on the layout's transpose. The LSTM's gradient is one op,
+and further ones are those of a loop.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from .._core.geometry import rank_of
 from . import ops
+from .lstm_steps import gradient_of_gradient
 
 Tensors = list[Any]
 
@@ -176,14 +178,17 @@ def _lstm(op: Any, dy: Any, dh: Any, dc: Any, _dgates: Any, _dcells: Any) -> Ten
     pre, values, index, h0, c0, *lengths = op.inputs
     y, _, _, gates, cells = op.outputs
     of_outputs, state = {"dy": dy, "dh": dh, "dc": dc}, {"h0": h0, "c0": c0, "lengths": lengths}
-    saved = {"values": values, "index": index, "y": y, "gates": gates, "cells": cells}
+    saved = {"pre": pre, "values": values, "index": index, "y": y, "gates": gates, "cells": cells}
     made = ops.lstm_gradient(**saved, **of_outputs, **state)
     dpre, dw, dh0, dc0 = (like(gradient, given) for gradient, given in zip(made, (pre, values, h0, c0), strict=True))
     return [dpre, dw, None, dh0, dc0, *[None] * len(lengths)]
 
 
 @tf.RegisterGradient("BlocksparseLstmGradient")
-def _lstm_gradient(op: Any, *_gradients: Any) -> Tensors:
-    raise NotImplementedError(
-        "[lstm] a gradient of its gradient is not there in TensorFlow: blocksparse.torch.lstm has it"
-    )
+def _lstm_gradient(op: Any, *given: Any) -> Tensors:
+    """What was saved counts as constant: what it depends on, pre, the weights and the state, are inputs as well."""
+    pre, values, index, _, _, _, dy, dh, dc, h0, c0, *lengths = op.inputs
+    made = gradient_of_gradient(pre, values, index, [h0, c0], lengths, [dy, dh, dc], list(given))
+    inputs = (pre, values, h0, c0, dy, dh, dc)
+    dpre, dw, dh0, dc0, *of_outputs = (like(gradient, one) for gradient, one in zip(made, inputs, strict=True))
+    return [dpre, dw, None, None, None, None, *of_outputs, dh0, dc0, *[None] * len(lengths)]

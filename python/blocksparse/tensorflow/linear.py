@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..layout import Layout
 from . import gradients as gradients  # registers them
 from . import ops
-from .tables import index_of, refuse_gpu
+from .tables import as_given, index_of, refuse_gpu
 
 ACTIVATE = {
     "none": tf.identity,
@@ -63,6 +63,7 @@ def linear(
     features_first = feature_axis == 0
     index = index_of(layout)
     refuse_gpu("linear", x)
+    x, values, bias = as_given(x, values, bias)
     if not tf.executing_eagerly():
         x = tf.convert_to_tensor(x)
         _check_width(x, layout, features_first)

@@ -6,18 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from .._core.arguments import shown
 from ..layout import Layout
 from . import gradients as gradients  # registers them
 from . import ops
-from .tables import index_of, refuse_gpu
+from .tables import as_given, index_of, refuse_gpu
 
 
 @tf.autograph.experimental.do_not_convert
 def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any = None) -> tuple[Any, tuple[Any, Any]]:
     """A sequence through an LSTM: z = pre[t] + W h, c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c).
 
-    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o. A CPU op, differentiable once: what its
-    backward pass needs, the gates and cells of all steps, is made by every call.
+    The gates' rows of W [4 hidden, hidden] are in the order i, f, g, o. A CPU op; what its backward pass needs, the
+    gates and cells of all steps, is made by every call. Differentiable any number of times: the backward pass is one
+    op, and what differentiates that is a loop over steps.
 
     Args:
         pre: [steps, n, 4 * hidden] or [steps, n, 4, hidden]: the input's projection and all biases.
@@ -40,7 +42,7 @@ def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any 
     rows, hidden = layout.sizes
     if rows != 4 * hidden or layout.transposed:
         raise ValueError(f"[lstm] layout is {rows} x {hidden}, needs 4 hidden x hidden, not transposed")
-    pre = tf.convert_to_tensor(pre)
+    pre, (values,) = tf.convert_to_tensor(pre), as_given(values)
     shape = tf.shape(pre)
     if pre.shape.rank not in (3, 4) or pre.shape[2:].as_list() not in ([rows], [4, hidden], [None], [4, None]):
         raise ValueError(f"[lstm] pre is {pre.shape}, needs [steps, n, 4, {hidden}]")
@@ -51,9 +53,11 @@ def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any 
     if state is None:
         h, c = tf.zeros([shape[1], hidden], pre.dtype), tf.zeros([shape[1], hidden], wide)
     else:
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise TypeError(f"[lstm] state is {shown(state)}, needs (h, c)")
         h, c = state
         h, c = tf.cast(h, pre.dtype), tf.cast(c, wide)
-    counts = [] if lengths is None else [tf.cast(lengths, tf.int64)]
+    counts = [] if lengths is None else [_counts(lengths)]
     y, h, c, _, _ = ops.lstm(pre=pre, values=values, index=index, h0=h, c0=c, lengths=counts)
     if not tf.executing_eagerly():
         refuse_gpu("lstm", y)
@@ -61,3 +65,15 @@ def lstm(pre: Any, values: Any, layout: Layout, state: Any = None, lengths: Any 
         h.set_shape([n, hidden])
         c.set_shape([n, hidden])
     return y, (h, c)
+
+
+def _counts(lengths: Any) -> Any:
+    """The lengths as the op takes them.
+
+    Raises:
+        TypeError: they are no integers.
+    """
+    lengths = tf.convert_to_tensor(lengths)
+    if not lengths.dtype.is_integer:
+        raise TypeError(f"[lstm] lengths are {lengths.dtype.name}, needs integers")
+    return tf.cast(lengths, tf.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow as tf
 
 from ..layout import Layout, need_layout
@@ -35,6 +36,11 @@ def index_of(layout: Layout, op: str = "linear") -> Any:
             with tf.control_dependencies(None):  # out of loops and branches
                 names[graph] = tf.constant(layout.index(), name="layout").name
         return graph.get_tensor_by_name(names[graph])
+
+
+def as_given(*arrays: Any) -> tuple[Any, ...]:
+    """NumPy's arrays as tensors of their own dtype: an op would round them to the dtype of its other inputs."""
+    return tuple(tf.constant(array) if isinstance(array, np.ndarray) else array for array in arrays)
 
 
 def refuse_gpu(op: str, x: Any) -> None:

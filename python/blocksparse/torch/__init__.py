@@ -5,6 +5,8 @@ import importlib.util as _util
 if _util.find_spec("torch") is None:
     raise ModuleNotFoundError("blocksparse.torch needs PyTorch: pip install 'blocksparse[torch]'", name="torch")
 
+from ..interleave import interleaved_layout
+
 # Modules that nothing else here imports are attributes all the same: `norm`, and old addresses for one release.
 from . import conv_modules as conv_modules
 from . import deep_update_op as deep_update_op
@@ -19,7 +21,7 @@ from .convert import from_bsr, select_blocks, to_bsr, to_dense
 from .deep_update import DeepUpdateLSTM
 from .edge_bias import EdgeBias
 from .functional import glu, linear, linear_glu, linear_wgrad
-from .interleave import interleave, interleave_rows, interleaved_layout, separate, separate_rows
+from .interleave import interleave, interleave_rows, separate, separate_rows
 from .lstm import BlockSparseLSTM, MultiplicativeLSTM
 from .mlp_parts import MLPParts, dense_mlp, mlp_parts
 from .mlp_surgery import find_mlps, put_mlp, replace_mlps

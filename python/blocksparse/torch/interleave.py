@@ -1,60 +1,17 @@
-"""How gate and up of a gated linear unit lie in one weight: rows of both in turn, eight at a time.
-
-z = W x has 2 round_up(hidden, 8) features: eight of the gate, the same eight of up, and so on. One product then makes
-both, x is read by one launch, and whatever sums a block has both halves of a hidden unit side by side.
-"""
+"""Gate and up of a gated linear unit as one weight, on PyTorch's tensors: see `blocksparse.interleave`."""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..interleave import GROUP, interleaved_features, interleaved_order
 from ..layout import Layout, need_layout
 from .arguments import need_tensor
 
-GROUP = 8  # hidden units that lie together: see include/blocksparse/glu.h
-
-_Order = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
-
-def interleaved_features(hidden: int) -> int:
-    """Of z, which has both: twice the hidden ones, up to a multiple of 8."""
-    return 2 * GROUP * -(-hidden // GROUP)
-
-
-def _rows(layout: Layout) -> _Order:
-    """Rows and columns of blocks of the interleaved weight; entry 2 i + half is made of block i of the given one."""
-    out, in_ = (side.astype(np.int64) for side in layout.coordinates())
-    rows = np.stack([2 * out, 2 * out + 1], axis=1).ravel()
-    return rows, np.repeat(in_, 2)
-
-
-def _order(layout: Layout) -> npt.NDArray[np.int64]:
-    """Entries of `_rows` in the order of blocks of the interleaved layout, without those that lie below it."""
-    rows, columns = _rows(layout)
-    order = np.lexsort((columns, rows))
-    last = -(-interleaved_features(layout.out_features) // layout.block_size)
-    return order[rows[order] < last]
-
-
-def interleaved_layout(layout: Layout) -> Layout:
-    """The layout of gate and up in one weight [2 round_up(hidden, 8), in], from that of each, [hidden, in].
-
-    Raises:
-        TypeError: it is no layout.
-    """
-    need_layout("interleaved_layout", layout)
-    rows, columns = _rows(layout)
-    order, features = _order(layout), interleaved_features(layout.out_features)
-    grid = (-(-features // layout.block_size), layout.grid[1])
-    sizes = {"out_features": features, "in_features": layout.in_features}
-    return Layout.from_coordinates(rows[order], columns[order], grid, layout.block_size, **sizes)
-
 
 def _places(layout: Layout, device: torch.device) -> Tensor:
-    return torch.from_numpy(_order(layout)).to(device)
+    return torch.from_numpy(interleaved_order(layout)).to(device)
 
 
 def interleave(gate: Tensor, up: Tensor, layout: Layout) -> Tensor:

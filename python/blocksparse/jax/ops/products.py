@@ -365,7 +365,7 @@ def folded(x: Any, dim: Any, size: int, axis: int) -> Any:
     return x.reshape(*x.shape[:axis], math.prod(x.shape[axis : axis + 2]), *x.shape[axis + 2 :])
 
 
-def _batch(
+def batch_of_tokens(
     primitive: Primitive, tokens: Sequence[int], operands: Sequence[Any], dims: Sequence[Any], **more: Any
 ) -> tuple[Any, Any]:
     """Where weights, bias and gates are the same for all of a batch, its tokens become more tokens of one product."""
@@ -385,9 +385,9 @@ def _batch(
 def _fprop_batch(operands: Sequence[Any], dims: Sequence[Any], **more: Any) -> tuple[Any, Any]:
     given, k = more["given"], 2 + more["form"].integers
     tokens = (0, k + given.index("residual")) if "residual" in given else (0,)
-    return _batch(fprop_p, tokens, operands, dims, **more)
+    return batch_of_tokens(fprop_p, tokens, operands, dims, **more)
 
 
 batching.primitive_batchers[fprop_p] = _fprop_batch
-batching.primitive_batchers[dgrad_p] = functools.partial(_batch, dgrad_p, (0,))
-batching.primitive_batchers[wgrad_p] = functools.partial(_batch, wgrad_p, ())
+batching.primitive_batchers[dgrad_p] = functools.partial(batch_of_tokens, dgrad_p, (0,))
+batching.primitive_batchers[wgrad_p] = functools.partial(batch_of_tokens, wgrad_p, ())

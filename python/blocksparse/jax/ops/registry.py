@@ -16,7 +16,7 @@ from ..._core import library
 
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # as lowering rules and as the runtime call them
 _HANDLERS = (
-    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad"),
+    *("bs_xla_linear_fprop", "bs_xla_linear_dgrad", "bs_xla_linear_wgrad", "bs_xla_linear_glu_fprop"),
     *("bs_xla_conv_fprop", "bs_xla_conv_dgrad", "bs_xla_conv_wgrad"),
     *("bs_xla_lstm_forward", "bs_xla_lstm_backward"),
 )

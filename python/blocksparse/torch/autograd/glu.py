@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..interleave import GROUP
+from ...interleave import GROUP
 from ..ops import glu as ops
 from .transforms import Pass
 

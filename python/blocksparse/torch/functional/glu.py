@@ -7,13 +7,13 @@ from torch import Tensor
 
 from ..._core import library, structs
 from ..._core.arguments import shown, to_int
+from ...interleave import interleaved_features
 from ...layout import Layout, need_layout
 from ..arguments import need_same_dtype, need_strided, need_tensor, need_tensors
 from ..autograd import traced
 from ..autograd.glu import Glu, composed
 from ..autograd.linear import Product
 from ..autograd.transforms import apply, has_tangent, needs_gradient, refuse_compiled_transforms
-from ..interleave import interleaved_features
 from ..ops import glu as ops
 from ..ops.calls import usable
 from ..ops.linear import allows_tf32

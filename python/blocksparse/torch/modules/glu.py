@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..._core.arguments import to_int
+from ...interleave import interleaved_features, interleaved_layout
 from ...layout import Layout
 from .. import convert
 from ..arguments import need_sizes, need_tensor
 from ..functional.glu import apply_linear_glu, need_glu_activation, need_glu_sizes
-from ..interleave import interleave_rows, interleaved_features, interleaved_layout, separate_rows
+from ..interleave import interleave_rows, separate_rows
 from .layer import BlockSparseLayer
 from .leaf import as_leaf
 
