@@ -79,8 +79,8 @@ H100 = Machine(
     crossover="h100",
     remarks=(
         "Dense wins where a quarter of blocks of 32 meets 512 tokens.",
-        "The plain Triton kernel wins by up to a tenth with blocks of 32 and 512 to 2048 tokens, and in wgrad of blocks of"
-        " 128 with 10 % of the blocks. It wins by a quarter for 1024 tokens of layouts with hubs.",
+        "The plain Triton kernel wins by up to a tenth with blocks of 32 and 512 to 2048 tokens, and in wgrad of blocks"
+        " of 128 with 10 % of the blocks. It wins by a quarter for 1024 tokens of layouts with hubs.",
     ),
 )
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..._core.arguments import need
+from ...interleave import interleaved_features
 from ...layout import Layout
-from ..interleave import interleaved_features
 from ..modules import BlockSparseGLU, BlockSparseLinear, BlockSparseMLP
 from ..tables import index_of
 from . import dealing
