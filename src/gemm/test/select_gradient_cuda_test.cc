@@ -70,6 +70,8 @@ TEST(SelectCuda, GradientsOfSomeThousandTokensAreChosenByDensity) {
   EXPECT_EQ(choice(64, 1024, 0.1), "wgrad_block");
   EXPECT_EQ(choice(64, 8192, 0.02), "wgrad_block");
   EXPECT_EQ(choice(64, 4096, 0.25), "wgrad_block");
+  EXPECT_EQ(choice(64, 8192, 0.25), "wgrad_wgmma") << "more than L2 holds, for many blocks";
+  EXPECT_EQ(choice(128, 8192, 0.02), "wgrad_wgmma") << "few blocks: tokens are cut";
   EXPECT_EQ(choice(64, 4096, 0.5), "wgrad_wgmma") << "nearly dense";
   EXPECT_EQ(choice(128, 4096, 0.5), "wgrad_block");
   EXPECT_NE(choice(32, 256, 0.1), "wgrad_block");
