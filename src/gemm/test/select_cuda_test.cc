@@ -161,7 +161,8 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
       o.blocks = static_cast<int64_t>(density * static_cast<double>(o.output_blocks() * o.input_blocks()));
       return chosen(o, kH200);
     };
-    EXPECT_EQ(large(64, 4096, 0.1), block == 64 ? "row_wgmma" : "stream_w");
+    EXPECT_EQ(large(64, 4096, 0.1), "row_wgmma");
+    EXPECT_EQ(large(56, 4096, 0.1), block == 64 ? "row_wgmma" : "stream_w");
     EXPECT_EQ(large(64, 4096, 0.02), "stream_w");
     EXPECT_EQ(large(47, 4096, 0.25), "stream_w");
     EXPECT_EQ(large(65, 4096, 0.1), "row_wgmma");

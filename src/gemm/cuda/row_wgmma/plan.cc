@@ -47,7 +47,7 @@ int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSpl
 // best other family 20.3. Families that share x among outputs win with many tokens and enough blocks of each input: b =
 // 32, n = 1024, 25 %: 51.0 us, stream_x 32.9. NOTES.md has the table behind each threshold.
 bool pays(const CudaProblem& p, const cuda::Card&) {
-  if (p.n < 65 && p.block == 128) return p.density() < 0.15;
+  if (p.n < 65 && p.block == 128) return p.density() >= 0.05 && p.density() < 0.15;
   if (p.n < 65) return p.density() >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
   if (p.block == 32) {
