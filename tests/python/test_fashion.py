@@ -136,14 +136,6 @@ def test_a_little_training(name, tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10000
 
 
-@pytest.mark.parametrize("begin", ["import torch", "import numpy"])
-def test_the_examples_of_the_documentation(capsys, begin):
-    text = (ROOT / "docs" / "convolution.md").read_text()
-    program, printed = re.search(rf"```python\n({begin}.*?)```\n\n```\n(.*?)```", text, re.S).groups()
-    exec(compile(program, "convolution.md", "exec"), {})
-    assert capsys.readouterr().out == printed
-
-
 @pytest.mark.skipif(not data.FASHION.exists(), reason="Debian's dataset-fashion-mnist is not installed")
 def test_the_program(tmp_path, monkeypatch, capsys):
     main = runpy.run_path(str(ROOT / "examples" / "fashion_mnist" / "train.py"))["main"]
