@@ -91,6 +91,12 @@ Cpu detect() {
 
 }  // namespace
 
+Status no_kernel(std::string_view op, Isa isa, DType dtype) {
+  std::string message = "[";
+  message.append(op).append("] there is no kernel for ").append(name_of(dtype)).append(" of ").append(name_of(isa));
+  return {StatusCode::unsupported, message.append(" or an instruction set below it")};
+}
+
 std::string_view name_of(Isa isa) {
   switch (isa) {
     case Isa::reference: return "reference";

@@ -56,6 +56,9 @@ const Kernel* find_kernel(std::span<const Kernel> kernels, Isa isa, DType dtype)
   return nullptr;
 }
 
+// Of an op that has no kernel of `isa`, nor of those below it, for `dtype`.
+Status no_kernel(std::string_view op, Isa isa, DType dtype);
+
 std::vector<Isa> isas_of(const Cpu& cpu);                                   // those that the CPU runs, best first
 Result<Isa> named_isa(std::string_view name, const Cpu& cpu = this_cpu());  // refused if the CPU does not run it
 

@@ -22,10 +22,6 @@ int32_t block_of(int64_t hidden) {
   return block;
 }
 
-Status no_kernel() {
-  return {StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype"};
-}
-
 // The reference uses the scalar cell, which is plain loops too.
 Isa isa_of_cell(Isa isa) { return isa == Isa::reference ? Isa::scalar : isa; }
 
@@ -34,7 +30,7 @@ template <class Cell, class Run>
 Status for_each_task(Cell step, DType dtype, Isa isa, int32_t threads, Run run) {
   const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
   const gemm::ProductKernel* product = gemm::find_product_kernel(isa_of_cell(isa), dtype);
-  if (cell == nullptr || product == nullptr) return no_kernel();
+  if (cell == nullptr || product == nullptr) return no_kernel("lstm", isa, dtype);
   step.block = block_of(step.hidden);
   const int64_t lanes = product->lanes, units = step.hidden / step.block, groups = ceil_div(step.n, lanes);
   threads = worthwhile_threads(threads, kUnitFlops * static_cast<double>(step.n * step.hidden));
@@ -72,7 +68,7 @@ void cpu_copy(const CopyOfEmpty& copy, DType dtype) {
 
 Status cpu_multiply(const Multiply& m, DType dtype, Isa isa, int32_t threads) {
   const CellKernel* cell = find_cell_kernel(isa_of_cell(isa), dtype);
-  if (cell == nullptr) return no_kernel();
+  if (cell == nullptr) return no_kernel("lstm", isa, dtype);
   constexpr int64_t kPart = 1 << 14;  // elements of a task
   parallel_for(threads, ceil_div(m.count, kPart),
                [&](int64_t i) { cell->multiply(m, i * kPart, std::min((i + 1) * kPart, m.count)); });

@@ -16,9 +16,7 @@ constexpr int64_t kLeastWork = 1 << 12;  // hidden features that are worth anoth
 template <class Task, class Pass>
 Status run(const Task& task, Isa isa, int32_t threads, Pass pass) {
   const GroupKernel* kernel = find_group_kernel(isa, task.dtype);
-  if (kernel == nullptr) {
-    return {StatusCode::unsupported, "[glu] there is no kernel of this instruction set for this dtype"};
-  }
+  if (kernel == nullptr) return no_kernel("glu", isa, task.dtype);
   const int64_t groups = task.groups(), runs = ceil_div(groups, kTaskGroups);
   threads = static_cast<int32_t>(std::clamp<int64_t>(task.n * task.hidden / kLeastWork, 1, threads));
   parallel_for(threads, task.n * runs, [&](int64_t i) {

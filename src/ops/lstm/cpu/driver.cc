@@ -169,7 +169,7 @@ struct Kernels {
 Result<Kernels> kernels_for(Isa isa, DType dtype) {
   const Kernels k{gemm::find_product_kernel(isa, dtype), find_cell_kernel(isa, dtype)};
   if (k.product != nullptr && k.cell != nullptr) return k;
-  return Status(StatusCode::unsupported, "[lstm] there is no kernel of this instruction set for this dtype");
+  return no_kernel("lstm", isa, dtype);
 }
 
 int32_t threads_of_step(const Sequence& s, int32_t threads) {

@@ -24,7 +24,7 @@ Result<const RowKernel*> kernel_for(Isa isa, DType dtype) {
   if (isa == Isa::reference) isa = Isa::scalar;  // plain loops too
   const RowKernel* kernel = find_row_kernel(isa, dtype);
   if (kernel != nullptr) return kernel;
-  return Status(StatusCode::unsupported, "[layer_norm] there is no kernel of this instruction set for this dtype");
+  return no_kernel("layer_norm", isa, dtype);
 }
 
 // A pass over some tokens, which adds to what the tokens before gave to dgain and dshift.
