@@ -92,7 +92,14 @@ def test_a_later_family_and_losses(tmp_path, monkeypatch):
 def test_plain_kernels_stand_beside_ours(tmp_path, monkeypatch):
     header = {"header": 1, "device": "cuda: a card", "cuda": "13", "opponents": {}, "date": "2026-01-02T00:00:00Z"}
     line = {"by": "peers/gpu.py", "problem": "linear:fprop bf16 n=256 b=64 random(64,0.1) device=cuda", "us": 10.0}
-    line |= {"out": 4096, "in": 4096, "density": 0.1, "us_hot": 9.0, "vs": {"torch_dense": 25.0, "triton_plain": 9.0}}
+    line |= {
+        "out": 4096,
+        "in": 4096,
+        "density": 0.1,
+        "us_hot": 9.0,
+        "versions": {},
+        "vs": {"torch_dense": 25.0, "triton_plain": 9.0},
+    }
     (tmp_path / "card.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (header, line)))
     monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
     page = machine_pages.Page(Machine("card", "A card", "", (Source("card", "made by", "all"),)))
