@@ -213,8 +213,8 @@ class Page:
             return []
         lines = ["", "## Beside dense and plain Triton kernels", ""]
         lines += [
-            "How many times as long cuBLAS's dense product takes, how many times as long plain Triton kernels take, and",
-            "our time in us. Those kernels have 20 lines (`benchmarks/peers/triton_plain.py`), in the fastest of a",
+            "How many times as long cuBLAS's dense product takes, how many times as long plain Triton kernels take,",
+            "and our time in us. Those kernels have 20 lines (`benchmarks/peers/triton_plain.py`), in the fastest of a",
             "handful of shapes. Weights come from memory. Bold: the other is faster.",
         ]
         groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
