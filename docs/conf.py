@@ -87,12 +87,12 @@ def links_to_files(app: Any, doctree: nodes.document) -> None:
 
 
 def wide_pictures(app: Any, doctree: nodes.document) -> None:
-    """Drawings of several panels side by side get the class `wide`: scaled to a phone nothing of them could be read."""
+    """Several panels side by side get the class `wide`: scaled to a phone nothing of them could be read."""
     for node in doctree.findall(nodes.image):
         file = Path(app.srcdir, app.env.doc2path(app.env.docname, base=False)).parent / node["uri"]
         if file.suffix == ".png" and file.is_file():
             width, height = struct.unpack(">II", file.read_bytes()[16:24])
-            if width > 1100 and width > 2 * height:
+            if (width > 1100 and width > 2 * height) or file.parent.name == "performance":
                 node["classes"].append("wide")
 
 
