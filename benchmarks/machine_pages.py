@@ -22,7 +22,7 @@ from machines import MACHINES, Machine, Source
 from pictures import plot_roofline, plot_speed_up
 from records import Problem, Record, Results
 from report import hubs_table, number, python_table, summary, table, threads_table
-from rows import DIRECTIONS, FEW, Row, kind, numbers_of, rows_of
+from rows import DIRECTIONS, FEW, PLAIN, TORCH, Row, kind, numbers_of, rows_beside_plain, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -69,6 +69,7 @@ class Page:
             lines.update({row.problem.line: self.newest(row, day) for row in rows_of(results) if alone})
         self.rows = [row for row in lines.values() if row.problem.threads == 1]
         self.threaded = [row for results in self.results.values() for row in rows_of(results)]
+        self.beside_plain = [row for results in self.results.values() for row in rows_beside_plain(results)]
 
     def newest(self, row: Row, day: str) -> Row:
         """With our time of the family that is recorded as faster by a later run of the card than that day's."""
@@ -102,6 +103,7 @@ class Page:
                 lines += ["", f"## {title}", "", *self.section(title, rows)]
         lines += threads_table(self.threaded) if machine.sources and not self.times else []
         lines += hubs_table(linear)
+        lines += self.plain()
         lines += self.others_on_card() if self.times else self.python()
         lines += self.families()
         lines += self.network()
@@ -116,7 +118,7 @@ class Page:
             versions = ", ".join(f"{name} {version}" for name, version in header["opponents"].items())
             commit = header.get("commit", "")[:7]
             system = [f"CUDA {header['cuda']}"] if "cuda" in header else [header["isa"]]
-            system += [f"driver {header['driver']}"] if "driver" in header else []
+            system += [f"driver {header['driver']}"] if "." in header.get("driver", "") else []
             system += [header["compiler"]] if "compiler" in header else []
             name = f"[{source.what}]({TO_RESULTS}/{source.name}.jsonl)"
             cells.append([name, header["date"][:10], f"`{commit}`", ", ".join(system), versions, f"`{source.command}`"])
@@ -204,11 +206,33 @@ class Page:
         rows = [[f"`{line}`", *(of.get(name, "") for name in names)] for line, of in cells.items()]
         return [*lines, "", *table(" | ".join(["problem", *names]), rows)]
 
+    def plain(self) -> list[str]:
+        """Ours beside PyTorch's dense product and plain Triton kernels: means, and every problem."""
+        rows = self.beside_plain
+        if not rows:
+            return []
+        lines = ["", "## Beside dense and plain Triton kernels", ""]
+        lines += [
+            "How many times as long cuBLAS's dense product takes, how many times as long plain Triton kernels take,",
+            "and our time in us. Those kernels have 20 lines (`benchmarks/peers/triton_plain.py`), in the fastest of a",
+            "handful of shapes. Weights come from memory. Bold: the other is faster.",
+        ]
+        groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
+        for row in rows:
+            groups[row.problem.direction, row.problem.block].append(row)
+        order = sorted(groups, key=lambda key: (DIRECTIONS.index(key[0]), key[1]))
+        cells = [[key[0], str(key[1]), *means_over(groups[key])] for key in order]
+        names = "pass | b | problems | over dense | smallest | lost | over Triton | smallest | lost"
+        lines += ["", *table(names, [*cells, ["all", "", *means_over(rows)]])]
+        for name, some in matrices(rows):
+            lines += ["", f"{name}: over dense, over Triton (us).", "", *grid(some, plain_cell)]
+        return lines
+
     def families(self) -> list[str]:
         """The fastest family that is recorded for each problem of one matrix."""
         if not self.times:
             return []
-        cells: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
+        cells: dict[tuple[str, int, str], dict[int, str]] = defaultdict(dict)
         for (text, state), times in self.timed.items():
             problem = Problem.parse(text)
             plain = problem.dtype == "bf16" and not problem.others and problem.order == "features-last"
@@ -216,7 +240,7 @@ class Page:
                 continue
             if state == "hot" and len(times) > 1:
                 text = f"{number(times[0].us)} {times[0].family} ({times[1].us / times[0].us:.2f})"
-                cells[problem.direction, str(problem.block), f"{100 * numbers_of(problem)[-1]:g} %"][problem.n] = text
+                cells[problem.direction, problem.n, f"{100 * numbers_of(problem)[-1]:g} %"][problem.block] = text
         name = self.machine.crossover
         lines = ["", "## Families of kernels, side by side", ""]
         lines += [
@@ -228,10 +252,11 @@ class Page:
         lines += [f"times, and the [notes of each family]({TO_SOURCE}/NOTES.md) say how it works."]
         for which in DIRECTIONS:
             some = {key: of for key, of in cells.items() if key[0] == which}
-            tokens = sorted({n for of in some.values() for n in of})
-            order = sorted(some, key=lambda key: (int(key[1]), -float(key[2][:-2])))
-            rows = [[*key, *(some[key].get(n, "") for n in tokens)] for key in order]
-            lines += ["", *table(" | ".join(["pass", "b", "density", *(f"n = {n}" for n in tokens)]), rows)]
+            blocks = sorted({block for of in some.values() for block in of})
+            order = sorted(some, key=lambda key: (key[1], -float(key[2][:-2])))
+            rows = [[str(n), share, *(some[_, n, share].get(b, "") for b in blocks)] for _, n, share in order]
+            names = " | ".join(["tokens", "density", *(f"b = {b}" for b in blocks)])
+            lines += ["", f"{which}:", "", *table(names, rows)] if rows else []
         return lines
 
     def network(self) -> list[str]:
@@ -260,6 +285,26 @@ class Page:
         return [*lines, *table("problem | with | without", cells)]
 
 
+def over(row: Row, library: str) -> float | None:
+    """How many times our time another library takes."""
+    us = row.of(library)
+    return None if us is None else us / row.us
+
+
+def means_over(rows: list[Row]) -> list[str]:
+    """How many problems; over dense and over plain Triton kernels, mean, smallest ratio, and how many are lost."""
+    cells = [str(len(rows))]
+    for library in (TORCH, PLAIN):
+        ratios = [ratio for row in rows if (ratio := over(row, library)) is not None]
+        cells += [f"{statistics.geometric_mean(ratios):.2f}x", f"{min(ratios):.2f}x", str(sum(r < 1 for r in ratios))]
+    return cells
+
+
+def plain_cell(row: Row) -> str:
+    """The cell of a problem."""
+    return f"{', '.join(number(over(row, of), losing_below=1) for of in (TORCH, PLAIN))} ({number(row.us)})"
+
+
 def kind_of(row: Row) -> tuple[int, str]:
     """What it counts to in the overview, and where that stands."""
     if row.problem.is_conv:
@@ -276,15 +321,15 @@ def overview(pages: list[Page]) -> list[str]:
     cells = []
     for page in pages:
         kinds: dict[tuple[int, str], list[Row]] = defaultdict(list)
-        for row in page.rows:
-            if row.speed_up is None or row.grouped:
-                continue
-            kinds[kind_of(row)].append(row)
+        for row in [*page.rows, *page.beside_plain]:
+            if (row.speed_up or over(row, TORCH)) and not row.grouped:
+                kinds[kind_of(row)].append(row)
         for (_, name), rows in sorted(kinds.items()):
             if len(rows) < 2 * LEAST:
                 continue
-            ratios = [row.speed_up for row in rows if row.speed_up]
-            tenth = [row.speed_up for row in rows if row.speed_up and abs(row.density - 0.1) < 0.005]
+            every = [(row.speed_up or over(row, TORCH) or 0.0, row.density) for row in rows]
+            ratios = [ratio for ratio, _ in every]
+            tenth = [ratio for ratio, density in every if abs(density - 0.1) < 0.005]
             ranged = f"{min(tenth):.1f} to {max(tenth):.1f}" if tenth else ""
             lost = sum(ratio < 1 for ratio in ratios)
             text = f"**{lost}**" if lost else "0"

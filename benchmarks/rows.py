@@ -11,6 +11,7 @@ DENSE = ("openblas", "onednn", "cublas", "cudnn")
 SPARSE = ("libxsmm", "cusparse_bsr", "cusparse_ell")
 TF32 = "cublas_tf32"
 PLAIN = "triton_plain"
+TORCH = "torch_dense"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FEW = 64  # tokens, at most
 Group = tuple[str, int, int, int, str, str, int]

@@ -65,6 +65,16 @@ def without_anonymous(app: Any, doctree: nodes.document) -> None:
         node["entries"] = [entry for entry in node["entries"] if "@" not in entry[1]]
 
 
+def without_hidden_constructors(app: Any, doctree: nodes.document) -> None:
+    """Classes that are documented as `Name()`, made by other functions, show no parameters of their constructor."""
+    for node in doctree.findall(addnodes.desc):
+        signature, content = node[0], node[-1]
+        if node["objtype"] == "class" and not list(signature.findall(addnodes.desc_parameter)):
+            for field in list(content.findall(nodes.field)):
+                if field.parent.parent is content and field[0].astext() == "Parameters":
+                    field.parent.remove(field)
+
+
 def links_to_files(app: Any, doctree: nodes.document) -> None:
     """Links from Markdown to files of the repository that are no pages: MyST takes .md for pages, so it finds none."""
     page = Path(app.env.doc2path(app.env.docname)).parent
@@ -77,12 +87,12 @@ def links_to_files(app: Any, doctree: nodes.document) -> None:
 
 
 def wide_pictures(app: Any, doctree: nodes.document) -> None:
-    """Drawings of several panels side by side get the class `wide`: scaled to a phone nothing of them could be read."""
+    """Several panels side by side get the class `wide`: scaled to a phone nothing of them could be read."""
     for node in doctree.findall(nodes.image):
         file = Path(app.srcdir, app.env.doc2path(app.env.docname, base=False)).parent / node["uri"]
         if file.suffix == ".png" and file.is_file():
             width, height = struct.unpack(">II", file.read_bytes()[16:24])
-            if width > 1100 and width > 2 * height:
+            if (width > 1100 and width > 2 * height) or file.parent.name == "performance":
                 node["classes"].append("wide")
 
 
@@ -90,5 +100,6 @@ def setup(app: Any) -> None:
     """What the settings above cannot say."""
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon
     app.connect("doctree-read", without_anonymous)
+    app.connect("doctree-read", without_hidden_constructors)
     app.connect("doctree-read", wide_pictures, priority=100)  # before Sphinx changes the addresses of pictures
     app.connect("doctree-read", links_to_files, priority=100)  # before Sphinx collects what is to be downloaded

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from importlib.util import find_spec
+from pathlib import Path
 
 import guides
 import pytest
@@ -75,7 +76,9 @@ def check(command, page):
         for extra in re.findall(r"\[([\w,]+)\]", text):
             if "jax[" not in text:
                 assert set(extra.split(",")) <= set(re.findall(r"^(\w+) =", EXTRAS, re.M)), command
-    elif words[0] in ("python", "torchrun") and (scripts := [word for word in words if word.endswith(".py")]):
+    elif Path(words[0]).name in ("python", "torchrun") and (
+        scripts := [word for word in words if word.endswith(".py")]
+    ):
         assert (ROOT / scripts[0]).is_file() or (page.parent / scripts[0]).is_file(), command
     elif words[0] == "cmake":
         kinds = ("configurePresets", "buildPresets")

@@ -89,6 +89,25 @@ def test_a_later_family_and_losses(tmp_path, monkeypatch):
     assert crossover.family_of("many", lines[0]["problem"]) == "wgmma"
 
 
+def test_plain_kernels_stand_beside_ours(tmp_path, monkeypatch):
+    header = {"header": 1, "device": "cuda: a card", "cuda": "13", "opponents": {}, "date": "2026-01-02T00:00:00Z"}
+    line = {"by": "peers/gpu.py", "problem": "linear:fprop bf16 n=256 b=64 random(64,0.1) device=cuda", "us": 10.0}
+    line |= {
+        "out": 4096,
+        "in": 4096,
+        "density": 0.1,
+        "us_hot": 9.0,
+        "versions": {},
+        "vs": {"torch_dense": 25.0, "triton_plain": 9.0},
+    }
+    (tmp_path / "card.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (header, line)))
+    monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
+    page = machine_pages.Page(Machine("card", "A card", "", (Source("card", "made by", "all"),)))
+    text = page.markdown()
+    assert "| fprop | 64 | 1 | 2.50x | 2.50x | 0 | 0.90x | 0.90x | 1 |" in text
+    assert "| 256 | fprop | 10 % | 2.5, **0.9** (10) |" in text
+
+
 def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     import architecture
