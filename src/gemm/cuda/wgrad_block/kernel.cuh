@@ -27,7 +27,7 @@ __device__ inline void clear(Sums<S>& sums) {
 #pragma unroll
     for (float& sum : half) sum = 0;
   }
-  // The zeros are there now: ptxas else moves them between the products, and lets each wait for the one in front.
+  // The zeros are set here. Otherwise ptxas sets them between the products, and each product waits for the last one.
 #pragma unroll
   for (auto& half : sums) {
 #pragma unroll
@@ -35,7 +35,7 @@ __device__ inline void clear(Sums<S>& sums) {
   }
 }
 
-// `second_dy`: which box has dy of the second block; of one block, of its lower half.
+// `second_dy`: the box with dy of the second block or, with one block, of its lower half.
 template <class S>
 __device__ inline void multiply(Sums<S>& sums, uint32_t stage, int second_dy) {
   constexpr int kStep = S::kWidth * 2;  // 16 tokens, in units of 16 bytes
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     ring.wait_full(stage);
-    // Every warp has ended the products of two steps ago, whose stage is filled next.
+    // Every warp has completed the products of two steps ago. Their stage is filled next.
     __syncthreads();
     if (threadIdx.x == 0) loader.next();
     __syncwarp();

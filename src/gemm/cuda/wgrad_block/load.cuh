@@ -1,5 +1,5 @@
-// How x and dy come to the kernels of `wgrad_block`: a stage holds, of some tokens, dy of the block's outputs and x of
-// its inputs, in boxes of [tokens, 64 features], 128 bytes a token, swizzled as wgmma reads them.
+// How x and dy come to the kernels of `wgrad_block`. A stage holds some tokens: dy of the block's outputs and x of its
+// inputs, in boxes of [tokens, 64 features]. A token takes 128 bytes of a box, swizzled as wgmma reads them.
 #pragma once
 
 #include "cuda/ptx/bulk_copy.h"
@@ -27,7 +27,7 @@ struct Common {
   int64_t outputs, inputs;
 };
 
-// Terms: the (x, dy) of a launch, at most; one alone has a kernel of its own.
+// Terms: how many (x, dy) a launch may have. A single pair has a kernel of its own.
 template <int Terms>
 struct RingArgs : Common {
   CUtensorMap x[Terms], dy[Terms];
@@ -39,7 +39,7 @@ struct ShortArgs : Common {
   Activations x, dy;
 };
 
-// Blocks: of dW, of a thread block; two only of 64.
+// Blocks: how many blocks of dW a thread block makes. Two are made of b = 64 alone.
 template <class T, int Block, int Tokens, int Blocks>
 struct Shape {
   using Element = T;
@@ -57,7 +57,7 @@ struct Shape {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-// What a thread block makes: neighbours in the layout's list.
+// The blocks of dW that a thread block makes. They are neighbours in the layout's list.
 template <class S>
 struct Place {
   int first, count;
@@ -78,8 +78,8 @@ struct Place {
   }
 };
 
-// Boxes by TMA, one stage after the other: dy of the first block, x, then dy of the second unless it is shared. One
-// thread calls `next`.
+// Fills one stage after the other by TMA: dy of the first block, x, then dy of the second block unless it is shared.
+// One thread calls `next`.
 template <class S, int Terms>
 class RingLoader {
  public:
@@ -120,8 +120,8 @@ class RingLoader {
   cuda::RingPlace stage_;
 };
 
-// Every token at once, 16 bytes a thread: sooner there than boxes, which wait for their maps (64 tokens, 4096 x 4096,
-// b = 64, 10 %: 3.6 us instead of 3.8; H100, 2026-11-26).
+// Loads every token at once, 16 bytes a thread. `cp.async` begins sooner than TMA, which has to fetch its maps: 64
+// tokens, 4096 x 4096, b = 64, 10 % take 3.6 us instead of 3.8 (H100, 2026-11-26).
 template <class S>
 __device__ inline void load_all(const ShortArgs& g, const Place<S>& place, uint32_t data, int steps) {
   constexpr int kChunks = 8, kRows = S::kThreads / kChunks;  // of 16 bytes in a box's row; rows at a time

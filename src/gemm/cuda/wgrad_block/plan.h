@@ -8,10 +8,9 @@
 namespace blocksparse::gemm::wgrad_block {
 
 constexpr int kMostStages = 6;
-// So many tokens of one (x, dy) are loaded at once, without a ring.
-constexpr int64_t kShort = 64;
+constexpr int64_t kShort = 64;  // up to so many tokens of one (x, dy) are loaded at once, without a ring
 
-// How a thread block walks the tokens: so many a stage, so many stages in shared memory, for so many blocks of dW.
+// How a thread block walks the tokens: tokens of a stage, stages in shared memory, and the blocks of dW that it makes.
 struct Ring {
   int32_t tokens = 32, stages = 5, blocks = 1;
 };

@@ -1,4 +1,4 @@
-// How the kernels of `wgrad_block` end: sums go through shared memory, for dW is written by 16 bytes beside each other.
+// How the kernels of `wgrad_block` end. Sums go through shared memory, so that lanes write neighbouring 16 bytes of dW.
 #pragma once
 
 #include "cuda/ptx/shared.h"
@@ -8,18 +8,18 @@
 namespace blocksparse::gemm::wgrad_block {
 namespace {
 
-// Of a lane, of each 64 rows of a block: wgmma gives it of each 16 x 8 those of rows lane / 4 (+ 8) and columns
-// 2 (lane % 4) (+ 1).
+// The sums of a lane, 64 rows of a block after the other. wgmma gives it of each 16 x 8 those of rows lane / 4 (+ 8)
+// and columns 2 (lane % 4) (+ 1).
 template <class S>
 using Sums = float[S::kProducts][S::block / 2];
 
-// Of the 64 rows of a product, before they are stored; a warp has 16 of them to itself.
+// Room for 64 rows of f32 sums. A warp has 16 of them to itself.
 template <class S>
 constexpr int kWidePitch = S::block * 4 + 32;  // bytes: no two rows of four begin in one bank
 template <class S>
 constexpr int kStoreBytes = 64 * kWidePitch<S>;
 
-// Eight columns of a row.
+// Stores eight columns of a row, of which the first `inside` are in the matrix.
 template <class S>
 __device__ inline void put(const Common& g, int32_t id, int64_t at, int inside, float (&values)[8]) {
   using T = typename S::Element;
@@ -33,8 +33,8 @@ __device__ inline void put(const Common& g, int32_t id, int64_t at, int inside, 
   }
 }
 
-// dW of its operands' type, in a whole block. Its code is short: 128 threads run it once, and wait for every line of
-// it.
+// Stores a whole block of dW that has the operands' type. The code is short because a thread block runs it once and
+// waits for every line of instructions.
 template <class S>
 __device__ inline void store_narrow(const Common& g, const Place<S>& place, const Sums<S>& sums, uint32_t staged) {
   using T = typename S::Element;
@@ -64,7 +64,7 @@ __device__ inline void store_narrow(const Common& g, const Place<S>& place, cons
   }
 }
 
-// Whatever else dW may be.
+// Stores any dW: of f32, added to what was there, with gates, at the edge of the matrix, or at any address.
 template <class S>
 __device__ inline void store_wide(const Common& g, const Place<S>& place, const Sums<S>& sums, uint32_t staged) {
   constexpr int kPitch = kWidePitch<S>, kChunks = S::block / 8;
@@ -100,7 +100,7 @@ __device__ inline void store_wide(const Common& g, const Place<S>& place, const 
   }
 }
 
-// All threads. `staged` is free: kStoreBytes that nothing is read from any more.
+// All threads call it. `staged` is room of kStoreBytes that nothing else uses any more.
 template <class S>
 __device__ inline void store(const Common& g, const Place<S>& place, const Sums<S>& sums, uint32_t staged) {
   bool whole = true;
