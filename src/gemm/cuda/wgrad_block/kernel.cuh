@@ -168,6 +168,15 @@ Status with_shape(int32_t block, Body body) {
                      : body.template operator()<Shape<T, 128, Tokens, 1>>();
 }
 
+// Two blocks of dW at a time were measured of one (x, dy), with a dW that store_narrow stores. All else is made block
+// by block.
+bool two_at_a_time(const Ring& ring, const WeightGradient& g, const CudaProblem& p) {
+  const bool narrow = g.dw_dtype != DType::f32 && !g.accumulate && g.gates == nullptr;
+  const bool aligned = reinterpret_cast<uintptr_t>(g.dw) % 16 == 0;
+  const bool whole = p.outputs % p.block == 0 && p.inputs % p.block == 0;
+  return ring.blocks == 2 && g.pairs.size() == 1 && narrow && aligned && whole;
+}
+
 template <class T>
 Status launch(const WeightGradient& g, const CudaCall& call) {
   if (g.layout.blocks == 0) return Status();
@@ -184,7 +193,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
     return g.pairs.size() == 1 ? launch_ring<S, 1>(g, call, ring.stages)
                                : launch_ring<S, wgrad_wgmma::kTermsOfLaunch>(g, call, ring.stages);
   };
-  if (ring.blocks == 2) return launch.template operator()<Shape<T, 64, 32, 2>>();
+  if (two_at_a_time(ring, g, call.problem)) return launch_ring<Shape<T, 64, 32, 2>, 1>(g, call, ring.stages);
   return ring.tokens == 64 ? with_shape<T, 64>(block, launch) : with_shape<T, 32>(block, launch);
 }
 
@@ -205,7 +214,8 @@ Status prepare() {
       return cuda::prepare_for_many(wgrad_block_short<S>, static_cast<int>(kBytes));
     })));
   }
-  BS_RETURN_IF_ERROR((prepare_ring<Shape<T, 64, 32, 2>>()));
+  using Two = Shape<T, 64, 32, 2>;
+  BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<Two, 1>, kMostStages * Two::kBoxes * Two::kBox)));
   return cuda::prepare_tensor_maps();
 }
 
