@@ -3,10 +3,9 @@
 #pragma once
 
 #include "cuda/ptx/movmatrix.h"
-#include "cuda/ptx/shared.h"
-#include "cuda/ptx/stmatrix.h"
 #include "cuda/turn_quad.h"
 #include "gemm/cuda/row_wgmma/feed.cuh"
+#include "gemm/cuda/store_rows.cuh"
 
 namespace blocksparse::gemm::row_wgmma {
 namespace {
@@ -111,34 +110,13 @@ class Storer {
     }
   }
 
-  // Through shared memory, 16 tokens of a warp at a time. The code is a fifth as long as that of `store_in`. Its
-  // instructions are fetched as they run, and nothing hides that behind the last job of a thread block.
   __device__ void store_rows(const Sums<K>& sums) const {
-    constexpr int kPitch = K::block * 2, kChunks = K::block / 8;
-    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    const uint32_t own = staged_ + static_cast<uint32_t>(warp * 16 * kPitch);
-    const auto at = [&](int row, int chunk) {
-      return own + static_cast<uint32_t>(row * kPitch + (chunk ^ (K::block == 32 ? row / 2 % 4 : row % 8)) * 16);
-    };
+    const uint32_t own = staged_ + threadIdx.x % 128 / 32 * 16 * K::block * 2;
 #pragma unroll
     for (int half = 0; half < K::kHalves; ++half) {
-#pragma unroll
-      for (int c = 0; c < K::block / 16; ++c) {
-        const float* of = sums[half] + 8 * c;
-        const uint32_t words[4] = {narrow_pair(of[0], of[1], T{}), narrow_pair(of[2], of[3], T{}),
-                                   narrow_pair(of[4], of[5], T{}), narrow_pair(of[6], of[7], T{})};
-        ptx::stmatrix_x4(at(lane() % 16, 2 * c + lane() / 16), words);
-      }
-      __syncwarp();
-      const int token = first_token(half, 0) + lane() / kChunks;
-      const int64_t output = first_output() + lane() % kChunks * 8;
-      T* to = p_.finish.at<T>(token, output);
-#pragma unroll
-      for (int i = 0; i < 16; i += 32 / kChunks, to += 32 / kChunks * p_.finish.y.token_stride) {
-        const int4 eight = ptx::ld_shared_16(at(lane() / kChunks + i, lane() % kChunks));
-        if (token + i < p_.n && output < p_.outputs) *reinterpret_cast<int4*>(to) = eight;
-      }
-      __syncwarp();
+      const int token = first_token(half, 0);
+      gemm::store_rows<T, K::block>(own, sums[half], p_.finish.at<T>(token, first_output()), p_.finish.y.token_stride,
+                                    p_.n - token, p_.outputs - first_output());
     }
   }
 
