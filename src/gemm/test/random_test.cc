@@ -57,6 +57,8 @@ LinearCase random_case(Random& rng, int64_t seed) {
                      ") seed=" + std::to_string(seed);
   line += maybe("out=" + std::to_string(rows * b - rng.below(b))) +
           maybe("in=" + std::to_string(columns * b - rng.below(b)));
+  const bool whole_rows = line.find(" out=") == std::string::npos;
+  if (whole_rows && b * rows <= 256) line += maybe("stack=4");
   if (hub) line += one_of(" full_row=", " full_col=") + std::to_string(rng.below(least));
   else line += maybe("empty_row=" + std::to_string(rng.below(rows))) + maybe("empty_col=0");
   line += maybe("x=first") + maybe("y=first") + maybe("pad=3") + maybe("offset=1") + maybe("w_offset=1") +

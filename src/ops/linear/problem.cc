@@ -40,6 +40,7 @@ Status set_option(LinearCase& c, const ProblemLine::Option& option) {
                                                            {"empty_col", &c.empty_col},
                                                            {"full_row", &c.full_row},
                                                            {"full_col", &c.full_col},
+                                                           {"stack", &c.stack},
                                                            {"pad", &c.pad},
                                                            {"rpad", &c.residual_pad},
                                                            {"odd", &c.odd},
@@ -146,6 +147,7 @@ std::string to_string(const LinearCase& c) {
   number("empty_col", c.empty_col, -1);
   number("full_row", c.full_row, -1);
   number("full_col", c.full_col, -1);
+  number("stack", c.stack, 1);
   flag("t", c.transposed);
   order("x", c.x_order);
   order("y", c.y_order);

@@ -24,6 +24,7 @@ using namespace gemm;  // NOLINT(google-build-using-namespace): a problem is a p
 //   out=125 in=125                      ragged feature counts
 //   empty_row=2 empty_col=0             blocks of that row or column are taken out
 //   full_row=3 full_col=1               all blocks of that row or column are there
+//   stack=4                             so many times the same blocks, one below the other
 //   t                                   the layout's transposed view
 //   x=first y=first r=first             features-first x, y (dx, dy), residual; the default is last
 //   pad=3 rpad=5 offset=1               elements between rows (poisoned; rpad: of the residual), and before the first
@@ -44,6 +45,7 @@ struct LinearCase {
   int64_t n = 64, block = 32, seed = 0, threads = 1;
   int64_t out_features = 0, in_features = 0;
   int64_t empty_row = -1, empty_col = -1, full_row = -1, full_col = -1;
+  int64_t stack = 1;
   bool transposed = false;
   Order x_order = Order::features_last, y_order = Order::features_last, residual_order = Order::features_last;
   int64_t pad = 0, residual_pad = -1, offset = 0, w_offset = 0;  // residual_pad -1: pad

@@ -124,6 +124,7 @@ Result<Layout> layout_of(const LinearCase& c) {
   auto layout = Layout::from_coordinates(
       with_rows_of(*std::move(coordinates), c),
       {.block_size = static_cast<int32_t>(c.block), .out_features = c.out_features, .in_features = c.in_features});
+  if (layout.ok() && c.stack != 1) layout = layout->stack(c.stack);
   if (!layout.ok()) return layout.status();
   return c.transposed ? layout->t() : *layout;
 }
