@@ -132,6 +132,7 @@ __device__ inline void load_all(const ShortArgs& g, const Place<S>& place, uint3
     const auto* base = static_cast<const typename S::Element*>(a.data);
     uint32_t to = data + static_cast<uint32_t>(box * S::kBox + first * 128 + (chunk ^ first % 8) * 16);
     int token = first;
+#pragma unroll 1
     for (int step = 0; step < steps; ++step, to += (S::kBoxes - 1) * S::kBox) {
 #pragma unroll
       for (int row = 0; row < S::kTokens; row += kRows, token += kRows, to += kRows * 128) {
@@ -140,7 +141,7 @@ __device__ inline void load_all(const ShortArgs& g, const Place<S>& place, uint3
       }
     }
   };
-#pragma unroll
+#pragma unroll 1
   for (int h = 0; h < S::kHalves; ++h) {
     load(g.dy, place.row[0] * S::block + h * S::kWidth, h);
     load(g.x, place.column[0] * S::block + h * S::kWidth, S::kHalves + h);
