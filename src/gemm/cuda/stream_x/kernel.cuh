@@ -44,13 +44,15 @@ struct Place {
     return wave * blocks + (wave % 2 == 0 ? block : blocks - 1 - block);
   }
   __device__ bool is_tile(const Args& p) const { return tile() < p.out_tiles * p.token_tiles; }
-  __device__ int first_token(const Args& p) const { return tile() / p.out_tiles * kTokens; }
+  __device__ int first_token(const Args& p, int tokens) const { return tile() / p.out_tiles * tokens; }
 };
 
 // A warp's place in the ring of chunks. The barriers lie after the chunks and all of W. Not cuda/ring.h, which computes
 // addresses from the stage: this class steps from one address to the next. b = 16 takes 80 instructions a block instead
 // of 85, and b = 8 spills nothing.
+template <class K>
 struct Ring {
+  static constexpr uint32_t kStages = K::kStages, kStageBytes = K::kStageBytes;
   static constexpr uint32_t kBarriers = kStages * kStageBytes + kWeightBytes;
   uint32_t begin, data, full;
   uint32_t phase = 0;
@@ -65,15 +67,16 @@ struct Ring {
 };
 
 // Called by one lane.
-__device__ inline void load_chunks(const Args& p, Ring ring) {
+template <class K>
+__device__ inline void load_chunks(const Args& p, Ring<K> ring) {
   for (Place at; at.is_tile(p); ++at.wave) {
-    const int token = at.first_token(p);
+    const int token = at.first_token(p, K::kTokens);
     for (int input = 0; input < p.inputs; input += kInputs) {
       ptx::mbarrier_wait(ring.empty(), ring.phase ^ 1);
       const bool both = input + 64 < p.inputs;
-      ptx::mbarrier_arrive_expect(ring.full, static_cast<uint32_t>(both ? kStageBytes : kStageBytes / 2));
+      ptx::mbarrier_arrive_expect(ring.full, both ? ring.kStageBytes : ring.kStageBytes / 2);
       ptx::load_box(ring.data, &p.x, ring.full, input, token);
-      if (both) ptx::load_box(ring.data + kStageBytes / 2, &p.x, ring.full, input + 64, token);
+      if (both) ptx::load_box(ring.data + ring.kStageBytes / 2, &p.x, ring.full, input + 64, token);
       ring.advance();
     }
   }
@@ -226,7 +229,7 @@ struct Rows {
 // ---- Kernel ---------------------------------------------------------------------------------------------------------
 
 template <class K>
-__device__ inline void multiply_tiles(const Args& p, Ring ring) {
+__device__ inline void multiply_tiles(const Args& p, Ring<K> ring) {
   const uint32_t weights = ring.weights();
   const uint32_t lane = lane_of<K>();
   const Copy<K> copy = Copy<K>::of_lane();
@@ -237,7 +240,7 @@ __device__ inline void multiply_tiles(const Args& p, Ring ring) {
   rows.read_entries(p);
   rows.begin(p, copy, weights, lists);
   while (at.is_tile(p)) {
-    const int token = at.first_token(p);
+    const int token = at.first_token(p, K::kTokens);
     int32_t to[K::kRows];
 #pragma unroll
     for (int r = 0; r < K::kRows; ++r) {
@@ -279,10 +282,10 @@ template <class K>
 __global__ void __launch_bounds__(K::kThreads, 1) stream_x_product([[maybe_unused]] const __grid_constant__ Args p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  const Ring ring(ptx::held(ptx::shared_address(staged)));
+  const Ring<K> ring(ptx::held(ptx::shared_address(staged)));
   if (threadIdx.x == 0) {
     ptx::prefetch_map(&p.x);
-    for (uint32_t s = 0; s < kStages; ++s) {
+    for (uint32_t s = 0; s < ring.kStages; ++s) {
       ptx::mbarrier_init(ring.full + 8 * s, 1);
       ptx::mbarrier_init(ring.empty() + 8 * s, K::kWarps);
     }
@@ -305,25 +308,26 @@ __global__ void __launch_bounds__(K::kThreads, 1) stream_x_product([[maybe_unuse
 
 // Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_kernel(int32_t block, bool by_in, bool residual, Body body) {
-  const auto with = [&]<int B>() {
+Status with_kernel(int32_t block, bool by_in, bool residual, int32_t tokens, Body body) {
+  const auto with = [&]<int B, int Tokens>() {
     if (residual) {
-      return by_in ? body.template operator()<Kernel<T, B, true, true>>()
-                   : body.template operator()<Kernel<T, B, false, true>>();
+      return by_in ? body.template operator()<Kernel<T, B, true, true, Tokens>>()
+                   : body.template operator()<Kernel<T, B, false, true, Tokens>>();
     }
-    return by_in ? body.template operator()<Kernel<T, B, true, false>>()
-                 : body.template operator()<Kernel<T, B, false, false>>();
+    return by_in ? body.template operator()<Kernel<T, B, true, false, Tokens>>()
+                 : body.template operator()<Kernel<T, B, false, false, Tokens>>();
   };
   switch (block) {
-    case 8: return with.template operator()<8>();
-    case 16: return with.template operator()<16>();
-    default: return with.template operator()<32>();
+    case 8: return with.template operator()<8, 128>();
+    case 16: return with.template operator()<16, 128>();
+    default: return tokens == 64 ? with.template operator()<32, 64>() : with.template operator()<32, 128>();
   }
 }
 
 template <class T>
 Status launch(const Product& p, const CudaCall& call) {
   const CudaProblem& problem = call.problem;
+  const int32_t tokens = tokens_of_tile(problem, call.card);
   Args args{.x = {},
             .walk = walk_on_device(p.layout, p.by_in),
             .w = static_cast<const char*>(p.w),
@@ -332,7 +336,7 @@ Status launch(const Product& p, const CudaCall& call) {
             .n = static_cast<int32_t>(p.x.n),
             .outputs = problem.outputs,
             .out_tiles = static_cast<int32_t>(ceil_div(problem.outputs, kOutputs)),
-            .token_tiles = static_cast<int32_t>(ceil_div(p.x.n, kTokens)),
+            .token_tiles = static_cast<int32_t>(ceil_div(p.x.n, tokens)),
             .chunks = static_cast<int32_t>(ceil_div(problem.inputs, kInputs)),
             .longest_first = problem.slots == 0,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
@@ -341,13 +345,13 @@ Status launch(const Product& p, const CudaCall& call) {
                                             .rows = p.x.n,
                                             .row_stride = p.x.token_stride,
                                             .box_columns = 64,
-                                            .box_rows = kTokens},
+                                            .box_rows = static_cast<uint32_t>(tokens)},
                                            args.x));
-  return with_kernel<T>(p.layout.block_size, p.by_in, p.residual.data != nullptr, [&]<class K>() {
+  return with_kernel<T>(p.layout.block_size, p.by_in, p.residual.data != nullptr, tokens, [&]<class K>() {
     return cuda::launch(
         {.blocks = std::min<int64_t>(call.card.multiprocessors, int64_t{args.out_tiles} * args.token_tiles),
          .threads = K::kThreads,
-         .shared_bytes = kSharedBytes,
+         .shared_bytes = K::kSharedBytes,
          .stream = stream_of(call),
          .overlap = true},
         stream_x_product<K>, args);
@@ -359,8 +363,11 @@ Status prepare() {
   for (int32_t block : {8, 16, 32}) {
     for (bool by_in : {false, true}) {
       for (bool residual : {false, true}) {
-        BS_RETURN_IF_ERROR(with_kernel<T>(block, by_in, residual,
-                                          [&]<class K>() { return cuda::prepare(stream_x_product<K>, kSharedBytes); }));
+        for (int32_t tokens : {64, 128}) {
+          BS_RETURN_IF_ERROR(with_kernel<T>(block, by_in, residual, tokens, [&]<class K>() {
+            return cuda::prepare(stream_x_product<K>, K::kSharedBytes);
+          }));
+        }
       }
     }
   }

@@ -18,14 +18,17 @@ namespace blocksparse::gemm::stream_x {
 namespace {
 
 // Kernels without a residual are compiled separately: the code for it cost calls without one 2 %.
-template <class T, int B, bool ByIn, bool Residual>
+template <class T, int B, bool ByIn, bool Residual, int Tokens>
 struct Kernel {
   using Element = T;
   static constexpr bool by_in = ByIn, residual = Residual;
   static constexpr int block = B, kBlockBytes = B * B * 2;
+  static constexpr int kTokens = Tokens;
+  static constexpr int kStageBytes = Tokens * kInputs * 2, kStages = 5 * kMostTokens / Tokens;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kWeightBytes;
   static constexpr int kWarps = warps_of(B), kRows = kOutputs / B / kWarps;  // kRows: rows of blocks of a warp
   static constexpr int kEights = B / 8;                                      // eighths of a block's outputs or inputs
-  static constexpr int kTiles = kTokens / 8;                                 // tiles of tokens
+  static constexpr int kTiles = Tokens / 8;                                  // tiles of tokens
   static constexpr int kSixteens = ceil_div(B, 16);                          // sixteens of a block's outputs
   static constexpr int kBlocks = kInputs / B;                                // blocks of a chunk, along the inputs
   static constexpr int kThreads = kWarps * 32 + 128;
@@ -41,7 +44,7 @@ struct Kernel {
 
 // The sums of a row of blocks. b = 8: [-][16 tokens][mma's], otherwise [16 outputs][8 tokens][mma's].
 template <class K>
-using Sums = std::conditional_t<K::block == 8, float[1][kTokens / 16][4], float[K::kSixteens][K::kTiles][4]>;
+using Sums = std::conditional_t<K::block == 8, float[1][K::kTokens / 16][4], float[K::kSixteens][K::kTiles][4]>;
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 
@@ -61,7 +64,7 @@ template <class K>
 __device__ inline uint32_t x_address(uint32_t stage, uint32_t lane, int from) {
   constexpr unsigned kOfBox = 64 / K::block;
   const unsigned in_chunk = static_cast<unsigned>(from) % K::kBlocks;
-  return stage + in_chunk / kOfBox * (kTokens * 128) + (lane ^ in_chunk % kOfBox * (K::block * 2));
+  return stage + in_chunk / kOfBox * (K::kTokens * 128) + (lane ^ in_chunk % kOfBox * (K::block * 2));
 }
 
 // The output of row g of eighth e, chosen so that a lane's two columns of all eighths are neighbours.
@@ -229,7 +232,7 @@ __device__ inline void each_of_x(uint32_t from, uint32_t step, Body body) {
 // Multiplies two blocks of 8 x 8 of a row: 16 inputs.
 template <class K>
 __device__ inline void multiply_pair(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
-  each_of_x<kTokens / 16>(x, 16 * 128, [&](int m, const uint32_t(&of_x)[4]) {
+  each_of_x<K::kTokens / 16>(x, 16 * 128, [&](int m, const uint32_t(&of_x)[4]) {
     ptx::mma_m16n8k16(sums[0][m], of_x, w.words, typename K::Element{});
   });
 }
@@ -237,7 +240,7 @@ __device__ inline void multiply_pair(Sums<K>& sums, uint32_t x, const WeightFrag
 // Multiplies one block of 8 x 8. Lanes give rows 0 ... 31.
 template <class K>
 __device__ inline void multiply_single(Sums<K>& sums, uint32_t x, const WeightFragments<K>& w) {
-  each_of_x<kTokens / 32>(x, 32 * 128, [&](int m, const uint32_t(&of_x)[4]) {
+  each_of_x<K::kTokens / 32>(x, 32 * 128, [&](int m, const uint32_t(&of_x)[4]) {
     ptx::mma_m16n8k8(sums[0][2 * m], of_x[0], of_x[1], w.words[0], typename K::Element{});
     ptx::mma_m16n8k8(sums[0][2 * m + 1], of_x[2], of_x[3], w.words[0], typename K::Element{});
   });
