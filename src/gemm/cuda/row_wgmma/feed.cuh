@@ -21,13 +21,15 @@ struct Args {
   CUtensorMap x, w, w_last;  // w_last: of blocks of inputs that are not whole; what lies beyond is 0
   DeviceWalk walk;
   int32_t jobs;
-  int32_t waves;        // jobs of a thread block
-  cuda::Divider tiles;  // of tokens
-  int32_t last_input;   // the block of inputs that is not whole; -1: none
-  bool cut;             // some rows are several pieces
-  float* partial;       // [slots][n][block]: sums of slices. null: rows are walked whole
-  bool early;           // what the kernel in front has not written may be read before it is complete
-  bool plain;           // sums are stored as they are
+  int32_t waves;  // jobs of a thread block
+  // Neighbouring jobs are the tiles of tokens of a row of blocks or, rows_inside, the rows of a tile.
+  cuda::Divider inside;
+  bool rows_inside;
+  int32_t last_input;  // the block of inputs that is not whole; -1: none
+  bool cut;            // some rows are several pieces
+  float* partial;      // [slots][n][block]: sums of slices. null: rows are walked whole
+  bool early;          // what the kernel in front has not written may be read before it is complete
+  bool plain;          // sums are stored as they are
   int32_t n;
   int64_t outputs;
   Finish finish;
@@ -85,10 +87,11 @@ class Jobs {
   __device__ Job find(int wave) const {
     const int grid = static_cast<int>(gridDim.x), place = static_cast<int>(blockIdx.x);
     const bool there = wave == 0 || (wave % 2 == 0 && wave + 1 < p_.waves);
-    const int index = wave * grid + (there ? place : grid - 1 - place), item = p_.tiles.quotient(index);
+    const int index = wave * grid + (there ? place : grid - 1 - place), outer = p_.inside.quotient(index);
+    const int inner = index - outer * static_cast<int>(p_.inside.by), item = p_.rows_inside ? inner : outer;
     if (index >= p_.jobs || (p_.cut && item >= p_.walk.counts[0])) return {};
     const Piece piece = p_.walk.pieces[item];
-    Job job{piece.first, piece.last, piece.to, (index - item * static_cast<int>(p_.tiles.by)) * K::tokens, piece.slot};
+    Job job{piece.first, piece.last, piece.to, (p_.rows_inside ? outer : inner) * K::tokens, piece.slot};
     if (!p_.cut || piece.slot < 0 || p_.partial != nullptr) return job;
     if (piece.first != p_.walk.starts[piece.to]) return {};
     job.last = p_.walk.starts[piece.to + 1], job.slot = -1;

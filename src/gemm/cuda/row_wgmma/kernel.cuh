@@ -189,7 +189,8 @@ Status launch(const Product& p, const CudaCall& call) {
   const CudaProblem& problem = call.problem;
   const int32_t tokens = tokens_of_tile(problem, call.card);
   const bool cut = problem.slots > 0, sliced = cut && adds_slices(problem);
-  const int64_t tiles = ceil_div(p.x.n, tokens), jobs = (problem.output_blocks() + problem.slots) * tiles;
+  const int64_t tiles = ceil_div(p.x.n, tokens), rows = problem.output_blocks() + problem.slots, jobs = rows * tiles;
+  const bool rows_inside = takes_rows_inside(problem);
   const int64_t grid = std::min<int64_t>(jobs, call.card.multiprocessors);
   Args args{.x = {},
             .w = {},
@@ -197,7 +198,8 @@ Status launch(const Product& p, const CudaCall& call) {
             .walk = walk_on_device(p.layout, p.by_in),
             .jobs = static_cast<int32_t>(jobs),
             .waves = static_cast<int32_t>(ceil_div(jobs, grid)),
-            .tiles = cuda::Divider(tiles),
+            .inside = cuda::Divider(rows_inside ? rows : tiles),
+            .rows_inside = rows_inside,
             .last_input = p.x.features % problem.block == 0 ? -1 : static_cast<int32_t>(problem.input_blocks() - 1),
             .cut = cut,
             .partial = sliced ? static_cast<float*>(call.workspace.data) : nullptr,

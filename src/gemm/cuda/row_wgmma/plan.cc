@@ -47,17 +47,23 @@ int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSpl
 // best other family 20.3. Families that share x among outputs win with many tokens and enough blocks of each input: b =
 // 32, n = 1024, 25 %: 51.0 us, stream_x 32.9. NOTES.md has the table behind each threshold.
 bool pays(const CudaProblem& p, const cuda::Card&) {
-  if (p.n < 65 && p.block == 128) return p.density() >= 0.05 && p.density() < 0.15;
-  if (p.n < 65) return p.density() >= 0.08 || (p.n > 56 && p.slots > 0);
+  const double density = p.density();
+  if (p.n < 65 && p.block == 128) return density >= 0.05 && density < 0.15;
+  if (p.n < 65) return density >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
   if (p.block == 32) {
-    if (p.n <= 96) return p.density() < (rows >= 256 ? 0.6 : 0.05);
-    if (p.n <= 256) return p.density() < 0.6;
-    if (p.n <= 640) return p.density() < (rows <= 128 ? 0.3 : 0.15);
-    return p.n <= 2048 && p.density() < (rows <= 32 ? 0.3 : 0.08);
+    if (p.n <= 96) return density < (rows >= 256 ? 0.6 : 0.05);
+    if (p.n <= 256) return density < 0.6;
+    if (p.n <= 640) return density < 0.15;
+    return p.n <= 2048 && density < (rows <= 32 ? 0.3 : p.n > 1024 && p.n <= 1536 ? 0.12 : 0.08);
   }
-  return p.n <= 512 || (p.n <= 1024 && (p.density() < 0.05 || p.outputs <= 6144));
+  if (p.n <= 512) return true;
+  if (p.n <= 1024) return density < 0.05 || p.outputs <= 6144;
+  constexpr int64_t kMostBytes = 20 << 20;  // of x, which every row of blocks reads
+  return p.n <= 2048 && p.n * p.inputs * 2 <= kMostBytes && density < (p.n > 1536 && p.block == 64 ? 0.12 : 0.3);
 }
+
+bool takes_rows_inside(const CudaProblem& p) { return p.n * p.inputs * 2 > (p.slots > 0 ? 32 << 20 : 64 << 20); }
 
 // The sums of slices.
 int64_t workspace_bytes(const CudaProblem& p) {
