@@ -254,6 +254,16 @@ def test_dropout_of_a_card_is_another_one_each_time():
     assert float(alike.abs().max()) < 5 / size
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.bfloat16, 1.1 * 2**-8), (torch.float16, 1.1 * 2**-11), (torch.float32, 2**-22)]
+)
+def test_elu_is_as_exact_as_its_type(dtype, most):
+    """Beside float64. Of 16 bits hardly more than their rounding is lost."""
+    v = torch.cat((-torch.logspace(-4, 2, 20001), torch.linspace(-3, 3, 20001))).to(dtype).float()
+    found, expected = elementwise._elu(v, dtype).to(dtype).double(), torch.nn.functional.elu(v.double())
+    assert float(((found - expected).abs() / expected.abs().clamp(min=1e-4)).max()) < most
+
+
 @pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 0)])
 def test_what_is_compiled_for_a_card_gives_the_same(pads, monkeypatch):
     """By the compiler for the CPU: the same program, but for its last step."""
