@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -186,6 +186,7 @@ class Whole:
         self.model, self.weights = model, weights
         self.dropout = model.config.dropout if model.training else 0.0
         self.biases = {name: model.stack_of(name).bias.to(made[0].dtype).unbind() for name, made in weights.items()}
+        self.elus: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """See `Run`."""
@@ -204,14 +205,22 @@ class Whole:
 
     def _fused(self, resnet: Resnet, x: Tensor, aux: tuple[Tensor, ...]) -> Tensor:
         """`gated_resnet` of few passes over memory: what lies between convolutions adds their biases, too."""
-        elu, x = self.model.stack(resnet.first).elu((x,))
+        elu, x = self._elu(resnet.first, x)
         terms, biases = [self._product(resnet.first, elu)], [self._bias(resnet.first)]
         if resnet.aux is not None:
-            elu, _ = self.model.stack(resnet.aux).elu(aux)
+            elu, _ = self._elu(resnet.aux, *aux)
             terms.append(self._product(resnet.aux, elu))
             biases.append(self._bias(resnet.aux))
         inner = self.model.stack(resnet.second).inner_elu(tuple(terms), tuple(biases), self.dropout)
         return biased_gate(x, self._product(resnet.second, inner), self._bias(resnet.second))
+
+    def _elu(self, layer: Layer, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        """What a resnet and, later, the nin of another one read of the same tensor is made once."""
+        stack = self.model.stack(layer)
+        key = (stack.reads, *parts)
+        if key not in self.elus:
+            self.elus[key] = stack.elu(parts)
+        return self.elus[key]
 
     def _bias(self, layer: Layer) -> Tensor:
         return self.biases[layer.kind.name][layer.index]

@@ -57,6 +57,9 @@ class Convolutions(nn.Module):
         else:
             shape = (kind.outputs, kind.inputs, kh, kw)
         self.register_buffer("order", order, persistent=False)
+        # Convolutions that read the same channels in the same way, inside of the same zeros.
+        pads = None if self.layouts else kind.pads
+        self.reads = (kind.inputs, None if order is None else order.numpy().tobytes(), pads)
         places = places_of(kind.inputs // 2, order)
         for name, tensor in zip(("source", "sign", "plus", "minus"), places, strict=True):
             self.register_buffer(name, tensor, persistent=False)
