@@ -110,7 +110,7 @@ lint-types: $(VENV)/.lint
 	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py benchmarks/parallel.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
-	mypy experiments/huge/width.py
+	MYPYPATH=experiments/huge:experiments/learned_structure mypy experiments/huge/*.py
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py

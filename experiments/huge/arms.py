@@ -94,13 +94,14 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         if on_card(options):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        line = {**wanted, **do(arm)}
+        made = do(arm)
+        assert not wanted.keys() & made.keys()  # or the line would not be found again
+        line = {**wanted, **made}
         if on_card(options):
             line["peak_bytes"] = torch.cuda.max_memory_allocated()
         versions = {"torch": torch.__version__, "blocksparse": blocksparse.__version__}
         line |= {"machine": machine(options), **versions, "date": time.strftime("%Y-%m-%d")}
-        with open(options.output, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_line(options.output, line)
         pace = (time.monotonic() - begin) / arm.cost
         told = ", ".join(f"{key} {line[key]}" for key in line if key in ("loss", "reached", "ms"))
         print(f"{arm}: {told}, {time.monotonic() - begin:.0f} s", flush=True)
@@ -115,6 +116,13 @@ def lines_of(path: Path) -> list[Line]:
         with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
             lines.append(json.loads(text))
     return lines
+
+
+def add_line(path: Path, line: Line) -> None:
+    """One more, on a line of its own even behind half a line."""
+    whole = not path.exists() or path.read_text()[-1:] in ("", "\n")
+    with open(path, "a") as file:
+        file.write(("" if whole else "\n") + json.dumps(line) + "\n")
 
 
 def machine(options: Options) -> str:

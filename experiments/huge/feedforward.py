@@ -116,7 +116,7 @@ def do(arm: Arm, text: Tensor, options: Options) -> Line:
     bits = byte_lm.bits_per_byte(model, text[-options.held_bytes :], options)
     layers = [getattr(layer, name) for layer in model.layers for name in ("gate", "up", "down")]
     result = {
-        "hidden": hidden, "loss": round(bits, 4), "unit": "bits per byte", "ms": round(1e3 * seconds / steps, 2),
+        "features": hidden, "loss": round(bits, 4), "unit": "bits per byte", "ms": round(1e3 * seconds / steps, 2),
         "ffn_weights": sum(layer.weight.numel() for layer in layers),
         "parameters": sum(p.numel() for p in model.parameters()), "curve": curve_of(losses, 1 / math.log(2)),
     }  # fmt: skip
