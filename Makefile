@@ -65,8 +65,9 @@ test-cpp: $(VENV)/.tools
 test-python: $(VENV)/.test $(VENV)/jax/.made
 	$(call step,Python tests)
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
-	$(call step,Python tests of the front end for JAX)
-	OMP_WAIT_POLICY=passive $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) $(wildcard tests/python/test_jax*.py)
+	$(call step,Python tests of the front end for JAX and of Keras on it)
+	OMP_WAIT_POLICY=passive KERAS_BACKEND=jax $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) \
+	  $(wildcard tests/python/test_jax*.py) tests/python/test_keras.py
 	$(if $(FRAMEWORKS),$(MAKE) --no-print-directory test-frameworks)
 
 # Front ends in environments of their own, where no other framework is.
