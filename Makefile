@@ -65,8 +65,9 @@ test-cpp: $(VENV)/.tools
 test-python: $(VENV)/.test $(VENV)/jax/.made
 	$(call step,Python tests)
 	OMP_WAIT_POLICY=passive $(PYTHON) -m pytest -n $(JOBS)
-	$(call step,Python tests of the front end for JAX)
-	OMP_WAIT_POLICY=passive $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) $(wildcard tests/python/test_jax*.py)
+	$(call step,Python tests of the front end for JAX and of Keras on it)
+	OMP_WAIT_POLICY=passive KERAS_BACKEND=jax $(QUICK_XLA) $(VENV)/jax/bin/python -m pytest -n $(JOBS) \
+	  $(wildcard tests/python/test_jax*.py) tests/python/test_keras.py
 	$(if $(FRAMEWORKS),$(MAKE) --no-print-directory test-frameworks)
 
 # Front ends in environments of their own, where no other framework is.
@@ -110,7 +111,7 @@ lint-types: $(VENV)/.lint
 	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py benchmarks/device_kernels.py benchmarks/parallel.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
-	mypy experiments/huge/width.py
+	MYPYPATH=experiments/huge:experiments/learned_structure mypy experiments/huge/*.py
 	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py

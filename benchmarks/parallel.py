@@ -8,7 +8,8 @@ The model is pairs of layers, `size` -> `size` -> `size`, with balanced rows and
 
     tensor          a pair divided by its hidden features: forward and backward with dx, `tokens` in all processes
     tensor_tokens   likewise, of x and y that are divided by tokens
-    ddp, fsdp       steps of AdamW on `--pairs` pairs, `tokens` in each process; weights are float32, products bfloat16
+    ddp, fsdp       steps of AdamW on `--pairs` pairs, `tokens` in each process; weights are float32, products bfloat16.
+                    `same_bits`: whether a second run of ddp ends with the same weights, to the bit, in all processes
     exchange        all-reduce of what tensor parallel sums, alone
     deal            how evenly blocks are shared, of scale-free layouts
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import statistics
@@ -112,7 +114,7 @@ def tensor_parallel(options: Options, mesh: DeviceMesh, device: torch.device) ->
         if mine:
             times[0] = timed(both(one, x, dy), options, device, together=False)
     dist.broadcast(times, 0)
-    state = one.state_dict()
+    state, whole = one.state_dict(), held_bytes(one.parameters())
     del one
     for name, layouts in (("tensor", None), ("tensor_tokens", Shard(0))):
         model = pair(options, 0, dtype, device)
@@ -125,6 +127,8 @@ def tensor_parallel(options: Options, mesh: DeviceMesh, device: torch.device) ->
         yield {
             "what": name, "ms": ms, "one_ms": times.item(), "speed_up": times.item() / ms, "relative_error": error,
             "blocks": gathered([parts.up.part.layout.blocks, parts.down.part.layout.blocks], device),
+            "parameter_bytes": [of[0] for of in gathered([held_bytes(parts.parameters())], device)],
+            "one_parameter_bytes": whole,
         }  # fmt: skip
     total = torch.randn_like(x)
     yield {"what": "exchange", "bytes": total.nbytes, "ms": timed(lambda: _all_reduce(total), options, device)}
@@ -144,21 +148,21 @@ def gathered(numbers: list[int], device: torch.device) -> list[list[int]]:
 
 def data_parallel(options: Options, mesh: DeviceMesh, device: torch.device) -> Iterator[dict[str, Any]]:
     """Steps of AdamW: one process, DistributedDataParallel, FSDP2."""
-    record: dict[str, Any] = {}
-    for name in ("one", "ddp", "fsdp"):
-        if name == "one":
-            with alone() as mine:
-                if mine:
-                    record["one_ms"] = train(name, options, mesh, device)["ms"]
-            continue
-        record |= {"what": name, **train(name, options, mesh, device)}
-        if dist.get_rank() == 0:
-            record["of_ideal"] = record["one_ms"] / record["ms"]
-        yield dict(record)
+    one = 0.0
+    with alone() as mine:
+        if mine:
+            one = train("one", options, mesh, device)["ms"]
+    ddp, again, fsdp = (train(name, options, mesh, device) for name in ("ddp", "ddp", "fsdp"))
+    same = all(first == other for first, other in zip(ddp["bits"], again["bits"], strict=True))
+    common = {"one_ms": one} if dist.get_rank() == 0 else {}
+    for name, made in (("ddp", {**ddp, "same_bits": same}), ("fsdp", {**fsdp, "of_ddp": fsdp["ms"] / ddp["ms"]})):
+        del made["bits"]
+        yield {"what": name, **common, **made, **({"of_ideal": one / made["ms"]} if common else {})}
 
 
 def train(name: str, options: Options, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
     """Times steps, and says what of the model a process holds."""
+    gc.collect()  # models of before, whose hooks make rings
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -175,12 +179,16 @@ def train(name: str, options: Options, mesh: DeviceMesh, device: torch.device) -
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         half = contextlib.nullcontext()
     optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
-    x = torch.randn(options.tokens, options.size, device=device)
+    own = torch.Generator(device).manual_seed(dist.get_rank())
+    x = torch.randn(options.tokens, options.size, device=device, generator=own)
+    loss = x.new_zeros(())
 
     def run() -> None:
         optimizer.zero_grad()
         with half:
-            trained(x).float().square().mean().backward()
+            made = trained(x).float().square().mean()
+        made.backward()
+        loss.copy_(made.detach())
         optimizer.step()
 
     ms = timed(run, options, device, together=name != "one")
@@ -193,12 +201,22 @@ def train(name: str, options: Options, mesh: DeviceMesh, device: torch.device) -
     }
     if device.type == "cuda":
         held["peak"] = torch.cuda.max_memory_allocated()
-    return {"ms": ms, "bytes": held}
+    found: dict[str, Any] = {"ms": ms, "bytes": held}
+    if name != "one":
+        dist.all_reduce(loss)
+        bits = [int(local(p).view(torch.int32).long().sum()) for p in parameters]
+        found |= {"loss": loss.item() / dist.get_world_size(), "bits": gathered(bits, device)}
+    return found
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Of this process's parts."""
-    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+    return sum(local(t).nbytes for t in tensors)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def deals(options: Options) -> Iterator[dict[str, Any]]:

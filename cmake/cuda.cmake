@@ -50,6 +50,7 @@ set(BLOCKSPARSE_CUDA_SOURCES
   src/gemm/cuda/driver.cc
   src/gemm/cuda/forced.cc
   src/gemm/cuda/walk.cc
+  src/ops/bias/cuda/sum.cu
   src/ops/conv/cuda/driver.cc
   src/ops/conv/cuda/gather/taps.cu
   src/ops/conv/cuda/generic/bf16.cu

@@ -47,6 +47,7 @@ add_library(blocksparse_objects OBJECT
   src/graphs/regular.cc
   src/graphs/report.cc
   src/graphs/watts_strogatz.cc
+  src/ops/bias/bias.cc
   src/ops/conv/conv.cc
   src/ops/conv/cpu/gradient.cc
   src/ops/conv/cpu/panels.cc

@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "src/gemm": "gemm/ cpu/ cuda/ core/",
     "src/gemm/cpu": "gemm/cpu/ gemm/product.h gemm/reference.h cpu/ core/",
     "src/gemm/cuda": "gemm/cuda/ gemm/product.h gemm/images.h cuda/ core/",
+    "src/ops/bias": "ops/bias/ cpu/ cuda/ core/",
     "src/ops/glu": "ops/glu/ ops/linear/ gemm/ cpu/ cuda/ core/",
     "src/ops/glu/cpu": "ops/glu/ cpu/ core/",
     "src/ops/glu/cuda": "ops/glu/ gemm/cuda/finish.cuh cuda/ core/",

@@ -116,15 +116,19 @@ def sparse(density: float, block: int) -> Make:
         blocks, generator = grid[0] * grid[1], torch.Generator().manual_seed(next(seeds))
         mask = torch.zeros(blocks, dtype=torch.bool)
         mask[torch.randperm(blocks, generator=generator)[: blocks - math.floor(blocks * (1 - density) + 0.5)]] = True
-        layout = blocksparse.Layout.from_mask(mask.view(grid).numpy(), block)
-        layer = bst.BlockSparseLinear(n, m, layout, bias=False)
-        fan_in = (torch.from_numpy(layout.mask().sum(1)).float() * block).clamp(min=1)
-        out = torch.from_numpy(layout.coordinates()[0]).long()
-        with torch.no_grad():
-            layer.weight.normal_().mul_(fan_in.rsqrt()[out].view(-1, 1, 1))
-        return layer
+        return with_blocks(n, m, blocksparse.Layout.from_mask(mask.view(grid).numpy(), block))
 
     return make
+
+
+@torch.no_grad()
+def with_blocks(n: int, m: int, layout: blocksparse.Layout) -> bst.BlockSparseLinear:
+    """A layer initialised by its true fan-in: N(0, 1 / fan-in)."""
+    layer = bst.BlockSparseLinear(n, m, layout, bias=False)
+    out = torch.from_numpy(layout.coordinates()[0]).long()
+    fan_in = (torch.bincount(out, minlength=layout.grid[0]).float() * layout.block_size).clamp(min=1)
+    layer.weight.normal_().mul_(fan_in.rsqrt()[out].view(-1, 1, 1))
+    return layer
 
 
 # ---- Arms ------------------------------------------------------------------------------------------------------------
@@ -255,8 +259,10 @@ def bits_per_byte(model: nn.Module, text: Tensor, options: argparse.Namespace) -
     return float(total / (rows * options.tokens) / math.log(2))
 
 
-def train(run: Run, text: Tensor, options: argparse.Namespace) -> float:
-    """Trains, and returns the seconds that it took."""
+def train(
+    run: Run, text: Tensor, options: argparse.Namespace, tell: Callable[[Tensor], None] = lambda loss: None
+) -> float:
+    """Trains, tells the loss of each step, and returns the seconds that it took."""
     model, cuda = run.model.train(), options.device.startswith("cuda")
     groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": run.rate}]
     if run.gates is not None:
@@ -281,6 +287,7 @@ def train(run: Run, text: Tensor, options: argparse.Namespace) -> float:
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
+        tell(loss.detach())
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - began

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "blocksparse/bias.h"
 #include "blocksparse/conv.h"
 #include "blocksparse/deep_update.h"
 #include "blocksparse/device_index.h"

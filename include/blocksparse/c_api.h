@@ -192,6 +192,11 @@ BS_API size_t bs_linear_fprop_workspace_size(const bs_layout_view* layout, int32
 BS_API size_t bs_linear_dgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 BS_API size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtype, int64_t n);
 
+/* The gradient of a bias, of a linear layer or a convolution: sums of dy over its tokens. */
+BS_API bs_status bs_bias_gradient(const bs_tensor* dy, const bs_tensor* dbias, bs_workspace workspace,
+                                  bs_stream stream);
+BS_API size_t bs_bias_gradient_workspace_size(const bs_tensor* dy); /* 0 if it is NULL */
+
 /* ---- Gated linear units ------------------------------------------------------------------------------------------ */
 /* See glu.h: eight features of the gate and eight of up alternate. `gates` and `epilogue` may be NULL. */
 

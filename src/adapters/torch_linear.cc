@@ -110,8 +110,22 @@ void wgrad(Word* stack, uint64_t, uint64_t) {
   stack[1] = dgates.release();
 }
 
-constexpr Row kKernels[] = {
-    {"linear", linear}, {"linear_fprop", fprop}, {"linear_dgrad", dgrad}, {"linear_wgrad", wgrad}};
+void bias(Word* stack, uint64_t, uint64_t) {
+  constexpr const char* op = "bias_gradient";
+  const TensorHandle dy(stack[0]);
+  const Tensor view = dy.view(op);
+  TensorHandle dbias = empty_contiguous({{width_of(view)}}, code_of(view.dtype), view.device);
+  with_workspace(bias_gradient_workspace_size(view), view.device, [&](Workspace workspace) {
+    require(bias_gradient(view, dbias.view(op), workspace, stream(op, view.device, false)));
+  });
+  stack[0] = dbias.release();
+}
+
+constexpr Row kKernels[] = {{"linear", linear},
+                            {"linear_fprop", fprop},
+                            {"linear_dgrad", dgrad},
+                            {"linear_wgrad", wgrad},
+                            {"bias_gradient", bias}};
 
 }  // namespace
 

@@ -83,4 +83,17 @@ size_t bs_linear_wgrad_workspace_size(const bs_layout_view* layout, int32_t dtyp
   return workspace_size(layout, dtype, n, linear_wgrad_workspace_size);
 }
 
+bs_status bs_bias_gradient(const bs_tensor* dy, const bs_tensor* dbias, bs_workspace workspace, bs_stream stream) {
+  return guarded([&]() -> Status {
+    const char* op = "bias_gradient";
+    BS_RETURN_IF_ERROR(need(op, "dy", dy));
+    BS_RETURN_IF_ERROR(need(op, "dbias", dbias));
+    return bias_gradient(to_const(dy), to_tensor(dbias), to_workspace(workspace), to_stream(stream));
+  });
+}
+
+size_t bs_bias_gradient_workspace_size(const bs_tensor* dy) {
+  return dy == nullptr ? 0 : bias_gradient_workspace_size(to_const(dy));
+}
+
 }  // extern "C"

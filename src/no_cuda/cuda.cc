@@ -2,6 +2,7 @@
 #include "blocksparse/blocksparse.h"
 #include "cuda/memory.h"
 #include "gemm/product.h"
+#include "ops/bias/bias.h"
 #include "ops/conv/conv.h"
 #include "ops/glu/glu.h"
 #include "ops/lstm/cell.h"
@@ -44,6 +45,12 @@ Result<std::string> cuda_choice(const Product&, Math) { return cuda_status(); }
 Result<std::string> cuda_choice(const WeightGradient&, Math) { return cuda_status(); }
 
 }  // namespace gemm
+
+namespace bias {
+
+Status cuda_gradient(const Gradient&, Workspace, Device, Stream) { return cuda_status(); }
+
+}  // namespace bias
 
 namespace conv {
 

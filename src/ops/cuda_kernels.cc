@@ -9,6 +9,7 @@
 #include "gemm/cuda/families.h"
 #include "gemm/cuda/forced.h"
 #include "gemm/product.h"
+#include "ops/bias/bias.h"
 #include "ops/conv/conv.h"
 #include "ops/conv/cuda/select.h"
 #include "ops/glu/glu.h"
@@ -39,6 +40,7 @@ Status set_cuda_kernel(std::string_view names) { return gemm::force_kernels(name
 
 Status cuda_prepare(Device device) {
   BS_RETURN_IF_ERROR(gemm::prepare_cuda(device));
+  BS_RETURN_IF_ERROR(bias::prepare_cuda(device));
   BS_RETURN_IF_ERROR(conv::prepare_cuda(device));
   BS_RETURN_IF_ERROR(glu::prepare_cuda(device));
   BS_RETURN_IF_ERROR(lstm::prepare_cuda(device));

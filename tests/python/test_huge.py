@@ -8,22 +8,39 @@ import pytest
 
 from blocksparse import Layout, graphs
 
-SCRIPT = """
+COMMON = """
 import copy, json, resource, sys
 import torch
 from torch import nn
 import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs, viz
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 side, folder, peaks = 1 << 17, sys.argv[1], {}
-begin = peak()
 
 def done(what):
     peaks[what] = peak() - begin
 
+def step(layer, optimizer, x):
+    optimizer.zero_grad()
+    layer(x).square().mean().backward()
+    optimizer.step()
+
+def rewire(layer, optimizer, x, method):
+    "One exchange: 30 % of the blocks move."
+    before = layer.layout
+    method.prepare(layer)
+    method.attach(optimizer)
+    step(layer, optimizer, x)
+    assert 0.2 < method.report().rows[0].grown < 0.32 and layer.layout != before
+    method.detach()
+
+every, begin = bss.CosineDrop(100, frequency=1), peak()
+"""
+LAYER = """
 layout = graphs.balanced_random(side, degree=1, block_size=8)
 layout.save(folder + "/layout.npz")
 assert Layout.load(folder + "/layout.npz") == layout
@@ -33,15 +50,18 @@ done("layer")
 optimizer = torch.optim.Adam(layer.parameters())
 x = torch.randn(2, 8 * side)
 for _ in range(2):
-    optimizer.zero_grad()
-    layer(x).square().mean().backward()
-    optimizer.step()
+    step(layer, optimizer, x)
 done("steps")
 torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, folder + "/state.pt")
 saved = torch.load(folder + "/state.pt")
 layer.load_state_dict(saved["model"])
 optimizer.load_state_dict(saved["optimizer"])
 done("state dicts")
+rewire(layer, optimizer, x, bss.SET(every))
+layer.load_state_dict({**saved["model"], "pattern": layer.state_dict()["pattern"]})
+layout = layer.layout
+saved["model"] = layer.state_dict()
+done("SET")
 del optimizer, saved["optimizer"]
 layer.zero_grad()
 y = layer(x)
@@ -72,19 +92,41 @@ done("report and plot")
 print(json.dumps({"weights": layer.weight.nbytes, "x": x.nbytes, **peaks}))
 """
 
+REWIRING = """
+tiny = bst.BlockSparseLinear(64, 64, graphs.balanced_random(8, degree=4, block_size=8))
+rewire(tiny, torch.optim.Adam(tiny.parameters()), torch.randn(2, 64), bss.RigL(every))  # imports what it needs
+begin = peak()
+layer = bst.BlockSparseLinear(1 << 16, 1 << 15, graphs.balanced_random(1 << 12, 1 << 13, degree=2, block_size=8))
+rewire(layer, torch.optim.Adam(layer.parameters()), torch.randn(2, 1 << 16), bss.RigL(every, grow="bound"))
+done("RigL")
+print(json.dumps(peaks))
+"""
+
+
+def peaks_of(script, tmp_path):
+    """The most memory that was in use up to each point, beyond what was at the beginning."""
+    command = [sys.executable, "-W", "ignore", "-c", COMMON + script, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
 
 def test_memory(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     pytest.importorskip("safetensors")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT, tmp_path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    peaks = json.loads(done.stdout)
+    peaks = peaks_of(LAYER, tmp_path)
     weights, x = peaks.pop("weights"), peaks.pop("x")
     assert weights == 131072 * 8 * 8 * 4
     most = 12 * weights + 16 * x  # a mask of the grid alone would be 500 times the weights
     assert max(peaks.values()) < most, (peaks, most)
     assert peaks["layer"] < 3 * weights, peaks  # with its tables, and a generator's memory
+
+
+def test_memory_of_scores(tmp_path):
+    """Of RigL, with 8192 blocks in 33 million places."""
+    pytest.importorskip("torch")
+    assert peaks_of(REWIRING, tmp_path)["RigL"] < 300e6  # 150 MB; 990 MB where all places had a score at a time
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import blocksparse.jax as bsj
 import blocksparse.numpy as bsn
 from blocksparse import Layout, UnavailableError
 from blocksparse._core import library
+from blocksparse.jax.arguments import allows_tf32
 from blocksparse.jax.ops import registry
 
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
@@ -300,6 +301,7 @@ REFUSED = [
     ),
     (lambda: bsj.linear(X, W, LAYOUT, activation="tanh"), ValueError, "activation is 'tanh', needs one of none"),
     (lambda: bsj.linear(X, W, LAYOUT, precision=3), ValueError, "precision is 3"),
+    (lambda: bsj.linear(X, W, LAYOUT, precision="hihgest"), ValueError, "precision is 'hihgest', needs None"),
     (lambda: bsj.linear(X.astype("int32"), W, LAYOUT), ValueError, "x is int32, needs one of float32"),
     (lambda: bsj.linear(X.astype("float64"), W, LAYOUT), ValueError, "x is float64, which JAX would round .*x64"),
     (lambda: bsj.linear(X.tolist(), W, LAYOUT), TypeError, "x is a list, needs an array of JAX or NumPy"),
@@ -314,6 +316,22 @@ def test_what_is_wrong_is_refused_while_tracing(case):
         call()
     with pytest.raises(kind, match=text):
         jax.eval_shape(call)
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"),
+    [
+        *((name, True) for name in (None, "default", "fastest", "high", "tensorfloat32", jax.lax.Precision.DEFAULT)),
+        *((name, False) for name in ("highest", "float32", jax.lax.Precision.HIGHEST)),
+        *(("TF32_TF32_F32", True), (jax.lax.DotAlgorithmPreset.TF32_TF32_F32, True), ("TF32_TF32_F32_X3", False)),
+    ],
+)
+def test_tf32_is_taken_where_jaxs_products_take_it(precision, allowed):
+    assert allows_tf32("linear", precision, jnp.float32) is allowed
+    assert allows_tf32("linear", precision, jnp.float64) is False
+    if isinstance(precision, str) and precision != "fastest":
+        with jax.default_matmul_precision(precision):
+            assert allows_tf32("linear", None, jnp.float32) is allowed
 
 
 def test_errors_at_run_time_name_the_op():

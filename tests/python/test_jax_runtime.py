@@ -18,6 +18,15 @@ HANDLERS = [
 INVALID, UNIMPLEMENTED = 3, 12
 
 
+@pytest.fixture(autouse=True)
+def restored():
+    """The library remembers the runtime that has asked last: JAX's own, for tests that follow."""
+    before = library.xla_versions()[1]
+    yield
+    if before >= (0, 1):
+        Runtime(before).metadata(HANDLERS[0])
+
+
 @pytest.mark.parametrize("name", HANDLERS)
 @pytest.mark.parametrize(
     ("runtime", "reported"),

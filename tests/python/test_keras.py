@@ -243,6 +243,29 @@ def test_says_what_is_wrong(layout):
         bsk.BlockSparseConv2D(8, (3, 3, 3))
     with pytest.raises(ValueError, match="is not built yet"):
         _ = bsk.BlockSparseDense(8).sparsity
+    with pytest.raises(TypeError, match=r"\[BlockSparseDense\] units is 8.5, needs an integer"):
+        bsk.BlockSparseDense(8.5)
+    for layer, shape in (
+        (bsk.BlockSparseDense(8), (None, None)),
+        (bsk.BlockSparseDense(8), ()),
+        (bsk.BlockSparseConv2D(8, 3), (None, 5, 5)),
+        (bsk.BlockSparseLSTM(32), (None, 5)),
+    ):
+        with pytest.raises(ValueError, match=r"inputs are .*, needs .* ax.*, and a known size of axis -1"):
+            layer.build(shape)
+    with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 90"):
+        built(bsk.BlockSparseDense(60, layout), (None, 90))(np.ones((2, 80), np.float32))
+    masked = keras.layers.Masking()(np.ones((2, 3, 8), np.float32))
+    with pytest.raises(ValueError, match="the inputs have a mask, which it does not take: pass lengths"):
+        bsk.BlockSparseLSTM(16, block_size=8)(masked)
+
+
+def test_says_what_is_wrong_with_a_dense_layer():
+    dense = built(keras.layers.Dense(16), (None, 16))
+    with pytest.raises(ValueError, match=r"density is 1.5, needs 0 to 1"):
+        bsk.BlockSparseDense.from_dense(dense, density=1.5, block_size=8)
+    with pytest.raises(TypeError, match=r"dense is .*, needs a keras.layers.Dense"):
+        bsk.BlockSparseDense.from_dense(keras.layers.Conv2D(3, 3), density=0.5)
 
 
 # ---- Pruning -------------------------------------------------------------------------------------------------------

@@ -207,25 +207,88 @@ def test_networks_of_many_sizes_are_compiled_in_one_process(monkeypatch):
         first, second = (dense.stack_of(name) for name in ("u_1", "ul_1"))
         for x in (torch.randn(2, 8, 8, 4), torch.randn(2, 8, 4, 2)):
             for stack in (first, second):
-                height, width = stack.elu((x,), 0.0).shape[2:]
+                height, width = stack.elu((x,))[0].shape[2:]
                 left, right, above, below = stack.kind.pads
                 assert (height, width) == (x.size(2) + above + below, x.size(3) + left + right)
     elementwise._compiled_for.cache_clear()
 
 
-def test_dropout_of_a_card_leaves_out_what_it_says(monkeypatch):
+@pytest.mark.parametrize("count", [1, 2])
+def test_dropout_of_a_card_leaves_out_what_it_says(count, monkeypatch):
     monkeypatch.setattr(elementwise, "_compiled", lambda function, *given: function(*given))
-    x = torch.randn(4, 16, 20, 20).requires_grad_()
+    terms = [torch.randn(4, 16, 20, 20).requires_grad_() for _ in range(count)]
+    biases = [torch.randn(16).requires_grad_() for _ in range(count)]
     places = elementwise.places_of(16, torch.randperm(32))
-    y = elementwise.ordered_concat_elu((x,), places, 0.75, (1, 1, 1, 0))
+    y = elementwise.inner_concat_elu(tuple(terms), tuple(biases), places, 0.75, (1, 1, 1, 0))
     assert y.shape == (4, 32, 21, 22)
     inside = y[:, :, 1:, 1:-1]
     kept = inside != 0
     assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.02)
-    expected = elementwise.concat_elu(x)[:, torch.stack([places.plus, places.minus]).flatten().argsort()] / 0.75 * kept
+    of_channels, of_pixels = kept.float().mean((0, 2, 3)), kept.float().mean((0, 1))
+    assert float((of_channels - 0.75).abs().max()) < 0.06
+    assert float((of_pixels - 0.75).abs().max()) < 0.2
+    x = sum(terms) + sum(biases).view(-1, 1, 1)
+    order = torch.stack([places.plus, places.minus]).flatten().argsort()
+    expected = elementwise.concat_elu(x)[:, order] / 0.75 * kept
     torch.testing.assert_close(inside, expected)
-    ours, theirs = (torch.autograd.grad(z.square().sum(), x, retain_graph=True)[0] for z in (inside, expected))
-    torch.testing.assert_close(ours, theirs)
+    ours, theirs = (
+        torch.autograd.grad(z.square().sum(), [*terms, *biases], retain_graph=True) for z in (inside, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_of_a_card_is_another_one_each_time():
+    """As rarely equal as coins, places beside one another and under other seeds; even over all seeds."""
+    masks = []
+    for _ in range(64):
+        seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
+        masks.append(elementwise._random(torch.Size((2, 16, 16, 32)), seeds) < 2**30)
+    masks = torch.stack(masks).float()
+    size = masks[0].numel() ** 0.5
+    assert float((masks.mean((1, 2, 3, 4)) - 0.5).abs().max()) < 2.5 / size
+    flat = masks.flatten(1) * 2 - 1
+    for apart in (1, 2, 32, 512, 8192):  # channels, columns, rows, images
+        assert float((flat[:, apart:] * flat[:, :-apart]).mean(1).abs().max()) < 5 / size
+    alike = flat @ flat.T / flat.size(1) - torch.eye(64)
+    assert float(alike.abs().max()) < 5 / size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.bfloat16, 1.1 * 2**-8), (torch.float16, 1.1 * 2**-11), (torch.float32, 2**-22)]
+)
+def test_elu_is_as_exact_as_its_type(dtype, most):
+    """Beside float64. Of 16 bits hardly more than their rounding is lost."""
+    v = torch.cat((-torch.logspace(-4, 2, 20001), torch.linspace(-3, 3, 20001))).to(dtype).float()
+    found, expected = elementwise._elu(v, dtype).to(dtype).double(), torch.nn.functional.elu(v.double())
+    assert float(((found - expected).abs() / expected.abs().clamp(min=1e-4)).max()) < most
+
+
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 0)])
+def test_what_is_compiled_for_a_card_gives_the_same(pads, monkeypatch):
+    """By the compiler for the CPU: the same program, but for its last step."""
+    pytest.importorskip("torch._inductor")
+    results = []
+    for compiles in (False, True):
+        if not compiles:
+            monkeypatch.setattr(elementwise, "_compiled", lambda function, *given: function(*given))
+        else:
+            monkeypatch.undo()
+        torch.manual_seed(0)
+        x, aux, bias, both_bias = torch.randn(2, 8, 4, 5), torch.randn(2, 8, 4, 5), torch.randn(8), torch.randn(16)
+        given = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in (x, aux, bias, both_bias)]
+        x, aux, bias, both_bias = (t.requires_grad_() for t in given)
+        elu, passed = elementwise.ordered_concat_elu((x,), elementwise.places_of(8, torch.randperm(16)), pads)
+        two, _ = elementwise.ordered_concat_elu((x, aux), elementwise.places_of(16, torch.randperm(32)), pads)
+        inner = elementwise.inner_concat_elu(
+            (x, aux), (bias, bias), elementwise.places_of(8, torch.randperm(16)), 0.5, pads
+        )
+        y = elementwise.biased_gate(passed, inner[..., :4, :5], both_bias)
+        loss = y.square().sum() + elu.sum() + two.square().sum()
+        results.append([y, *torch.autograd.grad(loss, given)])
+    elementwise._compiled_for.cache_clear()
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
 # ---- Counts and configurations ---------------------------------------------------------------------------------------

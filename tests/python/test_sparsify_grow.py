@@ -14,7 +14,14 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse._core.geometry import make_geometry
-from blocksparse.torch.sparsify.exchange import exchange, random_priorities
+from blocksparse.torch.sparsify.exchange import (
+    best_candidates,
+    best_of_strips,
+    exchange,
+    random_candidates,
+    random_priorities,
+)
+from blocksparse.torch.sparsify.scores_grow import score_strips
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -157,10 +164,13 @@ def test_an_exchange_keeps_the_count_and_knows_where_blocks_were(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
     places = torch.randperm(grid, generator=generator)[:blocks].sort().values
     norms, priorities = (torch.randint(0, 5, (n,), generator=generator).float() for n in (blocks, grid))
-    change = exchange(places, norms, priorities, torch.tensor(count), most)
+    candidates = best_candidates(priorities, places, most)
+    strips = best_of_strips(priorities.split(data.draw(st.integers(1, grid))), places, most)
+    assert torch.equal(candidates.places, strips.places)
+    assert int(candidates.there) == int(strips.there) == most
+    change = exchange(places, norms, candidates.places, torch.tensor(count), most)
     assert change.places.numel() == blocks
     assert (change.places.diff() > 0).all()
-    assert torch.equal(change.mask.nonzero().flatten(), change.places)
     assert int(change.kept.sum()) == blocks - count
     assert torch.equal(places[change.source][change.kept], change.places[change.kept])
     # Plainly: the lowest go, the highest come, of equal ones the first.
@@ -169,6 +179,51 @@ def test_an_exchange_keeps_the_count_and_knows_where_blocks_were(data):
     expected = sorted([*(int(places[i]) for i in range(blocks) if i not in gone), *empty])
     assert change.places.tolist() == expected
     assert sorted(change.places[~change.kept].tolist()) == sorted(empty)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_candidates_say_what_is_not_finite(bad):
+    places, priorities = torch.tensor([1, 4]), torch.rand(9)
+    for found in (best_candidates(priorities, places, 3), best_of_strips(priorities.split(2), places, 3)):
+        assert found.finite
+    priorities[7] = bad
+    for found in (best_candidates(priorities, places, 3), best_of_strips(priorities.split(2), places, 3)):
+        assert not found.finite
+
+
+@pytest.mark.parametrize("grow", ["exact", "bound"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_strips_of_scores(grow, dtype):
+    x, dy = torch.randn(3, 11, 90, dtype=dtype), torch.randn(3, 11, 61, dtype=dtype)
+    whole = bss.grow_scores(x, dy, 8) if grow == "exact" else bss.grow_bound(x, dy, 8)
+    for strip in (1, 30, 1 << 22):
+        made = torch.cat(list(score_strips(x, dy, 8, grow, strip)))
+        torch.testing.assert_close(made.view(whole.shape), whole)
+
+
+def test_random_candidates_of_large_grids():
+    """Empty places, all different, evenly spread, a pure function; of any density."""
+    for grid, blocks, most in ((1 << 34, 1000, 300), (1 << 23, 400_000, 120_000), (1 << 23, 1, 1), (100, 60, 40)):
+        generator = torch.Generator().manual_seed(1)
+        places = torch.randint(grid, (2 * blocks,), generator=generator).unique()
+        places = places[torch.randperm(places.numel(), generator=generator)[:blocks]].sort().values
+        step = torch.tensor(7)
+        found = random_candidates(3, 0, step, places, grid, most)
+        assert int(found.there) == found.places.numel() == most
+        assert found.finite
+        assert found.places.unique().numel() == most
+        assert not torch.isin(found.places, places).any()
+        assert 0 <= found.places.min() <= found.places.max() < grid
+        assert torch.equal(found.places, random_candidates(3, 0, step, places, grid, most).places)
+        assert not torch.equal(found.places, random_candidates(3, 0, step + 1, places, grid, most).places)
+        if most > 1000:
+            seen = torch.histc(found.places.double(), 10, 0, grid)
+            assert (seen / most - 0.1).abs().max() < 0.005
+    # As dense as a grid may be that is not looked at as a whole, and all blocks exchanged.
+    places = torch.arange(0, 1 << 23, 17)
+    found = random_candidates(0, 0, torch.tensor(1), places, 1 << 23, places.numel())
+    assert int(found.there) == places.numel()
+    assert (found.places % 17 != 0).all()
 
 
 def test_random_priorities_are_random_and_the_same_everywhere():

@@ -10,6 +10,8 @@ from torch import nn
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
+from blocksparse.torch import device_layout
+from blocksparse.torch.sparsify import exchange, rewired
 
 METHODS = {
     "SET": lambda schedule, **options: bss.SET(schedule, **options),
@@ -89,9 +91,20 @@ def started(network, method, schedule=OFTEN, optimizer=torch.optim.AdamW, attach
     return model, of_model, rewiring, shape
 
 
+@pytest.fixture(params=["few places", "many places"])
+def grids(request, monkeypatch):
+    """Whether these small grids are treated as ones whose places are too many to be looked at all at once."""
+    if request.param == "many places":
+        monkeypatch.setattr(rewired, "MANY_PLACES", 0)
+        monkeypatch.setattr(device_layout, "FEW_PLACES", 0)
+        for name in ("FEW_PLACES", "DENSE"):
+            monkeypatch.setattr(exchange, name, 0)
+
+
 # ---- What an exchange does -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("grids")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exchange(network, method):
@@ -146,6 +159,7 @@ def check_follows(layer, optimizer, other, of_other, was, now):
         assert torch.equal(layer.gates, gates[out, in_])
 
 
+@pytest.mark.usefixtures("grids")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_rigl_grows_where_a_dense_gradient_is_largest(network):
     """The dense network has the same function; its gradient has the blocks that are not there, too."""

@@ -5,14 +5,16 @@ import copy
 import pytest
 import torch
 from conftest import assert_same, make_layout
-from test_sparsify_rewiring import METHODS, OFTEN, masks_of, sparse_layers
+from test_sparsify_rewiring import METHODS, OFTEN, grids, masks_of, sparse_layers  # noqa: F401 - grids is a fixture
 from test_torch_cuda import pytestmark  # noqa: F401 - skips all of these where there is no card
 from torch import nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
+from blocksparse.torch import device_layout
 from blocksparse.torch.device_layout import changing_layout
+from blocksparse.torch.sparsify.rewired import places_of
 
 SHAPE = (40, 90)
 
@@ -83,6 +85,7 @@ def side_stream():
     torch.cuda.current_stream().wait_stream(stream)
 
 
+@pytest.mark.usefixtures("grids")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_card_moves_the_blocks_that_the_cpu_moves(method):
     card, host = Run(method), Run(method, "cpu")
@@ -101,6 +104,7 @@ def test_a_card_moves_the_blocks_that_the_cpu_moves(method):
     assert [row.grown for row in card.rewiring.report().rows] == [row.grown for row in host.rewiring.report().rows]
 
 
+@pytest.mark.usefixtures("grids")
 @pytest.mark.parametrize("options", [{}, {"capturable": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_waits_for_the_host(method, options):
@@ -118,6 +122,7 @@ def test_nothing_waits_for_the_host(method, options):
     assert run.rewiring.report().skipped == 0
 
 
+@pytest.mark.usefixtures("grids")
 @pytest.mark.parametrize("method", METHODS)
 def test_captured_steps_do_what_eager_ones_do(method, side_stream):
     """Two graphs, replayed as the schedule says."""
@@ -222,6 +227,21 @@ def test_a_layout_is_made_anew_in_place():
     turned = changing_layout(hosts[0].t(), x.device)
     turned.remake(masks[1].view(40, 30).cuda())
     assert turned == hosts[1].t()
+
+
+@pytest.mark.parametrize("few", [1 << 22, 0])
+def test_a_layout_is_made_anew_from_places(few, monkeypatch):
+    """By the kernel that reads a mask, and without one."""
+    monkeypatch.setattr(device_layout, "FEW_PLACES", few)
+    hosts = [Layout.from_graph("ba(300,4,blocks=3000)", 16, seed=seed) for seed in range(3)]  # with rows that are cut
+    layout = changing_layout(hosts[0], torch.device("cuda", torch.cuda.current_device()))
+    x, w = torch.randn(50, 4800, device="cuda"), torch.randn(3000, 16, 16, device="cuda")
+    for host in hosts:
+        layout.remake_at(places_of(host).cuda())
+        assert layout == host
+        torch.testing.assert_close(bst.linear(x, w, layout), bst.linear(x, w, host), rtol=1e-3, atol=1e-3)
+        y, expected = bst.linear(x, w, layout.t()), bst.linear(x, w, host.t())
+        torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_backward_pass_of_former_tables_says_so():

@@ -169,6 +169,18 @@ def test_compile_of_the_function_and_dynamic_shapes(layout):
         torch.testing.assert_close(compiled(x), bst.linear(x, w, layout).relu())
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_of_functions_with_several_layouts(small, backend):
+    other = Layout.from_graph("random(3,2,0.7)", 8, seed=2, out_features=21, in_features=13)
+    w, v = torch.randn(small.values_shape, requires_grad=True), torch.randn(other.values_shape)
+
+    def both(x):
+        return bst.linear(bst.linear(bst.linear(x, w, small), v, other), w, small)
+
+    x = torch.randn(5, 21)
+    torch.testing.assert_close(torch.compile(both, backend=backend, fullgraph=True)(x), both(x))
+
+
 def test_export(layout):
     layer = bst.BlockSparseLinear(90, 60, layout).eval()
     x = torch.randn(5, 90)

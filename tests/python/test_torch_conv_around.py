@@ -1,4 +1,4 @@
-"""What goes around convolutions: a bias for edges, and replacing those of a network."""
+"""What goes around convolutions: a bias for edges, gradients of biases, and replacing those of a network."""
 
 import copy
 import itertools
@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from convolutions import close
 from torch import nn
+from torch.library import opcheck
 from torch.nn.utils import parametrizations, prune
 
 import blocksparse.torch as bst
 from blocksparse import Layout
+from blocksparse.torch.autograd import bias
+from blocksparse.torch.autograd import linear as autograd_linear
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -254,3 +257,44 @@ def test_orders_out_of_range_are_refused_where_nothing_is_checked_beforehand():
         order[at] = wrong
         with pytest.raises(ValueError, match="channel_order"):
             call(order)
+
+
+# ---- Gradients of biases ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.float32, 2**-23), (torch.float64, 2**-52)],
+)
+def test_gradients_of_a_bias_are_rounded_once(dtype, rtol):
+    for shape in ((4, 8, 10, 24), (3, 7), (5,), (0, 6), (1000, 100)):
+        dy = (torch.randn(shape, dtype=torch.float64) + 0.1).to(dtype)
+        found = bias.ops.bias_gradient(dy)
+        assert found.dtype == dtype
+        expected = dy.double().reshape(-1, shape[-1]).sum(0)
+        of_sums = 2**-52 if dtype == torch.float64 else 2**-23
+        torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=of_sums * dy.numel() / shape[-1])
+    opcheck(bias.ops.bias_gradient, (torch.randn(6, 5),), test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(ValueError, match="side by side"):
+        bias.ops.bias_gradient(torch.randn(5, 6).t())
+
+
+def test_gradients_of_a_bias_as_on_a_card_are_differentiable(monkeypatch):
+    """Of any order, in both modes and under vmap, as PyTorch's sum is."""
+    monkeypatch.setattr(autograd_linear, "sum_of_tokens", lambda dy: bias.run(bias.Sum, dy))
+    layout = Layout.from_graph("random(3,4,0.6)", 8, seed=1)
+    x, values = torch.randn(5, 32, dtype=torch.float64), torch.randn(layout.blocks, 8, 8, dtype=torch.float64)
+    b = torch.randn(24, dtype=torch.float64, requires_grad=True)
+
+    def loss(b):
+        return bst.linear(x, values, layout, b).pow(3).sum()
+
+    assert torch.autograd.gradcheck(loss, b)
+    assert torch.autograd.gradgradcheck(loss, b)
+    torch.testing.assert_close(
+        torch.func.jacrev(torch.func.grad(loss))(b.detach()), torch.func.hessian(loss)(b.detach())
+    )
+    dy = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda dy: bias.run(bias.Sum, dy), dy, check_forward_ad=True)
+    each = torch.func.vmap(lambda dy: bias.run(bias.Sum, dy))(dy)
+    torch.testing.assert_close(each, dy.sum(1))

@@ -125,6 +125,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_linear_fprop_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_dgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
     "bs_linear_wgrad_workspace_size": (_size_t, [_ptr(LayoutView), _i32, _i64]),
+    "bs_bias_gradient": (_i32, [_ptr(Tensor), _ptr(Tensor), Workspace, Stream]),
+    "bs_bias_gradient_workspace_size": (_size_t, [_ptr(Tensor)]),
     "bs_linear_glu_fprop": (
         _i32,
         [_ptr(LayoutView), _ptr(Tensor), _ptr(Tensor), _ptr(Tensor), _ptr(Epilogue), _ptr(Tensor), Workspace, Stream],

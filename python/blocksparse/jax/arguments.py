@@ -12,7 +12,6 @@ from .._core import library
 from .._core.arguments import shown
 
 _DTYPES = {jnp.dtype(name) for name in library.DTYPES}
-_TF32 = {None, "default", "fastest", "bfloat16", "tensorfloat32"}  # precisions for which JAX's own products take it
 
 
 def need_array(op: str, name: str, value: Any) -> jax.Array:
@@ -70,14 +69,21 @@ def activation_code(op: str, activation: Any) -> int:
 
 
 def allows_tf32(op: str, precision: Any, dtype: Any) -> bool:
-    """Whether float32 on CUDA may be computed in tf32, as JAX decides it for its own products.
+    """Whether float32 on CUDA may be computed in tf32, as XLA decides it for JAX's own products.
 
     Raises:
         ValueError: there is no such precision.
     """
-    if precision is None:
-        precision = jax.config.jax_default_matmul_precision
-    name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
-    if not (name is None or isinstance(name, str)):
-        raise ValueError(f"[{op}] precision is {shown(precision)}, needs None, a name or a jax.lax.Precision")
-    return dtype == jnp.float32 and (name in _TF32 or (name is not None and "TF32" in name))
+    given = jax.config.jax_default_matmul_precision if precision is None else precision
+    kinds, presets = jax.lax.Precision, jax.lax.DotAlgorithmPreset
+    if given is None:
+        given = kinds.DEFAULT
+    elif isinstance(given, str) and given in presets.__members__:
+        given = presets[given]
+    elif not isinstance(given, presets):
+        try:
+            given = kinds(given)  # by any of its names: "float32" is HIGHEST, "tensorfloat32" is HIGH
+        except (ValueError, TypeError):
+            names = '"default", "high", "highest" or what else jax.lax.Precision and DotAlgorithmPreset name'
+            raise ValueError(f"[{op}] precision is {shown(precision)}, needs None, {names}") from None
+    return dtype == jnp.float32 and given in (kinds.DEFAULT, kinds.HIGH, presets.DEFAULT, presets.TF32_TF32_F32)

@@ -33,7 +33,7 @@ def _fans(layout: Layout) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def _taps(layout: Layout, shape: Sequence[int]) -> int:
     count, b, _ = layout.values_shape
-    if (shape[0], *shape[-2:]) != (count, b, b) or len(shape) not in (3, 4):
+    if len(shape) not in (3, 4) or (shape[0], *shape[-2:]) != (count, b, b):
         raise ValueError(f"[initializers] shape is {list(shape)}, needs {[count, b, b]} or {[count, 'taps', b, b]}")
     return math.prod(shape[1:-2])
 

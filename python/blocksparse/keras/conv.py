@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from .._core.arguments import to_int
 from .._core.geometry import fields_of, make_geometry, output_size, per_size
 from ..layout import Layout
 from . import backend
@@ -35,7 +36,7 @@ class BlockSparseConv(BlockSparseLayer):
     ) -> None:
         super().__init__(layout, **more)
         name = type(self).__name__
-        self.filters, self.padding = filters, padding.lower()
+        self.filters, self.padding = to_int("filters", filters, op=name), padding.lower()
         self.kernel_size = per_size("kernel_size", kernel_size, self.rank)
         self.strides = per_size("strides", strides, self.rank)
         self.dilation_rate = per_size("dilation_rate", dilation_rate, self.rank)
@@ -47,8 +48,8 @@ class BlockSparseConv(BlockSparseLayer):
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables."""
-        channels = input_shape[-1 if self.data_format == "channels_last" else 1]
-        self.make_variables(self.filters, int(channels), self.kernel_size)
+        channels = self.features_of(input_shape, -1 if self.data_format == "channels_last" else 1, self.rank + 2)
+        self.make_variables(self.filters, channels, self.kernel_size)
         self.built = True
 
     def call(self, inputs: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from .._core.arguments import need, to_int
 from ..layout import Layout
 from . import backend, layouts
 from .layer import BlockSparseLayer
@@ -37,11 +38,11 @@ class BlockSparseDense(BlockSparseLayer):
 
     def __init__(self, units: int, layout: Layout | str | None = None, **more: Any) -> None:
         super().__init__(layout, **more)
-        self.units = units
+        self.units = to_int("units", units, op=type(self).__name__)
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables."""
-        self.make_variables(self.units, int(input_shape[-1]))
+        self.make_variables(self.units, self.features_of(input_shape))
         self.built = True
 
     def call(self, inputs: Any) -> Any:
@@ -70,8 +71,11 @@ class BlockSparseDense(BlockSparseLayer):
         """A layer with the blocks of a built dense one that have the largest norms, or with those of a given layout.
 
         Raises:
-            ValueError: not exactly one of density and layout is given, or the dense layer is not built.
+            ValueError: not exactly one of density and layout is given, the density is outside of [0, 1], or the dense
+                layer is not built.
+            TypeError: it is no `keras.layers.Dense`.
         """
+        need("from_dense", "dense", dense, keras.layers.Dense, "a keras.layers.Dense")
         if (density is None) == (layout is None):
             raise ValueError("[from_dense] needs density or layout, one of them")
         if not dense.built:

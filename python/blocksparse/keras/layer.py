@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -58,6 +59,22 @@ class BlockSparseLayer(keras.layers.Layer):
         self.bias: Any = None
         self.gates: Any = None
         self.supports_jit = JITS
+
+    def features_of(self, shape: Sequence[int | None], axis: int = -1, ndim: int | None = None) -> int:
+        """The features of inputs of this shape, which Keras checks from now on: `ndim` axes, or any number from 1 on.
+
+        Raises:
+            ValueError: there are other axes, or the features are not known.
+        """
+        fits = len(shape) == ndim if ndim else len(shape) > 0
+        features = shape[axis] if fits else None
+        if features is None:
+            axes = f"{ndim} axes" if ndim else "one axis or more"
+            raise ValueError(
+                f"[{type(self).__name__}] inputs are {list(shape)}, needs {axes}, and a known size of axis {axis}"
+            )
+        self.input_spec = keras.layers.InputSpec(ndim=ndim, min_ndim=1, axes={axis: features})
+        return int(features)
 
     def make_variables(self, out_features: int, in_features: int, taps: tuple[int, ...] = ()) -> None:
         """Draws the layout unless it was given, and makes the variables.

@@ -41,7 +41,13 @@ def from_text(op: str, text: str) -> Layout:
 
 
 def largest_blocks(weight: npt.NDArray[Any], density: float, block_size: int) -> Layout:
-    """The layout of the blocks of a weight [out, in, ...] with the largest Frobenius norms: floor(density n + 0.5)."""
+    """The layout of the blocks of a weight [out, in, ...] with the largest Frobenius norms: floor(density n + 0.5).
+
+    Raises:
+        ValueError: the density is outside of [0, 1].
+    """
+    if not 0 <= density <= 1:
+        raise ValueError(f"[from_dense] density is {density}, needs 0 to 1")
     out, in_ = weight.shape[:2]
     squares = np.square(weight.astype(np.float64)).reshape(out, in_, -1).sum(2)
     grid = (-(-out // block_size), -(-in_ // block_size))

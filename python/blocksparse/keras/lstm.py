@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from .._core.arguments import to_int
 from ..layout import Layout
 from . import backend, layouts
 from .layer import BlockSparseLayer
@@ -47,7 +48,8 @@ class BlockSparseLSTM(BlockSparseLayer):
         if more.pop("activation", None) not in (None, "linear") or more.pop("gates", False):
             raise ValueError("[BlockSparseLSTM] activation or gates are given, which it does not have")
         super().__init__(layout, **more)
-        self.units, self.return_sequences, self.return_state = units, return_sequences, return_state
+        self.units = units = to_int("units", units, op="BlockSparseLSTM")
+        self.return_sequences, self.return_state = return_sequences, return_state
         self.unit_forget_bias = unit_forget_bias
         self.input_initializer = keras.initializers.get(input_initializer)
         self.input_kernel: Any = None
@@ -60,11 +62,11 @@ class BlockSparseLSTM(BlockSparseLayer):
 
     def build(self, inputs_shape: Any, initial_state_shape: Any = None, lengths_shape: Any = None) -> None:
         """Makes the variables."""
-        units, rows = self.units, _GATES * self.units
+        units, rows, features = self.units, _GATES * self.units, self.features_of(inputs_shape, ndim=3)
         if self.layout is None:
             self.layout = layouts.drawn(units, units, self.density, self.block_size, self.seed).stack(_GATES)
         self.input_kernel = self.add_weight(
-            name="input_kernel", shape=(int(inputs_shape[-1]), rows), initializer=self.input_initializer
+            name="input_kernel", shape=(features, rows), initializer=self.input_initializer
         )
         self.make_variables(rows, units)
         if self.use_bias and self.unit_forget_bias:
@@ -73,15 +75,23 @@ class BlockSparseLSTM(BlockSparseLayer):
             self.bias.assign(keras.ops.concatenate([start[:units], ones, start[2 * units :]]))
         self.built = True
 
-    def call(self, inputs: Any, initial_state: Any = None, lengths: Any = None) -> Any:
+    def call(self, inputs: Any, initial_state: Any = None, lengths: Any = None, mask: Any = None) -> Any:
         """[n, steps, features] -> [n, units], or what return_sequences and return_state ask for.
 
         Args:
             inputs: the sequences.
             initial_state: (h, c), [n, units] each; zeros by default.
             lengths: [n], steps of each sequence; afterwards its state stays and its results are 0. All by default.
-                Masks are not taken.
+            mask: of the inputs, as `keras.layers.Masking` makes it. There must be none: say `lengths`.
+
+        Raises:
+            ValueError: there is a mask.
         """
+        if mask is not None:
+            raise ValueError(
+                "[BlockSparseLSTM] the inputs have a mask, which it does not take: pass lengths, such as "
+                "keras.ops.sum(mask, 1) where what is masked comes last"
+            )
         layout, kernel, bias, _ = self.tensors()
         steps_first = keras.ops.transpose(inputs, (1, 0, 2))
         pre = keras.ops.matmul(steps_first, keras.ops.convert_to_tensor(self.input_kernel))

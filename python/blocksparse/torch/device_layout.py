@@ -11,7 +11,10 @@ from torch import Tensor
 from .._core import library, structs
 from .._core.arguments import need
 from ..layout import HostLayout, Int32, Layout
+from .place_tables import tables_to_change, write_tables
 from .tables import load_kernels
+
+FEW_PLACES = 1 << 22  # of a grid that the kernel reads a mask of
 
 
 class DeviceLayout(Layout):
@@ -121,6 +124,19 @@ class DeviceLayout(Layout):
         _build(mask.contiguous(), self._words, (self.block_size, out, in_, self.blocks))
         torch.autograd.graph.increment_version(self._words)  # a backward pass of the former tables says so
 
+    def remake_at(self, places: Tensor) -> None:
+        """`remake` from the places of the blocks: int64, row * columns + column, rising, as many as there are blocks.
+
+        Memory is in proportion to the blocks where the grid has many places: see `place_tables`.
+        """
+        grid = self.grid[::-1] if self.transposed else self.grid
+        if grid[0] * grid[1] <= FEW_PLACES:
+            mask = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=places.device)
+            self.remake(mask.index_fill_(0, places, True).view(grid))
+            return
+        write_tables(self._words, places, grid)
+        torch.autograd.graph.increment_version(self._words)
+
     def t(self) -> DeviceLayout:
         """The transposed weight over the same tables and the same values: nothing is copied."""
         turned = (self.grid[::-1], self.sizes[::-1], not self.transposed)
@@ -170,12 +186,11 @@ def from_device_mask(
 def changing_layout(layout: Layout, device: torch.device) -> DeviceLayout:
     """The same layout with tables on a CUDA device that `DeviceLayout.remake` may make anew.
 
-    Its numbers of blocks and features stay. Copies the layout's mask to the device.
+    Its numbers of blocks and features stay.
     """
     load_kernels(device)
-    host = layout.t() if layout.transposed else layout
-    mask = torch.from_numpy(host.mask()).to(device)
-    index = _build(mask, None, (layout.block_size, *host.sizes, layout.blocks))
+    host = (layout.t() if layout.transposed else layout).host()
+    index = tables_to_change(host, device)
     made = DeviceLayout(index, layout.block_size, layout.blocks, host.grid, host.sizes, False, remade=True)
     return made.t() if layout.transposed else made
 

@@ -13,7 +13,6 @@ _pytree.register_constant(HostLayout)  # torch.compile may hold one: torch 2.11 
 _loaded: set[int] = set()  # CUDA devices that hold all kernels
 
 
-@torch.compiler.assume_constant_result  # so it may be called while torch.compile traces
 def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
     """The layout's tables as an int32 tensor on a device, made once for each device.
 
@@ -23,12 +22,19 @@ def index_of(layout: Layout, device: torch.device | str = "cpu") -> Tensor:
     Raises:
         RuntimeError: they are not there yet, and a CUDA graph is being captured.
     """
+    return _index_in_tuple(layout, device)[0]
+
+
+# While torch.compile traces, the result is a constant. A tuple: constant tensors are told apart by the name of their
+# function, so that a program with two layouts failed (PyTorch 2.13, "already in seen_sources").
+@torch.compiler.assume_constant_result
+def _index_in_tuple(layout: Layout, device: torch.device | str) -> tuple[Tensor]:
     try:
         tables = layout.tables.get(device)
     except AttributeError:
         need_layout("linear", layout)
         raise
-    return _make_index(layout, torch.device(device)) if tables is None else tables
+    return (_make_index(layout, torch.device(device)) if tables is None else tables,)
 
 
 def load_kernels(device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional
 from . import layouts
 from .architecture import LEVELS, Architecture, Layer, Resnet, Stream, architecture_of, count
 from .config import ModelConfig
-from .elementwise import concat_elu, gate, is_fused
+from .elementwise import biased_gate, concat_elu, gate, is_fused
 from .weights import Convolutions
 
 LEAST_VARIANCE = 1e-8
@@ -186,6 +186,7 @@ class Whole:
         self.model, self.weights = model, weights
         self.dropout = model.config.dropout if model.training else 0.0
         self.biases = {name: model.stack_of(name).bias.to(made[0].dtype).unbind() for name, made in weights.items()}
+        self.elus: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """See `Run`."""
@@ -195,19 +196,40 @@ class Whole:
 
     def elu_conv(self, layer: Layer, *parts: Tensor, drops: bool = False) -> Tensor:
         """See `Run`."""
-        dropout = self.dropout if drops else 0.0
-        if not is_fused(parts[0]):
-            x = concat_elu(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-            return self.conv(layer, functional.dropout(x, dropout) if dropout > 0 else x)
-        name, i = layer.kind.name, layer.index
-        stack = self.model.stack(layer)
-        ready = {"pads": bool(stack.layouts), "orders": False}
-        y: Tensor = stack(stack.elu(parts, dropout), self.weights[name][i], self.biases[name][i], i, **ready)
-        return y
+        x = concat_elu(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+        return self.conv(layer, functional.dropout(x, self.dropout) if drops and self.dropout > 0 else x)
 
     def resnet(self, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
         """See `Run`."""
-        return gated_resnet(self, resnet, x, *aux)
+        return self._fused(resnet, x, aux) if is_fused(x) else gated_resnet(self, resnet, x, *aux)
+
+    def _fused(self, resnet: Resnet, x: Tensor, aux: tuple[Tensor, ...]) -> Tensor:
+        """`gated_resnet` of few passes over memory: what lies between convolutions adds their biases, too."""
+        elu, x = self._elu(resnet.first, x)
+        terms, biases = [self._product(resnet.first, elu)], [self._bias(resnet.first)]
+        if resnet.aux is not None:
+            elu, _ = self._elu(resnet.aux, *aux)
+            terms.append(self._product(resnet.aux, elu))
+            biases.append(self._bias(resnet.aux))
+        inner = self.model.stack(resnet.second).inner_elu(tuple(terms), tuple(biases), self.dropout)
+        return biased_gate(x, self._product(resnet.second, inner), self._bias(resnet.second))
+
+    def _elu(self, layer: Layer, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        """What a resnet and, later, the nin of another one read of the same tensor is made once."""
+        stack = self.model.stack(layer)
+        key = (stack.reads, *parts)
+        if key not in self.elus:
+            self.elus[key] = stack.elu(parts)
+        return self.elus[key]
+
+    def _bias(self, layer: Layer) -> Tensor:
+        return self.biases[layer.kind.name][layer.index]
+
+    def _product(self, layer: Layer, x: Tensor) -> Tensor:
+        """The layer's results without bias for what `elu` or `inner_elu` made."""
+        stack, weight = self.model.stack(layer), self.weights[layer.kind.name][layer.index]
+        y: Tensor = stack(x, weight, None, layer.index, pads=bool(stack.layouts), orders=False)
+        return y
 
     def coarser(self, stream: Stream, level: int, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Run`. Of sizes that are odd, what was doubled is a row or a column too large."""

@@ -18,7 +18,7 @@ from ...layout import Layout
 from ...torch.functional.conv import apply_conv
 from ...torch.tables import index_of
 from .architecture import Kind
-from .elementwise import Places, ordered_concat_elu, places_of
+from .elementwise import Pads, Places, inner_concat_elu, ordered_concat_elu, places_of
 
 DEVIATION = 0.05  # of V at first
 LEAST = 1e-12  # of |V|^2: outputs without blocks have no norm
@@ -57,6 +57,9 @@ class Convolutions(nn.Module):
         else:
             shape = (kind.outputs, kind.inputs, kh, kw)
         self.register_buffer("order", order, persistent=False)
+        # Convolutions that read the same channels in the same way, inside of the same zeros.
+        pads = None if self.layouts else kind.pads
+        self.reads = (kind.inputs, None if order is None else order.numpy().tobytes(), pads)
         places = places_of(kind.inputs // 2, order)
         for name, tensor in zip(("source", "sign", "plus", "minus"), places, strict=True):
             self.register_buffer(name, tensor, persistent=False)
@@ -84,13 +87,24 @@ class Convolutions(nn.Module):
             else:
                 squares = v.square().sum((2, 3, 4), keepdim=True)
                 w = v * (gain.view_as(squares) * squares.clamp(min=LEAST).rsqrt())
+                # As cuDNN takes them beside channels-last images. One copy here is two for each convolution less, and
+                # their gradients come back side by side.
+                w = w.to(dtype or w.dtype).permute(0, 1, 3, 4, 2).contiguous()
+                return [one.permute(0, 3, 1, 2) for one in w.unbind()]
         return list((w if dtype is None else w.to(dtype)).unbind())
 
-    def elu(self, parts: tuple[Tensor, ...], dropout: float) -> Tensor:
-        """concat_elu of what a convolution reads, as `forward` takes it without pads and orders, on a card."""
-        places = Places(self.source, self.sign, self.plus, self.minus)
+    def elu(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """`ordered_concat_elu` of what a convolution reads, for `forward` without pads and orders, on a card."""
+        return ordered_concat_elu(parts, *self._ready())
+
+    def inner_elu(self, terms: tuple[Tensor, ...], biases: tuple[Tensor, ...], dropout: float) -> Tensor:
+        """`inner_concat_elu`, likewise."""
+        places, pads = self._ready()
+        return inner_concat_elu(terms, biases, places, 1 - dropout, pads)
+
+    def _ready(self) -> tuple[Places, Pads]:
         pads = (0, 0, 0, 0) if self.layouts else self.kind.pads  # a sparse one has them in its geometry
-        return ordered_concat_elu(parts, places, 1 - dropout, pads)
+        return Places(self.source, self.sign, self.plus, self.minus), pads
 
     def forward(
         self,

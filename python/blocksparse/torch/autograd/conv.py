@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..._core.geometry import output_size
 from ..ops import conv as ops
+from .bias import sum_of_tokens
 from .taps import listener_of
 from .transforms import Pass, apply, run, tangent_of, tangents_of_gradient
 
@@ -83,7 +84,8 @@ class Product(Pass):
         if wants_values or wants_gates:
             dw, dgates = run(Gradient, x, dy, values, gates, index, order, wide, wants_gates, *ctx.fixed)
         if wants_bias:
-            dbias = dy.sum((0, *range(2, dy.dim())))
+            on_card = dy.is_cuda and ctx.fixed[3]  # channels-last: pixels are tokens
+            dbias = sum_of_tokens(dy.movedim(1, -1)) if on_card else dy.sum((0, *range(2, dy.dim())))
         return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, *(None,) * 7
 
 

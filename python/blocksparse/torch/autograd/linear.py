@@ -12,12 +12,9 @@ from torch import Tensor
 
 from ..ops import linear as ops
 from ..ops.calls import usable
+from .bias import sum_of_tokens
 from .taps import listener_of
 from .transforms import Pass, apply, run, tangent_of, tangents_of_gradient
-
-
-def _flat_sum(dy: Tensor) -> Tensor:
-    return dy.reshape(-1, dy.size(-1)).sum(0)
 
 
 def _again(function: type[Pass], *fixed: Any) -> Callable[..., Any]:
@@ -81,7 +78,7 @@ def gradients(ctx: Any, dy: Tensor, send: Callable[[Tensor], Callable[[], Tensor
     if wants_values or wants_gates:
         dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
     if wants_bias:
-        dbias = _flat_sum(dy)
+        dbias = sum_of_tokens(dy) if dy.is_contiguous() else dy.sum(0)  # else it is a features-first matrix
     if arrived is not None:
         dx = arrived()
     return dx, dw if wants_values else None, dgates if wants_gates else None, dbias, None, None, None, None

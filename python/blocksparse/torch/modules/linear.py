@@ -65,8 +65,7 @@ class BlockSparseLinear(BlockSparseLayer):
         out, in_ = self.layout.coordinates()
         out_blocks, in_blocks = self.layout.grid
         chosen = torch.from_numpy(in_ % out_blocks == out % in_blocks).to(self.weight.device)
-        eye = torch.eye(self.layout.block_size, dtype=self.weight.dtype, device=self.weight.device)
-        self.weight.copy_(chosen.view(-1, 1, 1) * eye)
+        self.weight.zero_().diagonal(0, 1, 2).copy_(chosen.unsqueeze(1))
         if self.bias is not None:
             self.bias.zero_()
         return self

@@ -5,6 +5,7 @@
     linear_dgrad(dy, values, index, in_features, ...) -> dx        dx = dy W
     linear_wgrad(x, dy, index, ...) -> (dw, dgates)                dW = gate * dy^T x
     linear_wgrad_list(x[], dy[], index, ...) -> (dw, dgates)       the same, summed over a list
+    bias_gradient(dy) -> dbias                                     sums of dy [..., features], features side by side
 
 `tf32` allows float32 to be computed in tf32 on CUDA. `index` is `Layout.index()` as a tensor, on the device of the
 others; `transposed` says that W^T of the layout is meant. The kernels are C++ where PyTorch's stable C interface is
@@ -51,6 +52,7 @@ _WGRAD = (
 )
 OPS.define(f"linear_wgrad(Tensor x, Tensor dy, {_WGRAD}")
 OPS.define(f"linear_wgrad_list(Tensor[] x, Tensor[] dy, {_WGRAD}")
+OPS.define("bias_gradient(Tensor dy) -> Tensor")
 
 
 # ---- What the outputs look like ------------------------------------------------------------------------------------
@@ -141,6 +143,11 @@ def _wgrad_list_fake(
 ) -> tuple[Tensor, Tensor]:
     check_devices(x[0], *x, *dy, index, values, gates)
     return _wgrad_outputs(x[0], blocks, block_size, wide, gate_gradient)
+
+
+@torch.library.register_fake("blocksparse::bias_gradient", lib=OPS)
+def _bias_fake(dy: Tensor) -> Tensor:
+    return dy.new_empty(_width(dy))
 
 
 # ---- Kernels over ctypes -------------------------------------------------------------------------------------------
@@ -244,10 +251,17 @@ def _wgrad(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _wgrad_list([x], [dy], *arguments)
 
 
+def _bias(dy: Tensor) -> Tensor:
+    dbias, given = _bias_fake(dy), pointer_to(dy, "bias_gradient")
+    space, _memory = scratch(library.ask("bs_bias_gradient_workspace_size", given), dy)
+    library.call("bs_bias_gradient", given, pointer_to(dbias, "bias_gradient"), space, stream_of(dy))
+    return dbias
+
+
 for _key in ("CPU", "CUDA"):
     OPS.impl("linear_wgrad_list", _wgrad_list, _key)
 _python: dict[str, Callable[..., Any]] = {"linear": _linear, "linear_fprop": _fprop, "linear_dgrad": _dgrad}
-_python["linear_wgrad"] = _wgrad
+_python |= {"linear_wgrad": _wgrad, "bias_gradient": _bias}
 KERNELS, CUDA_KERNELS = register("linear", _python)
 
 linear = torch.ops.blocksparse.linear.default
@@ -255,3 +269,4 @@ fprop = torch.ops.blocksparse.linear_fprop.default
 dgrad = torch.ops.blocksparse.linear_dgrad.default
 wgrad = torch.ops.blocksparse.linear_wgrad.default
 wgrad_list = torch.ops.blocksparse.linear_wgrad_list.default
+bias_gradient = torch.ops.blocksparse.bias_gradient.default

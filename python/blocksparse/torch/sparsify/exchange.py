@@ -6,6 +6,7 @@ Blocks are known by their places, row * columns + column, in rising order: the o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from ..._core.arguments import to_int
 from ...schedules import check_sparsity
 
+FEW_PLACES = 1 << 22  # of a grid whose places are all looked at: 32 MB of random numbers
+DENSE = 16  # a grid of so many places a block, or fewer, is looked at as a whole: few of the empty ones may be left
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -60,6 +63,17 @@ class CosineDrop:
         return (share * blocks + 0.5).floor().to(torch.int64)
 
 
+class Candidates(NamedTuple):
+    """Empty places of a layer where blocks may come."""
+
+    places: Tensor
+    """int64 [most], the best first."""
+    there: Tensor
+    """int64 [], how many there are; what follows them means nothing."""
+    finite: Tensor
+    """bool [], whether all that they were chosen by is finite."""
+
+
 class Exchange(NamedTuple):
     """What becomes of a layer's blocks."""
 
@@ -69,32 +83,76 @@ class Exchange(NamedTuple):
     """int64 [blocks]: which block each of them was."""
     kept: Tensor
     """bool [blocks]; the others are new, and their source means nothing."""
-    mask: Tensor
-    """bool [grid]: where blocks are."""
 
 
-def exchange(places: Tensor, norms: Tensor, priorities: Tensor, count: Tensor, most: int) -> Exchange:
-    """The blocks of the lowest norms go, and as many come where nothing was, at the highest priorities.
-
-    Of equal norms or priorities, the lowest places are taken.
+def exchange(places: Tensor, norms: Tensor, coming: Tensor, count: Tensor, most: int) -> Exchange:
+    """The blocks of the lowest norms go, and as many come: at equal norms, those of the lowest places go.
 
     Args:
         places: int64 [blocks], rising.
         norms: [blocks].
-        priorities: [grid], of all places; those that have a block do not count.
+        coming: int64 [most], where nothing is; the first `count` of them are taken.
         count: int64 [], how many are exchanged, 0 to `most`.
         most: of any count: at most the blocks, and the places that are empty.
     """
-    blocks, grid = places.numel(), priorities.numel()
+    blocks, nowhere = places.numel(), torch.iinfo(torch.int64).max
     moves = torch.arange(most, device=places.device) < count
-    was = torch.zeros(grid, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
-    going = places[norms.argsort(stable=True)[:most]]
-    coming = priorities.masked_fill(was, -math.inf).argsort(descending=True, stable=True)[:most]
-    mask = was.scatter(0, going, moves.logical_not()).scatter_(0, coming, moves)
-    ranks = torch.arange(1, blocks + 1, device=places.device)
-    now = torch.searchsorted(mask.cumsum(0), ranks)  # the first place with so many blocks up to it
-    source = (was.cumsum(0) - 1).index_select(0, now).clamp_min_(0)
-    return Exchange(now, source, was.index_select(0, now), mask)
+    going = norms.argsort(stable=True)[:most]
+    staying = places.scatter(0, going, places[going].masked_fill(moves, nowhere))
+    now, source = torch.cat([staying, coming.masked_fill(moves.logical_not(), nowhere)]).sort()
+    now, source = now[:blocks], source[:blocks]
+    kept = source < blocks
+    return Exchange(now, source.where(kept, 0), kept)
+
+
+# ---- Where blocks may come -----------------------------------------------------------------------------------------
+
+
+def best_candidates(priorities: Tensor, places: Tensor, most: int) -> Candidates:
+    """The empty places of the highest priorities [grid]; of equal ones, the lowest places."""
+    was = torch.zeros(priorities.numel(), dtype=torch.bool, device=places.device).index_fill_(0, places, True)
+    best = priorities.masked_fill(was, -math.inf).argsort(descending=True, stable=True)[:most]
+    return Candidates(best, torch.full((), most, device=places.device), priorities.isfinite().all())
+
+
+def best_of_strips(strips: Iterable[Tensor], places: Tensor, most: int) -> Candidates:
+    """`best_candidates` of priorities that come strip by strip, of which one is in memory at a time.
+
+    Priorities are 0 or more. In float32 they are in the order of their bits, so that bits and the place make a key by
+    which a selection is as exact as a sort.
+    """
+    empty, low = -1, (1 << 32) - 1
+    values = torch.full((most,), empty, device=places.device)
+    best, begin, finite = torch.zeros_like(values), 0, []
+    for strip in strips:
+        finite.append(strip.isfinite().all())
+        size, bits = strip.numel(), strip.float().view(torch.int32).long()
+        keys = (bits << 32) | (low - torch.arange(size, device=bits.device))
+        inside = torch.where((places >= begin) & (places < begin + size), places - begin, size)
+        keys = torch.cat([keys, keys[:1]]).index_fill_(0, inside, empty)[:size]
+        found = keys.topk(min(most, size)).values
+        # Those of former strips come first, as they do where all are sorted at once.
+        values, order = torch.cat([values, found >> 32]).sort(descending=True, stable=True)
+        best = torch.cat([best, low - (found & low) + begin])[order[:most]]
+        values, begin = values[:most], begin + size
+    return Candidates(best, torch.full((), most, device=places.device), torch.stack(finite).all())
+
+
+def random_candidates(seed: int, layer: int, step: Tensor, places: Tensor, grid: int, most: int) -> Candidates:
+    """Empty places at random, every set of `most` of them equally likely: see `random_priorities`.
+
+    Of a grid that is large and nearly empty, places are drawn one by one, and drawn again where something is: time and
+    memory are proportional to the blocks. So many are drawn that the count falls short of `most` in no run of a life.
+    """
+    if grid <= max(FEW_PLACES, DENSE * places.numel()):
+        return best_candidates(random_priorities(seed, layer, step, grid), places, most)
+    drawn = random_priorities(seed, layer, step, 2 * most + 64).mul_(grid).to(torch.int64).clamp_(max=grid - 1)
+    rising, order = drawn.sort(stable=True)
+    unfit = places[torch.searchsorted(places, rising).clamp_(max=places.numel() - 1)] == rising
+    unfit[1:] |= rising[1:] == rising[:-1]
+    unfit = torch.zeros_like(unfit).scatter_(0, order, unfit)  # in the order in which they were drawn
+    chosen = unfit.to(torch.uint8).argsort(stable=True)[:most]
+    return Candidates(drawn[chosen], (~unfit).sum().clamp(max=most), torch.ones_like(unfit[0]))
 
 
 def random_priorities(seed: int, layer: int, step: Tensor, grid: int) -> Tensor:

@@ -14,8 +14,9 @@ from ..modules.conv import BlockSparseConv
 from ..modules.layer import BlockSparseLayer
 from .exchange import Exchange
 from .moments import Moments, move_blocks
-from .scores_grow import conv_grow_scores, grow_bound, grow_scores
+from .scores_grow import conv_grow_scores, grow_bound, grow_scores, score_strips
 
+MANY_PLACES = 1 << 24  # of a grid whose scores are not in memory at once: 64 MB
 START, SETTLED = -1, -2  # births of blocks that were there at the start, and of those that are young no more
 YOUNG = 32  # steps that grown blocks have a bias correction of their own, which costs up to 5 % of small steps
 
@@ -99,10 +100,19 @@ class RewiredLayer:
             # Images of several sizes in one backward pass: the norm of the sum is taken to be that of its parts.
             made = scores[0] if len(scores) == 1 else torch.stack(scores).square().sum(0).sqrt()
         else:
-            x = torch.cat([x.reshape(-1, x.size(-1)) for x in xs]) if len(xs) > 1 else xs[0]
-            dy = torch.cat([dy.reshape(-1, dy.size(-1)) for dy in dys]) if len(dys) > 1 else dys[0]
+            x, dy = _rows(xs), _rows(dys)
             made = grow_scores(x, dy, b) if grow == "exact" else grow_bound(x, dy, b)
         return (made.t() if self.transposed else made).flatten()
+
+    @property
+    def has_many_places(self) -> bool:
+        """Whether scores of all places are too many to be in memory at once: see `strips`."""
+        return self.grid[0] * self.grid[1] > MANY_PLACES and not isinstance(self.module, BlockSparseConv)
+
+    def strips(self, xs: list[Tensor], dys: list[Tensor], grow: str) -> Iterator[Tensor]:
+        """`scores`, some rows of blocks at a time."""
+        x, dy = (_rows(dys), _rows(xs)) if self.transposed else (_rows(xs), _rows(dys))
+        return score_strips(x, dy, self.module.layout.block_size, grow)
 
     # ---- Changes ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +126,7 @@ class RewiredLayer:
             moments.follow(parameter, change.source, change.kept)
         self.births.copy_(torch.where(change.kept, self.births.index_select(0, change.source), step))
         self.places.copy_(change.places)
-        self._take(change.mask)
+        self._take()
 
     def settle(self, step: Tensor, youth: int, moments: Moments) -> None:
         """Blocks that were grown so many steps ago are young no more; see `Moments.settle`."""
@@ -159,19 +169,25 @@ class RewiredLayer:
         """Puts the layer's layout and the ages of its blocks back."""
         self.places.copy_(places)
         self.births.copy_(births)
-        mask = torch.zeros(self.grid[0] * self.grid[1], dtype=torch.bool, device=self.places.device)
-        self._take(mask.index_fill_(0, self.places, True))
+        self._take()
 
-    def _take(self, mask: Tensor) -> None:
+    def _take(self) -> None:
+        """Has the module's layout say where blocks are."""
         layout = self.module.layout
         if isinstance(layout, DeviceLayout):
-            layout.remake(mask.view(self.grid))
+            layout.remake_at(self.places)
             return
         rows, columns = self.places.numpy() // self.grid[1], self.places.numpy() % self.grid[1]
         crow = np.searchsorted(rows, np.arange(self.grid[0] + 1))
         out, in_ = self.sizes
         made = Layout.from_csr(crow, columns, self.grid[1], layout.block_size, out_features=out, in_features=in_)
         self.module.relayout(made.t() if self.transposed else made)
+
+
+def _rows(parts: list[Tensor]) -> Tensor:
+    """[tokens, features] of all of them."""
+    rows = [part.reshape(-1, part.size(-1)) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def most_exchanged(layout: Layout, alpha: float) -> int:

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import need, to_int
 from ..modules.layer import BlockSparseLayer
-from .exchange import CosineDrop, exchange, random_priorities
+from .exchange import Candidates, CosineDrop, exchange, random_candidates
 from .moments import Moments, inner_optimizer
 from .rewired import START, YOUNG, RewiredLayer, most_exchanged
 from .rewiring_report import RewiringReport, RewiringRow
@@ -274,8 +274,8 @@ class Rewiring:
 
     # ---- What methods add -------------------------------------------------------------------------------------------
 
-    def _priorities(self) -> tuple[list[Tensor], Tensor]:
-        """Of each layer the priorities of all places, [grid]; and bool [layers]: which ones have any."""
+    def _candidates(self) -> tuple[list[Candidates], Tensor]:
+        """Where blocks of each layer may come; and bool [layers]: which ones take part."""
         raise NotImplementedError
 
     def _observe(self, on: bool) -> None:
@@ -286,18 +286,20 @@ class Rewiring:
     def _act(self, found: Tensor | None, captured: bool) -> None:
         for layer in self._layers:
             layer.check_device(self._op)
-        norms, (priorities, there) = [layer.norms() for layer in self._layers], self._priorities()
+        norms, (candidates, there) = [layer.norms() for layer in self._layers], self._candidates()
         grads = [p.grad for _, p in self._parameters.values() if p.grad is not None]
-        finite = torch.stack([t.isfinite().all() for t in (*norms, *priorities, *grads)]).all()
+        all_finite = [*(t.isfinite().all() for t in (*norms, *grads)), *(found.finite for found in candidates)]
+        finite = torch.stack(all_finite).all()
         norms, finite = self._agree(norms, finite)
         if found is not None:
             finite = finite & (found.to(self._device).view(()) == 0)
         self._skipped.add_(finite.logical_not())
         if self._device.type == "cpu" and not bool(finite):
             return
-        for i, (layer, of_blocks, of_places) in enumerate(zip(self._layers, norms, priorities, strict=True)):
-            count = self.schedule.count(self._clock, layer.blocks).clamp_max_(layer.most) * (finite & there[i])
-            change = exchange(layer.places, of_blocks.nan_to_num(), of_places, count, layer.most)
+        for i, (layer, of_blocks, coming) in enumerate(zip(self._layers, norms, candidates, strict=True)):
+            count = self.schedule.count(self._clock, layer.blocks).clamp_max_(layer.most)
+            count = count.minimum(coming.there) * (finite & there[i])
+            change = exchange(layer.places, of_blocks.nan_to_num(), coming.places, count, layer.most)
             assert self._moments is not None
             layer.apply(change, self._clock, self._moments)
         self._watch()
@@ -368,9 +370,9 @@ class SET(Rewiring):
     Nature Communications 9:2383 (2018), by blocks and with RigL's schedule.
     """
 
-    def _priorities(self) -> tuple[list[Tensor], Tensor]:
+    def _candidates(self) -> tuple[list[Candidates], Tensor]:
         made = [
-            random_priorities(self.seed, i, self._clock, layer.grid[0] * layer.grid[1])
+            random_candidates(self.seed, i, self._clock, layer.places, layer.grid[0] * layer.grid[1], layer.most)
             for i, layer in enumerate(self._layers)
         ]
         return made, torch.ones(len(made), dtype=torch.bool, device=self._device)

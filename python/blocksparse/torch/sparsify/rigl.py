@@ -16,7 +16,7 @@ from ..autograd.taps import Listener, listen
 from ..modules.deep_update import DeepUpdateLSTM
 from ..modules.layer import BlockSparseLayer
 from ..modules.lstm import MultiplicativeLSTM
-from .exchange import CosineDrop
+from .exchange import Candidates, CosineDrop, best_candidates, best_of_strips
 from .rewiring import Rewiring
 
 _FUSED = (DeepUpdateLSTM, MultiplicativeLSTM)  # whose ops tell nothing of what is inside
@@ -50,7 +50,8 @@ class RigL(Rewiring):
         self._observed = self._told = False
         # x and dy by backward pass, of which one may run inside of another, and by layer
         self._pairs: dict[int, dict[int, list[tuple[Tensor, Tensor]]]] = {}
-        self._scores: dict[int, Tensor] = {}  # of the last backward pass that came by, by layer
+        # Of the last backward pass that came by, by layer: scores of all places; x and dy of a layer of many places.
+        self._seen: dict[int, Tensor | tuple[list[Tensor], list[Tensor]]] = {}
 
     def _check_layer(self, model: nn.Module, path: str, module: BlockSparseLayer) -> None:
         for name, parent in model.named_modules():
@@ -72,7 +73,7 @@ class RigL(Rewiring):
 
     def _observe(self, on: bool) -> None:
         if on and not self._observed:
-            self._scores.clear()
+            self._seen.clear()
             self._pairs.clear()
         if on or self._observed:
             for i, layer in enumerate(self._layers):
@@ -100,11 +101,13 @@ class RigL(Rewiring):
     def _score(self, task: int) -> None:
         with torch.autocast(self._device.type, enabled=False):
             for i, pairs in self._pairs.pop(task, {}).items():
-                xs, dys = zip(*reversed(pairs), strict=True)
-                self._scores[i] = self._layers[i].scores(list(xs), list(dys), self.grow)
+                xs, dys = (list(part) for part in zip(*reversed(pairs), strict=True))
+                layer = self._layers[i]
+                self._seen[i] = (xs, dys) if layer.has_many_places else layer.scores(xs, dys, self.grow).float()
 
-    def _priorities(self) -> tuple[list[Tensor], Tensor]:
-        has = [i in self._scores for i in range(len(self._layers))]
+    @torch.no_grad()
+    def _candidates(self) -> tuple[list[Candidates], Tensor]:
+        has = [i in self._seen for i in range(len(self._layers))]
         if not any(has) and not self._world:
             raise RuntimeError(
                 "[RigL] no backward pass came by at a step that acts. Layers in compiled graphs cannot be looked at: "
@@ -114,15 +117,35 @@ class RigL(Rewiring):
             self._told = True
             names = ", ".join(layer.name for layer, h in zip(self._layers, has, strict=True) if not h)
             warnings.warn(f"[RigL] no gradient came to {names} at a step that acts: left as it is", stacklevel=4)
-        sizes = [layer.grid[0] * layer.grid[1] for layer in self._layers]
-        made = [
-            self._scores[i].float() if has[i] else torch.zeros(size, device=self._device)
-            for i, size in enumerate(sizes)
-        ]
+        whole = {i: self._scores(i) for i, layer in enumerate(self._layers) if not layer.has_many_places}
         there = torch.stack([torch.full((), float(h), device=self._device) for h in has])
-        self._scores.clear()
-        self._pairs.clear()  # of passes that broke
         if self._world:
-            *made, there = self._world.sum([*made, there])
-            made = [part / count.clamp_min(1) for part, count in zip(made, there, strict=True)]
+            *sums, there = self._world.sum([*whole.values(), there])
+            whole = {i: part / there[i].clamp_min(1) for i, part in zip(whole, sums, strict=True)}
+        made = [
+            best_candidates(whole[i], layer.places, layer.most)
+            if i in whole
+            else best_of_strips(self._strips(i, there[i]), layer.places, layer.most)
+            for i, layer in enumerate(self._layers)
+        ]
+        self._seen.clear()
+        self._pairs.clear()  # of passes that broke
         return made, there > 0
+
+    def _scores(self, i: int) -> Tensor:
+        """Of all places of a layer; 0 where no gradient came to it."""
+        size = self._layers[i].grid[0] * self._layers[i].grid[1]
+        seen = self._seen.get(i, torch.zeros(size, device=self._device))
+        assert isinstance(seen, Tensor)
+        return seen
+
+    def _strips(self, i: int, count: Tensor) -> Iterator[Tensor]:
+        """Likewise, strip by strip, a mean over `count` processes."""
+        layer, seen = self._layers[i], self._seen.get(i)
+        if seen is None:  # other processes may have seen some
+            nothing = [torch.zeros(0, size, device=self._device) for size in layer.module.layout.sizes]
+            seen = (nothing[1:], nothing[:1])
+        assert isinstance(seen, tuple)
+        with torch.autocast(self._device.type, enabled=False):
+            for strip in layer.strips(*seen, self.grow):
+                yield self._world.sum([strip.float()])[0] / count.clamp_min(1) if self._world else strip.float()

@@ -6,6 +6,7 @@ that costs 1 / b^2 as much.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..._core.geometry import fields_of, rank_of
 from ..arguments import need_strided, need_tensor
 
 STRIP = 1 << 22  # numbers of dW that are in memory at a time
+SCORES = 1 << 20  # scores, where they are not in memory all at once
 
 _NORMS = ("l2", "max")
 
@@ -87,6 +89,23 @@ def grow_bound(x: Tensor, dy: Tensor, block_size: int, *, norm: str = "l2") -> T
         raise ValueError(f"[grow_bound] norm is {norm!r}, needs one of {', '.join(_NORMS)}")
     x, dy, b = _tokens("grow_bound", x, dy, block_size)
     return _block_sizes(dy, b, norm, 1).t() @ _block_sizes(x, b, norm, 1)
+
+
+@torch.no_grad()
+def score_strips(x: Tensor, dy: Tensor, block_size: int, grow: str, strip: int = SCORES) -> Iterator[Tensor]:
+    """`grow_scores` ("exact") or `grow_bound` ("bound"), flattened, in strips of about so many blocks.
+
+    Memory is that of a strip beside x and dy: for layers whose blocks are too many to have a score each.
+    """
+    x, dy, b = _tokens("score_strips", x, dy, block_size)
+    rows = max(1, strip // max(1, -(-x.size(1) // b)))
+    if grow == "exact":
+        for i in range(0, dy.size(1), rows * b):
+            yield grow_scores(x, dy[:, i : i + rows * b], b).flatten()
+        return
+    outs, ins = _block_sizes(dy, b, "l2", 1), _block_sizes(x, b, "l2", 1)
+    for i in range(0, outs.size(1), rows):
+        yield (outs[:, i : i + rows].t() @ ins).flatten()
 
 
 def _block_sizes(x: Tensor, b: int, norm: str, dim: int) -> Tensor:

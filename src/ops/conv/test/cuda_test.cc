@@ -149,6 +149,19 @@ constexpr std::string_view kLines[] = {
     "conv:wgrad bf16 n=0 hw=12 b=32 random(3,3,0.5) dgates",
     // The last of nine jobs, of two steps, is shared by four thread blocks, two of which have none.
     "conv:wgrad f16 n=1 hw=12 b=64 dense(3,3)",
+    // wgrad of two or three rows of two or three taps: every size of blocks, whole jobs and shared ones.
+    "conv:wgrad bf16 n=3 hw=13x11 r=2x3 pad=1x1 after=0x1 b=32 random(4,8,0.3)",
+    "conv:wgrad bf16 n=40 hw=16 r=2x3 pad=1x1 after=0x1 b=32 diagonal(4)",
+    "conv:wgrad bf16 n=2 hw=16 r=2 pad=1 after=0 b=32 random(8,8,0.25) dw=f32 accumulate",
+    "conv:wgrad f16 n=64 hw=8 r=2 pad=1 after=0 b=32 diagonal(8) order",
+    "conv:wgrad f16 n=1 hw=20x13 r=2 pad=1 after=0 b=64 random(4,3,0.6)",
+    "conv:wgrad bf16 n=2 hw=17x15 r=2x3 b=128 random(3,2,0.6) k=328 accumulate",
+    "conv:wgrad bf16 n=2 hw=19 r=2 b=128 random(2,2,0.8) dw=f32",
+    "conv:wgrad bf16 n=2 hw=15x17 r=3x2 dil=2x3 pad=2 after=2x1 b=16 random(9,7,0.3)",
+    "conv:wgrad f16 n=3 hw=20 r=2 b=8 random(20,19,0.1) dw=f32",
+    "conv:wgrad f16 n=1 hw=12 r=2x3 b=64 random(24,24,0.25)",
+    "conv:wgrad bf16 n=2 hw=12 r=2 b=8 random(3,3,0.8) values=int dw=f32",
+    "conv:wgrad bf16 n=2 hw=12 r=2x3 b=64 random(2,2,0.8) values=int dw=f32",
 };
 
 class ConvCuda : public testing::Test {

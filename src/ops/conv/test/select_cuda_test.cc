@@ -176,7 +176,14 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
   g.dgates = &g;
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
-  g.dgates = nullptr, g.gather = gather_of(5, 1, 2);
+  g.dgates = nullptr;
+  for (const SpatialSizes& kernel : {SpatialSizes{1, 2, 2}, SpatialSizes{1, 2, 3}, SpatialSizes{1, 3, 2}}) {
+    g.gather.kernel = kernel;
+    EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
+    EXPECT_EQ(plan_halo_gradient(g)->tap_rows, kernel[1]);
+    EXPECT_EQ(plan_halo_gradient(g)->tap_columns, kernel[2]);
+  }
+  g.gather = gather_of(5, 1, 2);
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
 }
 

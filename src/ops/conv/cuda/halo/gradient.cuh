@@ -1,13 +1,15 @@
-// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 3 x 3 taps in steps of one pixel: the rows of images are in
-// shared memory once for all nine taps.
-//   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, 9, b, b]   16-bit elements, sums in f32
+// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 2 or 3 rows of 2 or 3 taps in steps of one pixel: the rows of
+// images are in shared memory once for all taps.
+//   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, taps, b, b]   16-bit elements, sums in
+//   f32
 // Who does what
 //   jobs      up to 64 inputs with one dy; each thread block finds them itself (jobs.cuh)
 //   grid      one thread block an SM; it has whole jobs and parts of jobs, as in wgrad_wgmma
 //   load      a warp: boxes of 128 positions of dy, and for each patch of x these positions and all that taps reach
 //             beyond them
-//   compute   three warpgroups, each a row of taps. wgmma's columns are 3 taps x 32 or 64 inputs, so dy is read from
-//             shared memory once for three taps, and the tensor cores are never short of work
+//   compute   a warpgroup for each row of taps. wgmma's columns are the row's taps x 32 or 64 inputs, so dy is read
+//   from
+//             shared memory once for a row, and the tensor cores are never short of work
 //   finish    as in wgrad_wgmma
 #pragma once
 
@@ -20,9 +22,13 @@ namespace blocksparse::conv {
 namespace {
 
 template <class T, class Body>
-Status with_halo_gradient(int32_t block, Body body) {
-  return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64>>()
-                     : body.template operator()<HaloGradientKernel<T, 32>>();
+Status with_halo_gradient(int32_t block, int32_t tap_columns, Body body) {
+  if (tap_columns == 2) {
+    return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64, 2>>()
+                       : body.template operator()<HaloGradientKernel<T, 32, 2>>();
+  }
+  return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64, 3>>()
+                     : body.template operator()<HaloGradientKernel<T, 32, 3>>();
 }
 
 // dy as images of the raster's positions.
@@ -58,6 +64,7 @@ inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradie
           .target = {nullptr, g.dw, g.dw_dtype == DType::f32, g.accumulate},
           .outputs = g.rows.channels,
           .inputs = g.columns.channels,
+          .tap_rows = plan.tap_rows,
           .pixels = gemm::wgmma::ImageSteps(in_raster(plan.phase.x, plan.raster), false),
           .row_step = plan.raster.row_step,
           .column_step = plan.raster.column_step,
@@ -70,9 +77,9 @@ inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradie
 template <class T>
 Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
   const auto plan = plan_halo_gradient(g);
-  if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 3 x 3 taps"};
+  if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 2 or 3 rows of 2 or 3 taps"};
   const int32_t grid = std::min(call.card.multiprocessors, gemm::wgrad_wgmma::kMostGrid);
-  return with_halo_gradient<T>(g.layout.block_size, [&]<class K>() {
+  return with_halo_gradient<T>(g.layout.block_size, plan->tap_columns, [&]<class K>() {
     HaloGradientMaps maps{};
     const auto x =
         gemm::wgmma::boxed(in_raster(plan->phase.x, plan->raster), false, K::kPatch, static_cast<uint32_t>(plan->rows));
@@ -81,12 +88,12 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
         cuda::make_image_map(gemm::wgmma::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
     const HaloGradient args = gradient_arguments(g, *plan, call.workspace.data);
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
-                                     .threads = K::kThreads,
+                                     .threads = (plan->tap_rows + 1) * 128,
                                      .shared_bytes = static_cast<int>(kHaloSharedBytes),
                                      .stream = static_cast<cudaStream_t>(call.stream),
                                      .overlap = true},
                                     halo_gradient<K>, maps, args));
-    return cuda::launch({.blocks = std::min<int64_t>(grid, plan->most_jobs) * kHaloSlices,
+    return cuda::launch({.blocks = std::min<int64_t>(grid, plan->most_jobs) * halo_slices<K>(plan->tap_rows),
                          .threads = kHaloRuns * 128,
                          .stream = static_cast<cudaStream_t>(call.stream),
                          .overlap = true},
@@ -97,10 +104,12 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
 template <class T>
 Status prepare_halo_gradient() {
   for (int32_t block : {32, 64}) {
-    BS_RETURN_IF_ERROR((with_halo_gradient<T>(block, [&]<class K>() {
-      BS_RETURN_IF_ERROR(cuda::prepare(halo_combine<K>, 0));
-      return cuda::prepare(halo_gradient<K>, static_cast<int>(kHaloSharedBytes));
-    })));
+    for (int32_t tap_columns : {2, 3}) {
+      BS_RETURN_IF_ERROR((with_halo_gradient<T>(block, tap_columns, [&]<class K>() {
+        BS_RETURN_IF_ERROR(cuda::prepare(halo_combine<K>, 0));
+        return cuda::prepare(halo_gradient<K>, static_cast<int>(kHaloSharedBytes));
+      })));
+    }
   }
   return cuda::prepare_tensor_maps();
 }

@@ -1,4 +1,4 @@
-// The kernels of wgrad of 3 x 3 taps: see gradient.cuh.
+// The kernels of wgrad of 2 or 3 rows of 2 or 3 taps: see gradient.cuh.
 #pragma once
 
 #include "cuda/ring.h"
@@ -15,6 +15,7 @@ struct HaloGradient {
   HaloTables tables;
   gemm::GradientTarget target;
   int64_t outputs, inputs;
+  int32_t tap_rows;
   gemm::wgmma::ImageSteps pixels;  // of x
   int32_t row_step;                // positions between rows of taps
   int32_t column_step;             // positions between taps of a row
@@ -26,19 +27,20 @@ struct HaloGradientMaps {
   CUtensorMap x, dy;
 };
 
-// B = 32 serves smaller blocks too, and B = 64 larger ones.
-template <class T, int B>
+// B = 32 serves smaller blocks too, and B = 64 larger ones. Taps are those of a row.
+template <class T, int B, int Taps>
 struct HaloGradientKernel {
   using Element = T;
   static constexpr HaloGradientForm form = halo_gradient_form(B);
-  static constexpr int kTokens = kHaloGradientTokens, kGroups = kHaloGradientGroups;
-  static constexpr int kPatch = form.patch_inputs, kPatches = form.most_patches, kColumns = 3 * kPatch;
+  static constexpr int kTokens = kHaloGradientTokens, kTaps = Taps;
+  static constexpr int kPatch = form.patch_inputs, kPatches = form.most_patches, kColumns = Taps * kPatch;
   static constexpr int kEights = kColumns / 8, kSums = kColumns / 2;  // of a patch
+  static constexpr int kAllSums = kPatches * kSums;
   static constexpr int kDyBytes = kTokens * 64 * 2;
-  static constexpr int kThreads = (kGroups + 1) * 128, kRegisters = 152, kFeedRegisters = 56;
+  static constexpr int kMostThreads = (kMostHaloTapRows + 1) * 128, kRegisters = 152, kFeedRegisters = 56;
   static constexpr ptx::Swizzle swizzle = kPatch == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
-  using Sums = float[kPatches][kSums];  // [64, 3 taps x inputs of a patch] of a warpgroup
-  static_assert(kPatches * kSums == kHaloGradientSums);
+  using Sums = float[kPatches][kSums];  // [64, taps x inputs of a patch] of a warpgroup
+  static_assert(kAllSums <= kMostHaloSums);
 };
 
 using HaloRing = cuda::Ring<kMostHaloStages>;
@@ -72,7 +74,7 @@ __device__ void feed_halo(const HaloGradient& h, const HaloGradientMaps& maps, c
   }
 }
 
-// A warpgroup has a row of taps, whose three taps are columns of one product. A tap further on in x is a tap further on
+// A warpgroup has a row of taps, which are columns of one product. A tap further on in x is a tap further on
 // in shared memory, so the taps differ only in where their columns begin.
 template <class K, int Patches>
 __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, const HaloRing& ring,
@@ -113,11 +115,10 @@ __device__ void add_halo_steps(typename K::Sums& sums, const HaloGradient& h, co
 template <class K, class Sums>
 __device__ void store_halo(const HaloGradient& h, const HaloJob& job, const int32_t* ids, int group, int patch,
                            int eight, Sums sums) {
-  constexpr int kTaps = 9;
   const int shift = h.patches.block_shift, in_block = (1 << shift) - 1, id_columns = max(1, K::kPatch >> shift);
   const auto thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4, column = eight * 8 % K::kPatch + lane % 4 * 2;
-  const int tap = group * 3 + eight * 8 / K::kPatch;
+  const int tap = group * K::kTaps + eight * 8 / K::kPatch;
   const int64_t input = int64_t{job.chunk[patch]} * K::kPatch + column;
   const int inside_inputs = static_cast<int>(min(max(h.inputs - input, int64_t{0}), int64_t{2}));
 #pragma unroll
@@ -126,15 +127,17 @@ __device__ void store_halo(const HaloGradient& h, const HaloJob& job, const int3
     const int32_t id = ids[(patch * max(1, 64 >> shift) + (r >> shift)) * id_columns + (column >> shift)];
     if (id < 0) continue;
     const int64_t output = int64_t{job.strip} * 64 + r;
-    const int64_t at = (((int64_t{id} * kTaps + tap) << shift) + (output & in_block) << shift) + (input & in_block);
+    const int64_t at =
+        (((int64_t{id} * (h.tap_rows * K::kTaps) + tap) << shift) + (output & in_block) << shift) + (input & in_block);
     h.target.template store_pair<typename K::Element>(id, at, output < h.outputs ? inside_inputs : 0,
                                                       {sums(2 * half), sums(2 * half + 1)});
   }
 }
 
-__device__ inline float* halo_part_of(const HaloGradient& h, int thread_block, bool from_start, int group) {
-  const int64_t part = (2 * int64_t{thread_block} + from_start) * kHaloGradientGroups + group;
-  return h.tables.parts + part * (kHaloGradientSums * 128) + threadIdx.x % 128;
+template <class K>
+__device__ float* halo_part_of(const HaloGradient& h, int thread_block, bool from_start, int group) {
+  const int64_t part = (2 * int64_t{thread_block} + from_start) * h.tap_rows + group;
+  return h.tables.parts + part * (K::kAllSums * 128) + threadIdx.x % 128;
 }
 
 // A job that a thread block has alone. The threads that multiply find its blocks before its sums take the registers.
@@ -144,21 +147,21 @@ struct HaloWhole {
 };
 
 template <class K>
-__device__ void find_whole(HaloWhole& whole, const HaloJob& job, const HaloPatches& patches) {
+__device__ void find_whole(HaloWhole& whole, const HaloJob& job, const HaloPatches& patches, int threads) {
   const auto thread = static_cast<int>(threadIdx.x);
-  ptx::bar_sync(1, K::kGroups * 128);
+  ptx::bar_sync(1, threads);
   if (thread == 0) whole.job = job;
   if (thread < kHaloIds) whole.ids[thread] = block_of_job<K>(patches, job, thread);
-  ptx::bar_sync(1, K::kGroups * 128);
+  ptx::bar_sync(1, threads);
 }
 
 template <class K>
 __device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const HaloWhole& whole, int group,
                             const typename K::Sums& sums) {
   if (!work.is_whole()) {
-    float* part = halo_part_of(h, static_cast<int>(blockIdx.x), work.first == 0, group);
+    float* part = halo_part_of<K>(h, static_cast<int>(blockIdx.x), work.first == 0, group);
 #pragma unroll
-    for (int i = 0; i < kHaloGradientSums; ++i) part[i * 128] = sums[i / K::kSums][i % K::kSums];
+    for (int i = 0; i < K::kAllSums; ++i) part[i * 128] = sums[i / K::kSums][i % K::kSums];
     return;
   }
 #pragma unroll
@@ -172,7 +175,7 @@ __device__ void finish_halo(const HaloGradient& h, const HaloWork& work, const H
 }
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads, 1)
+__global__ void __launch_bounds__(K::kMostThreads, 1)
     halo_gradient([[maybe_unused]] const __grid_constant__ HaloGradientMaps maps,
                   [[maybe_unused]] const __grid_constant__ HaloGradient h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -183,7 +186,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   const int group = static_cast<int>(threadIdx.x) / 128;
   const uint32_t stages = shared_address(staged);
   if (threadIdx.x == 0) {
-    ring.init(h.stages, K::kGroups * 4);
+    ring.init(h.stages, h.tap_rows * 4);
     ptx::fence_mbarrier_init();
     ptx::prefetch_map(&maps.x);
     ptx::prefetch_map(&maps.dy);
@@ -191,9 +194,9 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   ptx::griddepcontrol_wait();
   find_jobs<K>(jobs, h.patches);
   if (static_cast<int>(blockIdx.x) >= jobs.grid) return;
-  if (group == K::kGroups) {
+  if (group == h.tap_rows) {
     ptx::setmaxnreg_dec<K::kFeedRegisters>();
-    const int thread = static_cast<int>(threadIdx.x) - K::kGroups * 128 - 32;
+    const int thread = static_cast<int>(threadIdx.x) - h.tap_rows * 128 - 32;
     if (thread < 0) feed_halo<K>(h, maps, jobs, ring, stages);
     else leave_tables<K>(h.tables, jobs, h.patches, thread);
     return;
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(K::kThreads, 1)
   cuda::RingPlace place;
   for (HaloWork work(jobs, h.patches); work.next();) {
     const HaloJob job = jobs.job(h.patches, work.job);
-    if (work.is_whole()) find_whole<K>(whole, job, h.patches);
+    if (work.is_whole()) find_whole<K>(whole, job, h.patches, h.tap_rows * 128);
     typename K::Sums sums = {};
     const int patches = __shfl_sync(~0u, job.patches, 0), steps = work.last - work.first;
     if (patches == K::kPatches) add_halo_steps<K, K::kPatches>(sums, h, ring, place, stages, steps, group);
@@ -213,20 +216,25 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 }
 
 // The thread blocks that finish a job together: each has 8 columns of a warpgroup's sums, and adds runs of parts side
-// by side. With 24 thread blocks for all warpgroups and one run it took 10 to 13 us (two jobs, 132 parts).
-constexpr int kHaloSlices = kHaloGradientGroups * kHaloGradientSums / 4, kHaloRuns = 4;
+// by side. With 24 thread blocks for all warpgroups and one run it took 10 to 13 us (3 x 3, two jobs, 132 parts).
+constexpr int kHaloRuns = 4;
+template <class K>
+__host__ __device__ constexpr int halo_slices(int tap_rows) {
+  return tap_rows * (K::kAllSums / 4);
+}
 
 // Finishes jobs that several thread blocks shared: it adds the parts of a run in the order of positions, then the runs.
 template <class K>
 __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_constant__ HaloGradient h) {
   ptx::griddepcontrol_wait();
   const int4 counts = *h.tables.counts;
-  const int index = static_cast<int>(blockIdx.x) / kHaloSlices, slice = static_cast<int>(blockIdx.x) % kHaloSlices;
+  const int slices = halo_slices<K>(h.tap_rows);
+  const int index = static_cast<int>(blockIdx.x) / slices, slice = static_cast<int>(blockIdx.x) % slices;
   if (counts.y + index >= counts.x) return;
   __shared__ gemm::wgrad_wgmma::Share shares[gemm::wgrad_wgmma::kMostGrid + 1];
   __shared__ float of_run[kHaloRuns][4][128];
   const auto thread = static_cast<int>(threadIdx.x), run = thread / 128;
-  const int group = slice / (kHaloGradientSums / 4), eight = slice % (kHaloGradientSums / 4), grid = counts.z;
+  const int group = slice / (K::kAllSums / 4), eight = slice % (K::kAllSums / 4), grid = counts.z;
   const int4 of_job = h.tables.jobs[index];
   const HaloJob job{of_job.x, of_job.y, {of_job.z, of_job.w}};
   if (eight / K::kEights >= job.patches) return;
@@ -243,7 +251,7 @@ __global__ void __launch_bounds__(kHaloRuns * 128) halo_combine(const __grid_con
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = min(c + j, end - 1);
       const bool has_step = shares[at].job != shares[at + 1].job || shares[at].step != shares[at + 1].step;
-      const float* part = halo_part_of(h, at, at == first, group) + eight * 4 * 128;
+      const float* part = halo_part_of<K>(h, at, at == first, group) + eight * 4 * 128;
 #pragma unroll
       for (int i = 0; i < 4; ++i) more[j][i] = c + j < end && has_step ? part[i * 128] : 0;
     }

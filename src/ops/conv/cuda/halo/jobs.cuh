@@ -1,4 +1,4 @@
-// The jobs of wgrad of 3 x 3 taps: patches of some inputs that share a strip of 64 outputs. Every thread block finds
+// The jobs of wgrad of a few taps: patches of some inputs that share a strip of 64 outputs. Every thread block finds
 // all jobs and its own steps by itself. Two kernels in front, which made tables, took 6 us.
 #pragma once
 
@@ -28,7 +28,7 @@ struct HaloTables {
   gemm::wgrad_wgmma::Share* shares;  // [thread blocks + 1]
   int4* jobs;                        // [shared] strip, patches, chunks
   int32_t* ids;                      // [shared][kHaloIds]
-  float* parts;                      // [2 grid][warpgroups][sums of a thread][128 threads]
+  float* parts;                      // [2 grid][rows of taps][sums of a thread][128 threads]
 };
 
 // The jobs, in the shared memory of each thread block.
@@ -87,8 +87,8 @@ struct HaloJobs {
 // Finds the jobs; all threads of a thread block call it.
 template <class K>
 __device__ void find_jobs(HaloJobs& u, const HaloPatches& c) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warps = K::kThreads / 32;
-  for (int i = thread; i < c.strips * c.words; i += K::kThreads) u.bits[i] = 0;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warps = static_cast<int>(blockDim.x) / 32;
+  for (int i = thread; i < c.strips * c.words; i += static_cast<int>(blockDim.x)) u.bits[i] = 0;
   __syncthreads();
   const int split = max(0, c.block_shift - 6);  // log2 of strips and patches along a block
   for (int row = thread / 32; row < c.rows; row += warps) {

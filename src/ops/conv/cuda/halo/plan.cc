@@ -69,9 +69,10 @@ bool halo_pays(const Product& p) {
 }
 
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
-  const SpatialSizes taps = {1, 3, 3};
+  const auto [slices, tap_rows, tap_columns] = g.gather.kernel;
   const int32_t block = g.layout.block_size, of_strip = std::max(block, 64);
-  if (g.gather.kernel != taps || g.gathers_rows || g.gates != nullptr || g.dgates != nullptr ||
+  if (slices != 1 || tap_rows < 2 || tap_rows > kMostHaloTapRows || tap_columns < 2 ||
+      tap_columns > kMostHaloTapColumns || g.gathers_rows || g.gates != nullptr || g.dgates != nullptr ||
       reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) != 0) {
     return std::nullopt;
   }
@@ -91,6 +92,8 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   const int64_t stages = std::min<int64_t>(kMostHaloStages, kHaloSharedBytes / stage_bytes);
   if (stages < 2) return std::nullopt;
   plan.most_jobs = std::max<int64_t>(1, most_patches / form.most_patches + std::min(strips, most_patches));
+  plan.tap_rows = static_cast<int32_t>(tap_rows);
+  plan.tap_columns = static_cast<int32_t>(tap_columns);
   plan.strips = static_cast<int32_t>(strips);
   plan.words = static_cast<int32_t>(words);
   plan.rows = static_cast<int32_t>(rows);
@@ -108,7 +111,7 @@ HaloGradientPlaces halo_gradient_places() {
   at.shares = places.next((kGrid + 1) * 8);
   at.jobs = places.next(kGrid * 16);
   at.ids = places.next(kGrid * kHaloIds * 4);
-  at.parts = places.next(2 * kGrid * kHaloGradientGroups * kHaloGradientSums * 128 * 4);
+  at.parts = places.next(2 * kGrid * kMostHaloTapRows * kMostHaloSums * 128 * 4);
   at.end = places.end;
   return at;
 }

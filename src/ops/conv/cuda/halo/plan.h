@@ -45,15 +45,16 @@ constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
   return static_cast<int32_t>(10 + taps * (block == 16 ? 1 : block == 32 ? 2 : 6));
 }
 
-// wgrad of 3 x 3 taps: a step is 128 positions, a strip is 64 outputs as in wgrad_wgmma, and a patch is 32 or 64 inputs
-// with all of their taps.
+// wgrad of 2 or 3 rows of 2 or 3 taps: a step is 128 positions, a strip is 64 outputs as in wgrad_wgmma, and a patch is
+// 32 or 64 inputs with all of their taps.
 inline constexpr int64_t kHaloSharedBytes = int64_t{204} * 1024;
 inline constexpr int32_t kMostHaloStages = 8;
 inline constexpr int32_t kHaloGradientTokens = 128;
-inline constexpr int32_t kHaloGradientGroups = 3, kHaloGradientSums = 96;  // warpgroups, and sums of a thread
-inline constexpr int32_t kHaloIds = 64;                                    // blocks of a job, at most
-inline constexpr int32_t kMostHaloStrips = 256, kMostHaloWords = 1024;     // bounds of tables in shared memory
-inline constexpr int32_t kLeastHaloSteps = 4;                              // of a thread block
+inline constexpr int32_t kMostHaloTapRows = 3, kMostHaloTapColumns = 3;  // a row of taps is a warpgroup's
+inline constexpr int32_t kMostHaloSums = kMostHaloTapColumns * 32;       // of a thread
+inline constexpr int32_t kHaloIds = 64;                                  // blocks of a job, at most
+inline constexpr int32_t kMostHaloStrips = 256, kMostHaloWords = 1024;   // bounds of tables in shared memory
+inline constexpr int32_t kLeastHaloSteps = 4;                            // of a thread block
 
 struct HaloGradientForm {
   int32_t patch_inputs, most_patches;  // of a job
@@ -66,6 +67,7 @@ struct HaloGradientPlan {
   Phase phase;
   Raster raster;
   int64_t most_jobs;
+  int32_t tap_rows, tap_columns;
   int32_t strips, words;  // strips of outputs; words of 32 patches, for each strip
   int32_t rows;           // positions of x in a box
   int32_t patch_bytes, stage_bytes, stages;

@@ -1,0 +1,154 @@
+"""What the experiments of this folder share: arms one after the other, a line of JSON for each that is complete."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import blocksparse
+
+Options = argparse.Namespace
+Line = dict[str, Any]
+POINTS = 24  # of a curve, at most
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is trained, and what tells its line from others. `cost` is its time beside that of others, roughly."""
+
+    settings: Mapping[str, Any]
+    cost: float = field(default=1.0, compare=False)
+
+    def __str__(self) -> str:
+        """Its name, and what others of that name may differ in."""
+        others = ("task", "rate", "seed")
+        return ", ".join(
+            [self.settings["arm"], *(f"{key} {self.settings[key]}" for key in others if key in self.settings)]
+        )
+
+
+def options_of(about: str | None, sizes: Mapping[str, tuple[float, float, str]], **files: str) -> Options:
+    """The command line.
+
+    Args:
+        about: the script's docstring.
+        sizes: {name: (on a CPU, on a card, help)}: numbers that depend on the device, and belong to each line.
+        files: {name: help} of files that are needed.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines; what it holds is not done again")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--arms", nargs="+", help="only these")
+    for name, text in files.items():
+        parser.add_argument(f"--{name}", type=Path, required=True, help=text)
+    for name, (cpu, card, text) in sizes.items():
+        kind = float if isinstance(cpu, float) else int
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"{text}: {cpu:g}, or {card:g} on a card")
+    options = parser.parse_args()
+    for name, pair in sizes.items():
+        if getattr(options, name) is None:
+            setattr(options, name, pair[on_card(options)])
+    return options
+
+
+def on_card(options: Options) -> bool:
+    """Whether it runs on one."""
+    return bool(options.device.startswith("cuda"))
+
+
+def autocast(options: Options) -> Any:
+    """bf16 on a card."""
+    return torch.autocast("cuda", torch.bfloat16, enabled=on_card(options))
+
+
+def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, sizes: Iterable[str]) -> None:
+    """Does each arm that the file has no line of, in turn, as far as there is time."""
+    began, pace = time.monotonic(), 0.0  # seconds that the last arm took for a cost of 1
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    left: list[str] = []
+    done, common = lines_of(options.output), {name: getattr(options, name) for name in sizes}
+    for arm in arms:
+        wanted = {**arm.settings, **common}
+        if any(wanted.items() <= line.items() for line in done):
+            continue
+        if options.arms and arm.settings["arm"] not in options.arms:
+            continue
+        begin = time.monotonic()
+        if begin - began + pace * arm.cost > 60 * options.minutes:
+            left.append(str(arm))
+            continue
+        if on_card(options):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        made = do(arm)
+        assert not wanted.keys() & made.keys()  # or the line would not be found again
+        line = {**wanted, **made}
+        if on_card(options):
+            line["peak_bytes"] = torch.cuda.max_memory_allocated()
+        versions = {"torch": torch.__version__, "blocksparse": blocksparse.__version__}
+        line |= {"machine": machine(options), **versions, "date": time.strftime("%Y-%m-%d")}
+        add_line(options.output, line)
+        pace = (time.monotonic() - begin) / arm.cost
+        told = ", ".join(f"{key} {line[key]}" for key in line if key in ("loss", "reached", "ms"))
+        print(f"{arm}: {told}, {time.monotonic() - begin:.0f} s", flush=True)
+    if left:
+        print(f"Left for another run, as {options.minutes:g} minutes would be over:", *left, sep="\n  ")
+
+
+def lines_of(path: Path) -> list[Line]:
+    """The complete lines of a file of JSON lines."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
+            lines.append(json.loads(text))
+    return lines
+
+
+def add_line(path: Path, line: Line) -> None:
+    """One more, on a line of its own even behind half a line."""
+    whole = not path.exists() or path.read_text()[-1:] in ("", "\n")
+    with open(path, "a") as file:
+        file.write(("" if whole else "\n") + json.dumps(line) + "\n")
+
+
+def machine(options: Options) -> str:
+    """What it runs on."""
+    if on_card(options):
+        return str(torch.cuda.get_device_name())
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {blocksparse.cpu_isa()}, {torch.get_num_threads()} threads"
+
+
+def curve_of(losses: list[Tensor], scale: float = 1.0) -> list[list[float]]:
+    """[[step, mean loss of the steps since the point before], ...] of the losses of all steps."""
+    values = torch.stack(losses).float().cpu() * scale
+    width = -(-len(losses) // POINTS)
+    return [
+        [min(i + width, len(losses)), round(values[i : i + width].mean().item(), 4)]
+        for i in range(0, len(losses), width)
+    ]
+
+
+def finish(main: Callable[[], None]) -> None:
+    """Runs a script's main and exits, with a message in the place of a trace for what a user can put right."""
+    try:
+        main()
+    except (OSError, ValueError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. The same command goes on from here.")
