@@ -93,7 +93,7 @@ class Convolutions(nn.Module):
                 return [one.permute(0, 3, 1, 2) for one in w.unbind()]
         return list((w if dtype is None else w.to(dtype)).unbind())
 
-    def elu(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def elu(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """`ordered_concat_elu` of what a convolution reads, for `forward` without pads and orders, on a card."""
         return ordered_concat_elu(parts, *self._ready())
 
