@@ -70,6 +70,18 @@ static void test_products(void) {
       EXPECT(dw[block * B * B + i] == sum);
     }
   }
+  float dbias[OUT];
+  const bs_tensor tdbias = {dbias, BS_F32, BS_CPU, 0, 1, {OUT}, {1}};
+  EXPECT(bs_bias_gradient_workspace_size(&tdy) == 0);
+  EXPECT(bs_bias_gradient(&tdy, &tdbias, workspace, stream) == BS_OK);
+  for (int o = 0; o < OUT; ++o) {
+    float sum = 0;
+    for (int n = 0; n < N; ++n) sum += dy[n * OUT + o];
+    EXPECT(dbias[o] == sum);
+  }
+  EXPECT(bs_bias_gradient_workspace_size(NULL) == 0);
+  EXPECT_ERROR(bs_bias_gradient(NULL, &tdbias, workspace, stream), BS_INVALID_ARGUMENT, "dy is NULL");
+  EXPECT_ERROR(bs_bias_gradient(&tx, &tdbias, workspace, stream), BS_INVALID_ARGUMENT, "dbias is [24]");
   float twice[3 * B * B];
   bs_tensor ttwice = tdw;
   ttwice.data = twice;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import platform
@@ -80,6 +81,7 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
     began, pace = time.monotonic(), 0.0  # seconds that the last arm took for a cost of 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     left: list[str] = []
+    failed: list[str] = []
     done, common = lines_of(options.output), {name: getattr(options, name) for name in sizes}
     for arm in arms:
         wanted = {**arm.settings, **common}
@@ -91,10 +93,16 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         if begin - began + pace * arm.cost > 60 * options.minutes:
             left.append(str(arm))
             continue
+        gc.collect()  # what the last arm left, whose hooks make rings
         if on_card(options):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        made = do(arm)
+        try:
+            made = do(arm)
+        except RuntimeError as error:  # a card whose memory does not do, say: others may fit
+            print(f"{arm}: failed, {error}", file=sys.stderr, flush=True)
+            failed.append(str(arm))
+            continue
         assert not wanted.keys() & made.keys()  # or the line would not be found again
         line = {**wanted, **made}
         if on_card(options):
@@ -107,6 +115,8 @@ def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, si
         print(f"{arm}: {told}, {time.monotonic() - begin:.0f} s", flush=True)
     if left:
         print(f"Left for another run, as {options.minutes:g} minutes would be over:", *left, sep="\n  ")
+    if failed:
+        raise ValueError(f"{len(failed)} arms have failed: {'; '.join(failed)}")
 
 
 def lines_of(path: Path) -> list[Line]:

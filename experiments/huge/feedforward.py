@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).parents[1] / "learned_structure"))
 import byte_lm
 
 SIZES = {
-    "steps": (60, 500, "steps of an arm"),
+    "steps": (300, 500, "steps of an arm"),
     "rows": (4, 16, "rows of a step"),
     "tokens": (64, 512, "bytes of a row"),
     "width": (128, 1024, "features of the model"),

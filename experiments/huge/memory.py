@@ -30,7 +30,7 @@ import blocksparse.torch as bst
 from blocksparse import graphs
 
 SIZES = {
-    "updates": (300, 600, "updates of an arm"),
+    "updates": (600, 600, "updates of an arm"),
     "rows": (32, 64, "sequences of an update"),
     "units": (256, 4096, "units of the narrowest sparse network; others have 4 and 16 times as many, on a CPU 2 and 4"),
     "weights": (1 << 15, 1 << 23, "weights of a matrix"),

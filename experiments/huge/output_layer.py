@@ -35,7 +35,7 @@ import blocksparse.torch as bst
 from blocksparse import graphs
 
 SIZES = {
-    "updates": (60, 700, "updates of an arm"),
+    "updates": (400, 700, "updates of an arm"),
     "streams": (8, 64, "parts of the text that are read side by side"),
     "length": (16, 64, "words of a stream in an update"),
     "width": (64, 1024, "features of h"),

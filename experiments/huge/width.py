@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +101,21 @@ def run_all(options: Options) -> list[Line]:
     """Every arm that the file does not hold yet."""
     path: Path = options.output
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    lines, begin, longest = [], time.monotonic(), 0.0
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
+            lines.append(json.loads(text))
+    if path.exists() and path.read_text()[-1:] not in ("", "\n"):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = {(line["kind"], line["width"]) for line in lines}
     arms = [("dense", w) for w in options.widths if BYTES_OF_DENSE * w * w <= options.dense_gb * 1e9]
     for kind, width in [*(("sparse", w) for w in options.widths), *arms]:
         if (kind, width) in known:
             continue
+        start = time.monotonic()
+        if start + longest - begin > 60 * options.minutes:
+            print(f"{kind} {width} and what follows is left for another run: {options.minutes:g} minutes are over")
+            break
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", kind, str(width)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **KEEP_PAGES})
         if done.returncode != 0:
@@ -113,6 +124,7 @@ def run_all(options: Options) -> list[Line]:
         lines.append(json.loads(done.stdout.splitlines()[-1]))
         with path.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
+        longest = max(longest, time.monotonic() - start)
         print(f"{kind} {width}: {lines[-1]['ms']:.1f} ms, {lines[-1]['bytes'] / 1e6:.0f} MB", flush=True)
     return lines
 
@@ -149,6 +161,7 @@ def parse() -> Options:
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--dense-gb", type=float, help="most memory that a dense layer may take: 5, or 60 on a card")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--arm", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

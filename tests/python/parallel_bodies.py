@@ -354,6 +354,12 @@ def fsdp_options(rank, n, folder):
     y.sin().mean().backward()
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
     torch.optim.AdamW(model.parameters()).step()
+    few = fully_shard(bst.BlockSparseLinear(16, 16, graphs.dense(1, block_size=16)))  # of fewer blocks than processes
+    before = few.weight.full_tensor().clone()
+    few(torch.ones(2, 16)).sum().backward()
+    torch.optim.AdamW(few.parameters()).step()
+    assert sum_of([few.weight.to_local().numel()]) == [256]
+    assert not torch.equal(few.weight.full_tensor(), before)
 
 
 def ddp(rank, n, folder):

@@ -1,10 +1,11 @@
 """The scripts of experiments/huge in miniature: every kind of arm, a second call that finds all done, tables."""
 
+import argparse
 import json
 import random
 
 import pytest
-from test_experiments import script
+from test_experiments import EXPERIMENTS, script
 
 MODEL = ["--steps", 3, "--rows", 2, "--tokens", 16, "--width", 128, "--hidden", 64, "--layers", 1]
 WORDS = ["--updates", 3, "--streams", 2, "--length", 4, "--width", 32, "--embedding", 8, "--words", 64]
@@ -96,3 +97,20 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
         assert ended.status == 1
         assert message in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_an_arm_that_fails_does_not_keep_others(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "huge")
+    import arms
+
+    options = argparse.Namespace(output=tmp_path / "lines", minutes=9.0, device="cpu", arms=None)
+
+    def do(arm):
+        if arm.settings["arm"] == "bad":
+            raise RuntimeError("out of memory")
+        return {"loss": 1}
+
+    with pytest.raises(ValueError, match="1 arms have failed: bad"):
+        arms.run_all([arms.Arm({"arm": name}) for name in ("bad", "good")], do, options, [])
+    assert [line["arm"] for line in arms.lines_of(options.output)] == ["good"]
+    assert "bad: failed, out of memory" in capsys.readouterr().err

@@ -224,6 +224,18 @@ def test_a_batch_of_weights_is_a_loop(rng):
     )
 
 
+def test_without_compilation(rng):
+    x, w, bias, _ = arrays(rng)
+
+    def f(x, w):
+        return bsj.linear(x, w, LAYOUT, bias, activation="silu")
+
+    with jax.disable_jit():
+        y, dw = f(x, w), jax.grad(lambda w: f(x, w).sum())(w)
+    same(y, jax.jit(f)(x, w))
+    np.testing.assert_allclose(dw, jax.grad(lambda w: f(x, w).sum())(w), rtol=1e-5, atol=1e-5)
+
+
 def test_checkpoint_and_scan(rng):
     layout = Layout.from_graph("balanced(4,2)", 16, seed=1)
     x, w, bias, _ = arrays(rng, layout)

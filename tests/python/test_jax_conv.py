@@ -100,8 +100,9 @@ def test_paddings_by_word_are_jaxs(rng, stride, padding):
     how = {"window_strides": (stride,) * 2, "padding": padding, "rhs_dilation": (options["dilation"],) * 2}
     expected = jax.lax.conv_general_dilated(x, dense, dimension_numbers=("NHWC", "OIHW", "NHWC"), **how)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    causal = bsj.conv1d(x[:, :, 0], w[:, :2], layout, kernel_size=2, padding="causal")
-    same(causal, bsj.conv1d(x[:, :, 0], w[:, :2], layout, kernel_size=2, padding=[(1, 0)]))
+    options["kernel_size"] = 2
+    causal = bsj.conv1d(x[:, :, 0], w[:, :2], layout, **{**options, "padding": "causal"})
+    same(causal, bsj.conv1d(x[:, :, 0], w[:, :2], layout, **{**options, "padding": [(options["dilation"], 0)]}))
 
 
 def test_a_batch_is_more_images(rng):

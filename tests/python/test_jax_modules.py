@@ -173,6 +173,8 @@ def test_linen(rng):
     steps = jnp.ones((2, 5, 20))
     y, (h, _) = jax.jit(lstm.apply)(lstm.init(jax.random.key(0), steps), steps)
     same(y[:, -1], h)
+    with pytest.raises(TypeError, match=r"\[BlockSparseLinear\] layout is a int, needs a blocksparse.Layout"):
+        bl.BlockSparseLinear(64, WHOLE)
 
 
 def test_equinox(rng):

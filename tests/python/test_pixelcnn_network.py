@@ -278,13 +278,13 @@ def test_what_is_compiled_for_a_card_gives_the_same(pads, monkeypatch):
         x, aux, bias, both_bias = torch.randn(2, 8, 4, 5), torch.randn(2, 8, 4, 5), torch.randn(8), torch.randn(16)
         given = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in (x, aux, bias, both_bias)]
         x, aux, bias, both_bias = (t.requires_grad_() for t in given)
-        elu, passed = elementwise.ordered_concat_elu((x,), elementwise.places_of(8, torch.randperm(16)), pads)
-        two, _ = elementwise.ordered_concat_elu((x, aux), elementwise.places_of(16, torch.randperm(32)), pads)
+        elu, again, passed = elementwise.ordered_concat_elu((x,), elementwise.places_of(8, torch.randperm(16)), pads)
+        two, *_ = elementwise.ordered_concat_elu((x, aux), elementwise.places_of(16, torch.randperm(32)), pads)
         inner = elementwise.inner_concat_elu(
             (x, aux), (bias, bias), elementwise.places_of(8, torch.randperm(16)), 0.5, pads
         )
         y = elementwise.biased_gate(passed, inner[..., :4, :5], both_bias)
-        loss = y.square().sum() + elu.sum() + two.square().sum()
+        loss = y.square().sum() + elu.sum() + again.square().sum() + two.square().sum()
         results.append([y, *torch.autograd.grad(loss, given)])
     elementwise._compiled_for.cache_clear()
     for plain, ours in zip(*results, strict=True):

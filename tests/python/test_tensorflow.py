@@ -198,6 +198,10 @@ def test_python_says_what_is_wrong(layout):
         bstf.linear(x, values, layout, activation="tanh")
     with pytest.raises(ValueError, match=r"residual is float32 \(60,\), needs float32 \(2, 60\)"):
         bstf.linear(x, values, layout, residual=tf.ones([60]))
+    graph = tf.function(lambda r: bstf.linear(x, values, layout, residual=r), input_signature=[tf.TensorSpec(None)])
+    for shape in ([60], [1, 60]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same size and shape"):
+            graph(tf.ones(shape))
     with pytest.raises(ValueError, match="feature_axis is 1, needs -1"):
         bstf.linear(x, values, layout, feature_axis=1)
     with tf.Graph().as_default():

@@ -225,3 +225,40 @@ def test_weight_norm_and_edges(channels):
     layer.cuda()
     edge.cuda()
     torch.testing.assert_close(edge(layer(x.cuda()), x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_gradients_of_biases_are_sums_over_many_tokens(dtype):
+    """Rounded once, the same bits each time, in a graph too; of one kernel's sums and of parts."""
+    unit = torch.finfo(dtype).eps
+    of_sums = unit if dtype == torch.float64 else torch.finfo(torch.float32).eps
+    for shape in ((3, 7, 5, 24), (16, 33, 31, 128), (2, 500, 100, 40), (9, 1000)):
+        dy = (torch.rand(shape, device="cuda", dtype=torch.float64) - 0.4).to(dtype)
+        found = torch.ops.blocksparse.bias_gradient(dy)
+        flat = dy.double().flatten(0, -2)
+        bound = unit * flat.sum(0).abs() + 16 * of_sums * flat.abs().sum(0)
+        assert bool(((found.double() - flat.sum(0)).abs() <= bound).all()), shape
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = torch.ops.blocksparse.bias_gradient(dy)
+        graph.replay()
+        assert torch.equal(captured, found)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (2, 3), (3, 3)])
+def test_gradients_of_small_filters_agree_with_dense(kernel):
+    """Those of PixelCNN++: rows above and columns to the left."""
+    layout = Layout.from_graph("random(4,8,0.3)", 32, seed=3)
+    height, width = kernel
+    padding = ((height - 1, 0), (width // 2, width - 1 - width // 2))
+    x = torch.randn(33, 256, 16, 15, device="cuda").to(memory_format=torch.channels_last)
+    values = torch.zeros(layout.blocks, height * width, 32, 32, device="cuda")
+    x, values = x.bfloat16(), values.bfloat16().requires_grad_()
+    y = bst.conv2d(x, values, layout, kernel_size=kernel, padding=padding)
+    dy = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, values, dy, retain_graph=True)
+    assert torch.equal(found, torch.autograd.grad(y, values, dy)[0])
+    v64 = values.detach().double().cpu().requires_grad_()
+    padded = torch.nn.functional.pad(x.double().cpu(), (*padding[1], *padding[0]))
+    torch.nn.functional.conv2d(padded, bst.to_dense(v64, layout, kernel)).backward(dy.double().cpu())
+    assert error(found.cpu(), v64.grad) < 3 * TOLERANCE[torch.bfloat16]

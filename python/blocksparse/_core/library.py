@@ -32,7 +32,7 @@ from .structs import (
     Workspace,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "gelu_tanh": 4}

@@ -43,7 +43,7 @@ def conv2d(x: Any, values: Any, layout: Layout | Tables, bias: Any | None = None
             - kernel_size: one number, or one for each size.
             - stride: as kernel_size; 1 by default.
             - padding: for each size a number or a pair (before, after), one for all or a sequence of them; or "SAME" or
-              "VALID", as JAX means them, or "causal" (as many pixels as x has, all padding before; stride 1). 0 by
+              "VALID", as JAX means them, or "causal": extent of the kernel less 1, all of it before, as in flax. 0 by
               default.
             - dilation: as kernel_size; 1 by default.
             - channels_last: whether channels are the last axis of x and of the result, as they are by default; that is
@@ -151,15 +151,17 @@ def apply_conv(
 
 
 def _pads(padding: Any, size: tuple[int, ...], kernel_size: Sizes, stride: Sizes, dilation: Sizes) -> Any:
-    """The padding; what JAX's words "SAME" and "SAME_LOWER" mean beside strides depends on the size of x."""
+    """The padding as numbers: what JAX's words mean beside strides depends on the size of x, or is of flax alone."""
     word = padding.upper() if isinstance(padding, str) else ""
-    if word not in ("SAME", "SAME_LOWER"):
+    if word not in ("SAME", "SAME_LOWER", "CAUSAL"):
         return padding.lower() if word else padding
     kernel, strides, dilations = (
         per_size(name, given, len(size))
         for name, given in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
     )
     extents = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    if word == "CAUSAL":
+        return [(extent - 1, 0) for extent in extents]
     return jax.lax.padtype_to_pads(size, extents, strides, word)
 
 

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("blocksparse.jax.linen needs flax: pip install flax", name="flax") from error
 
 from ..interleave import interleaved_layout
-from ..layout import Layout
+from ..layout import Layout, need_layout
 from .conv import apply_conv
 from .glu import apply_linear_glu
 from .initializers import Initializer, lecun_normal
@@ -29,8 +29,15 @@ _zeros = jax.nn.initializers.zeros
 _interleaved = functools.lru_cache(maxsize=256)(interleaved_layout)  # a layout keeps its tables
 
 
-class _Layer(nn.Module):
+class _OfLayout(nn.Module):
     layout: Layout
+
+    def __post_init__(self) -> None:
+        need_layout(type(self).__name__, self.layout)
+        super().__post_init__()
+
+
+class _Layer(_OfLayout):
     use_bias: bool = True
     gates: bool = False
     activation: str | None = "none"
@@ -105,13 +112,12 @@ class BlockSparseGLU(_Layer):
         return apply_linear_glu(x, values, both, self.layout.out_features, bias, **options)
 
 
-class BlockSparseMLP(nn.Module):
+class BlockSparseMLP(_OfLayout):
     """y = W_down (f(W_gate x) * (W_up x)), of the layers `up` and `down`; see `nnx`.
 
     `layout` is that of W_up [hidden, in], and of W_gate; `down_layout` that of W_down [out, hidden].
     """
 
-    layout: Layout
     down_layout: Layout
     gated: bool = True
     activation: str = "silu"
@@ -130,10 +136,9 @@ class BlockSparseMLP(nn.Module):
         return BlockSparseLinear(self.down_layout, name="down", **more)(hidden)
 
 
-class BlockSparseLSTM(nn.Module):
+class BlockSparseLSTM(_OfLayout):
     """A layer of an LSTM over whole sequences; `layout` is that of one gate [hidden, hidden], or of all; see `nnx`."""
 
-    layout: Layout
     input_layout: Layout | None = None
     time_major: bool = False
     dtype: Any = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .._core.arguments import shown
 from ..layout import Layout
 from . import gradients as gradients  # registers them
 from . import ops
@@ -88,6 +89,7 @@ def finish(op: str, y: Any, residual: Any, activate: Any) -> Any:
 
     Raises:
         ValueError: the residual is not like y.
+        tf.errors.InvalidArgumentError: so it turns out when a graph runs that knew no shapes.
     """
     if residual is not None:
         residual = tf.convert_to_tensor(residual)
@@ -95,7 +97,7 @@ def finish(op: str, y: Any, residual: Any, activate: Any) -> Any:
             raise ValueError(
                 f"[{op}] residual is {residual.dtype.name} {residual.shape}, needs {y.dtype.name} {y.shape}"
             )
-        y = y + residual
+        y = tf.add_n([y, residual])  # which does not broadcast
     return y if activate is None else activate(y)
 
 
@@ -108,7 +110,7 @@ def activation_of(op: str, activation: str | None) -> Any:
     if activation is None or activation == "none":
         return None
     if not isinstance(activation, str) or activation not in ACTIVATE:
-        raise ValueError(f"[{op}] activation is {activation!r}, needs one of {', '.join(ACTIVATE)}")
+        raise ValueError(f"[{op}] activation is {shown(activation)}, needs one of {', '.join(ACTIVATE)}")
     return ACTIVATE[activation]
 
 

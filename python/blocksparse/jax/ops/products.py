@@ -142,8 +142,13 @@ def _compiled(primitive: Primitive, parameters: tuple[tuple[str, Any], ...]) -> 
 
 
 def run_compiled(primitive: Primitive) -> None:
-    """Calls outside of compiled functions compile, once for each shape."""
-    primitive.def_impl(lambda *operands, **more: _compiled(primitive, tuple(sorted(more.items())))(*operands))
+    """Calls outside of compiled functions compile, once for each shape, under `jax.disable_jit()`, too."""
+
+    def run(*operands: Any, **more: Any) -> Any:
+        with jax.disable_jit(False):
+            return _compiled(primitive, tuple(sorted(more.items())))(*operands)
+
+    primitive.def_impl(run)
 
 
 # ---- Types and lowering --------------------------------------------------------------------------------------------

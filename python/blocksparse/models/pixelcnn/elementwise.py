@@ -93,7 +93,7 @@ Pads = tuple[int, int, int, int]
 # Images inside of functions are [n, h, w, channels], contiguous. Sums and powers are of float32, whatever their type.
 
 
-def ordered_concat_elu(parts: tuple[Tensor, ...], places: Places, pads: Pads) -> tuple[Tensor, Tensor]:
+def ordered_concat_elu(parts: tuple[Tensor, ...], places: Places, pads: Pads) -> tuple[Tensor, Tensor, Tensor]:
     """concat_elu of one or two tensors [n, C, h, w] behind one another, channels-last, in an order.
 
     Args:
@@ -102,9 +102,10 @@ def ordered_concat_elu(parts: tuple[Tensor, ...], places: Places, pads: Pads) ->
         pads: zeros around the result: left, right, above, below.
 
     Returns:
-        The result, and the first part. Who reads that one instead of the part has its gradient added on the way.
+        The result, the same for a second reader, and the first part. Gradients that come back to the second and the
+        third are added on the way.
     """
-    made: tuple[Tensor, Tensor] = _Ordered.apply(places, pads, *parts)
+    made: tuple[Tensor, Tensor, Tensor] = _Ordered.apply(places, pads, *parts)
     return made
 
 
@@ -141,22 +142,24 @@ def _first(x: Tensor) -> Tensor:
 
 class _Ordered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, places: Places, pads: Pads, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, places: Places, pads: Pads, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         last = [_last(part) for part in parts]
         y = _compiled(_forward, pads, places.source, places.sign, *last)
         ctx.save_for_backward(*last)
         ctx.places, ctx.pads = places, pads
         ctx.set_materialize_grads(False)
-        return _first(y), parts[0].view_as(parts[0])
+        return _first(y), _first(y), parts[0].view_as(parts[0])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        dy, second, more = (None if grad is None else _last(grad) for grad in grads)
         last = ctx.saved_tensors
         if dy is None:
-            return None, None, more, *(None,) * (len(last) - 1)
-        more = None if more is None else _last(more)
-        dx = _compiled(_backward, ctx.pads, ctx.places.plus, ctx.places.minus, _last(dy), more, *last)
+            dy, second = second, None
+        if dy is None:
+            return None, None, grads[2], *(None,) * (len(last) - 1)
+        dx = _compiled(_backward, ctx.pads, ctx.places.plus, ctx.places.minus, dy, second, more, *last)
         return None, None, *(_first(part) for part in dx)
 
 
@@ -236,9 +239,10 @@ def _forward(pads: Pads, source: Tensor, sign: Tensor, *parts: Tensor) -> Tensor
 
 
 def _backward(
-    pads: Pads, plus: Tensor, minus: Tensor, dy: Tensor, more: Tensor | None, *parts: Tensor
+    pads: Pads, plus: Tensor, minus: Tensor, dy: Tensor, second: Tensor | None, more: Tensor | None, *parts: Tensor
 ) -> tuple[Tensor, ...]:
     dy, made, begin = _crop(dy, parts[0], pads), [], 0
+    dy = dy if second is None else dy + _crop(second, parts[0], pads)
     for part in parts:
         end = begin + part.size(-1)
         dx = _slopes(dy[..., plus[begin:end]], dy[..., minus[begin:end]], part.float())

@@ -186,7 +186,7 @@ class Whole:
         self.model, self.weights = model, weights
         self.dropout = model.config.dropout if model.training else 0.0
         self.biases = {name: model.stack_of(name).bias.to(made[0].dtype).unbind() for name, made in weights.items()}
-        self.elus: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self.elus: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # see `_elu`
 
     def conv(self, layer: Layer, x: Tensor) -> Tensor:
         """See `Run`."""
@@ -215,12 +215,17 @@ class Whole:
         return biased_gate(x, self._product(resnet.second, inner), self._bias(resnet.second))
 
     def _elu(self, layer: Layer, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """What a resnet and, later, the nin of another one read of the same tensor is made once."""
+        """What a layer reads of tensors, and the first of these for whoever reads it next.
+
+        A resnet and, later, the nin of another one that read the same tensor alike have it made once.
+        """
         stack = self.model.stack(layer)
         key = (stack.reads, *parts)
-        if key not in self.elus:
-            self.elus[key] = stack.elu(parts)
-        return self.elus[key]
+        if key in self.elus:
+            return self.elus[key]
+        first, second, x = stack.elu(parts)
+        self.elus[key] = second, x
+        return first, x
 
     def _bias(self, layer: Layer) -> Tensor:
         return self.biases[layer.kind.name][layer.index]

@@ -87,13 +87,14 @@ class Convolutions(nn.Module):
             else:
                 squares = v.square().sum((2, 3, 4), keepdim=True)
                 w = v * (gain.view_as(squares) * squares.clamp(min=LEAST).rsqrt())
-                # As cuDNN takes them beside channels-last images. One copy here is two for each convolution less, and
-                # their gradients come back side by side.
-                w = w.to(dtype or w.dtype).permute(0, 1, 3, 4, 2).contiguous()
-                return [one.permute(0, 3, 1, 2) for one in w.unbind()]
-        return list((w if dtype is None else w.to(dtype)).unbind())
+        w = w if dtype is None else w.to(dtype)
+        if self.layouts or not w.is_cuda:
+            return list(w.unbind())
+        # As cuDNN takes them beside channels-last images. One copy here is two for each convolution less, and their
+        # gradients come back side by side.
+        return [one.permute(0, 3, 1, 2) for one in w.permute(0, 1, 3, 4, 2).contiguous().unbind()]
 
-    def elu(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def elu(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """`ordered_concat_elu` of what a convolution reads, for `forward` without pads and orders, on a card."""
         return ordered_concat_elu(parts, *self._ready())
 

@@ -26,8 +26,9 @@ class RigL(Rewiring):
     """Blocks of the lowest norms go, and come where the gradient of a dense weight has the largest. See `Rewiring`.
 
     At steps that act, and at no other, x and dy of each layer are looked at in the backward pass: in the last one, if
-    gradients of several are added up. Until its end they stay in memory. Layers in compiled graphs cannot be looked at:
-    run such steps under `torch.compiler.set_stance("force_eager")`. A layer that has taken no part stays as it is.
+    gradients of several are added up. Until its end they stay in memory; for a layer of more than 2^24 places, which is
+    scored strip by strip, until the step. Layers in compiled graphs cannot be looked at: run such steps under
+    `torch.compiler.set_stance("force_eager")`. A layer that has taken no part stays as it is.
 
     Args:
         schedule: see `Rewiring`, as for all below.

@@ -149,7 +149,15 @@ constexpr std::string_view kLines[] = {
     "conv:wgrad bf16 n=0 hw=12 b=32 random(3,3,0.5) dgates",
     // The last of nine jobs, of two steps, is shared by four thread blocks, two of which have none.
     "conv:wgrad f16 n=1 hw=12 b=64 dense(3,3)",
-    // wgrad of two or three rows of two or three taps: every size of blocks, whole jobs and shared ones.
+    // wgrad of up to 3 x 3 taps: every size of blocks, whole jobs and shared ones, one warpgroup and three.
+    "conv:wgrad bf16 n=40 hw=16 r=1 b=32 diagonal(4)",
+    "conv:wgrad f16 n=20 hw=17x15 r=1 b=16 random(9,7,0.3) dw=f32 accumulate",
+    "conv:wgrad bf16 n=20 hw=16 r=1 b=128 random(2,2,0.8) k=200",
+    "conv:wgrad bf16 n=3 hw=16 r=1 pad=1 b=64 random(4,3,0.6)",
+    "conv:wgrad f16 n=4 hw=300 dims=1 r=3 b=32 random(6,6,0.4) dw=f32",
+    "conv:wgrad bf16 n=4 hw=150 dims=1 r=2 dil=3 pad=3 after=0 b=64 random(4,4,0.5) accumulate",
+    "conv:wgrad bf16 n=2 hw=13x17 r=3x1 pad=1x0 after=1x0 b=32 random(6,6,0.4)",
+    "conv:wgrad bf16 n=2 hw=13x17 r=2x1 pad=1x0 after=0x0 b=8 random(6,5,0.4) values=int dw=f32",
     "conv:wgrad bf16 n=3 hw=13x11 r=2x3 pad=1x1 after=0x1 b=32 random(4,8,0.3)",
     "conv:wgrad bf16 n=40 hw=16 r=2x3 pad=1x1 after=0x1 b=32 diagonal(4)",
     "conv:wgrad bf16 n=2 hw=16 r=2 pad=1 after=0 b=32 random(8,8,0.25) dw=f32 accumulate",

@@ -177,7 +177,8 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   g.dgates = &g;
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
   g.dgates = nullptr;
-  for (const SpatialSizes& kernel : {SpatialSizes{1, 2, 2}, SpatialSizes{1, 2, 3}, SpatialSizes{1, 3, 2}}) {
+  for (const SpatialSizes& kernel :
+       {SpatialSizes{1, 2, 2}, SpatialSizes{1, 2, 3}, SpatialSizes{1, 3, 2}, SpatialSizes{1, 1, 3}}) {
     g.gather.kernel = kernel;
     EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::halo);
     EXPECT_EQ(plan_halo_gradient(g)->tap_rows, kernel[1]);
@@ -185,6 +186,27 @@ TEST_F(ConvSelect, TapsShareWhatIsInSharedMemoryWhereItFits) {
   }
   g.gather = gather_of(5, 1, 2);
   EXPECT_EQ(choose_cuda_way(g, kHopper), CudaWay::gather);
+}
+
+// PixelCNN++'s: four groups of 32, behind concat-ELU.
+TEST_F(ConvSelect, AGradientOfOneTapIsAProductUnlessItHasFewBlocks) {
+  const auto way = [](std::string_view graph, int32_t block, int64_t hw) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    const Product p = product_of(layout, DType::bf16, gather_of(1, 1, 0), hw, hw);
+    const WeightGradient g{.dtype = DType::bf16,
+                           .dw_dtype = DType::bf16,
+                           .layout = layout.view(),
+                           .gather = gather_of(1, 1, 0),
+                           .rows = p.y,
+                           .columns = p.x};
+    EXPECT_EQ(choose_cuda_way(p, kHopper), CudaWay::pointwise);
+    return choose_cuda_way(g, kHopper);
+  };
+  EXPECT_EQ(way("random(4,8,0.25)", 32, 32), CudaWay::halo);
+  EXPECT_EQ(way("random(4,16,0.25)", 32, 32), CudaWay::halo);
+  EXPECT_EQ(way("random(4,8,0.25)", 32, 1), CudaWay::pointwise) << "few tokens";
+  EXPECT_EQ(way("random(16,16,0.25)", 32, 32), CudaWay::pointwise);
+  EXPECT_EQ(way("dense(4,4)", 64, 32), CudaWay::pointwise);
 }
 
 TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {

@@ -1,5 +1,5 @@
-// dW[i, tap] = dy_out^T x_in, x moved by the tap, for 2 or 3 rows of 2 or 3 taps in steps of one pixel: the rows of
-// images are in shared memory once for all taps.
+// dW[i, tap] = dy_out^T x_in, x moved by the tap, for up to 3 x 3 taps in steps of one pixel: the rows of images are in
+// shared memory once for all taps.
 //   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, taps, b, b]   16-bit elements, sums in
 //   f32
 // Who does what
@@ -23,12 +23,12 @@ namespace {
 
 template <class T, class Body>
 Status with_halo_gradient(int32_t block, int32_t tap_columns, Body body) {
-  if (tap_columns == 2) {
-    return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64, 2>>()
-                       : body.template operator()<HaloGradientKernel<T, 32, 2>>();
-  }
-  return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64, 3>>()
-                     : body.template operator()<HaloGradientKernel<T, 32, 3>>();
+  const auto with = [&]<int Taps>() {
+    return block >= 64 ? body.template operator()<HaloGradientKernel<T, 64, Taps>>()
+                       : body.template operator()<HaloGradientKernel<T, 32, Taps>>();
+  };
+  if (tap_columns == 1) return with.template operator()<1>();
+  return tap_columns == 2 ? with.template operator()<2>() : with.template operator()<3>();
 }
 
 // dy as images of the raster's positions.
@@ -41,9 +41,9 @@ inline gemm::GatheredImages rows_in_raster(const WeightGradient& g, const HaloGr
   return in_raster(dy, plan.raster);
 }
 
-inline HaloTables halo_tables(void* workspace) {
+inline HaloTables halo_tables(void* workspace, int64_t taps) {
   auto* base = static_cast<char*>(workspace);
-  const HaloGradientPlaces at = halo_gradient_places();
+  const HaloGradientPlaces at = halo_gradient_places(taps);
   return {.counts = reinterpret_cast<int4*>(base + at.counts),
           .shares = reinterpret_cast<gemm::wgrad_wgmma::Share*>(base + at.shares),
           .jobs = reinterpret_cast<int4*>(base + at.jobs),
@@ -60,7 +60,7 @@ inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradie
                             .words = plan.words,
                             .steps = static_cast<int32_t>(plan.steps())};
   return {.patches = patches,
-          .tables = halo_tables(workspace),
+          .tables = halo_tables(workspace, g.gather.taps()),
           .target = {nullptr, g.dw, g.dw_dtype == DType::f32, g.accumulate},
           .outputs = g.rows.channels,
           .inputs = g.columns.channels,
@@ -77,7 +77,7 @@ inline HaloGradient gradient_arguments(const WeightGradient& g, const HaloGradie
 template <class T>
 Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
   const auto plan = plan_halo_gradient(g);
-  if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of 2 or 3 rows of 2 or 3 taps"};
+  if (!plan) return {StatusCode::unsupported, "[conv] not a gradient of up to 3 x 3 taps"};
   const int32_t grid = std::min(call.card.multiprocessors, gemm::wgrad_wgmma::kMostGrid);
   return with_halo_gradient<T>(g.layout.block_size, plan->tap_columns, [&]<class K>() {
     HaloGradientMaps maps{};
@@ -104,7 +104,7 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
 template <class T>
 Status prepare_halo_gradient() {
   for (int32_t block : {32, 64}) {
-    for (int32_t tap_columns : {2, 3}) {
+    for (int32_t tap_columns : {1, 2, 3}) {
       BS_RETURN_IF_ERROR((with_halo_gradient<T>(block, tap_columns, [&]<class K>() {
         BS_RETURN_IF_ERROR(cuda::prepare(halo_combine<K>, 0));
         return cuda::prepare(halo_gradient<K>, static_cast<int>(kHaloSharedBytes));

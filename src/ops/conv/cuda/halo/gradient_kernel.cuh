@@ -1,4 +1,4 @@
-// The kernels of wgrad of 2 or 3 rows of 2 or 3 taps: see gradient.cuh.
+// The kernels of wgrad of up to 3 x 3 taps: see gradient.cuh.
 #pragma once
 
 #include "cuda/ring.h"
@@ -40,7 +40,7 @@ struct HaloGradientKernel {
   static constexpr int kMostThreads = (kMostHaloTapRows + 1) * 128, kRegisters = 152, kFeedRegisters = 56;
   static constexpr ptx::Swizzle swizzle = kPatch == 64 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
   using Sums = float[kPatches][kSums];  // [64, taps x inputs of a patch] of a warpgroup
-  static_assert(kAllSums <= kMostHaloSums);
+  static_assert(kAllSums == Taps * kHaloSumsOfTap);
 };
 
 using HaloRing = cuda::Ring<kMostHaloStages>;

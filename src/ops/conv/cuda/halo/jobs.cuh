@@ -1,5 +1,5 @@
-// The jobs of wgrad of a few taps: patches of some inputs that share a strip of 64 outputs. Every thread block finds
-// all jobs and its own steps by itself. Two kernels in front, which made tables, took 6 us.
+// The jobs of wgrad of up to 3 x 3 taps: patches of some inputs that share a strip of 64 outputs. Every thread block
+// finds all jobs and its own steps by itself. Two kernels in front, which made tables, took 6 us.
 #pragma once
 
 #include "core/ceil_div.h"

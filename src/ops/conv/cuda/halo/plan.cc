@@ -71,8 +71,8 @@ bool halo_pays(const Product& p) {
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   const auto [slices, tap_rows, tap_columns] = g.gather.kernel;
   const int32_t block = g.layout.block_size, of_strip = std::max(block, 64);
-  if (slices != 1 || tap_rows < 2 || tap_rows > kMostHaloTapRows || tap_columns < 2 ||
-      tap_columns > kMostHaloTapColumns || g.gathers_rows || g.gates != nullptr || g.dgates != nullptr ||
+  if (slices != 1 || tap_rows > kMostHaloTapRows || tap_columns > kMostHaloTapColumns || g.gathers_rows ||
+      g.gates != nullptr || g.dgates != nullptr ||
       reinterpret_cast<uintptr_t>(g.dw) % static_cast<size_t>(2 * size_of(g.dw_dtype)) != 0) {
     return std::nullopt;
   }
@@ -103,7 +103,17 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
   return plan;
 }
 
-HaloGradientPlaces halo_gradient_places() {
+// A gradient of one tap is an ordinary product, too, whose jobs share their dy among 512 inputs. Its tables, and parts
+// of 128 KB, cost more than dW if there are only few blocks. Then a job here reads the rest once more at most.
+bool halo_pays(const WeightGradient& g) {
+  constexpr int64_t kLeastTokens = 4096, kOfJob = 64 + 64;  // channels: dy, x
+  if (g.gather.taps() > 1) return true;
+  const auto plan = plan_halo_gradient(g);
+  return plan && g.rows.n * g.rows.pixels() >= kLeastTokens &&
+         plan->most_jobs * kOfJob <= 2 * (g.rows.channels + g.columns.channels);
+}
+
+HaloGradientPlaces halo_gradient_places(int64_t taps) {
   constexpr int64_t kGrid = gemm::wgrad_wgmma::kMostGrid;
   HaloGradientPlaces at{};
   Places places;
@@ -111,7 +121,7 @@ HaloGradientPlaces halo_gradient_places() {
   at.shares = places.next((kGrid + 1) * 8);
   at.jobs = places.next(kGrid * 16);
   at.ids = places.next(kGrid * kHaloIds * 4);
-  at.parts = places.next(2 * kGrid * kMostHaloTapRows * kMostHaloSums * 128 * 4);
+  at.parts = places.next(2 * kGrid * taps * kHaloSumsOfTap * 128 * 4);
   at.end = places.end;
   return at;
 }

@@ -45,13 +45,13 @@ constexpr int32_t halo_block_cost(int32_t block, int64_t taps) {
   return static_cast<int32_t>(10 + taps * (block == 16 ? 1 : block == 32 ? 2 : 6));
 }
 
-// wgrad of 2 or 3 rows of 2 or 3 taps: a step is 128 positions, a strip is 64 outputs as in wgrad_wgmma, and a patch is
+// wgrad of up to 3 x 3 taps: a step is 128 positions, a strip is 64 outputs as in wgrad_wgmma, and a patch is
 // 32 or 64 inputs with all of their taps.
 inline constexpr int64_t kHaloSharedBytes = int64_t{204} * 1024;
 inline constexpr int32_t kMostHaloStages = 8;
 inline constexpr int32_t kHaloGradientTokens = 128;
 inline constexpr int32_t kMostHaloTapRows = 3, kMostHaloTapColumns = 3;  // a row of taps is a warpgroup's
-inline constexpr int32_t kMostHaloSums = kMostHaloTapColumns * 32;       // of a thread
+inline constexpr int32_t kHaloSumsOfTap = 32;                            // of a thread
 inline constexpr int32_t kHaloIds = 64;                                  // blocks of a job, at most
 inline constexpr int32_t kMostHaloStrips = 256, kMostHaloWords = 1024;   // bounds of tables in shared memory
 inline constexpr int32_t kLeastHaloSteps = 4;                            // of a thread block
@@ -77,10 +77,13 @@ struct HaloGradientPlan {
 // Empty if `halo` does not do the gradient.
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g);
 
+// Whether `halo` is faster than the other ways, for a gradient that it does.
+bool halo_pays(const WeightGradient& g);
+
 // The parts of the workspace: see jobs.cuh.
 struct HaloGradientPlaces {
   int64_t counts, shares, jobs, ids, parts, end;
 };
-HaloGradientPlaces halo_gradient_places();
+HaloGradientPlaces halo_gradient_places(int64_t taps);
 
 }  // namespace blocksparse::conv
