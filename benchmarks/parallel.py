@@ -7,7 +7,7 @@ The model is pairs of layers, `size` -> `size` -> `size`, with balanced rows and
 `one` is a process that has the card (and its node) to itself while the others wait. A line of JSON each:
 
     tensor          a pair divided by its hidden features: forward and backward with dx, `tokens` in all processes
-    tensor_tokens   likewise, of x and y that are divided by tokens
+    tensor_tokens   likewise, of x and y that are divided by tokens. `part_ms`: a part alone, without exchange
     ddp, fsdp       steps of AdamW on `--pairs` pairs, `tokens` in each process; weights are float32, products bfloat16.
                     `same_bits`: whether a second run of ddp ends with the same weights, to the bit, in all processes
     exchange        all-reduce of what tensor parallel sums, alone
@@ -47,17 +47,14 @@ Options = argparse.Namespace
 WARM_UPS = 3
 
 
-def pair(options: Options, seed: int, dtype: torch.dtype, device: torch.device) -> bst.BlockSparseMLP:
-    """Two layers with a GELU between them."""
+def pair(options: Options, seed: int, dtype: torch.dtype, device: torch.device, parts: int = 1) -> bst.BlockSparseMLP:
+    """Two layers with a GELU between them; with a part of the features between them, and of the blocks."""
     nodes = options.size // options.block
-    degree = max(1, round(options.density * nodes))
-    layouts = (
-        graphs.balanced_random(nodes, degree=degree, block_size=options.block, seed=2 * seed + i) for i in (0, 1)
-    )
-    made = bst.BlockSparseMLP(
-        options.size, options.size, *layouts, gated=False, activation="gelu", device=device, dtype=dtype
-    )
-    return made
+    hidden, degree = nodes // parts, max(parts, round(options.density * nodes))
+    up = graphs.balanced_random(hidden, nodes, degree=degree, block_size=options.block, seed=2 * seed)
+    down = graphs.balanced_random(nodes, hidden, degree=degree // parts, block_size=options.block, seed=2 * seed + 1)
+    layer: Any = {"gated": False, "activation": "gelu", "device": device, "dtype": dtype}
+    return bst.BlockSparseMLP(options.size, hidden * options.block, up, down, **layer)
 
 
 def timed(run: Callable[[], None], options: Options, device: torch.device, together: bool = True) -> float:
@@ -109,11 +106,13 @@ def tensor_parallel(options: Options, mesh: DeviceMesh, device: torch.device) ->
 
         return run
 
-    times = torch.zeros(1, device=device)
+    times = torch.zeros(2, device=device)
     with alone() as mine:
         if mine:
-            times[0] = timed(both(one, x, dy), options, device, together=False)
+            for i, alone_here in enumerate((one, pair(options, 0, dtype, device, mesh.size()))):
+                times[i] = timed(both(alone_here, x, dy), options, device, together=False)
     dist.broadcast(times, 0)
+    one_ms, part_ms = times.tolist()
     state, whole = one.state_dict(), held_bytes(one.parameters())
     del one
     for name, layouts in (("tensor", None), ("tensor_tokens", Shard(0))):
@@ -125,7 +124,8 @@ def tensor_parallel(options: Options, mesh: DeviceMesh, device: torch.device) ->
         error = ((model(part[0]) - part[2]).norm() / part[2].norm()).item()
         ms = timed(both(model, part[0], part[1]), options, device)
         yield {
-            "what": name, "ms": ms, "one_ms": times.item(), "speed_up": times.item() / ms, "relative_error": error,
+            "what": name, "ms": ms, "one_ms": one_ms, "part_ms": part_ms, "speed_up": one_ms / ms,
+            "relative_error": error,
             "blocks": gathered([parts.up.part.layout.blocks, parts.down.part.layout.blocks], device),
             "parameter_bytes": [of[0] for of in gathered([held_bytes(parts.parameters())], device)],
             "one_parameter_bytes": whole,

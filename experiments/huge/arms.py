@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import platform
@@ -146,12 +147,9 @@ def machine(options: Options) -> str:
 
 def curve_of(losses: list[Tensor], scale: float = 1.0) -> list[list[float]]:
     """[[step, mean loss of the steps since the point before], ...] of the losses of all steps."""
-    values = torch.stack(losses).float().cpu() * scale
-    width = -(-len(losses) // POINTS)
-    return [
-        [min(i + width, len(losses)), round(values[i : i + width].mean().item(), 4)]
-        for i in range(0, len(losses), width)
-    ]
+    values, points = torch.stack(losses).float().cpu() * scale, min(POINTS, len(losses))
+    ends = [len(losses) * i // points for i in range(points + 1)]
+    return [[end, round(values[begin:end].mean().item(), 4)] for begin, end in itertools.pairwise(ends)]
 
 
 def finish(main: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ SIZES = {
     "updates": (400, 700, "updates of an arm"),
     "streams": (8, 64, "parts of the text that are read side by side"),
     "length": (16, 64, "words of a stream in an update"),
-    "width": (64, 1024, "features of h"),
+    "width": (160, 1024, "features of h"),
     "embedding": (32, 256, "features of a word that is read"),
     "words": (4096, 131072, "most words; others are one, the unknown word"),
     "frequent": (512, 8192, "words whose weights are dense"),
@@ -126,7 +126,7 @@ def head(kind: str, density: float, text: Text, options: Options, seed: int) -> 
     bias, rare = (text.counts + 1).float().log() - (text.counts + 1).sum().log(), words - frequent
     if kind == "dense":
         return Whole(with_bias(nn.Linear(width, words), bias), None, words)
-    degree = max(1, round(density * width / b))
+    degree = degree_of(density, options)
     layer: nn.Module
     if kind == "low-rank":
         rank = round(degree * b * rare / (rare + width))
@@ -135,6 +135,12 @@ def head(kind: str, density: float, text: Text, options: Options, seed: int) -> 
         layout = graphs.balanced_random(rare // b, width // b, degree=degree, block_size=b, seed=seed)
         layer = with_bias(bst.BlockSparseLinear(width, rare, layout), bias[frequent:])
     return Whole(with_bias(nn.Linear(width, frequent), bias[:frequent]), layer, frequent)
+
+
+def degree_of(density: float, options: Options) -> int:
+    """Blocks in a row of rare words."""
+    degree: int = max(1, round(density * options.width / options.block))
+    return degree
 
 
 def with_bias(layer: Any, bias: Tensor) -> nn.Module:
@@ -234,10 +240,12 @@ def do(arm: Arm, text: Text, options: Options) -> Line:
     setup = time.perf_counter() - begin
     losses, seconds = train(model, text, what["rate"], options)
     weights = sum(p.numel() for p in model.head.parameters())
+    share = degree_of(what["density"], options) * options.block / options.width  # whole blocks
     return {
         **test(model, text.test, options.frequent, options), "unit": "nats per word", "vocabulary": text.size,
         "ms": round(1e3 * seconds, 2), "words_per_s": round(options.streams * options.length / seconds),
-        "head_weights": weights, "head_bytes": 16 * weights, "setup_s": round(setup, 2), "curve": curve_of(losses),
+        "head_weights": weights, "head_bytes": 16 * weights, "setup_s": round(setup, 2),
+        "share": round(share, 4) if what["kind"] == "sparse" else None, "curve": curve_of(losses),
         "parameters": sum(p.numel() for p in model.parameters()),
     }  # fmt: skip
 

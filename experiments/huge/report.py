@@ -16,6 +16,7 @@ from typing import Any
 
 from arms import Line, lines_of
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 Rows = dict[tuple[Any, ...], list[Line]]
 
@@ -91,7 +92,7 @@ def output_layer_table(lines: list[Line]) -> str:
     ])  # fmt: skip
 
 
-def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str) -> None:
+def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str, scale: str = "linear") -> None:
     """Curves of the first seed, and what came of each arm against x, each with its best rate."""
     found = best_rates(grouped(lines, "arm", "rate"), lambda runs: mean(runs, "loss"))
     figure = Figure(figsize=(10, 3.9), layout="constrained")
@@ -106,9 +107,10 @@ def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str)
         lows.append(min(losses))
         seconds.append(losses[min(len(losses) - 1, len(losses) // 6)])
     left.set(xlabel="steps", ylabel=f"{unit}, training", ylim=(min(lows) - 0.05, max(seconds)))
-    right.set(xlabel=label, ylabel=f"{unit}, held-out text", xscale="log")
+    right.set(xlabel=label, ylabel=f"{unit}, held-out text", xscale=scale)
     for axes in (left, right):
         axes.grid(alpha=0.25)
+    right.xaxis.set_minor_formatter(NullFormatter())
     right.legend(frameon=False, fontsize=7, ncols=2)
     figure.savefig(path, dpi=130)
 
@@ -151,6 +153,7 @@ def memory_picture(lines: list[Line], path: Path) -> None:
                 color = "black" if arm == "dense" else f"C{i}"
                 axes.step([*steps, run["updates"]], [*lengths, lengths[-1]], where="post", color=color, label=label)
         axes.set(xlabel="updates", ylabel="n", title=task)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
@@ -170,7 +173,7 @@ def main() -> None:
         losses_picture(lines, picture, "ms", "ms a step", "bits per byte")
     elif options.what == "output_layer":
         text = output_layer_table(lines)
-        losses_picture(lines, picture, "head_weights", "weights of the output layer", "nats a word")
+        losses_picture(lines, picture, "head_weights", "weights of the output layer", "nats a word", "log")
     else:
         text = memory_table(lines)
         memory_picture(lines, picture)

@@ -45,6 +45,9 @@ class PlaceSet {
     return true;
   }
 
+  // Has the number's cell on its way to the cache: a set of millions of numbers lies in none.
+  void prefetch(uint64_t number) const { __builtin_prefetch(&cells_[first_cell(number)], 1); }
+
   template <class F>
   void for_each(F&& take) const {  // in no order that means anything
     for (uint64_t cell : cells_) {

@@ -1,6 +1,7 @@
 #include "core/random.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "blocksparse/graphs.h"
@@ -24,8 +25,19 @@ Result<BlockCoordinates> random(int64_t out_blocks, int64_t in_blocks, double de
   const int64_t draws = complement ? all - count : count;
   Random rng(static_cast<uint64_t>(seed));
   PlaceSet chosen(draws);
-  for (int64_t last = all - draws; last < all; ++last) {
+  // Drawn ahead, so that their cells are there when they are asked for.
+  std::array<uint64_t, 16> drawn;
+  const auto ahead = static_cast<int64_t>(drawn.size());
+  const auto draw = [&](int64_t last) {
+    if (last >= all) return;
     const auto place = static_cast<uint64_t>(rng.below(last + 1));
+    drawn[static_cast<size_t>(last % ahead)] = place;
+    chosen.prefetch(place);
+  };
+  for (int64_t last = all - draws; last < all - draws + ahead; ++last) draw(last);
+  for (int64_t last = all - draws; last < all; ++last) {
+    const uint64_t place = drawn[static_cast<size_t>(last % ahead)];
+    draw(last + ahead);
     if (!chosen.insert(place)) chosen.insert(static_cast<uint64_t>(last));
   }
 
