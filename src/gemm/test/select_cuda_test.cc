@@ -170,7 +170,11 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
     EXPECT_EQ(large(1024, 4096, 0.25), "row_wgmma");
     EXPECT_EQ(large(1024, 12288, 0.1), "wgmma");
     EXPECT_EQ(large(1024, 18432, 0.03), "row_wgmma");
-    EXPECT_EQ(large(1025, 4096, 0.1), "wgmma");
+    EXPECT_EQ(large(1025, 4096, 0.1), "row_wgmma");
+    EXPECT_EQ(large(2048, 4096, 0.1), "row_wgmma");
+    EXPECT_EQ(large(2048, 4096, 0.25), block == 64 ? "wgmma" : "row_wgmma");
+    EXPECT_EQ(large(2049, 4096, 0.1), "wgmma");
+    EXPECT_EQ(large(2048, 12288, 0.1), "wgmma") << "x is larger than L2";
   }
   CudaProblem gates = p;
   gates.outputs = 4 * p.inputs;
@@ -208,7 +212,7 @@ TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
     change(other);
     return chosen(other, kH200);
   };
-  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1025; }), "wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 2049; }), "wgmma");
   // Features-first x, which row_wgmma does not take: the choice among the others.
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 257; }), "wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.x_first = true, o.n = 256; }), "stream_w") << "32 tiles";

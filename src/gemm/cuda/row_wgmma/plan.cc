@@ -54,7 +54,7 @@ bool pays(const CudaProblem& p, const cuda::Card&) {
   if (p.block == 32) {
     if (p.n <= 96) return density < (rows >= 256 ? 0.6 : 0.05);
     if (p.n <= 256) return density < 0.6;
-    if (p.n <= 640) return density < 0.15;
+    if (p.n <= 640) return density < (rows < 64 ? 0.3 : p.n <= 448 ? 0.08 : 0.15);
     return p.n <= 2048 && density < (rows <= 32 ? 0.3 : p.n > 1024 && p.n <= 1536 ? 0.12 : 0.08);
   }
   if (p.n <= 512) return true;

@@ -23,26 +23,36 @@ int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
   return p.block == 32 && tiles_of(p, 64) <= card.multiprocessors ? 64 : kMostTokens;
 }
 
+namespace {
+
+bool pays_with_32(const CudaProblem& p, int64_t tiles, const cuda::Card& card) {
+  constexpr int64_t kLeastTiles = 32;
+  const double density = p.density();
+  if (p.n > 4096 || density >= 0.58) return false;
+  if (p.n <= 512 && tokens_of_tile(p, card) == 64) {
+    return p.n > 256 && tiles >= 2 * kLeastTiles && density >= (p.n <= 448 ? 0.08 : 0.15);
+  }
+  const bool one_wave = tiles <= card.multiprocessors;
+  return p.n >= 512 && tiles >= kLeastTiles && density >= (one_wave && p.n > 512 ? 0.045 : 0.2);
+}
+
+}  // namespace
+
 bool pays(const CudaProblem& p, const cuda::Card& card) {
-  constexpr int64_t kLeastTiles = 32, kLeastInputs = 1024;
+  constexpr int64_t kLeastTiles = 32, kLeastTilesOfFew = 96, kLeastInputs = 1024;
   const int64_t tiles = tiles_of(p, tokens_of_tile(p, card));
-  const bool few = p.n < stream_w::kMostTokens;
-  if (tiles < (few ? (p.block == 32 ? 2 : 3) * kLeastTiles : kLeastTiles) || p.inputs < kLeastInputs) return false;
-  if (few && p.block == 8) return false;  // not measured
+  if (p.inputs < kLeastInputs) return false;
   // A warp has a row to its end. A row with a block for every input takes 1 / density times as long as others. Such
   // rows may exist if any row can be cut; tables made on a card do not say that there are none.
   const double density = p.density();
   if (p.slots > 0 && density < 0.05) return false;
+  if (p.block == 32) return pays_with_32(p, tiles, card);
+  const bool few = p.n < stream_w::kMostTokens;
+  if (tiles < (few ? kLeastTilesOfFew : kLeastTiles)) return false;
+  if (few && p.block == 8) return false;  // not measured
   const bool one_wave = tiles <= card.multiprocessors;
-  switch (p.block) {
-    case 8: return density < (one_wave ? 0.3 : 0.2);
-    case 16: return density >= 0.015 && density < (one_wave ? 0.55 : 0.44);
-    default:
-      return p.n > 256 && p.n <= 4096 && density < 0.58 &&
-             density >= (!one_wave                      ? 0.2
-                         : p.n <= stream_w::kMostTokens ? 0.15
-                                                        : 0.045);
-  }
+  if (p.block == 8) return density < (one_wave ? 0.3 : 0.2);
+  return density >= 0.015 && density < (one_wave ? 0.55 : 0.44);
 }
 
 int64_t workspace_bytes(const CudaProblem&) { return 0; }
