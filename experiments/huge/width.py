@@ -172,8 +172,10 @@ def parse() -> Options:
     parser.add_argument("--arm", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     on_card = options.device == "cuda"
-    fallback = {"weights": (1 << 22, 1 << 26), "block": (32, 64), "tokens": (16, 64), "dense_gb": (5, 60)}
-    fallback["widths"] = (WIDTHS, WIDTHS_ON_CARD)
+    fallback: dict[str, tuple[Any, Any]] = {
+        "weights": (1 << 22, 1 << 26), "block": (32, 64), "tokens": (16, 64), "widths": (WIDTHS, WIDTHS_ON_CARD),
+        "dense_gb": (5, 60),
+    }  # fmt: skip
     for name, values in fallback.items():
         if getattr(options, name) is None:
             setattr(options, name, values[on_card])
@@ -186,8 +188,8 @@ def main() -> None:
     if options.arm:
         print(json.dumps(measure(options, options.arm[0], int(options.arm[1]))))
         return
-    lines = run_all(options)
-    picture(lines, options.output.with_suffix(".png"))
+    if lines := run_all(options):
+        picture(lines, options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
