@@ -274,15 +274,17 @@ class Page:
         ]
         cells = [[f"`{r['preset']}`", r["way"], number(r["ms"]), number(r["memory_GB"])] for r in steps]
         lines += table("problem | way | ms | memory, GB", sorted(cells))
-        lines += ["", "Host time of a convolution, until the call is queued, us:", ""]
-        lines += table(
-            "problem | ours | PyTorch", [[r["host"], number(r["ours_us"]), number(r["torch_us"])] for r in hosts]
-        )
-        lines += ["", "Drawing images, seconds: with what earlier pixels left, and without.", ""]
-        cells = [
-            [f"`{r['sampling']}`, {r['images']} images", number(r["cached_s"]), number(r["plain_s"])] for r in drawn
-        ]
-        return [*lines, *table("problem | with | without", cells)]
+        if hosts:
+            cells = [[r["host"], number(r["ours_us"]), number(r["torch_us"])] for r in hosts]
+            lines += ["", "Host time of a convolution, until the call is queued, us:", ""]
+            lines += table("problem | ours | PyTorch", cells)
+        if drawn:
+            cells = [
+                [f"`{r['sampling']}`, {r['images']} images", number(r["cached_s"]), number(r["plain_s"])] for r in drawn
+            ]
+            lines += ["", "Drawing images, seconds: with what earlier pixels left, and without.", ""]
+            lines += table("problem | with | without", cells)
+        return lines
 
 
 def over(row: Row, library: str) -> float | None:

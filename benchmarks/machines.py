@@ -74,6 +74,7 @@ H100 = Machine(
             "benchmarks/peers/gpu.py FILE --problems benchmarks/problems/plain/cuda.txt --samples 5",
             "16 to 8192 tokens beside cuBLAS and plain Triton kernels",
         ),
+        Source("2026-11-26-nvidia-h100-pixelcnn", "benchmarks/pixelcnn.py {steps,profile} --device cuda", "PixelCNN++"),
     ),
     crossover="h100",
     remarks=(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTHS = (4096, 16384, 65536, 262144, 1048576)
+WIDTHS_ON_CARD = (16384, 65536, 131072, 262144, 1048576)  # 64M weights do not fit into 4096 x 4096
 WARM_UPS = 2
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Has the C library keep what a step frees for the next: new pages took two thirds of a step of 1M features."""
@@ -112,6 +113,9 @@ def run_all(options: Options) -> list[Line]:
     for kind, width in [*(("sparse", w) for w in options.widths), *arms]:
         if (kind, width) in known:
             continue
+        if kind == "sparse" and options.weights > width**2:
+            print(f"sparse {width}: skipped, {width} x {width} has fewer than {options.weights} weights", flush=True)
+            continue
         start = time.monotonic()
         if start + longest - begin > 60 * options.minutes:
             print(f"{kind} {width} and what follows is left for another run: {options.minutes:g} minutes are over")
@@ -137,7 +141,9 @@ def picture(lines: list[Line], path: Path) -> None:
     for axes, key, unit, title in zip(figure.subplots(1, 2), ("ms", "bytes"), (1, 1e-9), ("ms", "GB"), strict=True):
         for kind, mark in (("sparse", "o-"), ("dense", "s--")):
             mine = sorted((line for line in lines if line["kind"] == kind), key=lambda line: line["width"])
-            label = f"block-sparse, {mine[0]['weights'] / 1e6:.0f}M weights" if kind == "sparse" and mine else kind
+            if not mine:
+                continue
+            label = f"block-sparse, {mine[0]['weights'] / 1e6:.0f}M weights" if kind == "sparse" else kind
             axes.plot([line["width"] for line in mine], [line[key] * unit for line in mine], mark, label=label)
         if key == "bytes":
             all_ = sorted({(line["width"], line["activation_bytes"]) for line in lines})
@@ -158,7 +164,7 @@ def parse() -> Options:
     parser.add_argument("--block", type=int, help="32, 64 on a card")
     parser.add_argument("--tokens", type=int, help="16 on a CPU, 64 on a card")
     parser.add_argument("--features-last", action="store_true", help="x as [tokens, features] in memory")
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--widths", type=int, nargs="+", help="4096 to 1M in steps of 4; on a card 16384 to 1M")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--dense-gb", type=float, help="most memory that a dense layer may take: 5, or 60 on a card")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no arm is begun that would end later")
@@ -166,7 +172,10 @@ def parse() -> Options:
     parser.add_argument("--arm", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     on_card = options.device == "cuda"
-    fallback = {"weights": (1 << 22, 1 << 26), "block": (32, 64), "tokens": (16, 64), "dense_gb": (5, 60)}
+    fallback: dict[str, tuple[Any, Any]] = {
+        "weights": (1 << 22, 1 << 26), "block": (32, 64), "tokens": (16, 64), "widths": (WIDTHS, WIDTHS_ON_CARD),
+        "dense_gb": (5, 60),
+    }  # fmt: skip
     for name, values in fallback.items():
         if getattr(options, name) is None:
             setattr(options, name, values[on_card])
@@ -179,8 +188,8 @@ def main() -> None:
     if options.arm:
         print(json.dumps(measure(options, options.arm[0], int(options.arm[1]))))
         return
-    lines = run_all(options)
-    picture(lines, options.output.with_suffix(".png"))
+    if lines := run_all(options):
+        picture(lines, options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
