@@ -34,6 +34,12 @@ def mean(runs: list[Line], key: str) -> float:
     return statistics.fmean(run[key] for run in runs)
 
 
+def time_of(runs: list[Line], key: str, digits: int) -> str:
+    """The mean of the seeds that ran alone. Lines of "beside_others" shared their card."""
+    alone = [run for run in runs if not run.get("beside_others")]
+    return f"{mean(alone, key):,.{digits}f}" if alone else ""
+
+
 def each(runs: list[Line], key: str) -> str:
     """The value of each seed."""
     return ", ".join(f"{run[key]:.4f}" if isinstance(run[key], float) else f"{run[key]}" for run in runs)
@@ -73,7 +79,7 @@ def feedforward_table(lines: list[Line]) -> str:
         [
             arm, f"{runs[0]['features']:,}", f"{runs[0]['ffn_weights']:,}", f"{rate:g}", f"{mean(runs, 'loss'):.4f}",
             each(runs, "loss"), "" if base is None else f"{mean(runs, 'loss') - base:+.4f}",
-            f"{mean(runs, 'used'):.0%}" if "used" in runs[0] else "", f"{mean(runs, 'ms'):.1f}", peak(runs),
+            f"{mean(runs, 'used'):.0%}" if "used" in runs[0] else "", time_of(runs, "ms", 1), peak(runs),
         ]
         for (arm, rate), runs in sorted(rows.items(), key=lambda row: (row[1][0]["features"], mean(row[1], "loss")))
     ])  # fmt: skip
@@ -86,7 +92,7 @@ def output_layer_table(lines: list[Line]) -> str:
         [
             arm, f"{runs[0]['head_weights']:,}", f"{rate:g}", f"{mean(runs, 'loss'):.4f}", each(runs, "loss"),
             f"{mean(runs, 'loss_frequent'):.3f}", f"{mean(runs, 'loss_rare'):.3f}",
-            f"{mean(runs, 'words_per_s'):,.0f}", peak(runs), f"{runs[0]['head_bytes'] / 1e6:,.0f}",
+            time_of(runs, "words_per_s", 0), peak(runs), f"{runs[0]['head_bytes'] / 1e6:,.0f}",
         ]
         for (arm, rate), runs in sorted(grouped(lines, "arm", "rate").items(), key=lambda row: mean(row[1], "loss"))
     ])  # fmt: skip
@@ -133,7 +139,7 @@ def memory_table(lines: list[Line]) -> str:
         [
             task, arm, f"{runs[0]['units_of_all']:,}", f"{runs[0]['recurrent_weights']:,}", f"{rate:g}",
             f"{mean(runs, 'reached'):g}", each(runs, "reached"), at(runs, "8"), at(runs, "16"),
-            f"{mean(runs, 'ms'):.1f}", peak(runs),
+            time_of(runs, "ms", 1), peak(runs),
         ]
         for (task, arm, rate), runs in sorted(rows.items(), key=order)
     ])  # fmt: skip
