@@ -109,7 +109,8 @@ def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str,
         color, style = ("black", "-") if arm == "dense" else (f"C{i % 10}", "-" if i < 10 else "--")
         left.plot(steps, losses, color=color, linestyle=style, linewidth=1.2, label=arm)
         mark = "osD^vP*X"[i % 8]
-        right.plot([run[x] for run in runs], [run["loss"] for run in runs], mark, color=color, label=arm, alpha=0.8)
+        placed = [run for run in runs if x != "ms" or not run.get("beside_others")]
+        right.plot([run[x] for run in placed], [run["loss"] for run in placed], mark, color=color, label=arm, alpha=0.8)
         lows.append(min(losses))
         seconds.append(losses[min(len(losses) - 1, len(losses) // 6)])
     left.set(xlabel="steps", ylabel=f"{unit}, training", ylim=(min(lows) - 0.05, max(seconds)))
