@@ -147,7 +147,7 @@ class _Unrecorded:
 
 
 def is_transformed() -> bool:
-    """Whether forward-mode differentiation or a transform of `torch.func` is under way. Not asked by `torch.compile`."""
+    """Whether forward-mode differentiation or a transform of `torch.func` is under way. Not for `torch.compile`."""
     active: bool = torch._C._are_functorch_transforms_active()
     return forward_ad._current_level >= 0 or active
 

@@ -93,9 +93,9 @@ class Part:
         return self._given(ordered.index_select(-1, self._order(y.device, self._origins)))
 
     def sums_alone(self, x: Tensor) -> bool:
-        """Whether `summing_y` makes y of x: a tensor, and another that all processes get, with nothing that looks on.
+        """Whether `summing_y` makes y of x: both are tensors, all processes get y, and nothing transforms the call.
 
-        All else is left to `summed`, by DTensors, whose wrapping takes the host some 100 us a step.
+        All else goes to `summed`. Its DTensors take the host 0.8 ms a step (with y of 8 x 64 on a CPU, 2026-11-26).
         """
         return (
             self.output.is_replicate()

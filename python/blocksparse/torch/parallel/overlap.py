@@ -17,41 +17,39 @@ from ..autograd.transforms import run
 CHUNK = 1024
 # c chunks leave 1/c of the product in front of the network, so a fifth would hide another 1/20, for one more launch.
 MOST_CHUNKS = 4
-TILE = 128  # of which a chunk has a multiple: no kernel has larger tiles of tokens, and memory stays aligned
+TILE = 128  # of which a chunk is a multiple, so that it is whole tiles of a kernel, and its memory aligned as that of x
 
 
 def summed(product: Callable[[Tensor], Tensor], x: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
     """product(x), which is made of each token of x by itself, summed over processes; there when it is called for.
 
-    Chunks of tokens are summed while later ones are computed. The network is then busy from the first chunk on, and
-    until the call there is time to compute something else.
+    Chunks of tokens are summed while later ones are computed. So the network is busy from the first chunk on, and the
+    caller may compute something else until it needs the sum.
     """
+
+    def send(part: Tensor) -> Any:
+        return dist.all_reduce(part, group=group, async_op=True)
+
     tokens = x.shape[:-1].numel()
     chunks = min(tokens // CHUNK, MOST_CHUNKS)
     if chunks < 2 or not x.is_contiguous():  # a features-first matrix is made contiguous as a whole
         total = product(x).contiguous()
-        work: Any = dist.all_reduce(total, group=group, async_op=True)
+        works = [send(total)]
+    else:
+        size = -(-tokens // (chunks * TILE)) * TILE
+        first, *others = x.flatten(0, -2).split(size)
+        part = product(first)
+        total = part.new_empty(*x.shape[:-1], part.size(-1))  # no view, so that it may be changed in place
+        places = total.flatten(0, -2).split(size)
+        works = [send(places[0].copy_(part))]
+        works += [send(place.copy_(product(rows))) for rows, place in zip(others, places[1:], strict=True)]
 
-        def one() -> Tensor:
+    def arrived() -> Tensor:
+        for work in works:
             work.wait()
-            return total
+        return total
 
-        return one
-    sent: list[tuple[Tensor, Any]] = []
-    for rows in x.flatten(0, -2).split(-(-tokens // (chunks * TILE)) * TILE):
-        part = product(rows).contiguous()
-        sent.append((part, dist.all_reduce(part, group=group, async_op=True)))
-
-    def all_of_them() -> Tensor:
-        total = sent[0][0].new_empty(tokens, sent[0][0].size(-1))
-        at = 0
-        for part, work in sent:  # each is copied while the next are on their way
-            work.wait()
-            total[at : at + len(part)] = part
-            at += len(part)
-        return total.view(*x.shape[:-1], -1)
-
-    return all_of_them
+    return arrived
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,10 +80,19 @@ def summing_y(group: dist.ProcessGroup) -> type[Product]:
 
         @staticmethod
         def forward(
-            ctx: Any, x: Tensor, values: Tensor, gates: Tensor | None, bias: None, index: Tensor, *fixed: Any
+            ctx: Any,
+            x: Tensor,
+            values: Tensor,
+            gates: Tensor | None,
+            bias: Tensor | None,
+            index: Tensor,
+            sizes: tuple[int, int],
+            transposed: bool,
+            tf32: bool,
         ) -> Tensor:
+            assert bias is None  # every process would add it
             ctx.save_for_backward(x, values, gates, index)
-            ctx.fixed = fixed
+            ctx.fixed = fixed = (sizes, transposed, tf32)
             narrow = values.to(x.dtype)
             return summed(lambda rows: run(Product, rows, narrow, gates, None, index, *fixed), x, group)()
 
