@@ -16,9 +16,17 @@ from blocksparse import graphs
 from blocksparse.torch.parallel import ColwiseParallel, deal
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
-TENSOR = [bodies.styles, bodies.training, bodies.from_meta, bodies.with_fsdp, bodies.refusals, bodies.damaged]
+TENSOR = [
+    bodies.styles,
+    bodies.chunks,
+    bodies.training,
+    bodies.from_meta,
+    bodies.with_fsdp,
+    bodies.refusals,
+    bodies.damaged,
+]
 TWO = [*TENSOR, bodies.fsdp, bodies.fsdp_options, bodies.ddp, bodies.death]
-THREE = [bodies.styles, bodies.resumed, bodies.refusals, bodies.fsdp_resumed, bodies.ddp]
+THREE = [bodies.styles, bodies.chunks, bodies.resumed, bodies.refusals, bodies.fsdp_resumed, bodies.ddp]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ class Product(Pass):
 
     tensors = 5
     bias = 3
+    exchanges = False  # whether forward asks other processes, so that it has to run where no gradient is wanted, too
 
     @staticmethod
     def forward(
@@ -61,8 +62,10 @@ class Product(Pass):
         return gradients(ctx, dy)
 
 
-def gradients(ctx: Any, dy: Tensor, send: Callable[[Tensor], Callable[[], Tensor]] | None = None) -> tuple[Any, ...]:
-    """Those of `Product`. dx is sent away as soon as it is there, and comes back from a call when all else is done."""
+def gradients(
+    ctx: Any, dy: Tensor, send: Callable[[Callable[[Tensor], Tensor], Tensor], Callable[[], Tensor]] | None = None
+) -> tuple[Any, ...]:
+    """Those of `Product`. `send` makes dx of dy by a function and sends it away; a call brings it back at the end."""
     x, values, gates, index = ctx.saved_tensors
     wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
     listener = listener_of(values) if wants_values else None
@@ -71,10 +74,11 @@ def gradients(ctx: Any, dy: Tensor, send: Callable[[Tensor], Callable[[], Tensor
     dy = usable(dy)
     if listener is not None:
         listener(x, dy)
-    dx = dw = dgates = dbias = None
-    if wants_x:
+    dx = dw = dgates = dbias = arrived = None
+    if wants_x and send is not None:
+        arrived = send(lambda dy: run(Transposed, dy, values, gates, index, *ctx.fixed), dy)
+    elif wants_x:
         dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
-    arrived = None if send is None or dx is None else send(dx)
     if wants_values or wants_gates:
         dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
     if wants_bias:

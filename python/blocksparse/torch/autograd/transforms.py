@@ -146,6 +146,12 @@ class _Unrecorded:
         """Keeps nothing."""
 
 
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or a transform of `torch.func` is under way. Not for `torch.compile`."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or active
+
+
 def apply(function: type[Pass], *arguments: Any) -> Any:
     """function.apply, by its twin where that is needed."""
     compiles = torch.compiler.is_compiling()
