@@ -304,6 +304,10 @@ def refusals(rank, n, folder):
         torch.autograd.grad(model[0](x).sin().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"\[RowwiseParallel\] has no second derivative"):
         torch.autograd.grad(model[1](x[..., :92]).sin().sum(), x, create_graph=True)
+    spread = DTensor.from_local(x, mesh, [Replicate()])
+    for layer, given in ((model[0], spread), (model[1], spread[..., :92])):
+        with pytest.raises(NotImplementedError, match="has no second derivative"):
+            torch.autograd.grad(layer(given).sin().sum(), x, create_graph=True)
     with pytest.raises(ValueError, match="divided already, by ColwiseParallel"):
         parallelize_module(model, mesh, {"0": ColwiseParallel()})
     with pytest.raises(ValueError, match="deal is of 92 features in units of 8 to 5 processes, needs 96"):

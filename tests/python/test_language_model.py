@@ -145,7 +145,16 @@ def test_learns_a_small_language(text, tmp_path, capsys):
     assert sum(found) > 0.6 * len(found)
 
 
-SIZES = ["dense-1120", "ba-5600", "ws-5600", "dense-3168", "ba-18432", "ba-18432-b64", "ws-18432-b64", "random-18432-b64"]
+SIZES = [
+    "dense-1120",
+    "ba-5600",
+    "ws-5600",
+    "dense-3168",
+    "ba-18432",
+    "ba-18432-b64",
+    "ws-18432-b64",
+    "random-18432-b64",
+]
 
 
 @pytest.mark.parametrize("name", SIZES)

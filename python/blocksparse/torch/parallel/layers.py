@@ -29,7 +29,7 @@ from ..modules.layer import BlockSparseLayer
 from ..tables import index_of
 from .dealing import Deal
 from .dealt import Dealt
-from .overlap import summing_dx, summing_y
+from .overlap import once, summing_dx, summing_y
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,12 @@ class Part:
         Tensors that all processes have go to `summing_dx`, what is divided or compiled to DTensor's exchanges.
         """
         if isinstance(x, DTensor) or not self.input.is_replicate() or torch.compiler.is_compiling():
-            return self.replicated(x), Product
+            return self.replicated(x), self.product()
         return x, summing_dx(self.mesh.get_group())
+
+    def product(self) -> type[Product]:
+        """Of what DTensors exchange. Programs that are compiled or transformed take derivatives as they need them."""
+        return Product if _is_program() else once(self.op)
 
     def own_columns(self, x: Tensor) -> Tensor:
         """The features of x that this process has."""
@@ -101,9 +105,7 @@ class Part:
             self.output.is_replicate()
             and self.local_output
             and not isinstance(x, DTensor)
-            and not torch.compiler.is_compiling()
-            and not is_tracing()
-            and not is_transformed()
+            and not _is_program()
         )
 
     def summed(self, y: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -269,15 +271,21 @@ class RowwiseLinear(ParallelLayer, BlockSparseLinear):
     def forward(self, x: Tensor) -> Tensor:
         """See `blocksparse.torch.parallel.RowwiseParallel`."""
         need_tensor(self.part.op, "x", x)
-        product = summing_y(self.part.mesh.get_group()) if self.part.sums_alone(x) else Product
+        alone = self.part.sums_alone(x)
+        product = summing_y(self.part.mesh.get_group()) if alone else self.part.product()
         x, sizes = self.part.own_columns(x), self.part.layout.sizes
         weight, gates = cast(Tensor, self._own("weight")), self._own("gates")
         y = apply_linear(x, weight, self.tables(x.device), sizes, self._transposed, None, gates, product=product)
-        if product is Product:
+        if not alone:
             return self.part.summed(y, self.bias, self.activation)
         if self.bias is not None:
             y = y + cast(DTensor, self.bias).to_local().to(y.dtype)
         return finish(self.part.op, y, None, self.activation)
+
+
+def _is_program() -> bool:
+    """Whether the call is compiled, traced or transformed."""
+    return torch.compiler.is_compiling() or is_tracing() or is_transformed()
 
 
 def _like(whole: Tensor, parameter: DTensor) -> DTensor:

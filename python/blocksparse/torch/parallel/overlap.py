@@ -104,6 +104,19 @@ def summing_y(group: dist.ProcessGroup) -> type[Product]:
     return SummingY
 
 
+@functools.cache
+def once(op: str) -> type[Product]:
+    """`Product` without second derivatives, for x and y that DTensors exchange: theirs would miss what others have."""
+
+    class Once(Product):
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            _refuse_second(op)
+            return gradients(ctx, dy)
+
+    return Once
+
+
 def _refuse_second(op: str) -> None:
     """Raises NotImplementedError where a gradient is to have gradients itself."""
     if torch.is_grad_enabled():
