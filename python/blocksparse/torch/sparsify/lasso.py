@@ -58,7 +58,7 @@ class GroupLasso(Pruner):
     ) -> None:
         self.ramp = schedule if isinstance(schedule, ThresholdRamp) else None
         if self.ramp is not None:
-            self._asks = "threshold"
+            self._schedule_method = "threshold"
         super().__init__(cast(Schedule, schedule), **options)
         for name, value in (("strength", strength), ("rate", rate)):
             if value is not None and not 0 <= to_number("GroupLasso", name, value) < math.inf:

@@ -49,10 +49,10 @@ def sparsify_(
     With scope "layer" they go through the model as SparseGPT does: part by part, in the order in which the model calls
     them, each part looking at inputs that sparse parts before it have made, which are the inputs that it will get. A
     part is what has its names up to the first number in common, as the layers of a transformer have
-    ("encoder.layer.3"). Its layers are sparsified together, for a pass over the data each would cost as many passes as
-    there are layers. With scope "global" blocks of all layers are ranked
-    together by what they are of the dense model: by norm, or by scores as shares of |X W^T|^2; "obs" then refits part
-    by part.
+    ("encoder.layer.3"). Its layers are sparsified together: a pass over the data for each part, not for each layer.
+
+    With scope "global" blocks of all layers are ranked together by what they are of the dense model: by norm, or by
+    scores as shares of |X W^T|^2. "obs" then refits part by part.
 
     Nothing but the weights is changed, and if something fails, nothing at all.
 

@@ -124,6 +124,13 @@ class Layer:
         return None if self.target.layout is None else self.target.present()
 
     @torch.no_grad()
+    def norm_kept(self) -> float:
+        """|W live|_F / |W|_F, where W has the dropped blocks as they were when they were dropped."""
+        live = self.mask
+        kept, lost = self.target.norms()[live].square().sum(), self.dropped[~live].square().sum()
+        return math.sqrt(float(kept) / max(float(kept + lost), 1e-30))
+
+    @torch.no_grad()
     def load(self, mask: Tensor, allowed: Tensor, dropped: Tensor, shadow: Tensor | None) -> None:
         """What was saved."""
         self.gates.copy_(mask)

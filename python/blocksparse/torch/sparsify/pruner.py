@@ -65,7 +65,7 @@ class Pruner(Saved):
         TypeError: the schedule is none.
     """
 
-    _asks = "sparsity"  # what is asked of a schedule at a step
+    _schedule_method = "sparsity"  # what a schedule is asked at a step
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Pruner(Saved):
         compact_at: Sequence[float] = (),
     ) -> None:
         op = type(self).__name__
-        if not all(hasattr(schedule, name) for name in ("acts_at", "end_step", self._asks)):
+        if not all(hasattr(schedule, name) for name in ("acts_at", "end_step", self._schedule_method)):
             raise TypeError(f"[{op}] schedule is {shown(schedule)}, needs a schedule such as PolynomialDecay")
         if scope not in ("layer", "global"):
             raise ValueError(f"[{op}] scope is {shown(scope)}, needs 'layer' or 'global'")
@@ -369,9 +369,7 @@ class Pruner(Saved):
         rows, times = [], layer_times(self.targets, self.masks(), seen, tokens) if tokens or seen else {}
         for name, layer in self.layers.items():
             mask = layer.mask
-            kept, lost = layer.target.norms()[mask].square().sum(), layer.dropped[~mask].square().sum()
-            share = math.sqrt(float(kept) / max(float(kept + lost), 1e-30))
-            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()), share)
+            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()), layer.norm_kept())
             rows.append(Row(name, layer.target.sizes, *numbers, *times.get(name, (None, None))))
         return Report(self.steps, rows)
 
