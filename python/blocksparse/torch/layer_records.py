@@ -99,10 +99,10 @@ def _misfit_of_layouts(there: nn.Module, layer: nn.Module) -> str:
 
 def _has_all(layout: Layout, pruned: Layout) -> bool:
     """Whether a layout has all blocks of another."""
-    alike = all(getattr(layout, name) == getattr(pruned, name) for name in ("sizes", "block_size", "transposed"))
-    (out, in_), (rows, columns) = layout.coordinates(), pruned.coordinates()
-    width = layout.grid[1]
-    return alike and bool(np.isin(rows * np.int64(width) + columns, out * np.int64(width) + in_).all())
+    if any(getattr(layout, name) != getattr(pruned, name) for name in ("sizes", "block_size", "transposed")):
+        return False
+    (out, in_), (rows, columns), width = layout.coordinates(), pruned.coordinates(), np.int64(layout.grid[1])
+    return bool(np.isin(rows * width + columns, out * width + in_).all())
 
 
 def _misfit_of_mlp(there: nn.Module, mlp: BlockSparseMLP) -> str:

@@ -257,13 +257,9 @@ class Rewiring:
         self._need_model()
         need(self._op, "state", state, Mapping, "what state_dict() returned")
         try:
-            saved, seed, steps, skipped = (
-                state["layers"],
-                int(state["seed"]),
-                int(state["steps"]),
-                int(state["skipped"]),
-            )
+            saved = state["layers"]
             self._check_saved(saved)
+            seed, steps, skipped = (int(state[name]) for name in ("seed", "steps", "skipped"))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"[{self._op}] the state is damaged: {type(error).__name__}: {error}") from error
         self.seed, self._steps = seed, steps
