@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from ._core.arguments import shown, to_int
+from ._core.arguments import to_int, to_number
 
 
 class Schedule(Protocol):
@@ -38,16 +38,10 @@ def live_blocks(blocks: int, sparsity: float) -> int:
 
 def check_sparsity(op: str, name: str, value: object) -> float:
     """The sparsity as a float; raises unless it is a number in [0, 1)."""
-    number = _number(op, name, value)
+    number = to_number(op, name, value)
     if not 0 <= number < 1:
         raise ValueError(f"[{op}] {name} is {value}, needs 0 <= {name} < 1")
     return number
-
-
-def _number(op: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"[{op}] {name} is {shown(value)}, needs a number")
-    return float(value)
 
 
 class _Steps:
@@ -146,7 +140,7 @@ class PolynomialDecay(_Steps):
                 f"[PolynomialDecay] final_sparsity is {self.final_sparsity}, needs initial_sparsity "
                 f"({self.initial_sparsity}) or more"
             )
-        self._set("power", _number("PolynomialDecay", "power", self.power))
+        self._set("power", to_number("PolynomialDecay", "power", self.power))
         if not self.power > 0 or math.isinf(self.power):
             raise ValueError(f"[PolynomialDecay] power is {self.power}, needs a number above 0")
 
@@ -192,7 +186,7 @@ class ThresholdRamp(_Steps):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("final_threshold", "steepening"):
-            self._set(name, _number("ThresholdRamp", name, getattr(self, name)))
+            self._set(name, to_number("ThresholdRamp", name, getattr(self, name)))
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"[ThresholdRamp] {name} is {getattr(self, name)}, needs a number above 0")
         if not self.begin_step <= self.ramp_step <= self.end_step or self.begin_step == self.end_step:
@@ -204,7 +198,7 @@ class ThresholdRamp(_Steps):
     @classmethod
     def from_quantile(cls, quantile: float, block_size: int, **steps: Any) -> ThresholdRamp:
         """With q = quantile (b^2)^(1/4), the quantile being the 90th percentile of |w| in a trained dense model."""
-        return cls(_number("ThresholdRamp", "quantile", quantile) * math.sqrt(block_size), **steps)
+        return cls(to_number("ThresholdRamp", "quantile", quantile) * math.sqrt(block_size), **steps)
 
     def threshold(self, step: int) -> float:
         """As above; 0 before `begin_step`."""

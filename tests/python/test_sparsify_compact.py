@@ -176,6 +176,8 @@ def test_a_run_whose_layers_moved_resumes_to_the_bit(tmp_path):
 def test_wrong_densities_and_a_pruner_without_an_optimizer():
     with pytest.raises(ValueError, match=r"\[MagnitudePruner\] compact_at has 1.5, needs densities between 0 and 1"):
         bss.MagnitudePruner(bss.Constant(0.5), compact_at=[0.5, 1.5])
+    with pytest.raises(TypeError, match=r"compact_at is 0\.5, needs densities"):
+        bss.MagnitudePruner(bss.Constant(0.5), compact_at=0.5)
     pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=8, ignore="4", compact_at=[0.5])
     pruner.prepare(small())
     with pytest.raises(RuntimeError, match="compact_at needs attach"):

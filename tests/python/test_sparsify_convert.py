@@ -209,6 +209,9 @@ def test_wrong_calls_change_nothing():
         (lambda: bss.convert(model, other, block_size=16), r"mlp.0 is \[5, 1\] \(hash \w+\), needs \[5, 2\] \(hash"),
         (lambda: bss.convert(model, masks, block_size=8), r"that of conv is \[2, 1\] .*needs \[4, 2\]"),
         (lambda: bss.convert(model, masks, block_size=16, min_speedup=-1), "min_speedup is -1"),
+        (lambda: bss.convert(model, masks, block_size=16, min_speedup=float("nan")), "min_speedup is nan"),
+        (lambda: bss.convert(model, masks, block_size=16, tokens=0), "tokens is 0, needs 1 or more"),
+        (lambda: bss.convert(model, {"nothing": masks["conv"]}), "of another model: there is no weight for nothing"),
     ):
         with pytest.raises(ValueError, match=text):
             call()
@@ -328,6 +331,11 @@ def test_an_mlp_becomes_one_module_where_that_is_faster(monkeypatch, tmp_path, k
         assert torch.equal(loaded(x), model.eval()(x))
         with pytest.raises(ValueError, match="of another network"):
             bst.load_pretrained(lambda: nn.Sequential(kind()), tmp_path / "x.safetensors")
+        if faster and kind is Llama:
+            narrow = build()
+            narrow[0].mlp.up_proj = nn.Linear(32, 48)
+            with pytest.raises(ValueError, match=r"up_proj.weight is \[48, 32\], needs 32 x "):
+                bst.load_pretrained(lambda narrow=narrow: narrow, tmp_path / "x.safetensors")
 
 
 def test_parametrized_layers_are_no_targets():

@@ -149,6 +149,8 @@ def test_wrong_calls():
         (lambda: bss.Distiller(teacher, student, temperature=None), "it would compare nothing"),
         (lambda: bss.Distiller(teacher, student, temperature=0.0), "temperature is 0.0"),
         (lambda: bss.Distiller(teacher, student, alpha=1.5), "alpha is 1.5"),
+        (lambda: bss.Distiller(teacher, student, layers="("), "layers is '.', needs a regular expression"),
+        (lambda: bss.Distiller(teacher, student)(x, mask=torch.zeros(4)), r"mask \[4\] leaves nothing to compare"),
         (
             lambda: bss.Distiller(teacher, narrow, layers=["layers.1"])(x),
             r"layers.1 gives \[4, 8\], its teacher \[4, 16",
@@ -160,3 +162,7 @@ def test_wrong_calls():
     ):
         with pytest.raises(ValueError, match=text):
             call()
+    gone = bss.Distiller(teacher, student, layers=["layers.1"])
+    del student.layers[1]
+    with pytest.raises(ValueError, match=r"the model has no layers.1 now: .* There is layers, layers.0"):
+        gone(x)

@@ -241,8 +241,53 @@ def test_wrong_options():
         bss.GroupLasso(CUBIC, strength=-1)
     with pytest.raises(ValueError, match="the schedule ends at step 0, needs 1 or more"):
         bss.L0(bss.Constant(0.5))
+    with pytest.raises(ValueError, match="multiplier_rate is nan, needs a finite number"):
+        bss.L0(CUBIC, multiplier_rate=float("nan"))
+    with pytest.raises(TypeError, match="multipliers is 1, needs two numbers"):
+        bss.L0(CUBIC, multipliers=1)
+    for schedule in (bss.CosineDrop(9), bss.ThresholdRamp(0.1, 1, 2, 5)):  # which would fail in mid-training
+        with pytest.raises(TypeError, match=f"schedule is a {type(schedule).__name__}, needs a schedule such as"):
+            bss.MagnitudePruner(schedule)
     with pytest.warns(UserWarning, match="at sparsity 0.9 no block is left of 0, which have too few"):
         bss.MagnitudePruner(bss.PolynomialDecay(0.9, 5, 9), block_size=32).prepare(nn.Sequential(nn.Linear(64, 64)))
+
+
+def test_a_pruner_without_a_model():
+    pruner, model = bss.MagnitudePruner(CUBIC, block_size=8), network()
+    for verb, call in (("report", pruner.report), ("convert", lambda: pruner.convert(model))):
+        with pytest.raises(RuntimeError, match=rf"{verb} needs a model: call prepare\(model\) first"):
+            call()
+    pruner.prepare(model)
+    pruner.squash_mask()
+    with pytest.raises(RuntimeError, match="convert needs a model"):  # else a dense model would come back
+        pruner.convert(model)
+
+
+def test_a_buffer_of_the_users_is_not_overwritten():
+    model = network()
+    model[0].register_buffer("weight_gates", torch.zeros(3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"0 has a tensor \[3\] of the name weight_gates, where gates \["):
+        bss.MagnitudePruner(CUBIC, block_size=8).prepare(model)
+    assert_equal(before, model.state_dict())
+
+
+def test_damaged_states_change_nothing():
+    _, pruner, _ = prepared()
+    state, before = pruner.state_dict(), copy.deepcopy(pruner.state_dict())
+    layer = state["layers"]["2"]
+    for wrong, message in (
+        ({k: v for k, v in state.items() if k != "steps"}, "the state is damaged: KeyError: 'steps'"),
+        ({**state, "steps": "many"}, "the state is damaged: .* steps is 'many', needs an integer"),
+        (
+            {**state, "layers": {**state["layers"], "2": {**layer, "dropped": torch.zeros(1, 1)}}},
+            "dropped of 2 is .1, 1",
+        ),
+        ({**state, "layers": {**state["layers"], "2": {**layer, "shadow": torch.zeros(1, 1)}}}, "shadow of 2 is .1, 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pruner.load_state_dict(wrong)
+        assert str(pruner.state_dict()) == str(before)
 
 
 def test_states_of_others():

@@ -356,6 +356,26 @@ def test_modes_hooks_and_weights_are_as_before_whatever_happens():
     assert [len(module._forward_hooks) for module in model.modules()].count(1) == 1
 
 
+def test_weights_that_are_not_finite():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[1].weight[3, 4] = float("nan")  # would be the largest of all
+    for method in ("magnitude", "wanda", "obs"):
+        with pytest.raises(ValueError, match="1 has weights that are NaN or Inf"):
+            bss.sparsify_(model, method, sparsity=0.5, block_size=8, calibration=[torch.randn(4, 32)])
+    assert bool(model[0].weight.all())
+
+
+def test_a_loader_that_knows_no_length():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(torch.ones(8, 32))
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    masks = bss.sparsify_(nn.Sequential(nn.Linear(32, 32)), "wanda", sparsity=0.5, block_size=8, calibration=loader)
+    assert int(masks["0"].sum()) == 8
+
+
 def test_wrong_calls():
     model = Net()
     x = calibration()
@@ -371,6 +391,8 @@ def test_wrong_calls():
     ):
         with pytest.raises(ValueError, match=text):
             call()
+    with pytest.raises(TypeError, match="calibration is 5, needs batches"):
+        bss.sparsify_(model, "obs", sparsity=0.5, calibration=5)
     with pytest.raises(TypeError, match="calibration is one Tensor, needs a list of batches"):
         bss.sparsify_(model, "obs", sparsity=0.5, calibration=x[0])
     model.unused = nn.Linear(32, 32)

@@ -81,6 +81,8 @@ def test_states_of_other_layers_are_refused():
         (lambda s: s["layers"]["1"].update(places=torch.arange(3)), "the state of 1 has 3 blocks, needs 10"),
         (lambda s: s["layers"]["1"].update(places=torch.arange(15, 25)), "at rising places below 24"),
         (lambda s: s["layers"]["1"].update(places=torch.arange(10).flip(0)), "at rising places below 24"),
+        (lambda s: s["layers"]["1"].update(births=torch.arange(3)), r"births of 1 are torch.int64 \[3\], needs"),
+        (lambda s: s.pop("seed"), "the state is damaged: KeyError: 'seed'"),
     ]:
         wrong = copy.deepcopy(state)
         wrong["steps"] = 77
@@ -340,7 +342,7 @@ def test_what_cannot_be_prepared():
         bss.RigL(schedule, targets="^a$").prepare(model)
     with pytest.raises(ValueError, match="has prepared a model already"):
         rewiring.prepare(model)
-    with pytest.raises(ValueError, match="fits no weight"):
+    with pytest.raises(ValueError, match="the model has no block-sparse layer"):
         bss.SET(schedule).prepare(nn.Sequential(nn.Linear(8, 8)))
 
 

@@ -1,5 +1,6 @@
 """The callbacks for transformers' Trainer and Lightning, with the real libraries; skipped where one is missing."""
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -17,6 +18,7 @@ needs_transformers = pytest.mark.skipif(
 needs_lightning = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="no lightning")
 SCHEDULE = bss.PolynomialDecay(0.75, begin_step=1, end_step=8, frequency=2)
 KINDS = {"magnitude": bss.MagnitudePruner, "blast": bss.Blast, "l0": bss.L0, "lasso": bss.GroupLasso}
+KINDS["moving"] = functools.partial(bss.MagnitudePruner, compact_at=(0.6, 0.3))
 
 
 def assert_same(one, another):
@@ -89,7 +91,8 @@ def test_a_trainer_prunes_and_resumes_bit_for_bit(kind, tmp_path):
         f"transformer.h.{i}.{part}" for i in (0, 1) for part in ("attn.c_attn", "mlp.c_fc", "mlp.c_proj")
     }
     assert pruner.layers["transformer.h.0.mlp.c_fc"].target.sizes == (128, 32), "Conv1D is [in, out]"
-    again, same = trainer_of(tmp_path / "a", kind)
+    checkpoint = tmp_path / "a" / "checkpoint-4" if kind == "moving" else None
+    again, same = trainer_of(tmp_path / "a", kind, checkpoint=checkpoint)
     shutil.rmtree(tmp_path / "a" / "checkpoint-8")
     shutil.rmtree(tmp_path / "a" / "checkpoint-10")
     again.train(resume_from_checkpoint=True)
@@ -184,6 +187,7 @@ def test_lightning_prunes_and_resumes_bit_for_bit(kind, tmp_path):
     again, same = fit(tmp_path, kind, ckpt=tmp_path / "step=4.ckpt")
     check_end(same, 10)
     assert_same(module.state_dict(), again.state_dict())
+    assert "on_load_checkpoint" not in vars(again), "which could not be pickled"
 
 
 @needs_lightning

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch import layer_records, pretrained
 
@@ -184,6 +185,43 @@ def test_parts_that_are_sparse_in_themselves_are_taken_as_they_are(tmp_path):
         ValueError, match=r"cell.recurrent_m is Layout\(.*hash \w{16}\) there. Here it is Layout\(.*hash"
     ):
         bst.load_pretrained(lambda: build(0.6), path)
+
+
+def test_a_sparse_network_that_was_pruned_further(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        layout = Layout.from_graph("random(4,4,0.7)", 8, seed=1)
+        return nn.ModuleList(
+            [
+                bst.BlockSparseLinear(32, 32, layout),
+                bst.BlockSparseLSTM(6, 32, layout),
+                bst.MultiplicativeLSTM(6, 32, layout),
+            ]
+        )
+
+    model, path = build(), tmp_path / "x.safetensors"
+    bss.convert(model, bss.sparsify_(model, "magnitude", sparsity=0.6), min_speedup=0)
+    bst.save_pretrained(model, path)
+    loaded, x = bst.load_pretrained(build, path), torch.randn(3, 2, 6)
+    assert loaded[0].layout.blocks < build()[0].layout.blocks
+    assert torch.equal(loaded[0](torch.eye(32)), model[0](torch.eye(32)))
+    assert all(torch.equal(loaded[i](x)[0], model[i](x)[0]) for i in (1, 2))
+    bst.save_pretrained(build(), path)  # blocks that the pruned one has no memory for
+    with pytest.raises(ValueError, match=r"hash \w{16}\) there. Here .* is Layout\(.*hash"):
+        bst.load_pretrained(lambda: loaded, path)
+
+
+def test_sparse_modules_of_other_sizes(tmp_path):
+    layout, path = Layout.from_graph("dense(4,4)", 8), tmp_path / "x.safetensors"
+    wide = Layout.from_graph("dense(8,8)", 8)
+    for saved, built, message in (
+        (bst.BlockSparseLSTM(6, 32, layout), bst.BlockSparseLSTM(6, 64, wide), r"LSTM\(6, 64, 1\)"),
+        (bst.BlockSparseConv2d(32, 32, 3, layout), bst.BlockSparseConv2d(32, 32, 1, layout), r"the kernel \(1, 1\)"),
+        (bst.BlockSparseLinear(32, 32, layout), bst.BlockSparseConv1d(32, 32, 1, layout), "not a BlockSparseLinear"),
+    ):
+        bst.save_pretrained(nn.Sequential(saved), path)
+        with pytest.raises(ValueError, match=message):
+            bst.load_pretrained(lambda built=built: nn.Sequential(built), path)
 
 
 def test_gates_beside_dense_weights_stay(tmp_path):

@@ -53,6 +53,21 @@ def to_threads(op: str, value: Any) -> int:
     return number
 
 
+def to_count(name: str, value: Any, op: str, least: int = 0) -> int:
+    """An integer that is not less than `least`."""
+    number = to_int(name, value, 31, op)
+    if number < least:
+        raise ValueError(f"[{op}] {name} is {number}, needs {least} or more")
+    return number
+
+
+def to_number(op: str, name: str, value: Any) -> float:
+    """A real number, of any type that has one, as a float; NaN and Inf are some."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"[{op}] {name} is {shown(value)}, needs a number")
+    return float(value)
+
+
 def to_flag(op: str, name: str, value: Any) -> int:
     """0 or 1."""
     need(op, name, value, (bool, np.bool_, int), "True or False")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -61,22 +62,59 @@ def make(record: Mapping[str, Any], tensors: Tensors) -> nn.Module:
     return KINDS[record["kind"]][1].make(dict(record["options"]), tensors)
 
 
-def misfit(dense: nn.Module, layer: nn.Module) -> str:
-    """What keeps a layer from the place of another module; "" if nothing does."""
-    if isinstance(dense, BlockSparseLayer):
-        same = isinstance(layer, BlockSparseLayer) and layer.layout == dense.layout
-        return "" if same else f"it is {dense.layout!r} (hash {hash_of(dense.layout)})"
-    if isinstance(dense, nn.LSTM) and isinstance(layer, BlockSparseLSTM):
-        own, other = ([getattr(lstm, name) for name in _LSTM[:3]] for lstm in (dense, layer))
-        return "" if own == other else f"it is LSTM{tuple(own)}"
-    kernel, needed = (getattr(conv, "kernel_size", None) for conv in (dense, layer))
+def misfit(there: nn.Module, layer: nn.Module) -> str:
+    """What keeps a layer from the place of another module, dense or block-sparse; "" if nothing does.
+
+    Sizes have to be equal. A block-sparse module has to have all blocks of the layer, which may have been pruned.
+    """
+    if isinstance(there, nn.LSTM | BlockSparseLSTM) and isinstance(layer, BlockSparseLSTM):
+        own, other = ([getattr(lstm, name) for name in _LSTM[:3]] for lstm in (there, layer))
+        return _misfit_of_layouts(there, layer) if own == other else f"it is LSTM{tuple(own)}"
+    if isinstance(layer, BlockSparseMLP):
+        return _misfit_of_mlp(there, layer) or _misfit_of_layouts(there, layer)
+    if isinstance(there, BlockSparseLayer):
+        if wrong := _misfit_of_layouts(there, layer):
+            return wrong
+        if not isinstance(there, type(layer)):
+            return f"it is a {type(there).__name__}, not a {type(layer).__name__}"
+    kernel, needed = (getattr(conv, "kernel_size", None) for conv in (there, layer))
     if kernel != needed:
-        return f"it is a {type(dense).__name__} with the kernel {kernel}, not {needed}"
-    kind = next((sparse for kind, sparse in SPARSE.items() if isinstance(dense, kind)), type(layer))
-    sizes = _sizes(dense)
+        return f"it is a {type(there).__name__} with the kernel {kernel}, not {needed}"
+    kind = next((sparse for kind, sparse in SPARSE.items() if isinstance(there, kind)), type(layer))
+    sizes = _sizes(there)
     if not isinstance(layer, kind) or (sizes is not None and sizes != _sizes(layer)):
         shape = "" if sizes is None else f" of {sizes[0]} x {sizes[1]}"
-        return f"it is a {type(dense).__name__}{shape} (out x in)"
+        return f"it is a {type(there).__name__}{shape} (out x in)"
+    return ""
+
+
+def _misfit_of_layouts(there: nn.Module, layer: nn.Module) -> str:
+    own = {name: part for name, part in there.named_modules() if isinstance(part, BlockSparseLayer)}
+    for name, part in layer.named_modules():
+        if isinstance(part, BlockSparseLayer) and name in own and not _has_all(own[name].layout, part.layout):
+            layout = own[name].layout
+            return f"{name or 'it'} is {layout!r} (hash {hash_of(layout)})"
+    return ""
+
+
+def _has_all(layout: Layout, pruned: Layout) -> bool:
+    """Whether a layout has all blocks of another."""
+    if any(getattr(layout, name) != getattr(pruned, name) for name in ("sizes", "block_size", "transposed")):
+        return False
+    (out, in_), (rows, columns), width = layout.coordinates(), pruned.coordinates(), np.int64(layout.grid[1])
+    return bool(np.isin(rows * width + columns, out * width + in_).all())
+
+
+def _misfit_of_mlp(there: nn.Module, mlp: BlockSparseMLP) -> str:
+    if isinstance(there, BlockSparseMLP):
+        own, other = ([getattr(module, name) for name in _MLP[:4]] for module in (there, mlp))
+        return "" if own == other else f"it is BlockSparseMLP{tuple(own)}"
+    sizes = {mlp.in_features, mlp.out_features}, {mlp.hidden_features, 2 * mlp.hidden_features}
+    for name, weight in there.named_parameters():  # [out, in] or [in, out]; gate and up may be one
+        if weight.dim() == 2 and not any(
+            a in sizes[0] and b in sizes[1] for a, b in (weight.shape, weight.shape[::-1])
+        ):
+            return f"{name} is {list(weight.shape)}, needs {mlp.in_features} x {mlp.hidden_features}"
     return ""
 
 

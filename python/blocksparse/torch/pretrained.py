@@ -60,7 +60,8 @@ def load_pretrained(
     """The network that `save_pretrained` wrote, bit for bit, in eval mode.
 
     Block-sparse layers take the places of the dense ones that `build` makes. Nothing is converted or timed. Parameters
-    have the file's dtypes.
+    have the file's dtypes. Where `build` makes block-sparse layers itself, they need all blocks of those in the file:
+    a sparse network that was pruned further is loaded so, one whose blocks have moved (SET, RigL) is not.
 
     Args:
         build: makes the dense network: `lambda: MyModel(config)`. It may do so under `torch.device("meta")`, if all of

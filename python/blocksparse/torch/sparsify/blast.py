@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._core.arguments import to_number
 from ...schedules import Schedule, live_blocks
 from .masks import Masks, in_pools, top_blocks
 from .owned import Layer
@@ -39,7 +40,7 @@ class Blast(Pruner):
 
     def __init__(self, schedule: Schedule, *, grow: float = 0.1, **options: Any) -> None:
         super().__init__(schedule, **options)
-        if not 0 <= grow <= 1:
+        if not 0 <= to_number("Blast", "grow", grow) <= 1:
             raise ValueError(f"[Blast] grow is {grow}, needs 0 to 1")
         self.grow = grow
         self._gradients: dict[str, Tensor] = {}

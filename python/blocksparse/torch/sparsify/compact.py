@@ -65,7 +65,7 @@ def compact_(
     groups, left = [], []
     for group in grouped(targets):
         why = _obstacle(group)
-        left += [f"{group[0].path} ({why})"] if why else []
+        left += [f"{group[0].module_name} ({why})"] if why else []
         groups += [] if why else [group]
     if left:
         warnings.warn(f"[compact] left as they are, with zeros: {', '.join(left)}", stacklevel=2)

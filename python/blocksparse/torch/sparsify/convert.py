@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._core.arguments import need, shown, to_int
+from ..._core.arguments import need, shown, to_count, to_number
 from ..mlp_parts import MLPParts
 from ..mlp_surgery import put_mlp
 from ..modules.layer import BlockSparseLayer
@@ -19,7 +19,7 @@ from .batches import Forward, evaluating
 from .masks import check_masks
 from .mlps import Composed, Layers, pruned_mlps, sparse_mlp
 from .storage import Group, grouped, obstacle, sparse_layer
-from .targets import Target, find_targets
+from .targets import Target, candidates, find_targets
 from .timing import Seen, Timing, guess, input_for, time_layers, watch
 
 TOKENS = 512  # where nobody says what the layers will be fed
@@ -69,16 +69,15 @@ def convert(
         ValueError: the masks are not of this model (see `check_masks`), or there are no kernels for its device.
     """
     need("convert", "model", model, nn.Module, "a torch.nn.Module")
-    need("convert", "min_speedup", min_speedup, (int, float), "a number")
-    if min_speedup < 0:
+    if not to_number("convert", "min_speedup", min_speedup) >= 0:
         raise ValueError(f"[convert] min_speedup is {shown(min_speedup)}, needs 0 or more")
-    tokens = to_int("tokens", tokens, 31, "convert")
+    tokens = to_count("tokens", tokens, "convert", least=1)
     if not masks:
         return model
     targets = targets_of(model, masks, block_size)
     checked = check_masks(targets, masks)
     groups = grouped(targets)
-    if left := [f"{group[0].path} ({why})" for group in groups if (why := obstacle(group))]:
+    if left := [f"{group[0].module_name} ({why})" for group in groups if (why := obstacle(group))]:
         warnings.warn(f"[convert] left as they are, with zeros: {', '.join(left)}", stacklevel=2)
     groups = [group for group in groups if not obstacle(group)]
     shapes = dict(seen or {})
@@ -92,7 +91,7 @@ def convert(
         made = _faster_layers(groups, made, fed, min_speedup, times)
         whole = _faster_mlps(model, groups, checked, made, fed, min_speedup, times)
     elif groups:
-        _try(groups[0][0].path, made[groups[0][0].module], fed[groups[0][0].path])
+        _try(groups[0][0].module_name, made[groups[0][0].module], fed[groups[0][0].path])
     for target in targets:
         if target.module not in made:
             target.keep_(target.parameter.data, checked[target.name])
@@ -107,6 +106,7 @@ def _faster_layers(
     """Those of the layers that were made that are fast enough."""
     for group in groups:
         path, module = group[0].path, group[0].module
+        _try(group[0].module_name, made[module], fed[path])
         times[path] = _timed(path, module, made[module], fed[path], min_speedup)
     return {group[0].module: made[group[0].module] for group in groups if times[group[0].path].converted}
 
@@ -151,6 +151,8 @@ def targets_of(model: nn.Module, masks: Mapping[str, Tensor], block_size: int) -
         ValueError: a mask is of nothing.
     """
     need("masks", "masks", masks, Mapping, "a dict of tensors")
+    if masks.keys().isdisjoint(target.name for target, _ in candidates(model, block_size)):
+        raise ValueError(f"[masks] of another model: there is no weight for {', '.join(map(str, masks))}")
     return find_targets(model, block_size, targets=lambda name, _: name in masks)
 
 
@@ -169,7 +171,6 @@ def density_of(layer: Any) -> float:
 
 
 def _timed(path: str, module: nn.Module, layer: nn.Module, fed: Seen, min_speedup: float) -> Timing:
-    _try(path, layer, fed)
     modes = module.training, layer.training
     module.train(False), layer.train(False)
     try:

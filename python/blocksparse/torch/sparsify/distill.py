@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._core.arguments import need, shown
+from ..._core.arguments import need, shown, to_number
 from .batches import Forward, evaluating, feed, hooked
 
 
@@ -78,9 +78,9 @@ class Distiller:
         need("Distiller", "student", student, nn.Module, "a torch.nn.Module")
         if teacher is student:
             raise TypeError("[Distiller] teacher and student are one module: copy.deepcopy(model) makes a teacher")
-        if not 0 <= alpha <= 1:
+        if not 0 <= to_number("Distiller", "alpha", alpha) <= 1:
             raise ValueError(f"[Distiller] alpha is {shown(alpha)}, needs 0 to 1")
-        if temperature is not None and not temperature > 0:
+        if temperature is not None and not to_number("Distiller", "temperature", temperature) > 0:
             raise ValueError(f"[Distiller] temperature is {shown(temperature)}, needs a number above 0, or None")
         self.teacher, self.student = teacher, student
         self.alpha, self.temperature, self.logits, self.forward = alpha, temperature, logits, forward
@@ -100,7 +100,8 @@ class Distiller:
             task: the task's loss of the student's output.
 
         Raises:
-            ValueError: outputs of a layer have different shapes, there are no logits, or the mask fits nothing.
+            ValueError: outputs of a layer have different shapes, a layer is no longer there, there are no logits, or
+                the mask fits or leaves nothing.
         """
         theirs, mine = _watched(self.teacher, self.layers), _watched(inner(self.student), self.layers.values())
         answers: dict[str, Tensor] = {}
@@ -155,7 +156,10 @@ def _pairs(
     if layers is None:
         return {}
     if isinstance(layers, str):
-        pairs = {name: name for name in names if re.fullmatch(layers, name)}
+        try:
+            pairs = {name: name for name in names if re.fullmatch(layers, name)}
+        except re.error as error:
+            raise ValueError(f"[Distiller] layers is {layers!r}, needs a regular expression: {error}") from None
         if not pairs:
             raise ValueError(f"[Distiller] layers is {layers!r}, which matches none of {_listed(names)}")
     elif isinstance(layers, Mapping):
@@ -178,7 +182,13 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _watched(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
-    return {name: model.get_submodule(name) for name in names}
+    there = dict(model.named_modules(remove_duplicate=False))
+    if gone := [name for name in names if name not in there]:
+        raise ValueError(
+            f"[Distiller] the model has no {', '.join(gone)} now: a layer that became part of a BlockSparseMLP has no "
+            f"output of its own, so compare the whole. There is {_listed(there)}"
+        )
+    return {name: there[name] for name in names}
 
 
 def _into(outputs: dict[str, Tensor]) -> Callable[[str, Any, Any], None]:
@@ -192,7 +202,12 @@ def _into(outputs: dict[str, Tensor]) -> Callable[[str, Any, Any], None]:
 
 
 def _chosen(values: Tensor, mask: Tensor | None) -> Tensor:
-    return values[mask.to(values.device, torch.bool)] if mask is not None and _fits(mask, values) else values
+    if mask is None or not _fits(mask, values):
+        return values
+    chosen = values[mask.to(values.device, torch.bool)]
+    if chosen.numel() == 0:  # a mean over nothing is NaN
+        raise ValueError(f"[Distiller] mask {list(mask.shape)} leaves nothing to compare")
+    return chosen
 
 
 def _fits(mask: Tensor, values: Tensor) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..._core.arguments import need, to_int, to_number
 from ...schedules import Schedule
 from .gating import Gated
 from .masks import Masks
 from .owned import Layer
 from .parallel import average_gradients
 from .pruner import Pruner
+from .saved import check_shape
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # of the paper
 
@@ -69,7 +72,7 @@ class L0(Pruner):
         options: `block_size`, `targets`, `ignore`, `scope`: see `Pruner`. scope="global" has one target for all layers.
 
     Raises:
-        ValueError: the schedule ends at step 0.
+        ValueError: the schedule ends at step 0, or a number is not finite.
 
     Source: Louizos, Welling and Kingma, arXiv:1712.01312 (2017); the Lagrangian: Wang et al., arXiv:1910.04732 (2019).
     """
@@ -87,8 +90,15 @@ class L0(Pruner):
         super().__init__(schedule, **options)
         if schedule.end_step < 1:
             raise ValueError(f"[L0] the schedule ends at step {schedule.end_step}, needs 1 or more: gates are learned")
-        self.initial, self.multiplier_rate, self.seed = initial, multiplier_rate, seed
-        self._first = float(multipliers[0]), float(multipliers[1])
+        need("L0", "multipliers", multipliers, Sequence, "two numbers, l1 and l2")
+        if len(multipliers) != 2:
+            raise ValueError(f"[L0] multipliers has {len(multipliers)} numbers, needs l1 and l2")
+        l1, l2 = multipliers
+        for name, value in (("initial", initial), ("l1", l1), ("l2", l2), ("multiplier_rate", multiplier_rate)):
+            if not math.isfinite(to_number("L0", name, value)):
+                raise ValueError(f"[L0] {name} is {value}, needs a finite number")
+        self.initial, self.multiplier_rate, self.seed = initial, multiplier_rate, to_int("seed", seed, op="L0")
+        self._first = float(l1), float(l2)
         self.log_alpha: dict[str, nn.Parameter] = {}
         """Of each layer, [out_blocks, in_blocks]."""
         self.multipliers: dict[str, tuple[float, float]] = {}
@@ -236,10 +246,15 @@ class L0(Pruner):
         multipliers = {pool: list(pair) for pool, pair in self.multipliers.items()}
         return {"log_alpha": log_alpha, "multipliers": multipliers, "gated": bool(self._gated), "seed": self.seed}
 
-    @torch.no_grad()
-    def _load_state(self, state: dict[str, Any]) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         if state["multipliers"].keys() != self.multipliers.keys():
             raise ValueError("[L0] the state was saved with another scope")
+        for name, p in self.log_alpha.items():
+            check_shape("L0", f"log_alpha of {name}", state["log_alpha"][name], p.shape)
+        to_int("seed", state["seed"], op="L0")
+
+    @torch.no_grad()
+    def _load_state(self, state: dict[str, Any]) -> None:
         for name, p in self.log_alpha.items():
             p.copy_(state["log_alpha"][name])
         self.multipliers = {pool: (pair[0], pair[1]) for pool, pair in state["multipliers"].items()}

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..._core.arguments import shown
+from ..._core.arguments import shown, to_number
 from ...schedules import Schedule, ThresholdRamp
 from .masks import Masks
 from .owned import Layer
@@ -56,10 +56,12 @@ class GroupLasso(Pruner):
     def __init__(
         self, schedule: Schedule | ThresholdRamp, *, strength: float = 1.0, rate: float | None = None, **options: Any
     ) -> None:
-        super().__init__(cast(Schedule, schedule), **options)
         self.ramp = schedule if isinstance(schedule, ThresholdRamp) else None
+        if self.ramp is not None:
+            self._schedule_method = "threshold"
+        super().__init__(cast(Schedule, schedule), **options)
         for name, value in (("strength", strength), ("rate", rate)):
-            if value is not None and not 0 <= value < math.inf:
+            if value is not None and not 0 <= to_number("GroupLasso", name, value) < math.inf:
                 raise ValueError(f"[GroupLasso] {name} is {shown(value)}, needs 0 or more")
         self.strength, self.rate = strength, rate
 

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from .pruner import Pruner
+from .rewiring import Rewiring
 
 
 class SparsifyCallback(Callback):
@@ -20,22 +21,37 @@ class SparsifyCallback(Callback):
         print(pruner.report())
 
     Steps are those of the optimizer, however many batches are accumulated. `trainer.fit(..., ckpt_path=...)` goes on
-    bit for bit.
+    bit for bit from the end of an epoch; in the middle of one, Lightning itself begins with the first batch again.
 
     Args:
-        pruner: one that was not prepared, or was for this module.
+        pruner: one (or a `SET` or `RigL`) that was not prepared, or was for this module.
     """
 
-    def __init__(self, pruner: Pruner) -> None:
+    def __init__(self, pruner: Pruner | Rewiring) -> None:
         self.pruner = pruner
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Before weights are loaded, so that a checkpoint's gates find their places."""
         if not self.pruner.layers:
             self.pruner.prepare(pl_module)
+            if getattr(self.pruner, "compact_at", None):
+                self._load_before(pl_module)
+
+    def _load_before(self, pl_module: Any) -> None:
+        """Layers that have moved need their shapes before weights are loaded; Lightning asks callbacks afterwards."""
+        theirs = pl_module.on_load_checkpoint
+
+        def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
+            if (state := checkpoint.get("callbacks", {}).get(self.state_key)) is not None:
+                self.load_state_dict(state)
+            theirs(checkpoint)
+
+        pl_module.on_load_checkpoint = on_load_checkpoint
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The optimizers are there."""
+        if getattr(self.pruner, "compact_at", None):
+            vars(pl_module).pop("on_load_checkpoint", None)  # what is loaded is loaded; pickling knows no such function
         self.pruner.detach()
         self.pruner.attach(*trainer.optimizers)
 

@@ -41,7 +41,7 @@ def layer_times(
             with torch.no_grad():
                 pair = time_layers(module, layer, fed)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            failed.setdefault(f"{type(error).__name__}: {error}".splitlines()[0], []).append(group[0].path)
+            failed.setdefault(f"{type(error).__name__}: {error}".splitlines()[0], []).append(group[0].module_name)
             continue
         finally:
             module.train(modes[0]), layer.train(modes[1])

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._core.arguments import need, shown
+from ..._core.arguments import shown, to_list
+from ...schedules import check_sparsity
 from .batches import Forward, evaluating, feed
 from .layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
 from .masks import Masks, choose_blocks
@@ -48,10 +49,10 @@ def sparsify_(
     With scope "layer" they go through the model as SparseGPT does: part by part, in the order in which the model calls
     them, each part looking at inputs that sparse parts before it have made, which are the inputs that it will get. A
     part is what has its names up to the first number in common, as the layers of a transformer have
-    ("encoder.layer.3"). Its layers are sparsified together, for a pass over the data each would cost as many passes as
-    there are layers. With scope "global" blocks of all layers are ranked
-    together by what they are of the dense model: by norm, or by scores as shares of |X W^T|^2; "obs" then refits part
-    by part.
+    ("encoder.layer.3"). Its layers are sparsified together: a pass over the data for each part, not for each layer.
+
+    With scope "global" blocks of all layers are ranked together by what they are of the dense model: by norm, or by
+    scores as shares of |X W^T|^2. "obs" then refits part by part.
 
     Nothing but the weights is changed, and if something fails, nothing at all.
 
@@ -74,28 +75,30 @@ def sparsify_(
         The masks, {name: bool [out_blocks, in_blocks]}, on the weights' devices.
 
     Raises:
-        TypeError: calibration is one batch.
+        TypeError: calibration is one batch, or none that can be gone through.
         ValueError: there is no such method or scope, the sparsity is outside of [0, 1), calibration is missing or
-            empty, a layer is not called or is fed NaN or Inf, or as `find_targets`.
+            empty, a weight is NaN or Inf, a layer is not called or is fed NaN or Inf, or as `find_targets`.
     """
     if method not in METHODS:
         raise ValueError(f"[sparsify_] method is {shown(method)}, needs one of {', '.join(METHODS)}")
     if scope not in ("layer", "global"):
         raise ValueError(f'[sparsify_] scope is {shown(scope)}, needs "layer" or "global"')
-    need("sparsify_", "sparsity", sparsity, (int, float), "a number")
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"[sparsify_] sparsity is {sparsity}, needs 0 or more, and less than 1")
+    sparsity = check_sparsity("sparsify_", "sparsity", sparsity)
     if method != "magnitude" and calibration is None:
         raise ValueError(f"[sparsify_] {method} needs calibration: batches to run the model over")
     if isinstance(calibration, Tensor | Mapping):
         raise TypeError(f"[sparsify_] calibration is one {type(calibration).__name__}, needs a list of batches")
     found = find_targets(model, block_size, targets, ignore)
+    if bad := [target.name for target in found if not bool(target.norms().isfinite().all())]:
+        raise ValueError(
+            f"[sparsify_] {', '.join(bad)} {'has' if len(bad) == 1 else 'have'} weights that are NaN or Inf"
+        )
     if method == "magnitude":
         masks = _best({t.name: t.norms() for t in found}, found, sparsity, scope)
         for target in found:
             target.keep_(target.parameter.data, masks[target.name])
         return masks
-    batches = list(calibration or ())
+    batches = to_list("sparsify_", "calibration", calibration, "batches, such as a loader's")
     if not batches:
         raise ValueError(f"[sparsify_] calibration holds no batch, which {method} needs")
     run = _Run(model, method, batches, forward, damp, found)

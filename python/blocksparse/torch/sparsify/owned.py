@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..._core.arguments import shown
 from .targets import Target
 
 _owners: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
@@ -19,6 +21,27 @@ def owner_of(target: Target) -> object | None:
     """The pruner that has a target now."""
     reference = _owners.get(target.module, {}).get(target.parameter_name)
     return None if reference is None else reference()
+
+
+def blocks_left(targets: Iterable[Target]) -> dict[str, Tensor]:
+    """What an earlier pruner has left, or what is not zero in weights that have other blocks, too.
+
+    Raises:
+        ValueError: a module has something else of the name that gates have.
+    """
+    found = {}
+    for target in targets:
+        name = gates_name(target)
+        gates = getattr(target.module, name, None)
+        if gates is not None and not (isinstance(gates, Tensor) and tuple(gates.shape) == target.grid):
+            what = f"a tensor {list(gates.shape)}" if isinstance(gates, Tensor) else shown(gates)
+            raise ValueError(
+                f"[sparsify] {target.name} has {what} of the name {name}, where gates {list(target.grid)} would lie: "
+                "delete it, or leave the layer out by ignore"
+            )
+        left = (target.norms(math.inf) if gates is None else gates) != 0
+        found[target.name] = left & target.present() if bool(left.any()) else target.present()
+    return found
 
 
 def own(target: Target, pruner: object) -> None:
@@ -99,6 +122,13 @@ class Layer:
     def stored(self) -> Tensor | None:
         """Bool [out_blocks, in_blocks]: the blocks that a block-sparse module has memory for; None: it is dense."""
         return None if self.target.layout is None else self.target.present()
+
+    @torch.no_grad()
+    def norm_kept(self) -> float:
+        """|W live|_F / |W|_F, where W has the dropped blocks as they were when they were dropped."""
+        live = self.mask
+        kept, lost = self.target.norms()[live].square().sum(), self.dropped[~live].square().sum()
+        return math.sqrt(float(kept) / max(float(kept + lost), 1e-30))
 
     @torch.no_grad()
     def load(self, mask: Tensor, allowed: Tensor, dropped: Tensor, shadow: Tensor | None) -> None:

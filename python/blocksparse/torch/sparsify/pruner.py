@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..._core.arguments import shown
+from ..._core.arguments import shown, to_count, to_list, to_number
 from ...schedules import Schedule, live_blocks
 from .compact import due, move_layers
 from .convert import convert
-from .masks import Masks, check_masks, choose_blocks, masks_of_zeros
+from .masks import Masks, check_masks, choose_blocks
 from .measuring import layer_times
 from .moments import inner_optimizer
-from .owned import Layer, disown, gates_name, own, owner_of
+from .owned import Layer, blocks_left, disown, own, owner_of
 from .parallel import check_same_gradients
 from .regrown import Regrown
 from .report import Report, Row
@@ -65,6 +65,8 @@ class Pruner(Saved):
         TypeError: the schedule is none.
     """
 
+    _schedule_method = "sparsity"  # what a schedule is asked at a step
+
     def __init__(
         self,
         schedule: Schedule,
@@ -76,14 +78,15 @@ class Pruner(Saved):
         compact_at: Sequence[float] = (),
     ) -> None:
         op = type(self).__name__
-        if not all(hasattr(schedule, name) for name in ("acts_at", "end_step")):
+        if not all(hasattr(schedule, name) for name in ("acts_at", "end_step", self._schedule_method)):
             raise TypeError(f"[{op}] schedule is {shown(schedule)}, needs a schedule such as PolynomialDecay")
         if scope not in ("layer", "global"):
             raise ValueError(f"[{op}] scope is {shown(scope)}, needs 'layer' or 'global'")
         self.schedule, self.block_size, self.scope = schedule, block_size, scope
-        if wrong := [density for density in compact_at if not 0 < density < 1]:
+        densities = to_list(op, "compact_at", compact_at, "densities, such as [0.5, 0.2]")
+        self.compact_at = tuple(to_number(op, "a density of compact_at", density) for density in densities)
+        if wrong := [density for density in self.compact_at if not 0 < density < 1]:
             raise ValueError(f"[{op}] compact_at has {wrong[0]}, needs densities between 0 and 1")
-        self.compact_at = tuple(compact_at)
         self._model: nn.Module | None = None
         self._targets, self._ignore = targets, ignore
         self.steps = 0
@@ -126,7 +129,7 @@ class Pruner(Saved):
                     "ignore, or call its squash_mask() first"
                 )
         self._check_targets(targets)
-        allowed = _what_is_there(targets) if masks is None else check_masks(targets, masks)
+        allowed = blocks_left(targets) if masks is None else check_masks(targets, masks)
         try:
             for target in targets:
                 own(target, self)
@@ -347,7 +350,7 @@ class Pruner(Saved):
         return self.steps >= self.schedule.end_step and not self._due
 
     def masks(self) -> Masks:
-        """{name: bool [out_blocks, in_blocks]}: which blocks are live."""
+        """{name: bool [out_blocks, in_blocks]}: which blocks are live. Empty before `prepare`."""
         return {name: layer.mask.clone() for name, layer in self.layers.items()}
 
     @torch.no_grad()
@@ -357,13 +360,16 @@ class Pruner(Saved):
         Args:
             seen: what layers are fed, for the times: see `watch`.
             tokens: rows of x for layers that it does not tell of. 0: nothing is timed, which takes 0.1 s a layer.
+
+        Raises:
+            RuntimeError: there is no model: `prepare` was not called, or `convert` or `squash_mask` has ended it.
         """
+        self._need_model("report")
+        tokens = to_count("tokens", tokens, type(self).__name__)
         rows, times = [], layer_times(self.targets, self.masks(), seen, tokens) if tokens or seen else {}
         for name, layer in self.layers.items():
             mask = layer.mask
-            kept, lost = layer.target.norms()[mask].square().sum(), layer.dropped[~mask].square().sum()
-            share = math.sqrt(float(kept) / max(float(kept + lost), 1e-30))
-            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()), share)
+            numbers = (layer.target.block_size, mask.numel(), int(mask.sum()), layer.norm_kept())
             rows.append(Row(name, layer.target.sizes, *numbers, *times.get(name, (None, None))))
         return Report(self.steps, rows)
 
@@ -376,7 +382,12 @@ class Pruner(Saved):
             model: the one that was prepared, or a copy.
             min_speedup: times before / after from which on a layer is replaced.
             options: of `convert`: `example`, `seen`, `tokens`, `forward`, `timings`.
+
+        Raises:
+            RuntimeError: there is no model, as in `report`.
+            ValueError: as `convert`.
         """
+        self._need_model("convert")
         self._settle()
         made = convert(model, self.masks(), block_size=self.block_size, min_speedup=min_speedup, **options)
         self.squash_mask()
@@ -388,12 +399,6 @@ class Pruner(Saved):
         self.detach()
         self._undo()
 
-
-def _what_is_there(targets: list[Target]) -> Masks:
-    """What an earlier pruner has left, or what is not zero in weights that have other blocks, too."""
-    found = {}
-    for target, mask in zip(targets, masks_of_zeros(targets).values(), strict=True):
-        gates = getattr(target.module, gates_name(target), None)
-        left = mask if gates is None else gates != 0
-        found[target.name] = left & target.present() if bool(left.any()) else target.present()
-    return found
+    def _need_model(self, verb: str) -> None:
+        if not self.layers:
+            raise RuntimeError(f"[{type(self).__name__}] {verb} needs a model: call prepare(model) first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -97,6 +98,12 @@ class Rewiring:
 
     def _find(self, model: nn.Module) -> list[tuple[str, BlockSparseLayer]]:
         targets, ignore = self._choices
+        need(self._op, "model", model, nn.Module, "a torch.nn.Module")
+        if targets is None and not any(block_sparse_layers("", module) for module in model.modules()):
+            raise ValueError(
+                f"[{self._op}] the model has no block-sparse layer whose blocks could move: see "
+                "BlockSparseLinear.from_dense and replace_linears"
+            )
         chosen = block_sparse_layers if targets is None else targets
         found: list[tuple[str, BlockSparseLayer]] = []
         full: list[str] = []
@@ -244,33 +251,48 @@ class Rewiring:
         """Goes on where a state was taken; before or after the model's own `load_state_dict`.
 
         Raises:
-            ValueError: the state is of other layers. Nothing is changed then.
+            ValueError: the state is of other layers, or is damaged. Nothing is changed then.
             RuntimeError: no model is prepared.
         """
         self._need_model()
-        saved, own = state["layers"], [layer.name for layer in self._layers]
-        if sorted(saved) != sorted(own):
-            raise ValueError(f"[{self._op}] the state is of {', '.join(saved)}, this is prepared for {', '.join(own)}")
-        for layer in self._layers:
-            places, grid = saved[layer.name]["places"], layer.grid[0] * layer.grid[1]
-            rising = places.numel() == layer.blocks and bool((places.diff() > 0).all())
-            if not rising or int(places[0]) < 0 or int(places[-1]) >= grid:
-                raise ValueError(
-                    f"[{self._op}] the state of {layer.name} has {places.numel()} blocks, needs {layer.blocks} at "
-                    f"rising places below {grid}"
-                )
-        self.seed, self._steps = int(state["seed"]), int(state["steps"])
+        need(self._op, "state", state, Mapping, "what state_dict() returned")
+        try:
+            saved = state["layers"]
+            self._check_saved(saved)
+            seed, steps, skipped = (int(state[name]) for name in ("seed", "steps", "skipped"))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"[{self._op}] the state is damaged: {type(error).__name__}: {error}") from error
+        self.seed, self._steps = seed, steps
         self._clock.fill_(self._steps)
-        self._skipped.fill_(int(state["skipped"]))
+        self._skipped.fill_(skipped)
         self._due.clear()
         for layer in self._layers:
             births = saved[layer.name]["births"]
             layer.restore(saved[layer.name]["places"], births)
             self._due |= {birth + YOUNG for birth in births[births >= 0].unique().tolist()}
-        self._warned = int(state["skipped"]) > 0
+        self._warned = skipped > 0
         if self._moments is not None:
             self._watch()
             self._look_ahead()
+
+    def _check_saved(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        own = [layer.name for layer in self._layers]
+        if sorted(saved) != sorted(own):
+            raise ValueError(f"[{self._op}] the state is of {', '.join(saved)}, this is prepared for {', '.join(own)}")
+        for layer in self._layers:
+            (places, births), grid = (saved[layer.name][key] for key in ("places", "births")), layer.grid
+            rising = places.numel() == layer.blocks and bool((places.diff() > 0).all())
+            if not rising or int(places[0]) < 0 or int(places[-1]) >= grid[0] * grid[1]:
+                raise ValueError(
+                    f"[{self._op}] the state of {layer.name} has {places.numel()} blocks, needs {layer.blocks} at "
+                    f"rising places below {grid[0] * grid[1]}"
+                )
+            for name, numbers in (("places", places), ("births", births)):
+                if numbers.dtype != torch.int64 or numbers.shape != (layer.blocks,):
+                    raise ValueError(
+                        f"[{self._op}] the state's {name} of {layer.name} are {numbers.dtype} {list(numbers.shape)}, "
+                        f"needs torch.int64 [{layer.blocks}]"
+                    )
 
     # ---- What methods add -------------------------------------------------------------------------------------------
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..._core.arguments import need
+from ..._core.arguments import need, to_count
 from ...schedules import Schedule
-from .masks import check_masks
+from .masks import Masks, check_masks
 from .owned import Layer
 from .regrown import Regrown
 from .targets import Target
 
 _FORMAT = 1
+
+
+def check_shape(op: str, name: str, saved: Tensor, needed: Sequence[int]) -> None:
+    """Raises ValueError unless a tensor of a state has the shape that is needed: other ones might broadcast."""
+    need(op, name, saved, Tensor, "a tensor")
+    if tuple(saved.shape) != tuple(needed):
+        raise ValueError(f"[{op}] the state's {name} is {list(saved.shape)}, needs {list(needed)}")
 
 
 class Saved:
@@ -52,7 +59,8 @@ class Saved:
         with a warning.
 
         Raises:
-            ValueError: the state is another class's or another model's (the message has both shapes and hashes).
+            ValueError: the state is another class's or another model's (the message has both shapes and hashes), or is
+                damaged.
             RuntimeError: `prepare` was not called before.
         """
         op = type(self).__name__
@@ -62,29 +70,51 @@ class Saved:
         if state.get("format") != _FORMAT or state.get("class") != op:
             what = f"{state.get('class', 'nothing')} in format {state.get('format')}"
             raise ValueError(f"[{op}] the state is of {what}, needs {op} in format {_FORMAT}")
+        try:
+            masks, allowed = self._check_layers(state["layers"])
+            self._check_state(state)
+            regrown, steps, due = state["regrown"], to_count("steps", state["steps"], op), bool(state["due"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"[{op}] the state is damaged: {type(error).__name__}: {error}") from error
         saved = state["layers"]
+        if state["schedule"] != repr(self.schedule):
+            warnings.warn(f"[{op}] was saved with {state['schedule']}, goes on with {self.schedule!r}", stacklevel=2)
+        self._load_state(dict(state))
+        self._store({name: entry["stored"] for name, entry in saved.items() if entry["stored"] is not None})
+        self.steps, self._due = steps, due
+        self._regrown.load(regrown, self.layers)
+        for name, layer in self.layers.items():
+            layer.load(masks[name], allowed[name], saved[name]["dropped"], saved[name].get("shadow"))
+
+    def _check_layers(self, saved: Mapping[str, Mapping[str, Any]]) -> tuple[Masks, Masks]:
+        """(masks, allowed blocks) of a state's layers, all of which is of this model's shapes."""
+        op = type(self).__name__
         masks, allowed = (
             check_masks(self.targets, {name: entry[key] for name, entry in saved.items()})
             for key in ("mask", "allowed")
         )
         for name, layer in self.layers.items():
-            if ("shadow" in saved[name]) != (layer.shadow is not None):
+            entry, stored = saved[name], saved[name]["stored"]
+            if ("shadow" in entry) != (layer.shadow is not None):
                 raise ValueError(f"[{op}] the state of {name} was saved with another `regrow`")
-        if state["schedule"] != repr(self.schedule):
-            warnings.warn(f"[{op}] was saved with {state['schedule']}, goes on with {self.schedule!r}", stacklevel=2)
-        self._load_state(dict(state))
-        self._store({name: entry["stored"] for name, entry in saved.items() if entry["stored"] is not None})
-        self.steps, self._due = state["steps"], state["due"]
-        self._regrown.load(state["regrown"], self.layers)
-        for name, layer in self.layers.items():
-            layer.load(masks[name], allowed[name], saved[name]["dropped"], saved[name].get("shadow"))
+            check_shape(op, f"dropped of {name}", entry["dropped"], layer.dropped.shape)
+            check_shape(op, f"stored of {name}", masks[name] if stored is None else stored, layer.gates.shape)
+            if layer.shadow is not None and stored is None:
+                check_shape(op, f"shadow of {name}", entry["shadow"], layer.shadow.shape)
+            elif layer.shadow is not None:
+                b, taps = layer.target.block_size, entry["shadow"].shape[1:-2]
+                check_shape(op, f"shadow of {name}", entry["shadow"], (int(stored.sum()), *taps, b, b))
+        return masks, allowed
 
     def _state(self) -> dict[str, Any]:
         """What a subclass has besides, as tensors and plain values."""
         return {}
 
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError, KeyError or TypeError if what a subclass has besides is not as it should be."""
+
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Takes that back; it was checked to be of this class and model."""
+        """Takes that back; it was checked."""
 
     def _store(self, stored: dict[str, Tensor]) -> None:
         """Has the layers hold the blocks of these masks alone, where they do not yet."""

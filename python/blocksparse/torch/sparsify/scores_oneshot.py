@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._core.arguments import need, to_int
+from ..._core.arguments import need, to_int, to_number
 from ..arguments import need_tensor
 
 DAMP = 0.01  # of the mean of H's diagonal, as SparseGPT has it
@@ -28,7 +28,7 @@ def damped(gram: Tensor, share: float = DAMP) -> Tensor:
         ValueError: H is not square, or holds NaN or Inf; or the share is not above 0.
     """
     h = _square("damped", gram)
-    if not share > 0:
+    if not to_number("damped", "share", share) > 0:
         raise ValueError(f"[damped] share is {share}, needs a number above 0")
     if not bool(torch.isfinite(h).all()):
         raise ValueError("[damped] the Gram matrix holds NaN or Inf: what was the layer fed?")

@@ -51,6 +51,11 @@ class Target:
     _places: tuple[Layout, Tensor, Tensor] | None = field(default=None, repr=False)
 
     @property
+    def module_name(self) -> str:
+        """The path as messages show it: a model that is one layer has none."""
+        return self.path or f"the {type(self.module).__name__}"
+
+    @property
     def parameter(self) -> nn.Parameter:
         """The weight, whatever tensor the module has for it now."""
         return cast(nn.Parameter, getattr(self.module, self.parameter_name))
@@ -211,7 +216,7 @@ def find_targets(model: nn.Module, block_size: int = 32, targets: Choices = None
         raise ValueError(f"[sparsify] block_size is {block_size}, needs one of {', '.join(map(str, BLOCK_SIZES))}")
     wanted = None if targets is None else _choices("targets", targets)
     spared = _choices("ignore", ignore)
-    all_there = list(_weights(model, block_size))
+    all_there = list(candidates(model, block_size))
     for choice in wanted or ():
         if not any(_fits(choice, t) for t, _ in all_there):
             raise ValueError(f"[sparsify] targets has {_text(choice)}, which fits no weight; {_list(all_there)}")
@@ -313,8 +318,8 @@ def _list(there: Collection[tuple[Target, str]]) -> str:
 # ---- What there is -------------------------------------------------------------------------------------------------
 
 
-def _weights(model: nn.Module, block_size: int) -> Iterator[tuple[Target, str]]:
-    """All candidates, and what keeps each from being one."""
+def candidates(model: nn.Module, block_size: int) -> Iterator[tuple[Target, str]]:
+    """All weights that could be targets, and what keeps each from being one; "" if nothing does."""
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for path, module in model.named_modules():
         for target in _weights_of(path, module, block_size):

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from .pruner import Pruner
+from .rewiring import Rewiring
 
 FILE = "sparsifier.pt"  # in a checkpoint's folder
 
@@ -28,13 +29,15 @@ class SparsifyCallback(TrainerCallback):
     goes on bit for bit.
 
     Args:
-        pruner: one that was not prepared, or was for this model.
-        checkpoint: the folder that training is resumed from, where it is not one of `output_dir`.
+        pruner: one (or a `SET` or `RigL`) that was not prepared, or was for this model.
+        checkpoint: the folder that training is resumed from. It has to be given here, too, where it is not one of
+            `output_dir`, and for a pruner with `compact_at`: layers that have moved need their shapes before the
+            Trainer loads weights, which is when it says nothing.
 
     Source of the pruner's state: the file `sparsifier.pt` in each checkpoint's folder.
     """
 
-    def __init__(self, pruner: Pruner, checkpoint: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, pruner: Pruner | Rewiring, checkpoint: str | os.PathLike[str] | None = None) -> None:
         self.pruner = pruner
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
 
@@ -42,6 +45,8 @@ class SparsifyCallback(TrainerCallback):
         """Before weights are loaded, so that a checkpoint's gates find their places."""
         if not self.pruner.layers and model is not None:
             self.pruner.prepare(model)
+            if self.checkpoint is not None and getattr(self.pruner, "compact_at", None):
+                self.pruner.load_state_dict(_read(self.checkpoint / FILE))
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **more: Any
