@@ -174,7 +174,8 @@ def apply_linear(
     if traced.is_tracing():
         y = traced.linear(x, values, gates, bias, index, *sizes, transposed, tf32)
         return finish("linear", y, residual, activation)
-    if (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given) or product.exchanges:
+    exchanges = not torch.compiler.is_compiling() and product.exchanges  # dynamo cannot read it, and never needs it
+    if (torch.is_grad_enabled() and needs_gradient(*given)) or has_tangent(*given) or exchanges:
         y = apply(product, x, values, gates, bias, index, sizes, transposed, tf32)
         return finish("linear", y, residual, activation)
     if values.dtype != dtype:
