@@ -4,6 +4,7 @@
     python benchmarks/pixelcnn.py host [--device cuda]
     python benchmarks/pixelcnn.py profile [--device cuda] [--presets 128-2-x4]
     python benchmarks/pixelcnn.py sampling [--device cuda]
+    python benchmarks/pixelcnn.py sums [--device cuda]
 
 steps: forward, backward and Adam, on a card from one CUDA graph, with bfloat16. Ways:
 
@@ -11,12 +12,15 @@ steps: forward, backward and Adam, on a card from one CUDA graph, with bfloat16.
     eager      the same, with PyTorch's operations between convolutions, and orders of channels by the convolutions
     torch      the same network of torch.nn.functional.conv2d (groups=), channels-last, each gated resnet compiled
 
-host: what Python takes for a convolution's forward and backward where there is little to compute. A line of JSON each.
+host: what Python takes for a convolution's forward and backward where there is little to compute. sums: gradients of
+biases beside `dy.sum(0)`, checked against float64 first; on a card 40 calls in a CUDA graph, whose dy stays in L2. On a
+CPU both are PyTorch's. A line of JSON each.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import statistics
@@ -39,6 +43,7 @@ from blocksparse.models.pixelcnn.config import PRESETS, ModelConfig, TrainConfig
 from blocksparse.models.pixelcnn.network import PixelCNN, Whole
 from blocksparse.models.pixelcnn.training import Trainer
 from blocksparse.models.pixelcnn.weights import Convolutions
+from blocksparse.torch.autograd.bias import sum_of_tokens
 
 WARM_UPS, SAMPLES = 3, 9
 
@@ -296,6 +301,34 @@ def sampling_times(options: argparse.Namespace) -> None:
         say({"sampling": preset, "images": options.images, "size": options.size, **times, "ratio": ratio}, options)
 
 
+def sums(options: argparse.Namespace) -> None:
+    """Microseconds of the gradient of a bias, for the levels of the network."""
+    cuda, calls_of_graph = options.device.startswith("cuda"), 40
+    dtype = torch.bfloat16 if cuda else torch.float32
+    for side, features in ((32, 128), (32, 256), (16, 256), (8, 256)):
+        dy = torch.randn(options.batch * side * side, features, device=options.device, dtype=dtype)
+        exact, bound = dy.double().sum(0), torch.finfo(dtype).eps * dy.double().abs().sum(0)
+        line: dict[str, Any] = {"bias_gradient": list(dy.shape), "dtype": str(dtype).removeprefix("torch.")}
+        for name, call in (("ours", sum_of_tokens), ("torch", lambda dy: dy.sum(0))):
+            if not ((call(dy).double() - exact).abs() <= bound).all():
+                raise ArithmeticError(f"{name} is wrong for {list(dy.shape)}")
+            many: Callable[[], None] = functools.partial(_repeat, call, dy, calls_of_graph)
+            if cuda:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    many()
+                many = graph.replay
+                many()
+            seconds = statistics.median(seconds_of(many, options.device, options.samples))
+            line[f"{name}_us"] = round(1e6 * seconds / calls_of_graph, 1)
+        say(line, options)
+
+
+def _repeat(call: Callable[[Tensor], Tensor], dy: Tensor, times: int) -> None:
+    for _ in range(times):
+        call(dy)
+
+
 def say(line: dict[str, Any], options: argparse.Namespace) -> None:
     """A line of JSON, to the terminal and the file."""
     cuda = options.device.startswith("cuda")
@@ -313,7 +346,7 @@ def say(line: dict[str, Any], options: argparse.Namespace) -> None:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("steps", "host", "profile", "sampling"))
+    parser.add_argument("what", choices=("steps", "host", "profile", "sampling", "sums"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--presets", nargs="+", choices=PRESETS, default=["128-2-dense", "128-2-x4", "128-2-x4-balanced"]
@@ -329,7 +362,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    {"steps": steps, "host": host, "profile": profile, "sampling": sampling_times}[options.what](options)
+    whats = {"steps": steps, "host": host, "profile": profile, "sampling": sampling_times, "sums": sums}
+    whats[options.what](options)
     return 0
 
 

@@ -90,6 +90,8 @@ constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=2100 b=16 random(64,0.1) bias",
     "linear:dgrad f16 n=2100 b=8 random(130,0.1)",
     "linear:fprop f16 n=3000 b=32 random(8,0.25)",
+    "linear:fprop f16 n=2100 b=32 random(40,32,0.1)",    // tiles of 128 tokens
+    "linear:fprop bf16 n=1024 b=64 random(4,260,0.06)",  // x of more than 32 MB: rows of one tile side by side
     "linear:wgrad bf16 n=1100 b=16 random(64,0.2) dgates",
 };
 

@@ -10,6 +10,7 @@
 #include "gemm/cuda/families.h"
 #include "gemm/cuda/row_wgmma/plan.h"
 #include "gemm/cuda/stream_w/plan.h"
+#include "gemm/cuda/stream_x/plan.h"
 #include "gemm/cuda/tiled_f32/plan.h"
 #include "gemm/cuda/w_in_smem/plan.h"
 #include "gemm/cuda/wgmma/plan.h"
@@ -196,7 +197,27 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_EQ(row_wgmma::tokens_of_tile(wide, kH200), 128) << "jobs for one and a half waves";
   wide.slots = 8;
   EXPECT_EQ(row_wgmma::tokens_of_tile(wide, kH200), 64) << "rows that differ much need more jobs to even out";
+  wide.n = 1024, wide.inputs = 16448;
+  EXPECT_TRUE(row_wgmma::takes_rows_inside(wide)) << "x is larger than L2 holds beside y";
+  wide.slots = 0;
+  EXPECT_FALSE(row_wgmma::takes_rows_inside(wide)) << "rows are of about equal length";
   EXPECT_NE(but([](CudaProblem& o) { o.dtype = DType::f32; }), "row_wgmma");
+}
+
+TEST(SelectCuda, StreamXHasShortTilesInOneWave) {
+  CudaProblem p{.dtype = DType::bf16, .block = 32, .n = 512, .inputs = 4096, .outputs = 4096, .blocks = 4096};
+  EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 64);
+  EXPECT_EQ(chosen(p, kH200), "stream_x");
+  p.n = 577;
+  EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 128) << "160 tiles of 64 tokens are more than 132";
+  p.n = 256;
+  EXPECT_EQ(chosen(p, kH200), "row_wgmma");
+  p.n = 384, p.blocks = 1638;
+  EXPECT_EQ(chosen(p, kH200), "stream_x") << "10 % of the blocks";
+  p.n = 512;
+  EXPECT_EQ(chosen(p, kH200), "row_wgmma");
+  p.block = 16, p.blocks = 6554;
+  EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 128);
 }
 
 TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {
