@@ -210,14 +210,10 @@ TEST(SelectCuda, StreamXHasShortTilesInOneWave) {
   EXPECT_EQ(chosen(p, kH200), "stream_x");
   p.n = 577;
   EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 128) << "160 tiles of 64 tokens are more than 132";
-  p.n = 256;
-  EXPECT_EQ(chosen(p, kH200), "row_wgmma");
   p.n = 384, p.blocks = 1638;
   EXPECT_EQ(chosen(p, kH200), "stream_x") << "10 % of the blocks";
   p.n = 512;
   EXPECT_EQ(chosen(p, kH200), "row_wgmma");
-  p.block = 16, p.blocks = 6554;
-  EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 128);
 }
 
 TEST(SelectCuda, ManyTokensHaveAKernelOnHopper) {

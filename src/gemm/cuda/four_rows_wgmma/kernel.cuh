@@ -2,10 +2,10 @@
 // of an LSTM have. The rows of blocks r, r + rows / 4, ... are walked together and share x if their lists are equal.
 //   x [n, inputs]   w [blocks, 32, 32]   y [n, outputs]   16-bit elements, sums in f32
 // Who does what
-//   grid      two thread blocks an SM. A job is four rows of blocks and 128 tokens. Each thread block takes job after
-//   job load      one warp fills a ring of stages. A stage is a box of x, the blocks of W that meet it, and a note of
-//   what to
-//             do. Tables and W are read before x is waited for: they cost nothing after a kernel that lets this one
+//   grid      two thread blocks an SM. A job is four rows of blocks and 128 tokens. A thread block takes one after the
+//             other
+//   load      one warp fills a ring of stages. A stage is a box of x, the blocks of W that meet it, and a note of what
+//             to do. Tables and W are read before x is waited for: they cost nothing after a kernel that lets this one
 //             begin early
 //   compute   wgmma by two warpgroups: tokens are its rows, outputs its columns
 //   finish    from registers, while the ring fills for the next job

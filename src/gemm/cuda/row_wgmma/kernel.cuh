@@ -3,12 +3,11 @@
 // Who does what
 //   grid      a thread block an SM. A job is a row of blocks, or a slice of a cut one, and 64, 128 or 256 tokens. Each
 //             thread block takes job after job, longest first, there and back
-//   load      two warps fill a ring of stages, across the borders of jobs. A stage is a box of x and the block of W
-//   that
-//             meets it (b = 128: half of it). In a chain where only x is new, tables and W are read before x is waited
-//             for
+//   load      two warps fill a ring of stages, across the borders of jobs. A stage is a box of x and the block of
+//             W that meets it (b = 128: half of it). In a chain where only x is new, tables and W are read before x is
+//             waited for
 //   compute   wgmma by two warpgroups, a job each in turn: tokens are its rows, outputs its columns
-//   finish    from registers, while the other warpgroup multiplies. A second kernel adds the slices of cut rows
+//   finish    through shared memory, while the other warpgroup multiplies. A second kernel adds the slices of cut rows
 //             (store.cuh)
 #pragma once
 

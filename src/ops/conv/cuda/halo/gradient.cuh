@@ -1,15 +1,14 @@
 // dW[i, tap] = dy_out^T x_in, x moved by the tap, for up to 3 x 3 taps in steps of one pixel: the rows of images are in
 // shared memory once for all taps.
-//   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, taps, b, b]   16-bit elements, sums in
-//   f32
+//   x, dy: channels-last images, read as rasters (see raster.h)   dW [blocks, taps, b, b]
+//   16-bit elements, sums in f32
 // Who does what
 //   jobs      up to 64 inputs with one dy; each thread block finds them itself (jobs.cuh)
 //   grid      one thread block an SM; it has whole jobs and parts of jobs, as in wgrad_wgmma
 //   load      a warp: boxes of 128 positions of dy, and for each patch of x these positions and all that taps reach
 //             beyond them
-//   compute   a warpgroup for each row of taps. wgmma's columns are the row's taps x 32 or 64 inputs, so dy is read
-//   from
-//             shared memory once for a row, and the tensor cores are never short of work
+//   compute   a warpgroup for each row of taps. wgmma's columns are the row's taps x 32 or 64 inputs, so a row reads dy
+//             from shared memory once, and the tensor cores are never short of work
 //   finish    as in wgrad_wgmma
 #pragma once
 
