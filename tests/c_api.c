@@ -221,6 +221,7 @@ static void test_machine(void) {
     EXPECT_ERROR(bs_set_cuda_kernel("generic"), BS_UNAVAILABLE, "built without CUDA");
   }
   EXPECT(bs_cuda_prepare(-1) != BS_OK);
+  EXPECT(bs_cuda_leave_multiprocessors(-1) != BS_OK);
   EXPECT(bs_default_threads() >= 1);
   EXPECT(strstr(bs_torch_register("linear", BS_CPU), "is not loaded") != NULL);
   int32_t ours[2], theirs[2];

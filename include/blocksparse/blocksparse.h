@@ -50,6 +50,12 @@ BS_EXPORT std::vector<std::string> cuda_kernels();
 // in a graph.
 [[nodiscard]] BS_EXPORT Status cuda_prepare(Device device);
 
+// Ops that this thread calls from now on launch as if their card had `count` multiprocessors less, at least one.
+// Kernels of another stream then run beside them, such as NCCL's: most kernels here fill every multiprocessor until
+// they end, so that nothing begins meanwhile. 0, which threads begin with, takes them all. Workspace sizes change: ask
+// for them anew.
+[[nodiscard]] BS_EXPORT Status cuda_leave_multiprocessors(int32_t count);
+
 // The device that is current in CUDA's runtime on the calling thread.
 [[nodiscard]] BS_EXPORT Result<Device> cuda_current_device();
 

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Raised when a function or struct of this header changes so that programs must be compiled again. */
-#define BS_ABI_VERSION 10
+#define BS_ABI_VERSION 11
 
 typedef int32_t bs_status;
 enum { BS_OK = 0, BS_INVALID_ARGUMENT = 1, BS_UNSUPPORTED = 2, BS_UNAVAILABLE = 3, BS_OUT_OF_MEMORY = 4 };
@@ -50,6 +50,9 @@ BS_API const char* bs_cuda_kernels(void); /* of this build, best first; "" in bu
  * with the kernel: ask for them anew. No other thread may be in an op. */
 BS_API bs_status bs_set_cuda_kernel(const char* name);
 BS_API bs_status bs_cuda_prepare(int32_t device_index); /* loads all kernels, as the first op on a device does */
+/* Ops that this thread calls from now on leave `count` multiprocessors of their card to other streams. 0: none.
+ * Workspace sizes change: ask for them anew. */
+BS_API bs_status bs_cuda_leave_multiprocessors(int32_t count);
 
 BS_API int32_t bs_default_threads(void); /* what threads = 0 stands for */
 

@@ -80,6 +80,10 @@ bs_status bs_cuda_prepare(int32_t device_index) {
   return guarded([&] { return cuda_prepare({DeviceType::cuda, device_index}); });
 }
 
+bs_status bs_cuda_leave_multiprocessors(int32_t count) {
+  return guarded([&] { return cuda_leave_multiprocessors(count); });
+}
+
 int32_t bs_default_threads(void) { return default_threads(); }
 
 }  // extern "C"

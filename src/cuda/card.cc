@@ -1,5 +1,6 @@
 #include "cuda/card.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "blocksparse/blocksparse.h"
@@ -27,6 +28,8 @@ Result<Card> look_at(int index) {
   return Status(StatusCode::unavailable, concat("[cuda] cuda:", index, " has compute capability ", major, ".", minor,
                                                 ", the kernels need 8.0 or newer"));
 }
+
+thread_local int32_t left_to_others = 0;  // multiprocessors, by cuda_leave_multiprocessors()
 
 struct Cards {
   Status status;  // why there are no cards
@@ -58,8 +61,12 @@ Result<Card> card_of(Device device) {
   const Cards& all = cards();
   if (!all.status.ok()) return all.status;
   const auto count = static_cast<int32_t>(all.list.size());
-  if (device.index >= 0 && device.index < count) return all.list[static_cast<size_t>(device.index)];
-  return invalid("[cuda] there is no cuda:", device.index, ", this machine has ", count, " cards");
+  if (device.index < 0 || device.index >= count) {
+    return invalid("[cuda] there is no cuda:", device.index, ", this machine has ", count, " cards");
+  }
+  Result<Card> card = all.list[static_cast<size_t>(device.index)];
+  if (card.ok()) card->multiprocessors = std::max(1, card->multiprocessors - left_to_others);
+  return card;
 }
 
 OnDevice::OnDevice(Device device) {
@@ -84,6 +91,12 @@ Status cuda_status() {
   }
   if (!all.list.empty()) return all.list[0].status();
   return {StatusCode::unavailable, "[cuda] this machine has no card"};
+}
+
+Status cuda_leave_multiprocessors(int32_t count) {
+  if (count < 0) return invalid("[cuda] cannot leave ", count, " multiprocessors, needs 0 or more");
+  cuda::left_to_others = count;
+  return {};
 }
 
 Result<Device> cuda_current_device() {

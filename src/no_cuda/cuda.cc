@@ -19,6 +19,7 @@ Status cuda_status() {
 std::vector<std::string> cuda_kernels() { return {}; }
 Status set_cuda_kernel(std::string_view) { return cuda_status(); }
 Status cuda_prepare(Device) { return cuda_status(); }
+Status cuda_leave_multiprocessors(int32_t) { return cuda_status(); }
 Result<Device> cuda_current_device() { return cuda_status(); }
 
 Status make_device_index(const uint8_t*, const LayoutView::Sizes&, std::span<int32_t>, Device, Workspace, Stream) {

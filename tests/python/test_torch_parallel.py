@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 import parallel_bodies as bodies
-import parallel_chunks
+import parallel_halves
 import processes
 import pytest
 import torch
@@ -19,7 +19,7 @@ from blocksparse.torch.parallel import ColwiseParallel, deal
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 TENSOR = [
     bodies.styles,
-    parallel_chunks.chunks,
+    parallel_halves.halves,
     bodies.training,
     bodies.from_meta,
     bodies.with_fsdp,
@@ -27,7 +27,7 @@ TENSOR = [
     bodies.damaged,
 ]
 TWO = [*TENSOR, bodies.fsdp, bodies.fsdp_options, bodies.ddp, bodies.death]
-THREE = [bodies.styles, parallel_chunks.chunks, bodies.resumed, bodies.refusals, bodies.fsdp_resumed, bodies.ddp]
+THREE = [bodies.styles, parallel_halves.halves, bodies.resumed, bodies.refusals, bodies.fsdp_resumed, bodies.ddp]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from .structs import (
     Workspace,
 )
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 CPU, CUDA = 0, 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "gelu_tanh": 4}
@@ -84,6 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bs_cuda_kernels": (_str, []),
     "bs_set_cuda_kernel": (_i32, [_str]),
     "bs_cuda_prepare": (_i32, [_i32]),
+    "bs_cuda_leave_multiprocessors": (_i32, [_i32]),
     "bs_default_threads": (_i32, []),
     "bs_layout_from_mask": (_i32, [_void_p, _i64, _i64, _ptr(Blocking), _ptr(_void_p)]),
     "bs_layout_from_coordinates": (_i32, [_void_p, _void_p, _i64, _i64, _i64, _ptr(Blocking), _ptr(_void_p)]),

@@ -5,6 +5,7 @@ The three passes are linear in each of their tensors, so the gradients of one ar
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -63,9 +64,15 @@ class Product(Pass):
 
 
 def gradients(
-    ctx: Any, dy: Tensor, send: Callable[[Callable[[Tensor], Tensor], Tensor], Callable[[], Tensor]] | None = None
+    ctx: Any,
+    dy: Tensor,
+    send: Callable[[Callable[[Tensor], Tensor], Tensor], Callable[[], Tensor]] | None = None,
+    beside: Callable[[Tensor], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> tuple[Any, ...]:
-    """Those of `Product`. `send` makes dx of dy by a function and sends it away; a call brings it back at the end."""
+    """Those of `Product`. `send` makes dx of dy by a function and sends it away; a call brings it back at the end.
+
+    `beside` is the context of what is computed meanwhile.
+    """
     x, values, gates, index = ctx.saved_tensors
     wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
     listener = listener_of(values) if wants_values else None
@@ -80,7 +87,8 @@ def gradients(
     elif wants_x:
         dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
     if wants_values or wants_gates:
-        dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
+        with beside(x):
+            dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
     if wants_bias:
         dbias = sum_of_tokens(dy) if dy.is_contiguous() else dy.sum(0)  # else it is a features-first matrix
     if arrived is not None:

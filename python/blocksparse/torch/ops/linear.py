@@ -192,12 +192,29 @@ def _fprop(
     activation: int = 0,
     tf32: bool = False,
 ) -> Tensor:
-    y, view = _empty_like(x, out_features), view_of(index, transposed, *blocks_of(values), out_features, _width(x))
+    y = _empty_like(x, out_features)
+    fprop_into(y, x, values, index, transposed, bias, residual, gates, activation, tf32)
+    return y
+
+
+def fprop_into(
+    y: Tensor,
+    x: Tensor,
+    values: Tensor,
+    index: Tensor,
+    transposed: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gates: Tensor | None = None,
+    activation: int = 0,
+    tf32: bool = False,
+) -> None:
+    """`fprop` into a y [..., out] that is there. No op: neither autograd nor torch.compile sees it."""
+    view = view_of(index, transposed, *blocks_of(values), _width(y), _width(x))
     space, _memory = workspace("fprop", view, x, _tokens(x))
     epilogue = structs.Epilogue(pointer_to(bias), pointer_to(residual), activation)
     arguments = (pointer_to(x), pointer_to(values), pointer_to(gates), ctypes.byref(epilogue), pointer_to(y))
     library.call("bs_linear_fprop", ctypes.byref(view), *arguments, space, stream_of(x, tf32))
-    return y
 
 
 def _linear(

@@ -1,4 +1,4 @@
-"""What every process of a group does in test_torch_parallel.py to sums that are sent in chunks of tokens."""
+"""What every process of a group does in test_torch_parallel.py to y that is sent in halves of its tokens."""
 
 import pytest
 import torch
@@ -10,18 +10,18 @@ from torch.distributed.tensor import DTensor, Replicate
 from blocksparse.torch.parallel import layers, overlap
 
 
-def chunks(rank, n, folder):
-    """What is summed in chunks of tokens is what is summed at once: y, dx and the gradients of parameters."""
+def halves(rank, n, folder):
+    """What is summed in halves is what is summed at once: y, dx and the gradients of parameters."""
     mesh = init_device_mesh("cpu", (n,))
     model, sizes, all_reduce = divided("gathered", mesh), [], dist.all_reduce
 
     def counted(tensor, *arguments, **options):
-        sizes.append(len(tensor))
+        sizes.append(len(tensor.flatten(0, -2)))
         return all_reduce(tensor, *arguments, **options)
 
-    def run(layer, x, chunk, half=False):
-        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, half):
-            patch.setattr(overlap, "CHUNK", chunk)
+    def run(layer, x, least, autocast=False):
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, autocast):
+            patch.setattr(overlap, "IN_HALVES", least)
             patch.setattr(overlap, "TILE", 2)
             patch.setattr(dist, "all_reduce", counted)
             x = x.detach().requires_grad_()
@@ -37,12 +37,13 @@ def chunks(rank, n, folder):
     flat = batch(0).flatten(0, 1)[:23]
     for layer, wide in ((model[0], flat), (model[1], flat[:, :92]), (model[2], flat)):
         colwise, mlp = layer is model[0], layer is model[2]
-        at_once, sent = run(layer, wide, 12)
-        sums = 3 if mlp else 1 if colwise else 2  # y, dx and again y
-        assert sent == (23,) * sums
-        for x, chunk, expected in ((wide, 4, (6, 6, 6, 5)), (wide[None], 4, (6, 6, 6, 5)), (wide, 8, (12, 11))):
-            found, sent = run(layer, x, chunk)
-            assert sent == expected * sums
+        dx = (23,) if colwise or mlp else ()
+        y, in_halves = ((), ()) if colwise else ((23,), (12, 11))
+        at_once, sent = run(layer, wide, 24)
+        assert sent == y + dx + y
+        for x, least in ((wide, 4), (wide[None], 23)):
+            found, sent = run(layer, x, least)
+            assert sent == in_halves + dx + in_halves
             for name, tensor in at_once.items():
                 torch.testing.assert_close(found[name].view_as(tensor), tensor)
                 if n == 2:  # Gloo adds up three in an order that depends on the place
@@ -51,17 +52,17 @@ def chunks(rank, n, folder):
             continue
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(layers.Part, "sums_alone", lambda part, x: False)
-            for name, tensor in run(layer, wide, 12)[0].items():  # of DTensors
+            for name, tensor in run(layer, wide, 24)[0].items():  # of DTensors
                 assert torch.equal(at_once[name], tensor), name
     rowwise = divided("grouped", mesh)[1]
     own = flat[:, torch.from_numpy(rowwise.part.features)]
     found, sent = zip(*(run(rowwise, x, 4) for x in (own, own.t().contiguous().t())), strict=True)
-    assert sent == ((6, 6, 6, 5) * 2, (23,) * 2)
+    assert sent == ((12, 11) * 2, (23,) * 2)  # a features-first matrix is sent at once
     torch.testing.assert_close(*found)
     layer, narrow = model.float()[1], flat[:, :92].float()
     layer.activation = "gelu"  # rounding may put a sum on either side of the corner of a ReLU
-    assert run(layer, narrow, 4, half=True)[0]["y"].dtype == torch.bfloat16
-    in_chunks, at_once = (run(layer, narrow, chunk, half=True)[0] for chunk in (4, 99))
-    assert all((in_chunks[name] - tensor).norm() < 0.01 * tensor.norm() for name, tensor in at_once.items())
+    assert run(layer, narrow, 4, autocast=True)[0]["y"].dtype == torch.bfloat16
+    in_halves, at_once = (run(layer, narrow, least, autocast=True)[0] for least in (4, 99))
+    assert all((in_halves[name] - tensor).norm() < 0.01 * tensor.norm() for name, tensor in at_once.items())
     spread = DTensor.from_local(narrow, mesh, [Replicate()])
     torch.testing.assert_close(layer(spread), layer(narrow))
