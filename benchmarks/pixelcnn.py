@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import platform
 import statistics
@@ -203,6 +204,10 @@ def steps(options: argparse.Namespace) -> None:
     """A line for each preset and way."""
     for preset in options.presets:
         for name in options.ways:
+            if options.device.startswith("cuda"):
+                gc.collect()  # nothing of the last one is in this one's memory
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             with way(name):
                 begin = time.perf_counter()
                 trainer = trainer_of(preset, name, options)
@@ -216,9 +221,6 @@ def steps(options: argparse.Namespace) -> None:
                 line["memory_GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
             say(line, options)
             del trainer
-            if options.device.startswith("cuda"):
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
 
 
 def profile(options: argparse.Namespace) -> None:

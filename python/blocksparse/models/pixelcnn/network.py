@@ -35,6 +35,8 @@ class Run(Protocol):
 
 
 # ---- The streams, whoever runs them ----------------------------------------------------------------------------------
+# No function here holds itself, as one inside of another would: what it saw, activations above all, would stay until
+# Python looks for cycles. A step of 128-2-x4 kept 2.4 GB so.
 
 
 def gated_resnet(run: Run, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
@@ -57,44 +59,36 @@ class Kept:
         return [*self.down, *self.up]
 
 
-def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept) -> None:
-    """The stream u from its first convolution's output on."""
-
-    def level(i: int, x: Tensor) -> Tensor:
-        skips = [x]
-        for resnet in stream.down[i]:
-            x = run.resnet(resnet, x)
-            kept.down[i].append(x)
-            skips.append(x)
-        if i + 1 < LEVELS:
-            x = run.coarser(stream, i, x, lambda y: level(i + 1, y))
-        else:
-            skips.pop()
-        for resnet in stream.up[i]:
-            x = run.resnet(resnet, x, skips.pop() if len(skips) > 1 else skips[0])
-            kept.up[i].append(x)
-        return x
-
-    level(0, x)
+def run_u(run: Run, stream: Stream, x: Tensor, kept: Kept, i: int = 0) -> Tensor:
+    """The stream u from its first convolution's output on, or level i of it; its own output, which is not used."""
+    skips = [x]
+    for resnet in stream.down[i]:
+        x = run.resnet(resnet, x)
+        kept.down[i].append(x)
+        skips.append(x)
+    if i + 1 < LEVELS:
+        x = run.coarser(stream, i, x, lambda y: run_u(run, stream, y, kept, i + 1))
+    else:
+        skips.pop()
+    for resnet in stream.up[i]:
+        x = run.resnet(resnet, x, skips.pop() if len(skips) > 1 else skips[0])
+        kept.up[i].append(x)
+    return x
 
 
-def run_ul(run: Run, stream: Stream, x: Tensor, kept: Kept) -> Tensor:
-    """The stream ul from its first convolutions' output on; its own output."""
-
-    def level(i: int, x: Tensor) -> Tensor:
-        skips = [x]
-        for resnet, u in zip(stream.down[i], kept.down[i], strict=True):
-            x = run.resnet(resnet, x, u)
-            skips.append(x)
-        if i + 1 < LEVELS:
-            x = run.coarser(stream, i, x, lambda y: level(i + 1, y))
-        else:
-            skips.pop()
-        for resnet, u in zip(stream.up[i], kept.up[i], strict=True):
-            x = run.resnet(resnet, x, u, skips.pop() if len(skips) > 1 else skips[0])
-        return x
-
-    return level(0, x)
+def run_ul(run: Run, stream: Stream, x: Tensor, kept: Kept, i: int = 0) -> Tensor:
+    """The stream ul from its first convolutions' output on, or level i of it; its own output."""
+    skips = [x]
+    for resnet, u in zip(stream.down[i], kept.down[i], strict=True):
+        x = run.resnet(resnet, x, u)
+        skips.append(x)
+    if i + 1 < LEVELS:
+        x = run.coarser(stream, i, x, lambda y: run_ul(run, stream, y, kept, i + 1))
+    else:
+        skips.pop()
+    for resnet, u in zip(stream.up[i], kept.up[i], strict=True):
+        x = run.resnet(resnet, x, u, skips.pop() if len(skips) > 1 else skips[0])
+    return x
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------

@@ -155,14 +155,18 @@ class Trainer(BaseTrainer):
         torch._foreach_copy_(gradients, sums)
         return total
 
-    def evaluate(self, images: Tensor, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def evaluate(
+        self, images: Tensor, stop: Callable[[], bool] = lambda: False, *, raw: bool = True
+    ) -> dict[str, float]:
         """Bits per dimension of other images: `valid` by the averaged weights, `valid_raw` by those of this update.
+
+        Without `raw` the averaged ones alone, in half of the time.
 
         Raises:
             Stopped: `stop` said so.
         """
         how: dict[str, Any] = {"world": self.world, "stop": stop, "loss": self._evaluated}
-        found = {"valid_raw": round(bits_per_dim(self.model, images, **how), 4)}
+        found = {"valid_raw": round(bits_per_dim(self.model, images, **how), 4)} if raw else {}
         with self.averaged():
             return {"valid": round(bits_per_dim(self.model, images, **how), 4), **found}
 
