@@ -91,7 +91,7 @@ class Way:
 
     def __init__(self, model: nn.Module, case: Case, device: str, compiled: bool, graph: bool) -> None:
         self.case, self.device = case, device
-        self.model = torch.compile(model) if compiled else model
+        self.model = torch.compile(model, dynamic=False) if compiled else model
         self.eager = model
         base = case.fresh(model)
         self.fresh: Call = lambda: copy.deepcopy(base) if not isinstance(base, Tensor) else base
