@@ -27,6 +27,14 @@ WARM_UP = 8
 CLIP = 1.0
 STAGES = (0.0, 0.1, 0.25, 0.45)  # where each begins, as shares of the training
 TARGETS = r"bert\.encoder"
+DAMAGE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    KeyError,
+    TypeError,
+)  # what torch.load makes of ruins
 STUDENT, STATE = "student.safetensors", "optimizer.pt"
 
 
@@ -154,7 +162,7 @@ def saved(folder: Path) -> tuple[dict[str, Any], nn.Module] | None:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         path = folder / f"{len(state['losses'])}-{STUDENT}"
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError):  # what torch.load makes of ruins
+    except DAMAGE:
         print(f"{path} is damaged: the training begins anew.")
         return None
     student = whole(path, "the training begins anew")
