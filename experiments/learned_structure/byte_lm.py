@@ -314,7 +314,8 @@ class Updates:
     def _captured(self, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
         x, y = x.clone(), y.clone()
         state = [*self.parameters, *(t for p in self.parameters for t in self.optimizer.state[p].values())]
-        kept, side = [t.detach().clone() for t in state], torch.cuda.Stream()
+        cuda: Any = torch.cuda
+        kept, side = [t.detach().clone() for t in state], cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries make their workspaces
             self._update(x, y)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers are. Reads them once, and waits for their device."""
-    values = [t._values() if t.is_sparse else t for t in tensors]  # type: ignore[no-untyped-call]
+    values = [t._values() if t.is_sparse else t for t in tensors]
     on_card = [t for t in values if t.numel() and t.device.type != "cpu"]
     if on_card and not bool(nn.utils.get_total_norm(on_card, norm_type=math.inf).isfinite()):
         return False
@@ -20,7 +20,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Of a tensor on the CPU, where a sum takes a tenth of the time; it may overflow, but no NaN or Inf is lost in it."""
+    """Of a tensor on the CPU, where a sum takes a tenth of the time. It may overflow, but loses no NaN or Inf."""
     total = tensor.sum(dtype=torch.float32 if tensor.dtype.itemsize < 4 else None)
     return bool(total.isfinite()) or bool(tensor.isfinite().all())
 
