@@ -41,14 +41,16 @@ class Step:
         if self.pruner is not None:
             self.pruner.prepare(model)
             groups += [{"params": self.pruner.parameters()}] if isinstance(self.pruner, bss.L0) else []
+        self.rounds = 0
         self.model, self.optimizer = model, torch.optim.AdamW(groups, lr=1e-4)
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
 
     def seconds(self, acts: bool) -> float:
         """Of one step: processor time of the host, or the card's time."""
-        if self.pruner is not None:  # the next step is one that acts, or the one after such a one
-            self.pruner.steps = FREQUENCY - 1 if acts else FREQUENCY
+        if self.pruner is not None:  # on to a step that acts, or half way to it; not back, for blocks have ages
+            self.rounds += not acts
+            self.pruner.steps = self.rounds * FREQUENCY - (1 if acts else FREQUENCY // 2)
         if self.x.is_cuda:
             torch.cuda.synchronize()
             begin = time.perf_counter()

@@ -174,8 +174,8 @@ class Run:
     def _pruned(self, method: str, sparsity: float, title: str) -> nn.Module:
         """The dense model pruned at once, in block-sparse storage; read from its file if it is there."""
         path = self.folder / f"{method}-{sparsity:g}.safetensors"
-        if path.is_file():
-            return bst.load_pretrained(model.build, path)
+        if (found := train.whole(path, "it is made again")) is not None:
+            return found
         print(f"Pruning: {title} ...", flush=True)
         made, b = copy.deepcopy(self.dense), self.options.block_size
         options: Any = {"block_size": b, "targets": train.TARGETS, "calibration": self.calibration}
@@ -189,8 +189,8 @@ class Run:
 
     def _trained(self) -> tuple[nn.Module, train.Training]:
         """The sparse model after its training, converted where that is faster, saved, and loaded again."""
-        state, b = train.saved_state(self.folder), self.options.block_size
-        student = copy.deepcopy(self.dense) if state is None else train.saved_student(self.folder, state)
+        b, earlier = self.options.block_size, train.saved(self.folder)
+        state, student = earlier or (None, copy.deepcopy(self.dense))
         plan = train.Plan(self.options.sparsity, b, self.store.once("steps", self._steps))
         training = train.Training(self.dense, student, plan, self.batches, self.calibration, self.folder)
         if state is not None:
@@ -198,7 +198,8 @@ class Run:
         if len(training.losses) < plan.steps:
             self._train(training)
         path = self.options.out / "small.safetensors"
-        if "layers" not in self.store.results or not path.is_file():
+        made = train.whole(path, "it is made again") if "layers" in self.store.results else None
+        if made is None:
             print("Timing each layer, dense and block-sparse ...", flush=True)
             timings: dict[str, bss.Timing] = {}
             small, masks = train.densified(student, b)
@@ -211,7 +212,8 @@ class Run:
                 raise RuntimeError(f"{path} does not give what was saved")
             self.store.once("masks", lambda: {name: mask.int().tolist() for name, mask in masks.items()})
             self.store.once("layers", lambda: [layer_of(t, sizes[t.name]) for t in timings.values() if t.name in sizes])
-        return bst.load_pretrained(model.build, path), training
+            made = bst.load_pretrained(model.build, path)
+        return made, training
 
     def _steps(self) -> int:
         """As many steps as there is time for, by those of a model that is as sparse as it will be."""

@@ -236,7 +236,7 @@ def batch(text: Tensor, step: int, options: argparse.Namespace) -> tuple[Tensor,
 
 def autocast(options: argparse.Namespace) -> Any:
     """bf16 on a card."""
-    return torch.autocast("cuda", torch.bfloat16, enabled=options.device.startswith("cuda"))
+    return torch.autocast("cuda", torch.bfloat16, enabled=options.device.startswith("cuda"), cache_enabled=False)
 
 
 def loss_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -259,36 +259,87 @@ def bits_per_byte(model: nn.Module, text: Tensor, options: argparse.Namespace) -
     return float(total / (rows * options.tokens) / math.log(2))
 
 
+class Updates:
+    """Updates of a model. On a card each is the replay of a CUDA graph, if no method acts within it."""
+
+    def __init__(self, run: Run, options: argparse.Namespace) -> None:
+        self.run, self.options, cuda = run, options, options.device.startswith("cuda")
+        self.graphs = cuda and not options.no_graphs and isinstance(run.sparsifier, bss.MagnitudePruner | None)
+        self.rate: Any = torch.tensor(run.rate, device=options.device) if self.graphs else run.rate
+        self.parameters = list(run.model.parameters())
+        groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": self.rate}]
+        if run.gates is not None:
+            groups.append({"params": run.gates, "lr": 2e-2, "weight_decay": 0.0})
+        settings: dict[str, Any] = {"fused": cuda, "capturable": self.graphs}
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, **settings)
+        if run.sparsifier is not None and not self.graphs:
+            run.sparsifier.attach(self.optimizer)
+        self.distiller = None
+        if run.teacher is not None:
+            layers = r"layers\.\d+"
+            self.distiller = bss.Distiller(run.teacher, run.model, layers=layers, alpha=0.5, temperature=1.0)
+        self.graph: tuple[Any, Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Updates the model by a batch at this learning rate; returns the loss before."""
+        if not self.graphs:
+            self.optimizer.param_groups[0]["lr"] = rate
+            return self._update(x, y)
+        self.rate.fill_(rate)
+        if len(self.optimizer.state) == 0:  # the first one makes moments, outside of a graph
+            loss = self._update(x, y)
+        else:
+            self.graph = self.graph or self._captured(x, y)
+            graph, place_x, place_y, loss = self.graph
+            place_x.copy_(x)
+            place_y.copy_(y)
+            graph.replay()
+            loss = loss.clone()
+        if self.run.sparsifier is not None:
+            self.run.sparsifier.step()
+        return loss
+
+    def _update(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=not self.graphs)
+        with autocast(self.options):
+            if self.distiller is None:
+                loss = loss_of(self.run.model(x), y)
+            else:
+                loss = self.distiller(x, task=lambda logits: loss_of(logits, y)).loss
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.optimizer.step()
+        return loss.detach()
+
+    def _captured(self, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        x, y = x.clone(), y.clone()
+        state = [*self.parameters, *(t for p in self.parameters for t in self.optimizer.state[p].values())]
+        cuda: Any = torch.cuda
+        kept, side = [t.detach().clone() for t in state], cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries make their workspaces
+            self._update(x, y)
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.data.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self._update(x, y)
+        return graph, x, y, loss
+
+
 def train(
     run: Run, text: Tensor, options: argparse.Namespace, tell: Callable[[Tensor], None] = lambda loss: None
 ) -> float:
     """Trains, tells the loss of each step, and returns the seconds that it took."""
-    model, cuda = run.model.train(), options.device.startswith("cuda")
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": run.rate}]
-    if run.gates is not None:
-        groups.append({"params": run.gates, "lr": 2e-2, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda)
-    if run.sparsifier is not None:
-        run.sparsifier.attach(optimizer)
-    distiller = None
-    if run.teacher is not None:
-        distiller = bss.Distiller(run.teacher, model, layers=r"layers\.\d+", alpha=0.5, temperature=1.0)
+    run.model.train()
+    update = Updates(run, options)
     began = time.perf_counter()
     for step in tqdm(range(run.steps), unit="step", disable=None, leave=False):
         share = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / run.steps))
-        optimizer.param_groups[0]["lr"] = run.rate * min(1.0, (step + 1) / WARM_UP) * share
-        x, y = batch(text, step, options)
-        optimizer.zero_grad()
-        with autocast(options):
-            if distiller is None:
-                loss = loss_of(model(x), y)
-            else:
-                loss = distiller(x, task=lambda logits, y=y: loss_of(logits, y)).loss  # type: ignore[misc]
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        tell(loss.detach())
-    if cuda:
+        rate = run.rate * min(1.0, (step + 1) / WARM_UP) * share
+        tell(update(*batch(text, step, options), rate))
+    if options.device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
@@ -341,6 +392,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
     parser.add_argument("--strength", type=float, default=0.3, help="of the group lasso")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
     parser.add_argument("--held-out", dest="held_bytes", type=int, default=HELD_OUT, help="bytes that are tested")
     return parser.parse_args()
 

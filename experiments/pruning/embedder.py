@@ -93,12 +93,21 @@ class Packed:
         begin, end = (torch.full_like(words[:, :1], self.about[name]) for name in ("begin", "end"))
         return torch.cat([begin, words, end], 1)
 
-    def batch(self, step: int, tokens: int, seed: int) -> Tensor:
-        """The batch of a step; which one depends on step and seed alone."""
+    def batch(self, step: int, tokens: int, seed: int, swapped: float = 0.0) -> Tensor:
+        """The batch of a step; which one depends on step and seed alone.
+
+        In every other sentence the share `swapped` of the tokens is replaced by ones of the whole vocabulary.
+        """
         random = np.random.default_rng((seed, step))
         length = LENGTHS[int(random.integers(len(LENGTHS)))]
         rows = torch.from_numpy(random.integers(len(self.starts), size=tokens // length)).to(self.device)
-        return self.sentences(self.starts[rows], length)
+        ids = self.sentences(self.starts[rows], length)
+        if swapped:
+            others = random.integers(self.about["vocabulary"], size=(len(ids), length))
+            chosen = random.random((len(ids), length)) < swapped
+            chosen[::2] = chosen[:, 0] = chosen[:, -1] = False
+            ids = torch.where(torch.from_numpy(chosen).to(ids.device), torch.from_numpy(others).to(ids.device), ids)
+        return ids
 
     def labelled(self) -> Iterator[tuple[str, list[Tensor], Tensor, list[int]]]:
         """(name, token ids of each text, labels, sizes of the parts) of each set."""

@@ -36,6 +36,7 @@ RATE, WARM_UP, CLIP = 5e-4, 20, 1.0
 STAGES = (0.0, 0.1, 0.25, 0.45)  # of staged OBS: where each begins, as shares of the training
 ONE_SHOT = ("magnitude", "wanda", "obs")
 METHODS = ("gradual", "obs", "obs-staged", "magnitude", "wanda", "lasso")
+SETTINGS = ("steps", "tokens", "rate", "strength", "similar", "swapped", "scope", "seed", "limit")
 GRID = [(s, b) for b in (32, 16) for s in (0.8, 0.9, 0.5, 0.7)]
 
 
@@ -90,7 +91,8 @@ class Training:
         for step in tqdm(range(self.options.steps), unit="step", disable=None, leave=False):
             before(step)
             self.set_rate(step)
-            losses.append(self.step(self.packed.batch(step, self.options.tokens, self.options.seed)))
+            given = (self.options.tokens, self.options.seed, self.options.swapped)
+            losses.append(self.step(self.packed.batch(step, *given)))
             after(step)
         return float(torch.stack(losses[-50:]).mean())
 
@@ -159,7 +161,7 @@ def train(arm: Arm, packed: Packed, dense: nn.Module, judge: Judge, options: arg
         pruner = _fixed(arm.block, arm.sparsity)
     else:
         masks = None
-        pruner = _pruner(arm, options.steps)
+        pruner = _pruner(arm, options.steps, options.scope)
     if arm.method == "obs-staged":
         return _staged(arm, student, packed, dense, judge, options)
     pruner.prepare(student, masks)
@@ -179,11 +181,11 @@ def train(arm: Arm, packed: Packed, dense: nn.Module, judge: Judge, options: arg
     return result | judge(student) | {"density": _density(masks)}
 
 
-def _pruner(arm: Arm, steps: int) -> bss.Pruner:
+def _pruner(arm: Arm, steps: int, scope: str) -> bss.Pruner:
     schedule = bss.PolynomialDecay(arm.sparsity, 0, steps * 6 // 10, frequency=max(1, steps // 40))
     kind: Any = bss.GroupLasso if arm.method == "lasso" else bss.MagnitudePruner
     extra: dict[str, Any] = {"rate": 0.0} if arm.method == "lasso" else {}
-    made: bss.Pruner = kind(schedule, block_size=arm.block, targets=TARGETS, **extra)
+    made: bss.Pruner = kind(schedule, block_size=arm.block, targets=TARGETS, scope=scope, **extra)
     return made
 
 
@@ -268,6 +270,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--similar", type=float, default=0.0, help="similarities within a batch are learned, times this"
     )
+    parser.add_argument("--swapped", type=float, default=0.0, help="share of random tokens in every other sentence")
+    parser.add_argument("--scope", choices=("layer", "global"), default="layer", help="of gradual and lasso")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="texts of a set with ten folds: for a first look")
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: slower")
@@ -287,9 +291,7 @@ def main() -> int:
     judge = Judge(packed, dense, options.limit)
     longest = 0.0
     for arm in arms(options.methods):
-        settings = {
-            name: getattr(options, name) for name in ("steps", "tokens", "rate", "strength", "similar", "seed", "limit")
-        }
+        settings = {name: getattr(options, name) for name in SETTINGS}
         wanted = {"arm": arm.name, **settings}
         if any(wanted.items() <= line.items() for line in done) or (options.arms and arm.name not in options.arms):
             continue
@@ -303,7 +305,10 @@ def main() -> int:
         longest = max(longest, time.monotonic() - start)
         with open(file, "a") as results:
             results.write(json.dumps(line) + "\n")
-        print(f"{arm.name}: mean {line['mean']:.2f} %, cosine {line['cosine']:.4f}, {time.monotonic() - began:.0f} s")
+        print(
+            f"{arm.name}: mean {line['mean']:.2f} %, cosine {line['cosine']:.4f}, {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     return 0
 
 

@@ -91,7 +91,7 @@ class Way:
 
     def __init__(self, model: nn.Module, case: Case, device: str, compiled: bool, graph: bool) -> None:
         self.case, self.device = case, device
-        self.model = torch.compile(model) if compiled else model
+        self.model = torch.compile(model, dynamic=False) if compiled else model
         self.eager = model
         base = case.fresh(model)
         self.fresh: Call = lambda: copy.deepcopy(base) if not isinstance(base, Tensor) else base
@@ -134,8 +134,10 @@ def ways(
     """All ways of all models that work; of others `failed` says why not."""
     made = {}
     for graph in (False, True) if options.device == "cuda" else (False,):
-        for compiled in (False,) if options.no_compile else (False, True):
+        for compiled in (False, True):
             for title, model in models.items():
+                if compiled and title not in (list(models) if options.compile == "all" else [options.compile]):
+                    continue
                 name = f"{title}: {'compiled' if compiled else 'eager'}{', graph' if graph else ''}"
                 try:
                     made[name] = Way(model, case, options.device, compiled, graph)
@@ -245,7 +247,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sparsities", type=float, nargs="+", default=[0.8, 0.9])
     parser.add_argument("--blocks", type=int, nargs="+", default=[32])
     parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--compile", choices=("all", "dense", "none"), default="all", help="which models, too")
     parser.add_argument("--shared", action="store_true", help="note that the machine did other work, too")
     return parser.parse_args()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -143,8 +144,7 @@ def trained(folder, steps, until, monkeypatch):
     monkeypatch.setattr(train, "build", lambda: Tiny().eval())
     torch.manual_seed(1)
     teacher, batches = Tiny().eval(), model_module.Batches(some_ids(), 16)
-    state = train.saved_state(folder)
-    student = copy.deepcopy(teacher) if state is None else train.saved_student(folder, state)
+    state, student = train.saved(folder) or (None, copy.deepcopy(teacher))
     calibration = [batches[i] for i in range(2)]
     training = train.Training(teacher, student, train.Plan(0.5, 8, steps), batches, calibration, folder)
     if state is not None:
@@ -172,6 +172,39 @@ def test_a_distillation_that_was_stopped_ends_where_another_does(tmp_path, monke
     for (name, own), other in zip(resumed.student.named_parameters(), whole.student.parameters(), strict=True):
         assert torch.equal(own, other), name
     assert len(list(folders[1].glob(f"*-{train.STUDENT}"))) == 1
+
+
+def test_a_signal_ends_the_training_behind_a_step(tmp_path, monkeypatch):
+    """What is saved then is no half of a step: the run ends where one without a stop does."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    whole = trained(tmp_path / "a", 8, 8, monkeypatch)
+    training = trained(tmp_path / "b", 8, 2, monkeypatch)
+
+    def signalled(model, inputs, output):  # in the middle of a step
+        signal.raise_signal(signal.SIGTERM)
+
+    handle = training.student.register_forward_hook(signalled)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(1e9, lambda step, loss: None)
+    handle.remove()
+    assert len(training.losses) == 3
+    resumed = trained(tmp_path / "b", 8, 8, monkeypatch)
+    assert resumed.losses == whole.losses
+
+
+def test_damaged_files_of_an_earlier_run_are_said_and_made_again(tmp_path, monkeypatch, capsys):
+    trained(tmp_path, 6, 3, monkeypatch)
+    [student] = tmp_path.glob(f"*-{train.STUDENT}")
+    for path in (student, tmp_path / train.STATE):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        assert train.saved(tmp_path) is None
+        assert f"{path} is damaged: the training begins anew." in capsys.readouterr().out
+        path.write_bytes(content)
+    assert train.saved(tmp_path) is not None
+    student.unlink()
+    assert train.saved(tmp_path) is None
 
 
 def test_stages_get_sparser_and_learning_helps(tmp_path, monkeypatch):

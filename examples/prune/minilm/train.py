@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.models.stopping import stop_on_signals
 
 from .model import Batch, Batches, build
 
@@ -25,6 +27,14 @@ WARM_UP = 8
 CLIP = 1.0
 STAGES = (0.0, 0.1, 0.25, 0.45)  # where each begins, as shares of the training
 TARGETS = r"bert\.encoder"
+DAMAGE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    KeyError,
+    TypeError,
+)  # what torch.load makes of ruins
 STUDENT, STATE = "student.safetensors", "optimizer.pt"
 
 
@@ -54,7 +64,7 @@ class Training:
 
     Args:
         teacher: the dense model.
-        student: a copy of it, or what `saved_student` gave.
+        student: a copy of it, or what `saved` gave.
         plan: how sparse when.
         batches: of the training text.
         calibration: batches that blocks are chosen and refitted by.
@@ -109,17 +119,22 @@ class Training:
         bss.compact_(self.student, masks, self.optimizer, block_size=b)
 
     def run(self, every_s: float, shown: Callable[[int, float], None]) -> None:
-        """All steps that are left, with a checkpoint every so many seconds, and one if it is stopped."""
+        """All steps that are left, with a checkpoint every so many seconds, and one if it is stopped.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C or SIGTERM came. The step of that moment was finished and is in the checkpoint.
+        """
         saved = time.monotonic()
-        try:
-            while len(self.losses) < self.plan.steps:
+        with stop_on_signals() as stop:
+            while len(self.losses) < self.plan.steps and not stop():
                 loss = self.step()
                 shown(len(self.losses), loss)
                 if time.monotonic() - saved > every_s:
                     self.save()
                     saved = time.monotonic()
-        finally:
             self.save()
+        if stop():
+            raise KeyboardInterrupt
 
     def save(self) -> None:
         """Model, optimizer and losses: in the folder as one checkpoint, or as the one that was there."""
@@ -134,23 +149,35 @@ class Training:
                 path.unlink()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes back what `saved_state` found; the student is the one that `saved_student` gave."""
+        """Takes back the state that `saved` found; the student is the one that it gave, too."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.losses, self.seconds, self.stage = state["losses"], state["seconds"], state["stage"]
 
 
-def saved_state(folder: Path) -> dict[str, Any] | None:
-    """What an earlier run has left."""
+def saved(folder: Path) -> tuple[dict[str, Any], nn.Module] | None:
+    """(state, student) of an earlier run; None if it has left none, or a damaged one, of which it says so."""
     path = folder / STATE
     if not path.is_file():
         return None
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    return state if (folder / f"{len(state['losses'])}-{STUDENT}").is_file() else None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        path = folder / f"{len(state['losses'])}-{STUDENT}"
+    except DAMAGE:
+        print(f"{path} is damaged: the training begins anew.")
+        return None
+    student = whole(path, "the training begins anew")
+    return None if student is None else (state, student)
 
 
-def saved_student(folder: Path, state: dict[str, Any]) -> nn.Module:
-    """The model that belongs to it."""
-    return bst.load_pretrained(build, folder / f"{len(state['losses'])}-{STUDENT}")
+def whole(path: Path, then: str) -> nn.Module | None:
+    """The network in a file; None if there is none, or a damaged one, of which it says so and what happens then."""
+    try:
+        return bst.load_pretrained(build, path)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        print(f"{path} is damaged: {then}.")
+        return None
 
 
 @torch.no_grad()

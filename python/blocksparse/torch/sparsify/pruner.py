@@ -16,6 +16,7 @@ from ..._core.arguments import shown, to_count, to_list, to_number
 from ...schedules import Schedule, live_blocks
 from .compact import due, move_layers
 from .convert import convert
+from .finite import drop_bad_gradients
 from .masks import Masks, check_masks, choose_blocks
 from .measuring import layer_times
 from .moments import inner_optimizer
@@ -46,8 +47,10 @@ class Pruner(Saved):
 
     Moments of a block that comes back begin at zero, and in Adam have a bias correction of their own for 32 steps.
 
-    A step that a `torch.amp.GradScaler` skips does not count. Where a gradient or a weight is not finite, blocks stay
-    as they are until the next step that is, and a warning says so once.
+    Where a gradient is not finite, an attached pruner takes all of them away: that step changes nothing and does not
+    count, and a warning says which it was. A step that a `torch.amp.GradScaler` skips does not count either. Where a
+    weight is not finite, or a gradient when `step` is called by hand, blocks stay as they are until the next step that
+    is, and a warning says so once.
 
     Args:
         schedule: how sparse at which step.
@@ -99,6 +102,7 @@ class Pruner(Saved):
         self._handles: list[RemovableHandle] = []
         self._regrown = Regrown()
         self._due = False  # a choice that a step that was not finite has put off
+        self._skips = False  # the step that is being made: its gradients were not finite
         self._unseen: list[Layer] = []  # moved, and no gradient of theirs was seen since
         self._said: set[str] = set()
 
@@ -228,11 +232,19 @@ class Pruner(Saved):
         if self._unseen:
             moved, self._unseen = self._unseen, []
             check_same_gradients(type(self).__name__, {layer.target.name: layer.target.parameter for layer in moved})
-        self._before_step(optimizer)
+        weights = {id(layer.target.parameter) for layer in self.layers.values()}
+        apart = {id(p) for p in self._trained().values()} - weights  # gates: processes do not have the same ones yet
+        self._skips = drop_bad_gradients(self._optimizers, apart)
+        if self._skips:
+            text = f"step {self.steps + 1} is skipped: a gradient is not finite. Nothing was changed"
+            warnings.warn(f"[{type(self).__name__}] {text}", RuntimeWarning, stacklevel=2)
+        else:
+            self._before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
-        if found is not None and bool(found != 0):
+        if self._skips or (found is not None and bool(found != 0)):
+            self._skips = False
             return
         self._step()
 

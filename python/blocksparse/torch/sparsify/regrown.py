@@ -25,10 +25,12 @@ class Regrown:
 
     def __init__(self) -> None:
         self._born: dict[str, dict[int, Tensor]] = {}  # {layer: {step: bool [out_blocks, in_blocks]}}
+        self._places: dict[tuple[str, int], list[Any]] = {}  # where those are in each of `Target.views`
 
     @torch.no_grad()
     def note(self, before: Masks, layers: Mapping[str, Layer], step: int, optimizers: Sequence[Optimizer]) -> None:
         """To be called after blocks were chosen: moments of those that have come back become zero."""
+        self._places = {}
         for name, layer in layers.items():
             mask = layer.mask
             born = {s: blocks & mask for s, blocks in self._born.get(name, {}).items()}
@@ -37,7 +39,7 @@ class Regrown:
             if states and bool(found.any()):
                 born[step] = found
                 for _, state in states:
-                    for value in _whole(state, layer):
+                    for value in _whole(state, layer).values():
                         layer.target.keep_(value, ~found)
             self._born[name] = {s: blocks for s, blocks in born.items() if bool(blocks.any())}
 
@@ -51,13 +53,27 @@ class Regrown:
             for optimizer, state in _states(layer, optimizers):
                 group = next(g for g in optimizer.param_groups if any(p is layer.target.parameter for p in g["params"]))
                 for birth, blocks in born.items():
-                    lack = corrected_lack(optimizer, group, state, step - birth)
-                    if lack is not None:
-                        layer.target.parameter.add_(layer.target.keep_(lack.to(layer.target.parameter.dtype), blocks))
+                    self._correct(layer, (name, birth), optimizer, group, state, step - birth)
                     if step - birth >= YOUNG:
                         for key, factor in settling_factors(optimizer, group, state, step - birth).items():
                             state[key].copy_(layer.target.times(state[key], torch.where(blocks, factor, 1.0)))
             self._born[name] = {birth: blocks for birth, blocks in born.items() if step - birth < YOUNG}
+
+    def _correct(
+        self, layer: Layer, key: tuple[str, int], optimizer: Optimizer, group: Any, state: dict[str, Any], age: int
+    ) -> None:
+        """Of the blocks of one age, and of no others: few come back, and ten passes over all would cost a step."""
+        target, views = layer.target, list(layer.target.views(layer.target.parameter.data))
+        if key not in self._places:  # asked once: to find them waits for a card
+            found = [self._born[key[0]][key[1]][place].nonzero(as_tuple=True) for _, place in views]
+            self._places[key] = [f if len(f) == 1 else (f[0], slice(None), f[1]) for f in found]
+        moments = {name: [part for part, _ in target.views(value)] for name, value in _whole(state, layer).items()}
+        for i, ((view, _), place) in enumerate(zip(views, self._places[key], strict=True)):
+            if place[0].numel() == 0:
+                continue
+            those = {**state, **{name: parts[i][place] for name, parts in moments.items()}}
+            if (lack := corrected_lack(optimizer, group, those, age)) is not None:
+                view[place] += lack.to(view.dtype)
 
     def state(self) -> dict[str, dict[int, Tensor]]:
         """For a state dict."""
@@ -65,6 +81,7 @@ class Regrown:
 
     def load(self, state: Mapping[str, Mapping[int, Tensor]], layers: Mapping[str, Layer]) -> None:
         """What was saved."""
+        self._places = {}
         self._born = {
             name: {birth: blocks.to(layers[name].gates.device) for birth, blocks in born.items()}
             for name, born in state.items()
@@ -76,7 +93,7 @@ def _states(layer: Layer, optimizers: Iterable[Optimizer]) -> list[tuple[Optimiz
     return [(optimizer, optimizer.state[parameter]) for optimizer in optimizers if optimizer.state.get(parameter)]
 
 
-def _whole(state: Mapping[str, Any], layer: Layer) -> list[Tensor]:
+def _whole(state: Mapping[str, Any], layer: Layer) -> dict[str, Tensor]:
     """The moments: what has the weight's shape."""
     shape = layer.target.parameter.shape
-    return [value for value in state.values() if isinstance(value, Tensor) and value.shape == shape]
+    return {name: value for name, value in state.items() if isinstance(value, Tensor) and value.shape == shape}
