@@ -6,7 +6,7 @@
     python benchmarks/conv.py --device cuda --problems benchmarks/problems/conv/small.txt --plain --json FILE
 
 Times are medians of interleaved samples in us, on a card of replays of CUDA graphs with many calls each; tensors are
-channels-last, bf16 on a card and f32 on a CPU. `x` is how many times as fast as the dense convolution; with --groups,
+channels-last, bf16 on a card and f32 on a CPU. `2x of dense` is twice as fast as the dense convolution; with --groups,
 block-diagonal layouts beside grouped convolutions; --order shuffles the channels of x for this library alone. Results
 are compared with PyTorch's in float64 first. --problems takes the convolutions of a file instead, all passes of each.
 --plain also times plain Triton kernels (peers/triton_conv.py), each pass by the shape that is fastest for it. --json
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -219,10 +220,12 @@ def medians(calls: dict[str, Callable[[], Tensor]], repeats: int, cuda: bool) ->
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def begin(path: Path, on_card: bool, samples: int) -> None:
+def begin(path: Path, on_card: bool, plain: bool, samples: int) -> None:
     """Writes the header of a file that is new."""
     if not path.exists() or path.stat().st_size == 0:
         opponents = {"cudnn" if on_card else "onednn": f"{dense_version(on_card)} of PyTorch {torch.__version__}"}
+        if plain:
+            opponents["triton"] = importlib.metadata.version("triton")
         path.write_text(json.dumps(header(on_card, samples, opponents)) + "\n", encoding="utf-8")
 
 
@@ -375,7 +378,7 @@ def main() -> None:
     if args.device == "cuda":
         use_stream()
     if args.json is not None:
-        begin(args.json, args.device == "cuda", args.repeats)
+        begin(args.json, args.device == "cuda", args.plain, args.repeats)
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     print(f"{dtype_on(args.device)}, {where}: us")
     with torch.no_grad():
