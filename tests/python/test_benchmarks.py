@@ -351,3 +351,25 @@ def test_convolutions_begin_a_file_with_the_machine(tmp_path):
     assert results.header["device"] == device()
     assert len(results.bench) == 3
     assert all({"out", "in", "density", "threads", "samples", "us"} <= set(r) for r in results.bench.values())
+
+
+def test_convolutions_of_a_file_of_problems(tmp_path):
+    pytest.importorskip("torch")
+    problems, path = tmp_path / "problems.txt", tmp_path / "conv.jsonl"
+    lines = ["conv:{fprop,wgrad} f32 n=1 hw=4 r=3 b=16 random(2,0.9)", "conv:fprop f32 n=1 hw=5 r=1 b=8 diagonal(2)"]
+    problems.write_text("\n".join(lines))
+    options = ["--repeats", "1", "--problems", problems, "--json", path]
+    for _ in range(2):  # lines that are there are left alone
+        done = run_forked(run_script, BENCHMARKS / "conv.py", *map(str, options))
+        assert done.status == 0, done.stderr
+    records = [json.loads(text) for text in path.read_text().splitlines()[1:]]
+    passes = [f"conv:{which} f32 n=1" for which in ("fprop", "dgrad", "wgrad")]
+    assert [r["problem"].partition(" threads")[0] for r in records] == [
+        *(f"{which} hw=4 r=3 b=16 random(2,0.9)" for which in passes),
+        *(f"{which} hw=5 r=1 b=8 diagonal(2)" for which in passes),
+    ]
+    assert all(set(r["vs"]) == {"onednn"} for r in records)
+    problems.write_text("conv:fprop f32 n=1 hw=4 r=3 b=16 random(2,0.9) bias")
+    done = run_forked(run_script, BENCHMARKS / "conv.py", *map(str, options))
+    assert done.status != 0
+    assert "needs conv:, f32, hw= and r=, not bias" in done.stderr

@@ -163,6 +163,35 @@ for which in ("fprop", "dgrad", "wgrad"):
     assert len(result.stdout.splitlines()) >= 30
 
 
+def test_plain_convolutions_in_triton_s_interpreter():
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    # As above, with f16. Taps beyond the last, ragged tiles, strides, 1 x 1, and pixels in parts.
+    code = f"""
+import sys
+sys.path[:0] = [{str(BENCHMARKS / "peers")!r}, {str(BENCHMARKS)!r}]
+import torch
+import conv
+conv.dtype_on = lambda device: torch.float16
+for kernel, size, stride, b, graph in ((3, 5, 1, 16, "random(2,2,0.7)"), (3, 5, 2, 32, "diagonal(2)"),
+                                       (1, 8, 1, 64, "diagonal(1)")):
+    case = conv.Case(conv.Setting(3, size, b * int(graph.split("(")[1][0]), kernel, stride, False), b, graph, 1)
+    problem = conv.Problem(case, "cpu")
+    for which, want in zip(conv.PASSES, problem.expected()):
+        for candidate in problem.plain(which)[:: 1 if b == 16 else 3]:
+            candidate.result.fill_(float("nan"))
+            problem.check(which, candidate.run(), want)
+            print(which, case.setting.line, candidate.note)
+"""
+    alone = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=alone)
+    if "only 0-dimensional arrays can be converted" in result.stderr:
+        pytest.skip("Triton's interpreter does not work with this NumPy")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) >= 35
+    assert "parts=2" in result.stdout
+
+
 def test_a_card_s_file_begins_with_problems(gpu, tmp_path, monkeypatch):
     problems = tmp_path / "problems.txt"
     problems.write_text("linear:{fprop,wgrad} f32 n=5 b=16 random(4,6,0.5)\n")
