@@ -179,6 +179,15 @@ def test_broken_pictures_end_it_or_are_left_out(tmp_path):
     assert found.left_out == [f"{tmp_path}: 0009.png has 6 x 5 pixels, needs 4 x 5 as 0000.png has"]
 
 
+def test_the_size_is_that_of_most_pictures(tmp_path):
+    save(tmp_path, some(1, 6, 5))
+    save(tmp_path, some(2), first=1)
+    with pytest.raises(ImagesError, match=r"0000\.png has 6 x 5 pixels, needs 4 x 5 as 0001\.png has"):
+        read_images(tmp_path, 3)
+    found = read_images(tmp_path, 3, "skip")
+    assert np.array_equal(found.train, some(2))
+
+
 def test_what_holds_no_images(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no"):
         read_images(tmp_path / "none", 3)

@@ -1,5 +1,7 @@
 """PixelCNN++: what it sees, what it is made of, and that its sparse convolutions are masked dense ones."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -211,6 +213,29 @@ def test_networks_of_many_sizes_are_compiled_in_one_process(monkeypatch):
                 left, right, above, below = stack.kind.pads
                 assert (height, width) == (x.size(2) + above + below, x.size(3) + left + right)
     elementwise._compiled_for.cache_clear()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_leaves_nothing_behind(fused, monkeypatch):
+    """What a step has seen goes with it, before Python looks for cycles: it is most of a card's memory."""
+    monkeypatch.setattr(elementwise, "_compiled", lambda function, *given: function(*given))
+    for module in (network, elementwise):
+        monkeypatch.setattr(module, "is_fused", lambda x: fused)
+    seen, kept_up = [], network.Kept.__init__
+
+    def and_look(self):
+        kept_up(self)
+        seen.append(weakref.ref(self))
+
+    monkeypatch.setattr(network.Kept, "__init__", and_look)
+    model = PixelCNN(CONFIGS["nin"]).train()
+    gc.collect()
+    gc.disable()
+    try:
+        model(some_images(CONFIGS["nin"])).sum().backward()
+        assert [kept() for kept in seen] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("count", [1, 2])

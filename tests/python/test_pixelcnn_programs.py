@@ -89,6 +89,26 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert len(run.lines_of(tmp_path / "results.jsonl")) == 1
 
 
+def test_images_of_the_experiment_are_decoded_once(tmp_path, monkeypatch):
+    """Until the file is another one, or what was kept is damaged."""
+    run = loaded(ROOT / "experiments" / "pixelcnn" / "run.py", "pixelcnn_run")
+    sheet, cache = np.random.default_rng(0).integers(0, 256, (20, 16, 3), np.uint8), tmp_path / "out" / "images.npz"
+    PIL.fromarray(sheet).save(tmp_path / "sheet.png")
+    read, times = run.data.read, []
+    monkeypatch.setattr(run.data, "read", lambda *given: times.append(1) or read(*given))
+    config = {"data": ["sheet.png"]}
+    first = run.images_of(config, tmp_path, cache)
+    for reads in (1, 2, 3):
+        for ours, theirs in zip(run.images_of(config, tmp_path, cache), first, strict=True):
+            assert torch.equal(ours, theirs)
+        assert len(times) == reads
+        if reads == 1:
+            cache.write_bytes(cache.read_bytes()[:-100])
+        else:
+            PIL.fromarray(sheet).save(tmp_path / "sheet.png", compress_level=reads)
+    assert run.images_of(config | {"shrink": 2}, tmp_path, cache)[0].shape[2:] == (2, 2)
+
+
 def test_the_network_of_grouped_convolutions_is_the_same():
     """What ours is timed beside: PyTorch's groups, whose weights are the blocks of ours."""
     other = loaded(ROOT / "benchmarks" / "pixelcnn.py", "pixelcnn_benchmark")

@@ -14,6 +14,7 @@ import lzma
 import pickle
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -55,7 +56,7 @@ def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
     Args:
         path: see above.
         channels: 3 or 1: others are made so. Grey of red, green and blue is Pillow's.
-        broken: whether a picture that cannot be read or has another size than the first ends it, or is left out.
+        broken: whether a picture that cannot be read, or has another size than most, ends it or is left out.
 
     Raises:
         OSError: there is no such file.
@@ -205,7 +206,8 @@ def _files(path: Path) -> Iterator[tuple[str, Any]]:
     except ImagesError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise ImagesError(f"[images] {path} is damaged: {error}") from error
+        first, *_ = str(error).splitlines() or [repr(error)]
+        raise ImagesError(f"[images] {path} is damaged: {first.rstrip(':')}") from error
 
 
 def _need_end(path: Path, archive: tarfile.TarFile) -> None:
@@ -233,11 +235,12 @@ def _pictures(path: Path, channels: int, broken: Broken, left_out: list[str]) ->
     names = sorted(found)
     if not names:
         raise ImagesError(f"[images] {path} holds no pictures that can be read")
-    size = found[names[0]].shape
+    ((size, _),) = Counter(found[name].shape for name in names).most_common(1)
+    like = next(name for name in names if found[name].shape == size)
     for name in names:
         if found[name].shape != size:
             (h, w, _), (needed_h, needed_w, _) = found[name].shape, size
-            complaint = f"{path}: {name} has {h} x {w} pixels, needs {needed_h} x {needed_w} as {names[0]} has"
+            complaint = f"{path}: {name} has {h} x {w} pixels, needs {needed_h} x {needed_w} as {like} has"
             if broken == "stop":
                 raise ImagesError(f"[images] {complaint}")
             left_out.append(complaint)

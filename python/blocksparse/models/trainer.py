@@ -155,7 +155,8 @@ class Trainer:
             if what == "training" and other_updates:
                 found = {**header["training"], "updates": self.config.updates}
             if found != value:
-                raise ValueError(f"[{self.kind.op}] {path} is of another {what}: {difference(found, value)}")
+                which = f"other {what}" if what.endswith("s") else f"another {what}"
+                raise ValueError(f"[{self.kind.op}] {path} is of {which}: {difference(found, value)}")
         if "update" not in header:
             raise ValueError(f"[{self.kind.op}] {path} lacks 'update'")
         update = header["update"]
@@ -233,10 +234,14 @@ def updates_of(header: dict[str, Any]) -> int | None:
 
 def difference(found: Any, needed: Any) -> str:
     """Between two descriptions, in words."""
-    if not isinstance(found, dict) or not isinstance(needed, dict):
-        return f"{found}, needs {needed}"
+    if not isinstance(found, dict) or not isinstance(needed, dict):  # hashes of data
+        return f"{str(found)[:12]}..., needs {str(needed)[:12]}..."
     keys = [key for key in {**needed, **found} if found.get(key, ...) != needed.get(key, ...)]
-    return "; ".join(f"{key} is {found.get(key)}, needs {needed.get(key)}" for key in keys)
+    return "; ".join(f"{key} is {_shown(found, key)}, needs {_shown(needed, key)}" for key in keys)
+
+
+def _shown(description: dict[str, Any], key: str) -> str:
+    return str(description.get(key)) or '""'
 
 
 def is_random_state(state: Tensor) -> bool:

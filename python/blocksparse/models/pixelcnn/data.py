@@ -12,6 +12,7 @@ from torch import Tensor
 from ..images import Broken, Bytes, Images, ImagesError, read_all, shrink
 
 HELD_OUT = 10  # of so many images one, where there is no test part
+SAID = 20  # pictures that are left out: what is wrong with so many
 
 
 def tensor_of(images: Bytes) -> Tensor:
@@ -39,8 +40,10 @@ def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop",
         OSError, ImagesError: see `images.read_all`.
     """
     found = read_all(paths, channels, broken)
-    for line in found.left_out:
+    for line in found.left_out[:SAID]:
         print(f"left out: {line}", file=sys.stderr)
+    if len(found.left_out) > SAID:
+        print(f"left out: {len(found.left_out) - SAID} more", file=sys.stderr)
     train, test = found.train, found.test
     if holds_out and len(test) == 0 and len(train) >= HELD_OUT:
         train, test = np.delete(train, slice(HELD_OUT - 1, None, HELD_OUT), 0), train[HELD_OUT - 1 :: HELD_OUT]

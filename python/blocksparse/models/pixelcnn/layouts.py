@@ -40,7 +40,11 @@ def layouts_of(config: ModelConfig, kind: Kind, count: int, place: int) -> list[
         return [Layout.from_graph(name, b, seed=seed) for seed in seeds]
     made = []
     for seed in seeds:
-        graph = Layout.from_graph(config.layout, b, seed=seed)
+        try:
+            graph = Layout.from_graph(config.layout, b, seed=seed)
+        except ValueError as error:
+            needed = f'needs diagonal, balanced, or a graph such as "ba({n},2)"'
+            raise ValueError(f"[pixelcnn] layout is {config.layout}, {needed}: {error}") from error
         if graph.grid != (n, n):
             raise ValueError(
                 f"[pixelcnn] layout {config.layout} is of {graph.grid[0]} x {graph.grid[1]} blocks, needs "
