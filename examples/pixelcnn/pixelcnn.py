@@ -137,9 +137,10 @@ def train_all(jobs: list[arms.Job]) -> bool:
 
 
 def follow(job: arms.Job, told: Any, stops: Any) -> None:
-    """In a worker: one thread, the arm's training."""
+    """In a worker: one thread, the arm's training. It stops with its parent, which may have been killed."""
     torch.set_num_threads(1)
-    arms.work(job, told, stops)
+    parent = multiprocessing.parent_process()
+    arms.work(job, told, lambda: stops.is_set() or (parent is not None and not parent.is_alive()))
 
 
 def show(jobs: list[arms.Job], workers: list[Any], told: Any) -> None:
@@ -163,7 +164,8 @@ def show(jobs: list[arms.Job], workers: list[Any], told: Any) -> None:
             bars[name].set_postfix_str(f"{bits:.3f} bits/dim", refresh=False)
         if plain and done * 10 // total > tenths[name]:
             tenths[name] = done * 10 // total
-            print(f"{arms.TITLES[name]:<26} {done}/{total} images, {bits:.3f} bits/dim", flush=True)
+            known = f", {bits:.3f} bits/dim" if bits else ""
+            print(f"{arms.TITLES[name]:<26} {done}/{total} images{known}", flush=True)
     for bar in bars.values():
         bar.close()
 

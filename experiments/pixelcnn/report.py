@@ -1,6 +1,6 @@
 """Table and pictures of a file of results: bits per dimension against images and against seconds.
 
-python experiments/pixelcnn/report.py experiments/pixelcnn/results/cifar.jsonl
+python experiments/pixelcnn/report.py experiments/pixelcnn/results/cifar.jsonl [--logs out/cifar]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from run import KEYS, stem_of
 
 COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
 
@@ -49,19 +50,33 @@ def table(arms: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
+def unfinished(folder: Path, arms: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Curves of what has a log in the folder of `run.py`, but is not complete, by the names of their folders."""
+    complete = {stem_of(arm, run["seed"]) for arm, runs in arms.items() for run in runs}
+    made = {}
+    for log in sorted(folder.glob("*/log.jsonl")):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        curve = [[line[key] for key in KEYS] for line in lines if "curve" in line]
+        if curve and log.parent.name not in complete:
+            made[f"{log.parent.name}, not complete"] = [{"curve": curve}]
+    return made
+
+
 def draw(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Curves of averaged weights on some of the test images; a line for each seed."""
+    """Curves of averaged weights on some of the test images; a line for each seed, dotted where it is not complete."""
     figure = Figure((11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     ends = []
     for arm, runs in arms.items():
         for i, run in enumerate(runs):
             images, seconds, _, valid = zip(*run["curve"], strict=True)
-            ends.append((valid[-1], valid[min(1, len(valid) - 1)]))
+            ends.append((min(valid), valid[len(valid) // 10]))
+            color = next((c for name, c in COLORS.items() if arm.startswith((name, stem_of(name, 0)[:-1]))), None)
+            how: dict[str, Any] = {"color": color, "linestyle": ":" if arm.endswith(", not complete") else "-"}
             for axis, x in ((left, [n / 1000 for n in images]), (right, seconds)):
-                axis.plot(x, valid, color=COLORS.get(arm), label=arm if i == 0 else None, linewidth=1.2)
-    low, high = min(end for end, _ in ends), max(second for _, second in ends)
-    left.set(xlabel="thousand images", ylabel="bits per dimension", ylim=(low - 0.02, high))
+                axis.plot(x, valid, label=arm if i == 0 else None, linewidth=1.2, **how)
+    low, high = min(end for end, _ in ends), max(early for _, early in ends)
+    left.set(xlabel="thousand images", ylabel="bits per dimension", ylim=(low - 0.02, high + 0.02))
     right.set(xlabel="seconds of training")
     for axis in (left, right):
         axis.grid(alpha=0.3)
@@ -74,11 +89,12 @@ def main() -> None:
     """Writes FILE.md and FILE.png beside the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path)
+    parser.add_argument("--logs", type=Path, help="folder of run.py: arms that are not complete are drawn, too")
     options = parser.parse_args()
     arms = read(options.results)
     text = table(arms)
     options.results.with_suffix(".md").write_text(text + "\n")
-    draw(arms, options.results.with_suffix(".png"))
+    draw(arms | (unfinished(options.logs, arms) if options.logs else {}), options.results.with_suffix(".png"))
     print(text)
 
 

@@ -35,6 +35,7 @@ from blocksparse.models.pixelcnn.sampling import sample
 from blocksparse.models.pixelcnn.training import Trainer
 
 HERE = Path(__file__).parent
+KEYS = ("images", "seconds", "train", "curve")  # of a point of a curve
 
 
 def machine(device: str) -> str:
@@ -72,6 +73,11 @@ def images_of(config: dict[str, Any], folder: Path, cache: Path) -> tuple[Tensor
     found = data.read(paths, 3, config.get("shrink", 1), "skip")
     write_whole(cache, lambda file: np.savez(file, key=np.array(key), train=found.train, test=found.test), "pixelcnn")
     return data.tensor_of(found.train), data.tensor_of(found.test)
+
+
+def stem_of(arm: str, seed: int) -> str:
+    """The folder of an arm and a seed, and what its drawn images are called."""
+    return f"{arm.replace('/', '-').replace(' ', '-')}-seed{seed}"
 
 
 class Arm:
@@ -125,7 +131,7 @@ class Arm:
             ),
             "parameters": counts.parameters,
             "macs": counts.macs,
-            "curve": [[entry[k] for k in ("images", "seconds", "train", "curve")] for entry in log],
+            "curve": [[entry[k] for k in KEYS] for entry in log],
             "machine": machine(device),
             "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
             "date": time.strftime("%Y-%m-%d"),
@@ -165,7 +171,7 @@ def main() -> int:
             if any((line["arm"], line["seed"]) == (name, seed) for line in lines_of(results)):
                 continue
             begin, arm = time.monotonic(), Arm(name, seed, config, images, options.device)
-            stem = f"{name.replace('/', '-').replace(' ', '-')}-seed{seed}"
+            stem = stem_of(name, seed)
             if not arm.go_on(options.out / stem, deadline):
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0

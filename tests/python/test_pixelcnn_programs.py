@@ -50,10 +50,10 @@ def test_the_example(tmp_path, monkeypatch):
     for name in arms.ARMS:
         job, told, stops = arms.Job(name, 2, tmp_path / "state", True), queue.Queue(), threading.Event()
         stops.set()
-        arms.work(job, told, stops)  # is stopped at once, and goes on
+        arms.work(job, told, stops.is_set)  # is stopped at once, and goes on
         assert not job.last.exists()
         stops.clear()
-        arms.work(job, told, stops)
+        arms.work(job, told, stops.is_set)
         assert [told.get()[1] for _ in range(told.qsize())] == [0, 0, 1, 2]
         model, size = load_model(job.last)
         drawn = sample(model, 2, size)
@@ -87,6 +87,14 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "results-x2-g2-seed0.png").exists()
     assert run.main() == 0  # has nothing left to do
     assert len(run.lines_of(tmp_path / "results.jsonl")) == 1
+    monkeypatch.setitem(sys.modules, "run", run)
+    report_of = loaded(ROOT / "experiments" / "pixelcnn" / "report.py", "pixelcnn_report")
+    arms_of = report_of.read(tmp_path / "results.jsonl")
+    assert report_of.unfinished(tmp_path / "out", arms_of) == {}
+    dotted = report_of.unfinished(tmp_path / "out", {})
+    assert dotted == {"x2-g2-seed0, not complete": [{"curve": line["curve"]}]}
+    report_of.draw(arms_of | dotted, tmp_path / "curves.png")
+    assert "| x2/g2 | " in report_of.table(arms_of)
 
 
 def test_images_of_the_experiment_are_decoded_once(tmp_path, monkeypatch):

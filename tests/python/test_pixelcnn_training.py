@@ -233,7 +233,9 @@ def test_words_that_make_no_training(folder, tmp_path, capsys):
     out = ["--out", tmp_path / "out"]
     how = ["train", "--data", folder, *out]
     refused(capsys, [*how, *SIZE, *HOW, "--filters", 24], "filters is 24, needs a multiple of groups * block = 16")
-    refused(capsys, [*how, *SIZE, *HOW, "--layout", "diagonals", "--groups", 1], "layout is diagonals, needs diagonal, ")
+    refused(
+        capsys, [*how, *SIZE, *HOW, "--layout", "diagonals", "--groups", 1], "layout is diagonals, needs diagonal, "
+    )
     refused(capsys, [*how, *SIZE, *HOW, "--batch", 5, "--accumulate", 2], "batch is 5, needs a multiple of accumulate")
     refused(capsys, [*how, *SIZE, *HOW, "--save-every", 0], "save_every is 0, needs 1 or more")
     refused(capsys, [*how, *SIZE, *HOW, "--shrink", 3], "cannot be shrunk by 3")

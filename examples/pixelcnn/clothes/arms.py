@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def seconds_of_an_update(name: str, train_images: Tensor) -> float:
     return sorted(times)[TIMED // 2]
 
 
-def work(job: Job, told: Any, stops: Any) -> None:
-    """Trains an arm to the end, or until asked to stop; in a process of its own, with one thread."""
+def work(job: Job, told: Any, stops: Callable[[], bool]) -> None:
+    """Trains an arm to the end, or until `stops` says so; in a process of its own, with one thread."""
     train_images, test = images(job.quick)
     trainer = Trainer(ARMS[job.name], job.training, train_images, "cpu")
     if job.last.exists():
@@ -89,4 +90,4 @@ def work(job: Job, told: Any, stops: Any) -> None:
 
     told.put((job.name, trainer.update, 0.0))
     every = max(1, job.updates // CURVE_POINTS)
-    train(trainer, job.last.parent, evaluate, save_every=every, report=report, stop=stops.is_set)
+    train(trainer, job.last.parent, evaluate, save_every=every, report=report, stop=stops)

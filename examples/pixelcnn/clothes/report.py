@@ -25,7 +25,7 @@ COLUMNS = (
     "network",
     "resnets",
     "parameters",
-    "Mmacs an image",
+    "M multiply-adds",
     "images",
     "seconds",
     "ms an update",
@@ -140,7 +140,7 @@ def write(results: list[Result], given: Tensor, folder: Path) -> Path:
     page = text.substitute(
         table=f"<tr>{head.replace('td>', 'th>')}</tr>" + "".join(f"<tr>{row}</tr>" for row in body),
         images=f"{results[0].log[-1]['images']:,}",
-        difference=f"{abs(difference):.3f} {'lower' if difference < 0 else 'higher'}",
+        difference=f"{abs(difference):.3f} bits a pixel {'less' if difference < 0 else 'more'}",
     )
     write_whole(folder / "index.html", page.encode(), "pixelcnn")
     return folder / "index.html"
