@@ -35,8 +35,8 @@ class Run(Protocol):
 
 
 # ---- The streams, whoever runs them ----------------------------------------------------------------------------------
-# No function here holds itself, as one inside of another would: what it saw, activations above all, would stay until
-# Python looks for cycles. A step of 128-2-x4 kept 2.4 GB so.
+# No function here holds itself, as a recursive one inside of another would: what it saw, activations above all, would
+# stay until Python looks for cycles.
 
 
 def gated_resnet(run: Run, resnet: Resnet, x: Tensor, *aux: Tensor) -> Tensor:
