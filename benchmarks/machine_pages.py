@@ -72,7 +72,7 @@ class Page:
         self.beside_plain = [row for results in self.results.values() for row in rows_beside_plain(results)]
 
     def newest(self, row: Row, day: str) -> Row:
-        """With our time of the family that is recorded as faster by a later run of the card than that day's."""
+        """With our time of the family that a later run of the card than that day's recorded as faster."""
         if not row.on_card or row.problem.is_conv:
             return row
         problem = crossover.canonical(row.problem.line)
@@ -80,7 +80,8 @@ class Page:
         state = "cold" if row.record.get("us") else "hot"
         times = self.timed.get((problem, state), [])
         best = times[0] if times else None  # the fastest
-        if best is None or best.family == kernel or best.us >= row.us or best.date <= day:
+        # The same family counts where it has changed; less than a tenth may be another day's noise.
+        if best is None or best.us >= (0.9 if best.family == kernel else 1) * row.us or best.date <= day:
             return row
         share = {key: row.record[key] * row.us / best.us for key in ("roofline_fraction",) if key in row.record}
         return Row(
@@ -156,7 +157,9 @@ class Page:
         ]
         later = sorted({row.record["later"].date for row in rows if "later" in row.record})
         if later:
-            lines += [f"{LATER}: our time is that of a later run ({', '.join(later)}) by another family of kernels."]
+            lines += [
+                f"{LATER}: our time is that of a later run ({', '.join(later)}) by another family of kernels, or by one that has changed."
+            ]
         if any(row.grouped for row in rows):
             lines += [
                 "A block-diagonal layout stands beside a grouped convolution, which computes no more than it does."

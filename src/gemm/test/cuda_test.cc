@@ -7,7 +7,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -123,28 +122,6 @@ TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
       ASSERT_EQ(std::memcmp(first.data(), y.data, first.size()), 0) << line;
     }
   }
-}
-
-TEST_F(LinearCuda, LeavesMultiprocessorsToOthers) {
-  EXPECT_EQ(cuda_leave_multiprocessors(-1).code(), StatusCode::invalid_argument);
-  const auto all = cuda::card_of(kCard);
-  ASSERT_TRUE(all.ok());
-  for (const int32_t left : {24, 1 << 30}) {
-    ASSERT_TRUE(cuda_leave_multiprocessors(left).ok());
-    EXPECT_EQ(cuda::card_of(kCard)->multiprocessors, std::max(1, all->multiprocessors - left));
-    std::thread([&] {
-      EXPECT_EQ(cuda::card_of(kCard)->multiprocessors, all->multiprocessors) << "another thread";
-    }).join();
-    for (const char* line : kProblems) {
-      LinearData data = make(line);
-      const Status status = data.run();
-      ASSERT_TRUE(status.ok()) << status.message();
-      const auto error = data.spot_check(200);
-      EXPECT_LE(error.worst, 1) << line << ", " << left << " left, at " << error.where;
-    }
-  }
-  ASSERT_TRUE(cuda_leave_multiprocessors(0).ok());
-  EXPECT_EQ(cuda::card_of(kCard)->multiprocessors, all->multiprocessors);
 }
 
 TEST_F(LinearCuda, AGraphReplaysWithOtherInputs) {

@@ -67,7 +67,7 @@ def gradients(
     ctx: Any,
     dy: Tensor,
     send: Callable[[Callable[[Tensor], Tensor], Tensor], Callable[[], Tensor]] | None = None,
-    beside: Callable[[Tensor], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    beside: Callable[[Tensor], contextlib.AbstractContextManager[None]] | None = None,
 ) -> tuple[Any, ...]:
     """Those of `Product`. `send` makes dx of dy by a function and sends it away; a call brings it back at the end.
 
@@ -87,7 +87,7 @@ def gradients(
     elif wants_x:
         dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
     if wants_values or wants_gates:
-        with beside(x):
+        with contextlib.nullcontext() if beside is None else beside(x):
             dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
     if wants_bias:
         dbias = sum_of_tokens(dy) if dy.is_contiguous() else dy.sum(0)  # else it is a features-first matrix

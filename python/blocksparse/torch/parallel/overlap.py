@@ -93,9 +93,9 @@ def summing_y(group: dist.ProcessGroup) -> type[Product]:
             y = x.new_empty(*x.shape[:-1], sizes[0])
             half = -(-tokens // (2 * TILE)) * TILE
             places, rows = (t.flatten(0, -2).split(half) for t in (y, x))
-            works = []
-            for place, part, context in zip(places, rows, (contextlib.nullcontext(), beside_network(x)), strict=True):
-                with context:
+            works: list[Any] = []
+            for place, part in zip(places, rows, strict=True):
+                with beside_network(x) if works else contextlib.nullcontext():
                     ops.fprop_into(place, part, values, index, transposed, gates=gates, tf32=tf32)
                 works.append(send(place, group))
             for work in works:
