@@ -157,9 +157,8 @@ class Page:
         ]
         later = sorted({row.record["later"].date for row in rows if "later" in row.record})
         if later:
-            lines += [
-                f"{LATER}: our time is that of a later run ({', '.join(later)}) by another family of kernels, or by one that has changed."
-            ]
+            days = ", ".join(later)
+            lines += [f"{LATER}: our time is that of a later run ({days}), by another family or one that has changed."]
         if any(row.grouped for row in rows):
             lines += [
                 "A block-diagonal layout stands beside a grouped convolution, which computes no more than it does."
