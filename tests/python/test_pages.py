@@ -108,6 +108,23 @@ def test_plain_kernels_stand_beside_ours(tmp_path, monkeypatch):
     assert "| 256 | fprop | 10 % | 2.5, **0.9** (10) |" in text
 
 
+def test_a_later_version_of_a_network(tmp_path, monkeypatch):
+    def step(way, ms):
+        return {"preset": "net", "way": way, "ms": ms, "memory_GB": 1.0, "batch": 64, "torch": "2"}
+
+    for name, steps in (("old", [step("ours", 9.0), step("eager", 12.0)]), ("new", [step("ours", 5.0)])):
+        header = {"header": 1, "commit": f"of {name}"}
+        lines = [header, *steps, {"sampling": "net", "images": 1, "cached_s": 2, "plain_s": 8}]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
+    sources = tuple(Source(name, "made by", "all") for name in ("old", "new"))
+    text = "\n".join(machine_pages.Page(Machine("card", "A card", "", sources)).network())
+    assert "| `net` | ours | 5 | 1 | `of new` |" in text
+    assert "| `net` | eager | 12 | 1 | `of old` |" in text
+    assert "| 9 |" not in text
+    assert text.count("| `net`, 1 images | 2 | 8 |") == 1
+
+
 def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     import architecture
