@@ -61,7 +61,8 @@ class Page:
             if '"problem"' in path.read_text(encoding="utf-8"):
                 self.results[source] = Results.read(path)
             else:
-                self.programs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+                header, *records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+                self.programs += [{**record, "commit": header["commit"]} for record in records]
         lines: dict[str, Row] = {}
         for source, results in self.results.items():
             alone = not source.name.endswith(("-threads", "-peers", "-stk"))
@@ -263,19 +264,23 @@ class Page:
 
     def network(self) -> list[str]:
         """PixelCNN++: steps of training, host time, drawing."""
-        steps = [record for record in self.programs if "way" in record]
+        # Of what was timed twice the later file counts.
+        steps = list({(r["preset"], r["way"]): r for r in self.programs if "way" in r}.values())
         hosts = [record for record in self.programs if "host" in record]
-        drawn = [record for record in self.programs if "sampling" in record]
+        drawn = list({r["sampling"]: r for r in self.programs if "sampling" in r}.values())
         if not steps:
             return []
         lines = ["", "## PixelCNN++", ""]
         lines += [f"A step of training, bf16, {steps[0]['batch']} images of 32 x 32, PyTorch {steps[0]['torch']}."]
         lines += [
-            "`ours` has this library's convolutions, `torch` PyTorch's compiled, `eager` PyTorch's uncompiled.",
+            "`ours` has this library's convolutions, `torch` PyTorch's, both with compiled operations between them.",
+            "`eager` is `ours` without compiling.",
             "",
         ]
-        cells = [[f"`{r['preset']}`", r["way"], number(r["ms"]), number(r["memory_GB"])] for r in steps]
-        lines += table("problem | way | ms | memory, GB", sorted(cells))
+        cells = [
+            [f"`{r['preset']}`", r["way"], number(r["ms"]), number(r["memory_GB"]), f"`{r['commit']}`"] for r in steps
+        ]
+        lines += table("problem | way | ms | memory, GB | commit", sorted(cells))
         if hosts:
             cells = [[r["host"], number(r["ours_us"]), number(r["torch_us"])] for r in hosts]
             lines += ["", "Host time of a convolution, until the call is queued, us:", ""]

@@ -52,6 +52,11 @@ H200 = Machine(
         Source(
             "2026-11-26-nvidia-h200-pixelcnn",
             "benchmarks/pixelcnn.py {steps,host,sampling} --device cuda",
+            "PixelCNN++, an earlier version",
+        ),
+        Source(
+            "2026-11-26-nvidia-h200-pixelcnn-steps",
+            "benchmarks/pixelcnn.py {steps,sampling,sums} --device cuda",
             "PixelCNN++",
         ),
     ),
@@ -74,7 +79,16 @@ H100 = Machine(
             "benchmarks/peers/gpu.py FILE --problems benchmarks/problems/plain/cuda.txt --samples 5",
             "16 to 8192 tokens beside cuBLAS and plain Triton kernels",
         ),
-        Source("2026-11-26-nvidia-h100-pixelcnn", "benchmarks/pixelcnn.py {steps,profile} --device cuda", "PixelCNN++"),
+        Source(
+            "2026-11-26-nvidia-h100-pixelcnn",
+            "benchmarks/pixelcnn.py {steps,profile} --device cuda",
+            "PixelCNN++, an earlier version",
+        ),
+        Source(
+            "2026-11-26-nvidia-h100-pixelcnn-steps",
+            "benchmarks/pixelcnn.py {steps,sampling,sums} --device cuda",
+            "PixelCNN++",
+        ),
     ),
     crossover="h100",
     remarks=(

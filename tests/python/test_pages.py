@@ -67,13 +67,14 @@ def test_a_later_family_and_losses(tmp_path, monkeypatch):
     lines = [
         {"problem": f"linear:fprop bf16 n=256 b=64 random(64,{d}) device=cuda", "out": 4096, "in": 4096, "density": d}
         | {"kernel": "many", "us": us, "roofline_fraction": 0.2, "vs": {"cublas": 10.0, "cusparse_bsr": 90.0}}
-        for d, us in ((0.5, 20.0), (0.25, 8.0), (0.1, 5.0))
+        for d, us in ((0.5, 20.0), (0.25, 8.0), (0.1, 5.0), (0.05, 4.0))
     ]
     (tmp_path / "card.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
     rows = [
         ("0.25", "row_wgmma", 4, "2026-01-03"),
         ("0.1", "row_wgmma", 4, "2026-01-01"),
-        ("0.5", "wgmma", 1, "2026-01-03"),
+        ("0.5", "wgmma", 19, "2026-01-03"),
+        ("0.05", "wgmma", 2, "2026-01-03"),
     ]
     table = ["problem,family,us,commit,date,l2,source"]
     table += [f'"linear:fprop bf16 n=256 b=64 random(64,{d})",{f},{us},,{day},cold,x' for d, f, us, day in rows]
@@ -82,8 +83,9 @@ def test_a_later_family_and_losses(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_pages, "TABLES", tmp_path)
     page = machine_pages.Page(Machine("card", "A card", "", (Source("card", "made by", "all"),), crossover="card"))
     text = page.markdown()
-    assert "| 256 | fprop | 50 % | **0.5** (20) |" in text  # a loss; a later time of the same family is no other kernel
+    assert "| 256 | fprop | 50 % | **0.5** (20) |" in text  # a loss; a twentieth less may be noise
     assert "| 256 | fprop | 25 % | 2.5 (4†) |" in text
+    assert "| 256 | fprop | 5 % | 5 (2†) |" in text  # the same family has changed
     assert "| 256 | fprop | 10 % | 2 (5) |" in text  # the other family's time is older
     assert "| `linear:fprop bf16 n=256 b=64 random(64,0.25)` | 22.5 (90) |" in text
     assert crossover.family_of("many", lines[0]["problem"]) == "wgmma"
@@ -106,6 +108,23 @@ def test_plain_kernels_stand_beside_ours(tmp_path, monkeypatch):
     text = page.markdown()
     assert "| fprop | 64 | 1 | 2.50x | 2.50x | 0 | 0.90x | 0.90x | 1 |" in text
     assert "| 256 | fprop | 10 % | 2.5, **0.9** (10) |" in text
+
+
+def test_a_later_version_of_a_network(tmp_path, monkeypatch):
+    def step(way, ms):
+        return {"preset": "net", "way": way, "ms": ms, "memory_GB": 1.0, "batch": 64, "torch": "2"}
+
+    for name, steps in (("old", [step("ours", 9.0), step("eager", 12.0)]), ("new", [step("ours", 5.0)])):
+        header = {"header": 1, "commit": f"of {name}"}
+        lines = [header, *steps, {"sampling": "net", "images": 1, "cached_s": 2, "plain_s": 8}]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
+    sources = tuple(Source(name, "made by", "all") for name in ("old", "new"))
+    text = "\n".join(machine_pages.Page(Machine("card", "A card", "", sources)).network())
+    assert "| `net` | ours | 5 | 1 | `of new` |" in text
+    assert "| `net` | eager | 12 | 1 | `of old` |" in text
+    assert "| 9 |" not in text
+    assert text.count("| `net`, 1 images | 2 | 8 |") == 1
 
 
 def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
