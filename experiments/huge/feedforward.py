@@ -33,6 +33,7 @@ from blocksparse import Layout, graphs
 
 sys.path.append(str(Path(__file__).parents[1] / "learned_structure"))
 import byte_lm
+from byte_llama import ByteLM
 
 SIZES = {
     "steps": (300, 500, "steps of an arm"),
@@ -88,7 +89,7 @@ def layer_maker(method: str, factor: int, options: Options, seed: int) -> Any:
     return make
 
 
-def used(model: byte_lm.ByteLM) -> float:
+def used(model: ByteLM) -> float:
     """Share of the blocks of features that have an input to gate and up, and are read."""
     shares = []
     for layer in model.layers:
@@ -105,13 +106,14 @@ def do(arm: Arm, text: Tensor, options: Options) -> Line:
     torch.manual_seed(what["seed"])
     steps, hidden = options.steps, options.hidden * what["factor"]
     make = layer_maker(what["method"], what["factor"], options, what["seed"])
-    model = byte_lm.ByteLM(options.width, hidden, options.layers, make).to(options.device)
+    model = ByteLM(options.width, hidden, options.layers, make).to(options.device)
     run = byte_lm.Run(model, steps, what["rate"])
     if what["method"] == "rigl":
         run.sparsifier = bss.RigL(bss.CosineDrop(max(1, steps * 3 // 4), frequency=FREQUENCY))
         run.sparsifier.prepare(model)
     losses: list[Tensor] = []
     options.seed = what["seed"]  # of the batches
+    options.no_graphs = True  # as when the results were made: their seconds are compared
     seconds = byte_lm.train(run, text[: -options.held_bytes], options, losses.append)
     bits = byte_lm.bits_per_byte(model, text[-options.held_bytes :], options)
     layers = [getattr(layer, name) for layer in model.layers for name in ("gate", "up", "down")]

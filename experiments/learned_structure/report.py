@@ -24,26 +24,32 @@ def read(path: Path) -> list[Line]:
 
 def byte_lm_table(lines: list[Line]) -> str:
     """Markdown: the best arms first, of each number of steps."""
-    rows = [
-        "| arm | steps | more steps | FFN weights | bits per byte | to dense | at once | seconds |",
-        8 * "| --- " + "|",
-    ]
+    head = ["arm", "seed", "steps", "more steps", "FFN weights", "bits per byte", "to dense", "to dense that went on"]
+    head += ["at once", "seconds"]
+    rows = [f"| {' | '.join(head)} |", len(head) * "| --- " + "|"]
     dense = {(d["steps"], d["seed"]): d["bits_per_byte"] for d in lines if d["method"] == "dense"}
+    longer = {_lengths(d): d["bits_per_byte"] for d in lines if d["method"] == "dense-more"}
     for line in sorted(lines, key=lambda d: (d["steps"], d["bits_per_byte"])):
         goes_on = line["method"] in ("gmp-distil", "dense-more", "obs", "magnitude", "wanda")
         more = round(line["steps"] * line.get("more", 0.5)) if goes_on else 0
-        base = dense.get((line["steps"], line["seed"]))
-        change = f"{100 * (line['bits_per_byte'] / base - 1):+.1f} %" if base else ""
-        before = f"{line['before']:.4f}" if "before" in line else ""
-        rows.append(
-            f"| {line['arm']} | {line['steps']} | {more or ''} | {line['ffn_weights']:,} | "
-            f"{line['bits_per_byte']:.4f} | {change} | {before} | {line['seconds']:.0f} |"
-        )
+        cells = [line["arm"], str(line["seed"]), str(line["steps"]), str(more or ""), f"{line['ffn_weights']:,}"]
+        cells.append(f"{line['bits_per_byte']:.4f}")
+        for base in (dense.get((line["steps"], line["seed"])), longer.get(_lengths(line)) if goes_on else None):
+            cells.append(f"{100 * (line['bits_per_byte'] / base - 1):+.1f} %" if base else "")
+        cells += [f"{line['before']:.4f}" if "before" in line else "", f"{line['seconds']:.0f}"]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
+def _lengths(line: Line) -> tuple[Any, ...]:
+    """Of both parts of a training, and their seed."""
+    return line["steps"], line.get("more", 0.5), line.get("more_rate", 0.5), line["seed"]
+
+
 def byte_lm_picture(lines: list[Line], path: Path) -> None:
-    """Bits per byte against live weights."""
+    """Bits per byte against live weights, of the lengths that most lines have."""
+    lengths = [_lengths(line) for line in lines]
+    lines = [line for line in lines if _lengths(line) == max(lengths, key=lengths.count)]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     methods = dict.fromkeys(line["method"] for line in lines)

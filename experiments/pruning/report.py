@@ -23,13 +23,27 @@ def read(path: Path) -> list[Line]:
 
 def settings_of(line: Line) -> tuple[Any, ...]:
     """What lines have to have in common to stand in one table."""
-    return line["steps"], line["rate"], line.get("similar", 0.0)
+    return line["steps"], line["rate"], line.get("similar", 0.0), line.get("swapped", 0.0), line.get("scope", "layer")
 
 
 def sentences_table(lines: list[Line]) -> str:
     """Markdown: an arm a row."""
     sets = list(lines[0]["sets"])
-    head = ["arm", "steps", "rate", "similar", *sets, "mean", "cosine", "found", "at once: mean", "cosine"]
+    head = [
+        "arm",
+        "steps",
+        "rate",
+        "similar",
+        "swapped",
+        "scope",
+        "seed",
+        *sets,
+        "mean",
+        "cosine",
+        "found",
+        "at once: mean",
+        "cosine",
+    ]
     rows = [f"| {' | '.join(head)} |", len(head) * "| --- " + "|"]
     order = sorted(
         lines,
@@ -37,7 +51,7 @@ def sentences_table(lines: list[Line]) -> str:
     )
     for line in order:
         trained = line["method"] not in ("dense", "words")
-        cells = [line["arm"], *(f"{value:g}" if trained else "" for value in settings_of(line))]
+        cells = [line["arm"], *(str(value) if trained else "" for value in (*settings_of(line), line["seed"]))]
         cells += [f"{line['sets'][name]:.1f}" for name in sets] + [f"{line['mean']:.2f}", f"{line['cosine']:.3f}"]
         cells.append(f"{line['found']:.3f}" if "found" in line else "")
         before = line.get("before", {})
@@ -61,6 +75,7 @@ def sentences_picture(lines: list[Line], path: Path) -> None:
     ):
         for i, method in enumerate(METHODS):
             mine = [d for d in lines if (d["method"], d["block"], settings_of(d)) == (method, 32, common)]
+            mine = [d for d in mine if d["seed"] == 0]
             mine.sort(key=lambda d: d["sparsity"])
             if mine:
                 x = [100 * d["sparsity"] for d in mine]

@@ -202,13 +202,16 @@ def run(options: argparse.Namespace) -> None:
     packed: Any = (language if about_language else embedder).Packed(options.packed, options.device)
     targets = language.TARGETS if about_language else sentences.TARGETS
     cases = (language_cases if about_language else sentence_cases)(packed, options.batches)
+    timed = [case for case in cases if options.only in case.name]
+    if not timed:
+        raise ValueError(f"--only is {options.only!r}, which is in the name of no case")
     where = torch.cuda.get_device_name() if options.device == "cuda" else blocksparse.cpu_isa()
     for threads in options.threads:
         torch.set_num_threads(threads)
         for dtype in options.dtypes:
             dense = packed.model(DTYPES[dtype]) if about_language else packed.model().to(DTYPES[dtype])
             dense = dense.requires_grad_(False)
-            for case in cases:
+            for case in timed:
                 models, said = {"dense": dense}, {}
                 example = case.fresh(dense)
                 for sparsity in options.sparsities:
@@ -248,6 +251,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, nargs="+", default=[32])
     parser.add_argument("--samples", type=int, default=9)
     parser.add_argument("--compile", choices=("all", "dense", "none"), default="all", help="which models, too")
+    parser.add_argument("--only", default="", help="cases with this in their names, such as decode")
     parser.add_argument("--shared", action="store_true", help="note that the machine did other work, too")
     return parser.parse_args()
 

@@ -27,14 +27,8 @@ WARM_UP = 8
 CLIP = 1.0
 STAGES = (0.0, 0.1, 0.25, 0.45)  # where each begins, as shares of the training
 TARGETS = r"bert\.encoder"
-DAMAGE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    KeyError,
-    TypeError,
-)  # what torch.load makes of ruins
+# What torch.load makes of ruins.
+DAMAGE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError)
 STUDENT, STATE = "student.safetensors", "optimizer.pt"
 
 

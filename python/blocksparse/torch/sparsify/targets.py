@@ -242,7 +242,7 @@ def find_targets(model: nn.Module, block_size: int = 32, targets: Choices = None
     if left:
         warnings.warn(f"[sparsify] left alone: {', '.join(left)}", stacklevel=2)
     if not found:
-        raise ValueError(f"[sparsify] no weight is left to make sparse; {_list(all_there)}")
+        raise ValueError(f"[sparsify] no weight is left to make sparse in blocks of {block_size}; {_list(all_there)}")
     return found
 
 
