@@ -215,8 +215,6 @@ def best_rate(arm: str, texts: Texts, options: argparse.Namespace, config: dict[
     best = min(losses, key=lambda rate: losses[rate])
     if not math.isfinite(losses[best]):
         raise ValueError(f"{arm} diverged with each rate of {', '.join(f'{rate:g}' for rate in losses)}")
-    if best in (min(losses), max(losses)):
-        print(f"{arm}: the best rate, {best:g}, is at the edge of those tried", flush=True)
     return best
 
 
