@@ -126,7 +126,7 @@ def pictures(
     rows = np.concatenate([split.train, split.dev])
     unit = best_unit(x[rows], examples.y()[rows], device)
     values, labels = x[split.test, unit.index], examples.y()[split.test]
-    kept = {"values": values.astype(np.float16), "labels": labels.astype(np.int8), "title": title, **asdict(unit)}
+    kept = {"values": values.astype(np.float32), "labels": labels.astype(np.int8), "title": title, **asdict(unit)}
     write_whole(stem.with_suffix(".npz"), lambda file: np.savez_compressed(file, **kept))
     try:
         plot_unit(values, labels, unit, title, stem.with_suffix(".png"))

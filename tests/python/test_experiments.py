@@ -87,7 +87,7 @@ def test_small_world_lstm(tmp_path):
     report = script("small_world_lstm/report.py", results)
     assert report.status == 0, report.stderr
     assert results.with_suffix(".png").stat().st_size > 1000
-    assert results.with_suffix(".md").read_text().count("\n") == 4
+    assert len(re.findall(r"^\| (?:ba|dense) \|", results.with_suffix(".md").read_text(), re.MULTILINE)) == 3
     missing = script("small_world_lstm/run.py", tmp_path / "tiny.json", "--text", tmp_path / "none", "--out", tmp_path)
     assert missing.status == 1
     assert "No such file" in missing.stderr
@@ -127,6 +127,24 @@ def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
     held_out = read_text([tmp_path / "text"])[-600:]
     assert run["choose"] == pytest.approx(bits_per_byte(model, held_out[:200], 2), abs=1e-4)
     assert run["valid"] == pytest.approx(bits_per_byte(model, held_out[200:], 4), abs=1e-4)
+
+
+def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
+    pytest.importorskip("matplotlib")
+    arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
+    done, lines = results_of(tmp_path, {**CONFIG, "arms": arms, "seeds": [0], "trials": 3})
+    assert done.status == 0, done.stderr
+    report = script("small_world_lstm/report.py", "--widths", tmp_path / "results.jsonl")
+    assert report.status == 0, report.stderr
+    assert (tmp_path / "results.png").stat().st_size > 1000
+    tables = (tmp_path / "results.md").read_text()
+    for arm in arms:
+        tried = {line["lr"]: line["choose"] for line in lines if line["sweep"] and line["arm"] == arm}
+        best = min(tried, key=tried.get)
+        row = re.search(rf"^\| {arm} \| 2 \|.*$", tables, re.MULTILINE)[0]
+        assert f"{best:g}: **{tried[best]:.3f}**" in row
+        assert row.count("**") == 2
+        assert row.endswith("| at the edge |" if best in (min(tried), max(tried)) else "| inside |")
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):
@@ -199,6 +217,12 @@ def test_sentiment(tmp_path):
     assert re.search(r"\| CR \| 1- and 2-grams, ba \| \d+ \| 0 \| ", results.with_suffix(".md").read_text())
     assert (tmp_path / "out" / "ba-sst.png").stat().st_size > 1000
     assert "rgba(" in (tmp_path / "out" / "ba-sst.html").read_text()
+    bars, units = tmp_path / "bars.png", sorted((tmp_path / "out").glob("*.npz"))
+    drawn = script("sentiment/report.py", results.with_suffix(".jsonl"), "--out", bars)
+    assert (drawn.status, bars.stat().st_size > 1000) == (0, True), drawn.stderr
+    drawn = script("sentiment/report.py", "--units", *units, "--out", tmp_path)
+    assert (drawn.stdout, drawn.status) == (f"{tmp_path / 'ba-sst.png'}\n", 0), drawn.stderr
+    assert (tmp_path / "ba-sst.png").read_bytes() == (tmp_path / "out" / "ba-sst.png").read_bytes()
     before = results.with_suffix(".jsonl").read_text()
     assert script("sentiment/run.py", *words).status == 0
     assert results.with_suffix(".jsonl").read_text() == before
