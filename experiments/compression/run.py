@@ -105,7 +105,7 @@ def by_model(checkpoint: Path, data: bytes, options: argparse.Namespace) -> dict
         made = compress(model, data, streams=options.streams, bf16=options.bf16, progress=done)
         seconds = time.perf_counter() - start
     piece = data[: options.check]
-    small = made if len(piece) == len(data) else compress(model, piece, bf16=options.bf16)
+    small = made if len(piece) == len(data) else compress(model, piece, streams=options.streams, bf16=options.bf16)
     start = time.perf_counter()
     if decompress(model, small) != piece:
         raise ValueError(f"{checkpoint} did not give the file back")

@@ -12,6 +12,7 @@ better neighbour. The best one of all is taken, by the part of the text that cho
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import platform
@@ -118,6 +119,9 @@ def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, An
     if known is None:
         known = trained(run, texts, options, config)
         results.add(known)
+        gc.collect()  # the captured update of a model of 100M weights holds tens of gigabytes of a card
+        if options.device.startswith("cuda"):
+            torch.cuda.empty_cache()
     if known.get("diverged"):
         return math.inf
     return float(known["choose" if "choose" in known else "valid"])  # older lines have one part for both
