@@ -229,8 +229,9 @@ def main() -> int:
             with open(record, "a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
-    known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in read_lines(record, options.limit))])
-    report = table(read_lines(record, options.limit)) + pairs(options.out, list(known), options.limit)
+    lines = read_lines(record, options.limit)  # those of other processes, too
+    known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)])
+    report = table(lines) + pairs(options.out, list(known), options.limit)
     options.results.with_suffix(".md").write_text(report)
     print(report)
     return 0

@@ -112,6 +112,31 @@ def recurrent(trainer: Trainer) -> int:
     return sum(int(layer.weight.numel()) for layer in (*lstm.matrices, lstm.gates))
 
 
+def description(run: Run, trainer: Trainer, options: argparse.Namespace) -> dict[str, Any]:
+    """What a line of results says besides its results."""
+    training = run.training
+    return {
+        "name": run.name,
+        "arm": run.arm,
+        "sweep": run.sweep,
+        "seed": training.seed,
+        "lr": training.lr,
+        "warmup": training.warmup,
+        "batch": training.batch,
+        "steps": training.steps,
+        "alone": not options.beside_others,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "recurrent": recurrent(trainer),
+        "graph": run.model.graph,
+        "block": run.model.block,
+        "hidden": run.model.hidden,
+        "mix": [round(m, 4) for m in trainer.model.mix()],
+        "machine": machine(options.device),
+        "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
 def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> float:
     """Trains it to the end, unless that is done; the bits per byte of the text that chooses, inf if it diverged."""
     results = Results(options.results)
@@ -134,29 +159,8 @@ def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[st
     last = folder / "last.safetensors"
     if last.exists():
         trainer.resume(last)
-    training = run.training
-    size = sum(p.numel() for p in trainer.model.parameters())
-    print(f"\n{run.name}: {size} parameters", flush=True)
-    line = {
-        "name": run.name,
-        "arm": run.arm,
-        "sweep": run.sweep,
-        "seed": training.seed,
-        "lr": training.lr,
-        "warmup": training.warmup,
-        "batch": training.batch,
-        "steps": training.steps,
-        "alone": not options.beside_others,
-        "parameters": size,
-        "recurrent": recurrent(trainer),
-        "graph": run.model.graph,
-        "block": run.model.block,
-        "hidden": run.model.hidden,
-        "mix": [round(m, 4) for m in trainer.model.mix()],
-        "machine": machine(options.device),
-        "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    training, line = run.training, description(run, trainer, options)
+    print(f"\n{run.name}: {line['parameters']} parameters", flush=True)
     streams = config.get("choose_streams", config["valid_streams"])
     try:
         with bytes_bar(training.updates * training.batch * training.steps, trainer.bytes_seen) as done:
