@@ -4,7 +4,8 @@
         --out out/sentiment --results experiments/sentiment/results/NAME
 
 DATA holds imdb/ and sentiment/ as README.md says. The same command goes on after a stop: features and lines of results
-that are there are not made again.
+that are there are not made again. Without a model it writes the table of the lines that are there. Processes may share
+a file of results, each with models of its own.
 """
 
 from __future__ import annotations
@@ -117,11 +118,20 @@ def judge(x: Any, examples: Examples, splits: list[Split], device: str | None, r
 def pictures(
     model: LanguageModel, x: Any, examples: Examples, splits: list[Split], title: str, stem: Path, device: str
 ) -> None:
-    """The histogram of the best unit on the test rows, and a page of test texts in its colours."""
+    """The histogram of the best unit on the test rows, and a page of test texts in its colours.
+
+    The histogram's values are a file, too, for machines without matplotlib: report.py draws it.
+    """
     split = splits[0]
     rows = np.concatenate([split.train, split.dev])
     unit = best_unit(x[rows], examples.y()[rows], device)
-    plot_unit(x[split.test, unit.index], examples.y()[split.test], unit, title, stem.with_suffix(".png"))
+    values, labels = x[split.test, unit.index], examples.y()[split.test]
+    kept = {"values": values.astype(np.float32), "labels": labels.astype(np.int8), "title": title, **asdict(unit)}
+    write_whole(stem.with_suffix(".npz"), lambda file: np.savez_compressed(file, **kept))
+    try:
+        plot_unit(values, labels, unit, title, stem.with_suffix(".png"))
+    except ModuleNotFoundError as error:
+        print(f"{stem.with_suffix('.png')} is left out: {error}", file=sys.stderr)
     short = [examples.texts[i] for i in split.test if len(examples.texts[i]) <= LONGEST_ON_A_PAGE]
     chosen = short[:: max(1, len(short) // ON_A_PAGE)][:ON_A_PAGE]
     values = unit_at_each_byte(model, chosen, unit.index)
@@ -219,7 +229,9 @@ def main() -> int:
             with open(record, "a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{name} {features}: {line['accuracy']:.1f} %", flush=True)
-    report = table(lines) + pairs(options.out, [BASELINE, *models], options.limit)
+    lines = read_lines(record, options.limit)  # those of other processes, too
+    known = dict.fromkeys([BASELINE, *models, *(line["features"] for line in lines)])
+    report = table(lines) + pairs(options.out, list(known), options.limit)
     options.results.with_suffix(".md").write_text(report)
     print(report)
     return 0

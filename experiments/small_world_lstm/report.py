@@ -1,18 +1,23 @@
-"""Table and pictures of a file of results: bits per byte against bytes and against seconds.
+"""Tables and pictures of a file of results: bits per byte against bytes and against seconds, and rates that were tried.
 
-python experiments/small_world_lstm/report.py experiments/small_world_lstm/results/cpu.jsonl
+    python experiments/small_world_lstm/report.py experiments/small_world_lstm/results/cpu.jsonl
+    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/h100-width.jsonl
+
+With --widths the picture is of units and sizes of blocks, in place of curves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 COLORS = {
     "dense": "black",
@@ -23,47 +28,99 @@ COLORS = {
     "random": "tab:purple",
     "diagonal": "tab:red",
     "ring": "tab:orange",
+    "dense-steps256": "gray",
+    "ba-steps256": "tab:cyan",
 }
+BLOCK_COLORS = {16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
+
+Line = dict[str, Any]
 
 
-def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Runs by arm, the best arm first; sweeps are left out."""
-    arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        if not entry["sweep"]:
-            arms[entry["arm"]].append(entry)
+def read(path: Path) -> list[Line]:
+    """All lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
+    """Runs, the best arm first; sweeps are left out."""
+    arms: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if not line["sweep"]:
+            arms[line["arm"]].append(line)
     return dict(sorted(arms.items(), key=lambda item: mean(item[1], "valid")))
 
 
-def mean(runs: list[dict[str, Any]], key: str) -> float:
+def mean(runs: list[Line], key: str) -> float:
     """Over the seeds."""
     return statistics.fmean(run[key] for run in runs)
 
 
-def alone(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def alone(runs: list[Line]) -> list[Line]:
     """Those whose seconds count, if there are any."""
     return [run for run in runs if run.get("alone", True)] or runs
 
 
-def table(arms: dict[str, list[dict[str, Any]]]) -> str:
+def seconds(runs: list[Line]) -> float:
+    """Of training, the mean of runs whose seconds count."""
+    return mean(alone(runs), "seconds")
+
+
+def units(runs: list[Line]) -> float:
+    """Of the state."""
+    return float(runs[0]["hidden"])
+
+
+def table(arms: dict[str, list[Line]]) -> str:
     """Markdown."""
     rows = [
-        "| arm | graph | units | parameters | rate | bits/byte, mean | each seed | seconds | mix after 2 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| arm | graph | b | units | parameters | rate | bits/byte, mean | each seed | seconds | kB/s | mix after 2 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, runs in arms.items():
         first = runs[0]
         each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
         mix = f"{100 * statistics.fmean(run['mix'][1] for run in runs):.0f} %" if first["mix"] else "100 %"
         rows.append(
-            f"| {arm} | {first['graph'] or '-'} | {first['hidden']} | {first['parameters']} | {first['lr']:g} | "
-            f"{mean(runs, 'valid'):.4f} | {each} | {mean(alone(runs), 'seconds'):.0f} | {mix} |"
+            f"| {arm} | {first['graph'] or '-'} | {first.get('block', '') if first['graph'] else '-'} | "
+            f"{first['hidden']} | {first['parameters']} | {first['lr']:g} | {mean(runs, 'valid'):.4f} | {each} | "
+            f"{seconds(runs):.0f} | {first['bytes'] / 1000 / seconds(runs):.0f} | {mix} |"
         )
     return "\n".join(rows) + "\n"
 
 
-def plot(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def trials(lines: list[Line]) -> str:
+    """Markdown: bits of the text that chooses by each rate that was tried, the best of an arm bold; "" without any."""
+    tried: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        if line["sweep"]:
+            updates = line["name"].split("-sweep-")[1].split("-")[0]
+            tried[line["arm"], updates].append(line)
+    if not tried:
+        return ""
+    rows = ["", "| arm | updates | rate, bits/byte | other warm-ups | best rate |", "| --- | --- | --- | --- | --- |"]
+    for (arm, updates), its in tried.items():
+        usual = its[0].get("warmup")
+        rated = sorted((line for line in its if line.get("warmup") == usual), key=lambda line: line["lr"])
+        best = min(rated, key=bits)
+        mark = {id(best): "**"}
+        cells = [f"{line['lr']:g}: {mark.get(id(line), '')}{said(line)}{mark.get(id(line), '')}" for line in rated]
+        other = [f"{line['warmup']}: {said(line)}" for line in its if line.get("warmup") != usual]
+        where = "at the edge" if best in (rated[0], rated[-1]) else "inside"
+        rows.append(f"| {arm} | {updates} | {', '.join(cells)} | {', '.join(other) or '-'} | {where} |")
+    return "\n".join(rows) + "\n"
+
+
+def bits(line: Line) -> float:
+    """Of the text that chooses; older lines have one part for both."""
+    return math.inf if line.get("diverged") else float(line["choose" if "choose" in line else "valid"])
+
+
+def said(line: Line) -> str:
+    """Those in words."""
+    return "diverged" if line.get("diverged") else f"{bits(line):.3f}"
+
+
+def plot(arms: dict[str, list[Line]], path: Path) -> None:
     """Two panels, a line for each seed."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     for axes, column, scale, label in zip(
@@ -81,11 +138,51 @@ def plot(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
+def plot_widths(arms: dict[str, list[Line]], path: Path) -> None:
+    """Bits per byte against units and against seconds, a line for each size of blocks; arms of one name part alone."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    of_block: dict[int, list[list[Line]]] = defaultdict(list)
+    for arm, runs in arms.items():
+        if arm.count("-") == 1:  # UNITS-bSIZE
+            of_block[runs[0]["block"]].append(runs)
+    for axes, of_x, label in zip(
+        panels,
+        (units, seconds),
+        ("units", "seconds of training"),
+        strict=True,
+    ):
+        for block, its in sorted(of_block.items()):
+            its.sort(key=lambda runs: runs[0]["hidden"])
+            axes.plot(
+                [of_x(runs) for runs in its],
+                [mean(runs, "valid") for runs in its],
+                marker="o",
+                color=BLOCK_COLORS.get(block),
+                label=f"b = {block}",
+            )
+        if "dense" in arms:
+            axes.plot(of_x(arms["dense"]), mean(arms["dense"], "valid"), "s", color="black", label="dense")
+            axes.axhline(mean(arms["dense"], "valid"), color="black", linewidth=0.8, linestyle="--")
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.25)
+    panels[0].set_xscale("log")
+    ticks = sorted({units(runs) for its in of_block.values() for runs in its})
+    panels[0].set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    panels[0].xaxis.set_minor_formatter(NullFormatter())
+    panels[0].set_ylabel("bits per byte, held-out text")
+    panels[1].legend(frameon=False)
+    figure.savefig(path, dpi=140)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Table and pictures of a file of results.")
+    parser = argparse.ArgumentParser(description="Tables and pictures of a file of results.")
     parser.add_argument("results", type=Path)
-    source = parser.parse_args().results
-    by_arm = read(source)
-    plot(by_arm, source.with_suffix(".png"))
-    source.with_suffix(".md").write_text(table(by_arm))
-    print(table(by_arm))
+    parser.add_argument("--widths", action="store_true", help="a picture of units and sizes of blocks")
+    options = parser.parse_args()
+    everything = read(options.results)
+    found = by_arm(everything)
+    (plot_widths if options.widths else plot)(found, options.results.with_suffix(".png"))
+    text = table(found) + trials(everything)
+    options.results.with_suffix(".md").write_text(text)
+    print(text)

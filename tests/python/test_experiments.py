@@ -1,14 +1,18 @@
 """The scripts of experiments/, on little data: every arm, a sweep, a second call that finds all done."""
 
 import json
+import math
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 from ranks import run_forked, run_script
 from test_language_model import SHORT, TINY, sentences
 
-from blocksparse.models.training import Trainer, read_text, train
+from blocksparse.models.language import bits_per_byte
+from blocksparse.models.training import Trainer, load_model, read_text, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CONFIG = {
@@ -31,7 +35,7 @@ def script(name, *words):
 
 
 def test_configurations_name_models_of_equal_size():
-    """All arms of a file have as many weights between units, but for a dense network of equal total."""
+    """Arms of a file have as many weights between units, to 6 %; a dense one may have as many parameters in all."""
     from blocksparse import Layout
 
     for path in (EXPERIMENTS / "small_world_lstm" / "configs").glob("*.json"):
@@ -39,11 +43,18 @@ def test_configurations_name_models_of_equal_size():
         sizes = {}
         for arm, what in config["arms"].items():
             model = {**config["model"], **what["model"]}
-            blocks = Layout.from_graph(model["graph"], model["block"], seed=0).blocks if model["graph"] else 0
-            sizes[arm] = blocks * model["block"] ** 2 or model["hidden"] ** 2
-        sparse = {size for arm, size in sizes.items() if "dense" not in arm}
-        assert len(sparse) == 1
-        assert sizes["dense"] == pytest.approx(sparse.pop(), rel=0.25)  # the small one is of equal total
+            layout = Layout.from_graph(model["graph"], model["block"], seed=0) if model["graph"] else None
+            weights = layout.blocks * model["block"] ** 2 if layout else model["hidden"] ** 2
+            sizes[arm] = (4 + model["inner"]) * weights
+            if layout:
+                assert layout.in_features == model["hidden"]
+                rows, columns = layout.coordinates()
+                assert (rows == columns).sum() == model["hidden"] // model["block"]  # matrices begin as identities
+        sparse = [size for arm, size in sizes.items() if "dense" not in arm]
+        assert max(sparse) <= 1.06 * min(sparse)
+        assert sizes["dense"] == pytest.approx(min(sparse), rel=0.25)  # the small one is of equal total
+        trials = {max(config.get("trials", 0), len(what["rates"])) for what in config["arms"].values()}
+        assert "trials" not in config or len(trials) == 1
 
 
 def test_small_world_lstm(tmp_path):
@@ -65,7 +76,7 @@ def test_small_world_lstm(tmp_path):
         ("dense", True, 0),
         ("dense", True, 0),
     ]
-    best = min((line for line in lines if line["sweep"]), key=lambda line: line["valid"])["lr"]
+    best = min((line for line in lines if line["sweep"]), key=lambda line: line["choose"])["lr"]
     assert {line["lr"] for line in lines if line["arm"] == "dense" and not line["sweep"]} == {best}
     assert [len(line["curve"]) for line in lines if not line["sweep"]] == [2] * 4
     before = results.read_text()
@@ -76,10 +87,104 @@ def test_small_world_lstm(tmp_path):
     report = script("small_world_lstm/report.py", results)
     assert report.status == 0, report.stderr
     assert results.with_suffix(".png").stat().st_size > 1000
-    assert results.with_suffix(".md").read_text().count("\n") == 4
+    assert len(re.findall(r"^\| (?:ba|dense) \|", results.with_suffix(".md").read_text(), re.MULTILINE)) == 3
     missing = script("small_world_lstm/run.py", tmp_path / "tiny.json", "--text", tmp_path / "none", "--out", tmp_path)
     assert missing.status == 1
     assert "No such file" in missing.stderr
+
+
+def results_of(tmp_path, config, *words):
+    """Status of small_world_lstm/run.py with a configuration, what it said, and its lines."""
+    (tmp_path / "text").write_bytes(sentences(40))
+    (tmp_path / "tiny.json").write_text(json.dumps(config))
+    results = tmp_path / "results.jsonl"
+    named = [tmp_path / "tiny.json", "--text", tmp_path / "text", "--out", tmp_path / "out", "--results", results]
+    done = script("small_world_lstm/run.py", *named, *words)
+    return done, [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
+    config = {**CONFIG, "trials": 4, "warmups": [2], "choose_bytes": 200, "choose_streams": 2, "evaluations": 2}
+    config |= {"arms": {"ba": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3, 2e-2]}}, "seeds": [0]}
+    done, sweeps = results_of(tmp_path, config, "--sweep-only")
+    assert done.status == 0, done.stderr
+    rates = [line["lr"] for line in sweeps if line["warmup"] == 1]
+    assert len(rates) == 4
+    assert all(line["sweep"] and "valid" not in line for line in sweeps)
+    best = min((line for line in sweeps if line["warmup"] == 1), key=lambda line: line["choose"])
+    (other,) = [line for line in sweeps if line["warmup"] == 2]
+    assert other["lr"] == best["lr"]
+    done, lines = results_of(tmp_path, config, "--epochs", 2)
+    assert done.status == 0, done.stderr
+    assert lines[:-1] == sweeps
+    run = lines[-1]
+    assert (run["lr"], run["warmup"]) == (best["lr"], 2 if other["choose"] < best["choose"] else 1)
+    per_epoch = (len(sentences(40)) - 600 - 1) // 4 // 8
+    assert run["bytes"] == 2 * per_epoch * 4 * 8
+    assert [point[0] for point in run["curve"]][-1] == run["bytes"]
+    assert run["curve"][-1][3] == run["choose"]
+    model = load_model(tmp_path / "out" / run["name"] / "last.safetensors")
+    held_out = read_text([tmp_path / "text"])[-600:]
+    assert run["choose"] == pytest.approx(bits_per_byte(model, held_out[:200], 2), abs=1e-4)
+    assert run["valid"] == pytest.approx(bits_per_byte(model, held_out[200:], 4), abs=1e-4)
+
+
+def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
+    pytest.importorskip("matplotlib")
+    arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
+    done, lines = results_of(tmp_path, {**CONFIG, "arms": arms, "seeds": [0], "trials": 3})
+    assert done.status == 0, done.stderr
+    report = script("small_world_lstm/report.py", "--widths", tmp_path / "results.jsonl")
+    assert report.status == 0, report.stderr
+    assert (tmp_path / "results.png").stat().st_size > 1000
+    tables = (tmp_path / "results.md").read_text()
+    for arm in arms:
+        tried = {line["lr"]: line["choose"] for line in lines if line["sweep"] and line["arm"] == arm}
+        best = min(tried, key=tried.get)
+        row = re.search(rf"^\| {arm} \| 2 \|.*$", tables, re.MULTILINE)[0]
+        assert f"{best:g}: **{tried[best]:.3f}**" in row
+        assert row.count("**") == 2
+        assert row.endswith("| at the edge |" if best in (min(tried), max(tried)) else "| inside |")
+
+
+def test_a_rate_that_diverges_is_not_chosen(tmp_path):
+    config = {**CONFIG, "arms": {"ba": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 1e30]}}, "seeds": [0]}
+    done, lines = results_of(tmp_path, config)
+    assert done.status == 0, done.stderr
+    assert [(line["lr"], line.get("diverged", False)) for line in lines] == [(1e-2, False), (1e30, True), (1e-2, False)]
+    config["arms"]["ba"]["rates"] = [1e30, 1e29]
+    done, lines = results_of(tmp_path, config)
+    assert done.status == 1
+    assert "ba diverged with each rate of 1e+30, 1e+29" in done.stderr
+
+
+def test_the_next_rate_is_beyond_an_edge_or_beside_the_best():
+    program = runpy.run_path(str(EXPERIMENTS / "small_world_lstm" / "run.py"))
+    assert program["next_rate"]({1: 3.0, 2: 2.0, 4: 1.0}) == 8
+    assert program["next_rate"]({1: 1.0, 2: 2.0}) == 0.5
+    assert program["next_rate"]({1: 3.0, 2: 1.0, 4: 2.0}) == 2.8
+    assert program["next_rate"]({1: 2.0, 2: 1.0, 4: math.inf}) == 1.4
+
+
+def test_compression(tmp_path):
+    """Two packers, if they are there, and a model; a second call finds all done."""
+    pytest.importorskip("constriction")
+    (tmp_path / "text").write_bytes(sentences(40))
+    train(Trainer(TINY, SHORT, read_text([tmp_path / "text"]), "cpu"), tmp_path / "run", None)
+    packers = ["xz -9e"] if shutil.which("xz") else []
+    results = tmp_path / "results" / "tiny.jsonl"
+    words = ["--file", f"words={tmp_path / 'text'}", "--first", 600, "--results", results, "--check", 300]
+    words += ["--model", f"ba={tmp_path / 'run' / 'last.safetensors'}", "--streams", 4]
+    words += ["--packers", *packers] if packers else []
+    for _ in range(2):
+        done = script("compression/run.py", *words)
+        assert done.status == 0, done.stderr
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [line["by"] for line in lines] == [*packers, "ba"]
+    assert lines[-1]["bytes"] == 600
+    assert lines[-1]["checked"] == 300
+    assert 0 < lines[-1]["compressed"] < 640
+    assert lines[-1]["model_bytes"]["bf16"] == 2 * lines[-1]["parameters"]
 
 
 def test_sentiment(tmp_path):
@@ -112,6 +217,12 @@ def test_sentiment(tmp_path):
     assert re.search(r"\| CR \| 1- and 2-grams, ba \| \d+ \| 0 \| ", results.with_suffix(".md").read_text())
     assert (tmp_path / "out" / "ba-sst.png").stat().st_size > 1000
     assert "rgba(" in (tmp_path / "out" / "ba-sst.html").read_text()
+    bars, units = tmp_path / "bars.png", sorted((tmp_path / "out").glob("*.npz"))
+    drawn = script("sentiment/report.py", results.with_suffix(".jsonl"), "--out", bars)
+    assert (drawn.status, bars.stat().st_size > 1000) == (0, True), drawn.stderr
+    drawn = script("sentiment/report.py", "--units", *units, "--out", tmp_path)
+    assert (drawn.stdout, drawn.status) == (f"{tmp_path / 'ba-sst.png'}\n", 0), drawn.stderr
+    assert (tmp_path / "ba-sst.png").read_bytes() == (tmp_path / "out" / "ba-sst.png").read_bytes()
     before = results.with_suffix(".jsonl").read_text()
     assert script("sentiment/run.py", *words).status == 0
     assert results.with_suffix(".jsonl").read_text() == before

@@ -168,7 +168,8 @@ def test_presets_have_the_papers_sizes(name):
         assert layout.in_features == layout.out_features == config.hidden
         assert layout.density < 0.045
     expected = {1120: 12_544_000, 5600: 12_544_000, 3168: 100_362_240, 18432: 100_270_080}
-    of_neighbours = 2592 / 2448 if name == "ws-18432-b64" else 1  # every node has eight and itself
+    has_neighbours = name.startswith(("ws-18432", "random-18432"))  # every node has eight, and itself
+    of_neighbours = 2592 / 2448 if has_neighbours else 1
     assert (4 + config.inner) * weights == expected[config.hidden] * of_neighbours
     if name in ("dense-1120", "ba-5600"):
         model = LanguageModel(config)

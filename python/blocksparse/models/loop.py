@@ -14,6 +14,11 @@ from .log import Log
 from .stopping import Stopped
 from .trainer import Trainer
 
+
+class Diverged(ValueError):  # noqa: N818
+    """Loss or weights are no numbers any more."""
+
+
 # Asked whether to stop; what it found, for the log. Raises Stopped.
 Evaluate = Callable[[Callable[[], bool]], dict[str, float]]
 
@@ -36,8 +41,8 @@ def train(
 
     Raises:
         OSError: one of them cannot be written.
-        ValueError: a number of updates is not positive, another process trains into the folder, or loss or weights are
-            no numbers any more; the last checkpoint is kept.
+        ValueError: a number of updates is not positive, or another process trains into the folder.
+        Diverged: loss or weights are no numbers any more; the last checkpoint is kept.
 
     `report` gets a line for each update; those at checkpoints, or `evaluate_every` so many, have what `evaluate`
     says, and are logged. Their seconds are of updates alone.
@@ -113,7 +118,5 @@ def check_updates(op: str, **numbers: int | None) -> None:
             raise ValueError(f"[{op}] {name} is {updates}, needs 1 or more")
 
 
-def _failure(trainer: Trainer, rate: float) -> ValueError:
-    return ValueError(
-        f"[{trainer.kind.op}] training has failed by update {trainer.update}: lr {rate:g} may be too high"
-    )
+def _failure(trainer: Trainer, rate: float) -> Diverged:
+    return Diverged(f"[{trainer.kind.op}] training has failed by update {trainer.update}: lr {rate:g} may be too high")

@@ -7,11 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 UNITS_AT_ONCE = 256  # by best_unit, whose memory grows with it
@@ -183,46 +186,63 @@ class Unit:
     sign: int
 
     def accuracy(self, x: Array, y: Array) -> float:
-        """In percent."""
-        above = (x[:, self.index] > self.threshold) == (self.sign > 0)
+        """In percent, of texts with these features [texts, features]."""
+        return self.accuracy_of(x[:, self.index], y)
+
+    def accuracy_of(self, values: Array, y: Array) -> float:
+        """In percent, of texts with these values of the unit [texts]."""
+        above = (values > self.threshold) == (self.sign > 0)
         return 100 * float((above == (y == 1)).mean())
 
 
-def best_unit(x: Array, y: Array, device: str = "cpu") -> Unit:
-    """The unit and the threshold with the most right answers on these rows; a device of PyTorch sorts them."""
+def best_unit(x: Any, y: Array, device: str = "cpu") -> Unit:
+    """The unit and the threshold with the most right answers on these rows; a device of PyTorch sorts them.
+
+    Args:
+        x: features [texts, features], an array or a tensor.
+        y: labels [texts], 0 and 1.
+        device: of PyTorch.
+    """
+    import torch
+
+    features = torch.as_tensor(x).to(device)
+    labels = torch.from_numpy(np.ascontiguousarray(y, np.int32)).to(device)
     best, most = Unit(0, 0.0, 1), -1
-    for first in range(0, x.shape[1], UNITS_AT_ONCE):
-        unit, right = _best_of(x[:, first : first + UNITS_AT_ONCE], y, device)
+    for first in range(0, features.size(1), UNITS_AT_ONCE):
+        unit, right = _best_of(features[:, first : first + UNITS_AT_ONCE], labels)
         if right > most:
             best, most = Unit(first + unit.index, unit.threshold, unit.sign), right
     return best
 
 
-def _best_of(x: Array, y: Array, device: str) -> tuple[Unit, int]:
+def _best_of(x: Tensor, labels: Tensor) -> tuple[Unit, int]:
     """(the best unit, how many rows it gets right)."""
     import torch
 
-    labels = torch.from_numpy(np.ascontiguousarray(y, np.int32)).to(device)
-    values, order = torch.from_numpy(np.ascontiguousarray(x.T)).to(device).sort(dim=1, stable=True)  # [units, texts]
+    count = labels.numel()
+    values, order = x.t().contiguous().sort(dim=1, stable=True)  # [units, texts]
     below = labels[order].cumsum(1, dtype=torch.int32)  # ones among the k + 1 lowest
-    ranks = torch.arange(1, y.size + 1, dtype=torch.int32, device=device)
+    ranks = torch.arange(1, count + 1, dtype=torch.int32, device=x.device)
     right = ranks - below + (labels.sum(dtype=torch.int32) - below)  # zeros below the cut and ones above it
-    either = torch.maximum(right, y.size - right)
+    either = torch.maximum(right, count - right)
     either[:, :-1].masked_fill_(values[:, 1:] == values[:, :-1], -1)  # equal values cannot be told apart
     of_units, cuts = either.max(1)
     unit = int(of_units.argmax())
     cut = int(cuts[unit])
-    upper = values[unit, min(cut + 1, y.size - 1)]
+    upper = values[unit, min(cut + 1, count - 1)]
     threshold = float(values[unit, cut] / 2 + upper / 2)
-    return Unit(unit, threshold, 1 if int(right[unit, cut]) * 2 >= y.size else -1), int(of_units[unit])
+    return Unit(unit, threshold, 1 if int(right[unit, cut]) * 2 >= count else -1), int(of_units[unit])
 
 
 def unit_score(x: Array, y: Array, splits: Sequence[Split], device: str = "cpu") -> float:
     """Percent of all test rows that the best unit of each fold's other rows gets right."""
-    right = 0.0
+    import torch
+
+    features, right = torch.as_tensor(x).to(device), 0.0  # once: 18,432 features of 50,000 texts are 3.7 GB
     for split in splits:
         rows = np.concatenate([split.train, split.dev])
-        right += best_unit(x[rows], y[rows], device).accuracy(x[split.test], y[split.test]) * split.test.size
+        unit = best_unit(features[torch.from_numpy(rows).to(device)], y[rows], device)
+        right += unit.accuracy_of(x[split.test, unit.index], y[split.test]) * split.test.size
     return right / sum(split.test.size for split in splits)
 
 

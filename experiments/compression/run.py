@@ -1,0 +1,190 @@
+"""Sizes and seconds of files made small by language models and by packers.
+
+    python experiments/compression/run.py --file domain=reviews.txt --file wikitext-2=wikitext-2.test.txt \
+        --packers --model dense=out/dense/last.safetensors --device cuda --bf16 \
+        --results experiments/compression/results/NAME.jsonl
+
+A packer is a program that must be installed. Of each file and packer or checkpoint there is one line, which is not
+made again. Every packed file is unpacked and compared, a model's as far as --check says.
+
+Packers know nothing of the domain, a model has read it. With --behind TEXT the packers' lines are of what a file adds
+behind that text: the size of both together less that of the text alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blocksparse import __version__
+from blocksparse.models.bars import bytes_bar
+from blocksparse.models.compression import compress, decompress, environment
+from blocksparse.models.weights import load_model
+
+# Name: (command that packs FILE into OUT, command that unpacks OUT into BACK, how it tells its version).
+PACKERS = {
+    "xz -9e": ("xz -9e -k -c FILE > OUT", "xz -d -c OUT > BACK", "xz --version"),
+    "zstd --ultra -22 --long": (
+        "zstd -q --ultra -22 --long -c FILE > OUT",
+        "zstd -q -d --long -c OUT > BACK",
+        "zstd --version",
+    ),
+    "brotli -q 11": ("brotli -q 11 -w 24 -c FILE > OUT", "brotli -d -c OUT > BACK", "brotli --version"),
+    "zpaq -m5": (
+        "zpaq add OUT.zpaq FILE -m5 -t1 && mv OUT.zpaq OUT",
+        "mv OUT OUT.zpaq && zpaq x OUT.zpaq FILE -to BACK && mv OUT.zpaq OUT",
+        "zpaq | grep zpaq",
+    ),
+}
+
+
+def processor() -> str:
+    """Its name."""
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def run(command: str, places: dict[str, str], folder: Path) -> float:
+    """Seconds of a command of a shell, with the places' names replaced; raises OSError with what it said."""
+    for name, path in places.items():
+        command = command.replace(name, path)
+    start = time.perf_counter()
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise OSError(f"{command}: {done.stderr.strip() or done.stdout.strip()}")
+    return seconds
+
+
+def pack(name: str, data: bytes, check: bool = True) -> dict[str, Any]:
+    """A packer's line; checked by unpacking."""
+    forward, backward, about = PACKERS[name]
+    places = {"FILE": "text", "OUT": "packed", "BACK": "back"}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "text").write_bytes(data)
+        seconds = run(forward, places, folder)
+        size = (folder / "packed").stat().st_size
+        back = run(backward, places, folder) if check else 0.0
+        if check and (folder / "back").read_bytes() != data:
+            raise ValueError(f"{name} did not give the file back")
+    version = subprocess.run(about, shell=True, capture_output=True, text=True)
+    said = [line for line in (version.stdout + version.stderr).splitlines() if line.strip()]
+    return {
+        "compressed": size,
+        "seconds": round(seconds, 2),
+        "back_seconds": round(back, 2),
+        "checked": len(data),
+        "machine": processor(),
+        "versions": said[0].strip() if said else "",
+    }
+
+
+def pack_behind(name: str, data: bytes, text: bytes) -> dict[str, Any]:
+    """A packer's line of what a file adds behind a text."""
+    alone, both = pack(name, text, check=False), pack(name, text + data)
+    return {**both, "compressed": both["compressed"] - alone["compressed"], "behind": len(text)}
+
+
+def by_model(checkpoint: Path, data: bytes, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's line: the whole file, and a piece of it both ways."""
+    model = load_model(checkpoint, options.device)
+    with bytes_bar(len(data)) as done:
+        start = time.perf_counter()
+        made = compress(model, data, streams=options.streams, bf16=options.bf16, progress=done)
+        seconds = time.perf_counter() - start
+    piece = data[: options.check]
+    small = made if len(piece) == len(data) else compress(model, piece, streams=options.streams, bf16=options.bf16)
+    start = time.perf_counter()
+    if decompress(model, small) != piece:
+        raise ValueError(f"{checkpoint} did not give the file back")
+    back = time.perf_counter() - start
+    parameters = sum(p.numel() for p in model.parameters())
+    where = processor() if options.device == "cpu" else torch.cuda.get_device_name()
+    return {
+        "compressed": len(made),
+        "seconds": round(seconds, 2),
+        "back_seconds": round(back, 2),
+        "checked": len(piece),
+        "parameters": parameters,
+        "model_bytes": {"bf16": 2 * parameters, "f32": 4 * parameters},
+        "streams": options.streams,
+        "bf16": options.bf16,
+        "machine": where,
+        "versions": environment(model),
+    }
+
+
+def lines_of(record: Path) -> list[dict[str, Any]]:
+    """All complete ones."""
+    lines = []
+    for text in record.read_text().splitlines() if record.exists() else []:
+        with suppress(json.JSONDecodeError):  # half a line, of a disk that was full: it is made again
+            lines.append(json.loads(text))
+    return lines
+
+
+def parse() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--file", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--first", type=int, help="bytes of each file, in place of all")
+    parser.add_argument("--packers", nargs="*", choices=PACKERS, help="these, or all of them")
+    parser.add_argument("--behind", type=Path, help="text that the packers have read before")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=CHECKPOINT")
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--streams", type=int, help="parts side by side (default: one for 8 kB, 64 at most)")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--check", type=int, help="bytes of a model's file that are decompressed, too (default: all)")
+    parser.add_argument("--threads", type=int, help="of PyTorch")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Returns the exit status."""
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    packers = [] if options.packers is None else options.packers or list(PACKERS)
+    for file in options.file:
+        name, _, path = file.partition("=")
+        data = Path(path).read_bytes()[: options.first]
+        for by in [*packers, *options.model]:
+            device = "cpu" if by in PACKERS else options.device
+            key = {"file": name, "bytes": len(data), "by": by.partition("=")[0], "device": device, "behind": 0}
+            if by in PACKERS and options.behind:
+                key["behind"] = options.behind.stat().st_size
+            if any(line.items() >= key.items() for line in lines_of(options.results)):
+                continue
+            if by not in PACKERS:
+                about = by_model(Path(by.partition("=")[2]), data, options)
+            else:
+                about = pack_behind(by, data, options.behind.read_bytes()) if options.behind else pack(by, data)
+            line = {**key, **about, "bits_per_byte": round(8 * about["compressed"] / len(data), 4)}
+            line |= {"blocksparse": __version__, "date": time.strftime("%Y-%m-%d")}
+            with open(options.results, "a") as record:  # one write, so that several processes may share the file
+                record.write(json.dumps(line) + "\n")
+            print(f"{name}, {key['by']}: {len(data)} -> {line['compressed']} bytes, {line['seconds']} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. The same command goes on from here.")
