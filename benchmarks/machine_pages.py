@@ -20,6 +20,7 @@ import crossover
 from grids import LATER, LEAST, grid, matrices, speed_up
 from machines import MACHINES, Machine, Source
 from pictures import plot_roofline, plot_speed_up
+from programs import feed_forward, pixelcnn
 from records import Problem, Record, Results
 from report import hubs_table, number, python_table, summary, table, threads_table
 from rows import DIRECTIONS, FEW, PLAIN, TORCH, Row, kind, numbers_of, rows_beside_plain, rows_of
@@ -62,7 +63,7 @@ class Page:
                 self.results[source] = Results.read(path)
             else:
                 header, *records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-                self.programs += [{**record, "commit": header["commit"]} for record in records]
+                self.programs += [{**record, "commit": header.get("commit", "")} for record in records]
         lines: dict[str, Row] = {}
         for source, results in self.results.items():
             alone = not source.name.endswith(("-threads", "-peers", "-stk"))
@@ -108,7 +109,8 @@ class Page:
         lines += self.plain()
         lines += self.others_on_card() if self.times else self.python()
         lines += self.families()
-        lines += self.network()
+        lines += feed_forward(self.programs)
+        lines += pixelcnn(self.programs)
         lines += self.sources()
         return "\n".join(lines).replace(" device=cuda`", "`") + "\n"
 
@@ -118,12 +120,12 @@ class Page:
         for source in self.machine.sources:
             header = json.loads((RESULTS / f"{source.name}.jsonl").read_text(encoding="utf-8").split("\n", 1)[0])
             versions = ", ".join(f"{name} {version}" for name, version in header["opponents"].items())
-            commit = header.get("commit", "")[:7]
+            commit = f"`{header['commit'][:7]}`" if header.get("commit") else ""
             system = [f"CUDA {header['cuda']}"] if "cuda" in header else [header["isa"]]
             system += [f"driver {header['driver']}"] if "." in header.get("driver", "") else []
             system += [header["compiler"]] if "compiler" in header else []
             name = f"[{source.what}]({TO_RESULTS}/{source.name}.jsonl)"
-            cells.append([name, header["date"][:10], f"`{commit}`", ", ".join(system), versions, f"`{source.command}`"])
+            cells.append([name, header["date"][:10], commit, ", ".join(system), versions, f"`{source.command}`"])
         if not cells:
             return []
         names = "file | date | commit | system | beside | command"
@@ -260,37 +262,6 @@ class Page:
             rows = [[str(n), share, *(some[_, n, share].get(b, "") for b in blocks)] for _, n, share in order]
             names = " | ".join(["tokens", "density", *(f"b = {b}" for b in blocks)])
             lines += ["", f"{which}:", "", *table(names, rows)] if rows else []
-        return lines
-
-    def network(self) -> list[str]:
-        """PixelCNN++: steps of training, host time, drawing."""
-        # Of what was timed twice the later file counts.
-        steps = list({(r["preset"], r["way"]): r for r in self.programs if "way" in r}.values())
-        hosts = [record for record in self.programs if "host" in record]
-        drawn = list({r["sampling"]: r for r in self.programs if "sampling" in r}.values())
-        if not steps:
-            return []
-        lines = ["", "## PixelCNN++", ""]
-        lines += [f"A step of training, bf16, {steps[0]['batch']} images of 32 x 32, PyTorch {steps[0]['torch']}."]
-        lines += [
-            "`ours` has this library's convolutions, `torch` PyTorch's, both with compiled operations between them.",
-            "`eager` is `ours` without compiling.",
-            "",
-        ]
-        cells = [
-            [f"`{r['preset']}`", r["way"], number(r["ms"]), number(r["memory_GB"]), f"`{r['commit']}`"] for r in steps
-        ]
-        lines += table("problem | way | ms | memory, GB | commit", sorted(cells))
-        if hosts:
-            cells = [[r["host"], number(r["ours_us"]), number(r["torch_us"])] for r in hosts]
-            lines += ["", "Host time of a convolution, until the call is queued, us:", ""]
-            lines += table("problem | ours | PyTorch", cells)
-        if drawn:
-            cells = [
-                [f"`{r['sampling']}`, {r['images']} images", number(r["cached_s"]), number(r["plain_s"])] for r in drawn
-            ]
-            lines += ["", "Drawing images, seconds: with what earlier pixels left, and without.", ""]
-            lines += table("problem | with | without", cells)
         return lines
 
 

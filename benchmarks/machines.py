@@ -59,6 +59,11 @@ H200 = Machine(
             "benchmarks/pixelcnn.py {steps,sampling,sums} --device cuda",
             "PixelCNN++",
         ),
+        Source(
+            "2026-11-26-nvidia-h200-mlp",
+            "benchmarks/mlp.py --device cuda --dtype bfloat16 --passes inference --json",
+            "feed-forward parts",
+        ),
     ),
     crossover="h200",
     remarks=(
@@ -66,6 +71,7 @@ H200 = Machine(
         "Dense wins between few and many tokens where a quarter or more of small blocks are there, and for convolutions"
         " with blocks of 8 or in f32.",
         "A layout with hubs costs more with up to 64 tokens, and as much as a balanced one with 4096.",
+        "Feed-forward parts with few tokens are far from ideal scaling: two launches take as long as their weights.",
     ),
 )
 

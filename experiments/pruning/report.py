@@ -26,6 +26,22 @@ def settings_of(line: Line) -> tuple[Any, ...]:
     return line["steps"], line["rate"], line.get("similar", 0.0), line.get("swapped", 0.0), line.get("scope", "layer")
 
 
+def text_of(line: Line) -> str:
+    """Which packed text and table of words a line belongs to; lines without a name are of IMDB alone."""
+    text: str = line.get("text", "imdb")
+    return text
+
+
+def sentences_tables(lines: list[Line]) -> str:
+    """Markdown: a table for each text, for its arms learned from other sentences beside a dense model of its own."""
+    parts = []
+    for text in dict.fromkeys(map(text_of, lines)):
+        mine = [line for line in lines if text_of(line) == text]
+        table = f", table of words in {mine[0]['table']}" if "table" in mine[0] else ""
+        parts.append(f"Text: {text}{table}\n\n{sentences_table(mine)}")
+    return "\n".join(parts)
+
+
 def sentences_table(lines: list[Line]) -> str:
     """Markdown: an arm a row."""
     sets = list(lines[0]["sets"])
@@ -40,6 +56,7 @@ def sentences_table(lines: list[Line]) -> str:
         *sets,
         "mean",
         "cosine",
+        "cosine, sets' texts",
         "found",
         "at once: mean",
         "cosine",
@@ -53,7 +70,7 @@ def sentences_table(lines: list[Line]) -> str:
         trained = line["method"] not in ("dense", "words")
         cells = [line["arm"], *(str(value) if trained else "" for value in (*settings_of(line), line["seed"]))]
         cells += [f"{line['sets'][name]:.1f}" for name in sets] + [f"{line['mean']:.2f}", f"{line['cosine']:.3f}"]
-        cells.append(f"{line['found']:.3f}" if "found" in line else "")
+        cells += [f"{line[key]:.3f}" if key in line else "" for key in ("set_cosine", "found")]
         before = line.get("before", {})
         cells += [f"{before['mean']:.2f}", f"{before['cosine']:.3f}"] if before else ["", ""]
         rows.append(f"| {' | '.join(cells)} |")
@@ -61,10 +78,11 @@ def sentences_table(lines: list[Line]) -> str:
 
 
 def sentences_picture(lines: list[Line], path: Path) -> None:
-    """Mean accuracy and cosine against sparsity, of b = 32 and the settings that most lines have."""
+    """Mean accuracy and cosine against sparsity, of b = 32: the settings that most lines have, and longer runs."""
     kinds = [settings_of(line) for line in lines if line["block"]]
     common = max(set(kinds), key=kinds.count)
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    longer = [line for line in lines if line["block"] == 32 and line["steps"] > common[0]]
+    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
     dense = next(line for line in lines if line["method"] == "dense")
     words = next((line for line in lines if line["method"] == "words"), None)
     for axes, key, label in zip(
@@ -82,12 +100,25 @@ def sentences_picture(lines: list[Line], path: Path) -> None:
                 axes.plot(x, [d[key] for d in mine], "o-", color=f"C{i}", label=method, markersize=4)
                 if any("before" in d for d in mine):
                     axes.plot(x, [d["before"][key] for d in mine], "o:", color=f"C{i}", markersize=2.5, linewidth=0.9)
+        for i, method in enumerate(METHODS):
+            for steps, rate in sorted({(d["steps"], d["rate"]) for d in longer if d["method"] == method}):
+                mine = [d for d in longer if (d["method"], d["steps"], d["rate"]) == (method, steps, rate)]
+                x, y = [100 * d["sparsity"] for d in mine], [d[key] for d in mine]
+                axes.plot(x, y, "*", color=f"C{i}", label=f"{method}, {steps} steps,\nrate {rate:g}", markersize=9)
         axes.axhline(dense[key], color="black", linewidth=0.9)
         if words is not None and key == "mean":
             axes.axhline(words[key], color="gray", linewidth=0.9, linestyle="--")
         axes.set(xlabel="% of the blocks are zero, b = 32", ylabel=label)
         axes.grid(alpha=0.25)
-    figure.axes[0].legend(frameon=False, fontsize=8, title="dotted: before distillation", title_fontsize=8)
+    shown = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        *shown,
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+        title=f"{common[0]} steps, rate {common[1]:g},\ndotted: before distillation",
+        title_fontsize=8,
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -122,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path)
     folder = parser.parse_args().results
-    tables = {"sentences": sentences_table, "language": language_table}
+    tables = {"sentences": sentences_tables, "language": language_table}
     tables |= {path.stem: speed_table for path in sorted(folder.glob("speed*.jsonl"))}
     for name, table in tables.items():
         if lines := read(folder / f"{name}.jsonl"):

@@ -12,6 +12,7 @@ import check_pages  # noqa: E402
 import crossover  # noqa: E402
 import machine_pages  # noqa: E402
 from machines import MACHINES, Machine, Source  # noqa: E402
+from programs import feed_forward, pixelcnn  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -120,11 +121,21 @@ def test_a_later_version_of_a_network(tmp_path, monkeypatch):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(machine_pages, "RESULTS", tmp_path)
     sources = tuple(Source(name, "made by", "all") for name in ("old", "new"))
-    text = "\n".join(machine_pages.Page(Machine("card", "A card", "", sources)).network())
+    text = "\n".join(pixelcnn(machine_pages.Page(Machine("card", "A card", "", sources)).programs))
     assert "| `net` | ours | 5 | 1 | `of new` |" in text
     assert "| `net` | eager | 12 | 1 | `of old` |" in text
     assert "| 9 |" not in text
     assert text.count("| `net`, 1 images | 2 | 8 |") == 1
+
+
+def test_feed_forward_parts_beside_the_faster_dense_one():
+    case = {"features": 4, "hidden": 8, "dtype": "bf16", "pass": "inference", "density": 0.05, "block": 16}
+    times = {"ours": 0.002, "separate": 0.003, "dense": 0.009, "compiled": 0.001}
+    lines = [{**case, "tokens": 16, "plain": False, "ms": times}, {**case, "tokens": 1, "plain": True, "ms": times}]
+    text = "\n".join(feed_forward([{"preset": "net", "ms": 1.0}, *lines]))
+    assert "| SwiGLU, 4 x 8, bf16, inference | 5 % | 16 | 16 | 2 | 3 | 9 | 1 | **0.5** |" in text
+    assert "| GELU, 4 x 8, bf16, inference | 5 % | 16 | 1 | 2 |" in text
+    assert feed_forward([{"preset": "net", "ms": 1.0}]) == []
 
 
 def test_the_map_has_a_place_for_every_folder(tmp_path, monkeypatch):
