@@ -1,13 +1,19 @@
 """What every process of a group does in test_torch_parallel.py to y that is sent in halves of its tokens."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from parallel_bodies import batch, divided, whole
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import parallelize_module
 
-from blocksparse.torch.parallel import layers, overlap
+import blocksparse.torch as bst
+from blocksparse import Layout
+from blocksparse.torch.parallel import ColwiseParallel, RowwiseParallel, deal, layers, overlap
 
 
 def halves(rank, n, folder):
@@ -57,8 +63,9 @@ def halves(rank, n, folder):
     rowwise = divided("grouped", mesh)[1]
     own = flat[:, torch.from_numpy(rowwise.part.features)]
     found, sent = zip(*(run(rowwise, x, 4) for x in (own, own.t().contiguous().t())), strict=True)
-    assert sent == ((12, 11) * 2, (23,) * 2)  # a features-first matrix is sent at once
+    assert sent == ((12, 11) * 2,) * 2  # as y of a features-first matrix is, too
     torch.testing.assert_close(*found)
+    with_one_feature(mesh)
     layer, narrow = model.float()[1], flat[:, :92].float()
     layer.activation = "gelu"  # rounding may put a sum on either side of the corner of a ReLU
     assert run(layer, narrow, 4, autocast=True)[0]["y"].dtype == torch.bfloat16
@@ -66,3 +73,17 @@ def halves(rank, n, folder):
     assert all((in_halves[name] - tensor).norm() < 0.01 * tensor.norm() for name, tensor in at_once.items())
     spread = DTensor.from_local(narrow, mesh, [Replicate()])
     torch.testing.assert_close(layer(spread), layer(narrow))
+
+
+def with_one_feature(mesh):
+    """The last process has one feature: its features-first matrix is contiguous, too, but not those of others."""
+    width, rows = 8 * mesh.size() - 7, mesh.size()
+    up = Layout.from_graph(f"dense({rows},2)", 8, out_features=width, in_features=16)
+    one = nn.Sequential(
+        bst.BlockSparseLinear(16, width, up, activation="gelu"), bst.BlockSparseLinear(width, 16, up.t())
+    )
+    model = copy.deepcopy(one)
+    dealt = deal(mesh.size(), outputs_of=model[0], inputs_of=model[1])
+    parallelize_module(model, mesh, {"0": ColwiseParallel(dealt), "1": RowwiseParallel(dealt)})
+    x = torch.randn(16, overlap.IN_HALVES).t()
+    torch.testing.assert_close(model(x), one(x))

@@ -14,6 +14,8 @@ from torch.distributed.tensor import Replicate
 
 import blocksparse.torch as bst
 from blocksparse import graphs
+from blocksparse._core import library
+from blocksparse.torch.multiprocessors import leave_multiprocessors
 from blocksparse.torch.parallel import ColwiseParallel, deal
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
@@ -98,3 +100,27 @@ def test_groups_stay_together():
     with pytest.raises(ValueError, match="96 features are 4 units of 24, fewer than the 5 processes"):
         deal(5, outputs_of=layer, group=24)
     assert Replicate() == ColwiseParallel().output_layouts
+
+
+# ---- Multiprocessors ------------------------------------------------------------------------------------------------
+
+
+def test_multiprocessors_are_given_back(monkeypatch):
+    """To the outer context, also by an exception; a count that is refused changes nothing."""
+    told = []
+
+    def call(name, count):
+        if count < 0:
+            raise ValueError(count)
+        told.append(count)
+
+    monkeypatch.setattr(library, "call", call)
+    with contextlib.suppress(ZeroDivisionError), leave_multiprocessors(5):
+        with leave_multiprocessors(24):
+            pass
+        with pytest.raises(ValueError, match="-1"):
+            leave_multiprocessors(-1).__enter__()
+        1 / 0  # noqa: B018
+    with leave_multiprocessors(8):
+        pass
+    assert told == [5, 24, 5, 0, 8, 0]

@@ -71,7 +71,7 @@ def gradients(
 ) -> tuple[Any, ...]:
     """Those of `Product`. `send` makes dx of dy by a function and sends it away; a call brings it back at the end.
 
-    `beside` is the context of what is computed meanwhile.
+    `beside` is the context of what is computed while dx is away.
     """
     x, values, gates, index = ctx.saved_tensors
     wants_x, wants_values, wants_gates, wants_bias = ctx.needs_input_grad[:4]
@@ -87,7 +87,7 @@ def gradients(
     elif wants_x:
         dx = run(Transposed, dy, values, gates, index, *ctx.fixed)
     if wants_values or wants_gates:
-        with contextlib.nullcontext() if beside is None else beside(x):
+        with contextlib.nullcontext() if beside is None or arrived is None else beside(x):
             dw, dgates = run(Gradient, x, dy, values, gates, index, *ctx.fixed, wide, wants_gates)
     if wants_bias:
         dbias = sum_of_tokens(dy) if dy.is_contiguous() else dy.sum(0)  # else it is a features-first matrix

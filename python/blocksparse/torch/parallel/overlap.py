@@ -86,10 +86,11 @@ def summing_y(group: dist.ProcessGroup) -> type[Product]:
             ctx.fixed = (sizes, transposed, tf32)
             values = values.to(x.dtype)
             tokens = x.shape[:-1].numel()
-            if tokens < IN_HALVES or not x.is_contiguous():
+            if tokens < IN_HALVES:
                 y = run(Product, x, values, gates, None, index, *ctx.fixed).contiguous()
                 send(y, group).wait()
                 return y
+            x = x.contiguous()  # may be features-first, which a process with one feature could not tell
             y = x.new_empty(*x.shape[:-1], sizes[0])
             half = -(-tokens // (2 * TILE)) * TILE
             places, rows = (t.flatten(0, -2).split(half) for t in (y, x))
