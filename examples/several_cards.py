@@ -1,8 +1,8 @@
 """One model trained by several processes: torchrun --nproc-per-node 2 examples/several_cards.py tensor."""
 
 # [readme]
+import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -19,7 +19,9 @@ import blocksparse.torch as bst
 from blocksparse import graphs
 from blocksparse.torch import parallel
 
-engine = sys.argv[1]  # ddp, fsdp or tensor
+parser = argparse.ArgumentParser()
+parser.add_argument("engine", choices=["ddp", "fsdp", "tensor"])
+engine = parser.parse_args().engine
 CHECKPOINT = Path("checkpoint")
 local_rank, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 kind = "cuda" if torch.cuda.device_count() >= here else "cpu"

@@ -78,7 +78,15 @@ def autocast(options: Options) -> Any:
 
 
 def run_all(arms: Iterable[Arm], do: Callable[[Arm], Line], options: Options, sizes: Iterable[str]) -> None:
-    """Does each arm that the file has no line of, in turn, as far as there is time."""
+    """Does each arm that the file has no line of, in turn, as far as there is time.
+
+    Raises:
+        ValueError: `--arms` names one that there is not, or some have failed.
+    """
+    arms = list(arms)
+    known = dict.fromkeys(arm.settings["arm"] for arm in arms)
+    if unknown := [name for name in options.arms or () if name not in known]:
+        raise ValueError(f"there is no arm {', '.join(unknown)}, needs one of {', '.join(known)}")
     began, pace = time.monotonic(), 0.0  # seconds that the last arm took for a cost of 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     left: list[str] = []

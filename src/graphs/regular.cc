@@ -1,5 +1,6 @@
 // Patterns without randomness: dense, block-diagonal, banded, butterfly.
 #include <algorithm>
+#include <bit>
 
 #include "blocksparse/graphs.h"
 #include "graphs/checks.h"
@@ -52,6 +53,8 @@ Result<BlockCoordinates> banded(int64_t nodes, int64_t width) {
 Result<BlockCoordinates> butterfly(int64_t nodes) {
   BS_RETURN_IF_ERROR(check_nodes("butterfly", nodes));
   if ((nodes & (nodes - 1)) != 0) return invalid("[butterfly] ", nodes, " blocks per side, needs a power of two");
+  const int in_a_row = std::bit_width(static_cast<uint64_t>(nodes));  // the diagonal's, and one for each bit
+  BS_RETURN_IF_ERROR(check_blocks("butterfly", static_cast<double>(nodes) * in_a_row));
   BlockCoordinates c{.out_blocks = nodes, .in_blocks = nodes, .out = {}, .in = {}};
   for (int64_t out = 0; out < nodes; ++out) {
     c.out.push_back(static_cast<int32_t>(out));

@@ -198,6 +198,7 @@ TEST(Graphs, NamesMayHaveSpacesAndNamedArguments) {
 
 TEST(Graphs, SayWhatIsWrong) {
   expect_error("random(65536,1)", "asks for 4294967296 blocks, at most 2147483647 fit");
+  expect_error("butterfly(134217728)", "asks for 3758096384 blocks");
   expect_error("ba(4,8)", "links is 8, needs 1 to 3");
   expect_error("ba(4,0)", "links is 0");
   expect_error("ba(5,2,-1)", "extra is -1");
