@@ -20,9 +20,11 @@ from ..ops import linear as ops
 # features, forward and backward of two layers: 2.51 ms, at once 2.58 (2 x H100, 2026-11-26). Four parts were slower.
 IN_HALVES = 2048
 TILE = 128  # of which a half is a multiple, so that it is whole tiles of a kernel, and its memory aligned as that of x
-# NCCL's kernels wait for free multiprocessors, and kernels here take all of them until they end. ms of the same, with
-# NCCL_CGA_CLUSTER_SIZE=1 and without (clusters of 4 thread blocks need 4 free multiprocessors side by side):
-# 16: 2.60, 2.82; 24: 2.51, 2.80; 32: 2.64, 2.72; 0: 2.80.
+# NCCL's kernels wait for free multiprocessors, and kernels here take all of them until they end. By default NCCL's come
+# in clusters of 4 thread blocks, which need 4 free multiprocessors side by side. ms of that step:
+#   left to the network         0    16    24    32
+#   NCCL_CGA_CLUSTER_SIZE=1        2.60  2.51  2.64
+#   by default               2.80  2.82  2.80  2.72
 LEFT_TO_NETWORK = 24
 
 
@@ -32,7 +34,7 @@ def beside_network(x: Tensor) -> contextlib.AbstractContextManager[None]:
 
 
 def send(part: Tensor, group: dist.ProcessGroup) -> Any:
-    """Begins to sum a tensor over processes, in place. Wait for the result before it is read."""
+    """Begins to sum a tensor over processes, in place. Call `wait` of the result before the tensor is read."""
     return dist.all_reduce(part, group=group, async_op=True)
 
 

@@ -212,6 +212,8 @@ class MLPParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, BlockSparseMLP):
             raise TypeError(f"[MLPParallel] takes a BlockSparseMLP, given a {type(module).__name__}")
+        layouts = {f"layout of {name}": hash(getattr(module, name).layout) for name in ("up", "down")}
+        need_same("MLPParallel", layouts, device_mesh.get_group())  # a deal of others would differ, too, but say less
         deal = dealing.deal(device_mesh.size(), outputs_of=module.up, inputs_of=module.down)
         up = ColwiseParallel(deal, input_layouts=self.input_layouts)
         down = RowwiseParallel(deal, output_layouts=self.output_layouts, use_local_output=self.use_local_output)
