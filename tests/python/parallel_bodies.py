@@ -224,7 +224,9 @@ def refusals(rank, n, folder):
         f"{hash(Layout.from_graph('ba(12,2)', 8, seed=5 + r, out_features=92, in_features=96)):016x}" for r in (0, 1)
     ]
     assert all(text in str(e.value) for text in hashes)
-    with pytest.raises(ValueError, match=r"\[MLPParallel\] processes have different layout of up: hash [0-9a-f]{16} in"):
+    with pytest.raises(
+        ValueError, match=r"\[MLPParallel\] processes have different layout of up: hash [0-9a-f]{16} in"
+    ):
         parallelize_module(bst.BlockSparseMLP(96, 92, other, DOWN), mesh, MLPParallel())
     mixed = nn.Sequential(make()[0], bst.BlockSparseLSTM(5, 96, Layout.from_graph("ba(12,2)", 8, seed=rank)))
     with pytest.raises(ValueError, match=r"processes have different 1\.recurrent\.0: hash"):
