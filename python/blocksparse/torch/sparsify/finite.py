@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers are. Reads them once, and waits for their device."""
-    values = [t._values() if t.is_sparse else t for t in tensors]
+    values = [t.coalesce().values() if t.is_sparse else t for t in tensors]
     on_card = [t for t in values if t.numel() and t.device.type != "cpu"]
     if on_card and not bool(nn.utils.get_total_norm(on_card, norm_type=math.inf).isfinite()):
         return False
