@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import make_layout
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
@@ -74,6 +75,58 @@ def test_grown_blocks_move_as_those_of_a_new_optimizer(name, watched):
     assert (p[2] - weight[2]).abs().max() > 1e-3
 
 
+def test_blocks_of_several_shapes_and_ages_are_corrected_at_once():
+    """Weights of two shapes and gates, grown after steps 5 and 8: each block moves as one of a new optimizer."""
+    shapes, births = ((4, 8, 8), (4,), (4, 2, 8, 8)), torch.tensor([-1, 5, 8, 5])
+    ps = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes]
+    optimizer = torch.optim.AdamW(ps, 1e-2)
+    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    new, of_new = {}, {}
+    for t in range(1, 20):
+        for p in ps:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        moments.correct(torch.tensor(t))
+        for key, q in new.items():
+            q.grad = torch.stack([ps[key[1]].grad[r] for r in (births == key[0]).nonzero().flatten()])
+            of_new[key].step()
+            torch.testing.assert_close(ps[key[1]][births == key[0]], q, rtol=1e-9, atol=1e-9)
+        if t in births:
+            for i, p in enumerate(ps):
+                bss.move_blocks(p.detach(), torch.arange(4), births != t)
+                moments.follow(p, torch.arange(4), births != t)
+                new[t, i] = nn.Parameter(p[births == t].detach().clone())
+                of_new[t, i] = torch.optim.AdamW([new[t, i]], 1e-2)
+            moments.watch({p: (torch.arange(4), births.where(births <= t, -1)) for p in ps})
+
+
+class Launches(TorchDispatchMode):
+    """Counts ops that a card would launch a kernel for: all but views and allocations."""
+
+    FREE = ("detach", "empty", "expand", "new_empty", "select", "slice", "split_with_sizes", "unbind", "view")
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ not in self.FREE
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layers", [3, 12])
+def test_a_correction_is_few_launches(layers):
+    """In a CUDA graph it runs at each step: 3 of a layer, and 18 of all of them. Ages differ, as on a card."""
+    ps = [nn.Parameter(torch.randn(4, 8, 8)) for _ in range(layers)]
+    optimizer = torch.optim.AdamW(ps)
+    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments.watch({p: (torch.arange(4), torch.tensor([-1, -2, 0, 1])) for p in ps})
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    clock = torch.tensor(1)
+    with Launches() as launches:
+        moments.correct(clock)
+    assert 0 < launches.count <= 18 + 3 * layers
+
+
 def test_what_would_happen_without():
     """The correction is no small thing: with Adam's own, the first steps are 3 to 6 times too long."""
     p, grads = nn.Parameter(torch.randn(4, 8, 8)), gradients(60)
@@ -130,6 +183,25 @@ def test_a_scalers_skipped_step_corrects_nothing():
     scaler.scale(torch.zeros(()))
     scaler.step(optimizer)
     assert torch.equal(p, before)
+
+
+@pytest.mark.parametrize("births", [[0, 0], [0, 1]])
+def test_nothing_moves_where_the_rate_is_0_or_the_first_step_was_left_out(births):
+    """The bias of 0 steps is 1 / 0."""
+    p = nn.Parameter(torch.zeros(4, 8, 8))
+    optimizer = torch.optim.AdamW([p], 1e-2, fused=True)
+    moments = bss.Moments(optimizer, {"p": p})
+    moments.watch({p: (torch.tensor([1, 2]), torch.tensor(births))})
+    p.grad = torch.ones_like(p)
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    moments.correct(torch.tensor(0))
+    del optimizer.found_inf
+    optimizer.param_groups[0]["lr"] = 0.0
+    for t in (1, 2):
+        step(optimizer, p, torch.ones_like(p))
+        moments.correct(torch.tensor(t))
+    assert torch.equal(p, torch.zeros_like(p))
 
 
 def test_bfloat16_parameters():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,8 +114,8 @@ class Moments:
         if missing:
             raise ValueError(f"[sparsify] the optimizer does not hold {', '.join(missing)}")
         self._parameters = list(parameters.values())
-        self._young: dict[int, tuple[Tensor, Tensor]] = {}  # rows of a parameter, and after which step each was grown
-        self._cohort: dict[int, int | None] = {}  # the step after which all of them were, where the host knows of one
+        self._young: dict[int, tuple[Tensor, Tensor]] = {}  # rows of a parameter, and their births as floats: see watch
+        self._cohort: dict[int, int | None] = {}  # the birth of all of them, where the host knows of one
         self._groups: tuple[Any, list[tuple[dict[str, Any], list[int]]]] = (None, [])
         self._is_adam = isinstance(optimizer, _CORRECTED)
         if not isinstance(optimizer, (*_CORRECTED, *_WITHOUT_BIAS)):
@@ -140,12 +140,18 @@ class Moments:
             young: of each parameter int64 [n], some of its blocks, none twice; and int64 [n], the step after which each
                 was grown, less than 0 for those that need no correction.
         """
-        numbers = {id(p): i for i, p in enumerate(self._parameters)}
-        self._young = {numbers[id(p)]: rows for p, rows in young.items() if rows[0].numel()}
-        self._cohort = {}
-        for i, (_, births) in self._young.items():
-            first = None if births.is_cuda else int(births[0])
-            self._cohort[i] = first if first is not None and first >= 0 and bool((births == first).all()) else None
+        numbers, before = {id(p): i for i, p in enumerate(self._parameters)}, self._young
+        self._young, self._cohort = {}, {}
+        for parameter, (rows, births) in young.items():
+            if not rows.numel():
+                continue
+            # float32 counts to 2^24 steps, as Adam's own count does. Before all steps: as old as the parameter itself.
+            born, i = births.float().masked_fill_(births < 0, -math.inf), numbers[id(parameter)]
+            if born.is_cuda and i in before and before[i][1].shape == born.shape:
+                born = before[i][1].copy_(born)  # where graphs look for it
+            self._young[i] = rows, born
+            first = -1 if births.is_cuda else int(births[0])
+            self._cohort[i] = first if first >= 0 and bool((births == first).all()) else None
 
     @torch.no_grad()
     def correct(self, step: Tensor) -> None:
@@ -159,12 +165,8 @@ class Moments:
         found = getattr(self.optimizer, "found_inf", None)  # a fused optimizer under a GradScaler leaves a step out so
         for group, members in self._by_group():
             watched = [i for i in members if i in self._young and self.optimizer.state.get(self._parameters[i])]
-            if self._is_adam:
-                kinds: dict[Any, list[int]] = {}
-                for i in watched:
-                    kinds.setdefault((self._parameters[i].shape[1:], self._parameters[i].dtype), []).append(i)
-                for alike in kinds.values():
-                    self._correct_adam(group, alike, step, found)
+            if self._is_adam and watched:
+                self._correct_adam(group, watched, step, found)
             elif isinstance(self.optimizer, torch.optim.SGD) and 0 < group["dampening"] < 1:
                 for i in watched:
                     self._correct_dampening(group, i, step)
@@ -197,38 +199,51 @@ class Moments:
             self._groups = (groups, list(zip(groups, members, strict=True)))
         return self._groups[1]
 
-    def _correct_adam(self, group: dict[str, Any], alike: list[int], step: Tensor, found: Tensor | None) -> None:
-        """That of parameters whose blocks have one shape: all young blocks at once, for each op costs a launch."""
-        eps, second = max(group["eps"], _SMALLEST), "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+    def _correct_adam(self, group: dict[str, Any], watched: list[int], step: Tensor, found: Tensor | None) -> None:
+        """Each op costs a launch: all factors are made at once, and all blocks of one shape are corrected at once."""
+        kinds: dict[Any, list[int]] = {}
+        for i in watched:
+            kinds.setdefault((self._parameters[i].shape[1:], self._parameters[i].dtype), []).append(i)
         lr, logs = group["lr"] if found is None else group["lr"] * (1 - found), _logs_of(group)
-        parameters = [self._parameters[i] for i in alike]
-        states = [self.optimizer.state[p] for p in parameters]
-        rows, births = zip(*(self._young[i] for i in alike), strict=True)
-        sizes = [r.numel() for r in rows]
-        m, v = (_rows_of([state[name] for state in states], rows, sizes) for name in ("exp_avg", second))
-        counts = [_count(state["step"], p) for state, p in zip(states, parameters, strict=True)]
-        t: Any = counts[0]
-        if isinstance(t, Tensor) or counts.count(t) < len(counts):
-            t = torch.cat([_filled(c, n, m.device) for c, n in zip(counts, sizes, strict=True)])
-        age: Any
-        born: Any = {self._cohort[i] for i in alike}
-        if len(born) == 1 and None not in born:  # numbers in place of small tensors: half of the time on the CPU
-            age = int(step) - born.pop()
-        else:
-            born = torch.cat(births)
-            age = (step - born).clamp_min_(1).to(torch.float64)
-            lr = (born >= 0).to(torch.float64) * lr
-        (f, root), (own_f, own_root) = ((_bias(n, logs[0]) * lr, _bias(n, logs[1]) ** 0.5) for n in (t, age))
-        lack = _lack(m, v, (f / root, eps / root), (own_f / own_root, eps / own_root))
-        for parameter, row, part in zip(parameters, rows, lack.to(m.dtype).split(sizes), strict=True):
-            parameter.index_add_(0, row, part.to(parameter.dtype))
+        eps, second = max(group["eps"], _SMALLEST), "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+        ordered = [i for alike in kinds.values() for i in alike] if len(kinds) > 1 else watched
+        numbers, begin = self._numbers(ordered, step), 0
+        factors = _factors(self._counts(ordered, step), logs, lr) if numbers is None else torch.empty(0)
+        for alike in kinds.values():
+            parameters, rows = [self._parameters[i] for i in alike], [self._young[i][0] for i in alike]
+            states, sizes = [self.optimizer.state[p] for p in parameters], [r.numel() for r in rows]
+            m, v = (_rows_of([state[name] for state in states], rows, sizes) for name in ("exp_avg", second))
+            if numbers is not None:
+                lack = _lack_of_numbers(m, v, numbers, logs, lr, eps)
+            else:
+                lack = _lack(m, v, factors.narrow(2, begin, len(v)), eps)
+            begin += len(v)
+            for parameter, row, part in zip(parameters, rows, lack.split(sizes), strict=True):
+                parameter.index_add_(0, row, part.to(parameter.dtype))
+
+    def _numbers(self, watched: list[int], step: Tensor) -> tuple[float, float] | None:
+        """t and a, on the CPU, where all blocks share them."""
+        birth = self._cohort[watched[0]]
+        if birth is None or any(self._cohort[i] != birth for i in watched):
+            return None
+        ts = {float(self.optimizer.state[self._parameters[i]]["step"]) for i in watched}
+        t = max(ts.pop(), 1.0)
+        return None if ts else (t, max(min(float(step) - birth, t), 1.0))
+
+    def _counts(self, watched: list[int], step: Tensor) -> Tensor:
+        """t and a, float64 [2, n]."""
+        births = [self._young[i][1] for i in watched]
+        steps = _expanded([self.optimizer.state[self._parameters[i]]["step"] for i in watched], births)
+        t, age = counts = torch.cat([*steps, *births]).double().view(2, -1)
+        torch.minimum(torch.sub(step, age, out=age), t, out=age)
+        return counts.clamp_min_(1)  # 0 where a scaler has left the first step out
 
     def _correct_dampening(self, group: dict[str, Any], i: int, step: Tensor) -> None:
         """The first step of a new buffer is not dampened."""
         parameter, left, (rows, births) = self._parameters[i], 1 - group["dampening"], self._young[i]
         buffer = self.optimizer.state[parameter].get("momentum_buffer")
         if buffer is not None:
-            is_first = ((births >= 0) & (step - births == 1)).view(-1, *(1,) * (parameter.dim() - 1))
+            is_first = (step - births == 1).view(-1, *(1,) * (parameter.dim() - 1))
             lack = torch.where(is_first, buffer.index_select(0, rows) * (1 / left - 1), 0)
             parameter.index_add_(0, rows, lack * -group["lr"])
             buffer.index_add_(0, rows, lack)
@@ -269,7 +284,7 @@ def settling_factors(
     return {key: _bias(age, log) / _bias(t, log) for key, log in logs.items() if key in state}
 
 
-def _rows_of(tensors: list[Tensor], rows: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
+def _rows_of(tensors: list[Tensor], rows: list[Tensor], sizes: list[int]) -> Tensor:
     """The rows of each tensor, one below the other."""
     made = tensors[0].new_empty(sum(sizes), *tensors[0].shape[1:])
     for tensor, row, part in zip(tensors, rows, made.split(sizes), strict=True):
@@ -289,11 +304,18 @@ def _count(step: Any, parameter: Tensor) -> Any:
     return step.to(torch.float64) if on_card else float(step)
 
 
-def _filled(count: Any, n: int, device: torch.device) -> Tensor:
-    """float64 [n], without a copy from the host."""
-    if isinstance(count, Tensor):
-        return count.expand(n)
-    return torch.full((n,), count, dtype=torch.float64, device=device)
+def _expanded(steps: list[Any], like: Sequence[Tensor]) -> list[Tensor]:
+    """Each count of steps as often as its parameter has births, without a copy from the host."""
+    made: dict[float, Tensor] = {}  # of counts that lie on the host while the parameters are on a card
+    counts = []
+    for step, births in zip(steps, like, strict=True):
+        if not isinstance(step, Tensor) or step.device != births.device:
+            number = float(step)
+            if number not in made:
+                made[number] = births.new_full((), number)
+            step = made[number]
+        counts.append(step.expand(births.numel()))
+    return counts
 
 
 def _bias(count: Any, log: float) -> Any:
@@ -301,15 +323,37 @@ def _bias(count: Any, log: float) -> Any:
     return -1 / (torch.expm1(count * log) if isinstance(count, Tensor) else math.expm1(count * log))
 
 
-def _lack(m: Tensor, v: Tensor, shared: tuple[Any, Any], own: tuple[Any, Any]) -> Tensor:
-    """u(t) - u(a) = m (f / (sqrt(v) + e) - f' / (sqrt(v) + e')), with (f, e) of t and (f', e') of a, by block."""
-    root = v.sqrt() if v.dtype.itemsize >= 4 else v.float().sqrt()
-    (f, e), (own_f, own_e) = ((_by_block(factor, root), _by_block(eps, root)) for factor, eps in (shared, own))
-    if isinstance(own_f, Tensor) or isinstance(f, Tensor):
-        return torch.addcdiv(f / (root + e), own_f * root.new_ones(()), root + own_e, value=-1).mul_(m)
-    return torch.addcdiv(m / (root + e), m, root.add_(own_e), value=-own_f / f).mul_(f)
+def _factors(counts: Tensor, logs: tuple[float, float], lr: Any) -> Tensor:
+    """[2, 2, n]: lr sqrt(1 - beta2^c) / (1 - beta1^c), and sqrt(1 - beta2^c), of the counts c [2, n]."""
+    bias = counts.new_empty(2, *counts.shape)
+    for part, log in zip(bias, logs, strict=True):
+        torch.mul(counts, log, out=part)
+    bias.expm1_().neg_()
+    spreads = bias[1].sqrt_()
+    torch.div(spreads, bias[0], out=bias[0]).mul_(lr)
+    return bias
 
 
-def _by_block(factor: Any, like: Tensor) -> Any:
-    """So that a factor of each block broadcasts over blocks."""
-    return factor.to(like.dtype).view(-1, *(1,) * (like.dim() - 1)) if isinstance(factor, Tensor) else factor
+def _lack(m: Tensor, v: Tensor, factors: Tensor, eps: float) -> Tensor:
+    """u(t) - u(a), with u(c) = rate(c) m / (sqrt(v) + spread(c) eps): 0 to the bit where a = t."""
+    root = _root(v)
+    rates, spreads = factors.to(root.dtype).view(2, 2, -1, *(1,) * (root.dim() - 1))
+    both = torch.add(root, spreads, alpha=eps)
+    torch.div(rates, both, out=both)
+    return both[0].sub_(both[1]).mul_(m)
+
+
+def _lack_of_numbers(
+    m: Tensor, v: Tensor, counts: tuple[float, float], logs: tuple[float, float], lr: Any, eps: float
+) -> Tensor:
+    """`_lack` of one t and one a: on the CPU two thirds of the time."""
+    spread, own_spread = (_bias(count, logs[1]) ** -0.5 for count in counts)
+    rate, own_rate = (s * _bias(count, logs[0]) for s, count in zip((spread, own_spread), counts, strict=True))
+    root = _root(v)
+    lack = torch.div(m, root + eps * spread)
+    return lack.addcdiv_(m, root.add_(eps * own_spread), value=-own_rate / rate).mul_(rate * lr)
+
+
+def _root(v: Tensor) -> Tensor:
+    """sqrt(v), in place, in float32 at least."""
+    return (v if v.dtype.itemsize >= 4 else v.float()).sqrt_()
