@@ -6,6 +6,7 @@ python report.py results       # sentences.jsonl, language.jsonl and speed*.json
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,11 @@ def sentences_picture(lines: list[Line], path: Path) -> None:
                 if any("before" in d for d in mine):
                     axes.plot(x, [d["before"][key] for d in mine], "o:", color=f"C{i}", markersize=2.5, linewidth=0.9)
         for i, method in enumerate(METHODS):
-            for steps, rate in sorted({(d["steps"], d["rate"]) for d in longer if d["method"] == method}):
+            lengths = sorted({(d["steps"], d["rate"]) for d in longer if d["method"] == method})
+            for mark, (steps, rate) in zip(itertools.cycle("*PX"), lengths, strict=False):
                 mine = [d for d in longer if (d["method"], d["steps"], d["rate"]) == (method, steps, rate)]
                 x, y = [100 * d["sparsity"] for d in mine], [d[key] for d in mine]
-                axes.plot(x, y, "*", color=f"C{i}", label=f"{method}, {steps} steps,\nrate {rate:g}", markersize=9)
+                axes.plot(x, y, mark, color=f"C{i}", label=f"{method}, {steps} steps,\nrate {rate:g}", markersize=9)
         axes.axhline(dense[key], color="black", linewidth=0.9)
         if words is not None and key == "mean":
             axes.axhline(words[key], color="gray", linewidth=0.9, linestyle="--")
