@@ -8,7 +8,8 @@ should move by is u(a), and what Adam has moved it by is u(t):
 
 With (.9, .999) and t large its first step would be 3.2 times too long, its tenth 6.5 times. While a block is young,
 u(t) - u(a) is added to it after each step, so that it moves as one of a new optimizer. No scaling of the moments does
-that, for a new gradient enters m and v with the fixed weights 1 - beta. Later they are scaled, once:
+that, for a new gradient enters m and v with the fixed weights 1 - beta; nor does one of the gradient beside it, for it
+would have to be 1 / (1 - beta1^a) in m and 1 / sqrt(1 - beta2^a) in v. Later they are scaled, once:
 
     m *= (1 - beta1^t) / (1 - beta1^a)        v *= (1 - beta2^t) / (1 - beta2^a)
 
