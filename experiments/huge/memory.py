@@ -58,6 +58,8 @@ def arms(options: Options) -> list[Arm]:
 
     made = [arm(task, factor, first) for task in TASKS for factor in (0, *times)]
     made += [arm(task, factor, first, rate) for rate in (0.5, 2) for task in TASKS for factor in (0, *times[:2])]
+    made += [arm(task, factor, first, 0.25) for task in TASKS for factor in (0, times[0])]  # halves had helped these
+    made += [arm("copy", times[2], first, 0.5)]
     return made + [arm(task, factor, seed) for seed in more for task in TASKS for factor in (0, *times)]
 
 

@@ -34,10 +34,34 @@ def mean(runs: list[Line], key: str) -> float:
     return statistics.fmean(run[key] for run in runs)
 
 
-def time_of(runs: list[Line], key: str, digits: int) -> str:
-    """The mean of the seeds that ran alone. Lines of "beside_others" shared their card."""
-    alone = [run for run in runs if not run.get("beside_others")]
-    return f"{mean(alone, key):,.{digits}f}" if alone else ""
+def machines_of(lines: list[Line]) -> list[str]:
+    """What they ran on, that with the lines of most arms first."""
+    arms: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        arms[line["machine"]].add(line["arm"])
+    return sorted(arms, key=lambda machine: (-len(arms[machine]), machine))
+
+
+def heads(lines: list[Line], unit: str) -> list[str]:
+    """Of the columns of `times`; a machine that is the only one goes without saying."""
+    machines = machines_of(lines)
+    return [f"{unit} on {machine}" for machine in machines] if len(machines) > 1 else [unit]
+
+
+def alone(runs: list[Line], machine: str) -> list[Line]:
+    """Those that a machine did, and nothing else meanwhile. Lines of "beside_others" shared their card."""
+    return [run for run in runs if run["machine"] == machine and not run.get("beside_others")]
+
+
+def times(lines: list[Line], runs: list[Line], key: str, digits: int) -> list[str]:
+    """The mean of the runs, for each machine of all lines: times of two machines are not averaged."""
+    mine = [alone(runs, machine) for machine in machines_of(lines)]
+    return [f"{mean(of, key):,.{digits}f}" if of else "" for of in mine]
+
+
+def of_arm(lines: list[Line], arm: str) -> list[Line]:
+    """Its lines with any rate, which says nothing about time."""
+    return [line for line in lines if line["arm"] == arm]
 
 
 def each(runs: list[Line], key: str) -> str:
@@ -50,9 +74,8 @@ def peak(runs: list[Line]) -> str:
     return f"{max(run['peak_bytes'] for run in runs) / 1e9:.1f}" if "peak_bytes" in runs[0] else ""
 
 
-def markdown(head: str, rows: list[list[str]]) -> str:
-    """A table; its head has a comma between columns."""
-    columns = head.split(", ")
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
@@ -74,12 +97,13 @@ def feedforward_table(lines: list[Line]) -> str:
     """By features, then by bits per byte."""
     rows = grouped(lines, "arm", "rate")
     base = min((mean(runs, "loss") for (arm, _), runs in rows.items() if arm == "dense"), default=None)
-    head = "arm, features, FFN weights, rate, bits per byte, each seed, to dense, used, ms, GB"
-    return markdown(head, [
+    head = ["arm", "features", "FFN weights", "rate", "bits per byte", "each seed", "to dense", "used"]
+    return markdown([*head, *heads(lines, "ms"), "GB"], [
         [
             arm, f"{runs[0]['features']:,}", f"{runs[0]['ffn_weights']:,}", f"{rate:g}", f"{mean(runs, 'loss'):.4f}",
             each(runs, "loss"), "" if base is None else f"{mean(runs, 'loss') - base:+.4f}",
-            f"{mean(runs, 'used'):.0%}" if "used" in runs[0] else "", time_of(runs, "ms", 1), peak(runs),
+            f"{mean(runs, 'used'):.0%}" if "used" in runs[0] else "",
+            *times(lines, of_arm(lines, arm), "ms", 1), peak(runs),
         ]
         for (arm, rate), runs in sorted(rows.items(), key=lambda row: (row[1][0]["features"], mean(row[1], "loss")))
     ])  # fmt: skip
@@ -87,19 +111,24 @@ def feedforward_table(lines: list[Line]) -> str:
 
 def output_layer_table(lines: list[Line]) -> str:
     """By loss."""
-    head = "output layer, weights, rate, nats a word, each seed, frequent, rare, words/s, GB, its MB"
-    return markdown(head, [
+    head = ["output layer", "weights", "rate", "nats a word", "each seed", "frequent", "rare", "training"]
+    return markdown([*head, *heads(lines, "ms"), "GB", "its MB"], [
         [
             arm, f"{runs[0]['head_weights']:,}", f"{rate:g}", f"{mean(runs, 'loss'):.4f}", each(runs, "loss"),
             f"{mean(runs, 'loss_frequent'):.3f}", f"{mean(runs, 'loss_rare'):.3f}",
-            time_of(runs, "words_per_s", 0), peak(runs), f"{runs[0]['head_bytes'] / 1e6:,.0f}",
+            f"{statistics.fmean(run['curve'][-1][1] for run in runs):.3f}",
+            *times(lines, of_arm(lines, arm), "ms", 1), peak(runs), f"{runs[0]['head_bytes'] / 1e6:,.0f}",
         ]
         for (arm, rate), runs in sorted(grouped(lines, "arm", "rate").items(), key=lambda row: mean(row[1], "loss"))
     ])  # fmt: skip
 
 
 def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str, scale: str = "linear") -> None:
-    """Curves of the first seed, and what came of each arm against x, each with its best rate."""
+    """Curves of the first seed, and what came of each arm against x, each with its best rate.
+
+    Times are the means of arms on one machine, that which most arms ran on.
+    """
+    machine = machines_of(lines)[0]
     found = best_rates(grouped(lines, "arm", "rate"), lambda runs: mean(runs, "loss"))
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -109,12 +138,14 @@ def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str,
         color, style = ("black", "-") if arm == "dense" else (f"C{i % 10}", "-" if i < 10 else "--")
         left.plot(steps, losses, color=color, linestyle=style, linewidth=1.2, label=arm)
         mark = "osD^vP*X"[i % 8]
-        placed = [run for run in runs if x != "ms" or not run.get("beside_others")]
-        right.plot([run[x] for run in placed], [run["loss"] for run in placed], mark, color=color, label=arm, alpha=0.8)
+        at = alone(of_arm(lines, arm), machine) if x == "ms" else runs
+        if at:
+            places = [mean(at, x)] * len(runs)
+            right.plot(places, [run["loss"] for run in runs], mark, color=color, label=arm, alpha=0.8)
         lows.append(min(losses))
         seconds.append(losses[min(len(losses) - 1, len(losses) // 6)])
     left.set(xlabel="steps", ylabel=f"{unit}, training", ylim=(min(lows) - 0.05, max(seconds)))
-    right.set(xlabel=label, ylabel=f"{unit}, held-out text", xscale=scale)
+    right.set(xlabel=f"{label}, {machine}" if x == "ms" else label, ylabel=f"{unit}, held-out text", xscale=scale)
     for axes in (left, right):
         axes.grid(alpha=0.25)
     right.xaxis.set_minor_formatter(NullFormatter())
@@ -128,7 +159,7 @@ def losses_picture(lines: list[Line], path: Path, x: str, label: str, unit: str,
 def memory_table(lines: list[Line]) -> str:
     """By task and units."""
     rows = grouped(lines, "task", "arm", "rate")
-    head = "task, arm, units, weights between units, rate, n reached, each seed, right at 8, at 16, ms, GB"
+    head = ["task", "arm", "units", "weights between units", "rate", "n reached", "each seed", "right at 8", "at 16"]
 
     def at(runs: list[Line], n: str) -> str:
         return f"{statistics.fmean(run['right'][n] for run in runs):.0%}" if n in runs[0]["right"] else ""
@@ -136,11 +167,11 @@ def memory_table(lines: list[Line]) -> str:
     def order(row: tuple[tuple[Any, ...], list[Line]]) -> tuple[Any, ...]:
         return row[0][0], row[1][0]["units_of_all"], row[0][2]
 
-    return markdown(head, [
+    return markdown([*head, *heads(lines, "ms"), "GB"], [
         [
             task, arm, f"{runs[0]['units_of_all']:,}", f"{runs[0]['recurrent_weights']:,}", f"{rate:g}",
             f"{mean(runs, 'reached'):g}", each(runs, "reached"), at(runs, "8"), at(runs, "16"),
-            time_of(runs, "ms", 1), peak(runs),
+            *times(lines, runs, "ms", 1), peak(runs),
         ]
         for (task, arm, rate), runs in sorted(rows.items(), key=order)
     ])  # fmt: skip
