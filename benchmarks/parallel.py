@@ -283,6 +283,7 @@ def main() -> None:
     if on_cards:
         nccl: Any = torch.cuda.nccl
         found["nccl"] = ".".join(map(str, nccl.version()))
+        found["NCCL_CGA_CLUSTER_SIZE"] = os.environ.get("NCCL_CGA_CLUSTER_SIZE")  # a tenth of the time depends on it
     show({**found, **vars(options)})
     for record in tensor_parallel(options, mesh, device):
         show(record)

@@ -18,13 +18,15 @@ from ..ops import linear as ops
 
 # y of at least as many tokens is summed in two halves, the first while the second is made. 4096 tokens of 12288
 # features, forward and backward of two layers: 2.51 ms, at once 2.58 (2 x H100, 2026-11-26). Four parts were slower.
+# Parts of 1536 and 2560 tokens take as long as halves, 2.35 ms; 1024 and 3072 take 2.41 (2 x H200).
 IN_HALVES = 2048
 TILE = 128  # of which a half is a multiple, so that it is whole tiles of a kernel, and its memory aligned as that of x
 # NCCL's kernels wait for free multiprocessors, and kernels here take all of them until they end. By default NCCL's come
-# in clusters of 4 thread blocks, which need 4 free multiprocessors side by side. ms of that step:
+# in clusters of 4 thread blocks, which need 4 free multiprocessors side by side. ms of that step on the H100s:
 #   left to the network         0    16    24    32
 #   NCCL_CGA_CLUSTER_SIZE=1        2.60  2.51  2.64
 #   by default               2.80  2.82  2.80  2.72
+# On the H200s 16, 24 and 32 take 2.43, 2.35 and 2.33 with NCCL_CGA_CLUSTER_SIZE=1.
 LEFT_TO_NETWORK = 24
 
 
