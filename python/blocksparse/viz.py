@@ -14,6 +14,7 @@ from ._core.text import percentage
 from .layout import Layout
 from .models.files import check_writable, write_whole
 
+DARKER = 0.4  # power of the share of a pixel that has blocks: a single block of a huge grid is seen beside full ones
 SIDE = 768  # blocks a side that are drawn one by one
 LABELS = 10  # of bars, at most
 TICKS = 7  # spaces between numbers of an axis, at most
@@ -89,6 +90,8 @@ def draw_layout(layout: Layout, report: graphs.Report, title: str = "") -> Any:
 
 
 def _draw_blocks(axis: Any, layout: Layout) -> None:
+    from matplotlib.colors import PowerNorm
+
     rows, columns = layout.grid
     out, in_ = layout.coordinates()
     height, width = min(rows, SIDE), min(columns, SIDE)
@@ -101,8 +104,7 @@ def _draw_blocks(axis: Any, layout: Layout) -> None:
     axis.imshow(
         share,
         cmap="Greys",
-        vmin=0,
-        vmax=share.max(initial=0) or 1,
+        norm=PowerNorm(DARKER, vmin=0, vmax=share.max(initial=0) or 1),
         interpolation="nearest",
         extent=(0, columns, rows, 0),
         aspect="auto" if flat else "equal",

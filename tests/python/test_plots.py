@@ -76,6 +76,7 @@ def test_large_layouts_are_drawn_by_their_share():
     sparse = Layout.from_graph("random(2000,2000,0.001)", 8)
     image = draw_layout(sparse, graphs.report(sparse), "").axes[0].images[0]
     assert image.get_clim() == (0, np.asarray(image.get_array()).max())  # faint ones are seen
+    assert image.norm(1 / 9) > 0.3 * image.norm(1)  # a pixel with one block of nine, say
     half = Layout.from_graph("random(800,800,0.5)", 8)
     array = np.asarray(draw_layout(half, graphs.report(half), "").axes[0].images[0].get_array())
     assert array.mean() == pytest.approx(0.5, abs=0.01)
