@@ -123,9 +123,10 @@ def best_of_strips(strips: Iterable[Tensor], places: Tensor, most: int) -> Candi
     """
     empty, low = -1, (1 << 32) - 1
     values = torch.full((most,), empty, device=places.device)
-    best, begin, finite = torch.zeros_like(values), 0, []
+    best, begin = torch.zeros_like(values), 0
+    finite = torch.ones((), dtype=torch.bool, device=places.device)
     for strip in strips:
-        finite.append(strip.isfinite().all())
+        finite &= strip.isfinite().all()  # a list of them kept the heap from using the memory of strips again: 4 GB
         size, bits = strip.numel(), strip.float().view(torch.int32).long()
         keys = (bits << 32) | (low - torch.arange(size, device=bits.device))
         inside = torch.where((places >= begin) & (places < begin + size), places - begin, size)
@@ -135,7 +136,7 @@ def best_of_strips(strips: Iterable[Tensor], places: Tensor, most: int) -> Candi
         values, order = torch.cat([values, found >> 32]).sort(descending=True, stable=True)
         best = torch.cat([best, low - (found & low) + begin])[order[:most]]
         values, begin = values[:most], begin + size
-    return Candidates(best, torch.full((), most, device=places.device), torch.stack(finite).all())
+    return Candidates(best, torch.full((), most, device=places.device), finite)
 
 
 def random_candidates(seed: int, layer: int, step: Tensor, places: Tensor, grid: int, most: int) -> Candidates:
