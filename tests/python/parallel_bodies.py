@@ -217,7 +217,7 @@ def refusals(rank, n, folder):
     mesh = init_device_mesh("cpu", (n,))
     other = Layout.from_graph("ba(12,2)", 8, seed=5 + rank, out_features=92, in_features=96)
     with pytest.raises(
-        ValueError, match=r"different layout: hash [0-9a-f]{16} in process 0, [0-9a-f]{16} in process 1"
+        ValueError, match=r"different layout: hash [0-9a-f]{16} in process 0, hash [0-9a-f]{16} in process 1"
     ) as e:
         parallelize_module(bst.BlockSparseLinear(96, 92, other), mesh, ColwiseParallel())
     hashes = [
@@ -232,6 +232,9 @@ def refusals(rank, n, folder):
     with pytest.raises(ValueError, match=r"processes have different 1\.recurrent\.0: hash"):
         need_same_layouts(mixed)
     need_same_layouts(make())
+    unlike = bst.BlockSparseLinear(96, 92, UP, bias=rank == 0)
+    with pytest.raises(ValueError, match="parameters: weight float32, bias float32 in process 0, weight float32 in pr"):
+        parallelize_module(unlike, mesh, ColwiseParallel())
     few = bst.BlockSparseLinear(96, 16, graphs.dense(1, 6, block_size=16))
     with pytest.raises(ValueError, match=f"16 features are 1 units of 16, fewer than the {n} processes"):
         parallelize_module(few, mesh, ColwiseParallel())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch.distributed as dist
 from torch import nn
 
@@ -24,18 +26,18 @@ def need_same_layouts(model: nn.Module, group: dist.ProcessGroup | None = None) 
     need_same("need_same_layouts", {name or "layout": hash(layer.layout) for name, layer in layers}, group)
 
 
-def need_same(op: str, hashes: dict[str, int], group: dist.ProcessGroup | None) -> None:
-    """Raises ValueError, in all processes of a group, unless they have the same hashes by the same names."""
-    of_all: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(of_all, hashes, group=group)
+def need_same(op: str, found: Mapping[str, int | str], group: dist.ProcessGroup | None) -> None:
+    """Raises ValueError, in all processes of a group, unless they have the same hashes and texts by the same names."""
+    of_all: list[dict[str, int | str]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(of_all, found, group=group)
     for process, others in enumerate(of_all):
         for name in {**of_all[0], **others}:
             if (first := of_all[0].get(name)) != (other := others.get(name)):
                 raise ValueError(
-                    f"[{op}] processes have different {name}: hash {_text(first)} in process 0, {_text(other)} in "
-                    f"process {process}"
+                    f"[{op}] processes have different {name}: {_text(first)} in process 0, {_text(other)} in process "
+                    f"{process}"
                 )
 
 
-def _text(hashed: int | None) -> str:
-    return "none" if hashed is None else f"{hashed:016x}"
+def _text(found: int | str | None) -> str:
+    return "none" if found is None else found if isinstance(found, str) else f"hash {found:016x}"

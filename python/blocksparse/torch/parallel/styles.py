@@ -70,7 +70,10 @@ class _Style(ParallelStyle):
                 f"[{op}] deal is of {deal.features} features in units of {deal.unit} to {deal.processes} processes, "
                 f"needs {features} in multiples of {layer.layout.block_size} to {mesh.size()}"
             )
-        need_same(op, {"layout": hash(layer.layout), "deal": hash(deal)}, mesh.get_group())
+        # A process with one parameter less would wait for the others' without an end.
+        parameters = (f"{name} {str(p.dtype).removeprefix('torch.')}" for name, p in layer.named_parameters())
+        texts = {"parameters": ", ".join(parameters), "activation": layer.activation or "none"}
+        need_same(op, {"layout": hash(layer.layout), "deal": hash(deal), **texts}, mesh.get_group())
 
     def _divide(
         self, layer: Layer, kind: type[ParallelLayer], part: Part, replicated: tuple[str, ...]
