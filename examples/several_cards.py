@@ -3,6 +3,7 @@
 # [readme]
 import argparse
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -59,7 +60,11 @@ for step in range(20):
     optimizer.step()
 
 weights, moments = get_state_dict(model, optimizer)
-dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=CHECKPOINT)
+whole = CHECKPOINT.with_suffix(".new")  # takes the place of the last one when it is complete
+dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=whole)
+if rank == 0:
+    shutil.rmtree(CHECKPOINT, ignore_errors=True)
+    whole.rename(CHECKPOINT)
 mean = loss.detach() / processes
 dist.all_reduce(mean)
 if rank == 0:
