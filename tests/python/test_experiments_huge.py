@@ -15,7 +15,7 @@ RUNS = {
     "output_layer": ([*WORDS, "--frequent", 32, "--held-words", 64], ["dense", "adaptive", "sparse-10%", "low-rank"]),
     "memory": (UNITS, ["dense", "sparse-x2", "sparse-x4"]),
 }
-COUNTS = {"feedforward": 6, "output_layer": 8, "memory": 14}  # with other learning rates
+COUNTS = {"feedforward": 6, "output_layer": 8, "memory": 17}  # with other learning rates
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,23 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
         assert ended.status == 1
         assert message in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_times_of_two_machines_are_not_averaged(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(EXPERIMENTS / "huge")
+    import report
+
+    common = {"task": "copy", "arm": "dense", "rate": 1e-3, "units_of_all": 8, "recurrent_weights": 64, "right": {}}
+    lines = [
+        {**common, "seed": seed, "reached": 3 + seed, "ms": ms, "machine": machine, "beside_others": seed == 2}
+        for seed, (ms, machine) in enumerate([(10.0, "A"), (20.0, "B"), (70.0, "B"), (30.0, "B")])
+    ]
+    head, _, row = report.memory_table(lines).splitlines()
+    assert "| ms on A | ms on B |" in head
+    assert "| 4.5 | 3, 4, 5, 6 |" in row
+    assert "| 10.0 | 25.0 |" in row  # but for the one that shared its machine
+    assert "| ms |" in report.memory_table(lines[:1])
 
 
 def test_an_arm_that_fails_does_not_keep_others(tmp_path, capsys, monkeypatch):
