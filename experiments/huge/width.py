@@ -23,9 +23,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from arms import Line, Options, add_line, finish, lines_of
 
 WIDTHS = (4096, 16384, 65536, 262144, 1048576)
 WIDTHS_ON_CARD = (16384, 65536, 131072, 262144, 1048576)  # 64M weights do not fit into 4096 x 4096
@@ -33,9 +34,6 @@ WARM_UPS = 2
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Has the C library keep what a step frees for the next: new pages took two thirds of a step of 1M features."""
 BYTES_OF_DENSE = 16  # of a weight: itself, its gradient, two moments
-
-Line = dict[str, Any]
-Options = argparse.Namespace
 
 
 def measure(options: Options, kind: str, width: int) -> Line:
@@ -102,12 +100,7 @@ def run_all(options: Options) -> list[Line]:
     """Every arm that the file does not hold yet."""
     path: Path = options.output
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines, begin, longest = [], time.monotonic(), 0.0
-    for text in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
-            lines.append(json.loads(text))
-    if path.exists() and path.read_text()[-1:] not in ("", "\n"):
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines, begin, longest = lines_of(path), time.monotonic(), 0.0
     known = {(line["kind"], line["width"]) for line in lines}
     arms = [("dense", w) for w in options.widths if BYTES_OF_DENSE * w * w <= options.dense_gb * 1e9]
     for kind, width in [*(("sparse", w) for w in options.widths), *arms]:
@@ -126,8 +119,7 @@ def run_all(options: Options) -> list[Line]:
             print(f"{kind} {width}: failed with {done.returncode}", file=sys.stderr)
             continue
         lines.append(json.loads(done.stdout.splitlines()[-1]))
-        with path.open("a") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
+        add_line(path, lines[-1])
         longest = max(longest, time.monotonic() - start)
         print(f"{kind} {width}: {lines[-1]['ms']:.1f} ms, {lines[-1]['bytes'] / 1e6:.0f} MB", flush=True)
     return lines
@@ -186,11 +178,14 @@ def main() -> None:
     """See above."""
     options = parse()
     if options.arm:
-        print(json.dumps(measure(options, options.arm[0], int(options.arm[1]))))
+        try:
+            print(json.dumps(measure(options, options.arm[0], int(options.arm[1]))))
+        except KeyboardInterrupt:
+            sys.exit(130)  # the process that began this one says what there is to say
         return
     if lines := run_all(options):
         picture(lines, options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)

@@ -99,6 +99,20 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
         assert "Traceback" not in ended.stderr
 
 
+def test_width(tmp_path):
+    """Goes on behind half a line, and leaves out what cannot be."""
+    pytest.importorskip("matplotlib")
+    results = tmp_path / "lines.jsonl"
+    results.write_text('{"kind": "spar')
+    words = ["--weights", 16384, "--widths", 64, 256, "--steps", 1, "--dense-gb", 0, "--output", results]
+    done = script("huge/width.py", *words)
+    assert done.status == 0, done.stderr
+    assert "sparse 64: skipped, 64 x 64 has fewer than 16384 weights" in done.stdout
+    (line,) = map(json.loads, results.read_text().splitlines()[1:])
+    assert (line["kind"], line["width"], line["weights"]) == ("sparse", 256, 16384)
+    assert results.with_suffix(".png").stat().st_size > 1000
+
+
 def test_times_of_two_machines_are_not_averaged(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(EXPERIMENTS / "huge")
