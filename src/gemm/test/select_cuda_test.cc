@@ -204,6 +204,23 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_NE(but([](CudaProblem& o) { o.dtype = DType::f32; }), "row_wgmma");
 }
 
+// 64 images of 14 x 14, 8 x 8 and 7 x 7, as convolutions of one tap have them.
+TEST(SelectCuda, FewFeaturesOfLargeBlocksAreReadForEachBlock) {
+  const auto of = [](int64_t n, int64_t features, int64_t blocks, int32_t block = 64) {
+    const CudaProblem p{
+        .dtype = DType::bf16, .block = block, .n = n, .inputs = features, .outputs = features, .blocks = blocks};
+    return chosen(p, kH200);
+  };
+  EXPECT_EQ(of(12544, 256, 4), "row_wgmma");
+  EXPECT_EQ(of(4096, 256, 2), "row_wgmma");
+  EXPECT_EQ(of(3136, 512, 16), "row_wgmma");
+  EXPECT_EQ(of(4096, 256, 2, 128), "row_wgmma");
+  EXPECT_EQ(of(4096, 1024, 128), "wgmma") << "x is read often";
+  EXPECT_EQ(of(4096, 2048, 20), "wgmma") << "x and y do not stay in L2";
+  EXPECT_EQ(of(16385, 128, 2), "wgmma") << "not measured";
+  EXPECT_EQ(of(12544, 256, 16, 32), "w_in_smem");
+}
+
 TEST(SelectCuda, StreamXHasShortTilesInOneWave) {
   CudaProblem p{.dtype = DType::bf16, .block = 32, .n = 512, .inputs = 4096, .outputs = 4096, .blocks = 4096};
   EXPECT_EQ(stream_x::tokens_of_tile(p, kH200), 64);
