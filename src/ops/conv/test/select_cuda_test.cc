@@ -204,7 +204,11 @@ TEST_F(ConvSelect, AGradientOfOneTapIsAProductUnlessItHasFewBlocks) {
   };
   EXPECT_EQ(way("random(4,8,0.25)", 32, 32), CudaWay::halo);
   EXPECT_EQ(way("random(4,16,0.25)", 32, 32), CudaWay::halo);
-  EXPECT_EQ(way("random(4,8,0.25)", 32, 1), CudaWay::pointwise) << "few tokens";
+  EXPECT_EQ(way("random(4,8,0.25)", 32, 5), CudaWay::pointwise) << "few tokens";
+  EXPECT_EQ(way("random(8,8,0.25)", 32, 14), CudaWay::halo);
+  EXPECT_EQ(way("random(16,16,0.1)", 32, 7), CudaWay::halo);
+  EXPECT_EQ(way("random(8,8,0.25)", 32, 28), CudaWay::pointwise) << "operands do not stay in L2";
+  EXPECT_EQ(way("random(8,8,0.25)", 64, 7), CudaWay::pointwise) << "by wgrad_block";
   EXPECT_EQ(way("random(16,16,0.25)", 32, 32), CudaWay::pointwise);
   EXPECT_EQ(way("dense(4,4)", 64, 32), CudaWay::pointwise);
 }
@@ -227,9 +231,9 @@ TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
 }
 
 TEST_F(ConvSelect, DensityDecides) {
-  const auto way = [](std::string_view graph, int32_t block) {
+  const auto way = [](std::string_view graph, int32_t block, int64_t hw = 28) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
-    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), 28, 28), kHopper);
+    return choose_cuda_way(product_of(layout, DType::bf16, gather_of(3, 1, 1), hw, hw), kHopper);
   };
   EXPECT_EQ(way("random(8,8,0.25)", 32), CudaWay::halo);
   EXPECT_EQ(way("random(8,8,0.5)", 32), CudaWay::gather);
@@ -237,6 +241,8 @@ TEST_F(ConvSelect, DensityDecides) {
   EXPECT_EQ(way("random(2,2,0.25)", 128), CudaWay::halo);
   EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::gather);
+  EXPECT_EQ(way("random(16,16,0.25)", 16, 14), CudaWay::halo) << "gather makes tables";
+  EXPECT_EQ(way("random(16,16,0.5)", 16, 14), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.12)", 16), CudaWay::halo);
   EXPECT_EQ(way("diagonal(16)", 16), CudaWay::halo);
   EXPECT_EQ(way("diagonal(32)", 8), CudaWay::gather);
