@@ -56,6 +56,7 @@ add_library(blocksparse_objects OBJECT
   src/ops/conv/cuda/gather/phases.cc
   src/ops/conv/cuda/halo/plan.cc
   src/ops/conv/cuda/halo/raster.cc
+  src/ops/conv/cuda/halo_block/plan.cc
   src/ops/conv/cuda/order/plan.cc
   src/ops/conv/cuda/select.cc
   src/ops/conv/geometry.cc
@@ -102,7 +103,9 @@ blocksparse_add_kernels_of_90a(
   src/ops/conv/cuda/gather/bf16.cu
   src/ops/conv/cuda/gather/f16.cu
   src/ops/conv/cuda/halo/bf16.cu
-  src/ops/conv/cuda/halo/f16.cu)
+  src/ops/conv/cuda/halo/f16.cu
+  src/ops/conv/cuda/halo_block/bf16.cu
+  src/ops/conv/cuda/halo_block/f16.cu)
 blocksparse_add_isa_sources(blocksparse_objects gemm)
 blocksparse_add_isa_sources(blocksparse_objects ops/glu)
 blocksparse_add_isa_sources(blocksparse_objects ops/lstm)

@@ -22,7 +22,10 @@ namespace gemm {
 
 std::span<const std::string_view> kernel_names() {
   static const std::vector<std::string_view> names = [] {
-    std::vector<std::string_view> list{name_of(conv::CudaWay::halo), name_of(conv::CudaWay::gather)};
+    std::vector<std::string_view> list;
+    for (conv::CudaWay way : {conv::CudaWay::halo, conv::CudaWay::halo_block, conv::CudaWay::gather}) {
+      list.push_back(name_of(way));
+    }
     for (const Family& family : families()) list.push_back(family.name);
     return list;
   }();

@@ -35,6 +35,18 @@ __device__ inline uint32_t shared_of_rank(uint32_t address, int rank) {
   return there;
 }
 
+// Loads 16 bytes of a thread block's shared memory, by an address of shared_of_rank().
+__device__ inline int4 ld_cluster_16(uint32_t from) {
+  int4 v{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+#endif
+  return v;
+}
+
 // Arrives `count` times at a barrier in another thread block's shared memory. Threads that wait see what this thread,
 // and those that it has waited for, have written before.
 __device__ inline void mbarrier_arrive_cluster(uint32_t barrier, int count) {

@@ -38,6 +38,7 @@ __device__ inline void wgmma_wait() {
 // clang-format off
 #define BS_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define BS_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define BS_REGISTERS_24 BS_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define BS_REGISTERS_32 BS_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define BS_REGISTERS_48 BS_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define BS_REGISTERS_64 BS_REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -48,6 +49,7 @@ __device__ inline void wgmma_wait() {
 #define BS_SUMS_4(i) "+f"(sum[i]), "+f"(sum[(i) + 1]), "+f"(sum[(i) + 2]), "+f"(sum[(i) + 3])
 #define BS_SUMS_8(i) BS_SUMS_4(i), BS_SUMS_4((i) + 4)
 #define BS_SUMS_16(i) BS_SUMS_8(i), BS_SUMS_8((i) + 8)
+#define BS_SUMS_24(i) BS_SUMS_16(i), BS_SUMS_8((i) + 16)
 #define BS_SUMS_32(i) BS_SUMS_16(i), BS_SUMS_16((i) + 16)
 #define BS_SUMS_48(i) BS_SUMS_32(i), BS_SUMS_16((i) + 32)
 #define BS_SUMS_64(i) BS_SUMS_32(i), BS_SUMS_32((i) + 32)
@@ -62,6 +64,7 @@ __device__ inline void wgmma_wait() {
 #define BS_WGMMA_OF_N(type)                                   \
   if constexpr (N == 16) BS_WGMMA(16, type, 8, 9, 10, 11);          \
   else if constexpr (N == 32) BS_WGMMA(32, type, 16, 17, 18, 19);   \
+  else if constexpr (N == 48) BS_WGMMA(48, type, 24, 25, 26, 27);   \
   else if constexpr (N == 64) BS_WGMMA(64, type, 32, 33, 34, 35);   \
   else if constexpr (N == 96) BS_WGMMA(96, type, 48, 49, 50, 51);   \
   else if constexpr (N == 128) BS_WGMMA(128, type, 64, 65, 66, 67); \
@@ -71,7 +74,8 @@ __device__ inline void wgmma_wait() {
 
 template <class T, int N, bool TransA, bool TransB, int Sums>
 __device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
-  static_assert(Sums >= N / 2 && (N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256));
+  static_assert(Sums >= N / 2 &&
+                (N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256));
   if constexpr (std::is_same_v<T, Bf16>) {
     BS_WGMMA_OF_N("bf16");
   } else {
@@ -84,6 +88,7 @@ __device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
 #undef BS_SUMS_4
 #undef BS_SUMS_8
 #undef BS_SUMS_16
+#undef BS_SUMS_24
 #undef BS_SUMS_32
 #undef BS_SUMS_48
 #undef BS_SUMS_64
@@ -91,6 +96,7 @@ __device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
 #undef BS_SUMS_128
 #undef BS_REGISTERS_8
 #undef BS_REGISTERS_16
+#undef BS_REGISTERS_24
 #undef BS_REGISTERS_32
 #undef BS_REGISTERS_48
 #undef BS_REGISTERS_64

@@ -50,6 +50,19 @@ struct GradientTarget {
     else store_narrow(static_cast<T*>(dw) + at, values);
   }
 
+  // Stores eight neighbouring sums, of which the first `inside` are in the matrix, into any dW.
+  template <class T>
+  __device__ void store_any_eight(int32_t id, int64_t at, int inside, float (&values)[8]) const {
+    if (is_aligned() && (inside == 8 || !accumulate)) {  // else edges of dW would not be left alone
+      store_eight<T>(id, at, inside, values);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+      store_pair<T>(id, at + k, min(max(inside - k, 0), 2), {values[k], values[k + 1]});
+    }
+  }
+
  private:
   __device__ void store_wide(float* to, float (&values)[8]) const {
     auto* vectors = reinterpret_cast<float4*>(to);

@@ -19,20 +19,6 @@ constexpr int kWidePitch = S::block * 4 + 32;  // bytes: no two rows of four beg
 template <class S>
 constexpr int kStoreBytes = 64 * kWidePitch<S>;
 
-// Stores eight columns of a row, of which the first `inside` are in the matrix.
-template <class S>
-__device__ inline void put(const Common& g, int32_t id, int64_t at, int inside, float (&values)[8]) {
-  using T = typename S::Element;
-  if (g.target.is_aligned() && (inside == 8 || !g.target.accumulate)) {  // else edges of dW would not be left alone
-    g.target.template store_eight<T>(id, at, inside, values);
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < 8; k += 2) {
-    g.target.template store_pair<T>(id, at + k, min(max(inside - k, 0), 2), {values[k], values[k + 1]});
-  }
-}
-
 // Stores a whole block of dW that has the operands' type. The code is short because a thread block runs it once and
 // waits for every line of instructions.
 template <class S>
@@ -94,7 +80,8 @@ __device__ inline void store_wide(const Common& g, const Place<S>& place, const 
       const int64_t left = g.inputs - int64_t{place.column[block]} * S::block - column;
       const bool there = int64_t{place.row[block]} * S::block + row < g.outputs;
       const int inside = there ? static_cast<int>(min(max(left, int64_t{0}), int64_t{8})) : 0;
-      put<S>(g, id, (int64_t{id} * S::block + row) * S::block + column, inside, values);
+      const int64_t at = (int64_t{id} * S::block + row) * S::block + column;
+      g.target.template store_any_eight<typename S::Element>(id, at, inside, values);
     }
     __syncwarp();
   }

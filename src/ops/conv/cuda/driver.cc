@@ -15,15 +15,15 @@ namespace blocksparse::conv {
 
 namespace {
 
-const std::array<CudaKernels, 8>& all_kernels() {
-  static const std::array<CudaKernels, 8> kernels = {cuda_generic_f32(), cuda_generic_f64(), cuda_generic_bf16(),
-                                                     cuda_generic_f16(), cuda_gather_bf16(), cuda_gather_f16(),
-                                                     cuda_halo_bf16(),   cuda_halo_f16()};
+const std::array<CudaKernels, 10>& all_kernels() {
+  static const std::array<CudaKernels, 10> kernels = {
+      cuda_generic_f32(), cuda_generic_f64(), cuda_generic_bf16(), cuda_generic_f16(),     cuda_gather_bf16(),
+      cuda_gather_f16(),  cuda_halo_bf16(),   cuda_halo_f16(),     cuda_halo_block_bf16(), cuda_halo_block_f16()};
   return kernels;
 }
 
 bool runs(CudaWay way, const cuda::Card& card) {
-  const bool copies = way == CudaWay::gather || way == CudaWay::halo;
+  const bool copies = way == CudaWay::gather || way == CudaWay::halo || way == CudaWay::halo_block;
   return !copies || copies_boxes(card);
 }
 
@@ -55,7 +55,7 @@ Result<CudaWay> way_for(const Problem& p, const cuda::Card& card) {
   const auto forced = gemm::forced_kernels();
   if (!forced.ok()) return forced.status();
   if (!forced->any()) return choose_cuda_way(p, card);
-  for (CudaWay way : {CudaWay::generic, CudaWay::halo, CudaWay::gather}) {
+  for (CudaWay way : {CudaWay::generic, CudaWay::halo_block, CudaWay::halo, CudaWay::gather}) {
     if (forced->has(name_of(way)) && cuda_supports(way, p, card)) return way;
   }
   for (const gemm::Family& family : gemm::families()) {

@@ -17,8 +17,8 @@ struct CudaCall {
 struct CudaKernels {
   CudaWay way;
   DType dtype;
-  Status (*prepare)();  // once for each device
-  Status (*product)(const Product&, const CudaCall&);
+  Status (*prepare)();                                 // once for each device
+  Status (*product)(const Product&, const CudaCall&);  // null: none
   Status (*gradient)(const WeightGradient&, const CudaCall&);
 };
 
@@ -30,5 +30,7 @@ CudaKernels cuda_gather_bf16();
 CudaKernels cuda_gather_f16();
 CudaKernels cuda_halo_bf16();
 CudaKernels cuda_halo_f16();
+CudaKernels cuda_halo_block_bf16();
+CudaKernels cuda_halo_block_f16();
 
 }  // namespace blocksparse::conv

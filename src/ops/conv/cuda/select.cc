@@ -9,6 +9,7 @@
 #include "gemm/cuda/wgrad_wgmma/plan.h"
 #include "ops/conv/cuda/gather/phases.h"
 #include "ops/conv/cuda/halo/plan.h"
+#include "ops/conv/cuda/halo_block/plan.h"
 #include "ops/conv/cuda/order/plan.h"
 
 namespace blocksparse::conv {
@@ -51,6 +52,7 @@ std::string_view name_of(CudaWay way) {
     case CudaWay::generic: return "generic";
     case CudaWay::gather: return "gather";
     case CudaWay::halo: return "halo";
+    case CudaWay::halo_block: return "halo_block";
     case CudaWay::pointwise: break;
   }
   return "pointwise";
@@ -172,12 +174,21 @@ bool could_be_halo(const WeightGradient& g) {
          fits_boxes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) && plan_halo_gradient(g);
 }
 
+bool could_be_halo_block(const Product&, const cuda::Card&) { return false; }
+
+bool could_be_halo_block(const WeightGradient& g, const cuda::Card& card) {
+  return !has_order(g) && !g.gathers_rows && g.rows.n * g.rows.pixels() >= gemm::wgmma::kLeastTokens &&
+         fits_boxes(g.dtype, g.layout.block_size, g.columns, g.rows, g.gather) &&
+         plan_halo_block(g, card.multiprocessors);
+}
+
 template <class Problem>
 bool supports(CudaWay way, const Problem& p, const cuda::Card& card) {
   switch (way) {
     case CudaWay::generic: return true;
     case CudaWay::gather: return copies_boxes(card) && could_be_gather(p);
     case CudaWay::halo: return copies_boxes(card) && could_be_halo(p);
+    case CudaWay::halo_block: return copies_boxes(card) && could_be_halo_block(p, card);
     case CudaWay::pointwise: break;
   }
   return is_pointwise(p);

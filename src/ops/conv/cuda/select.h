@@ -10,15 +10,16 @@
 namespace blocksparse::conv {
 
 enum class CudaWay : int32_t {
-  generic = 0,    // any card, any problem
-  gather = 1,     // 16 bits, channels-last: the engine's families `wgmma` and `wgrad_wgmma` gather x
-  pointwise = 2,  // one tap in place: pixels are tokens of an ordinary product
-  halo = 3,       // as `gather`, with steps of one pixel: x is in shared memory once for all taps
+  generic = 0,     // any card, any problem
+  gather = 1,      // 16 bits, channels-last: the engine's families `wgmma` and `wgrad_wgmma` gather x
+  pointwise = 2,   // one tap in place: pixels are tokens of an ordinary product
+  halo = 3,        // as `gather`, with steps of one pixel: x is in shared memory once for all taps
+  halo_block = 4,  // wgrad as `halo`, a cluster of thread blocks for each block of W: only by name
 };
 
 std::string_view name_of(CudaWay way);
 
-// Whether `gather` and `halo` run on a card: its hardware must copy boxes of images.
+// Whether `gather`, `halo` and `halo_block` run on a card: its hardware must copy boxes of images.
 bool copies_boxes(const cuda::Card& card);
 
 // The problem that the engine's kernel sees. A column of W is a block of channels at one tap.

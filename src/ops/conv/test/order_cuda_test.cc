@@ -15,7 +15,7 @@
 namespace blocksparse::conv {
 namespace {
 
-constexpr std::string_view kKernels[] = {"", "gather", "halo", "generic"};
+constexpr std::string_view kKernels[] = {"", "gather", "halo", "halo_block", "generic"};
 
 ConvData make(std::string_view line) {
   auto data = ConvData::make(*parse_conv_case(concat(line, " device=cuda")));

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <climits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "cuda/divider.h"
 #include "ops/conv/cuda/gather/phases.h"
 #include "ops/conv/cuda/halo/plan.h"
+#include "ops/conv/cuda/halo_block/plan.h"
 
 namespace blocksparse::conv {
 namespace {
@@ -211,6 +213,52 @@ TEST_F(ConvSelect, AGradientOfOneTapIsAProductUnlessItHasFewBlocks) {
   EXPECT_EQ(way("random(8,8,0.25)", 64, 7), CudaWay::pointwise) << "by wgrad_block";
   EXPECT_EQ(way("random(16,16,0.25)", 32, 32), CudaWay::pointwise);
   EXPECT_EQ(way("dense(4,4)", 64, 32), CudaWay::pointwise);
+}
+
+// Only by name. A cluster has a block of W, or a row of its taps; its thread blocks have parts of the positions.
+TEST_F(ConvSelect, AClusterOfThreadBlocksForABlock) {
+  WeightGradient g;
+  const auto plan = [&](const Layout& layout, const Gather& gather, int64_t hw) {
+    const Product p = product_of(layout, DType::bf16, gather, hw, hw);
+    g = {.dtype = DType::bf16,
+         .dw_dtype = DType::bf16,
+         .layout = layout.view(),
+         .gather = gather,
+         .rows = p.y,
+         .columns = p.x};
+    EXPECT_NE(choose_cuda_way(g, kHopper), CudaWay::halo_block);
+    EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kAmpere));
+    EXPECT_FALSE(cuda_supports(CudaWay::halo_block, p, kHopper));
+    EXPECT_EQ(cuda_supports(CudaWay::halo_block, g, kHopper), plan_halo_block(g, kHopper.multiprocessors).has_value());
+    return plan_halo_block(g, kHopper.multiprocessors);
+  };
+  for (const auto& [graph, block, together, parts] :
+       {std::tuple("random(16,16,0.25)", 16, 3, 4), std::tuple("random(8,8,0.25)", 32, 3, 8),
+        std::tuple("random(4,4,0.25)", 64, 1, 8), std::tuple("dense(8,8)", 64, 3, 2),
+        std::tuple("dense(16,16)", 16, 3, 1)}) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    const auto of = plan(layout, gather_of(3, 1, 1), 8);
+    ASSERT_TRUE(of) << graph;
+    EXPECT_EQ(of->together, together) << graph;
+    EXPECT_EQ(of->parts, parts) << graph;
+    EXPECT_EQ(of->clusters, layout.blocks() * (3 / together));
+    EXPECT_GE(of->steps, 2 * of->parts);
+    EXPECT_LE(of->stages * of->stage_bytes, of->shared_bytes);
+    EXPECT_LE(of->together * halo_block_sums(block, 3), of->shared_bytes);
+    EXPECT_LE(of->shared_bytes, kMostHaloBlockBytes);
+    const auto pointwise = plan(layout, gather_of(1, 1, 0), 8);
+    ASSERT_TRUE(pointwise) << graph;
+    EXPECT_EQ(pointwise->raster.positions, 64 * 64) << "no zeros between rows";
+    EXPECT_EQ(pointwise->rows, halo_block_tokens(block));
+  }
+  EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 128}, 1), gather_of(3, 1, 1), 8));
+  EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 8}, 1), gather_of(3, 1, 1), 8));
+  EXPECT_FALSE(plan(layout_, gather_of(5, 1, 2), 8));
+  EXPECT_TRUE(plan(layout_, gather_of(3, 1, 1), 8));
+  g.dgates = &g;
+  EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
+  g.dgates = nullptr, g.gathers_rows = true;
+  EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
 }
 
 TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {

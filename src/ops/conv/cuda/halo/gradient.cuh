@@ -30,16 +30,6 @@ Status with_halo_gradient(int32_t block, int32_t tap_columns, Body body) {
   return tap_columns == 2 ? with.template operator()<2>() : with.template operator()<3>();
 }
 
-// dy as images of the raster's positions.
-inline gemm::GatheredImages rows_in_raster(const WeightGradient& g, const HaloGradientPlan& plan) {
-  gemm::GatheredImages dy;
-  dy.data = g.rows.data;
-  dy.n = g.rows.n;
-  dy.channels = g.rows.channels;
-  for (int axis = 0; axis < 2; ++axis) dy.size[axis] = plan.phase.x.positions[axis];
-  return in_raster(dy, plan.raster);
-}
-
 inline HaloTables halo_tables(void* workspace, int64_t taps) {
   auto* base = static_cast<char*>(workspace);
   const HaloGradientPlaces at = halo_gradient_places(taps);
@@ -83,8 +73,8 @@ Status launch_halo_gradient(const WeightGradient& g, const CudaCall& call) {
     const auto x =
         gemm::wgmma::boxed(in_raster(plan->phase.x, plan->raster), false, K::kPatch, static_cast<uint32_t>(plan->rows));
     BS_RETURN_IF_ERROR(cuda::make_image_map(x, maps.x));
-    BS_RETURN_IF_ERROR(
-        cuda::make_image_map(gemm::wgmma::boxed(rows_in_raster(g, *plan), false, 64, K::kTokens), maps.dy));
+    const auto dy = in_raster(g.rows, plan->phase, plan->raster);
+    BS_RETURN_IF_ERROR(cuda::make_image_map(gemm::wgmma::boxed(dy, false, 64, K::kTokens), maps.dy));
     const HaloGradient args = gradient_arguments(g, *plan, call.workspace.data);
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = (plan->tap_rows + 1) * 128,

@@ -47,4 +47,13 @@ gemm::GatheredImages in_raster(const gemm::GatheredImages& x, const Raster& rast
   return to;
 }
 
+gemm::GatheredImages in_raster(const Images& dy, const Phase& phase, const Raster& raster) {
+  gemm::GatheredImages to;
+  to.data = dy.data;
+  to.n = dy.n;
+  to.channels = dy.channels;
+  for (int axis = 0; axis < 2; ++axis) to.size[axis] = phase.x.positions[axis];
+  return in_raster(to, raster);
+}
+
 }  // namespace blocksparse::conv

@@ -25,7 +25,9 @@ struct Raster {
 // Empty if steps are not of one pixel, if images are deep, or if the hardware cannot walk them so.
 std::optional<Raster> raster_of(const Phase& phase);
 
-// x or y as images of the raster's positions.
+// x as images of the raster's positions.
 gemm::GatheredImages in_raster(const gemm::GatheredImages& x, const Raster& raster);
+// dy, which is not gathered, likewise.
+gemm::GatheredImages in_raster(const Images& dy, const Phase& phase, const Raster& raster);
 
 }  // namespace blocksparse::conv
