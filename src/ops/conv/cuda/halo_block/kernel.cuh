@@ -31,7 +31,7 @@ namespace {
 
 // ---- Config ---------------------------------------------------------------------------------------------------------
 
-struct HaloBlock {
+struct HaloBlockArgs {
   const BlockRef* refs;   // of the rows of W
   const int32_t* out_of;  // the row of each block
   gemm::GradientTarget target;
@@ -71,7 +71,7 @@ struct HaloBlockKernel {
 struct HaloBlockPlace {
   int block, out, in, first_row, part, first, last;
 
-  __device__ explicit HaloBlockPlace(const HaloBlock& h) {
+  __device__ explicit HaloBlockPlace(const HaloBlockArgs& h) {
     const int here = static_cast<int>(blockIdx.x), cluster = here / h.parts, sets = h.tap_rows / h.together;
     block = cluster / sets, first_row = cluster % sets * h.together;
     part = here % h.parts;
@@ -85,7 +85,7 @@ struct HaloBlockPlace {
 template <class K>
 class HaloBlockLoader {
  public:
-  __device__ HaloBlockLoader(const HaloBlock& h, const HaloBlockMaps& maps, const HaloBlockPlace& place,
+  __device__ HaloBlockLoader(const HaloBlockArgs& h, const HaloBlockMaps& maps, const HaloBlockPlace& place,
                              const cuda::Ring<kMostHaloBlockStages>& ring, uint32_t data)
       : h_(h), maps_(maps), place_(place), ring_(ring), data_(data), step_(place.first) {}
 
@@ -105,7 +105,7 @@ class HaloBlockLoader {
   }
 
  private:
-  const HaloBlock& h_;
+  const HaloBlockArgs& h_;
   const HaloBlockMaps& maps_;
   const HaloBlockPlace& place_;
   const cuda::Ring<kMostHaloBlockStages>& ring_;
@@ -165,7 +165,7 @@ __device__ inline void add_parts(float (&values)[8], uint32_t at, int parts) {
 
 // Adds this thread block's share of the cluster's sums, and stores it.
 template <class K>
-__device__ inline void store_share(const HaloBlock& h, const HaloBlockPlace& place, uint32_t data) {
+__device__ inline void store_share(const HaloBlockArgs& h, const HaloBlockPlace& place, uint32_t data) {
   constexpr int kRowEights = K::kColumns / 8, kEights = K::block * kRowEights;
   const int threads = h.together * 128;
 #pragma unroll 1
@@ -184,7 +184,7 @@ __device__ inline void store_share(const HaloBlock& h, const HaloBlockPlace& pla
 template <class K>
 __global__ void __launch_bounds__(K::kMostThreads, K::kResident)
     halo_block([[maybe_unused]] const __grid_constant__ HaloBlockMaps maps,
-               [[maybe_unused]] const __grid_constant__ HaloBlock h) {
+               [[maybe_unused]] const __grid_constant__ HaloBlockArgs h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   __shared__ cuda::Ring<kMostHaloBlockStages> ring;
@@ -257,7 +257,7 @@ Status make_maps(const WeightGradient& g, const HaloBlockPlan& plan, HaloBlockMa
 }
 
 template <class K>
-HaloBlock arguments_of(const WeightGradient& g, const HaloBlockPlan& plan) {
+HaloBlockArgs arguments_of(const WeightGradient& g, const HaloBlockPlan& plan) {
   return {.refs = gemm::walk_on_device(g.layout, false).refs,
           .out_of = gemm::out_of_on_device(g.layout),
           .target = {static_cast<const float*>(g.gates), g.dw, g.dw_dtype == DType::f32, g.accumulate},
