@@ -74,6 +74,14 @@ constexpr std::string_view kLines[] = {
     // More jobs than thread blocks have steps.
     "conv:wgrad f16 n=1 hw=12 b=8 random(80,80,0.1)",
     "conv:wgrad bf16 n=1 hw=12 b=128 random(6,6,0.6) k=712 accumulate",
+    // Four jobs of positions at once, and two; four warpgroups of a thread block.
+    "conv:fprop bf16 n=6 hw=16 b=32 random(32,2,0.3) bias act=relu",
+    "conv:fprop f16 n=6 hw=16 b=16 random(64,4,0.1)",
+    "conv:dgrad bf16 n=6 hw=16 b=64 random(2,16,0.3)",
+    "conv:fprop bf16 n=6 hw=16 b=32 random(24,2,0.3)",
+    "conv:dgrad f16 n=6 hw=16 b=64 random(2,12,0.3)",
+    "conv:fprop bf16 n=1 hw=12x120 b=64 random(16,1,0.5)",
+    "conv:dgrad bf16 n=1 hw=12x120 b=32 random(2,32,0.2)",
     // Geometry: strides, dilation, padding that differs, kernels that are even, one and three sizes.
     "conv:fprop bf16 n=3 hw=15 stride=2 b=32 random(4,4,0.5)",
     "conv:fprop bf16 n=3 hw=15x22 stride=3x2 r=5x2 pad=1x0 after=4x2 b=16 random(4,4,0.5)",

@@ -311,8 +311,12 @@ TEST_F(ConvSelect, TwoThreadBlocksShareAnSMWhereTheyFit) {
       EXPECT_EQ(p->resident, hw <= (block == 16 ? 56 : 28) ? 2 : 1) << block << " " << hw;
       EXPECT_LE(p->shared_bytes(), p->resident == 2 ? kHaloHalfBytes : kHaloWholeBytes);
       EXPECT_GE(p->jobs * kHaloJob, p->raster.positions);
+      EXPECT_EQ(p->rows, p->tile_jobs * kHaloJob + p->raster.reach);
     }
   }
+  EXPECT_EQ(plan(64, 8)->tile_jobs, 2) << "a job for each warpgroup: 4 x 81 jobs for 264 thread blocks";
+  EXPECT_EQ(plan(32, 8)->tile_jobs, 1) << "2 x 81 jobs";
+  EXPECT_EQ(plan(64, 14)->tile_jobs, 4);
 }
 
 // Which pixel of x position `at` of a raster is, if it is one.

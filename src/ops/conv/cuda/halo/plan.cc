@@ -18,16 +18,27 @@ int64_t whole_patterns(int64_t bytes) { return round_up(bytes, kPattern); }
 // Zeros between images must cost less than they save.
 bool pays(const Raster& raster, int64_t pixels) { return raster.positions <= 2 * pixels; }
 
+// Jobs that a thread block has at once, at most. If there are hardly more jobs than thread blocks, a box of x for four
+// would mostly be read in vain: for 8 x 8 pixels and 256 channels it is 276 positions, of which a thread block uses 64
+// or 128 besides what taps reach.
+int32_t jobs_of_tile(const HaloProductPlan& plan, int32_t groups) {
+  constexpr int64_t kThreadBlocks = 264;  // of a card of 132 SMs, two on each
+  const int64_t all = plan.tiles * plan.jobs;
+  return all <= kThreadBlocks ? 1 : 2 * all <= 3 * kThreadBlocks ? groups : groups * kHaloHalves;
+}
+
 // Plans as many stages as fit beside x, and returns whether they are enough. Two thread blocks of three stages each
 // take 61 us where one of four warpgroups takes 56 (56 x 56, 128 channels, b = 32, density .25; H200, 2026-11-22).
 bool fit(HaloProductPlan& plan, int32_t groups, int32_t resident) {
   const int32_t least_stages = resident == 2 ? 4 : 3;
-  const int64_t rows = int64_t{groups} * kHaloHalves * kHaloJob + plan.raster.reach;
+  const int32_t tile_jobs = jobs_of_tile(plan, groups);
+  const int64_t rows = int64_t{tile_jobs} * kHaloJob + plan.raster.reach;
   const int64_t bytes = whole_patterns(rows * gemm::wgmma::kChunk * 2);
   const int64_t room = (resident == 2 ? kHaloHalfBytes : kHaloWholeBytes) - kHaloBuffers * bytes;
   const int64_t stages = std::min<int64_t>(kMostHaloProductStages, room / plan.stage_bytes);
   if (stages < least_stages) return false;
   plan.groups = groups;
+  plan.tile_jobs = tile_jobs;
   plan.resident = resident;
   plan.rows = static_cast<int32_t>(rows);
   plan.buffer_bytes = static_cast<int32_t>(bytes);

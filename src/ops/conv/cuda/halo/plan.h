@@ -27,8 +27,9 @@ struct HaloProductPlan {
   int32_t rows;         // boxes of positions of x
   int32_t stage_taps;   // taps of a block of W in a stage
   int32_t buffer_bytes, stage_bytes, stages;
-  int32_t groups;    // warpgroups that multiply: 2 or 4
-  int32_t resident;  // thread blocks of an SM
+  int32_t groups;     // warpgroups that multiply: 2 or 4
+  int32_t tile_jobs;  // of a tile of outputs, at once
+  int32_t resident;   // thread blocks of an SM
 
   int32_t shared_bytes() const { return kHaloBuffers * buffer_bytes + stages * stage_bytes; }
 };

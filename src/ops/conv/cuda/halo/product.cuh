@@ -3,7 +3,8 @@
 //   x, y: channels-last images, x as a raster (see raster.h)   w [blocks, taps, b, b]   16-bit elements, sums in f32
 // Who does what
 //   grid      two thread blocks an SM, so that one multiplies while the other stores. Each has a run of tiles of 64
-//             outputs x 256 positions (walk.cuh). There is one launch: tables made by a kernel in front took 3 us
+//             outputs x 256 positions, of small images less (walk.cuh). There is one launch: tables made by a kernel in
+//             front took 3 us
 //   load      a warp: for each chunk of 64 channels it loads the tile's positions, and those that taps reach beyond
 //             them; for each block its taps in turn, as they lie
 //   compute   2 warpgroups of 2 x 64 positions, which are wgmma's rows; a block's outputs are its columns. With a
@@ -42,7 +43,7 @@ HaloProduct halo_arguments(const Product& p, const HaloProductPlan& plan) {
                       .outputs = p.y.channels,
                       .tiles = static_cast<int32_t>(plan.tiles),
                       .jobs = static_cast<int32_t>(plan.jobs),
-                      .tile_jobs = plan.groups * kHaloHalves,
+                      .tile_jobs = plan.tile_jobs,
                       .block_rows = static_cast<int32_t>(ceil_div(p.y.channels, b)),
                       .block_shift = __builtin_ctz(static_cast<unsigned>(b)),
                       .split_shift = b == 128 ? 1 : 0,
