@@ -296,7 +296,7 @@ template <class T>
 Status prepare_halo_block() {
   for (int32_t block : {16, 32, 64}) {
     for (int32_t tap_columns : {1, 2, 3}) {
-      BS_RETURN_IF_ERROR((with_halo_block<T>(block, tap_columns, []<class K>() {
+      BS_RETURN_IF_ERROR((with_halo_block<T>(block, tap_columns, [&]<class K>() {
         return cuda::prepare_for_many(halo_block<K>, static_cast<int>(kMostHaloBlockBytes));
       })));
     }
