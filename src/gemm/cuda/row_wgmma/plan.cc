@@ -42,8 +42,8 @@ bool adds_slices(const CudaProblem& p) {
 }
 
 // Whether x stays in L2 and is read for few blocks. Then reading it once for each block should take less time than the
-// tables that wgmma makes first. 256 x 256, b = 64, four blocks, H200, 2026-11-26: 4096 tokens by stream_w 7.1 us, 12544
-// by wgmma 8.3; a plain Triton kernel takes 3.8 and 6.0.
+// tables that wgmma makes first. 256 x 256, b = 64, four blocks, H200, 2026-11-26: 4096 tokens by stream_w 7.1 us,
+// 12544 by wgmma 8.3; a plain Triton kernel takes 3.8 and 6.0.
 bool reads_little(const CudaProblem& p) {
   constexpr int64_t kMostTokens = 16384, kMostBytes = 8 << 20, kMostRead = 32 << 20;
   return p.n <= kMostTokens && p.n * p.inputs * 2 <= kMostBytes && p.blocks * p.block * p.n * 2 <= kMostRead;
