@@ -213,14 +213,19 @@ bool supports_all(CudaWay way, const std::vector<Problem>& parts, const cuda::Ca
 }
 
 // wgrad of 3 x 3 taps by `halo` takes half of the time of `gather`, at any density (256 channels, 28 x 28).
-bool pays(const Product& p) { return !is_pointwise(p) && halo_pays(p); }
-bool pays(const WeightGradient& g) { return halo_pays(g); }
+bool pays(CudaWay way, const Product& p, const cuda::Card&) {
+  return way != CudaWay::halo || (!is_pointwise(p) && halo_pays(p));
+}
+bool pays(CudaWay way, const WeightGradient& g, const cuda::Card& card) {
+  if (way == CudaWay::halo_block) return halo_block_pays(g, card.multiprocessors);
+  return way != CudaWay::halo || halo_pays(g);
+}
 
 template <class Problem>
 CudaWay choose(const Problem& p, const cuda::Card& card) {
   const std::vector<Problem> parts = parts_of(p);
-  for (CudaWay way : {CudaWay::halo, CudaWay::pointwise, CudaWay::gather}) {
-    if (supports_all(way, parts, card) && (way != CudaWay::halo || pays(parts.front()))) return way;
+  for (CudaWay way : {CudaWay::halo_block, CudaWay::halo, CudaWay::pointwise, CudaWay::gather}) {
+    if (supports_all(way, parts, card) && pays(way, parts.front(), card)) return way;
   }
   return CudaWay::generic;
 }

@@ -14,7 +14,7 @@ enum class CudaWay : int32_t {
   gather = 1,      // 16 bits, channels-last: the engine's families `wgmma` and `wgrad_wgmma` gather x
   pointwise = 2,   // one tap in place: pixels are tokens of an ordinary product
   halo = 3,        // as `gather`, with steps of one pixel: x is in shared memory once for all taps
-  halo_block = 4,  // wgrad as `halo`, a cluster of thread blocks for each block of W: only by name
+  halo_block = 4,  // wgrad as `halo`, a cluster of thread blocks for each block of W
 };
 
 std::string_view name_of(CudaWay way);

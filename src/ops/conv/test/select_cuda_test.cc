@@ -207,15 +207,14 @@ TEST_F(ConvSelect, AGradientOfOneTapIsAProductUnlessItHasFewBlocks) {
   EXPECT_EQ(way("random(4,8,0.25)", 32, 32), CudaWay::halo);
   EXPECT_EQ(way("random(4,16,0.25)", 32, 32), CudaWay::halo);
   EXPECT_EQ(way("random(4,8,0.25)", 32, 5), CudaWay::pointwise) << "few tokens";
-  EXPECT_EQ(way("random(8,8,0.25)", 32, 14), CudaWay::halo);
-  EXPECT_EQ(way("random(16,16,0.1)", 32, 7), CudaWay::halo);
-  EXPECT_EQ(way("random(8,8,0.25)", 32, 28), CudaWay::pointwise) << "operands do not stay in L2";
-  EXPECT_EQ(way("random(8,8,0.25)", 64, 7), CudaWay::pointwise) << "by wgrad_block";
+  EXPECT_EQ(way("random(8,8,0.25)", 32, 14), CudaWay::halo_block);
+  EXPECT_EQ(way("random(8,8,0.25)", 32, 28), CudaWay::pointwise);
+  EXPECT_EQ(way("random(4,4,0.25)", 64, 14), CudaWay::halo);
   EXPECT_EQ(way("random(16,16,0.25)", 32, 32), CudaWay::pointwise);
   EXPECT_EQ(way("dense(4,4)", 64, 32), CudaWay::pointwise);
 }
 
-// Only by name. A cluster has a block of W, or a row of its taps; its thread blocks have parts of the positions.
+// A cluster has a block of W, or a row of its taps; its thread blocks have parts of the positions.
 TEST_F(ConvSelect, AClusterOfThreadBlocksForABlock) {
   WeightGradient g;
   const auto plan = [&](const Layout& layout, const Gather& gather, int64_t hw) {
@@ -226,15 +225,15 @@ TEST_F(ConvSelect, AClusterOfThreadBlocksForABlock) {
          .gather = gather,
          .rows = p.y,
          .columns = p.x};
-    EXPECT_NE(choose_cuda_way(g, kHopper), CudaWay::halo_block);
     EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kAmpere));
+    EXPECT_NE(choose_cuda_way(g, kAmpere), CudaWay::halo_block);
     EXPECT_FALSE(cuda_supports(CudaWay::halo_block, p, kHopper));
     EXPECT_EQ(cuda_supports(CudaWay::halo_block, g, kHopper), plan_halo_block(g, kHopper.multiprocessors).has_value());
     return plan_halo_block(g, kHopper.multiprocessors);
   };
   for (const auto& [graph, block, together, parts] :
        {std::tuple("random(16,16,0.25)", 16, 3, 4), std::tuple("random(8,8,0.25)", 32, 3, 8),
-        std::tuple("random(4,4,0.25)", 64, 1, 8), std::tuple("dense(8,8)", 64, 3, 2),
+        std::tuple("random(4,4,0.25)", 64, 1, 8), std::tuple("dense(8,8)", 64, 1, 1),
         std::tuple("dense(16,16)", 16, 3, 1)}) {
     const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
     const auto of = plan(layout, gather_of(3, 1, 1), 8);
@@ -259,6 +258,46 @@ TEST_F(ConvSelect, AClusterOfThreadBlocksForABlock) {
   EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
   g.dgates = nullptr, g.gathers_rows = true;
   EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
+}
+
+TEST_F(ConvSelect, AGradientOfFewStepsIsByBlocks) {
+  const auto is_by_blocks = [](std::string_view graph, int32_t block, int64_t kernel, int64_t hw,
+                               const cuda::Card& card = kHopper) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
+    const Product p = product_of(layout, DType::bf16, gather_of(kernel, 1, kernel / 2), hw, hw);
+    WeightGradient g{.dtype = DType::bf16,
+                     .dw_dtype = DType::bf16,
+                     .layout = layout.view(),
+                     .gather = p.gather,
+                     .rows = p.y,
+                     .columns = p.x};
+    const CudaWay way = choose_cuda_way(g, card);
+    const std::vector<int32_t> order(static_cast<size_t>(layout.in_features()));
+    g.column_channels = order.data();
+    if (way != CudaWay::halo_block) return false;
+    EXPECT_EQ(choose_cuda_way(g, card), way) << "with an order of channels";
+    return true;
+  };
+  for (const auto& [graph, block, kernel, most] :
+       {std::tuple("random(16,16,0.1)", 16, 3, 29), std::tuple("random(16,16,0.1)", 16, 1, 30),
+        std::tuple("random(8,8,0.1)", 32, 3, 18), std::tuple("random(8,8,0.1)", 32, 1, 19),
+        std::tuple("random(4,4,0.1)", 64, 3, 15), std::tuple("random(4,4,0.1)", 64, 1, 11)}) {
+    EXPECT_TRUE(is_by_blocks(graph, block, kernel, most)) << graph << kernel;
+    EXPECT_FALSE(is_by_blocks(graph, block, kernel, most + 1)) << graph << kernel;
+  }
+  // With more blocks a thread block has a larger part of the steps.
+  EXPECT_TRUE(is_by_blocks("random(8,8,0.5)", 32, 3, 14));
+  EXPECT_FALSE(is_by_blocks("dense(8,8)", 32, 3, 14));
+  EXPECT_TRUE(is_by_blocks("random(8,8,0.25)", 64, 3, 7));
+  EXPECT_FALSE(is_by_blocks("dense(8,8)", 64, 3, 7));
+  EXPECT_TRUE(is_by_blocks("random(32,32,0.25)", 16, 3, 7)) << "256 blocks, 264 thread blocks at once";
+  EXPECT_FALSE(is_by_blocks("random(32,32,0.26)", 16, 3, 7)) << "266 blocks";
+  cuda::Card smaller = kHopper;
+  smaller.multiprocessors = 114;
+  EXPECT_FALSE(is_by_blocks("random(32,32,0.25)", 16, 3, 7, smaller));
+  EXPECT_TRUE(is_by_blocks("random(4,4,0.25)", 32, 1, 6)) << "2304 pixels";
+  EXPECT_FALSE(is_by_blocks("random(4,4,0.25)", 32, 1, 5)) << "1600 pixels";
+  EXPECT_TRUE(is_by_blocks("random(4,4,0.25)", 32, 3, 5));
 }
 
 TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
@@ -290,7 +329,11 @@ TEST_F(ConvSelect, DensityDecides) {
   EXPECT_EQ(way("random(2,2,0.5)", 128), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.25)", 16), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.25)", 16, 14), CudaWay::halo) << "gather makes tables";
-  EXPECT_EQ(way("random(16,16,0.5)", 16, 14), CudaWay::gather);
+  EXPECT_EQ(way("random(16,16,0.35)", 16, 14), CudaWay::gather);
+  EXPECT_EQ(way("random(16,16,0.5)", 16, 8), CudaWay::halo);
+  EXPECT_EQ(way("random(16,16,0.6)", 16, 8), CudaWay::gather);
+  EXPECT_EQ(way("random(32,32,0.25)", 16, 7), CudaWay::halo);
+  EXPECT_EQ(way("random(64,64,0.25)", 16, 7), CudaWay::gather);
   EXPECT_EQ(way("random(16,16,0.12)", 16), CudaWay::halo);
   EXPECT_EQ(way("diagonal(16)", 16), CudaWay::halo);
   EXPECT_EQ(way("diagonal(32)", 8), CudaWay::gather);

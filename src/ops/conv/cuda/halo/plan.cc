@@ -72,14 +72,18 @@ std::optional<HaloProductPlan> plan_halo_product(const Product& p) {
 
 // NOTES.md has the times of both ways. A tile of gather has twice as many outputs, so it reads less where there are
 // many blocks. At b = 16 a block of 9 taps takes 1.0 us of 64 images of 28 x 28. Of small images it takes less, while
-// the four kernels of gather take 31 us of 8 x 8 pixels as of 14 x 14 (25 % of the blocks).
+// the four kernels of gather take 31 us of 8 x 8 pixels as of 14 x 14 (25 % of the blocks). Both take as long at about
+// 13 % of the blocks of 28 x 28, 25 % of 14 x 14 and 50 % of 8 x 8: at half of the density with four times the pixels.
+// kMostPairs says that of pixels and blocks, so that wider layers, whose gather takes long, have less.
 bool halo_pays(const Product& p) {
   if (p.layout.block_size == gemm::wgmma::kChunk) return true;
   const auto problem = gathered_problem(p);
   const double blocks = static_cast<double>(problem.output_blocks()) * static_cast<double>(problem.input_blocks());
-  constexpr int64_t kFewPixels = 16384;
-  const double most = problem.block > 16 ? 0.4 : problem.n <= kFewPixels ? 0.3 : 0.13;
-  return static_cast<double>(problem.blocks) <= most * blocks;
+  const double density = static_cast<double>(problem.blocks) / blocks;
+  if (problem.block > 16) return density <= 0.4;
+  constexpr double kMostPairs = 270000;
+  const double pairs = static_cast<double>(p.layout.blocks) * static_cast<double>(problem.n);
+  return density <= 0.13 || density * pairs <= kMostPairs;
 }
 
 std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
@@ -118,15 +122,13 @@ std::optional<HaloGradientPlan> plan_halo_gradient(const WeightGradient& g) {
 }
 
 // A gradient of one tap is an ordinary product, too, whose jobs share their dy among 512 inputs. Its tables, and parts
-// of 128 KB, cost more than dW if there are only few blocks. Then a job here reads the rest once more at most, or three
-// times more if it stays in L2.
+// of 128 KB, cost more than dW if there are only few blocks. Then a job here reads the rest once more at most.
 bool halo_pays(const WeightGradient& g) {
-  constexpr int64_t kMostInL2 = 16384, kOfJob = 64 + 64;                 // channels: dy, x
-  const int64_t least_tokens = g.layout.block_size >= 64 ? 4096 : 2048;  // wgrad_block needs no tables
+  constexpr int64_t kLeastTokens = 4096, kOfJob = 64 + 64;  // channels: dy, x
   if (g.gather.taps() > 1) return true;
   const auto plan = plan_halo_gradient(g);
-  const int64_t tokens = g.rows.n * g.rows.pixels(), times = tokens <= kMostInL2 ? 4 : 2;
-  return plan && tokens >= least_tokens && plan->most_jobs * kOfJob <= times * (g.rows.channels + g.columns.channels);
+  return plan && g.rows.n * g.rows.pixels() >= kLeastTokens &&
+         plan->most_jobs * kOfJob <= 2 * (g.rows.channels + g.columns.channels);
 }
 
 HaloGradientPlaces halo_gradient_places(int64_t taps) {

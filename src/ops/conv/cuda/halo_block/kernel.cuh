@@ -57,7 +57,7 @@ struct HaloBlockKernel {
   static constexpr int kDyBytes = kTokens * kRow;
   static constexpr int kPitch = (kColumns + kHaloBlockPadding) * 4;
   static constexpr int kSumBytes = halo_block_sums(B, Taps);  // of a warpgroup
-  static constexpr int kMostThreads = kMostHaloBlockTaps * 128, kResident = B == 64 ? 1 : 2;
+  static constexpr int kMostThreads = B == 64 ? 128 : kMostHaloBlockTaps * 128;
   static constexpr ptx::Swizzle swizzle = B == 64   ? ptx::Swizzle::bytes_128
                                           : B == 32 ? ptx::Swizzle::bytes_64
                                                     : ptx::Swizzle::bytes_32;
@@ -182,7 +182,7 @@ __device__ inline void store_share(const HaloBlockArgs& h, const HaloBlockPlace&
 }
 
 template <class K>
-__global__ void __launch_bounds__(K::kMostThreads, K::kResident)
+__global__ void __launch_bounds__(K::kMostThreads, 2)
     halo_block([[maybe_unused]] const __grid_constant__ HaloBlockMaps maps,
                [[maybe_unused]] const __grid_constant__ HaloBlockArgs h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -11,17 +11,25 @@ namespace {
 constexpr int64_t kShared = int64_t{108} * 1024;  // of a thread block of two on an SM
 
 // One warpgroup for each row of taps shares what is loaded. With few blocks of W a thread block for each row of taps
-// fills the card instead.
+// fills the card instead. So does one at b = 64: three warpgroups of such blocks leave room for one thread block on an
+// SM, and take 41.5 us where gather takes 29.4 (7 x 7, 512 channels, 25 %, H200, 2026-11-26).
 int32_t rows_together(const WeightGradient& g, int32_t tap_rows, int32_t multiprocessors) {
-  return 2 * g.layout.blocks * kMostHaloBlockParts < multiprocessors ? 1 : tap_rows;
+  const bool few = 2 * g.layout.blocks * kMostHaloBlockParts < multiprocessors;
+  return few || g.layout.block_size == 64 ? 1 : tap_rows;
 }
 
 // As many parts as thread blocks are resident at once, of two steps at least.
-int32_t parts_of(const HaloBlockPlan& plan, int32_t block, int32_t multiprocessors) {
-  const int64_t resident = int64_t{multiprocessors} * (block == 64 && plan.together > 1 ? 1 : 2);
+int32_t parts_of(const HaloBlockPlan& plan) {
   int32_t parts = kMostHaloBlockParts;
-  while (parts > 1 && (plan.clusters * parts > resident || plan.steps < 2 * parts)) parts /= 2;
+  while (parts > 1 && (plan.clusters * parts > plan.resident || plan.steps < 2 * parts)) parts /= 2;
   return parts;
+}
+
+// Steps of a thread block up to which the kernel pays. Larger blocks read and multiply more in a step. At b = 64 other
+// ways of one tap take 10 us, of several taps 20.
+int32_t most_steps(int32_t block, int64_t taps) {
+  if (block < 64) return block == 16 ? 60 : 24;
+  return taps > 1 ? 32 : 16;
 }
 
 // Plans as many stages as fit, and returns whether they are enough.
@@ -62,9 +70,34 @@ std::optional<HaloBlockPlan> plan_halo_block(const WeightGradient& g, int32_t mu
   plan.together = rows_together(g, plan.tap_rows, multiprocessors);
   plan.steps = static_cast<int32_t>(ceil_div(raster->positions, int64_t{halo_block_tokens(block)}));
   plan.clusters = g.layout.blocks * (plan.tap_rows / plan.together);
-  plan.parts = parts_of(plan, block, multiprocessors);
-  if (!fit_stages(plan, block) || plan.clusters * plan.parts >= int64_t{1} << 31) return std::nullopt;
+  if (!fit_stages(plan, block)) return std::nullopt;
+  plan.resident = int64_t{multiprocessors} * (plan.shared_bytes <= kShared ? 2 : 1);
+  plan.parts = parts_of(plan);
+  if (plan.clusters * plan.parts >= int64_t{1} << 31) return std::nullopt;
   return plan;
+}
+
+// us of wgrad of 64 images by this kernel and by the best other way, around most_steps; bf16, H200, 2026-11-26:
+//   b    taps    steps   us           images, channels, density
+//   16   3 x 3   29      41.9, 42.8   14 x 14, 256, 25 %
+//   16   3 x 3   53      50.1, 65.8   28 x 28, 256, 10 %
+//   16   1 x 1   98      69.1, 37.2   28 x 28, 256, 25 %
+//   32   3 x 3   15      29.8, 31.0   14 x 14, 256, 25 %
+//   32   3 x 3   15      46.5, 42.7   14 x 14, 256, 50 %, the worst that is chosen
+//   32   3 x 3   29      69.9, 43.6   14 x 14, 256, dense
+//   32   1 x 1   49      22.5, 20.5   28 x 28, 256, 10 %
+//   64   3 x 3   29      20.6, 24.8   14 x 14, 256, 25 %
+//   64   3 x 3   106     52.6, 37.4   28 x 28, 256, 25 %
+//   64   1 x 1   8       7.9, 10.3    8 x 8, 256, 25 %
+//   64   1 x 1   25      13.7, 11.3   14 x 14, 256, 25 %
+// More blocks than thread blocks are resident, and one tap of less than 2048 pixels, have not been measured.
+bool halo_block_pays(const WeightGradient& g, int32_t multiprocessors) {
+  constexpr int64_t kLeastPixels = 2048;
+  const auto plan = plan_halo_block(g, multiprocessors);
+  if (!plan || plan->clusters > plan->resident) return false;
+  const int64_t taps = g.gather.taps();
+  return (taps > 1 || g.rows.n * g.rows.pixels() >= kLeastPixels) &&
+         ceil_div(plan->steps, plan->parts) <= most_steps(g.layout.block_size, taps);
 }
 
 }  // namespace blocksparse::conv

@@ -25,14 +25,18 @@ struct HaloBlockPlan {
   Phase phase;
   Raster raster;
   int32_t tap_rows, tap_columns;
-  int32_t together;  // rows of taps of a thread block, a warpgroup each: one, or all
+  int32_t together;  // rows of taps of a thread block, a warpgroup each: one, or all (b < 64)
   int32_t steps;     // of all parts
   int32_t parts;     // thread blocks of a cluster, each with some of the steps
   int32_t rows;      // positions of x in a box
   int32_t stage_bytes, stages, shared_bytes;
   int64_t clusters;
+  int64_t resident;  // thread blocks that run at once
 };
 // Empty if `halo_block` does not do the gradient.
 std::optional<HaloBlockPlan> plan_halo_block(const WeightGradient& g, int32_t multiprocessors);
+
+// Whether `halo_block` is faster than the other ways, for a gradient that it does.
+bool halo_block_pays(const WeightGradient& g, int32_t multiprocessors);
 
 }  // namespace blocksparse::conv
