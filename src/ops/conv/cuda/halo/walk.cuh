@@ -81,7 +81,9 @@ class HaloTiles {
     if (low == walk_.tiles) return {low, 0};
     const int64_t before = walk_.cost_before(low), each = walk_.cost_before(low + 1) - before;
     const float jobs = static_cast<float>(share - before * grid) / static_cast<float>(each * grid);
-    return {low, static_cast<int>(ceilf(jobs * static_cast<float>(walk_.jobs)))};
+    // Rounding must not make a whole number of jobs one more: of as many thread blocks as jobs some would have two.
+    constexpr float kRounded = 1 - 1e-6f;
+    return {low, static_cast<int>(ceilf(jobs * static_cast<float>(walk_.jobs) * kRounded))};
   }
 
   const HaloWalk& walk_;
