@@ -217,6 +217,7 @@ TEST(SelectCuda, FewFeaturesOfLargeBlocksAreReadForEachBlock) {
   EXPECT_EQ(of(4096, 256, 2, 128), "row_wgmma");
   EXPECT_EQ(of(4096, 1024, 102), "row_wgmma");
   EXPECT_EQ(of(4096, 1024, 128), "wgmma") << "x is read often";
+  EXPECT_EQ(of(12544, 512, 32), "row_wgmma");
   EXPECT_EQ(of(4096, 2048, 20), "wgmma") << "x and y do not stay in L2";
   EXPECT_EQ(of(16385, 128, 2), "wgmma") << "not measured";
   EXPECT_EQ(of(12544, 256, 16, 32), "w_in_smem");

@@ -8,7 +8,10 @@ namespace blocksparse::conv {
 
 namespace {
 
-constexpr int64_t kShared = int64_t{108} * 1024;  // of a thread block of two on an SM
+constexpr int64_t kShared = int64_t{108} * 1024;  // stages of a thread block of two on an SM
+constexpr int64_t kMostSlack = int64_t{3} * 1024;
+// An SM has 228 KB. Each thread block takes 1 KB for its barriers and 1 KB for the system.
+static_assert(2 * (kShared + kMostSlack + 2 * 1024) <= 228 * 1024);
 
 // One warpgroup for each row of taps shares what is loaded. With few blocks of W a thread block for each row of taps
 // fills the card instead. So does one at b = 64: three warpgroups of such blocks leave room for one thread block on an
@@ -25,11 +28,20 @@ int32_t parts_of(const HaloBlockPlan& plan) {
   return parts;
 }
 
-// Steps of a thread block up to which the kernel pays. Larger blocks read and multiply more in a step. At b = 64 other
-// ways of one tap take 10 us, of several taps 20.
-int32_t most_steps(int32_t block, int64_t taps) {
-  if (block < 64) return block == 16 ? 60 : 24;
-  return taps > 1 ? 32 : 16;
+// Steps of a thread block up to which the kernel pays.
+int32_t most_steps(int32_t block, bool several_taps) {
+  if (block == 16) return several_taps ? 54 : 32;
+  if (block == 32) return several_taps ? 24 : 50;
+  return several_taps ? 64 : 16;
+}
+
+// Bytes behind the last stage that compute-sanitizer takes for read. Columns of several taps overlap in memory: 16
+// positions of `tap_columns` taps end with the box, but memcheck counts tap_columns * block * 16 elements one after the
+// other.
+int64_t slack_of(const HaloBlockPlan& plan, int32_t block, int64_t box_bytes) {
+  const int64_t rows =
+      halo_block_tokens(block) + int64_t{plan.together - 1} * plan.raster.row_step + int64_t{plan.tap_columns - 1} * 16;
+  return std::max(int64_t{0}, rows * block * 2 - box_bytes);
 }
 
 // Plans as many stages as fit, and returns whether they are enough.
@@ -38,15 +50,16 @@ bool fit_stages(HaloBlockPlan& plan, int32_t block) {
   const int64_t tokens = halo_block_tokens(block), row_bytes = int64_t{block} * 2;
   const int64_t rows = tokens + int64_t{plan.together - 1} * plan.raster.row_step +
                        int64_t{plan.tap_columns - 1} * plan.raster.column_step;
-  const int64_t stage_bytes = tokens * row_bytes + round_up(rows * row_bytes, int64_t{1024});
+  const int64_t box_bytes = round_up(rows * row_bytes, int64_t{1024});
+  const int64_t stage_bytes = tokens * row_bytes + box_bytes, slack = slack_of(plan, block, box_bytes);
   const int64_t sums = int64_t{plan.together} * halo_block_sums(block, plan.tap_columns);
-  const int64_t room = std::max({kShared, sums, kLeastStages * stage_bytes});
+  const int64_t room = std::max(kShared, kLeastStages * stage_bytes);
   constexpr int64_t kMostBoxRows = 1024;  // of the copying hardware
-  if (room > kMostHaloBlockBytes || rows > kMostBoxRows) return false;
+  if (room + slack > kMostHaloBlockBytes || rows > kMostBoxRows) return false;
   plan.rows = static_cast<int32_t>(rows);
   plan.stage_bytes = static_cast<int32_t>(stage_bytes);
   plan.stages = static_cast<int32_t>(std::min<int64_t>(kMostHaloBlockStages, room / stage_bytes));
-  plan.shared_bytes = static_cast<int32_t>(std::max(plan.stages * stage_bytes, sums));
+  plan.shared_bytes = static_cast<int32_t>(std::max(plan.stages * stage_bytes + slack, sums));
   return true;
 }
 
@@ -71,33 +84,43 @@ std::optional<HaloBlockPlan> plan_halo_block(const WeightGradient& g, int32_t mu
   plan.steps = static_cast<int32_t>(ceil_div(raster->positions, int64_t{halo_block_tokens(block)}));
   plan.clusters = g.layout.blocks * (plan.tap_rows / plan.together);
   if (!fit_stages(plan, block)) return std::nullopt;
-  plan.resident = int64_t{multiprocessors} * (plan.shared_bytes <= kShared ? 2 : 1);
+  plan.resident = int64_t{multiprocessors} * (plan.shared_bytes <= kShared + kMostSlack ? 2 : 1);
   plan.parts = parts_of(plan);
   if (plan.clusters * plan.parts >= int64_t{1} << 31) return std::nullopt;
   return plan;
 }
 
-// us of wgrad of 64 images by this kernel and by the best other way, around most_steps; bf16, H200, 2026-11-26:
+// us of wgrad of 64 images by this kernel and by the way that is chosen otherwise, around most_steps; bf16, H100,
+// 2026-11-26:
 //   b    taps    steps   us           images, channels, density
-//   16   3 x 3   29      41.9, 42.8   14 x 14, 256, 25 %
-//   16   3 x 3   53      50.1, 65.8   28 x 28, 256, 10 %
-//   16   1 x 1   98      69.1, 37.2   28 x 28, 256, 25 %
-//   32   3 x 3   15      29.8, 31.0   14 x 14, 256, 25 %
-//   32   3 x 3   15      46.5, 42.7   14 x 14, 256, 50 %, the worst that is chosen
-//   32   3 x 3   29      69.9, 43.6   14 x 14, 256, dense
-//   32   1 x 1   49      22.5, 20.5   28 x 28, 256, 10 %
-//   64   3 x 3   29      20.6, 24.8   14 x 14, 256, 25 %
-//   64   3 x 3   106     52.6, 37.4   28 x 28, 256, 25 %
-//   64   1 x 1   8       7.9, 10.3    8 x 8, 256, 25 %
-//   64   1 x 1   25      13.7, 11.3   14 x 14, 256, 25 %
+//   16   3 x 3   29      41.9, 47.3   14 x 14, 256, 25 %
+//   16   3 x 3   53      51.9, 74.5   28 x 28, 256, 10 %
+//   16   3 x 3   56      75.2, 66.5   20 x 20, 256, 25 %
+//   16   1 x 1   32      19.6, 21.4   8 x 8, 256, dense
+//   16   1 x 1   50      40.4, 31.8   20 x 20, 256, 25 %
+//   16   1 x 1   49      37.7, 43.9   28 x 28, 256, 10 %, not chosen
+//   32   3 x 3   15      45.9, 45.3   14 x 14, 256, 50 %, the worst that is chosen
+//   32   3 x 3   19      34.6, 34.8   16 x 16, 256, 25 %
+//   32   3 x 3   28      47.4, 42.7   20 x 20, 256, 25 %
+//   32   1 x 1   49      33.9, 39.0   28 x 28, 256, 25 %
+//   64   3 x 3   57      39.9, 49.2   14 x 14, 256, dense
+//   64   3 x 3   64      39.3, 87.2   7 x 7, 512, dense
+//   64   3 x 3   106     53.0, 39.0   28 x 28, 256, 25 %
+//   64   1 x 1   13      9.8, 11.3    10 x 10, 256, 25 %
+//   64   1 x 1   25      13.8, 11.6   14 x 14, 256, 25 %
+// At b = 64 and one tap two thread blocks on an SM lose to wgrad_block: 16.0, 12.7 (7 x 7, 512 channels, 50 %).
 // More blocks than thread blocks are resident, and one tap of less than 2048 pixels, have not been measured.
 bool halo_block_pays(const WeightGradient& g, int32_t multiprocessors) {
   constexpr int64_t kLeastPixels = 2048;
   const auto plan = plan_halo_block(g, multiprocessors);
   if (!plan || plan->clusters > plan->resident) return false;
-  const int64_t taps = g.gather.taps();
-  return (taps > 1 || g.rows.n * g.rows.pixels() >= kLeastPixels) &&
-         ceil_div(plan->steps, plan->parts) <= most_steps(g.layout.block_size, taps);
+  const int32_t block = g.layout.block_size;
+  const bool several_taps = g.gather.taps() > 1;
+  if (!several_taps) {
+    if (g.rows.n * g.rows.pixels() < kLeastPixels) return false;
+    if (block == 64 && plan->clusters * plan->parts > multiprocessors) return false;
+  }
+  return ceil_div(plan->steps, plan->parts) <= most_steps(block, several_taps);
 }
 
 }  // namespace blocksparse::conv
