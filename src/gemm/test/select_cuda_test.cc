@@ -1,8 +1,5 @@
-// The choice of CUDA kernels, and what a view says of a layout without a look at its tables.
+// The choice of CUDA kernels.
 #include <gtest/gtest.h>
-
-#include <tuple>
-#include <utility>
 
 #include "blocksparse/layout.h"
 #include "core/ceil_div.h"
@@ -427,41 +424,6 @@ TEST(SelectCuda, NoLayoutHasMoreSlotsThanItsSizesAllow) {
   EXPECT_EQ(most_slots(128, 128, 4096), 2 * 64) << "rows of more than 64 blocks are cut";
   EXPECT_EQ(most_slots(64, 64, 4096), 0) << "no row is long enough";
   EXPECT_EQ(most_slots(0, 0, 0), 0);
-}
-
-TEST(LayoutView, OfTablesOnADevice) {
-  const Layout layout = *Layout::from_graph("random(9,7,0.4)", {.block_size = 16, .out_features = 140}, 1);
-  const LayoutView::Sizes sizes{16, 140, 112, layout.blocks()};
-  const auto view = LayoutView::on_device(layout.index(), sizes, {DeviceType::cuda, 1});
-  ASSERT_TRUE(view.ok()) << view.status().message();
-  EXPECT_EQ(view->device, (Device{DeviceType::cuda, 1}));
-  EXPECT_EQ(view->blocks, layout.blocks());
-  EXPECT_FALSE(view->cut_by_out || view->cut_by_in);
-  auto wrong = sizes;
-  wrong.blocks += 20;
-  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
-  wrong = sizes;
-  wrong.block_size = 12;
-  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
-  wrong = sizes;
-  wrong.in_features = int64_t{1} << 60;
-  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
-}
-
-TEST(LayoutView, TheNumberOfWordsTellsWhatIsCut) {
-  for (const auto& [graph, by_out, by_in] :
-       {std::tuple("dense(8,8)", false, false), std::tuple("dense(2,300)", true, false),
-        std::tuple("dense(300,2)", false, true), std::tuple("ba(200,4)", true, true)}) {
-    const Layout layout = *Layout::from_graph(graph, {.block_size = 8}, 1);
-    const auto view = LayoutView::on_device(
-        layout.index(), {8, layout.out_features(), layout.in_features(), layout.blocks()}, {DeviceType::cuda, 0});
-    ASSERT_TRUE(view.ok()) << view.status().message();
-    for (const LayoutView& v : {layout.view(), *view}) {
-      EXPECT_EQ(v.cut_by_out, by_out) << graph;
-      EXPECT_EQ(v.cut_by_in, by_in) << graph;
-    }
-    EXPECT_EQ(header_of(layout).by_out.splits > 0, by_out) << graph;
-  }
 }
 
 }  // namespace

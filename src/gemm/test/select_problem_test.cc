@@ -1,8 +1,12 @@
-// What is read off a call before a CUDA kernel is chosen.
+// What is read off a call before a CUDA kernel is chosen, and what a view says of a layout without a look at its
+// tables.
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <vector>
 
+#include "blocksparse/layout.h"
+#include "core/index.h"
 #include "gemm/cuda/families.h"
 
 namespace blocksparse::gemm {
@@ -98,6 +102,41 @@ TEST(CudaProblemOf, Products) {
   EXPECT_EQ(problem.inputs, 64);
   p.x.feature_stride = 7;
   EXPECT_FALSE(problem_of(p, Math::ieee).x_in_rows) << "rows that overlap";
+}
+
+TEST(LayoutView, OfTablesOnADevice) {
+  const Layout layout = *Layout::from_graph("random(9,7,0.4)", {.block_size = 16, .out_features = 140}, 1);
+  const LayoutView::Sizes sizes{16, 140, 112, layout.blocks()};
+  const auto view = LayoutView::on_device(layout.index(), sizes, {DeviceType::cuda, 1});
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  EXPECT_EQ(view->device, (Device{DeviceType::cuda, 1}));
+  EXPECT_EQ(view->blocks, layout.blocks());
+  EXPECT_FALSE(view->cut_by_out || view->cut_by_in);
+  auto wrong = sizes;
+  wrong.blocks += 20;
+  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
+  wrong = sizes;
+  wrong.block_size = 12;
+  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
+  wrong = sizes;
+  wrong.in_features = int64_t{1} << 60;
+  EXPECT_FALSE(LayoutView::on_device(layout.index(), wrong, {}).ok());
+}
+
+TEST(LayoutView, TheNumberOfWordsTellsWhatIsCut) {
+  for (const auto& [graph, by_out, by_in] :
+       {std::tuple("dense(8,8)", false, false), std::tuple("dense(2,300)", true, false),
+        std::tuple("dense(300,2)", false, true), std::tuple("ba(200,4)", true, true)}) {
+    const Layout layout = *Layout::from_graph(graph, {.block_size = 8}, 1);
+    const auto view = LayoutView::on_device(
+        layout.index(), {8, layout.out_features(), layout.in_features(), layout.blocks()}, {DeviceType::cuda, 0});
+    ASSERT_TRUE(view.ok()) << view.status().message();
+    for (const LayoutView& v : {layout.view(), *view}) {
+      EXPECT_EQ(v.cut_by_out, by_out) << graph;
+      EXPECT_EQ(v.cut_by_in, by_in) << graph;
+    }
+    EXPECT_EQ(header_of(layout).by_out.splits > 0, by_out) << graph;
+  }
 }
 
 }  // namespace

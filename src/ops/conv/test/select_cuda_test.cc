@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <climits>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "cuda/divider.h"
 #include "ops/conv/cuda/gather/phases.h"
 #include "ops/conv/cuda/halo/plan.h"
-#include "ops/conv/cuda/halo_block/plan.h"
 
 namespace blocksparse::conv {
 namespace {
@@ -213,140 +211,6 @@ TEST_F(ConvSelect, AGradientOfOneTapIsAProductUnlessItHasFewBlocks) {
   EXPECT_EQ(way("random(4,4,0.25)", 64, 14), CudaWay::halo);
   EXPECT_EQ(way("random(16,16,0.25)", 32, 32), CudaWay::pointwise);
   EXPECT_EQ(way("dense(4,4)", 64, 32), CudaWay::pointwise);
-}
-
-// A cluster has a block of W, or a row of its taps; its thread blocks have parts of the positions.
-TEST_F(ConvSelect, AClusterOfThreadBlocksForABlock) {
-  WeightGradient g;
-  const auto plan = [&](const Layout& layout, const Gather& gather, int64_t hw) {
-    const Product p = product_of(layout, DType::bf16, gather, hw, hw);
-    g = {.dtype = DType::bf16,
-         .dw_dtype = DType::bf16,
-         .layout = layout.view(),
-         .gather = gather,
-         .rows = p.y,
-         .columns = p.x};
-    EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kAmpere));
-    EXPECT_NE(choose_cuda_way(g, kAmpere), CudaWay::halo_block);
-    EXPECT_FALSE(cuda_supports(CudaWay::halo_block, p, kHopper));
-    EXPECT_EQ(cuda_supports(CudaWay::halo_block, g, kHopper), plan_halo_block(g, kHopper.multiprocessors).has_value());
-    return plan_halo_block(g, kHopper.multiprocessors);
-  };
-  for (const auto& [graph, block, together, parts] :
-       {std::tuple("random(16,16,0.25)", 16, 3, 4), std::tuple("random(8,8,0.25)", 32, 3, 8),
-        std::tuple("random(4,4,0.25)", 64, 1, 8), std::tuple("dense(8,8)", 64, 1, 1),
-        std::tuple("dense(16,16)", 16, 3, 1)}) {
-    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
-    const auto of = plan(layout, gather_of(3, 1, 1), 8);
-    ASSERT_TRUE(of) << graph;
-    EXPECT_EQ(of->together, together) << graph;
-    EXPECT_EQ(of->parts, parts) << graph;
-    EXPECT_EQ(of->clusters, layout.blocks() * (3 / together));
-    EXPECT_GE(of->steps, 2 * of->parts);
-    EXPECT_LE(of->stages * of->stage_bytes, of->shared_bytes);
-    EXPECT_LE(of->together * halo_block_sums(block, 3), of->shared_bytes);
-    EXPECT_LE(of->shared_bytes, kMostHaloBlockBytes);
-    const auto pointwise = plan(layout, gather_of(1, 1, 0), 8);
-    ASSERT_TRUE(pointwise) << graph;
-    EXPECT_EQ(pointwise->raster.positions, 64 * 64) << "no zeros between rows";
-    EXPECT_EQ(pointwise->rows, halo_block_tokens(block));
-  }
-  EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 128}, 1), gather_of(3, 1, 1), 8));
-  EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 8}, 1), gather_of(3, 1, 1), 8));
-  EXPECT_FALSE(plan(layout_, gather_of(5, 1, 2), 8));
-  EXPECT_TRUE(plan(layout_, gather_of(3, 1, 1), 8));
-  g.dgates = &g;
-  EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
-  g.dgates = nullptr, g.gathers_rows = true;
-  EXPECT_FALSE(cuda_supports(CudaWay::halo_block, g, kHopper));
-}
-
-// The last 16 positions of the last stage, for the last row of taps. `columns` is also what compute-sanitizer counts.
-void expect_reads_inside(const HaloBlockPlan& plan, int32_t block) {
-  const int64_t tokens = halo_block_tokens(block), row = int64_t{block} * 2, columns = plan.tap_columns;
-  const int64_t dy = int64_t{plan.stages - 1} * plan.stage_bytes, x = dy + tokens * row;
-  const int64_t last = x + ((plan.together - 1) * plan.raster.row_step + tokens - 16) * row;
-  EXPECT_EQ(last + (16 + (columns - 1) * plan.raster.column_step) * row, x + plan.rows * row);
-  EXPECT_LE(x + plan.rows * row, plan.stages * plan.stage_bytes);
-  EXPECT_LE(last + 16 * columns * row, plan.shared_bytes);
-  EXPECT_LE(dy + (tokens - 16) * row + 16 * 64 * 2, plan.shared_bytes) << "64 outputs of dy";
-  EXPECT_LE(plan.shared_bytes, kMostHaloBlockBytes);
-  const bool two = plan.resident == 2 * kHopper.multiprocessors;
-  EXPECT_EQ(two, plan.stages * plan.stage_bytes <= 108 * 1024);
-  EXPECT_LE((two ? 2 : 1) * (plan.shared_bytes + 2048), 228 * 1024) << "of an SM";
-}
-
-TEST_F(ConvSelect, AStageHoldsAllThatAClusterReads) {
-  int plans = 0;
-  for (const auto& [graph, block] : {std::pair("dense(8,8)", 16), std::pair("diagonal(4)", 32),
-                                     std::pair("dense(8,8)", 32), std::pair("diagonal(4)", 64)}) {
-    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
-    for (int64_t hw : {7, 14, 79, 86, 262, 400}) {
-      for (int64_t kernel : {1, 2, 3}) {
-        for (int64_t dilation : {1, 2, 9, 24}) {
-          SCOPED_TRACE(testing::Message() << graph << " " << block << " " << hw << " " << kernel << " " << dilation);
-          Gather gather = gather_of(kernel, 1, (kernel - 1) * dilation / 2);
-          gather.dilation = {1, dilation, dilation};
-          const Product p =
-              product_of(layout, DType::bf16, gather, hw, hw + 2 * gather.padding[1] - (kernel - 1) * dilation);
-          const WeightGradient g{.dtype = DType::bf16,
-                                 .dw_dtype = DType::bf16,
-                                 .layout = layout.view(),
-                                 .gather = gather,
-                                 .rows = p.y,
-                                 .columns = p.x};
-          const auto plan = plan_halo_block(g, kHopper.multiprocessors);
-          if (!plan) continue;  // too wide, or the taps reach beyond the image
-          ++plans;
-          expect_reads_inside(*plan, block);
-        }
-      }
-    }
-  }
-  EXPECT_GT(plans, 150);
-}
-
-TEST_F(ConvSelect, AGradientOfFewStepsIsByBlocks) {
-  const auto is_by_blocks = [](std::string_view graph, int32_t block, int64_t kernel, int64_t hw,
-                               const cuda::Card& card = kHopper) {
-    const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 1);
-    const Product p = product_of(layout, DType::bf16, gather_of(kernel, 1, kernel / 2), hw, hw);
-    WeightGradient g{.dtype = DType::bf16,
-                     .dw_dtype = DType::bf16,
-                     .layout = layout.view(),
-                     .gather = p.gather,
-                     .rows = p.y,
-                     .columns = p.x};
-    const CudaWay way = choose_cuda_way(g, card);
-    const std::vector<int32_t> order(static_cast<size_t>(layout.in_features()));
-    g.column_channels = order.data();
-    if (way != CudaWay::halo_block) return false;
-    EXPECT_EQ(choose_cuda_way(g, card), way) << "with an order of channels";
-    return true;
-  };
-  for (const auto& [graph, block, kernel, most] :
-       {std::tuple("random(16,16,0.1)", 16, 3, 28), std::tuple("random(16,16,0.1)", 16, 1, 22),
-        std::tuple("random(8,8,0.1)", 32, 3, 18), std::tuple("random(8,8,0.1)", 32, 1, 28),
-        std::tuple("random(4,4,0.1)", 64, 3, 21), std::tuple("random(4,4,0.1)", 64, 1, 11)}) {
-    EXPECT_TRUE(is_by_blocks(graph, block, kernel, most)) << graph << kernel;
-    EXPECT_FALSE(is_by_blocks(graph, block, kernel, most + 1)) << graph << kernel;
-  }
-  // With more blocks a thread block has a larger part of the steps.
-  EXPECT_TRUE(is_by_blocks("random(8,8,0.5)", 32, 3, 14));
-  EXPECT_FALSE(is_by_blocks("dense(8,8)", 32, 3, 14));
-  EXPECT_TRUE(is_by_blocks("dense(8,8)", 64, 3, 7));
-  EXPECT_FALSE(is_by_blocks("dense(8,8)", 64, 3, 8));
-  EXPECT_TRUE(is_by_blocks("random(32,32,0.25)", 16, 3, 7)) << "256 blocks, 264 thread blocks at once";
-  EXPECT_FALSE(is_by_blocks("random(32,32,0.26)", 16, 3, 7)) << "266 blocks";
-  cuda::Card smaller = kHopper;
-  smaller.multiprocessors = 114;
-  EXPECT_FALSE(is_by_blocks("random(32,32,0.25)", 16, 3, 7, smaller));
-  EXPECT_TRUE(is_by_blocks("random(8,8,0.25)", 64, 1, 7)) << "128 thread blocks";
-  EXPECT_FALSE(is_by_blocks("random(8,8,0.25)", 64, 1, 7, smaller));
-  EXPECT_FALSE(is_by_blocks("random(8,8,0.5)", 64, 1, 7)) << "256 thread blocks";
-  EXPECT_TRUE(is_by_blocks("random(4,4,0.25)", 32, 1, 6)) << "2304 pixels";
-  EXPECT_FALSE(is_by_blocks("random(4,4,0.25)", 32, 1, 5)) << "1600 pixels";
-  EXPECT_TRUE(is_by_blocks("random(4,4,0.25)", 32, 3, 5));
 }
 
 TEST_F(ConvSelect, TheGenericGradientHasThreadBlocksEnough) {
