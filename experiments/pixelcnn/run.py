@@ -87,13 +87,14 @@ class Arm:
         self, name: str, seed: int, config: dict[str, Any], images: tuple[Tensor, Tensor], device: str
     ) -> None:
         self.name, self.seed, self.config, self.test = name, seed, config, images[1]
+        self.curve = data.spread(self.test, config["curve_images"])
         updates = round(config["epochs"] * len(images[0]) / config["training"]["batch"])
         self.training = TrainConfig(**config["training"], updates=updates, seed=seed)
         self.trainer = Trainer(model_of(config, name, seed), self.training, images[0], device)
 
     def evaluate(self, stop: Any) -> dict[str, float]:
         """On the same test images at each point of the curve, and at the end on all of them, too."""
-        curve = self.trainer.evaluate(self.test[: self.config["curve_images"]], stop, raw=False)["valid"]
+        curve = self.trainer.evaluate(self.curve, stop, raw=False)["valid"]
         ends = self.trainer.update >= self.training.updates
         return {"valid": curve} | (self.trainer.evaluate(self.test, stop) if ends else {}) | {"curve": curve}
 
@@ -132,6 +133,7 @@ class Arm:
             "parameters": counts.parameters,
             "macs": counts.macs,
             "curve": [[entry[k] for k in KEYS] for entry in log],
+            "curve_of": f"{len(self.curve)} of {len(self.test)} test images, evenly",
             "machine": machine(device),
             "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
             "date": time.strftime("%Y-%m-%d"),

@@ -21,7 +21,7 @@ from test_distributed import two  # noqa: E402
 from blocksparse.__main__ import main  # noqa: E402
 from blocksparse.models import checkpoint  # noqa: E402
 from blocksparse.models.loop import train  # noqa: E402
-from blocksparse.models.pixelcnn import training  # noqa: E402
+from blocksparse.models.pixelcnn import data, training  # noqa: E402
 from blocksparse.models.pixelcnn.adam import Adam  # noqa: E402
 from blocksparse.models.pixelcnn.config import ModelConfig, TrainConfig  # noqa: E402
 from blocksparse.models.pixelcnn.training import KIND, Trainer, bits_per_dim, load_model  # noqa: E402
@@ -277,6 +277,16 @@ def test_eval(folder, whole, capsys):
     assert not same(copy.deepcopy(raw.state_dict()), model.state_dict())
     none = ["eval", whole / "last.safetensors", "--data", folder, "--batch", 0, "--device", "cpu"]
     refused(capsys, none, "batch is 0, needs 1 or more")
+
+
+def test_some_of_the_images_are_of_all_classes():
+    """Files of a data set are often in the order of their classes."""
+    images = torch.arange(100).view(100, 1, 1, 1)
+    classes = data.spread(images, 40).flatten() // 10
+    assert torch.bincount(classes).tolist() == [4] * 10
+    assert data.spread(images, 3).flatten().tolist() == [0, 33, 66]
+    assert torch.equal(data.spread(images, 100), images)
+    assert torch.equal(data.spread(images, 200), images)
 
 
 def test_every_tenth_image_is_held_out_where_no_others_are_given(folder, tmp_path, capsys):

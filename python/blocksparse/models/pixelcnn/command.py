@@ -59,7 +59,7 @@ def _sample(arguments: argparse.Namespace) -> None:
     model, size = load_model(arguments.checkpoint, arguments.device)
     given, rows = None, 0
     if arguments.complete:
-        given = _images(arguments, model)[: arguments.images]
+        given = data.spread(_images(arguments, model), arguments.images)
         size, rows = (given.size(2), given.size(3)), given.size(2) // 2
     number = arguments.images if given is None else len(given)
     with counting_bar(size[0] * size[1], 0, " pixels", "pixels") as done:

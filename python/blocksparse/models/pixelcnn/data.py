@@ -26,6 +26,12 @@ def arrays_of(images: Tensor) -> Bytes:
     return made
 
 
+def spread(images: Tensor, number: int) -> Tensor:
+    """So many of the images, evenly: files of a data set are often in the order of their classes."""
+    n = len(images)
+    return images[torch.arange(number) * n // number] if number < n else images
+
+
 def read(paths: list[Path], channels: int, by: int = 1, broken: Broken = "stop", *, holds_out: bool = True) -> Images:
     """Images of files, shrunk, with a test part; what was left out is said on standard error.
 

@@ -51,7 +51,7 @@ def _add_train(own: Any) -> None:
         metavar="PATH",
         help="images to be evaluated (default: the test part, or every tenth)",
     )
-    add("--test-limit", type=int, metavar="N", help="evaluate the first N of them (default: all)")
+    add("--test-limit", type=int, metavar="N", help="evaluate N of them, spread evenly (default: all)")
     add("--out", type=Path, required=True, help="folder of the checkpoint and the log")
     add("--resume", action="store_true", help="go on from the checkpoint in OUT if there is one")
     add("--preset", choices=PRESETS, default="32-1-dense", help="what the model is made of (default: %(default)s)")

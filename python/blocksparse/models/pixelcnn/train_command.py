@@ -79,7 +79,7 @@ def _images(arguments: argparse.Namespace, channels: int) -> tuple[Tensor, Tenso
             )
     if len(train) == 0 or len(test) == 0:
         raise ValueError(f"[pixelcnn] there are {len(train)} images to be trained on and {len(test)} to be evaluated")
-    return data.tensor_of(train), data.tensor_of(test[: arguments.test_limit])
+    return data.tensor_of(train), data.spread(data.tensor_of(test), arguments.test_limit or len(test))
 
 
 def _about(model: ModelConfig, images: Tensor) -> str:
