@@ -114,7 +114,7 @@ lint-types: $(VENV)/.lint
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py
 	MYPYPATH=experiments/huge:experiments/learned_structure mypy experiments/huge/*.py
-	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py
+	mypy experiments/pixelcnn/run.py experiments/pixelcnn/report.py experiments/pixelcnn/noise.py
 	MYPYPATH=experiments/pruning mypy experiments/pruning/*.py
 	mypy scripts/check_includes.py
 	MYPYPATH=python:benchmarks:docs/pictures mypy docs/pictures/style.py docs/pictures/layers.py docs/pictures/speed.py docs/pictures/families.py

@@ -124,3 +124,16 @@ def test_drawn_colours_depend_on_one_another():
     assert drawn[0] == pytest.approx(red, abs=1 / 255)
     assert drawn[1] == pytest.approx(green + math.tanh(c0) * drawn[0], abs=1 / 255)
     assert drawn[2] == pytest.approx(math.tanh(c1) * drawn[0] + math.tanh(c2) * drawn[1], abs=1 / 255)
+
+
+def test_pure_colours_have_the_masses_that_the_likelihood_gives_them():
+    """The corners of the cube of colours, where values are cut off and green and blue depend on what was cut off."""
+    outputs, n = outputs_of(3, 3, wide=1.5), 100_000
+    numbers = likelihood.random_numbers(n, 3, 3, (1, 1), torch.Generator().manual_seed(0))
+    drawn = likelihood.to_bytes(likelihood.draw(outputs.expand(n, -1, 1, 1), numbers, 3)).view(n, 3)
+    corners = 255 * torch.cartesian_prod(*[torch.arange(2)] * 3)
+    x = likelihood.to_range(corners).view(8, 3, 1, 1)
+    expected = likelihood.log_likelihood(outputs.expand(8, -1, 1, 1), x).exp().flatten()
+    found = (drawn.unsqueeze(1) == corners).all(2).float().mean(0)
+    assert float(expected.sum()) > 0.2
+    assert float(((found - expected).abs() / (expected / n).sqrt()).max()) < 4
