@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balan
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Lines by arm, in the order of the file."""
+    """Lines by arm, in the order of the file; of each machine, if there are several: their times do not compare."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    several = len({line["machine"] for line in lines}) > 1
     arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        arms[entry["arm"]].append(entry)
+    for line in lines:
+        arms[f"{line['arm']}, {card(line['machine'])}" if several else line["arm"]].append(line)
     return dict(arms)
+
+
+def card(machine: str) -> str:
+    """A short name."""
+    return machine.removeprefix("NVIDIA ").split(" ")[0]
 
 
 def mean(runs: list[dict[str, Any]], key: str) -> float:
@@ -33,26 +40,23 @@ def mean(runs: list[dict[str, Any]], key: str) -> float:
 
 
 def table(arms: dict[str, list[dict[str, Any]]]) -> str:
-    """Markdown."""
-    rows = [
-        "| arm | parameters, M | GMAC an image | bits/dim, mean | each seed | less dense | last weights | ms | s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    dense = mean(arms["dense"], "valid") if "dense" in arms else None
+    """Markdown, with the differences from each dense arm."""
+    dense = {arm: mean(runs, "valid") for arm, runs in arms.items() if runs[0]["arm"] == "dense"}
+    heads = ["arm", "parameters, M", "GMAC an image", "bits/dim, mean", "each seed", *(f"less {arm}" for arm in dense)]
+    rows = [[*heads, "last weights", "ms", "s"], ["---"] * (len(heads) + 3)]
     for arm, runs in arms.items():
         first, bits = runs[0], mean(runs, "valid")
-        each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
-        less = "" if dense is None else f"{bits - dense:+.4f}"
-        rows.append(
-            f"| {arm} | {first['parameters'] / 1e6:.2f} | {first['macs'] / 1e9:.2f} | {bits:.4f} | {each} | {less} | "
-            f"{mean(runs, 'valid_raw'):.4f} | {mean(runs, 'step_ms'):.2f} | {mean(runs, 'seconds'):.0f} |"
-        )
-    return "\n".join(rows)
+        row = [arm, f"{first['parameters'] / 1e6:.2f}", f"{first['macs'] / 1e9:.2f}", f"{bits:.4f}"]
+        row.append(", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"])))
+        row += [f"{bits - other:+.4f}" for other in dense.values()]
+        times = f"{mean(runs, 'step_ms'):.2f}", f"{mean(runs, 'seconds'):.0f}"
+        rows.append([*row, f"{mean(runs, 'valid_raw'):.4f}", *times])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def unfinished(folder: Path, arms: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """Curves of what has a log in the folder of `run.py`, but is not complete, by the names of their folders."""
-    complete = {stem_of(arm, run["seed"]) for arm, runs in arms.items() for run in runs}
+    complete = {stem_of(run["arm"], run["seed"]) for runs in arms.values() for run in runs}
     made = {}
     for log in sorted(folder.glob("*/log.jsonl")):
         lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -63,16 +67,27 @@ def unfinished(folder: Path, arms: dict[str, list[dict[str, Any]]]) -> dict[str,
 
 
 def draw(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Curves of averaged weights on some of the test images; a line for each seed, dotted where it is not complete."""
+    """Curves of averaged weights on some of the test images; a line for each seed.
+
+    Dashed on a second machine, dotted where it is not complete.
+
+    Raises:
+        ValueError: they are not of the same images. What is not complete is taken to be of the others'.
+    """
+    of = {run.get("curve_of", "the first test images") for runs in arms.values() for run in runs if "machine" in run}
+    if len(of) > 1:
+        raise ValueError(f"[pixelcnn] curves are not of the same images, but of {'; '.join(sorted(of))}")
     figure = Figure((11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     ends = []
+    machines = list({run["machine"]: None for runs in arms.values() for run in runs if "machine" in run})
     for arm, runs in arms.items():
         for i, run in enumerate(runs):
             images, seconds, _, valid = zip(*run["curve"], strict=True)
             ends.append((min(valid), valid[len(valid) // 10]))
             color = next((c for name, c in COLORS.items() if arm.startswith((name, stem_of(name, 0)[:-1]))), None)
-            how: dict[str, Any] = {"color": color, "linestyle": ":" if arm.endswith(", not complete") else "-"}
+            style = ("-", "--", "-.")[machines.index(run["machine"]) % 3] if "machine" in run else ":"
+            how: dict[str, Any] = {"color": color, "linestyle": style}
             for axis, x in ((left, [n / 1000 for n in images]), (right, seconds)):
                 axis.plot(x, valid, label=arm if i == 0 else None, linewidth=1.2, **how)
     low, high = min(end for end, _ in ends), max(early for _, early in ends)
@@ -99,4 +114,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

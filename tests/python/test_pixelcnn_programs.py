@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "examples" / "pixelcnn"))
 from clothes import arms, report  # noqa: E402
 
 import blocksparse.torch as bst  # noqa: E402
+from blocksparse.models.images import write_png  # noqa: E402
+from blocksparse.models.pixelcnn import data  # noqa: E402
 from blocksparse.models.pixelcnn.config import ModelConfig  # noqa: E402
 from blocksparse.models.pixelcnn.network import PixelCNN  # noqa: E402
 from blocksparse.models.pixelcnn.sampling import sample  # noqa: E402
@@ -95,6 +97,30 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert dotted == {"x2-g2-seed0, not complete": [{"curve": line["curve"]}]}
     report_of.draw(arms_of | dotted, tmp_path / "curves.png")
     assert "| x2/g2 | " in report_of.table(arms_of)
+    assert line["curve_of"] == "1 of 2 test images, evenly"
+    other = {key: value for key, value in line.items() if key != "curve_of"}  # as lines were at first
+    with pytest.raises(ValueError, match=r"not of the same images, but of 1 of 2 .*; the first test images"):
+        report_of.draw({"x2/g2": [line, other]}, tmp_path / "curves.png")
+
+
+def test_noise_is_found(tmp_path, capsys):
+    """Of colours that are what their random numbers say in the lower half of one image."""
+    noise = loaded(ROOT / "experiments" / "pixelcnn" / "noise.py", "pixelcnn_noise")
+    numbers = torch.rand(64, 13, 32, 32, generator=torch.Generator().manual_seed(0))[:, 10:]
+    images = torch.full((64, 3, 32, 32), 100, dtype=torch.uint8)
+    images[5, :, 16:] = 255 * (numbers[5, :, 16:] > 0.5).byte()
+    images[6] = 255  # white is not noise
+    write_png(tmp_path / "drawn.png", data.arrays_of(images))
+    noise.pictures([tmp_path / "drawn.png"])
+    line = json.loads(capsys.readouterr().out)
+    assert (line["noisy"], line["at_ends"], line["as_their_numbers_say"]) == ([5], 1, 1)
+    assert line["colours_inside"] > 1000
+    model = PixelCNN(ModelConfig(3, 8, mixture=2)).eval()
+    noise.of_model(model, torch.full((2, 3, 8, 8), 100, dtype=torch.uint8))
+    exact, rounded, plain, patched = map(json.loads, capsys.readouterr().out.splitlines())
+    assert exact["by_more_than_8"] == 0
+    assert rounded["of"] == 2
+    assert (plain["pure_pixels"], patched["pure_pixels"]) == (0, pytest.approx(0.75 * 8 / 64, abs=0.06))
 
 
 def test_images_of_the_experiment_are_decoded_once(tmp_path, monkeypatch):
