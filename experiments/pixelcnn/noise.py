@@ -65,6 +65,9 @@ def pictures(paths: list[Path]) -> None:
     """A line of JSON for each."""
     for path in paths:
         pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
+        needed = COLUMNS * (SIDE + 1) - 1
+        if pixels.shape[:2] != (needed, needed):
+            raise ValueError(f"[pixelcnn] {path} is not of run.py with 64 images: it needs {needed} x {needed} pixels")
         places = [(SIDE + 1) * k for k in range(COLUMNS)]
         images = torch.stack([pixels[i : i + SIDE, j : j + SIDE].permute(2, 0, 1) for i in places for j in places])
         generator = torch.Generator().manual_seed(0)
@@ -135,8 +138,9 @@ def main() -> None:
     if options.command == "pictures":
         pictures(options.pictures)
     else:
+        trained, _ = load_model(options.checkpoint, options.device)
         test = data.tensor_of(data.read_part(options.data, 3, options.shrink, "skip", "test"))
-        of_model(load_model(options.checkpoint, options.device)[0], data.spread(test, options.images))
+        of_model(trained, data.spread(test, options.images))
 
 
 if __name__ == "__main__":

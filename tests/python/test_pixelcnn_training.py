@@ -273,6 +273,8 @@ def test_eval(folder, whole, capsys):
     model, size = load_model(whole / "last.safetensors")
     assert size == (4, 4)
     assert found == {"images": 20, "bits_per_dim": round(bits_per_dim(model, some_images()), 4)}
+    assert pixelcnn("eval", whole / "last.safetensors", "--data", folder, "--shrink", 2, "--device", "cpu") == 0
+    assert "images have 2 x 2 pixels; the model was trained on 4 x 4" in capsys.readouterr().err
     raw, _ = load_model(whole / "last.safetensors", averaged=False)
     assert not same(copy.deepcopy(raw.state_dict()), model.state_dict())
     none = ["eval", whole / "last.safetensors", "--data", folder, "--batch", 0, "--device", "cpu"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import torch
 from torch import Tensor
@@ -32,14 +33,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _images(arguments: argparse.Namespace, model: PixelCNN) -> Tensor:
+def _images(arguments: argparse.Namespace, model: PixelCNN, size: tuple[int, int]) -> Tensor:
+    """Those of --data. Images of another size than the model was trained on are possible, but are often a mistake."""
     how = (arguments.shrink, arguments.broken, arguments.part)
-    return data.tensor_of(data.read_part(arguments.data, model.config.channels, *how))
+    images = data.tensor_of(data.read_part(arguments.data, model.config.channels, *how))
+    height, width = images.shape[2:]
+    if (height, width) != size:
+        trained = f"{size[0]} x {size[1]}"
+        print(f"note: images have {height} x {width} pixels; the model was trained on {trained}", file=sys.stderr)
+    return images
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    model, _ = load_model(arguments.checkpoint, arguments.device, averaged=not arguments.raw)
-    images = _images(arguments, model)
+    model, size = load_model(arguments.checkpoint, arguments.device, averaged=not arguments.raw)
+    images = _images(arguments, model, size)
     with counting_bar(len(images), 0, " images", "images") as done:
         bits = bits_per_dim(model, images, arguments.batch, bf16=arguments.bf16, progress=done)
     print(json.dumps({"images": len(images), "bits_per_dim": round(bits, 4)}))
@@ -59,7 +66,7 @@ def _sample(arguments: argparse.Namespace) -> None:
     model, size = load_model(arguments.checkpoint, arguments.device)
     given, rows = None, 0
     if arguments.complete:
-        given = data.spread(_images(arguments, model), arguments.images)
+        given = data.spread(_images(arguments, model, size), arguments.images)
         size, rows = (given.size(2), given.size(3)), given.size(2) // 2
     number = arguments.images if given is None else len(given)
     with counting_bar(size[0] * size[1], 0, " pixels", "pixels") as done:
