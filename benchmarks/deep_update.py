@@ -1,18 +1,23 @@
 """The deep-update LSTM: block-sparse beside dense of equal parameters and of equal width.
 
     python benchmarks/deep_update.py [--hidden 5600] [--density 0.04] [--narrow 1120] [--batch 256] [--steps 8]
+    python benchmarks/deep_update.py --hidden 18432 --block 64 --graph "ba(288,3,blocks=2448)" --narrow 3168 --no-wide
     python benchmarks/deep_update.py --device cpu --hidden 896 --block 8 --density 0.05 --narrow 200 --batch 64
 
 Times are medians of interleaved runs, in us a step: on a card of replays of CUDA graphs, of bf16 parameters and
-activations; on the CPU in f32. `torch` is the same network with PyTorch's operations between its matrices.
+activations; on the CPU in f32. `torch` is the same network with PyTorch's operations between its matrices. `--out`
+appends a line of JSON for each pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,13 +64,16 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     parser.add_argument("--hidden", type=int, default=5600)
-    parser.add_argument("--density", type=float, default=0.04)
+    parser.add_argument("--density", type=float, default=0.04, help="of random layouts")
+    parser.add_argument("--graph", help="of all layouts, instead of random ones")
     parser.add_argument("--narrow", type=int, default=1120, help="units of the dense network of equal parameters")
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--inner", type=int, default=6)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--wide", action=argparse.BooleanOptionalAction, default=True, help="time a dense one as wide")
+    parser.add_argument("--out", type=Path, help="a file of JSON lines, appended to")
     args = parser.parse_args()
     torch.set_default_device(args.device)
     torch.set_num_threads(args.threads)
@@ -74,20 +82,19 @@ def main() -> None:
         use_stream()
     dtype, hidden, inputs = torch.bfloat16 if cuda else torch.float32, args.hidden, 64
     nb = hidden // args.block
-    layouts = [
-        Layout.from_graph(f"random({nb},{nb},{args.density})", args.block, seed=s) for s in range(args.inner + 1)
-    ]
+    graph = args.graph or f"random({nb},{nb},{args.density})"
+    layouts = [Layout.from_graph(graph, args.block, seed=s) for s in range(args.inner + 1)]
     sparse = bst.DeepUpdateLSTM(inputs, hidden, layouts, dtype=dtype)
     narrow = bst.DeepUpdateLSTM(inputs, args.narrow, None, args.inner, dtype=dtype)
-    wide = bst.DeepUpdateLSTM(inputs, hidden, None, args.inner, dtype=dtype)
     layers: dict[str, Layer] = {
         "block-sparse": sparse,
         "block-sparse, torch": functools.partial(torch_steps, sparse),
         f"dense {args.narrow}": narrow,
         f"dense {args.narrow}, torch": functools.partial(torch_steps, narrow),
-        f"dense {hidden}": wide,
-        f"dense {hidden}, torch": functools.partial(torch_steps, wide),
     }
+    if args.wide:
+        wide = bst.DeepUpdateLSTM(inputs, hidden, None, args.inner, dtype=dtype)
+        layers |= {f"dense {hidden}": wide, f"dense {hidden}, torch": functools.partial(torch_steps, wide)}
     where = torch.cuda.get_device_name() if cuda else f"{args.threads} threads, {blocksparse.cpu_isa()}"
     print(f"{layouts[0]!r}, inner = {args.inner}, n = {args.batch}, {dtype}, {where}: us a step")
     x = torch.randn(args.steps, args.batch, inputs, dtype=dtype)
@@ -106,6 +113,20 @@ def main() -> None:
         print("forward + backward" if train else "forward")
         for name, us in medians.items():
             print(f"  {name:20} {us:8.1f} {us / medians['block-sparse']:6.2f}x")
+        if args.out:
+            line = {
+                "network": f"deep-update {hidden}, {args.inner} matrices",
+                "layout": f"{graph}, b = {args.block}",
+                "passes": "forward and backward" if train else "forward",
+                "n": args.batch,
+                "dtype": str(dtype).removeprefix("torch."),
+                "us_per_step": {name: round(us, 1) for name, us in medians.items()},
+                "machine": where,
+                "torch": torch.__version__,
+                "date": str(datetime.date.today()),
+            }
+            with args.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
