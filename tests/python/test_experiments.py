@@ -223,6 +223,17 @@ def test_compression(tmp_path):
     assert lines[-1]["checked"] == 300
     assert 0 < lines[-1]["compressed"] < 640
     assert lines[-1]["model_bytes"]["bf16"] == 2 * lines[-1]["parameters"]
+    packed = EXPERIMENTS / "compression" / "results" / "packers.jsonl"
+    report = script("compression/report.py", packed, results, "--out", tmp_path / "table.md")
+    assert report.status == 0, report.stderr
+    rows = (tmp_path / "table.md").read_text().splitlines()
+    assert len([row for row in rows if row.startswith("| ")]) == 2 * 4 + len(packed.read_text().splitlines()) + len(
+        lines
+    )
+    assert "| `brotli -q 11` | 315,197 | 2.522 | -2.4 % | 2.63 | 0.01 | AMD EPYC | none |" in rows
+    (row,) = [row for row in rows if row.startswith("| ba | ")]
+    assert f"| {lines[-1]['compressed']} |" in row
+    assert "(300 bytes) |" in row
 
 
 def test_sentiment(tmp_path):
