@@ -1,7 +1,7 @@
 """Tables and pictures of a file of results: bits per byte against bytes and against seconds, and what was tried.
 
     python experiments/small_world_lstm/report.py experiments/small_world_lstm/results/cpu.jsonl
-    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/h100-width.jsonl
+    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/12M-width.jsonl
 
 With --widths the picture is of units and sizes of blocks, in place of curves.
 """
