@@ -80,9 +80,10 @@ def table(arms: dict[str, list[Line]]) -> str:
     for arm, runs in arms.items():
         first = runs[0]
         each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
+        graph = f"`{first['graph']}`" if first["graph"] else "-"
         mix = f"{100 * statistics.fmean(run['mix'][1] for run in runs):.0f} %" if first["mix"] else "100 %"
         rows.append(
-            f"| {arm} | {first['graph'] or '-'} | {first.get('block', '') if first['graph'] else '-'} | "
+            f"| {arm} | {graph} | {first.get('block', '') if first['graph'] else '-'} | "
             f"{first['hidden']} | {first['parameters']} | {first['lr']:g} | {mean(runs, 'valid'):.4f} | {each} | "
             f"{seconds(runs):.0f} | {first['bytes'] / 1000 / seconds(runs):.0f} | {mix} |"
         )
