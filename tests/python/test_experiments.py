@@ -139,8 +139,12 @@ def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
 def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
     pytest.importorskip("matplotlib")
     arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
-    done, lines = results_of(tmp_path, {**CONFIG, "arms": arms, "seeds": [0], "trials": 3})
+    config = {**CONFIG, "arms": arms, "seeds": [0], "trials": 3}
+    done, lines = results_of(tmp_path, config)
     assert done.status == 0, done.stderr
+    trials = [sum(line["sweep"] and line["arm"] == arm for line in lines) for arm in arms]
+    assert trials[0] == trials[1] >= 3
+    assert results_of(tmp_path, config, "--arms", "dense", "--trials", 1)[1] == lines  # what both needed is known
     report = script("small_world_lstm/report.py", "--widths", tmp_path / "results.jsonl")
     assert report.status == 0, report.stderr
     assert (tmp_path / "results.png").stat().st_size > 1000
