@@ -105,11 +105,12 @@ lint-format: $(VENV)/.lint
 lint-types: $(VENV)/.lint
 	$(call step,mypy)
 	mypy
-	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py
+	mypy experiments/small_world_lstm/run.py experiments/small_world_lstm/report.py experiments/small_world_lstm/sweeps.py
 	mypy benchmarks/machine_pages.py scripts/check_pages.py docs/pictures/architecture.py
 	mypy experiments/sentiment/run.py experiments/imdb_text.py
 	mypy experiments/sentiment/report.py
 	mypy experiments/compression/run.py
+	mypy experiments/compression/report.py
 	mypy benchmarks/report.py benchmarks/with_opponents.py benchmarks/peers/cpu.py benchmarks/peers/gpu.py benchmarks/peers/triton_plain.py benchmarks/peers/triton_conv.py benchmarks/lstm.py benchmarks/deep_update.py benchmarks/conv.py benchmarks/calls.py benchmarks/norm.py benchmarks/crossover.py benchmarks/rewiring.py benchmarks/pruners.py benchmarks/mlp.py benchmarks/tensorflow_calls.py benchmarks/pixelcnn.py benchmarks/jax_ops.py benchmarks/device_kernels.py benchmarks/parallel.py
 	mypy experiments/learned_structure/byte_mlp.py experiments/learned_structure/byte_lm.py experiments/learned_structure/small_world.py
 	mypy experiments/learned_structure/report.py

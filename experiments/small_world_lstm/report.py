@@ -1,7 +1,7 @@
-"""Tables and pictures of a file of results: bits per byte against bytes and against seconds, and rates that were tried.
+"""Tables and pictures of a file of results: bits per byte against bytes and against seconds, and what was tried.
 
     python experiments/small_world_lstm/report.py experiments/small_world_lstm/results/cpu.jsonl
-    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/h100-width.jsonl
+    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/12M-width.jsonl
 
 With --widths the picture is of units and sizes of blocks, in place of curves.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+from sweeps import SETTINGS, bits
 
 COLORS = {
     "dense": "black",
@@ -42,11 +42,12 @@ def read(path: Path) -> list[Line]:
 
 
 def by_arm(lines: list[Line]) -> dict[str, list[Line]]:
-    """Runs, the best arm first; sweeps are left out."""
+    """Runs, the best arm first; sweeps are left out. Runs of several lengths are arms of their own."""
     arms: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        if not line["sweep"]:
-            arms[line["arm"]].append(line)
+    runs = [line for line in lines if not line["sweep"]]
+    several = len({run["bytes"] for run in runs}) > 1
+    for run in runs:
+        arms[f"{run['arm']}, {run['bytes'] / 1e6:.1f} MB" if several else run["arm"]].append(run)
     return dict(sorted(arms.items(), key=lambda item: mean(item[1], "valid")))
 
 
@@ -79,9 +80,10 @@ def table(arms: dict[str, list[Line]]) -> str:
     for arm, runs in arms.items():
         first = runs[0]
         each = ", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
+        graph = f"`{first['graph']}`" if first["graph"] else "-"
         mix = f"{100 * statistics.fmean(run['mix'][1] for run in runs):.0f} %" if first["mix"] else "100 %"
         rows.append(
-            f"| {arm} | {first['graph'] or '-'} | {first.get('block', '') if first['graph'] else '-'} | "
+            f"| {arm} | {graph} | {first.get('block', '') if first['graph'] else '-'} | "
             f"{first['hidden']} | {first['parameters']} | {first['lr']:g} | {mean(runs, 'valid'):.4f} | {each} | "
             f"{seconds(runs):.0f} | {first['bytes'] / 1000 / seconds(runs):.0f} | {mix} |"
         )
@@ -89,7 +91,7 @@ def table(arms: dict[str, list[Line]]) -> str:
 
 
 def trials(lines: list[Line]) -> str:
-    """Markdown: bits of the text that chooses by each rate that was tried, the best of an arm bold; "" without any."""
+    """Markdown: bits of the text that chooses by all values that were tried, an arm's best bold; "" without any."""
     tried: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         if line["sweep"]:
@@ -97,27 +99,26 @@ def trials(lines: list[Line]) -> str:
             tried[line["arm"], updates].append(line)
     if not tried:
         return ""
-    rows = ["", "| arm | updates | rate, bits/byte | other warm-ups | best rate |", "| --- | --- | --- | --- | --- |"]
+    rows = ["", "| arm | updates | swept | bits/byte | best |", "| --- | --- | --- | --- | --- |"]
     for (arm, updates), its in tried.items():
-        usual = its[0].get("warmup")
-        rated = sorted((line for line in its if line.get("warmup") == usual), key=lambda line: line["lr"])
-        best = min(rated, key=bits)
-        mark = {id(best): "**"}
-        cells = [f"{line['lr']:g}: {mark.get(id(line), '')}{said(line)}{mark.get(id(line), '')}" for line in rated]
-        other = [f"{line['warmup']}: {said(line)}" for line in its if line.get("warmup") != usual]
-        where = "at the edge" if best in (rated[0], rated[-1]) else "inside"
-        rows.append(f"| {arm} | {updates} | {', '.join(cells)} | {', '.join(other) or '-'} | {where} |")
+        best = its[0]  # has the usual values of all but the rate
+        for setting in SETTINGS:
+            others = [other.field for other in SETTINGS if other is not setting]
+            found = [line for line in its if all(line.get(field) == best.get(field) for field in others)]
+            of = {float(line.get(setting.field, 0)): line for line in found}  # older lines lack some
+            if len(of) == 1 and setting.field != "lr":
+                continue
+            best = min(of.values(), key=bits)
+            cells = ", ".join(f"{value:g}: {said(line, line is best)}" for value, line in sorted(of.items()))
+            where = "inside" if setting.is_inside({value: bits(line) for value, line in of.items()}) else "at the edge"
+            rows.append(f"| {arm} | {updates} | {setting.words} | {cells} | {where} |")
     return "\n".join(rows) + "\n"
 
 
-def bits(line: Line) -> float:
-    """Of the text that chooses; older lines have one part for both."""
-    return math.inf if line.get("diverged") else float(line["choose" if "choose" in line else "valid"])
-
-
-def said(line: Line) -> str:
-    """Those in words."""
-    return "diverged" if line.get("diverged") else f"{bits(line):.3f}"
+def said(line: Line, is_best: bool) -> str:
+    """Its bits in words."""
+    text = "diverged" if line.get("diverged") else f"{bits(line):.3f}"
+    return f"**{text}**" if is_best else text
 
 
 def plot(arms: dict[str, list[Line]], path: Path) -> None:
@@ -130,7 +131,7 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
             for i, run in enumerate(runs if column == 0 else alone(runs)):
                 x, y = [point[column] / scale for point in run["curve"]], [point[3] for point in run["curve"]]
                 name = f"{arm} {mean(runs, 'valid'):.3f}" if i == 0 else None
-                axes.plot(x, y, color=COLORS.get(arm), label=name, linewidth=1.3, marker="o", markersize=2.5)
+                axes.plot(x, y, color=COLORS.get(run["arm"]), label=name, linewidth=1.3, marker="o", markersize=2.5)
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("bits per byte, held-out text")

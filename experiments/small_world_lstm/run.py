@@ -4,9 +4,10 @@
     python experiments/small_world_lstm/run.py configs/h200.json --text imdb.txt --out out/small_world --device cuda
 
 The same command goes on after a stop: runs continue from their last checkpoint, those with a result are left alone.
-Where a configuration has rates, each arm is first trained with each of them on the first seed, for `sweep_updates`. If
-it says how many `trials` an arm has, the others follow the best one: beyond it at an edge, else between it and its
-better neighbour. The best one of all is taken, by the part of the text that chooses; what is reported is of another.
+Where a configuration has rates, each arm is first trained with each of them on the first seed, for a tenth of the
+length. If it says how many `trials` an arm has, others follow until the best lies inside, as many for each arm; then
+so for its warm-ups and ends of the cosine, if there are several. What chooses is a part of the text of its own; what
+is reported is of another.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import platform
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from sweeps import SETTINGS, Setting, bits, sweep
 
 from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import bytes_bar
@@ -36,7 +39,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Run:
-    """One training: an arm with a seed, a rate and, as `variant` says, another warm-up. Sweeps are short ones."""
+    """One training: an arm with a seed, a rate and, as `variant` says, other settings. Sweeps are short ones."""
 
     arm: str
     model: ModelConfig
@@ -122,6 +125,7 @@ def description(run: Run, trainer: Trainer, options: argparse.Namespace) -> dict
         "seed": training.seed,
         "lr": training.lr,
         "warmup": training.warmup,
+        "min_lr_ratio": training.min_lr_ratio,
         "batch": training.batch,
         "steps": training.steps,
         "alone": not options.beside_others,
@@ -147,9 +151,7 @@ def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, An
         gc.collect()  # the captured update of a model of 100M weights holds tens of gigabytes of a card
         if options.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    if known.get("diverged"):
-        return math.inf
-    return float(known["choose" if "choose" in known else "valid"])  # older lines have one part for both
+    return bits(known)
 
 
 def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
@@ -198,55 +200,69 @@ def evaluate_every(config: dict[str, Any], run: Run) -> int | None:
     return every
 
 
-def next_rate(losses: dict[float, float]) -> float:
-    """Which rate to try after some: half or twice the best one at an edge, else between it and its better neighbour."""
-    rates = sorted(losses)
-    at = min(range(len(rates)), key=lambda i: losses[rates[i]])
-    if at == 0:
-        return rates[0] / 2
-    if at == len(rates) - 1:
-        return rates[-1] * 2
-    neighbour = min(rates[at - 1], rates[at + 1], key=lambda rate: losses[rate])
-    return float(f"{math.sqrt(rates[at] * neighbour):.2g}")
+def choose(
+    arms: list[str], texts: Texts, options: argparse.Namespace, config: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    """What each arm trains with: rate, warm-up and end of the cosine, each swept with the best of those before it."""
+    chosen = {arm: usual(config, arm) for arm in arms}
+
+    def short(arm: str, settings: dict[str, float]) -> Run:
+        return run_of(config, arm, config["seeds"][0], settings, sweep=True)
+
+    for setting in SETTINGS:
+        values = {arm: values_of(setting, config, arm) for arm in arms}
+        for arm in arms:
+            chosen[arm][setting.field] = values[arm][0]
+        several = {arm: its for arm, its in values.items() if len(its) > 1 and setting.field in options.sweep}
+        lines = Results(options.results).lines()
+        known = {arm: known_losses(setting, lines, partial(short, arm), chosen[arm]) for arm in several}
+
+        def loss(arm: str, value: float, field: str = setting.field) -> float:
+            return do(short(arm, {**chosen[arm], field: value}), texts, options, config)
+
+        trials = config.get("trials", 0)
+        if setting.field != "lr":
+            trials = min(trials, 1)  # as many as there are values
+        for arm, value in sweep(setting, several, known, trials, loss).items():
+            chosen[arm][setting.field] = value
+    return chosen
 
 
-def best_rate(arm: str, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> float:
-    """Of those that the configuration names and, up to `trials` of them, of those that follow the best one."""
-    rates = options.rates or config["arms"][arm]["rates"]
-    if len(rates) == 1:
-        return float(rates[0])
-    trials = options.trials or config.get("trials", len(rates))
-    losses: dict[float, float] = {}
-    while len(losses) < max(trials, len(rates)):
-        rate = float(rates[len(losses)] if len(losses) < len(rates) else next_rate(losses))
-        losses[rate] = do(run_of(config, arm, config["seeds"][0], rate, sweep=True), texts, options, config)
-    best = min(losses, key=lambda rate: losses[rate])
-    if not math.isfinite(losses[best]):
-        raise ValueError(f"{arm} diverged with each rate of {', '.join(f'{rate:g}' for rate in losses)}")
-    return best
+def usual(config: dict[str, Any], arm: str) -> dict[str, float]:
+    """What an arm trains with where nothing is swept."""
+    training = TrainConfig(**{**config["training"], **config["arms"][arm].get("training", {})})
+    return {setting.field: getattr(training, setting.field) for setting in SETTINGS}
 
 
-def best_warmup(arm: str, lr: float, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> int:
-    """The configuration's, or one of its `warmups`, each of which is tried with the best rate."""
-    usual = int(config["training"]["warmup"])
-    if not config.get("warmups"):
-        return usual
-    runs = [run_of(config, arm, config["seeds"][0], lr, warmup, True) for warmup in (usual, *config["warmups"])]
-    return min(runs, key=lambda run: do(run, texts, options, config)).training.warmup
+def values_of(setting: Setting, config: dict[str, Any], arm: str) -> list[float]:
+    """Those that are tried at first. An arm has rates of its own; the others begin with the usual value."""
+    if setting.field == "lr":
+        return list(config["arms"][arm]["rates"])
+    return [usual(config, arm)[setting.field], *config.get(f"{setting.field}s", [])]
 
 
-def run_of(
-    config: dict[str, Any], arm: str, seed: int, lr: float, warmup: int | None = None, sweep: bool = False
-) -> Run:
+def known_losses(
+    setting: Setting, lines: list[dict[str, Any]], of: Callable[[dict[str, float]], Run], chosen: dict[str, float]
+) -> dict[float, float]:
+    """By the values of a setting: of lines of the trainings that differ in it alone."""
+    losses = {}
+    for line in lines:
+        value = line.get(setting.field, chosen[setting.field])
+        if line["name"] == of({**chosen, setting.field: value}).name:
+            losses[value] = bits(line)
+    return losses
+
+
+def run_of(config: dict[str, Any], arm: str, seed: int, settings: dict[str, float], sweep: bool = False) -> Run:
     """The run of an arm; the seed is of the graphs, of the weights and of the training."""
     what = config["arms"][arm]
-    training = {**config["training"], **what.get("training", {}), "seed": seed, "lr": lr}
+    training = {**config["training"], **what.get("training", {}), "seed": seed, **settings}
     if sweep:
         training["updates"] = config["sweep_updates"]
-    variant = ""
-    if warmup is not None and warmup != training["warmup"]:
-        training["warmup"], variant = warmup, f"-warmup{warmup}"
     model = ModelConfig(**{**config["model"], **what["model"], "seed": 100 * seed})
+    before = usual(config, arm)
+    others = [setting for setting in SETTINGS[1:] if settings[setting.field] != before[setting.field]]
+    variant = "".join(f"-{setting.short}{settings[setting.field]:g}" for setting in others)
     return Run(arm, model, TrainConfig(**training), sweep, variant)
 
 
@@ -269,9 +285,12 @@ def main() -> int:
     parser.add_argument("--updates", type=int, help="in place of the configuration's")
     parser.add_argument("--epochs", type=float, help="in place of the configuration's updates or epochs")
     parser.add_argument("--sweep-updates", type=int, help="in place of the configuration's")
-    parser.add_argument("--sweep-only", action="store_true", help="choose rates, train nothing to the end")
+    fields = [setting.field for setting in SETTINGS]
+    what = "what is swept (default: all); of others the first value is taken"
+    parser.add_argument("--sweep", nargs="*", choices=fields, default=fields, help=what)
+    parser.add_argument("--sweep-only", action="store_true", help="choose, train nothing to the end")
     parser.add_argument("--rates", type=float, nargs="+", help="in place of the configuration's, of every arm")
-    parser.add_argument("--trials", type=int, help="rates that are tried for an arm, in place of the configuration's")
+    parser.add_argument("--trials", type=int, help="rates that are tried for an arm, at least")
     parser.add_argument("--beside-others", action="store_true", help="the device is shared, so seconds say nothing")
     parser.add_argument("--threads", type=int, help="of PyTorch")
     options = parser.parse_args()
@@ -287,13 +306,16 @@ def main() -> int:
     epochs = options.epochs or config.get("epochs")
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])
-    config["sweep_updates"] = options.sweep_updates or config.get("sweep_updates", config["training"]["updates"])
-    for seed in options.seeds or config["seeds"]:
-        for arm in options.arms or config["arms"]:
-            rate = best_rate(arm, texts, options, config)
-            warmup = best_warmup(arm, rate, texts, options, config)
-            if not options.sweep_only:
-                do(run_of(config, arm, seed, rate, warmup), texts, options, config)
+    tenth = max(1, config["training"]["updates"] // 10)
+    config["sweep_updates"] = options.sweep_updates or config.get("sweep_updates", tenth)
+    config["trials"] = options.trials or config.get("trials", 0)
+    arms = options.arms or list(config["arms"])
+    for arm in arms:
+        config["arms"][arm]["rates"] = options.rates or config["arms"][arm]["rates"]
+    chosen = choose(arms, texts, options, config)
+    for seed in [] if options.sweep_only else options.seeds or config["seeds"]:
+        for arm in arms:
+            do(run_of(config, arm, seed, chosen[arm]), texts, options, config)
     return 0
 
 

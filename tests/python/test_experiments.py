@@ -30,6 +30,9 @@ CONFIG = {
 }
 
 
+SWEPT = ("lr", "warmup", "min_lr_ratio")
+
+
 def script(name, *words):
     return run_forked(run_script, EXPERIMENTS / name, *words)
 
@@ -104,21 +107,25 @@ def results_of(tmp_path, config, *words):
 
 
 def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
-    config = {**CONFIG, "trials": 4, "warmups": [2], "choose_bytes": 200, "choose_streams": 2, "evaluations": 2}
-    config |= {"arms": {"ba": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3, 2e-2]}}, "seeds": [0]}
+    config = {**CONFIG, "trials": 4, "warmups": [0, 2], "min_lr_ratios": [0, 0.4]}
+    config |= {"choose_bytes": 200, "choose_streams": 2, "evaluations": 2, "seeds": [0]}
+    config["arms"] = {"ba": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 2e-2, 4e-2]}}
     done, sweeps = results_of(tmp_path, config, "--sweep-only")
     assert done.status == 0, done.stderr
-    rates = [line["lr"] for line in sweeps if line["warmup"] == 1]
-    assert len(rates) == 4
     assert all(line["sweep"] and "valid" not in line for line in sweeps)
-    best = min((line for line in sweeps if line["warmup"] == 1), key=lambda line: line["choose"])
-    (other,) = [line for line in sweeps if line["warmup"] == 2]
-    assert other["lr"] == best["lr"]
+    best, before = sweeps[0], [sweeps[0]]
+    for field, least in (("lr", 4), ("warmup", 3), ("min_lr_ratio", 3)):
+        its = [best, *sweeps[len(before) :]]
+        its = [line for line in its if {key for key in SWEPT if line[key] != best[key]} <= {field}]
+        assert len(its) >= least
+        best = min(its, key=lambda line: line["choose"])
+        before += its[1:]
+    assert before == sweeps
     done, lines = results_of(tmp_path, config, "--epochs", 2)
     assert done.status == 0, done.stderr
     assert lines[:-1] == sweeps
     run = lines[-1]
-    assert (run["lr"], run["warmup"]) == (best["lr"], 2 if other["choose"] < best["choose"] else 1)
+    assert [run[field] for field in SWEPT] == [best[field] for field in SWEPT]
     per_epoch = (len(sentences(40)) - 600 - 1) // 4 // 8
     assert run["bytes"] == 2 * per_epoch * 4 * 8
     assert [point[0] for point in run["curve"]][-1] == run["bytes"]
@@ -132,8 +139,12 @@ def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
 def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
     pytest.importorskip("matplotlib")
     arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
-    done, lines = results_of(tmp_path, {**CONFIG, "arms": arms, "seeds": [0], "trials": 3})
+    config = {**CONFIG, "arms": arms, "seeds": [0], "trials": 3}
+    done, lines = results_of(tmp_path, config)
     assert done.status == 0, done.stderr
+    trials = [sum(line["sweep"] and line["arm"] == arm for line in lines) for arm in arms]
+    assert trials[0] == trials[1] >= 3
+    assert results_of(tmp_path, config, "--arms", "dense", "--trials", 1)[1] == lines  # what both needed is known
     report = script("small_world_lstm/report.py", "--widths", tmp_path / "results.jsonl")
     assert report.status == 0, report.stderr
     assert (tmp_path / "results.png").stat().st_size > 1000
@@ -141,7 +152,7 @@ def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
     for arm in arms:
         tried = {line["lr"]: line["choose"] for line in lines if line["sweep"] and line["arm"] == arm}
         best = min(tried, key=tried.get)
-        row = re.search(rf"^\| {arm} \| 2 \|.*$", tables, re.MULTILINE)[0]
+        row = re.search(rf"^\| {arm} \| 2 \| rate \|.*$", tables, re.MULTILINE)[0]
         assert f"{best:g}: **{tried[best]:.3f}**" in row
         assert row.count("**") == 2
         assert row.endswith("| at the edge |" if best in (min(tried), max(tried)) else "| inside |")
@@ -158,12 +169,43 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path):
     assert "ba diverged with each rate of 1e+30, 1e+29" in done.stderr
 
 
-def test_the_next_rate_is_beyond_an_edge_or_beside_the_best():
-    program = runpy.run_path(str(EXPERIMENTS / "small_world_lstm" / "run.py"))
-    assert program["next_rate"]({1: 3.0, 2: 2.0, 4: 1.0}) == 8
-    assert program["next_rate"]({1: 1.0, 2: 2.0}) == 0.5
-    assert program["next_rate"]({1: 3.0, 2: 1.0, 4: 2.0}) == 2.8
-    assert program["next_rate"]({1: 2.0, 2: 1.0, 4: math.inf}) == 1.4
+def sweeps():
+    return runpy.run_path(str(EXPERIMENTS / "small_world_lstm" / "sweeps.py"))
+
+
+def test_the_next_value_is_beyond_an_edge_or_beside_the_best():
+    rate, warmup, end = sweeps()["SETTINGS"]
+    assert rate.next_value({1: 3.0, 2: 2.0, 4: 1.0}) == 8
+    assert rate.next_value({1: 1.0, 2: 2.0}) == 0.5
+    assert rate.next_value({1: 3.0, 2: 1.0, 4: 2.0}) == 2.83
+    assert rate.next_value({1: 2.0, 2: 1.0, 4: math.inf}) == 1.41
+    assert warmup.next_value({0: 1.0, 1: 2.0}) is None
+    assert warmup.next_value({30: 2.0, 100: 1.0, 300: 1.5}) == 173
+    assert end.next_value({0.05: 2.0, 0.8: 1.0}) == 1
+    assert end.next_value({0: 1.0, 0.05: 2.0}) == 0.025
+    assert [end.is_inside({0: a, 0.1: b, 0.2: c}) for a, b, c in ((1, 2, 3), (2, 1, 3), (3, 2, 1))] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("best", [8, 20, 1e9])
+def test_arms_are_swept_until_the_best_lies_inside_all_as_often(best):
+    """The losses of two arms are parabolas of the logarithm; one of them has its least far from the first values."""
+    module, tried = sweeps(), {"near": [], "far": []}
+    rate = module["SETTINGS"][0]
+
+    def loss(arm, value):
+        assert value not in tried[arm]
+        tried[arm].append(value)
+        return math.log(value / (2.1 if arm == "near" else best)) ** 2
+
+    values, known = {"near": [2, 1, 4], "far": [2, 1, 4]}, {"near": {}, "far": {2: loss("far", 2)}}
+    found = module["sweep"](rate, values, known, 4, loss)
+    assert len(tried["near"]) == len(tried["far"]) == {8: 5, 20: 6, 1e9: 8}[best]
+    for arm, its in tried.items():
+        assert its[:3] == [2, 1, 4]
+        assert (min(its) < found[arm] < max(its)) == (arm == "near" or best < 1e9)
+    again = {arm: {value: loss_of for value, loss_of in zip(its, range(9), strict=False)} for arm, its in tried.items()}
+    assert module["sweep"](rate, values, again, 0, loss) == {"near": 2, "far": 2}  # first in both, and known
+    assert module["sweep"](rate, {}, {}, 4, loss) == {}
 
 
 def test_compression(tmp_path):
@@ -185,6 +227,17 @@ def test_compression(tmp_path):
     assert lines[-1]["checked"] == 300
     assert 0 < lines[-1]["compressed"] < 640
     assert lines[-1]["model_bytes"]["bf16"] == 2 * lines[-1]["parameters"]
+    packed = EXPERIMENTS / "compression" / "results" / "packers.jsonl"
+    report = script("compression/report.py", packed, results, "--out", tmp_path / "table.md")
+    assert report.status == 0, report.stderr
+    rows = (tmp_path / "table.md").read_text().splitlines()
+    assert len([row for row in rows if row.startswith("| ")]) == 2 * 4 + len(packed.read_text().splitlines()) + len(
+        lines
+    )
+    assert "| `brotli -q 11` | 315,197 | 2.522 | -2.4 % | 2.63 | 0.01 | AMD EPYC | none |" in rows
+    (row,) = [row for row in rows if row.startswith("| ba | ")]
+    assert f"| {lines[-1]['compressed']} |" in row
+    assert "(300 bytes) |" in row
 
 
 def test_sentiment(tmp_path):

@@ -58,6 +58,7 @@ def test_bad_text(tmp_path, text, capsys):
         ["train", "--text", text, *out, "--lr", 0],
         "lr is 0.0, clip 1.0, ema 0.999, warmup 100; lr and clip need",
     )
+    refused(capsys, ["train", "--text", text, *out, "--min-lr-ratio", 1.5], "min_lr_ratio is 1.5, needs 0 to 1")
     refused(capsys, ["train", "--text", text, *out, "--hidden", 100], "needs a multiple of the block size")
     refused(capsys, ["train", "--text", text, *out, "--graph", "tree(3)"], "tree")
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -211,3 +212,15 @@ def test_before_the_first_update_there_are_no_moments(folder, text):
     assert trainer.update == 0
     whole = Trainer(TINY, SHORT, text, "cpu")
     assert [trainer.step() for _ in range(2)] == [whole.step() for _ in range(2)]
+
+
+def test_what_an_older_header_lacks_has_the_default(folder, trained, text):
+    tensors, header = checkpoint.load(trained)
+    assert header["training"].pop("min_lr_ratio") == 0.05
+    checkpoint.save(folder / "older", tensors, header)
+    trainer = Trainer(TINY, SHORT, text, "cpu")
+    trainer.resume(folder / "older")
+    assert trainer.update == 2
+    other = replace(SHORT, min_lr_ratio=0.1)
+    with pytest.raises(ValueError, match=r"is of another training: min_lr_ratio is 0\.05, needs 0\.1$"):
+        Trainer(TINY, other, text, "cpu").resume(folder / "older")

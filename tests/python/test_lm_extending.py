@@ -73,3 +73,12 @@ def test_in_a_program_it_is_asked_for(words, last):
     assert trainer.resume(last, other_updates=True) == 12
     assert trainer.update == 2
     assert trainer.rate() == longer.rate(2)
+
+
+def test_the_rate_rises_and_falls_to_its_share():
+    config = TrainConfig(updates=12, lr=2.0, warmup=2, min_lr_ratio=0.25)
+    rates = [config.rate(update) for update in range(13)]
+    assert rates[:3] == [1.0, 2.0, 2.0]
+    assert rates[7] == pytest.approx(2.0 * (0.25 + 0.75 / 2))
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] == pytest.approx(0.5)

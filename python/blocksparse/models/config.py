@@ -62,8 +62,9 @@ class TrainConfig:
         updates: how often the weights are changed.
         batch: streams of text side by side.
         steps: bytes of a stream in an update; gradients end there, the state goes on.
-        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine to a twentieth.
+        lr: the highest learning rate: after `warmup` updates, from where it falls by a cosine.
         warmup: updates in which the learning rate rises.
+        min_lr_ratio: share of `lr` that is left at the end.
         clip: the largest norm of a gradient; what is longer is shortened.
         ema: decay of the average of the weights that evaluation uses; shorter at first.
         bf16: products in bfloat16, by autocast.
@@ -75,6 +76,7 @@ class TrainConfig:
     steps: int = 64
     lr: float = 4e-3
     warmup: int = 100
+    min_lr_ratio: float = 0.05
     clip: float = 1.0
     ema: float = 0.999
     bf16: bool = False
@@ -88,6 +90,8 @@ class TrainConfig:
         if not (0 < self.lr < math.inf and self.clip > 0 and 0 <= self.ema < 1 and self.warmup >= 0):
             given = f"lr is {self.lr}, clip {self.clip}, ema {self.ema}, warmup {self.warmup}"
             raise ValueError(f"[lm] {given}; lr and clip need to be above 0, ema 0 to 1, warmup 0 or more")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError(f"[lm] min_lr_ratio is {self.min_lr_ratio}, needs 0 to 1")
         check_seed(self.seed)
 
     def rate(self, update: int) -> float:
@@ -95,7 +99,8 @@ class TrainConfig:
         if update < self.warmup:
             return self.lr * (update + 1) / self.warmup
         progress = (update - self.warmup) / max(1, self.updates - self.warmup)
-        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+        above = 0.5 * (1 + math.cos(math.pi * min(progress, 1)))
+        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * above)
 
 
 def check_graph(config: ModelConfig) -> None:

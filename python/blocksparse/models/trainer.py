@@ -152,8 +152,9 @@ class Trainer:
             raise ValueError(f"[{self.kind.op}] {path} describes no training")
         for what, value in mine.items():
             found = header.get(what)
-            if what == "training" and other_updates:
-                found = {**header["training"], "updates": self.config.updates}
+            if what == "training":  # older ones lack fields, whose defaults are what was done then
+                found = {**asdict(type(self.config)()), **header["training"]}
+                found |= {"updates": self.config.updates} if other_updates else {}
             if found != value:
                 which = f"other {what}" if what.endswith("s") else f"another {what}"
                 raise ValueError(f"[{self.kind.op}] {path} is of {which}: {difference(found, value)}")
