@@ -68,6 +68,7 @@ class Rewiring:
         self._due: set[int] = set()  # steps after which some blocks are young no more, as far as the host knows
         self._warned = False
         self._is_ahead = False  # whether the card may have counted other steps
+        self._is_new = True  # whether no step came by since an optimizer was attached
         self._notice: tuple[Tensor, Any] | None = None  # how many updates were left out, on its way from the card
 
     # ---- Verbs ------------------------------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class Rewiring:
             self.seed = int(seed)
         self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
         self._hold(True)
+        self._is_new = True
         if hook:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._watch()
@@ -204,8 +206,9 @@ class Rewiring:
         if not captured:
             self._steps += 1
         self._is_ahead |= captured or found is not None
-        if self._is_ahead or self._due:
+        if self._is_ahead or self._due or self._is_new:  # at the first step a card compiles it, and moves nothing
             self._moments.correct(self._clock)
+        self._is_new = False
         if self._steps in self._due and not captured:
             self._due.remove(self._steps)
             self._settle(YOUNG)
