@@ -19,7 +19,6 @@ the scaling, and a step of Adam keeps it. State and parameters keep their memory
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._core.arguments import need
-from .adam import add_lack, add_lack_compiled, add_lack_of_one_age, bias, compiles, logs_of
+from .adam import Blocks, add_lack, add_lack_compiled, add_lack_of_one_age, bias, compiles, logs_of
 
 Take = Callable[[Tensor], Tensor]
 
@@ -206,22 +205,30 @@ class Moments:
     def _correct_adam(self, group: dict[str, Any], watched: list[int], step: Tensor, found: Tensor | None) -> None:
         lr, logs = group["lr"] if found is None else group["lr"] * (1 - found), logs_of(group)
         eps, second = max(group["eps"], _SMALLEST), "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+        of_one_age: dict[Any, list[Blocks]] = {}
+        others: dict[Any, list[tuple[Blocks, Tensor, Tensor]]] = {}
         filled: dict[Any, Tensor] = {}
         for i in watched:
             p, (rows, births), cohort = self._parameters[i], self._young[i], self._cohort[i]
             state = self.optimizer.state[p]
-            blocks, t = (p.detach(), state["exp_avg"], state[second], rows), state["step"]
+            blocks, kind = Blocks(p.detach(), state["exp_avg"], state[second], rows), (p.shape[1:], p.dtype, p.device)
             if cohort is not None:
-                t = max(float(t), 1.0)
-                add_lack_of_one_age(*blocks, t, max(min(float(step) - cohort, t), 1.0), lr, logs, eps)
+                t = max(float(state["step"]), 1.0)
+                age = max(min(float(step) - cohort, t), 1.0)
+                of_one_age.setdefault((t, age, kind), []).append(blocks)
                 continue
-            given = (*blocks, births, *(_on_device(number, births, filled) for number in (t, step, lr)), logs, eps)
+            count, clock, rate = (_on_device(number, births, filled) for number in (state["step"], step, lr))
             captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
             if compiles(p) and (i in self._compiled or not captured):
-                add_lack_compiled(*given)
+                add_lack_compiled(blocks, births, count, clock, rate, logs, eps)
                 self._compiled.add(i)
             else:
-                add_lack(*given)
+                others.setdefault((kind, clock, rate), []).append((blocks, births, count))
+        for (t, age, _), members in of_one_age.items():
+            add_lack_of_one_age(members, t, age, lr, logs, eps)
+        for (_, clock, rate), given in others.items():
+            blocks_of, births_of, counts = zip(*given, strict=True)
+            add_lack(blocks_of, births_of, counts, clock, rate, logs, eps)
 
     def _correct_dampening(self, group: dict[str, Any], i: int, step: Tensor) -> None:
         """The first step of a new buffer is not dampened."""
