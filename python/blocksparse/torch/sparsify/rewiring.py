@@ -35,7 +35,8 @@ class Rewiring:
     On a card nothing waits for the host, and tables are made anew in place. To capture a training step, attach with
     `hook=False` and capture two graphs: one that ends with `step(acts=False)`, and one that ends with `step(acts=True)`
     (RigL: with its forward and backward pass in `observing()`), to be replayed at steps where `schedule.acts_at(step)`.
-    The optimizer has to be capturable. What counts the steps is then on the card.
+    The optimizer has to be capturable. What counts the steps is then on the card. The first step that is not captured
+    compiles the bias correction, which takes seconds; a graph that is captured before it runs more kernels.
 
     Processes of torch.distributed take the same pattern: grow scores are averaged, norms are those of rank 0.
 
