@@ -203,6 +203,7 @@ class Moments:
         return self._groups[1]
 
     def _correct_adam(self, group: dict[str, Any], watched: list[int], step: Tensor, found: Tensor | None) -> None:
+        """All parameters whose blocks have one shape at once, or where it is compiled one by one."""
         lr, logs = group["lr"] if found is None else group["lr"] * (1 - found), logs_of(group)
         eps, second = max(group["eps"], _SMALLEST), "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
         of_one_age: dict[Any, list[Blocks]] = {}
