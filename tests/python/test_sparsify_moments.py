@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
+from blocksparse.torch.sparsify import adam
+from blocksparse.torch.sparsify import moments as moments_module
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
@@ -113,7 +115,7 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.parametrize("layers", [3, 12])
 def test_a_correction_is_few_launches(layers):
-    """In a CUDA graph it runs at each step: 3 of a layer, and 18 of all of them. Ages differ, as on a card."""
+    """Where it is not compiled: 3 of a layer, and 41 of all of them. Ages differ, as on a card."""
     ps = [nn.Parameter(torch.randn(4, 8, 8)) for _ in range(layers)]
     optimizer = torch.optim.AdamW(ps)
     moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
@@ -124,7 +126,108 @@ def test_a_correction_is_few_launches(layers):
     clock = torch.tensor(1)
     with Launches() as launches:
         moments.correct(clock)
-    assert 0 < launches.count <= 18 + 3 * layers
+    assert 0 < launches.count <= 41 + 3 * layers
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Has corrections of several ages compiled, as on a card, by a backend; returns the calls."""
+    calls = []
+
+    def use(backend):
+        monkeypatch.setattr(moments_module, "compiles", lambda p: adam.COMPILES)
+        monkeypatch.setattr(adam, "BACKEND", backend)
+        monkeypatch.setattr(adam, "COMPILES", True)
+        run = moments_module.add_lack_compiled
+        monkeypatch.setattr(moments_module, "add_lack_compiled", lambda *given: (calls.append(given), run(*given)))
+        return calls
+
+    torch._dynamo.reset()  # which remembers what shapes differed
+    adam._compiled.cache_clear()
+    return use
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "no momentum", "fused", "lr is a tensor"])
+def test_grown_blocks_move_so_where_it_is_compiled(name, compiled):
+    """By the tracer of PyTorch's compiler. Old blocks are among them."""
+    calls = compiled("aot_eager")
+    test_grown_blocks_move_as_those_of_a_new_optimizer(name, "all")
+    assert len(calls) == 30
+    assert adam.COMPILES
+
+
+def young_parameters(sizes):
+    """AdamW after 40 steps with blocks grown after 18 and 36 in each of some parameters [size, 8, 8], and old ones."""
+    torch.manual_seed(0)
+    ps = [nn.Parameter(torch.randn(size, 8, 8)) for size in sizes]
+    optimizer = torch.optim.AdamW(ps, 1e-2)
+    for _ in range(40):
+        for p in ps:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments.watch({p: (torch.arange(len(p) - 1), torch.tensor([-1, 18, 36] * 9)[: len(p) - 1]) for p in ps})
+    return ps, moments
+
+
+def test_a_correction_is_one_kernel_of_a_parameter(compiled):
+    """By the compiler for the CPU, whose fusions are those for a card; for two numbers of blocks, then for all."""
+    metrics = pytest.importorskip("torch._inductor.metrics")
+    compiled("inductor")
+    sizes = [7, 9, 12, 20]
+    (plain, moments), (ours, of_ours) = young_parameters(sizes), young_parameters(sizes)
+    before = [p.detach().clone() for p in plain]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adam, "COMPILES", False)
+        moments.correct(torch.tensor(40))
+    metrics.reset()
+    of_ours.correct(torch.tensor(40))
+    assert metrics.generated_kernel_count == 2
+    of_ours.correct(torch.tensor(41))
+    assert metrics.generated_kernel_count == 2
+    moments.correct(torch.tensor(41))
+    for p, q, was in zip(plain, ours, before, strict=True):
+        old = torch.arange(len(p)) % 3 == 0
+        old[-1] = True  # is not watched
+        assert torch.equal(q[old], was[old])
+        assert (p - was)[~old].abs().amin((1, 2)).min() > 0
+        torch.testing.assert_close(q - was, p - was, rtol=1e-4, atol=1e-7)
+
+
+def test_networks_of_many_shapes_are_compiled_in_one_process(compiled):
+    """PyTorch refuses to compile a function more often than 8 times."""
+    calls = compiled("eager")
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    ps = [nn.Parameter(torch.ones(5, *shape)) for shape in [(), (8, 8), (16, 16), (2, 8, 8)]]
+    optimizer = torch.optim.AdamW(ps)
+    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments.watch({p: (torch.arange(4), torch.tensor([-1, -2, 0, 1])) for p in ps})
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with torch._dynamo.config.patch({limit: 1, "fail_on_recompile_limit_hit": True}):
+        moments.correct(torch.tensor(1))
+    assert len(calls) == 4
+    assert adam.COMPILES
+
+
+def test_where_nothing_can_be_compiled_it_is_said_once(compiled):
+    """A card without a C compiler, say: the same is done by PyTorch's operations."""
+
+    def broken(graph, inputs):
+        raise RuntimeError("no C compiler")
+
+    calls = compiled(broken)
+    (plain, moments), (ours, of_ours) = young_parameters([5, 6]), young_parameters([5, 6])
+    with pytest.warns(
+        RuntimeWarning, match="cannot compile the bias correction of young blocks.*no C compiler"
+    ) as told:
+        of_ours.correct(torch.tensor(40))
+    assert len(told) == 1
+    assert len(calls) == 1
+    moments.correct(torch.tensor(40))
+    for p, q in zip(plain, ours, strict=True):
+        assert torch.equal(p, q)
 
 
 def test_what_would_happen_without():
@@ -202,6 +305,20 @@ def test_nothing_moves_where_the_rate_is_0_or_the_first_step_was_left_out(births
         step(optimizer, p, torch.ones_like(p))
         moments.correct(torch.tensor(t))
     assert torch.equal(p, torch.zeros_like(p))
+
+
+@pytest.mark.parametrize("births", [[10, 10], [10, 11]])
+def test_moments_are_no_older_than_their_parameter(births):
+    """Where an optimizer came later than the blocks: Adam's own count is right."""
+    p = nn.Parameter(torch.zeros(4, 8, 8))
+    optimizer = torch.optim.AdamW([p], 1e-2)
+    moments = bss.Moments(optimizer, {"p": p})
+    moments.watch({p: (torch.tensor([1, 2]), torch.tensor(births))})
+    for t in range(1, 6):
+        step(optimizer, p, torch.ones_like(p))
+        before = p.detach().clone()
+        moments.correct(torch.tensor(t + 20))
+        assert torch.equal(p, before)
 
 
 def test_bfloat16_parameters():

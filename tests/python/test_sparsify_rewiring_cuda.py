@@ -14,6 +14,7 @@ import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch import device_layout
 from blocksparse.torch.device_layout import changing_layout
+from blocksparse.torch.sparsify import adam
 from blocksparse.torch.sparsify.rewired import places_of
 
 SHAPE = (40, 90)
@@ -144,6 +145,57 @@ def test_captured_steps_do_what_eager_ones_do(method, side_stream):
     for name, layer in sparse_layers(captured.model).items():
         state = captured.model.state_dict()[f"{name}.pattern"].cpu().numpy()
         assert Layout.from_pattern(state) == layer.layout
+
+
+def test_a_graph_that_is_captured_before_any_step_does_the_same(side_stream):
+    """Then the bias correction cannot be compiled any more, and is PyTorch's operations."""
+    eager, captured = Run("SET", capturable=True), Run("SET", capturable=True)
+    for run in (eager, captured):
+        for _ in range(3):  # the optimizer's state
+            run.train()
+    graphs = {acts: captured.capture(acts) for acts in (False, True)}
+    eager.eager(range(16))
+    for step in range(16):
+        captured.load(step)
+        graphs[OFTEN.acts_at(step + 1)].replay()
+    torch.cuda.synchronize()
+    assert same_masks(eager.model, captured.model)
+    for mine, other in zip(captured.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_compiled_correction_is_that_of_pytorchs_operations(dtype, monkeypatch):
+    """Of two shapes and three numbers of blocks; old ones stay as they are to the bit, and repeats are the same."""
+    pytest.importorskip("triton")
+    moved = []
+    for compiles in (False, True, True):
+        monkeypatch.setattr(adam, "COMPILES", compiles)
+        torch.manual_seed(0)
+        ps = [
+            nn.Parameter(torch.zeros(shape, dtype=dtype, device="cuda"))
+            for shape in [(7, 8, 8), (9, 8, 8), (12, 8, 8), (6,)]
+        ]
+        optimizer = torch.optim.AdamW(ps, 1e-2)
+        for _ in range(40):
+            for p in ps:
+                p.grad = torch.randn(p.shape).to(p)
+            optimizer.step()
+        moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+        births = torch.tensor([-1, 18, 36, -2, 36], device="cuda")
+        moments.watch({p: (torch.arange(5, device="cuda"), births) for p in ps})
+        for p in ps:
+            p.detach().zero_()  # 16 bits then show all of what is added
+        moments.correct(torch.tensor(40, device="cuda"))
+        assert compiles == adam.COMPILES
+        moved.append([p.detach() for p in ps])
+    for plain, ours, again in zip(*moved, strict=True):
+        assert not ours[[0, 3]].any()
+        assert not ours[5:].any()
+        assert plain[[1, 2, 4]].any()
+        rtol = 1e-2 if dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(ours, plain, rtol=rtol, atol=1e-7)
+        assert torch.equal(ours, again)
 
 
 def test_a_capture_has_to_say_whether_it_acts(side_stream):

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..._core.arguments import need
+from .adam import Blocks, add_lack, add_lack_compiled, add_lack_of_one_age, bias, compiles, logs_of
 
 Take = Callable[[Tensor], Tensor]
 
@@ -117,6 +118,7 @@ class Moments:
         self._parameters = list(parameters.values())
         self._young: dict[int, tuple[Tensor, Tensor]] = {}  # rows of a parameter, and their births as floats: see watch
         self._cohort: dict[int, int | None] = {}  # the birth of all of them, where the host knows of one
+        self._compiled: set[int] = set()  # parameters whose correction is compiled, and so may be captured
         self._groups: tuple[Any, list[tuple[dict[str, Any], list[int]]]] = (None, [])
         self._is_adam = isinstance(optimizer, _CORRECTED)
         if not isinstance(optimizer, (*_CORRECTED, *_WITHOUT_BIAS)):
@@ -184,11 +186,11 @@ class Moments:
         if not self._is_adam or not state:
             return
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
-        first, second = _logs_of(group)
+        first, second = logs_of(group)
         age = ages.clamp_min(1).to(torch.float64)
         for name, log in (("exp_avg", first), ("exp_avg_sq", second), ("max_exp_avg_sq", second)):
             if name in state:
-                factor = torch.where(ages > 0, _bias(age, log) / _bias(_count(state["step"], parameter), log), 1)
+                factor = torch.where(ages > 0, bias(age, log) / bias(_count(state["step"], parameter), log), 1)
                 state[name].mul_(factor.to(state[name].dtype).view(-1, *(1,) * (parameter.dim() - 1)))
 
     def _by_group(self) -> list[tuple[dict[str, Any], list[int]]]:
@@ -201,43 +203,33 @@ class Moments:
         return self._groups[1]
 
     def _correct_adam(self, group: dict[str, Any], watched: list[int], step: Tensor, found: Tensor | None) -> None:
-        """Each op costs a launch: all factors are made at once, and all blocks of one shape are corrected at once."""
-        kinds: dict[Any, list[int]] = {}
-        for i in watched:
-            kinds.setdefault((self._parameters[i].shape[1:], self._parameters[i].dtype), []).append(i)
-        lr, logs = group["lr"] if found is None else group["lr"] * (1 - found), _logs_of(group)
+        """All parameters whose blocks have one shape at once, or where it is compiled one by one."""
+        lr, logs = group["lr"] if found is None else group["lr"] * (1 - found), logs_of(group)
         eps, second = max(group["eps"], _SMALLEST), "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-        ordered = [i for alike in kinds.values() for i in alike] if len(kinds) > 1 else watched
-        numbers, begin = self._numbers(ordered, step), 0
-        factors = _factors(self._counts(ordered, step), logs, lr) if numbers is None else torch.empty(0)
-        for alike in kinds.values():
-            parameters, rows = [self._parameters[i] for i in alike], [self._young[i][0] for i in alike]
-            states, sizes = [self.optimizer.state[p] for p in parameters], [r.numel() for r in rows]
-            m, v = (_rows_of([state[name] for state in states], rows, sizes) for name in ("exp_avg", second))
-            if numbers is not None:
-                lack = _lack_of_numbers(m, v, numbers, logs, lr, eps)
+        of_one_age: dict[Any, list[Blocks]] = {}
+        others: dict[Any, list[tuple[Blocks, Tensor, Tensor]]] = {}
+        filled: dict[Any, Tensor] = {}
+        for i in watched:
+            p, (rows, births), cohort = self._parameters[i], self._young[i], self._cohort[i]
+            state = self.optimizer.state[p]
+            blocks, kind = Blocks(p.detach(), state["exp_avg"], state[second], rows), (p.shape[1:], p.dtype, p.device)
+            if cohort is not None:
+                t = max(float(state["step"]), 1.0)
+                age = max(min(float(step) - cohort, t), 1.0)
+                of_one_age.setdefault((t, age, kind), []).append(blocks)
+                continue
+            count, clock, rate = (_on_device(number, births, filled) for number in (state["step"], step, lr))
+            captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
+            if compiles(p) and (i in self._compiled or not captured):
+                add_lack_compiled(blocks, births, count, clock, rate, logs, eps)
+                self._compiled.add(i)
             else:
-                lack = _lack(m, v, factors.narrow(2, begin, len(v)), eps)
-            begin += len(v)
-            for parameter, row, part in zip(parameters, rows, lack.split(sizes), strict=True):
-                parameter.index_add_(0, row, part.to(parameter.dtype))
-
-    def _numbers(self, watched: list[int], step: Tensor) -> tuple[float, float] | None:
-        """t and a, on the CPU, where all blocks share them."""
-        birth = self._cohort[watched[0]]
-        if birth is None or any(self._cohort[i] != birth for i in watched):
-            return None
-        ts = {float(self.optimizer.state[self._parameters[i]]["step"]) for i in watched}
-        t = max(ts.pop(), 1.0)
-        return None if ts else (t, max(min(float(step) - birth, t), 1.0))
-
-    def _counts(self, watched: list[int], step: Tensor) -> Tensor:
-        """t and a, float64 [2, n]."""
-        births = [self._young[i][1] for i in watched]
-        steps = _expanded([self.optimizer.state[self._parameters[i]]["step"] for i in watched], births)
-        t, age = counts = torch.cat([*steps, *births]).double().view(2, -1)
-        torch.minimum(torch.sub(step, age, out=age), t, out=age)
-        return counts.clamp_min_(1)  # 0 where a scaler has left the first step out
+                others.setdefault((kind, clock, rate), []).append((blocks, births, count))
+        for (t, age, _), members in of_one_age.items():
+            add_lack_of_one_age(members, t, age, lr, logs, eps)
+        for (_, clock, rate), given in others.items():
+            blocks_of, births_of, counts = zip(*given, strict=True)
+            add_lack(blocks_of, births_of, counts, clock, rate, logs, eps)
 
     def _correct_dampening(self, group: dict[str, Any], i: int, step: Tensor) -> None:
         """The first step of a new buffer is not dampened."""
@@ -263,11 +255,11 @@ def corrected_lack(
     """
     if not isinstance(optimizer, _CORRECTED) or "exp_avg" not in state:
         return None
-    found, logs = getattr(optimizer, "found_inf", None), _logs_of(group)
+    found, logs = getattr(optimizer, "found_inf", None), logs_of(group)
     lr, eps = group["lr"] if found is None else group["lr"] * (1 - found), max(group["eps"], _SMALLEST)
     v = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
     t = float(state["step"])
-    (f, root), (own_f, own_root) = ((_bias(n, logs[0]) * lr, _bias(n, logs[1]) ** 0.5) for n in (t, age))
+    (f, root), (own_f, own_root) = ((bias(n, logs[0]) * lr, bias(n, logs[1]) ** 0.5) for n in (t, age))
     scale = v.sqrt() if v.dtype.itemsize >= 4 else v.float().sqrt()
     shared, own = scale * root + eps, scale * own_root + eps
     lack: Tensor = state["exp_avg"] * (f / shared - own_f / own)
@@ -280,23 +272,9 @@ def settling_factors(
     """What moments of that age are multiplied by, so that the optimizer's own bias correction is right for them."""
     if not isinstance(optimizer, _CORRECTED):
         return {}
-    (first, second), t = _logs_of(group), float(state["step"])
+    (first, second), t = logs_of(group), float(state["step"])
     logs = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": second}
-    return {key: _bias(age, log) / _bias(t, log) for key, log in logs.items() if key in state}
-
-
-def _rows_of(tensors: list[Tensor], rows: list[Tensor], sizes: list[int]) -> Tensor:
-    """The rows of each tensor, one below the other."""
-    made = tensors[0].new_empty(sum(sizes), *tensors[0].shape[1:])
-    for tensor, row, part in zip(tensors, rows, made.split(sizes), strict=True):
-        torch.index_select(tensor, 0, row, out=part)
-    return made
-
-
-def _logs_of(group: Mapping[str, Any]) -> tuple[float, float]:
-    """Logarithms of the betas."""
-    first, second = (math.log(beta) if (beta := float(b)) > 0 else -math.inf for b in group["betas"])
-    return first, second
+    return {key: bias(age, log) / bias(t, log) for key, log in logs.items() if key in state}
 
 
 def _count(step: Any, parameter: Tensor) -> Any:
@@ -305,56 +283,11 @@ def _count(step: Any, parameter: Tensor) -> Any:
     return step.to(torch.float64) if on_card else float(step)
 
 
-def _expanded(steps: list[Any], like: Sequence[Tensor]) -> list[Tensor]:
-    """Each count of steps as often as its parameter has births, without a copy from the host."""
-    made: dict[float, Tensor] = {}  # of counts that lie on the host while the parameters are on a card
-    counts = []
-    for step, births in zip(steps, like, strict=True):
-        if not isinstance(step, Tensor) or step.device != births.device:
-            number = float(step)
-            if number not in made:
-                made[number] = births.new_full((), number)
-            step = made[number]
-        counts.append(step.expand(births.numel()))
-    return counts
-
-
-def _bias(count: Any, log: float) -> Any:
-    """1 / (1 - beta^count), from the logarithm of beta."""
-    return -1 / (torch.expm1(count * log) if isinstance(count, Tensor) else math.expm1(count * log))
-
-
-def _factors(counts: Tensor, logs: tuple[float, float], lr: Any) -> Tensor:
-    """[2, 2, n]: lr sqrt(1 - beta2^c) / (1 - beta1^c), and sqrt(1 - beta2^c), of the counts c [2, n]."""
-    bias = counts.new_empty(2, *counts.shape)
-    for part, log in zip(bias, logs, strict=True):
-        torch.mul(counts, log, out=part)
-    bias.expm1_().neg_()
-    spreads = bias[1].sqrt_()
-    torch.div(spreads, bias[0], out=bias[0]).mul_(lr)
-    return bias
-
-
-def _lack(m: Tensor, v: Tensor, factors: Tensor, eps: float) -> Tensor:
-    """u(t) - u(a), with u(c) = rate(c) m / (sqrt(v) + spread(c) eps): 0 to the bit where a = t."""
-    root = _root(v)
-    rates, spreads = factors.to(root.dtype).view(2, 2, -1, *(1,) * (root.dim() - 1))
-    both = torch.add(root, spreads, alpha=eps)
-    torch.div(rates, both, out=both)
-    return both[0].sub_(both[1]).mul_(m)
-
-
-def _lack_of_numbers(
-    m: Tensor, v: Tensor, counts: tuple[float, float], logs: tuple[float, float], lr: Any, eps: float
-) -> Tensor:
-    """`_lack` of one t and one a: on the CPU two thirds of the time."""
-    spread, own_spread = (_bias(count, logs[1]) ** -0.5 for count in counts)
-    rate, own_rate = (s * _bias(count, logs[0]) for s, count in zip((spread, own_spread), counts, strict=True))
-    root = _root(v)
-    lack = torch.div(m, root + eps * spread)
-    return lack.addcdiv_(m, root.add_(eps * own_spread), value=-own_rate / rate).mul_(rate * lr)
-
-
-def _root(v: Tensor) -> Tensor:
-    """sqrt(v), in place, in float32 at least."""
-    return (v if v.dtype.itemsize >= 4 else v.float()).sqrt_()
+def _on_device(number: Any, like: Tensor, filled: dict[Any, Tensor]) -> Tensor:
+    """A number as a tensor [] on that of `like`. A kernel fills it in: a copy from the host would wait for the card."""
+    if isinstance(number, Tensor) and number.device == like.device:
+        return number
+    key = float(number), like.device
+    if key not in filled:
+        filled[key] = torch.full((), key[0], dtype=torch.float64, device=like.device)
+    return filled[key]

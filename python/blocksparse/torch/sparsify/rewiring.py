@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,8 @@ class Rewiring:
     On a card nothing waits for the host, and tables are made anew in place. To capture a training step, attach with
     `hook=False` and capture two graphs: one that ends with `step(acts=False)`, and one that ends with `step(acts=True)`
     (RigL: with its forward and backward pass in `observing()`), to be replayed at steps where `schedule.acts_at(step)`.
-    The optimizer has to be capturable. What counts the steps is then on the card.
+    The optimizer has to be capturable. What counts the steps is then on the card. The first step that is not captured
+    compiles the bias correction, which takes seconds; a graph that is captured before it runs more kernels.
 
     Processes of torch.distributed take the same pattern: grow scores are averaged, norms are those of rank 0.
 
@@ -68,6 +70,7 @@ class Rewiring:
         self._due: set[int] = set()  # steps after which some blocks are young no more, as far as the host knows
         self._warned = False
         self._is_ahead = False  # whether the card may have counted other steps
+        self._is_new = True  # whether no step came by since an optimizer was attached
         self._notice: tuple[Tensor, Any] | None = None  # how many updates were left out, on its way from the card
 
     # ---- Verbs ------------------------------------------------------------------------------------------------------
@@ -159,6 +162,7 @@ class Rewiring:
             self.seed = int(seed)
         self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
         self._hold(True)
+        self._is_new = True
         if hook:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._watch()
@@ -204,8 +208,9 @@ class Rewiring:
         if not captured:
             self._steps += 1
         self._is_ahead |= captured or found is not None
-        if self._is_ahead or self._due:
+        if self._is_ahead or self._due or self._is_new:  # at the first step a card compiles it, and moves nothing
             self._moments.correct(self._clock)
+        self._is_new = False
         if self._steps in self._due and not captured:
             self._due.remove(self._steps)
             self._settle(YOUNG)
@@ -310,8 +315,9 @@ class Rewiring:
             layer.check_device(self._op)
         norms, (candidates, there) = [layer.norms() for layer in self._layers], self._candidates()
         grads = [p.grad for _, p in self._parameters.values() if p.grad is not None]
-        all_finite = [*(t.isfinite().all() for t in (*norms, *grads)), *(found.finite for found in candidates)]
-        finite = torch.stack(all_finite).all()
+        # The largest magnitude takes a fifth of the kernels that isfinite().all() does, and is NaN if any number is.
+        largest = torch.stack([torch.linalg.vector_norm(t, math.inf) for t in (*norms, *grads)])
+        finite = torch.stack([largest.isfinite().all(), *(found.finite for found in candidates)]).all()
         norms, finite = self._agree(norms, finite)
         if found is not None:
             finite = finite & (found.to(self._device).view(()) == 0)
