@@ -324,9 +324,23 @@ def test_damaged_states_change_nothing():
             "dropped of 2 is .1, 1",
         ),
         ({**state, "layers": {**state["layers"], "2": {**layer, "shadow": torch.zeros(1, 1)}}}, "shadow of 2 is .1, 1"),
+        ({k: v for k, v in state.items() if k != "schedule"}, "the state is damaged: KeyError: 'schedule'"),
+        ({**state, "regrown": {"2": {3: torch.zeros(1, 1)}}}, "regrown of 2 is .1, 1"),
+        ({**state, "regrown": {"2": torch.zeros(1, 1)}}, "the state is damaged"),
     ):
         with pytest.raises(ValueError, match=message):
             pruner.load_state_dict(wrong)
+        assert str(pruner.state_dict()) == str(before)
+    _, pruner, _ = prepared("l0")
+    state, before = pruner.state_dict(), copy.deepcopy(pruner.state_dict())
+    log_alpha = {name: torch.ones_like(values) for name, values in state["log_alpha"].items()}
+    for damage, message in (
+        ({"multipliers": {"0": [1.0], "2": [1.0, 2.0]}}, "multipliers of 0 are .*, needs two numbers"),
+        ({"multipliers": {"0": 1, "2": 2}}, "the state is damaged"),
+        ({"gated": None}, "the state is damaged: .* gated is None, needs True or False"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pruner.load_state_dict({**state, "log_alpha": log_alpha, **damage})
         assert str(pruner.state_dict()) == str(before)
 
 

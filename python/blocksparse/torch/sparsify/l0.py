@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..._core.arguments import need, to_int, to_number
+from ..._core.arguments import need, shown, to_int, to_number
 from ...schedules import Schedule
 from .gating import Gated
 from .masks import Masks
@@ -255,9 +255,13 @@ class L0(Pruner):
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state["multipliers"].keys() != self.multipliers.keys():
             raise ValueError("[L0] the state was saved with another scope")
+        for pool, pair in state["multipliers"].items():
+            if [type(number) for number in pair] != [float, float]:
+                raise ValueError(f"[L0] the state's multipliers of {pool} are {shown(pair)}, needs two numbers")
         for name, p in self.log_alpha.items():
             check_shape("L0", f"log_alpha of {name}", state["log_alpha"][name], p.shape)
         to_int("seed", state["seed"], op="L0")
+        need("L0", "gated", state["gated"], bool, "True or False")
 
     @torch.no_grad()
     def _load_state(self, state: dict[str, Any]) -> None:
