@@ -234,6 +234,25 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(kind, bad):
             assert_equal(own, other)
 
 
+def test_a_skipped_step_counts_for_no_other_pruner_of_the_optimizer():
+    model = network()
+    pruners = [bss.MagnitudePruner(CUBIC, block_size=8, targets=f"^{name}") for name in (0, 2)]
+    for pruner in pruners:
+        pruner.prepare(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for pruner in pruners:
+        pruner.attach(optimizer)
+    for bad in ("0.weight", "2.weight"):
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+        model(torch.randn(4, 32)).sum().backward()
+        model.get_parameter(bad).grad[0, 0] = math.nan
+        with pytest.warns(RuntimeWarning, match="is skipped"):
+            optimizer.step()
+    train(model, optimizer, 1)
+    assert [pruner.steps for pruner in pruners] == [5, 5]
+
+
 def test_sparse_gradients_and_closures_that_are_not_finite():
     table, linear = torch.nn.Embedding(10, 32, sparse=True), torch.nn.Linear(32, 32)
     model = torch.nn.Sequential(table, linear)

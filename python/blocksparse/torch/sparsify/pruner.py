@@ -16,7 +16,7 @@ from ..._core.arguments import shown, to_count, to_list, to_number
 from ...schedules import Schedule, check_sparsity, live_blocks
 from .compact import due, move_layers
 from .convert import convert
-from .finite import drop_bad_gradients
+from .finite import drop_bad_gradients, step_is_over
 from .masks import Masks, check_masks, check_scope, choose_blocks
 from .measuring import layer_times
 from .moments import inner_optimizer
@@ -233,7 +233,7 @@ class Pruner(Saved):
             check_same_gradients(type(self).__name__, {layer.target.name: layer.target.parameter for layer in moved})
         weights = {id(layer.target.parameter) for layer in self.layers.values()}
         apart = {id(p) for p in self._trained().values()} - weights  # gates: processes do not have the same ones yet
-        self._skips = drop_bad_gradients(self._optimizers, apart)
+        self._skips = drop_bad_gradients(self, self._optimizers, apart)
         if self._skips:
             text = f"step {self.steps + 1} is skipped: a gradient is not finite. Nothing was changed"
             warnings.warn(f"[{type(self).__name__}] {text}", RuntimeWarning, stacklevel=2)
@@ -241,6 +241,7 @@ class Pruner(Saved):
             self._before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer) -> None:
+        step_is_over(self, self._optimizers)
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
         if self._skips or (found is not None and bool(found != 0)):
             self._skips = False
