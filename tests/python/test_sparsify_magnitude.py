@@ -142,7 +142,7 @@ def test_the_report():
 def test_an_optimizer_without_the_parameter():
     model, pruner = network(), KINDS["magnitude"]()
     pruner.prepare(model)
-    with pytest.raises(ValueError, match=r"the optimizer does not hold the parameter of 2$"):
+    with pytest.raises(ValueError, match=r"the optimizer does not hold the parameter of 2: give it, or leave out by"):
         pruner.attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
     pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     l0 = KINDS["l0"]()

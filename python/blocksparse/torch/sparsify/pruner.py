@@ -185,7 +185,10 @@ class Pruner(Saved):
         inner = tuple(inner_optimizer(op, optimizer) for optimizer in optimizers)
         held = {id(p) for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
         if missing := [name for name, parameter in self._trained().items() if id(parameter) not in held]:
-            raise ValueError(f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}")
+            raise ValueError(
+                f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}: give it, or leave out by "
+                "ignore what is not trained"
+            )
         self._optimizers = inner
         self._handles = [
             inner[0].register_step_pre_hook(self._before),
