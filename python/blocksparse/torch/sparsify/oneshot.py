@@ -176,7 +176,8 @@ class _Run:
         last: list[Any] = [None, -1, None]  # an input, its version, its sum: query, key and value share theirs
 
         def add(module: nn.Module, inputs: Any, output: Any) -> None:
-            fed.update({module} if not isinstance(inputs[0], Tensor) or inputs[0].numel() else ())
+            if not isinstance(inputs[0], Tensor) or inputs[0].numel():
+                fed.add(module)
             for target in by_module[module]:
                 plain = target.parameter.dim() == 2 and not isinstance(module, nn.LSTM)
                 plain = plain and not inputs[0].is_inference()
