@@ -67,6 +67,32 @@ def test_training_goes_on_as_if_nothing_had_happened(name):
     again.load_state_dict(state)
 
 
+def test_moments_of_a_weight_that_lies_as_in_by_out():
+    """As that of transformers' Conv1D does. Fused optimizers read state and gradient by the weight's strides."""
+    torch.manual_seed(1)
+    model = nn.Sequential(type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils", "bias": None})())
+    model[0].weight, x = nn.Parameter(torch.randn(32, 48)), torch.randn(64, 32)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    other, before = copy.deepcopy(model), model[0].weight
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True) for net in (model, other)]
+
+    def gradients():
+        (x @ other[0].weight).sin().square().sum().backward()
+        bss.find_targets(other, 16)[0].keep_(other[0].weight.grad, masks["0"])
+
+    gradients()
+    before.grad = other[0].weight.grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    bss.compact_(model, masks, optimizers[0], block_size=16)
+    gradients()
+    model[0].weight.grad = bst.from_dense(other[0].weight.grad.t(), model[0].layout).contiguous()
+    for optimizer in optimizers:
+        optimizer.step()
+    bss.apply_masks(bss.find_targets(other, 16), masks)
+    torch.testing.assert_close(model[0].to_dense().weight, other[0].weight.t())
+
+
 def test_a_compact_layer_is_compacted_again_with_its_gradient():
     model = small()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import gc
+import math
+import warnings
 
 import pytest
 import torch
@@ -140,7 +142,7 @@ def test_the_report():
 def test_an_optimizer_without_the_parameter():
     model, pruner = network(), KINDS["magnitude"]()
     pruner.prepare(model)
-    with pytest.raises(ValueError, match=r"the optimizer does not hold the parameter of 2$"):
+    with pytest.raises(ValueError, match=r"the optimizer does not hold the parameter of 2: give it, or leave out by"):
         pruner.attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
     pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     l0 = KINDS["l0"]()
@@ -248,8 +250,46 @@ def test_wrong_options():
     for schedule in (bss.CosineDrop(9), bss.ThresholdRamp(0.1, 1, 2, 5)):  # which would fail in mid-training
         with pytest.raises(TypeError, match=f"schedule is a {type(schedule).__name__}, needs a schedule such as"):
             bss.MagnitudePruner(schedule)
-    with pytest.warns(UserWarning, match="at sparsity 0.9 no block is left of 0, which have too few"):
+    with pytest.warns(UserWarning, match="at sparsity 0.9 no block is left of 0: take smaller blocks"):
         bss.MagnitudePruner(bss.PolynomialDecay(0.9, 5, 9), block_size=32).prepare(nn.Sequential(nn.Linear(64, 64)))
+    model = nn.Sequential(nn.Linear(64, 64))
+    pruner = bss.MagnitudePruner(bss.PolynomialDecay(0.9, 5, 9), block_size=32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no block is left"):
+            pruner.prepare(model)
+    assert list(model.state_dict()) == ["0.weight", "0.bias"], "where warnings are errors, too, nothing was changed"
+
+
+class TooMuch:
+    """A schedule of a user's own."""
+
+    begin_step, end_step, final_sparsity = 1, 3, 0.5
+
+    def acts_at(self, step):
+        return step > 0
+
+    def sparsity(self, step):
+        return 1.7
+
+
+@pytest.mark.parametrize("kind", [bss.MagnitudePruner, bss.Blast])
+def test_a_schedule_of_ones_own_that_says_nonsense(kind):
+    model, pruner = network(), kind(TooMuch(), block_size=8, ignore="4")
+    pruner.prepare(model)
+    optimizer = optimizer_of(model, pruner)
+    pruner.attach(optimizer)
+    with pytest.raises(ValueError, match=rf"\[{kind.__name__}\] the schedule's sparsity is 1.7, needs 0 <="):
+        train(model, optimizer, 1)
+
+
+def test_wrong_choices_of_blocks():
+    scores = {"a": torch.rand(4, 4)}
+    for sparsity in (1.0, -0.1, math.nan):
+        with pytest.raises(ValueError, match=r"\[choose_blocks\] sparsity is"):
+            bss.choose_blocks(scores, sparsity)
+    with pytest.raises(ValueError, match="scope is 'row', needs 'layer' or 'global'"):
+        bss.choose_blocks(scores, 0.5, "row")
 
 
 def test_a_pruner_without_a_model():
@@ -284,9 +324,23 @@ def test_damaged_states_change_nothing():
             "dropped of 2 is .1, 1",
         ),
         ({**state, "layers": {**state["layers"], "2": {**layer, "shadow": torch.zeros(1, 1)}}}, "shadow of 2 is .1, 1"),
+        ({k: v for k, v in state.items() if k != "schedule"}, "the state is damaged: KeyError: 'schedule'"),
+        ({**state, "regrown": {"2": {3: torch.zeros(1, 1)}}}, "regrown of 2 is .1, 1"),
+        ({**state, "regrown": {"2": torch.zeros(1, 1)}}, "the state is damaged"),
     ):
         with pytest.raises(ValueError, match=message):
             pruner.load_state_dict(wrong)
+        assert str(pruner.state_dict()) == str(before)
+    _, pruner, _ = prepared("l0")
+    state, before = pruner.state_dict(), copy.deepcopy(pruner.state_dict())
+    log_alpha = {name: torch.ones_like(values) for name, values in state["log_alpha"].items()}
+    for damage, message in (
+        ({"multipliers": {"0": [1.0], "2": [1.0, 2.0]}}, "multipliers of 0 are .*, needs two numbers"),
+        ({"multipliers": {"0": 1, "2": 2}}, "the state is damaged"),
+        ({"gated": None}, "the state is damaged: .* gated is None, needs True or False"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pruner.load_state_dict({**state, "log_alpha": log_alpha, **damage})
         assert str(pruner.state_dict()) == str(before)
 
 

@@ -50,6 +50,14 @@ def test_the_proximal_step(layer):
     assert not target.parameter.any(), "blocks of zeros stay zeros, and are no NaN"
 
 
+def test_the_proximal_step_of_16_bits_is_as_long_on_the_average():
+    torch.manual_seed(1)
+    layer = nn.Linear(256, 256, bias=False).bfloat16()
+    target, before = bss.find_targets(layer, 32)[0], layer.weight.detach().float()
+    bss.shrink_(target, 0.003 * float(target.norms().mean()))
+    assert float((layer.weight * before).sum() / before.square().sum()) == pytest.approx(0.997, abs=0.001)
+
+
 def test_lasso_minimises_its_penalty():
     """For a quadratic loss the fixed point of gradient and proximal steps is the block soft threshold."""
     model = nn.Sequential(nn.Linear(16, 24, bias=False))

@@ -344,6 +344,8 @@ def test_modes_hooks_and_weights_are_as_before_whatever_happens():
     options = {"sparsity": 0.5, "block_size": 16, "ignore": "head"}
     with pytest.raises(ValueError, match="conv is fed NaN or Inf"):
         bss.sparsify_(model, "obs", calibration=bad, **options)
+    with pytest.raises(ValueError, match="0 is fed no rows"):
+        bss.sparsify_(nn.Sequential(nn.Linear(32, 32)), "obs", calibration=[torch.ones(0, 32)], sparsity=0.5)
     model.layers[1][2].register_forward_hook(lambda *_: 1 / 0 if float(model.layers[0][2].weight[0, 0]) == 0 else None)
     with torch.no_grad():
         model.layers[0][2].weight[:16, :16].mul_(1e-6)

@@ -110,6 +110,18 @@ def test_an_ordinary_model_is_left(kind):
     assert bss.block_norms(model[0].weight, 8).all(), "nothing holds it any more"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_the_model_computes_as_the_model_does(kind):
+    model, _, optimizer = prepared(kind)
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, value, count: value).eval()
+    x = torch.randn(3, 32)
+    for t in range(14):  # with gates of L0, and after their end
+        train(model.train(), optimizer, 1, t)
+        average.update_parameters(model)
+        y = average(x)
+        assert torch.equal(y, model.eval()(x))
+
+
 @pytest.mark.parametrize("kind", ["magnitude", "l0"])
 def test_conversion(kind):
     model, pruner, optimizer = prepared(kind)
@@ -162,6 +174,26 @@ def test_a_run_that_moves_layers_is_resumed_bit_for_bit(kind):
         assert counts(parts[0]) == {"0": 8, "2": 10}
 
 
+@pytest.mark.parametrize("kind", [bss.MagnitudePruner, bss.GroupLasso, bss.Blast])
+def test_gradients_are_masked_in_the_first_step_of_a_run_whose_layers_had_moved(kind):
+    torch.manual_seed(1)
+    model, pruner = network(), pruner_of(kind, compact_at=[0.6])
+    pruner.prepare(model)
+    optimizer = optimizer_of(model, pruner)
+    pruner.attach(optimizer)
+    train(model, optimizer, 13)
+    again, same = network(), pruner_of(kind, compact_at=[0.6])
+    same.prepare(again)
+    same.attach(optimizer_of(again, same))
+    same.load_state_dict(pruner.state_dict())
+    again.load_state_dict(model.state_dict())
+    again(torch.randn(16, 32)).square().mean().backward()
+    for target in same.targets:  # clipping sees these gradients before the pruner's own first step
+        dead = ~same.masks()[target.name]
+        assert bool((dead & target.present()).any())
+        assert not target.norms(tensor=target.parameter.grad)[dead].any()
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_a_scaler_skips_does_not_count(fused):
     model, pruner, optimizer = prepared("magnitude", fused=fused)
@@ -200,6 +232,25 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(kind, bad):
     for run in runs[1:]:
         for own, other in zip(run, runs[0], strict=True):
             assert_equal(own, other)
+
+
+def test_a_skipped_step_counts_for_no_other_pruner_of_the_optimizer():
+    model = network()
+    pruners = [bss.MagnitudePruner(CUBIC, block_size=8, targets=f"^{name}") for name in (0, 2)]
+    for pruner in pruners:
+        pruner.prepare(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for pruner in pruners:
+        pruner.attach(optimizer)
+    for bad in ("0.weight", "2.weight"):
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+        model(torch.randn(4, 32)).sum().backward()
+        model.get_parameter(bad).grad[0, 0] = math.nan
+        with pytest.warns(RuntimeWarning, match="is skipped"):
+            optimizer.step()
+    train(model, optimizer, 1)
+    assert [pruner.steps for pruner in pruners] == [5, 5]
 
 
 def test_sparse_gradients_and_closures_that_are_not_finite():

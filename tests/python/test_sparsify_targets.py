@@ -250,15 +250,23 @@ def test_wrong_choices():
         bss.find_targets(model, 8, targets="mlp", ignore="lm_hed")
 
 
+def test_two_parameters_of_one_memory_are_tied():
+    model = nn.Sequential(nn.Embedding(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+    model[1].weight.data = model[0].weight.data
+    with pytest.warns(UserWarning, match=r"left alone: 1 \(tied\)"):
+        assert [t.name for t in bss.find_targets(model, 8)] == ["2"]
+
+
 def test_quantised_weights_are_left_alone():
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
     model[1].weight = nn.Parameter(torch.ones(16, 16, dtype=torch.int8), requires_grad=False)
+    model[3].weight = nn.Parameter(torch.ones(16, 16).to(torch.float8_e4m3fn), requires_grad=False)
 
     class Packed(nn.Parameter):
         """As bitsandbytes has them: another class of parameter."""
 
     model[2].weight = Packed(torch.ones(16, 16))
-    with pytest.warns(UserWarning, match=r"1 \(quantised\), 2 \(quantised or distributed: a Packed\)"):
+    with pytest.warns(UserWarning, match=r"1 \(quantised\), 2 \(quantised or .*: a Packed\), 3 \(quantised\)"):
         assert [t.name for t in bss.find_targets(model, 8)] == ["0"]
     dynamic = getattr(torch.ao.quantization, "quantize_dynamic", None)
     if dynamic is None or sys.platform != "linux":
@@ -324,5 +332,6 @@ def test_masks_of_another_model():
     refuse({**masks, "mlp.2": torch.full((4, 8), 2)}, "mlp.2 holds other numbers than 0 and 1")
     refuse({**masks, "mlp.2": torch.full((4, 8), math.nan)}, "mlp.2 holds other numbers than 0 and 1")
     refuse({**masks, "own": torch.ones(2, 4)}, r"that of own \[2, 4\] \(hash \w+\) has blocks that its layout \[2, 4\]")
+    refuse({**masks, "mlp.2": torch.ones(4, 8).to_sparse()}, "mlp.2 is torch.sparse_coo, needs torch.strided")
     refuse({**masks, "own": [1]}, "own is a list, needs a torch.Tensor", TypeError)
     refuse([masks], "masks is a list, needs a dict", TypeError)

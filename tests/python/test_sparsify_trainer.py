@@ -107,7 +107,7 @@ def test_a_trainer_without_the_sparsifiers_file(tmp_path):
     moved = tmp_path / "elsewhere"
     (tmp_path / "a" / "checkpoint-4").rename(moved)
     trainer, _ = trainer_of(tmp_path / "a", "magnitude")
-    with pytest.raises(FileNotFoundError, match=r"there is no .*checkpoint-4.*: give the checkpoint's folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*checkpoint-4.* saving was cut off.*give it as"):
         trainer.train(resume_from_checkpoint=str(moved))
     trainer, pruner = trainer_of(tmp_path / "a", "magnitude", checkpoint=moved)
     trainer.train(resume_from_checkpoint=str(moved))

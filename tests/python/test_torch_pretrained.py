@@ -300,6 +300,8 @@ def test_files_that_are_none(saved):
         bst.load_pretrained(Net, path.with_name("other"))
     with pytest.raises(FileNotFoundError, match="there is no file"):
         bst.load_pretrained(Net, path.with_name("none"))
+    with pytest.raises(IsADirectoryError, match=r"\[save_pretrained\] \. is a folder, needs the name of a file"):
+        bst.save_pretrained(nn.Linear(2, 2), ".")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         bst.load_pretrained(Net, path.parent)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from .measure import ROWS
 from .model import TOKENS
+from .train import STAGES
 
 ARM = ("model", "sentences/s", "times as fast", "cosine to dense", "halves found", "MB")
 LAYER = ("layer", "out x in", "blocks", "dense ms", "block-sparse ms", "times as fast")
@@ -216,13 +217,18 @@ def draw_layouts(masks: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_losses(losses: Sequence[float], file: Path) -> None:
-    """The distillation's loss by step."""
+    """The distillation's loss by step; dotted where a stage drops blocks."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, ((axis,),) = _figure(1, 1, 8, 3.4)
     width = max(1, len(losses) // 30)
     smooth = np.convolve(losses, np.ones(width) / width, "valid")
     axis.plot(losses, color=COLORS["distilled"], alpha=0.25)
     axis.plot(np.arange(len(smooth)) + width - 1, smooth, color=COLORS["distilled"])
-    axis.set(xlabel="step", ylabel="relative MSE, mean over layers")
+    for begin in STAGES:
+        axis.axvline(int(begin * len(losses)), color="#999999", linestyle=":", linewidth=1)
+    axis.set(xlabel="step", ylabel="loss: layers and similarities")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
     _save(figure, file)

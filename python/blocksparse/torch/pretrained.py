@@ -42,6 +42,8 @@ def save_pretrained(model: nn.Module, file: str | os.PathLike[str]) -> None:
         ImportError: safetensors is not installed.
     """
     need("save_pretrained", "model", model, nn.Module, "a torch.nn.Module")
+    if Path(file).is_dir():
+        raise IsADirectoryError(f"[save_pretrained] {file} is a folder, needs the name of a file")
     model = _unwrapped(model)
     entries = model.state_dict()
     for name, entry in entries.items():

@@ -68,7 +68,7 @@ class Blast(Pruner):
         length = max(schedule.end_step - schedule.begin_step, 1)
         passed = min(max(self.steps - schedule.begin_step, 0) / length, 1)
         share = self.grow * (1 + math.cos(math.pi * passed)) / 2
-        sparsity = schedule.sparsity(self.steps)
+        sparsity = self._sparsity()
 
         def pick(norms: Tensor, gradients: Tensor, allowed: Tensor) -> Tensor:
             live = live_blocks(norms.numel(), sparsity)

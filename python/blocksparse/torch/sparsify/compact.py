@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..._core.arguments import need
 from .convert import replaced, targets_of
 from .masks import check_masks, layout_of
+from .moments import inner_optimizer, replace_parameter
 from .owned import Layer
 from .storage import Group, grouped, obstacle, sparse_layer, values_of
 from .targets import Target
@@ -117,13 +118,14 @@ def _obstacle(group: Group) -> str:
 def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    several = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    return [inner_optimizer("compact", one) for one in several]
 
 
 def _check(optimizers: list[torch.optim.Optimizer], group: Group) -> None:
     target = group[0]
     parameter = target.parameter
-    held = [o for o in optimizers if any(parameter is other for g in o.param_groups for other in g["params"])]
+    held = [optimizer for optimizer in optimizers if _holds(optimizer, parameter)]
     if not held:
         raise ValueError(f"[compact] the optimizer does not hold {target.name}")
     for optimizer in held:
@@ -140,6 +142,10 @@ def _check(optimizers: list[torch.optim.Optimizer], group: Group) -> None:
                 )
 
 
+def _holds(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> bool:
+    return any(parameter is other for group in optimizer.param_groups for other in group["params"])
+
+
 @torch.no_grad()
 def _move(optimizers: list[torch.optim.Optimizer], group: Group, masks: Mapping[str, Tensor], layer: nn.Module) -> None:
     target = group[0]
@@ -148,7 +154,8 @@ def _move(optimizers: list[torch.optim.Optimizer], group: Group, masks: Mapping[
     layout = layout_of(target, mask)
 
     def pick(tensor: Tensor) -> Tensor:
-        return values_of(target, mask, layout, tensor).clone()
+        # As the new weight lies in memory: fused optimizers go through all tensors by the same strides.
+        return values_of(target, mask, layout, tensor).clone(memory_format=torch.contiguous_format)
 
     if old.grad is not None:
         new.grad = pick(old.grad)
@@ -158,16 +165,5 @@ def _move(optimizers: list[torch.optim.Optimizer], group: Group, masks: Mapping[
         pairs.append((gates, layer.gates, lambda gate: gate[mask[target.places()]].clone()))
     for optimizer in optimizers:
         for before, after, of in pairs:
-            _replace(optimizer, before, after, of)
-
-
-def _replace(optimizer: torch.optim.Optimizer, before: nn.Parameter, after: nn.Parameter, of: Pick) -> None:
-    """Another parameter at the place of one in an optimizer, with what `of` makes of its state."""
-    for held in optimizer.param_groups:
-        held["params"] = [after if other is before else other for other in held["params"]]
-    if before in optimizer.state:
-        state = optimizer.state.pop(before)
-        optimizer.state[after] = {
-            name: of(value) if isinstance(value, Tensor) and value.shape == before.shape else value
-            for name, value in state.items()
-        }
+            if _holds(optimizer, before):
+                replace_parameter(optimizer, before, after, of)

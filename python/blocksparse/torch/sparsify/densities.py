@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..._core.arguments import to_int
+from ..._core.arguments import to_int, to_number
 
 
 def uniform_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
@@ -45,7 +45,7 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[s
 
 
 def _check(op: str, shapes: Mapping[str, Sequence[int]], density: float) -> None:
-    if not 0 < density <= 1:
+    if not 0 < to_number(op, "density", density) <= 1:
         raise ValueError(f"[{op}] density is {density}, needs more than 0 and at most 1")
     for name, shape in shapes.items():
         if len(shape) < 2 or min(to_int("a size", size, op=op) for size in shape) < 1:

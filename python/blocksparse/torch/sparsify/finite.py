@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -25,19 +26,28 @@ def _finite(tensor: Tensor) -> bool:
     return bool(total.isfinite()) or bool(tensor.isfinite().all())
 
 
-def drop_bad_gradients(optimizers: Iterable[Optimizer], apart: set[int]) -> bool:
+_dropped_by: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()  # in the step that is made
+
+
+def drop_bad_gradients(by: object, optimizers: Iterable[Optimizer], apart: set[int]) -> bool:
     """Takes all gradients away, so that a step of the optimizers changes nothing, if one of them is not finite.
+
+    Whoever does it calls `step_is_over` behind the step. Others that ask in between are told of it, too.
 
     A `torch.amp.GradScaler` that leaves skipping to the optimizer looks by itself; a CUDA graph cannot be asked.
 
     Args:
+        by: who asks.
         optimizers: whose parameters are looked at.
         apart: ids of parameters whose gradients are not looked at, but taken away with the others.
 
     Returns:
-        Whether it did.
+        Whether that was done.
     """
     optimizers = tuple(optimizers)
+    step_is_over(by, optimizers)  # a closure asks several times
+    if any(_dropped_by.get(optimizer, by) is not by for optimizer in optimizers):
+        return True
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
     if any(getattr(optimizer, "found_inf", None) is not None for optimizer in optimizers):
@@ -47,4 +57,12 @@ def drop_bad_gradients(optimizers: Iterable[Optimizer], apart: set[int]) -> bool
         return False
     for parameter in held:
         parameter.grad = None
+    _dropped_by.update(dict.fromkeys(optimizers, by))
     return True
+
+
+def step_is_over(by: object, optimizers: Iterable[Optimizer]) -> None:
+    """The next step of the optimizers will have gradients."""
+    for optimizer in optimizers:
+        if _dropped_by.get(optimizer) is by:
+            del _dropped_by[optimizer]

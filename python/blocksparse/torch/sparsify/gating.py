@@ -24,10 +24,11 @@ class Gated:
     Args:
         target: whose module.
         root: the model, in which modules are looked for that read the weights of others.
-        gates: is asked at each run.
+        gates: is asked at each run, with whether the module trains; None: the weights are as they are. A copy of the
+            model asks, too, for its hooks are copies of these.
     """
 
-    def __init__(self, target: Target, root: nn.Module, gates: Callable[[], Tensor]) -> None:
+    def __init__(self, target: Target, root: nn.Module, gates: Callable[[bool], Tensor | None]) -> None:
         self._target, self._gates = target, gates
         self._reader = _reader(target, root)
         self._handles: list[RemovableHandle] = [
@@ -45,7 +46,9 @@ class Gated:
 
     @torch.compiler.disable
     def _lend(self, reader: nn.Module, inputs: Any) -> None:
-        target, gates = self._target, self._gates()
+        target, gates = self._target, self._gates(self._target.module.training)
+        if gates is None:
+            return
         if isinstance(target.module, BlockSparseLayer) and reader is target.module:
             target.module.lend_gates(gates[target.places()])
         else:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..._core.arguments import need, to_int, to_number
+from ..._core.arguments import need, shown, to_int, to_number
 from ...schedules import Schedule
 from .gating import Gated
 from .masks import Masks
@@ -123,7 +123,7 @@ class L0(Pruner):
             noise = torch.randn(layer.target.grid, generator=torch.Generator().manual_seed(self.seed + i), device="cpu")
             dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
             self.log_alpha[name] = nn.Parameter((self.initial + 0.01 * noise).to(weight.device, dtype))
-            self._gated.append(Gated(layer.target, model, lambda layer=layer: self._gates_of(layer)))  # type: ignore[misc]
+            self._gated.append(Gated(layer.target, model, self._asked_for(layer)))
         self.multipliers = dict.fromkeys(self._pools(), self._first)
 
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -132,9 +132,15 @@ class L0(Pruner):
 
     # ---- Each run ----------------------------------------------------------------------------------------------------
 
-    def _gates_of(self, layer: Layer) -> Tensor:
+    def _asked_for(self, layer: Layer) -> Callable[[bool], Tensor | None]:
+        """A function, of which a copy of the model has no copy: a method's copy would have a pruner of its own."""
+        return lambda training: self._gates_of(layer, training)
+
+    def _gates_of(self, layer: Layer, training: bool) -> Tensor | None:
+        if not self._gated:  # a copy of the model runs: it has hooks still
+            return None
         log_alpha = self.log_alpha[layer.target.name]
-        if not layer.target.module.training:
+        if not training:
             return expected_gates(log_alpha)
         if layer.target.parameter.grad is None:  # model.zero_grad() does not reach gates
             log_alpha.grad = None
@@ -188,7 +194,7 @@ class L0(Pruner):
                 log_alpha.grad = gradient if log_alpha.grad is None else log_alpha.grad + gradient
 
     def _target_density(self) -> float:
-        return 1 - self.schedule.sparsity(self.steps)
+        return 1 - self._sparsity()
 
     def _adjust(self) -> None:
         for log_alpha in self.parameters():
@@ -249,9 +255,13 @@ class L0(Pruner):
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state["multipliers"].keys() != self.multipliers.keys():
             raise ValueError("[L0] the state was saved with another scope")
+        for pool, pair in state["multipliers"].items():
+            if [type(number) for number in pair] != [float, float]:
+                raise ValueError(f"[L0] the state's multipliers of {pool} are {shown(pair)}, needs two numbers")
         for name, p in self.log_alpha.items():
             check_shape("L0", f"log_alpha of {name}", state["log_alpha"][name], p.shape)
         to_int("seed", state["seed"], op="L0")
+        need("L0", "gated", state["gated"], bool, "True or False")
 
     @torch.no_grad()
     def _load_state(self, state: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..._core.arguments import need, shown
 from ...layout import Layout
-from ...schedules import live_blocks
+from ...schedules import check_sparsity, live_blocks
+from ..arguments import need_strided
 from ..convert import from_bsr as _values_and_layout
 from ..convert import from_dense, to_bsr
 from .targets import Target
@@ -32,8 +33,19 @@ def choose_blocks(scores: Mapping[str, Tensor], sparsity: float, scope: str = "l
         scores: [out_blocks, in_blocks] of each weight.
         sparsity: share of the blocks that are not live.
         scope: "layer": each weight has that share; "global": all of them together have it.
+
+    Raises:
+        ValueError: the sparsity is outside of [0, 1), or there is no such scope.
     """
+    sparsity = check_sparsity("choose_blocks", "sparsity", sparsity)
+    check_scope("choose_blocks", scope)
     return in_pools(lambda flat: top_blocks(flat, live_blocks(flat.numel(), sparsity)), scope, scores)
+
+
+def check_scope(op: str, scope: object) -> None:
+    """Raises ValueError unless there is such a scope."""
+    if scope not in ("layer", "global"):
+        raise ValueError(f"[{op}] scope is {shown(scope)}, needs 'layer' or 'global'")
 
 
 def in_pools(pick: Callable[..., Tensor], scope: str, *grids: Mapping[str, Tensor]) -> Masks:
@@ -82,6 +94,7 @@ def _checked(target: Target, given: Any) -> Tensor:
     name = target.name
     if not isinstance(given, Tensor):
         raise TypeError(f"[masks] that of {name} is {shown(given)}, needs a torch.Tensor")
+    need_strided("masks", **{f"that of {name}": given})
     mask = given.detach().to(target.parameter.device) != 0
     if tuple(given.shape) != target.grid:
         hashes = f"hash {_hash(given.detach() != 0, target.block_size)}" if given.dim() == 2 else "no hash"

@@ -85,7 +85,8 @@ def replace_parameter(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: 
     taken: dict[str, Any] = {}
     for name, value in optimizer.state.get(old, {}).items():
         is_whole = isinstance(value, Tensor) and value.shape == old.shape
-        taken[name] = take(value).to(value.dtype) if is_whole else value
+        # Contiguous, as new is: fused optimizers go through all tensors by the same strides.
+        taken[name] = take(value).to(value.dtype).contiguous() if is_whole else value
         if is_whole and taken[name].shape != new.shape:
             raise ValueError(f"[sparsify] take gives {list(taken[name].shape)} of {name}, needs {list(new.shape)}")
     for parameters, i in places:

@@ -16,7 +16,7 @@ from ..._core.arguments import shown, to_list
 from ...schedules import check_sparsity
 from .batches import Forward, evaluating, feed
 from .layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
-from .masks import Masks, choose_blocks
+from .masks import Masks, check_scope, choose_blocks
 from .scores_oneshot import DAMP, damped, obs_scores, refit, wanda_scores
 from .targets import Choices, Target, find_targets
 
@@ -77,12 +77,11 @@ def sparsify_(
     Raises:
         TypeError: calibration is one batch, or none that can be gone through.
         ValueError: there is no such method or scope, the sparsity is outside of [0, 1), calibration is missing or
-            empty, a weight is NaN or Inf, a layer is not called or is fed NaN or Inf, or as `find_targets`.
+            empty, a weight is NaN or Inf, a layer is not called, or is fed nothing, NaN or Inf, or as `find_targets`.
     """
     if method not in METHODS:
         raise ValueError(f"[sparsify_] method is {shown(method)}, needs one of {', '.join(METHODS)}")
-    if scope not in ("layer", "global"):
-        raise ValueError(f'[sparsify_] scope is {shown(scope)}, needs "layer" or "global"')
+    check_scope("sparsify_", scope)
     sparsity = check_sparsity("sparsify_", "sparsity", sparsity)
     if method != "magnitude" and calibration is None:
         raise ValueError(f"[sparsify_] {method} needs calibration: batches to run the model over")
@@ -169,6 +168,7 @@ class _Run:
     def _grams(self, part: list[Target]) -> dict[str, Tensor]:
         """Of each target's inputs: H, damped, for "obs", its diagonal for "wanda"."""
         sums: dict[str, Tensor] = {}
+        fed: set[nn.Module] = set()
         by_module: dict[nn.Module, list[Target]] = {}
         for target in part:
             by_module.setdefault(target.module, []).append(target)
@@ -176,6 +176,8 @@ class _Run:
         last: list[Any] = [None, -1, None]  # an input, its version, its sum: query, key and value share theirs
 
         def add(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not isinstance(inputs[0], Tensor) or inputs[0].numel():
+                fed.add(module)
             for target in by_module[module]:
                 plain = target.parameter.dim() == 2 and not isinstance(module, nn.LSTM)
                 plain = plain and not inputs[0].is_inference()
@@ -201,6 +203,8 @@ class _Run:
         for target in part:
             if target.name not in sums:
                 raise ValueError(f"[sparsify_] the model calls {target.name} on its first batch, then never again")
+            if target.module not in fed:
+                raise ValueError(f"[sparsify_] {target.name} is fed no rows by the calibration data")
             if not bool(torch.isfinite(sums[target.name]).all()):
                 raise ValueError(f"[sparsify_] {target.name} is fed NaN or Inf by the calibration data")
         return sums if self.method == "wanda" else {name: damped(gram, self.damp) for name, gram in sums.items()}

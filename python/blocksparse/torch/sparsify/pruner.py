@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._core.arguments import shown, to_count, to_list, to_number
-from ...schedules import Schedule, live_blocks
+from ...schedules import Schedule, check_sparsity, live_blocks
 from .compact import due, move_layers
 from .convert import convert
-from .finite import drop_bad_gradients
-from .masks import Masks, check_masks, choose_blocks
+from .finite import drop_bad_gradients, step_is_over
+from .masks import Masks, check_masks, check_scope, choose_blocks
 from .measuring import layer_times
 from .moments import inner_optimizer
 from .owned import Layer, blocks_left, disown, own, owner_of
@@ -83,8 +83,7 @@ class Pruner(Saved):
         op = type(self).__name__
         if not all(hasattr(schedule, name) for name in ("acts_at", "end_step", self._schedule_method)):
             raise TypeError(f"[{op}] schedule is {shown(schedule)}, needs a schedule such as PolynomialDecay")
-        if scope not in ("layer", "global"):
-            raise ValueError(f"[{op}] scope is {shown(scope)}, needs 'layer' or 'global'")
+        check_scope(op, scope)
         self.schedule, self.block_size, self.scope = schedule, block_size, scope
         densities = to_list(op, "compact_at", compact_at, "densities, such as [0.5, 0.2]")
         self.compact_at = tuple(to_number(op, "a density of compact_at", density) for density in densities)
@@ -134,6 +133,7 @@ class Pruner(Saved):
                 )
         self._check_targets(targets)
         allowed = blocks_left(targets) if masks is None else check_masks(targets, masks)
+        self._warn_of_losses(targets)
         try:
             for target in targets:
                 own(target, self)
@@ -143,7 +143,6 @@ class Pruner(Saved):
             self._undo()
             raise
         self._model = model
-        self._warn_of_losses()
         for name, layer in self.layers.items():
             layer.hook(self._on_gradient)
             layer.choose(allowed[name])
@@ -158,14 +157,14 @@ class Pruner(Saved):
             disown(layer.target)
         self.layers, self._model = {}, None
 
-    def _warn_of_losses(self) -> None:
+    def _warn_of_losses(self, targets: list[Target]) -> None:
         final = getattr(self.schedule, "final_sparsity", None)
         if final is None or self.scope == "global":
             return
-        if lost := [n for n, layer in self.layers.items() if live_blocks(layer.allowed.numel(), final) == 0]:
+        if lost := [target.name for target in targets if live_blocks(math.prod(target.grid), final) == 0]:
             warnings.warn(
-                f"[{type(self).__name__}] at sparsity {final} no block is left of {', '.join(lost)}, which have too "
-                "few: take smaller blocks, or leave them out by ignore",
+                f"[{type(self).__name__}] at sparsity {final} no block is left of {', '.join(lost)}: take smaller "
+                "blocks, or leave out by ignore what has so few",
                 stacklevel=3,
             )
 
@@ -186,7 +185,10 @@ class Pruner(Saved):
         inner = tuple(inner_optimizer(op, optimizer) for optimizer in optimizers)
         held = {id(p) for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
         if missing := [name for name, parameter in self._trained().items() if id(parameter) not in held]:
-            raise ValueError(f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}")
+            raise ValueError(
+                f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}: give it, or leave out by "
+                "ignore what is not trained"
+            )
         self._optimizers = inner
         self._handles = [
             inner[0].register_step_pre_hook(self._before),
@@ -234,7 +236,7 @@ class Pruner(Saved):
             check_same_gradients(type(self).__name__, {layer.target.name: layer.target.parameter for layer in moved})
         weights = {id(layer.target.parameter) for layer in self.layers.values()}
         apart = {id(p) for p in self._trained().values()} - weights  # gates: processes do not have the same ones yet
-        self._skips = drop_bad_gradients(self._optimizers, apart)
+        self._skips = drop_bad_gradients(self, self._optimizers, apart)
         if self._skips:
             text = f"step {self.steps + 1} is skipped: a gradient is not finite. Nothing was changed"
             warnings.warn(f"[{type(self).__name__}] {text}", RuntimeWarning, stacklevel=2)
@@ -242,6 +244,7 @@ class Pruner(Saved):
             self._before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer) -> None:
+        step_is_over(self, self._optimizers)
         found = getattr(optimizer, "found_inf", None)  # a GradScaler lets fused optimizers themselves skip a step
         if self._skips or (found is not None and bool(found != 0)):
             self._skips = False
@@ -290,6 +293,8 @@ class Pruner(Saved):
             parameters = {layer: layer.target.parameter for layer in layers}
             move_layers(self._model, layers, self._optimizers)
             self._unseen = [layer for layer, old in parameters.items() if layer.target.parameter is not old]
+            for layer in self._unseen:  # a step may come before the next one of this pruner
+                layer.hook(self._on_gradient)
             self.moves += bool(self._unseen)
 
     @torch.no_grad()
@@ -306,8 +311,12 @@ class Pruner(Saved):
         """Those with the largest scores, and no others than `allowed`."""
         candidates = {name: self._candidates(layer) for name, layer in self.layers.items()}
         ranked = {name: torch.where(candidates[name], score, -math.inf) for name, score in scores.items()}
-        chosen = choose_blocks(ranked, self.schedule.sparsity(self.steps), self.scope)
+        chosen = choose_blocks(ranked, self._sparsity(), self.scope)
         return {name: mask & candidates[name] for name, mask in chosen.items()}
+
+    def _sparsity(self) -> float:
+        """What the schedule, which may be the caller's own, says of this step."""
+        return check_sparsity(type(self).__name__, "the schedule's sparsity", self.schedule.sparsity(self.steps))
 
     def _say(self, text: str) -> None:
         if "not finite" not in self._said:

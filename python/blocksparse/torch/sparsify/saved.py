@@ -74,11 +74,16 @@ class Saved:
             masks, allowed = self._check_layers(state["layers"])
             self._check_state(state)
             regrown, steps, due = state["regrown"], to_count("steps", state["steps"], op), bool(state["due"])
-        except (KeyError, TypeError, AttributeError) as error:
+            for name, born in regrown.items():
+                for birth, blocks in born.items():
+                    to_count("a birth", birth, op)
+                    check_shape(op, f"regrown of {name}", blocks, self.layers[name].gates.shape)
+            schedule = state["schedule"]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"[{op}] the state is damaged: {type(error).__name__}: {error}") from error
         saved = state["layers"]
-        if state["schedule"] != repr(self.schedule):
-            warnings.warn(f"[{op}] was saved with {state['schedule']}, goes on with {self.schedule!r}", stacklevel=2)
+        if schedule != repr(self.schedule):
+            warnings.warn(f"[{op}] was saved with {schedule}, goes on with {self.schedule!r}", stacklevel=2)
         self._load_state(dict(state))
         self._store({name: entry["stored"] for name, entry in saved.items() if entry["stored"] is not None})
         self.steps, self._due = steps, due

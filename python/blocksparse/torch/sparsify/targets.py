@@ -168,7 +168,7 @@ class Target:
     def scale_(self, tensor: Tensor, factors: Tensor) -> Tensor:
         """Multiplies each block of a tensor of the parameter's shape by its factor [out_blocks, in_blocks]."""
         for view, place in self.views(tensor):
-            view.mul_(spread(factors[place], view).to(view.dtype))
+            view.mul_(spread(factors[place], view))  # in float32: bfloat16 has nothing between 0.996 and 1
         return tensor
 
     @torch.no_grad()
@@ -320,10 +320,16 @@ def _list(there: Collection[tuple[Target, str]]) -> str:
 
 def candidates(model: nn.Module, block_size: int) -> Iterator[tuple[Target, str]]:
     """All weights that could be targets, and what keeps each from being one; "" if nothing does."""
-    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    uses = Counter(_place(p) for m in model.modules() for p in m.parameters(recurse=False))
     for path, module in model.named_modules():
         for target in _weights_of(path, module, block_size):
             yield target, _wrong(target, uses)
+
+
+def _place(parameter: nn.Parameter) -> Any:
+    """Two parameters of one place are tied: `head.weight.data = embedding.weight.data` makes such ones."""
+    plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor and not parameter.is_meta
+    return (parameter.device, parameter.data_ptr()) if plain and parameter.numel() else id(parameter)
 
 
 def _weights_of(path: str, module: nn.Module, block_size: int) -> Iterator[Target]:
@@ -374,9 +380,9 @@ def _wrong(target: Target, uses: Counter[int]) -> str:
     kind = type(weight.data)
     if kind is not Tensor or type(weight) is not nn.Parameter:
         return f"quantised or distributed: a {(kind if kind is not Tensor else type(weight)).__name__}"
-    if not weight.dtype.is_floating_point:
+    if weight.dtype not in _BITS:  # float8, too, which PyTorch cannot add up
         return "quantised" if not weight.dtype.is_complex else "complex"
-    if uses[id(weight)] > 1:
+    if uses[_place(weight)] > 1:
         return "tied"
     if weight.is_meta:
         return "on meta, has no values"

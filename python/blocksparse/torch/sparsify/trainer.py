@@ -54,7 +54,7 @@ class SparsifyCallback(TrainerCallback):
         """Goes on from a checkpoint, if the Trainer does.
 
         Raises:
-            FileNotFoundError: the checkpoint has no file of this callback.
+            FileNotFoundError: the checkpoint has no file of this callback, as one whose saving was cut off.
             ValueError: that file is damaged, or of another model or pruner.
         """
         if not self.pruner.layers:  # another model was made meanwhile
@@ -80,7 +80,10 @@ class SparsifyCallback(TrainerCallback):
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise FileNotFoundError(f"[SparsifyCallback] there is no {path}: give the checkpoint's folder as checkpoint=")
+        raise FileNotFoundError(
+            f"[SparsifyCallback] there is no {path}. It is the last file of a checkpoint: if saving was cut off, go on "
+            "from an earlier one. If the folder is elsewhere, give it as checkpoint="
+        )
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, for a damaged file
