@@ -21,7 +21,7 @@ from test_distributed import two  # noqa: E402
 from blocksparse.__main__ import main  # noqa: E402
 from blocksparse.models import checkpoint  # noqa: E402
 from blocksparse.models.loop import train  # noqa: E402
-from blocksparse.models.pixelcnn import data, training  # noqa: E402
+from blocksparse.models.pixelcnn import data, layouts, training  # noqa: E402
 from blocksparse.models.pixelcnn.adam import Adam  # noqa: E402
 from blocksparse.models.pixelcnn.config import ModelConfig, TrainConfig  # noqa: E402
 from blocksparse.models.pixelcnn.training import KIND, Trainer, bits_per_dim, load_model  # noqa: E402
@@ -227,6 +227,23 @@ def test_checkpoints_of_something_else(folder, whole, tmp_path, capsys):
     checkpoint.save(damaged, {}, {"model": {"filters": 16, "color": 3}, "size": [4, 4]}, KIND)
     with pytest.raises(ValueError, match="describes no model"):
         load_model(damaged)
+    tensors, header = checkpoint.load(last, KIND)
+    checkpoint.save(damaged, tensors, {**header, "size": [4, 0]}, KIND)
+    with pytest.raises(ValueError, match=r"damaged\.safetensors describes no model: its images have 4 x 0 pixels"):
+        load_model(damaged)
+
+
+def test_checkpoints_of_other_graphs(tmp_path, monkeypatch):
+    """Of the same name and seed, as another version might make them."""
+    config = replace(TINY, filters=32, layout="ba(4,1)", groups=1)
+    trainer, path = Trainer(config, SHORT, some_images(), "cpu"), tmp_path / "last.safetensors"
+    trainer.save(path)
+    load_model(path)
+    monkeypatch.setattr(layouts, "_STEP", 7)
+    with pytest.raises(ValueError, match=r"is of other layouts than this version makes of ba\(4,1\)"):
+        load_model(path)
+    with pytest.raises(ValueError, match="is of other layouts"):
+        Trainer(config, SHORT, some_images(), "cpu").resume(path)
 
 
 def test_words_that_make_no_training(folder, tmp_path, capsys):

@@ -57,7 +57,7 @@ class ModelConfig:
         check_seed(self.seed)
         if not self.layout:
             if self.groups != 1:
-                raise ValueError(f"[pixelcnn] groups is {self.groups}, but a dense model has none: give --layout, too")
+                raise ValueError(f"[pixelcnn] groups is {self.groups}, needs 1 for a dense model, or a layout")
             return
         if self.block not in (8, 16, 32, 64, 128):
             raise ValueError(f"[pixelcnn] block is {self.block}, needs 8, 16, 32, 64 or 128")
@@ -68,7 +68,7 @@ class ModelConfig:
         if self.layout == "balanced" and self.nodes % self.groups != 0:
             raise ValueError(f"[pixelcnn] filters / block is {self.nodes}, needs a multiple of groups = {self.groups}")
         if self.layout not in ("diagonal", "balanced") and self.groups != 1:
-            raise ValueError(f"[pixelcnn] groups is {self.groups}, but a graph says itself what is connected")
+            raise ValueError(f"[pixelcnn] groups is {self.groups}, needs 1: {self.layout} says what is connected")
 
     @property
     def nodes(self) -> int:

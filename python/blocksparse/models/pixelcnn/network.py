@@ -117,6 +117,10 @@ class PixelCNN(nn.Module):
         expected = count(config, layouts.density_of(config)).parameters
         assert sum(p.numel() for p in self.parameters()) == expected, (config, expected)
 
+    def layouts_digest(self) -> str:
+        """See `layouts.digest_of`."""
+        return layouts.digest_of(layout for name in self.convolutions for layout in self.stack_of(name).layouts)
+
     def stack(self, layer: Layer) -> Convolutions:
         """Those of the layer's kind."""
         return self.stack_of(layer.kind.name)

@@ -80,8 +80,8 @@ class Trainer(BaseTrainer):
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def more_header(self) -> dict[str, Any]:
-        """The size of the images, which sampling takes."""
-        return {"size": list(self.images.shape[2:])}
+        """The size of the images, which sampling takes, and where the blocks are."""
+        return {"size": list(self.images.shape[2:]), "layouts": self.model.layouts_digest()}
 
     def seen(self) -> dict[str, int]:
         """Images."""
@@ -239,14 +239,19 @@ def load_model(
 
     Raises:
         OSError: there is none.
-        ValueError: it is damaged or of no PixelCNN++, or there is no such device.
+        ValueError: it is damaged, of no PixelCNN++ or of other layouts, or there is no such device.
     """
     place = device_of(device)
     tensors, header = checkpoint.load(path, KIND)
     try:
         model = PixelCNN(ModelConfig(**header["model"]))
         height, width = (int(side) for side in header["size"])
-    except (KeyError, TypeError, OverflowError, RuntimeError) as error:
+        if height < 1 or width < 1:
+            raise ValueError(f"its images have {height} x {width} pixels")
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"[pixelcnn] {path} describes no model: {error}") from error
+    digest = model.layouts_digest()
+    if header.get("layouts", digest) != digest:
+        raise ValueError(f"[pixelcnn] {path} is of other layouts than this version makes of {model.config.layout}")
     load_weights(model, tensors, "ema." if averaged else "model.", path, KIND.op)
     return model.to(place).eval(), (height, width)
