@@ -378,6 +378,7 @@ def test_models_have_the_parameters_that_are_counted(name):
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"block": 12, "layout": "balanced"}, "block is 12, needs 8, 16"),
         ({"depth": 0}, "depth is 0, needs 1 or more"),
+        ({"filters": 2**64}, "filters is 18446744073709551616, needs 2147483647 or less"),
         ({"seed": 2**70}, "needs 64 bits or less"),
     ],
 )

@@ -21,6 +21,7 @@ from test_distributed import two  # noqa: E402
 from blocksparse.__main__ import main  # noqa: E402
 from blocksparse.models import checkpoint  # noqa: E402
 from blocksparse.models.loop import train  # noqa: E402
+from blocksparse.models.memory import memory_errors  # noqa: E402
 from blocksparse.models.pixelcnn import data, layouts, training  # noqa: E402
 from blocksparse.models.pixelcnn.adam import Adam  # noqa: E402
 from blocksparse.models.pixelcnn.config import ModelConfig, TrainConfig  # noqa: E402
@@ -255,6 +256,8 @@ def test_words_that_make_no_training(folder, tmp_path, capsys):
     )
     refused(capsys, [*how, *SIZE, *HOW, "--batch", 5, "--accumulate", 2], "batch is 5, needs a multiple of accumulate")
     refused(capsys, [*how, *SIZE, *HOW, "--save-every", 0], "save_every is 0, needs 1 or more")
+    refused(capsys, [*how, *SIZE, *HOW, "--minutes", "nan"], "minutes is nan, needs more than 0")
+    refused(capsys, [*how, *SIZE, *HOW, "--samples", -1], "samples is -1, needs 0 or more")
     refused(capsys, [*how, *SIZE, *HOW, "--shrink", 3], "cannot be shrunk by 3")
     refused(capsys, [*how, *SIZE, *HOW, "--device", "tpu"], "device is tpu, needs cpu, cuda or cuda:N")
     refused(capsys, ["train", "--data", tmp_path / "none", *out], "there is no")
@@ -269,6 +272,13 @@ def test_words_that_make_no_training(folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         pixelcnn("train", "--preset", "none")
+
+
+def test_memory_that_is_short(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "read", lambda *_, **__: torch.empty(2**60))
+    refused(capsys, ["train", "--data", folder, "--out", tmp_path], "[pixelcnn] memory is short: can't allocate")
+    with pytest.raises(RuntimeError, match="multiplied"), memory_errors("pixelcnn"):
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
 def test_training_that_fails_keeps_its_checkpoint(tmp_path, monkeypatch):
@@ -327,7 +337,9 @@ def test_sample(folder, whole, tmp_path, capsys):
     assert pixelcnn(*how, "--force", "--complete", "--data", folder, "--part", "train") == 0
     image = np.asarray(PIL.open(out))[:2, :4, 0]
     assert np.array_equal(image, some_images()[0, 0, :2].numpy())
-    refused(capsys, [*how, "--force", "--complete"], "--complete needs --data")
+    refused(capsys, [*how, "--force", "--complete"], "--complete and --data need each other")
+    refused(capsys, [*how, "--force", "--data", folder], "--complete and --data need each other")
+    refused(capsys, [*how, "--force", "--seed", 2**64], "needs 64 bits or less")
     refused(capsys, ["sample", last, "-o", tmp_path / "grid.jpg"], "needs to end with .png")
     refused(capsys, [*how, "--force", "--images", 0], "images is 0, needs 1 or more")
 

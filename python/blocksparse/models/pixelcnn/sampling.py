@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from . import likelihood
 from .architecture import LEVELS, Layer, Stream
+from .config import check_seed
 from .network import Kept, PixelCNN, Whole, run_u, run_ul
 
 CAPTURES = True  # on a card; False: every operation by itself
@@ -60,7 +61,7 @@ def sample(
         Bytes [number, channels, height, width].
 
     Raises:
-        ValueError: a size is wrong, or the model gives no probabilities.
+        ValueError: a size or the seed is wrong, or the model gives no probabilities.
     """
     channels, mixture = model.config.channels, model.config.mixture
     height, width = size
@@ -68,6 +69,7 @@ def sample(
         raise ValueError(f"[pixelcnn] {number} images of {height} x {width} pixels, needs 1 or more of each")
     if given is not None and given.shape != (number, channels, height, width):
         raise ValueError(f"[pixelcnn] images are {list(given.shape)}, needs {[number, channels, height, width]}")
+    check_seed(seed)
     parameter = next(model.parameters())
     generator = torch.Generator().manual_seed(seed)
     numbers = likelihood.random_numbers(number, channels, mixture, size, generator).to(parameter.device)
