@@ -26,7 +26,7 @@ from torch.nn import functional
 from . import likelihood
 from .architecture import LEVELS, Layer, Stream
 from .config import check_seed
-from .network import Kept, PixelCNN, Whole, run_u, run_ul
+from .network import Kept, PixelCNN, Whole, evaluating, run_u, run_ul
 
 CAPTURES = True  # on a card; False: every operation by itself
 
@@ -78,15 +78,13 @@ def sample(
     if given is not None:
         begin = min(rows, height)
         x[:, :, :begin] = likelihood.to_range(given[:, :, :begin]).to(x)
-    was_training = model.training
-    model.eval()
-    way: _Plain | _Cached = (_Plain if plain else _Cached)(model, x, bf16)
-    for i in range(height):
-        way.row(i)
-        for j in range(width):
-            way.pixel(i, j, numbers[:, :, i : i + 1, j : j + 1] if i >= begin else None)
-            progress(i * width + j + 1)
-    model.train(was_training)
+    with evaluating(model):
+        way: _Plain | _Cached = (_Plain if plain else _Cached)(model, x, bf16)
+        for i in range(height):
+            way.row(i)
+            for j in range(width):
+                way.pixel(i, j, numbers[:, :, i : i + 1, j : j + 1] if i >= begin else None)
+                progress(i * width + j + 1)
     if not bool(x.isfinite().all()):
         raise ValueError("[pixelcnn] the model gives no probabilities, but NaN: its training has failed")
     return likelihood.to_bytes(x)

@@ -20,7 +20,7 @@ from . import likelihood
 from .adam import Adam
 from .captured import CapturedLoss
 from .config import ModelConfig, TrainConfig
-from .network import PixelCNN
+from .network import PixelCNN, evaluating
 
 KIND = checkpoint.Kind("pixelcnn", "a PixelCNN++", "blocksparse-pixelcnn-1")
 INITIAL = 128  # images by which gains and biases are set at first
@@ -211,21 +211,19 @@ def bits_per_dim(
         raise ValueError("[pixelcnn] there are no images to be evaluated, needs 1 or more")
     if batch < 1:
         raise ValueError(f"[pixelcnn] batch is {batch}, needs 1 or more")
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     bits = torch.zeros(1, dtype=torch.float64, device=device)
     mine = images[world.rank :: world.size]
     done = 0
-    for part in mine.split(batch) if len(mine) else ():
-        if stop():
-            bits[0] = torch.nan  # so that it is in the sum over all processes
-            break
-        part = part.to(device)
-        bits += (loss(part) if loss else loss_of(model, part, bf16)).double() * len(part)
-        done += len(part)
-        progress(done)
-    model.train(was_training)
+    with evaluating(model):
+        for part in mine.split(batch) if len(mine) else ():
+            if stop():
+                bits[0] = torch.nan  # so that it is in the sum over all processes
+                break
+            part = part.to(device)
+            bits += (loss(part) if loss else loss_of(model, part, bf16)).double() * len(part)
+            done += len(part)
+            progress(done)
     total = float(world.sum(bits)[0])
     if math.isnan(total) and world.any(stop(), device):
         raise Stopped
