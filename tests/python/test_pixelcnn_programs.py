@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import queue
+import re
 import sys
 import threading
 from pathlib import Path
@@ -67,6 +68,14 @@ def test_the_example(tmp_path, monkeypatch):
     for name in ("curves", "layers", "dense", "sparse", "given", "dense-completed", "sparse-completed"):
         assert np.asarray(PIL.open(tmp_path / "out" / f"{name}.png")).size > 0
         assert f'src="{name}.png"' in page
+
+
+def test_the_code_of_the_guide():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "pixelcnn.md").read_text(), re.DOTALL)
+    made = {}
+    exec(code, made)
+    assert 7 < made["bits_per_dim"] < 20
+    assert made["drawn"].shape == (4, 3, 16, 16)
 
 
 def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -344,10 +345,11 @@ def test_sample(folder, whole, tmp_path, capsys):
     refused(capsys, [*how, "--force", "--images", 0], "images is 0, needs 1 or more")
 
 
-def test_tensorboard(folder, tmp_path):
+def test_tensorboard(folder, tmp_path, capsys):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = ["--tensorboard", tmp_path / "board", "--samples", 1, "--save-every", 2, "--updates", 2, "--batch", 4]
     assert pixelcnn("train", "--data", folder, "--out", tmp_path / "out", *SIZE, *board, "--device", "cpu") == 0
+    assert re.search(r"update 2: valid \d+\.\d{4} bits/dim, \d+\.\d{4} by the last", capsys.readouterr().err)
     found = event_accumulator.EventAccumulator(str(tmp_path / "board")).Reload()
     assert {"train", "valid", "valid_raw", "lr"} <= set(found.Tags()["scalars"])
     assert found.Tags()["images"] == ["samples"]

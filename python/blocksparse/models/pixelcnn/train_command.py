@@ -111,12 +111,14 @@ def _reporter(
     begin, seconds = trainer.update, {}
 
     def report(line: dict[str, Any]) -> None:
-        text = f"train {line['train']:.3f} bits/dim" + (f", valid {line['valid']:.3f}" if "valid" in line else "")
+        if "valid" in line:
+            bits = f"valid {line['valid']:.4f} bits/dim, {line['valid_raw']:.4f} by the last weights"
+            say(f"update {line['update']}: {bits}")
         seconds[line["update"] - begin] = line["seconds"]
         if line["update"] - begin == MEASURED < last - begin:
             each = (seconds[MEASURED] - seconds[1]) / (MEASURED - 1)
             say(forecast(begin, last, arguments.save_every, each, 2 * tests / batch))
-        done(line["images"], text)
+        done(line["images"], f"train {line['train']:.3f} bits/dim")
         if board is not None:
             for name in ("train", "valid", "valid_raw", "lr"):
                 if name in line:
