@@ -74,7 +74,7 @@ def draw_samples(folder: Path) -> None:
         HERE / "pixelcnn_halves.png", optimize=True
     )
     with Image.open(folder / "curves.png") as picture:  # seconds are of the machine that it was made on
-        left = picture.crop((0, 0, round(0.535 * picture.width), picture.height))
+        left = picture.crop((0, 0, round(0.525 * picture.width), picture.height))
         left.convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(HERE / "pixelcnn_curves.png", optimize=True)
 
 

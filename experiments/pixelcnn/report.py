@@ -14,14 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from run import KEYS, stem_of
+from run import KEYS, lines_of, stem_of
 
 COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Lines by arm, in the order of the file; of each machine, if there are several: their times do not compare."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """Lines by arm, in the order of the file; of each machine, if there are several: their times do not compare.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it has no lines of `run.py`, or others.
+    """
+    path.stat()  # where there is none, `lines_of` has no lines
+    lines = lines_of(path)
+    if not lines or not all(isinstance(line, dict) and {"arm", "curve", "machine"} <= line.keys() for line in lines):
+        raise ValueError(f"[pixelcnn] {path} is no file of results of run.py")
     several = len({line["machine"] for line in lines}) > 1
     arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:

@@ -178,13 +178,12 @@ def main() -> int:
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0
             line = arm.line(lines_of(options.out / stem / "log.jsonl"), options.device)
-            results.parent.mkdir(parents=True, exist_ok=True)
-            with open(results, "a") as file:
-                file.write(json.dumps(line) + "\n")
             with arm.trainer.averaged():
                 size = (images[1].size(2), images[1].size(3))
                 drawn = sample(arm.trainer.model, config["samples"], size, bf16=arm.training.bf16)
             write_png(results.with_name(f"{results.stem}-{stem}.png"), data.arrays_of(drawn))
+            with open(results, "a") as file:  # last: what has a line is not done again
+                file.write(json.dumps(line) + "\n")
             took = time.monotonic() - begin
             print(
                 f"{name}, seed {seed}: {line['valid']:.4f} bits/dim, {line['step_ms']} ms a step, {took:.0f} s in all",

@@ -155,9 +155,11 @@ def _model(arguments: argparse.Namespace) -> int:
         from .models.command import run  # importing PyTorch takes seconds
     else:
         from .models.pixelcnn.command import run
+    from .models.memory import memory_errors
 
     program.raise_on_interrupt()
-    return run(arguments)
+    with memory_errors(arguments.command):
+        return run(arguments)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import io
 import pickle
 import struct
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -51,6 +52,10 @@ def write_pickle(path, images, classes):
     path.write_bytes(pickle.dumps({b"data": data, b"labels": classes.tolist()}, 2))
 
 
+def batch_of(data):
+    return pickle.dumps({b"data": data, b"labels": [0, 0]}, 2)
+
+
 @pytest.mark.parametrize(("write", "suffix"), [(write_binary, ".bin"), (write_pickle, "")])
 def test_batches_of_cifar(tmp_path, write, suffix):
     parts = {f"data_batch_{i}": cifar(3, i) for i in (1, 2)} | {"test_batch": cifar(4, 9)}
@@ -59,6 +64,9 @@ def test_batches_of_cifar(tmp_path, write, suffix):
     found = read_images(tmp_path, 3)
     assert np.array_equal(found.train, np.concatenate([parts["data_batch_1"][0], parts["data_batch_2"][0]]))
     assert np.array_equal(found.test, parts["test_batch"][0])
+    for i in (1, 2):
+        (tmp_path / f"data_batch_{i}{suffix}").unlink()
+    assert np.array_equal(read_images(tmp_path, 3).test, parts["test_batch"][0])
     images, classes = read_batch(tmp_path / f"test_batch{suffix}")
     assert np.array_equal(classes, parts["test_batch"][1])
     assert np.array_equal(images, found.test)
@@ -74,7 +82,9 @@ def test_batches_that_are_none(tmp_path):
         ("data_batch_1.bin", b"", "has 0 bytes"),
         ("data_batch_1", b"nonsense", "is no batch of CIFAR-10"),
         ("data_batch_1", pickle.dumps({b"data": [1]}), "is no batch of CIFAR-10"),
-        ("data_batch_1", pickle.dumps(Evil()), "which no batch of CIFAR-10 does"),
+        ("data_batch_1", pickle.dumps(Evil()), "data_batch_1 holds a .*print, which no batch of CIFAR-10 does"),
+        ("data_batch_1", batch_of(np.ones((2, 3072))), r"has data of float64 \[2, 3072\]"),
+        ("data_batch_1", batch_of(np.ones((1, 6144), np.uint8)), r"has data of uint8 \[1, 6144\] and 2 classes"),
     ):
         path = tmp_path / name
         path.write_bytes(content)
@@ -101,7 +111,9 @@ def test_the_format_of_mnist(tmp_path, packed):
 
 def test_files_of_mnist_that_are_none(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
-    for content in (b"", bytes((0, 0, 8, 3)), bytes((0, 0, 8, 3)) + struct.pack(">3i", 2, 2, 2) + bytes(7)):
+    head = bytes((0, 0, 8, 3))
+    huge = head + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 1) + b"1"  # the product is 1 in 64 bits
+    for content in (b"", head, head + struct.pack(">3i", 2, 2, 2) + bytes(7), huge):
         path.write_bytes(content)
         with pytest.raises(ImagesError, match="is no file of 3 sizes in the format of MNIST"):
             read_idx(path, 3)
@@ -111,6 +123,9 @@ def test_files_of_mnist_that_are_none(tmp_path):
         read_idx(path, 3)
     with pytest.raises(FileNotFoundError, match="dataset-fashion-mnist has it"):
         read_idx(tmp_path / "t10k-images-idx3-ubyte", 3)
+    path.write_bytes(head + struct.pack(">3i", 2, 0, 3))
+    with pytest.raises(ImagesError, match="has images of 0 x 3 pixels, needs some"):
+        read_images(tmp_path, 1)
 
 
 def test_folders_and_tar_files(tmp_path):
@@ -127,6 +142,40 @@ def test_folders_and_tar_files(tmp_path):
         assert np.array_equal(found.test, test)
 
 
+def test_links_are_followed(tmp_path):
+    train, test = some(2), some(2, seed=1)
+    save(tmp_path / "elsewhere", test)
+    save(tmp_path / "set", train)
+    (tmp_path / "set" / "test").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "around").symlink_to(tmp_path / "set")
+    found = read_images(tmp_path / "set", 3)
+    assert np.array_equal(found.train, train)
+    assert np.array_equal(found.test, test)
+    (tmp_path / "set" / "nowhere.png").symlink_to("none.png")
+    (tmp_path / "set" / "itself.png").symlink_to("itself.png")
+    found = read_images(tmp_path / "set", 3, "skip")
+    assert np.array_equal(found.train, train)
+    assert len(found.left_out) == 2
+
+
+def test_links_in_tar_files_are_followed(tmp_path):
+    images = some(2)
+    save(tmp_path / "set", images)
+    for name, link in (("0002", "symlink_to"), ("0003", "hardlink_to")):
+        target = "0000.png" if link == "symlink_to" else tmp_path / "set" / "0001.png"
+        getattr(tmp_path / "set" / f"{name}.png", link)(target)
+    with tarfile.open(tmp_path / "set.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "set", ".")
+    assert np.array_equal(read_images(tmp_path / "set.tar.gz", 3).train, images[[0, 1, 0, 1]])
+    (tmp_path / "set" / "nowhere.png").symlink_to("none.png")
+    (tmp_path / "set" / "itself.png").symlink_to("itself.png")
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(tmp_path / "set", ".")
+    found = read_images(tmp_path / "set.tar", 3, "skip")
+    assert len(found.train) == 4
+    assert len(found.left_out) == 2
+
+
 def test_sheets(tmp_path):
     images = some(3, 4, 4)
     PIL.fromarray(images.reshape(3, 16, 3)).save(tmp_path / "sheet.png")
@@ -136,6 +185,18 @@ def test_sheets(tmp_path):
     PIL.fromarray(some(1, 3, 15)[0]).save(tmp_path / "odd.png")
     with pytest.raises(ImagesError, match="is 15 pixels wide, a sheet needs a square number"):
         read_images(tmp_path / "odd.png", 3)
+
+
+def write_deep_colours(path, height, width):
+    """A PNG file of 16 bits a colour, which Pillow reads and does not write."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(height * (1 + 6 * width)))
+    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
 
 
 def test_other_modes_are_converted_or_refused_by_name(tmp_path):
@@ -157,6 +218,9 @@ def test_other_modes_are_converted_or_refused_by_name(tmp_path):
         read_images(tmp_path, 3)
     (tmp_path / "seen-through.png").unlink()
     PIL.fromarray(grey.astype(np.uint16) * 256).save(tmp_path / "sixteen.png")
+    with pytest.raises(ImagesError, match=r"sixteen\.png has pixels of 16 or 32 bits, needs 8 bits"):
+        read_images(tmp_path, 3)
+    write_deep_colours(tmp_path / "sixteen.png", 4, 5)
     with pytest.raises(ImagesError, match=r"sixteen\.png has pixels of 16 or 32 bits, needs 8 bits"):
         read_images(tmp_path, 3)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import queue
+import re
 import sys
 import threading
 from pathlib import Path
@@ -69,6 +70,14 @@ def test_the_example(tmp_path, monkeypatch):
         assert f'src="{name}.png"' in page
 
 
+def test_the_code_of_the_guide():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "pixelcnn.md").read_text(), re.DOTALL)
+    made = {}
+    exec(code, made)
+    assert 7 < made["bits_per_dim"] < 20
+    assert made["drawn"].shape == (4, 3, 16, 16)
+
+
 def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     run = loaded(ROOT / "experiments" / "pixelcnn" / "run.py", "pixelcnn_run")
     sheet = np.random.default_rng(0).integers(0, 256, (20, 16, 3), np.uint8)
@@ -82,7 +91,11 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert run.main() == 0
     assert "stopped at update 0 of 3" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", [*map(str, words)])
-    assert run.main() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_png", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            run.main()
+    assert run.main() == 0  # draws what was not drawn
     (line,) = run.lines_of(tmp_path / "results.jsonl")
     assert [point[0] for point in line["curve"]] == [12, 18]
     assert line["valid"] != line["curve"][-1][3]  # of both test images, and of one
@@ -97,6 +110,10 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert dotted == {"x2-g2-seed0, not complete": [{"curve": line["curve"]}]}
     report_of.draw(arms_of | dotted, tmp_path / "curves.png")
     assert "| x2/g2 | " in report_of.table(arms_of)
+    for text in ("", "nonsense", '{"a": 1}'):
+        (tmp_path / "none.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=r"none\.jsonl is no file of results"):
+            report_of.read(tmp_path / "none.jsonl")
     assert line["curve_of"] == "1 of 2 test images, evenly"
     other = {key: value for key, value in line.items() if key != "curve_of"}  # as lines were at first
     with pytest.raises(ValueError, match=r"not of the same images, but of 1 of 2 .*; the first test images"):

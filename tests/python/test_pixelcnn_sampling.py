@@ -47,6 +47,13 @@ def test_a_batch_is_its_images():
     assert model.training
     assert not torch.equal(ours[0], ours[1])
 
+    def interrupt(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample(model, 2, (4, 4), progress=interrupt)
+    assert model.training
+
 
 def test_what_cannot_be_drawn():
     model = ready(CONFIGS["nin"])

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from test_distributed import two  # noqa: E402
 from blocksparse.__main__ import main  # noqa: E402
 from blocksparse.models import checkpoint  # noqa: E402
 from blocksparse.models.loop import train  # noqa: E402
-from blocksparse.models.pixelcnn import data, training  # noqa: E402
+from blocksparse.models.memory import memory_errors  # noqa: E402
+from blocksparse.models.pixelcnn import data, layouts, training  # noqa: E402
 from blocksparse.models.pixelcnn.adam import Adam  # noqa: E402
 from blocksparse.models.pixelcnn.config import ModelConfig, TrainConfig  # noqa: E402
 from blocksparse.models.pixelcnn.training import KIND, Trainer, bits_per_dim, load_model  # noqa: E402
@@ -227,6 +229,23 @@ def test_checkpoints_of_something_else(folder, whole, tmp_path, capsys):
     checkpoint.save(damaged, {}, {"model": {"filters": 16, "color": 3}, "size": [4, 4]}, KIND)
     with pytest.raises(ValueError, match="describes no model"):
         load_model(damaged)
+    tensors, header = checkpoint.load(last, KIND)
+    checkpoint.save(damaged, tensors, {**header, "size": [4, 0]}, KIND)
+    with pytest.raises(ValueError, match=r"damaged\.safetensors describes no model: its images have 4 x 0 pixels"):
+        load_model(damaged)
+
+
+def test_checkpoints_of_other_graphs(tmp_path, monkeypatch):
+    """Of the same name and seed, as another version might make them."""
+    config = replace(TINY, filters=32, layout="ba(4,1)", groups=1)
+    trainer, path = Trainer(config, SHORT, some_images(), "cpu"), tmp_path / "last.safetensors"
+    trainer.save(path)
+    load_model(path)
+    monkeypatch.setattr(layouts, "_STEP", 7)
+    with pytest.raises(ValueError, match=r"is of other layouts than this version makes of ba\(4,1\)"):
+        load_model(path)
+    with pytest.raises(ValueError, match="is of other layouts"):
+        Trainer(config, SHORT, some_images(), "cpu").resume(path)
 
 
 def test_words_that_make_no_training(folder, tmp_path, capsys):
@@ -238,6 +257,8 @@ def test_words_that_make_no_training(folder, tmp_path, capsys):
     )
     refused(capsys, [*how, *SIZE, *HOW, "--batch", 5, "--accumulate", 2], "batch is 5, needs a multiple of accumulate")
     refused(capsys, [*how, *SIZE, *HOW, "--save-every", 0], "save_every is 0, needs 1 or more")
+    refused(capsys, [*how, *SIZE, *HOW, "--minutes", "nan"], "minutes is nan, needs more than 0")
+    refused(capsys, [*how, *SIZE, *HOW, "--samples", -1], "samples is -1, needs 0 or more")
     refused(capsys, [*how, *SIZE, *HOW, "--shrink", 3], "cannot be shrunk by 3")
     refused(capsys, [*how, *SIZE, *HOW, "--device", "tpu"], "device is tpu, needs cpu, cuda or cuda:N")
     refused(capsys, ["train", "--data", tmp_path / "none", *out], "there is no")
@@ -252,6 +273,13 @@ def test_words_that_make_no_training(folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         pixelcnn("train", "--preset", "none")
+
+
+def test_memory_that_is_short(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "read", lambda *_, **__: torch.empty(2**60))
+    refused(capsys, ["train", "--data", folder, "--out", tmp_path], "[pixelcnn] memory is short: can't allocate")
+    with pytest.raises(RuntimeError, match="multiplied"), memory_errors("pixelcnn"):
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
 def test_training_that_fails_keeps_its_checkpoint(tmp_path, monkeypatch):
@@ -310,15 +338,18 @@ def test_sample(folder, whole, tmp_path, capsys):
     assert pixelcnn(*how, "--force", "--complete", "--data", folder, "--part", "train") == 0
     image = np.asarray(PIL.open(out))[:2, :4, 0]
     assert np.array_equal(image, some_images()[0, 0, :2].numpy())
-    refused(capsys, [*how, "--force", "--complete"], "--complete needs --data")
+    refused(capsys, [*how, "--force", "--complete"], "--complete and --data need each other")
+    refused(capsys, [*how, "--force", "--data", folder], "--complete and --data need each other")
+    refused(capsys, [*how, "--force", "--seed", 2**64], "needs 64 bits or less")
     refused(capsys, ["sample", last, "-o", tmp_path / "grid.jpg"], "needs to end with .png")
     refused(capsys, [*how, "--force", "--images", 0], "images is 0, needs 1 or more")
 
 
-def test_tensorboard(folder, tmp_path):
+def test_tensorboard(folder, tmp_path, capsys):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = ["--tensorboard", tmp_path / "board", "--samples", 1, "--save-every", 2, "--updates", 2, "--batch", 4]
     assert pixelcnn("train", "--data", folder, "--out", tmp_path / "out", *SIZE, *board, "--device", "cpu") == 0
+    assert re.search(r"update 2: valid \d+\.\d{4} bits/dim, \d+\.\d{4} by the last", capsys.readouterr().err)
     found = event_accumulator.EventAccumulator(str(tmp_path / "board")).Reload()
     assert {"train", "valid", "valid_raw", "lr"} <= set(found.Tags()["scalars"])
     assert found.Tags()["images"] == ["samples"]

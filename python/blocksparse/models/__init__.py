@@ -1,1 +1,1 @@
-"""Whole models. `language`: bytes of text through a small-world LSTM."""
+"""Whole models. `language`: bytes of text through a small-world LSTM. `pixelcnn`: images by a PixelCNN++."""

@@ -1,8 +1,10 @@
 """Images of other people's files, as bytes: CIFAR-10's batches, MNIST's format, folders, tar files, sheets of rows.
 
 folder with data_batch_*        CIFAR-10 by its authors, pickled (Python) or .bin; test_batch* are for the test
+                                and may be alone
 folder with *-idx3-ubyte[.gz]   MNIST's format, as Debian packs Fashion-MNIST; t10k-* are for the test
-folder or .tar[.gz|.xz|.bz2]    pictures of any kind that Pillow reads; those below test/ are for the test
+folder or .tar[.gz|.xz|.bz2]    pictures of any kind that Pillow reads, of 8 bits; those below test/ are for the
+                                test; links to files and folders are followed
 .png file                       a sheet: each row of pixels is an image, its rows one after the other
 """
 
@@ -11,11 +13,13 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import math
 import pickle
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -27,6 +31,7 @@ from .files import write_whole
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
+CIFAR = ("data_batch_[0-9]*", "test_batch*")
 Bytes = npt.NDArray[np.uint8]
 Broken = Literal["stop", "skip"]
 
@@ -64,7 +69,7 @@ def read_images(path: Path, channels: int, broken: Broken = "stop") -> Images:
         ModuleNotFoundError: pictures need Pillow.
     """
     left_out: list[str] = []
-    if path.is_dir() and any(path.glob("data_batch_[0-9]*")):
+    if path.is_dir() and any(file.is_file() for name in CIFAR for file in path.glob(name)):
         train, test = _cifar(path)
     elif path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
         train, test = (_idx(path, part) for part in ("train", "t10k"))
@@ -120,7 +125,7 @@ class _ArraysOnly(pickle.Unpickler):
         arrays = (module.split(".")[0], name) in (("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"))
         if arrays or (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
-        raise ImagesError(f"[images] the batch holds a {module}.{name}, which no batch of CIFAR-10 does")
+        raise ImagesError(f"holds a {module}.{name}, which no batch of CIFAR-10 does")
 
 
 def read_batch(path: Path) -> tuple[Bytes, Bytes]:
@@ -134,18 +139,20 @@ def read_batch(path: Path) -> tuple[Bytes, Bytes]:
     else:
         try:
             batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-            pixels, classes = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
-            pixels = pixels.reshape(-1, 3072)
-        except ImagesError:
-            raise
+            pixels, classes = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"], np.uint8)
+        except ImagesError as error:
+            raise ImagesError(f"[images] {path} {error}") from error
         except Exception as error:  # pickles that are cut off fail in many ways
             raise ImagesError(f"[images] {path} is no batch of CIFAR-10: {error!r}") from error
+        if pixels.dtype != np.uint8 or pixels.shape != (len(classes), 3072):
+            found = f"{pixels.dtype} {list(pixels.shape)} and {len(classes)} classes"
+            raise ImagesError(f"[images] {path} has data of {found}, needs uint8 [n, 3072] and n")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), classes
 
 
 def _cifar(folder: Path) -> tuple[Bytes, Bytes]:
     """data_batch_* and test_batch*."""
-    parts = [sorted(folder.glob(name)) for name in ("data_batch_[0-9]*", "test_batch*")]
+    parts = [sorted(folder.glob(name)) for name in CIFAR]
     train, test = (
         np.concatenate([read_batch(path)[0] for path in paths]) if paths else np.zeros((0, 32, 32, 3), np.uint8)
         for paths in parts
@@ -163,14 +170,18 @@ def read_idx(path: Path, sizes: int) -> Bytes:
         raise FileNotFoundError(f"[images] {packed} is missing: Debian's dataset-fashion-mnist has it") from None
     except (OSError, EOFError) as error:
         raise ImagesError(f"[images] {packed}: {error}") from error
-    shape = np.frombuffer(data, ">i4", sizes, 4) if len(data) >= 4 + 4 * sizes else np.zeros(0, np.int32)
-    if data[:4] != bytes((0, 0, 8, sizes)) or len(data) != 4 + 4 * sizes + int(np.prod(shape, dtype=np.int64)):
+    shape = np.frombuffer(data, ">u4", sizes, 4).tolist() if len(data) >= 4 + 4 * sizes else []
+    if data[:4] != bytes((0, 0, 8, sizes)) or len(data) != 4 + 4 * sizes + math.prod(shape):
         raise ImagesError(f"[images] {packed} is no file of {sizes} sizes in the format of MNIST")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * sizes).reshape(shape)
 
 
 def _idx(folder: Path, part: str) -> Bytes:
-    return read_idx(folder / f"{part}-images-idx3-ubyte", 3)[..., None]
+    path = folder / f"{part}-images-idx3-ubyte"
+    images = read_idx(path, 3)
+    if 0 in images.shape[1:]:
+        raise ImagesError(f"[images] {path} has images of {images.shape[1]} x {images.shape[2]} pixels, needs some")
+    return images[..., None]
 
 
 # ---- Pictures --------------------------------------------------------------------------------------------------------
@@ -190,24 +201,44 @@ def is_archive(path: Path) -> bool:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Any]]:
-    """(name, what Pillow opens) of all pictures."""
+    """(name, what Pillow opens) of all pictures. A link that leads nowhere is a broken one."""
     if path.is_dir():
-        for file in path.rglob("*"):
-            if file.suffix.lower() in SUFFIXES and file.is_file():
+        for file in _below(path):
+            if file.suffix.lower() in SUFFIXES and (file.is_file() or not file.exists()):
                 yield file.relative_to(path).as_posix(), file
         return
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                if member.isfile() and PurePosixPath(member.name).suffix.lower() in SUFFIXES:
-                    held = archive.extractfile(member)
-                    yield member.name, io.BytesIO(held.read() if held else b"")
+                is_file = member.isfile() or member.islnk() or member.issym()
+                if is_file and PurePosixPath(member.name).suffix.lower() in SUFFIXES:
+                    yield member.name, _held(archive, member)
             _need_end(path, archive)
     except ImagesError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         first, *_ = str(error).splitlines() or [repr(error)]
         raise ImagesError(f"[images] {path} is damaged: {first.rstrip(':')}") from error
+
+
+def _below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Whatever is in a folder and no folder; links to folders are followed, but not to one that they are in."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _below(path, (*above, real))
+        else:
+            yield path
+
+
+def _held(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BytesIO:
+    """A file of an archive, or what a link leads to: nothing if it leads out of it, or to itself."""
+    held = None
+    with suppress(KeyError, RecursionError):
+        held = archive.extractfile(member)
+    return io.BytesIO(held.read() if held else b"")
 
 
 def _need_end(path: Path, archive: tarfile.TarFile) -> None:
@@ -254,9 +285,10 @@ def decoded(pillow: Any, file: Any, channels: int) -> Bytes:
     """A picture as bytes [height, width, channels]. Raises ImagesError that ends a sentence about it."""
     try:
         with pillow.open(file) as picture:
+            deep = ";16" in str(picture.tile)  # of which Pillow makes 8 bits where there are colours
             picture.load()
             mode = picture.mode
-            if mode.startswith(("I", "F")):
+            if deep or mode.startswith(("I", "F")):
                 raise ImagesError(f"has pixels of {'floats' if mode == 'F' else '16 or 32 bits'}, needs 8 bits")
             if "A" in mode or "transparency" in picture.info:
                 picture = picture.convert("RGBA")

@@ -147,6 +147,7 @@ class Trainer:
         """
         tensors, header = checkpoint.load(path, self.kind)
         mine = {"model": asdict(self.model_config), "training": asdict(self.config), self.data_name: self.data_hash}
+        mine |= {what: value for what, value in self.more_header().items() if what in header}  # older ones lack some
         updates = updates_of(header)
         if updates is None:
             raise ValueError(f"[{self.kind.op}] {path} describes no training")

@@ -14,6 +14,7 @@ from ..distributed import joined
 from ..files import check_writable
 from ..images import write_png
 from . import data, train_command
+from .config import check_numbers
 from .network import PixelCNN
 from .sampling import sample
 from .training import bits_per_dim, load_model
@@ -58,10 +59,9 @@ def _sample(arguments: argparse.Namespace) -> None:
         raise ValueError(f"[pixelcnn] {out} needs to end with .png")
     if out.is_file() and not arguments.force:
         raise ValueError(f"[pixelcnn] {out} is there already: --force overwrites it, --out names another")
-    if arguments.images < 1:
-        raise ValueError(f"[pixelcnn] images is {arguments.images}, needs 1 or more")
-    if arguments.complete and not arguments.data:
-        raise ValueError("[pixelcnn] --complete needs --data: the images whose lower halves are drawn")
+    check_numbers(images=arguments.images)
+    if arguments.complete != bool(arguments.data):
+        raise ValueError("[pixelcnn] --complete and --data need each other: lower halves of which images are drawn")
     check_writable(out, "pixelcnn")
     model, size = load_model(arguments.checkpoint, arguments.device)
     given, rows = None, 0

@@ -6,6 +6,15 @@ import math
 from dataclasses import dataclass
 
 MAX_DROPOUT = 0.95
+MAX_NUMBER = 2**31 - 1  # of whole numbers; memory is short long before
+
+
+def check_numbers(**numbers: int) -> None:
+    """Raises ValueError where one is not of 1 to 2^31 - 1."""
+    for name, number in numbers.items():
+        if not 1 <= number <= MAX_NUMBER:
+            needed = "1 or more" if number < 1 else f"{MAX_NUMBER} or less"
+            raise ValueError(f"[pixelcnn] {name} is {number}, needs {needed}")
 
 
 def check_seed(seed: int) -> None:
@@ -47,9 +56,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuses what makes no model; graphs are refused where they are made."""
-        for name in ("filters", "resnets", "depth", "groups", "mixture"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[pixelcnn] {name} is {getattr(self, name)}, needs 1 or more")
+        check_numbers(**{name: getattr(self, name) for name in ("filters", "resnets", "depth", "groups", "mixture")})
         if self.channels not in (1, 3):
             raise ValueError(f"[pixelcnn] channels is {self.channels}, needs 3 or 1")
         if not 0 <= self.dropout <= MAX_DROPOUT:
@@ -57,7 +64,7 @@ class ModelConfig:
         check_seed(self.seed)
         if not self.layout:
             if self.groups != 1:
-                raise ValueError(f"[pixelcnn] groups is {self.groups}, but a dense model has none: give --layout, too")
+                raise ValueError(f"[pixelcnn] groups is {self.groups}, needs 1 for a dense model, or a layout")
             return
         if self.block not in (8, 16, 32, 64, 128):
             raise ValueError(f"[pixelcnn] block is {self.block}, needs 8, 16, 32, 64 or 128")
@@ -68,7 +75,7 @@ class ModelConfig:
         if self.layout == "balanced" and self.nodes % self.groups != 0:
             raise ValueError(f"[pixelcnn] filters / block is {self.nodes}, needs a multiple of groups = {self.groups}")
         if self.layout not in ("diagonal", "balanced") and self.groups != 1:
-            raise ValueError(f"[pixelcnn] groups is {self.groups}, but a graph says itself what is connected")
+            raise ValueError(f"[pixelcnn] groups is {self.groups}, needs 1: {self.layout} says what is connected")
 
     @property
     def nodes(self) -> int:
@@ -133,9 +140,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuses what is no training."""
-        for name in ("updates", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[pixelcnn] {name} is {getattr(self, name)}, needs 1 or more")
+        check_numbers(updates=self.updates, batch=self.batch, accumulate=self.accumulate)
         if self.batch % self.accumulate != 0:
             raise ValueError(f"[pixelcnn] batch is {self.batch}, needs a multiple of accumulate = {self.accumulate}")
         rates = 0 < self.lr < math.inf and 0 < self.lr_decay <= 1

@@ -2,7 +2,7 @@
 
 The streams have n = F / b blocks of channels. Behind concat-ELU, elu([x, -x]), the channels c and c + F are one
 channel's two halves, so a pattern over F x F channels is repeated for each half, for each tensor of a concatenation,
-and for both halves [p, q] of a gate.
+and for both halves [p, q] of a gate. `balanced` alone is drawn over all of these blocks at once.
 
 `diagonal` is what groups are: group k of g has the channels k F/g to (k + 1) F/g. Between two convolutions a shuffle
 brings channel c to c mod g * F/g + c div g, so that each group reads some of every one. The shuffle costs no pass over
@@ -10,6 +10,9 @@ the images: it is the order in which the next convolution reads its channels.
 """
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -43,8 +46,9 @@ def layouts_of(config: ModelConfig, kind: Kind, count: int, place: int) -> list[
         try:
             graph = Layout.from_graph(config.layout, b, seed=seed)
         except ValueError as error:
-            needed = f'needs diagonal, balanced, or a graph such as "ba({n},2)"'
-            raise ValueError(f"[pixelcnn] layout is {config.layout}, {needed}: {error}") from error
+            needed = f"needs diagonal, balanced, or a graph of filters / block = {n} nodes"
+            example = f' such as "ba({n},{min(2, n - 1)})"' if n > 1 else ""
+            raise ValueError(f"[pixelcnn] layout is {config.layout}, {needed}{example}: {error}") from error
         if graph.grid != (n, n):
             raise ValueError(
                 f"[pixelcnn] layout {config.layout} is of {graph.grid[0]} x {graph.grid[1]} blocks, needs "
@@ -56,6 +60,15 @@ def layouts_of(config: ModelConfig, kind: Kind, count: int, place: int) -> list[
             f"[pixelcnn] layout {config.layout} has other numbers of blocks with other seeds: give blocks="
         )
     return made
+
+
+def digest_of(layouts: Iterable[Layout]) -> str:
+    """Of where their blocks are: graphs of the same name and seed may differ from version to version."""
+    digest = hashlib.sha256()
+    for layout in layouts:
+        for part in (np.array([*layout.grid, layout.block_size]), *layout.coordinates()):
+            digest.update(part.astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def order_of(config: ModelConfig, kind: Kind) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -117,6 +118,10 @@ class PixelCNN(nn.Module):
         expected = count(config, layouts.density_of(config)).parameters
         assert sum(p.numel() for p in self.parameters()) == expected, (config, expected)
 
+    def layouts_digest(self) -> str:
+        """See `layouts.digest_of`."""
+        return layouts.digest_of(layout for name in self.convolutions for layout in self.stack_of(name).layouts)
+
     def stack(self, layer: Layer) -> Convolutions:
         """Those of the layer's kind."""
         return self.stack_of(layer.kind.name)
@@ -155,6 +160,17 @@ class PixelCNN(nn.Module):
         as in evaluation.
         """
         self.run(_Initialising(self, self.weights(unit=True)), x)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """While it lasts, nothing is left out; then the model is again in training if it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def with_ones(x: Tensor) -> Tensor:

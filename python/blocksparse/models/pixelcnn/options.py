@@ -85,7 +85,7 @@ def _add_sample(own: Any) -> None:
     add("-o", "--out", type=Path, required=True, help="PNG file: a grid of images")
     add("--force", action="store_true", help="overwrite OUT")
     add("--images", type=int, default=64, help="how many (default: %(default)s)")
-    add("--complete", action="store_true", help="draw the lower halves of images of --data")
+    add("--complete", action="store_true", help="draw the lower halves of images of --data, which it needs")
     _add_images(command, required=False)
     add("--part", choices=("test", "train", "all"), default="test", help="which are completed (default: %(default)s)")
     add("--seed", type=int, default=0, help="another seed, other images (default: %(default)s)")

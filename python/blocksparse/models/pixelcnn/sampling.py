@@ -25,7 +25,8 @@ from torch.nn import functional
 
 from . import likelihood
 from .architecture import LEVELS, Layer, Stream
-from .network import Kept, PixelCNN, Whole, run_u, run_ul
+from .config import check_seed
+from .network import Kept, PixelCNN, Whole, evaluating, run_u, run_ul
 
 CAPTURES = True  # on a card; False: every operation by itself
 
@@ -60,7 +61,7 @@ def sample(
         Bytes [number, channels, height, width].
 
     Raises:
-        ValueError: a size is wrong, or the model gives no probabilities.
+        ValueError: a size or the seed is wrong, or the model gives no probabilities.
     """
     channels, mixture = model.config.channels, model.config.mixture
     height, width = size
@@ -68,6 +69,7 @@ def sample(
         raise ValueError(f"[pixelcnn] {number} images of {height} x {width} pixels, needs 1 or more of each")
     if given is not None and given.shape != (number, channels, height, width):
         raise ValueError(f"[pixelcnn] images are {list(given.shape)}, needs {[number, channels, height, width]}")
+    check_seed(seed)
     parameter = next(model.parameters())
     generator = torch.Generator().manual_seed(seed)
     numbers = likelihood.random_numbers(number, channels, mixture, size, generator).to(parameter.device)
@@ -76,15 +78,13 @@ def sample(
     if given is not None:
         begin = min(rows, height)
         x[:, :, :begin] = likelihood.to_range(given[:, :, :begin]).to(x)
-    was_training = model.training
-    model.eval()
-    way: _Plain | _Cached = (_Plain if plain else _Cached)(model, x, bf16)
-    for i in range(height):
-        way.row(i)
-        for j in range(width):
-            way.pixel(i, j, numbers[:, :, i : i + 1, j : j + 1] if i >= begin else None)
-            progress(i * width + j + 1)
-    model.train(was_training)
+    with evaluating(model):
+        way: _Plain | _Cached = (_Plain if plain else _Cached)(model, x, bf16)
+        for i in range(height):
+            way.row(i)
+            for j in range(width):
+                way.pixel(i, j, numbers[:, :, i : i + 1, j : j + 1] if i >= begin else None)
+                progress(i * width + j + 1)
     if not bool(x.isfinite().all()):
         raise ValueError("[pixelcnn] the model gives no probabilities, but NaN: its training has failed")
     return likelihood.to_bytes(x)

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
         model = replace(PRESETS[arguments.preset], **given(arguments, ModelConfig))
         take_updates(arguments, KIND)
         config = TrainConfig(**given(arguments, TrainConfig))
-        check_updates(KIND.op, save_every=arguments.save_every, until=arguments.until)  # before there is a folder
+        _check(arguments)
         images, test = _images(arguments, model.channels)
         trainer = Trainer(model, config, images, device, world)
 
@@ -46,6 +46,17 @@ def run(arguments: argparse.Namespace, world: World, device: torch.device) -> in
 
         ends = stop if arguments.minutes is None else _Deadline(stop, begin + 60 * arguments.minutes)
         return run_training(arguments, trainer, _about(model, images), evaluate, reporter, ends, stack)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where a number is wrong, before images are read and there is a folder."""
+    check_updates(KIND.op, save_every=arguments.save_every, until=arguments.until)
+    if arguments.test_limit is not None and arguments.test_limit < 1:
+        raise ValueError(f"[pixelcnn] test_limit is {arguments.test_limit}, needs 1 or more")
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        raise ValueError(f"[pixelcnn] minutes is {arguments.minutes}, needs more than 0")
+    if arguments.samples < 0:
+        raise ValueError(f"[pixelcnn] samples is {arguments.samples}, needs 0 or more")
 
 
 class _Deadline(Stop):
@@ -66,8 +77,6 @@ class _Deadline(Stop):
 def _images(arguments: argparse.Namespace, channels: int) -> tuple[Tensor, Tensor]:
     """What is trained on, and what is evaluated."""
     how = (channels, arguments.shrink, arguments.broken)
-    if arguments.test_limit is not None and arguments.test_limit < 1:
-        raise ValueError(f"[pixelcnn] test_limit is {arguments.test_limit}, needs 1 or more")
     found = data.read(arguments.data, *how, holds_out=not arguments.test)
     train, test = found.train, found.test
     if arguments.test:
@@ -102,12 +111,14 @@ def _reporter(
     begin, seconds = trainer.update, {}
 
     def report(line: dict[str, Any]) -> None:
-        text = f"train {line['train']:.3f} bits/dim" + (f", valid {line['valid']:.3f}" if "valid" in line else "")
+        if "valid" in line:
+            bits = f"valid {line['valid']:.4f} bits/dim, {line['valid_raw']:.4f} by the last weights"
+            say(f"update {line['update']}: {bits}")
         seconds[line["update"] - begin] = line["seconds"]
         if line["update"] - begin == MEASURED < last - begin:
             each = (seconds[MEASURED] - seconds[1]) / (MEASURED - 1)
             say(forecast(begin, last, arguments.save_every, each, 2 * tests / batch))
-        done(line["images"], text)
+        done(line["images"], f"train {line['train']:.3f} bits/dim")
         if board is not None:
             for name in ("train", "valid", "valid_raw", "lr"):
                 if name in line:

@@ -20,7 +20,7 @@ from . import likelihood
 from .adam import Adam
 from .captured import CapturedLoss
 from .config import ModelConfig, TrainConfig
-from .network import PixelCNN
+from .network import PixelCNN, evaluating
 
 KIND = checkpoint.Kind("pixelcnn", "a PixelCNN++", "blocksparse-pixelcnn-1")
 INITIAL = 128  # images by which gains and biases are set at first
@@ -80,8 +80,8 @@ class Trainer(BaseTrainer):
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def more_header(self) -> dict[str, Any]:
-        """The size of the images, which sampling takes."""
-        return {"size": list(self.images.shape[2:])}
+        """The size of the images, which sampling takes, and where the blocks are."""
+        return {"size": list(self.images.shape[2:]), "layouts": self.model.layouts_digest()}
 
     def seen(self) -> dict[str, int]:
         """Images."""
@@ -211,21 +211,19 @@ def bits_per_dim(
         raise ValueError("[pixelcnn] there are no images to be evaluated, needs 1 or more")
     if batch < 1:
         raise ValueError(f"[pixelcnn] batch is {batch}, needs 1 or more")
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     bits = torch.zeros(1, dtype=torch.float64, device=device)
     mine = images[world.rank :: world.size]
     done = 0
-    for part in mine.split(batch) if len(mine) else ():
-        if stop():
-            bits[0] = torch.nan  # so that it is in the sum over all processes
-            break
-        part = part.to(device)
-        bits += (loss(part) if loss else loss_of(model, part, bf16)).double() * len(part)
-        done += len(part)
-        progress(done)
-    model.train(was_training)
+    with evaluating(model):
+        for part in mine.split(batch) if len(mine) else ():
+            if stop():
+                bits[0] = torch.nan  # so that it is in the sum over all processes
+                break
+            part = part.to(device)
+            bits += (loss(part) if loss else loss_of(model, part, bf16)).double() * len(part)
+            done += len(part)
+            progress(done)
     total = float(world.sum(bits)[0])
     if math.isnan(total) and world.any(stop(), device):
         raise Stopped
@@ -239,14 +237,19 @@ def load_model(
 
     Raises:
         OSError: there is none.
-        ValueError: it is damaged or of no PixelCNN++, or there is no such device.
+        ValueError: it is damaged, of no PixelCNN++ or of other layouts, or there is no such device.
     """
     place = device_of(device)
     tensors, header = checkpoint.load(path, KIND)
     try:
         model = PixelCNN(ModelConfig(**header["model"]))
         height, width = (int(side) for side in header["size"])
-    except (KeyError, TypeError, OverflowError, RuntimeError) as error:
+        if height < 1 or width < 1:
+            raise ValueError(f"its images have {height} x {width} pixels")
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"[pixelcnn] {path} describes no model: {error}") from error
+    digest = model.layouts_digest()
+    if header.get("layouts", digest) != digest:
+        raise ValueError(f"[pixelcnn] {path} is of other layouts than this version makes of {model.config.layout}")
     load_weights(model, tensors, "ema." if averaged else "model.", path, KIND.op)
     return model.to(place).eval(), (height, width)
