@@ -13,12 +13,29 @@ constexpr int64_t kMostSlack = int64_t{3} * 1024;
 // An SM has 228 KB. Each thread block takes 1 KB for its barriers and 1 KB for the system.
 static_assert(2 * (kShared + kMostSlack + 2 * 1024) <= 228 * 1024);
 
+// With so many blocks of W that clusters of 8 no longer have an SM for each thread block, rows of taps apart are still
+// resident at once in clusters of 4. us of 64 images, rows together and apart, H100, 2026-11-26:
+//   b    blocks   8 x 8         14 x 14       28 x 28
+//   32   15       13.0, 12.1
+//   32   16       18.8, 12.3    30.0, 23.4
+//   32   20       19.1, 12.9
+//   32   22       19.2, 21.2    30.2, 41.8
+//   16   18       13.0, 10.1    19.8, 19.6    50.3, 67.0
+// The ways other than halo_block take 24.6 us and more.
+bool rows_are_apart(const WeightGradient& g, int64_t steps, int32_t tap_rows, int32_t multiprocessors) {
+  constexpr int64_t kParts = 4, kMostSteps = 128, kEmpty = 12;  // SMs of GPCs that a cluster does not fit in
+  const int64_t places = multiprocessors - kEmpty, blocks = g.layout.blocks;
+  return g.layout.block_size < 64 && steps <= kMostSteps && blocks * kMostHaloBlockParts > places &&
+         blocks * tap_rows * kParts <= 2 * places;
+}
+
 // One warpgroup for each row of taps shares what is loaded. With few blocks of W a thread block for each row of taps
 // fills the card instead. So does one at b = 64: three warpgroups of such blocks leave room for one thread block on an
 // SM, and take 41.5 us where gather takes 29.4 (7 x 7, 512 channels, 25 %, H200, 2026-11-26).
-int32_t rows_together(const WeightGradient& g, int32_t tap_rows, int32_t multiprocessors) {
+int32_t rows_together(const WeightGradient& g, int64_t steps, int32_t tap_rows, int32_t multiprocessors) {
   const bool few = 2 * g.layout.blocks * kMostHaloBlockParts < multiprocessors;
-  return few || g.layout.block_size == 64 ? 1 : tap_rows;
+  const bool apart = few || g.layout.block_size == 64 || rows_are_apart(g, steps, tap_rows, multiprocessors);
+  return apart ? 1 : tap_rows;
 }
 
 // As many parts as thread blocks are resident at once, of two steps at least.
@@ -28,11 +45,12 @@ int32_t parts_of(const HaloBlockPlan& plan) {
   return parts;
 }
 
-// Steps of a thread block up to which the kernel pays.
-int32_t most_steps(int32_t block, bool several_taps) {
+// Steps of a thread block up to which the kernel pays. With few blocks `halo` has an SM for each of its jobs.
+int32_t most_steps(int32_t block, bool several_taps, bool few_blocks) {
   if (block == 16) return several_taps ? 54 : 32;
   if (block == 32) return several_taps ? 24 : 50;
-  return several_taps ? 64 : 16;
+  if (several_taps) return few_blocks ? 48 : 64;
+  return 16;
 }
 
 // Bytes behind the last stage that compute-sanitizer takes for read. Columns of several taps overlap in memory: 16
@@ -80,8 +98,8 @@ std::optional<HaloBlockPlan> plan_halo_block(const WeightGradient& g, int32_t mu
   plan.raster = *raster;
   plan.tap_rows = static_cast<int32_t>(tap_rows);
   plan.tap_columns = static_cast<int32_t>(tap_columns);
-  plan.together = rows_together(g, plan.tap_rows, multiprocessors);
   plan.steps = static_cast<int32_t>(ceil_div(raster->positions, int64_t{halo_block_tokens(block)}));
+  plan.together = rows_together(g, plan.steps, plan.tap_rows, multiprocessors);
   plan.clusters = g.layout.blocks * (plan.tap_rows / plan.together);
   if (!fit_stages(plan, block)) return std::nullopt;
   plan.resident = int64_t{multiprocessors} * (plan.shared_bytes <= kShared + kMostSlack ? 2 : 1);
@@ -103,6 +121,8 @@ std::optional<HaloBlockPlan> plan_halo_block(const WeightGradient& g, int32_t mu
 //   32   3 x 3   19      34.6, 34.8   16 x 16, 256, 25 %
 //   32   3 x 3   28      47.4, 42.7   20 x 20, 256, 25 %
 //   32   1 x 1   49      33.9, 39.0   28 x 28, 256, 25 %
+//   64   3 x 3   37      23.9, 26.5   16 x 16, 256, 25 %; 10 %: 23.6, 22.8; 50 %: 32.2, 36.8
+//   64   3 x 3   56      31.8, 30.0   20 x 20, 256, 25 %; 10 %: 31.3, 25.4; 50 %: 43.4, 43.8; not chosen
 //   64   3 x 3   57      39.9, 49.2   14 x 14, 256, dense
 //   64   3 x 3   64      39.3, 87.2   7 x 7, 512, dense
 //   64   3 x 3   106     53.0, 39.0   28 x 28, 256, 25 %
@@ -120,7 +140,9 @@ bool halo_block_pays(const WeightGradient& g, int32_t multiprocessors) {
     if (g.rows.n * g.rows.pixels() < kLeastPixels) return false;
     if (block == 64 && plan->clusters * plan->parts > multiprocessors) return false;
   }
-  return ceil_div(plan->steps, plan->parts) <= most_steps(block, several_taps);
+  if (plan->tap_rows > 1 && rows_are_apart(g, plan->steps, plan->tap_rows, multiprocessors)) return true;
+  const bool few_blocks = plan->parts == kMostHaloBlockParts;
+  return ceil_div(plan->steps, plan->parts) <= most_steps(block, several_taps, few_blocks);
 }
 
 }  // namespace blocksparse::conv
