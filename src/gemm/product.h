@@ -42,6 +42,8 @@ struct Product {
   // product begin only after it has waited for all kernels before it (every kernel here that calls
   // griddepcontrol.launch_dependents does). Everything except x may then be read at once.
   bool x_is_last = false;
+  // The four quarters of y are gates, whose rows of blocks mostly have the same columns. It matters for speed alone.
+  bool quarters_are_alike = false;
 
   int64_t outputs() const { return glu ? interleaved_features(y.features) : y.features; }  // rows of W
 };

@@ -55,6 +55,7 @@ CudaProblem problem_of(const Product& p, Math math) {
   problem.x_first = p.x.features_first();
   problem.gated = p.gates != nullptr;
   problem.tf32 = in_tf32(p.dtype, math);
+  problem.quarters_are_alike = p.quarters_are_alike;
   return p.glu ? as_glu(problem) : problem;
 }
 

@@ -31,6 +31,8 @@ struct CudaProblem {
   bool may_fill = true;  // the family `wgmma` may copy W with zeros for missing blocks, as if it were dense
   bool glu = false;      // outputs are gate and up of a gated linear unit
 
+  bool quarters_are_alike = false;  // as Product says
+
   int64_t input_blocks() const { return ceil_div(inputs, block); }
   int64_t output_blocks() const { return ceil_div(outputs, block); }
   // Blocks that exist, divided by all blocks of the grid.

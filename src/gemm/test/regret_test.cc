@@ -21,14 +21,9 @@ constexpr double kMostRegret = 1.1;
 struct Known {
   const char *file, *problem, *l2, *reason;
 };
-constexpr const char* kLists = "four_rows_wgmma, which gains where the four lists are the same, as those of gates";
 constexpr Known kKnown[] = {
     {"h100.csv", "linear:wgrad bf16 n=1024 b=32 ba(384,8)", "hot", "wgrad_stream, as for a third of the features"},
     {"h100.csv", "linear:wgrad bf16 n=1024 b=32 ba(384,8)", "cold", "wgrad_stream, as for a third of the features"},
-    {"h200.csv", "linear:fprop bf16 n=256 b=32 random(700,175,0.04)", "hot", kLists},
-    {"h200.csv", "linear:fprop bf16 n=256 b=32 random(700,175,0.04)", "cold", kLists},
-    {"h200.csv", "linear:fprop bf16 n=512 b=32 random(700,175,0.04)", "hot", kLists},
-    {"h200.csv", "linear:fprop bf16 n=512 b=32 random(700,175,0.04)", "cold", kLists},
     {"h200.csv", "linear:fprop bf16 n=512 b=8 random(512,0.02)", "hot",
      "stream_x gains at .05, an H100 loses 5 % here"},
     {"h200.csv", "linear:fprop bf16 n=512 b=8 random(512,0.02)", "cold",

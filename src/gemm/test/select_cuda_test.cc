@@ -176,6 +176,8 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   }
   CudaProblem gates = p;
   gates.outputs = 4 * p.inputs;
+  EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "each row has its own list";
+  gates.quarters_are_alike = true;
   EXPECT_EQ(chosen(gates, kH200), "four_rows_wgmma");
   gates.n = 128;
   EXPECT_EQ(chosen(gates, kH200), "row_wgmma") << "x is read from L2 once more";

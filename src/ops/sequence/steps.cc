@@ -16,7 +16,8 @@ Status StepRunner::product(const Weight& w, bool by_in, const void* x, void* y, 
                      .y = {y, s.n, outputs, outputs, 1},
                      .residual = {residual, s.n, outputs, outputs, 1},
                      .w = w.w,
-                     .x_is_last = behind});
+                     .x_is_last = behind,
+                     .quarters_are_alike = outputs == 4 * inputs});
 }
 
 Status StepRunner::gradient(const Weight& w, void* dw, DType dw_dtype, const void* x, const void* dy, int64_t tokens,

@@ -85,7 +85,8 @@ gemm::Product product_of(const Sequence& s, bool by_in, const void* x, void* y, 
           .y = {y, s.n, outputs, outputs, 1},
           .residual = {},
           .w = s.w,
-          .x_is_last = behind_cell};
+          .x_is_last = behind_cell,
+          .quarters_are_alike = !by_in};
 }
 
 Status copy_of_empty(const Sequence& s, const void* from, void* to, DType dtype, void* stream) {
