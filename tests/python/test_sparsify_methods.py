@@ -10,7 +10,8 @@ from torch import nn
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
-from blocksparse.torch.sparsify.l0 import expected_gates, open_probability, sample_gates
+from blocksparse.torch.sparsify.dense_to_sparse.l0 import expected_gates, open_probability, sample_gates
+from blocksparse.torch.sparsify.dense_to_sparse.lasso import shrink_
 from pruners import CUBIC, counts, live, network, optimizer_of, prepared, pruner_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,14 +40,14 @@ def test_the_proximal_step(layer):
     (target,) = bss.find_targets(nn.Sequential(layer), 8)
     before, norms = target.parameter.detach().clone(), target.norms()
     rate = float(norms[norms > 0].median())
-    bss.shrink_(target, rate)
+    shrink_(target, rate)
     factors = torch.tensor([[1 - min(rate / math.sqrt(n * n + 1e-12), 1) for n in row] for row in norms.tolist()])
     torch.testing.assert_close(
         target.parameter.detach(), target.times(before, factors.to(before)), rtol=1e-4, atol=1e-6
     )
     assert 0 < int((target.norms() > 0).sum()) < int((norms > 0).sum())
     target.parameter.data.zero_()
-    bss.shrink_(target, rate)
+    shrink_(target, rate)
     assert not target.parameter.any(), "blocks of zeros stay zeros, and are no NaN"
 
 
@@ -54,7 +55,7 @@ def test_the_proximal_step_of_16_bits_is_as_long_on_the_average():
     torch.manual_seed(1)
     layer = nn.Linear(256, 256, bias=False).bfloat16()
     target, before = bss.find_targets(layer, 32)[0], layer.weight.detach().float()
-    bss.shrink_(target, 0.003 * float(target.norms().mean()))
+    shrink_(target, 0.003 * float(target.norms().mean()))
     assert float((layer.weight * before).sum() / before.square().sum()) == pytest.approx(0.997, abs=0.001)
 
 

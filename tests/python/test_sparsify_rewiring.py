@@ -11,7 +11,8 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch import device_layout
-from blocksparse.torch.sparsify import exchange, rewired
+from blocksparse.torch.sparsify.sparse_to_sparse import exchange
+from blocksparse.torch.sparsify.sparse_to_sparse import rewired_layer as rewired
 
 METHODS = {
     "SET": lambda schedule, **options: bss.SET(schedule, **options),
@@ -225,7 +226,8 @@ def test_rigl_looks_at_steps_that_act_alone(method, monkeypatch):
     for name in ("grow_scores", "grow_bound"):
         f = getattr(bss, name)
         monkeypatch.setattr(
-            f"blocksparse.torch.sparsify.rewired.{name}", lambda *a, f=f, n=name: (seen.append((step, n)), f(*a))[1]
+            f"blocksparse.torch.sparsify.sparse_to_sparse.rewired_layer.{name}",
+            lambda *a, f=f, n=name: (seen.append((step, n)), f(*a))[1],
         )
     model, optimizer, _, shape = started("linear", method, bss.CosineDrop(end_step=9, alpha=0.4, frequency=4))
     for step in range(1, 14):
