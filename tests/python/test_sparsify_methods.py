@@ -49,6 +49,9 @@ def test_the_proximal_step(layer):
     target.parameter.data.zero_()
     shrink_(target, rate)
     assert not target.parameter.any(), "blocks of zeros stay zeros, and are no NaN"
+    for wrong in (-1e-3, math.nan, torch.tensor(-1.0)):
+        with pytest.raises(ValueError, match=r"\[shrink_\] rate is .*, needs 0 or more"):
+            shrink_(target, wrong)
 
 
 def test_the_proximal_step_of_16_bits_is_as_long_on_the_average():

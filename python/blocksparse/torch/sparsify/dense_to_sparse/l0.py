@@ -64,7 +64,7 @@ class L0(Pruner):
 
     Args:
         schedule: how sparse at which step. With a `PolynomialDecay` of power 1 the target density falls slowly enough
-            for gates to be learned; the cubic one was worse (docs/guide/pruning.md).
+            for gates to be learned; the cubic one was worse (docs/guide/pruning-results.md).
         initial: log_alpha at first, to which N(0, 0.01) is added.
         multipliers: l1 and l2 at first; l2 keeps the density from swinging about its target.
         multiplier_rate: of the ascent on l1 and l2.

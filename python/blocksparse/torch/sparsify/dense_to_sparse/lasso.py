@@ -18,14 +18,24 @@ from .pruner import Pruner
 _LEAST = 1e-12  # under the root of a norm
 
 
-@torch.no_grad()
 def shrink_(target: Target, rate: float | Tensor) -> None:
     """The proximal step of group lasso on the blocks B of a weight: W_B <- W_B (1 - min(rate / |W_B|_2, 1)).
 
     |W_B|_2 is the root of the sum of squares + 1e-12.
 
+    Raises:
+        ValueError: the rate is negative or not finite.
+
     Source: Yuan and Lin, "Model selection and estimation in regression with grouped variables" (2006).
     """
+    if not 0 <= (float(rate) if isinstance(rate, Tensor) else to_number("shrink_", "rate", rate)) < math.inf:
+        raise ValueError(f"[shrink_] rate is {shown(rate)}, needs 0 or more")
+    _shrink(target, rate)
+
+
+@torch.no_grad()
+def _shrink(target: Target, rate: float | Tensor) -> None:
+    """`shrink_` with a rate that was checked, or comes from a card, for which it does not wait."""
     norms = target.norms().square().add_(_LEAST).sqrt_()
     target.scale_(target.parameter.data, 1 - (rate / norms).clamp(max=1))
 
@@ -69,7 +79,7 @@ class GroupLasso(Pruner):
         if self.steps > self.schedule.end_step:
             return
         for layer in self.layers.values():
-            shrink_(layer.target, self._rate_of(layer))
+            _shrink(layer.target, self._rate_of(layer))
 
     def _rate_of(self, layer: Layer) -> float | Tensor:
         if self.rate is not None:

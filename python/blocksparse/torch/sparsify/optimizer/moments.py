@@ -105,19 +105,22 @@ class Moments:
             correction. SGD, RMSprop, Adagrad, Adadelta: state that begins anew is all that they need. Others: state
             begins with zeros, and a warning says that their bias correction, if any, is the parameter's.
         parameters: by name.
+        op: whose messages these are.
 
     Raises:
         TypeError: it is no `torch.optim.Optimizer`.
         ValueError: it does not hold a parameter; the message names it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        optimizer = inner_optimizer("sparsify", optimizer)
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], op: str = "Moments"
+    ) -> None:
+        optimizer = inner_optimizer(op, optimizer)
         self.optimizer = optimizer
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [name for name, p in parameters.items() if id(p) not in held]
         if missing:
-            raise ValueError(f"[sparsify] the optimizer does not hold {', '.join(missing)}")
+            raise ValueError(f"[{op}] the optimizer does not hold {', '.join(missing)}")
         self._parameters = list(parameters.values())
         self._young: dict[int, tuple[Tensor, Tensor]] = {}  # rows of a parameter, and their births as floats: see watch
         self._cohort: dict[int, int | None] = {}  # the birth of all of them, where the host knows of one
@@ -126,7 +129,7 @@ class Moments:
         self._is_adam = isinstance(optimizer, _CORRECTED)
         if not isinstance(optimizer, (*_CORRECTED, *_WITHOUT_BIAS)):
             warnings.warn(
-                f"[sparsify] {type(optimizer).__name__} is not known here: the state of grown blocks begins with "
+                f"[{op}] {type(optimizer).__name__} is not known here: the state of grown blocks begins with "
                 "zeros, and if it corrects a bias, it does so by the age of the whole parameter",
                 stacklevel=3,
             )

@@ -80,10 +80,11 @@ class Rewiring:
 
         Raises:
             ValueError: there is no such layer, a target is dense or has no empty place, a layer has a sparsifier
-                already, layers lie on several devices, or the model was prepared before. Nothing is changed then.
+                already, or layers lie on several devices. Nothing is changed then.
+            RuntimeError: it was called before.
         """
         if self._layers:
-            raise ValueError(f"[{self._op}] has prepared a model already: make another one for another model")
+            raise RuntimeError(f"[{self._op}] prepare was called before: make another {self._op}")
         layers = self._find(model)
         devices = {module.weight.device for _, module in layers}
         if len(devices) > 1:
@@ -143,12 +144,12 @@ class Rewiring:
             hook: False: the caller calls `step` behind optimizer.step().
 
         Raises:
-            ValueError: the optimizer does not hold a layer's weight, or one is attached already.
-            RuntimeError: no model is prepared.
+            ValueError: the optimizer does not hold a layer's weight (the message names it).
+            RuntimeError: `prepare` was not called before, or it is attached already.
         """
         self._need_model()
         if self._moments is not None:
-            raise ValueError(f"[{self._op}] an optimizer is attached already: detach() first")
+            raise RuntimeError(f"[{self._op}] is attached already: call detach() first")
         optimizer = inner_optimizer(self._op, optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = {  # gates may be left alone
@@ -160,7 +161,8 @@ class Rewiring:
         if self._world:
             (seed,) = self._world.from_first([torch.tensor(self.seed, device=self._device)])
             self.seed = int(seed)
-        self._moments = Moments(optimizer, {name: parameter for name, (_, parameter) in self._parameters.items()})
+        held_here = {name: parameter for name, (_, parameter) in self._parameters.items()}
+        self._moments = Moments(optimizer, held_here, self._op)
         self._hold(True)
         self._is_new = True
         if hook:

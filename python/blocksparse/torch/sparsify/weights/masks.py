@@ -35,10 +35,15 @@ def choose_blocks(scores: Mapping[str, Tensor], sparsity: float, scope: str = "l
         scope: "layer": each weight has that share; "global": all of them together have it.
 
     Raises:
-        ValueError: the sparsity is outside of [0, 1), or there is no such scope.
+        ValueError: the sparsity is outside of [0, 1), there is no such scope, or a score is NaN (the message names
+            the weight).
     """
     sparsity = check_sparsity("choose_blocks", "sparsity", sparsity)
     check_scope("choose_blocks", scope)
+    if wrong := [
+        name for name, score in scores.items() if bool(score.isnan().any())
+    ]:  # sorted, it would be the largest
+        raise ValueError(f"[choose_blocks] scores of {', '.join(wrong)} have NaN, need numbers")
     return in_pools(lambda flat: top_blocks(flat, live_blocks(flat.numel(), sparsity)), scope, scores)
 
 
