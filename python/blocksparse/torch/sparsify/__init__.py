@@ -9,6 +9,9 @@
 - `distill`: a sparse student learns what its dense teacher answers
 - `trainer`, `lightning`: a `SparsifyCallback` each, for transformers' Trainer and for Lightning
 - `report`, `batches`, `distributed`: tables, feeding models, several processes
+
+`weights` and `optimizer` use no other folder, `conversion` and `one_shot` those two, the methods of training all but
+`one_shot` and each other.
 """
 
 from ...schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...._core.arguments import need
-from ..dense_to_sparse.masked_layer import Layer
 from ..optimizer.moments import inner_optimizer, replace_parameter
+from ..weights.masked_layer import Layer
 from ..weights.masks import check_masks, layout_of
 from ..weights.targets import Target
 from .convert import replaced, targets_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from ...._core.arguments import to_number
 from ....schedules import Schedule, live_blocks
 from ..distributed import World
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks, in_pools, top_blocks
-from .masked_layer import Layer
 from .pruner import Pruner
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...._core.arguments import need, to_count
 from ....schedules import Schedule
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks, check_masks
 from ..weights.targets import Target
-from .masked_layer import Layer
 from .regrowth import Regrown
 
 _FORMAT = 1

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from ...._core.arguments import need, shown, to_int, to_number
 from ....schedules import Schedule
 from ..distributed import World
-from ..weights.gating import Gated
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks
 from .checkpoint import check_shape
-from .masked_layer import Layer
+from .gating import Gated
 from .pruner import Pruner
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # of the paper

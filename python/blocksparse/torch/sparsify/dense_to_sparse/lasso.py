@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...._core.arguments import shown, to_number
 from ....schedules import Schedule, ThresholdRamp
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks
 from ..weights.targets import Target
-from .masked_layer import Layer
 from .pruner import Pruner
 
 _LEAST = 1e-12  # under the root of a norm

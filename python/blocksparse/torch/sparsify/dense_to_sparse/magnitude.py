@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ....schedules import Schedule
-from .masked_layer import Layer
+from ..weights.masked_layer import Layer
 from .pruner import Pruner
 
 

@@ -19,9 +19,9 @@ from ..conversion.layer_times import layer_times
 from ..conversion.timing import Seen
 from ..optimizer.moments import inner_optimizer
 from ..report import Report, Row
+from ..weights.masked_layer import Layer, blocks_left, disown, own, owner_of
 from ..weights.masks import Masks, check_masks, check_scope
 from ..weights.targets import Choices, Target, find_targets
-from .masked_layer import Layer, blocks_left, disown, own, owner_of
 from .regrowth import Regrown
 from .steps import Steps
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..optimizer.moments import YOUNG, corrected_lack, settling_factors
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks
-from .masked_layer import Layer
 
 
 class Regrown:

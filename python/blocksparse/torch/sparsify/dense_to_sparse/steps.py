@@ -14,9 +14,9 @@ from ....schedules import check_sparsity
 from ..conversion.compact import due, move_layers
 from ..distributed import World
 from ..optimizer.finite import drop_bad_gradients, step_is_over
+from ..weights.masked_layer import Layer
 from ..weights.masks import Masks, check_masks, choose_blocks
 from .checkpoint import Saved
-from .masked_layer import Layer
 
 
 class Steps(Saved):

@@ -4,5 +4,5 @@
 - `masks`: which blocks are live; choosing them by scores, checking masks, `torch.sparse_bsr`
 - `norms`: norms of blocks
 - `densities`: how dense each layer is, for a density of the whole model
-- `gating`: multiplies weights by gates while a module runs
+- `masked_layer`: the gates beside a weight, and which pruner it belongs to
 """

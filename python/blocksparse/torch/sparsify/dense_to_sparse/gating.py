@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...modules.layer import BlockSparseLayer
 from ...modules.recurrent import Recurrent
-from .targets import Target
+from ..weights.targets import Target
 
 
 class Gated:

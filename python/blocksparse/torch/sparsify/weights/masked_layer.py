@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...._core.arguments import shown
-from ..weights.targets import Target
+from .targets import Target
 
 _owners: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
