@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...._core.arguments import need, shown, to_count, to_number
@@ -15,7 +14,7 @@ from ...mlp_surgery import put_mlp
 from ...modules.layer import BlockSparseLayer
 from ...modules.mlp import BlockSparseMLP
 from ...surgery import put
-from ..batches import Forward
+from ..batches import Forward, evaluating
 from ..weights.masks import check_masks
 from ..weights.targets import Target, candidates, find_targets
 from .mlps import Composed, Layers, pruned_mlps, sparse_mlp
@@ -179,7 +178,7 @@ def _try(path: str, layer: nn.Module, fed: Seen) -> None:
     weight = next(layer.parameters())
     x = input_for(fed, weight.device).to(weight.dtype)
     try:
-        with torch.no_grad():
+        with evaluating(layer):  # dropout would draw random numbers
             layer(x)
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(
