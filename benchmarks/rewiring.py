@@ -24,7 +24,7 @@ import blocksparse
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
-from blocksparse.torch.sparsify.rewired import YOUNG
+from blocksparse.torch.sparsify.optimizer.moments import YOUNG
 from lstm import use_stream
 
 Run = Callable[[], object]

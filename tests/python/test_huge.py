@@ -93,8 +93,8 @@ print(json.dumps({"weights": layer.weight.nbytes, "x": x.nbytes, **peaks}))
 """
 
 REWIRING = """
-from blocksparse.torch.sparsify.exchange import best_of_strips
-from blocksparse.torch.sparsify.scores_grow import score_strips
+from blocksparse.torch.sparsify.sparse_to_sparse.exchange import best_of_strips
+from blocksparse.torch.sparsify.sparse_to_sparse.grow_scores import score_strips
 
 tiny = bst.BlockSparseLinear(64, 64, graphs.balanced_random(8, degree=4, block_size=8))
 rewire(tiny, torch.optim.Adam(tiny.parameters()), torch.randn(2, 64), bss.RigL(every))  # imports what it needs

@@ -10,7 +10,7 @@ from blocksparse import Layout, graphs
 from blocksparse._core import library
 from blocksparse.layout import HostLayout
 from blocksparse.torch.place_tables import HASH, sections_of, tables_to_change, write_tables
-from blocksparse.torch.sparsify.rewired import places_of
+from blocksparse.torch.sparsify.sparse_to_sparse.rewired_layer import places_of
 
 
 def hubs(row):

@@ -10,7 +10,8 @@ from torch.nn.utils import parametrizations
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
-from blocksparse.torch.sparsify import timing
+from blocksparse.torch.sparsify.conversion import timing
+from blocksparse.torch.sparsify.conversion.timing import Seen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,7 +88,9 @@ def fake_times(monkeypatch, faster):
         seen[type(after).__name__, fed.shape] = fed
         return (2e-3, 1e-3) if faster(after) else (1e-3, 2e-3)
 
-    module = importlib.import_module("blocksparse.torch.sparsify.convert")  # whose name the function has, too
+    module = importlib.import_module(
+        "blocksparse.torch.sparsify.conversion.convert"
+    )  # whose name the function has, too
     monkeypatch.setattr(module, "time_layers", time_layers)
     return seen
 
@@ -113,7 +116,7 @@ def test_only_what_is_faster_is_replaced(monkeypatch):
     assert torch.equal(model.mlp[0].weight == 0, dead)
     assert not any(hasattr(module, "layout") for module in model.modules())
     assert {shape for kind, shape in seen if kind == "BlockSparseLinear"} >= {(512, 32), (512, 72)}
-    bss.convert(model, masks, block_size=16, tokens=64, seen={"mlp.0": bss.Seen((7, 32), torch.float32)})
+    bss.convert(model, masks, block_size=16, tokens=64, seen={"mlp.0": Seen((7, 32), torch.float32)})
     assert {(7, 32), (64, 72), (1, 16, 64), (4, 16, 32)} <= {shape for _, shape in seen}
     assert isinstance(model.mlp[0], bst.BlockSparseLinear)
 
@@ -140,7 +143,7 @@ def test_autocast_around_the_model_is_around_the_timing():
             return net(batch)
 
     seen = timing.watch({"0": model[0]}, model, torch.randn(4, 32), forward)
-    assert seen == {"0": bss.Seen((4, 32), torch.float32, torch.bfloat16)}
+    assert seen == {"0": Seen((4, 32), torch.float32, torch.bfloat16)}
     mask = torch.eye(2, dtype=torch.bool)
     bss.convert(model, {"0": mask}, block_size=16, example=torch.randn(4, 32), forward=forward)
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_sparsify_methods import Reads
+from test_sparsify_l0 import Reads
 from torch import nn
 
 import blocksparse.torch as bst

@@ -14,14 +14,19 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse._core.geometry import make_geometry
-from blocksparse.torch.sparsify.exchange import (
+from blocksparse.torch.sparsify.sparse_to_sparse.exchange import (
     best_candidates,
     best_of_strips,
     exchange,
     random_candidates,
     random_priorities,
 )
-from blocksparse.torch.sparsify.scores_grow import score_strips
+from blocksparse.torch.sparsify.sparse_to_sparse.grow_scores import (
+    conv_grow_scores,
+    grow_bound,
+    grow_scores,
+    score_strips,
+)
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -40,7 +45,7 @@ def test_exact_scores_are_block_norms_of_a_dense_gradient(dtype, in_, out, b):
     x, dy = torch.randn(3, 11, in_, dtype=dtype), torch.randn(3, 11, out, dtype=dtype)
     expected = of_dense(x, dy, b)
     for strip in (1, b * in_ + 1, 2 * b * in_, 1 << 22):
-        scores = bss.grow_scores(x, dy, b, strip=strip)
+        scores = grow_scores(x, dy, b, strip=strip)
         assert scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert scores.shape == (-(-out // b), -(-in_ // b))
         torch.testing.assert_close(scores.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
@@ -48,7 +53,7 @@ def test_exact_scores_are_block_norms_of_a_dense_gradient(dtype, in_, out, b):
 
 def test_half_precision_does_not_overflow():
     x = torch.full((64, 16), 100.0, dtype=torch.float16)
-    assert bss.grow_scores(x, x, 16).item() == pytest.approx(64 * 1e4 * 16)
+    assert grow_scores(x, x, 16).item() == pytest.approx(64 * 1e4 * 16)
 
 
 class Largest(TorchDispatchMode):
@@ -68,11 +73,11 @@ class Largest(TorchDispatchMode):
 def test_a_dense_gradient_is_never_stored():
     x, dy = torch.randn(8, 512), torch.randn(8, 1024)
     with Largest() as largest:
-        scores = bss.grow_scores(x, dy, 32, strip=64 * 512)
+        scores = grow_scores(x, dy, 32, strip=64 * 512)
     assert largest.numel == 64 * 512
     torch.testing.assert_close(scores.double(), of_dense(x, dy, 32), rtol=1e-5, atol=1e-5)
     with Largest() as largest:
-        bss.grow_bound(x, dy, 32)
+        grow_bound(x, dy, 32)
     assert largest.numel <= dy.numel()
 
 
@@ -82,7 +87,7 @@ def test_the_bound_is_its_formula(norm):
     xs, dys = (F.pad(t, (0, -t.size(-1) % 16)).view(10, -1, 16) for t in (x, dy))
     sizes = [t.norm(dim=2) if norm == "l2" else t.abs().amax(2) for t in (dys, xs)]
     expected = sum(torch.outer(d, e) for d, e in zip(*sizes, strict=True))
-    torch.testing.assert_close(bss.grow_bound(x, dy, 16, norm=norm), expected)
+    torch.testing.assert_close(grow_bound(x, dy, 16, norm=norm), expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,15 +95,15 @@ def test_the_bound_is_its_formula(norm):
 def test_the_bound_is_never_smaller(n, in_, out, b, seed):
     generator = torch.Generator().manual_seed(seed)
     x, dy = (torch.randn(n, k, generator=generator, dtype=torch.float64) for k in (in_, out))
-    exact, bound = bss.grow_scores(x, dy, b), bss.grow_bound(x, dy, b)
+    exact, bound = grow_scores(x, dy, b), grow_bound(x, dy, b)
     assert (bound >= exact * (1 - 1e-12)).all()
     assert n != 1 or torch.allclose(bound, exact)  # of one token they are equal
 
 
 def test_scores_see_that_gradients_cancel_and_bounds_do_not():
     x, dy = torch.ones(2, 8), torch.tensor([[1.0], [-1.0]]).expand(2, 8)
-    assert bss.grow_scores(x, dy, 8).item() == 0
-    assert bss.grow_bound(x, dy, 8).item() == pytest.approx(16)
+    assert grow_scores(x, dy, 8).item() == 0
+    assert grow_bound(x, dy, 8).item() == pytest.approx(16)
 
 
 GEOMETRIES = {
@@ -124,14 +129,14 @@ def test_scores_of_convolutions(name):
     y.backward(dy := torch.randn_like(y))
     taps = layer.weight.grad.view(12, -1, 64).norm(dim=2)
     for strip in (1, 1 << 22):
-        scores = bss.conv_grow_scores(x, dy, layer.geometry, 8, strip=strip)
+        scores = conv_grow_scores(x, dy, layer.geometry, 8, strip=strip)
         torch.testing.assert_close(scores, layer.weight.grad.flatten(1).norm(dim=1).view(3, 4))
-    bound = bss.conv_grow_scores(x, dy, layer.geometry, 8, grow="bound")
+    bound = conv_grow_scores(x, dy, layer.geometry, 8, grow="bound")
     assert (bound >= scores).all()
     assert (bound <= 60 * taps.norm(dim=1).view(3, 4)).all()  # and of the size of dW
 
 
-@pytest.mark.parametrize("f", [bss.grow_scores, bss.grow_bound])
+@pytest.mark.parametrize("f", [grow_scores, grow_bound])
 def test_what_has_no_scores_is_refused(f):
     x, dy = torch.randn(4, 16), torch.randn(4, 8)
     for bad, error, message in [
@@ -146,9 +151,9 @@ def test_what_has_no_scores_is_refused(f):
         with pytest.raises(error, match=message):
             f(*bad)
     with pytest.raises(ValueError, match="norm is 'l1', needs one of l2, max"):
-        bss.grow_bound(x, dy, 8, norm="l1")
+        grow_bound(x, dy, 8, norm="l1")
     with pytest.raises(ValueError, match=r"needs \[n, in, size...\]"):
-        bss.conv_grow_scores(x, dy, make_geometry(2, 3), 8)
+        conv_grow_scores(x, dy, make_geometry(2, 3), 8)
 
 
 # ---- Exchanges -----------------------------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ def test_candidates_say_what_is_not_finite(bad):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_strips_of_scores(grow, dtype):
     x, dy = torch.randn(3, 11, 90, dtype=dtype), torch.randn(3, 11, 61, dtype=dtype)
-    whole = bss.grow_scores(x, dy, 8) if grow == "exact" else bss.grow_bound(x, dy, 8)
+    whole = grow_scores(x, dy, 8) if grow == "exact" else grow_bound(x, dy, 8)
     for strip in (1, 30, 1 << 22):
         made = torch.cat(list(score_strips(x, dy, 8, grow, strip)))
         torch.testing.assert_close(made.view(whole.shape), whole)

@@ -290,6 +290,8 @@ def test_wrong_choices_of_blocks():
             bss.choose_blocks(scores, sparsity)
     with pytest.raises(ValueError, match="scope is 'row', needs 'layer' or 'global'"):
         bss.choose_blocks(scores, 0.5, "row")
+    with pytest.raises(ValueError, match=r"\[choose_blocks\] scores of b have NaN, need numbers"):
+        bss.choose_blocks({"a": torch.ones(2, 2), "b": torch.tensor([[1.0, math.nan]])}, 0.5)
 
 
 def test_a_pruner_without_a_model():

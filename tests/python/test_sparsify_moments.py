@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import blocksparse.torch as bst
-import blocksparse.torch.sparsify as bss
-from blocksparse.torch.sparsify import adam
-from blocksparse.torch.sparsify import moments as moments_module
+from blocksparse.torch.sparsify.optimizer import adam
+from blocksparse.torch.sparsify.optimizer import moments as moments_module
+from blocksparse.torch.sparsify.optimizer.moments import Moments, move_blocks, replace_parameter
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
@@ -50,14 +50,14 @@ def test_grown_blocks_move_as_those_of_a_new_optimizer(name, watched):
     weight, grads = torch.randn(4, 8, 8, dtype=dtype), gradients(70, dtype)
     p = nn.Parameter(weight.clone())
     optimizer = OPTIMIZERS[name]([p])
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     for t in range(40):
         step(optimizer, p, grads[t])
         moments.correct(torch.tensor(t + 1))
     plain = nn.Parameter(p.detach().clone())
     of_plain = OPTIMIZERS[name]([plain])
     of_plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    move_blocks(p.detach(), SOURCE, KEPT)
     moments.follow(p, SOURCE, KEPT)
     rows = torch.tensor([2]) if watched == "new" else torch.arange(4)
     moments.watch({p: (rows, torch.tensor([-1, -2, 40, -1])[rows])})
@@ -82,7 +82,7 @@ def test_blocks_of_several_shapes_and_ages_are_corrected_at_once():
     shapes, births = ((4, 8, 8), (4,), (4, 2, 8, 8)), torch.tensor([-1, 5, 8, 5])
     ps = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes]
     optimizer = torch.optim.AdamW(ps, 1e-2)
-    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments = Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
     new, of_new = {}, {}
     for t in range(1, 20):
         for p in ps:
@@ -95,7 +95,7 @@ def test_blocks_of_several_shapes_and_ages_are_corrected_at_once():
             torch.testing.assert_close(ps[key[1]][births == key[0]], q, rtol=1e-9, atol=1e-9)
         if t in births:
             for i, p in enumerate(ps):
-                bss.move_blocks(p.detach(), torch.arange(4), births != t)
+                move_blocks(p.detach(), torch.arange(4), births != t)
                 moments.follow(p, torch.arange(4), births != t)
                 new[t, i] = nn.Parameter(p[births == t].detach().clone())
                 of_new[t, i] = torch.optim.AdamW([new[t, i]], 1e-2)
@@ -118,7 +118,7 @@ def test_a_correction_is_few_launches(layers):
     """Where it is not compiled: 3 of a layer, and 41 of all of them. Ages differ, as on a card."""
     ps = [nn.Parameter(torch.randn(4, 8, 8)) for _ in range(layers)]
     optimizer = torch.optim.AdamW(ps)
-    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments = Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
     moments.watch({p: (torch.arange(4), torch.tensor([-1, -2, 0, 1])) for p in ps})
     for p in ps:
         p.grad = torch.ones_like(p)
@@ -165,7 +165,7 @@ def young_parameters(sizes):
         for p in ps:
             p.grad = torch.randn_like(p)
         optimizer.step()
-    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments = Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
     moments.watch({p: (torch.arange(len(p) - 1), torch.tensor([-1, 18, 36] * 9)[: len(p) - 1]) for p in ps})
     return ps, moments
 
@@ -200,7 +200,7 @@ def test_networks_of_many_shapes_are_compiled_in_one_process(compiled):
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     ps = [nn.Parameter(torch.ones(5, *shape)) for shape in [(), (8, 8), (16, 16), (2, 8, 8)]]
     optimizer = torch.optim.AdamW(ps)
-    moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+    moments = Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
     moments.watch({p: (torch.arange(4), torch.tensor([-1, -2, 0, 1])) for p in ps})
     for p in ps:
         p.grad = torch.ones_like(p)
@@ -236,8 +236,8 @@ def test_what_would_happen_without():
     optimizer = torch.optim.Adam([p], 1e-3)
     for t in range(50):
         step(optimizer, p, grads[t].sign())
-    moments = bss.Moments(optimizer, {"p": p})
-    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    moments = Moments(optimizer, {"p": p})
+    move_blocks(p.detach(), SOURCE, KEPT)
     moments.follow(p, SOURCE, KEPT)
     step(optimizer, p, torch.ones_like(p))
     expected = (0.1 / (1 - 0.9**51)) / (0.001 / (1 - 0.999**51)) ** 0.5
@@ -251,9 +251,9 @@ def test_settled_moments_are_right_for_adams_own_correction(amsgrad):
     optimizer = torch.optim.Adam([p], 1e-2, amsgrad=amsgrad, eps=1e-12)
     for _ in range(300):
         step(optimizer, p, g)
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     kept = torch.tensor([True, False])
-    bss.move_blocks(p.detach(), torch.tensor([0, 0]), kept)
+    move_blocks(p.detach(), torch.tensor([0, 0]), kept)
     moments.follow(p, torch.tensor([0, 0]), kept)
     moments.watch({p: (torch.tensor([1]), torch.tensor([300]))})
     for t in range(300, 320):
@@ -275,7 +275,7 @@ def test_a_scalers_skipped_step_corrects_nothing():
     p = nn.Parameter(torch.zeros(4, 8, 8))
     optimizer = torch.optim.AdamW([p], 1e-2, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     moments.watch({p: (torch.tensor([1]), torch.tensor([0]))})
     optimizer.register_step_post_hook(lambda *_: moments.correct(torch.tensor(2)))
     scaler.scale(p.sum()).backward()
@@ -293,7 +293,7 @@ def test_nothing_moves_where_the_rate_is_0_or_the_first_step_was_left_out(births
     """The bias of 0 steps is 1 / 0."""
     p = nn.Parameter(torch.zeros(4, 8, 8))
     optimizer = torch.optim.AdamW([p], 1e-2, fused=True)
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     moments.watch({p: (torch.tensor([1, 2]), torch.tensor(births))})
     p.grad = torch.ones_like(p)
     optimizer.found_inf = torch.tensor(1.0)
@@ -312,7 +312,7 @@ def test_moments_are_no_older_than_their_parameter(births):
     """Where an optimizer came later than the blocks: Adam's own count is right."""
     p = nn.Parameter(torch.zeros(4, 8, 8))
     optimizer = torch.optim.AdamW([p], 1e-2)
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     moments.watch({p: (torch.tensor([1, 2]), torch.tensor(births))})
     for t in range(1, 6):
         step(optimizer, p, torch.ones_like(p))
@@ -324,10 +324,10 @@ def test_moments_are_no_older_than_their_parameter(births):
 def test_bfloat16_parameters():
     p = nn.Parameter(torch.zeros(4, 8, 8, dtype=torch.bfloat16))
     optimizer = torch.optim.AdamW([p], 1e-2)
-    moments = bss.Moments(optimizer, {"p": p})
+    moments = Moments(optimizer, {"p": p})
     for _ in range(60):
         step(optimizer, p, torch.ones_like(p))
-    bss.move_blocks(p.detach(), SOURCE, KEPT)
+    move_blocks(p.detach(), SOURCE, KEPT)
     moments.follow(p, SOURCE, KEPT)
     moments.watch({p: (torch.tensor([2]), torch.tensor([60]))})
     step(optimizer, p, torch.ones_like(p))
@@ -356,7 +356,7 @@ def test_a_dense_weight_moves_to_blocks_in_mid_training(kind):
         run(dense, g)
     state = copy.deepcopy(optimizer.state_dict())
     blocks = nn.Parameter(bst.from_dense(dense.detach(), layout))
-    bss.replace_parameter(optimizer, dense, blocks, lambda t: bst.from_dense(t, layout))
+    replace_parameter(optimizer, dense, blocks, lambda t: bst.from_dense(t, layout))
     assert optimizer.param_groups[1]["params"] == [blocks]
     assert dense not in optimizer.state
     for g in grads[10:]:
@@ -374,17 +374,17 @@ def test_replacing_is_all_or_nothing():
     optimizer = torch.optim.Adam([p])
     step(optimizer, p, torch.randn(4, 4))
     with pytest.raises(ValueError, match=r"take gives \[3, 4\] of exp_avg, needs \[2, 4\]"):
-        bss.replace_parameter(optimizer, p, new, lambda t: t[:3])
+        replace_parameter(optimizer, p, new, lambda t: t[:3])
     assert optimizer.param_groups[0]["params"] == [p]
     assert set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
     with pytest.raises(ValueError, match=r"does not hold the parameter \[2, 4\]"):
-        bss.replace_parameter(optimizer, new, p, lambda t: t)
+        replace_parameter(optimizer, new, p, lambda t: t)
 
 
 def test_optimizers_that_are_not_known_are_told_of():
     p = nn.Parameter(torch.randn(4, 8, 8))
     with pytest.warns(UserWarning, match="NAdam is not known here"):
-        moments = bss.Moments(optimizer := torch.optim.NAdam([p]), {"p": p})
+        moments = Moments(optimizer := torch.optim.NAdam([p]), {"p": p})
     step(optimizer, p, torch.randn_like(p))
     before = optimizer.state[p]["exp_avg"].clone()
     moments.follow(p, SOURCE, KEPT)
@@ -392,6 +392,6 @@ def test_optimizers_that_are_not_known_are_told_of():
     assert torch.equal(after[1], before[2])
     assert not after[2].any()
     with pytest.raises(ValueError, match=r"the optimizer does not hold fc\.weight"):
-        bss.Moments(optimizer, {"p": p, "fc.weight": nn.Parameter(torch.randn(1))})
+        Moments(optimizer, {"p": p, "fc.weight": nn.Parameter(torch.randn(1))})
     with pytest.raises(TypeError, match=r"needs a torch\.optim\.Optimizer"):
-        bss.Moments(None, {})
+        Moments(None, {})

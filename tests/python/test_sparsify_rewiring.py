@@ -11,7 +11,7 @@ import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch import device_layout
-from blocksparse.torch.sparsify import exchange, rewired
+from blocksparse.torch.sparsify.sparse_to_sparse import exchange, rewired_layer
 
 METHODS = {
     "SET": lambda schedule, **options: bss.SET(schedule, **options),
@@ -95,7 +95,7 @@ def started(network, method, schedule=OFTEN, optimizer=torch.optim.AdamW, attach
 def grids(request, monkeypatch):
     """Whether these small grids are treated as ones whose places are too many to be looked at all at once."""
     if request.param == "many places":
-        monkeypatch.setattr(rewired, "MANY_PLACES", 0)
+        monkeypatch.setattr(rewired_layer, "MANY_PLACES", 0)
         monkeypatch.setattr(device_layout, "FEW_PLACES", 0)
         for name in ("FEW_PLACES", "DENSE"):
             monkeypatch.setattr(exchange, name, 0)
@@ -223,10 +223,8 @@ def test_several_uses_in_one_backward_pass_count_together():
 def test_rigl_looks_at_steps_that_act_alone(method, monkeypatch):
     seen = []
     for name in ("grow_scores", "grow_bound"):
-        f = getattr(bss, name)
-        monkeypatch.setattr(
-            f"blocksparse.torch.sparsify.rewired.{name}", lambda *a, f=f, n=name: (seen.append((step, n)), f(*a))[1]
-        )
+        f = getattr(rewired_layer, name)
+        monkeypatch.setattr(rewired_layer, name, lambda *a, f=f, n=name: (seen.append((step, n)), f(*a))[1])
     model, optimizer, _, shape = started("linear", method, bss.CosineDrop(end_step=9, alpha=0.4, frequency=4))
     for step in range(1, 14):
         train(model, optimizer, shape, [step])

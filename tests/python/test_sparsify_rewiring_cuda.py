@@ -14,8 +14,9 @@ import blocksparse.torch.sparsify as bss
 from blocksparse import Layout
 from blocksparse.torch import device_layout
 from blocksparse.torch.device_layout import changing_layout
-from blocksparse.torch.sparsify import adam
-from blocksparse.torch.sparsify.rewired import places_of
+from blocksparse.torch.sparsify.optimizer import adam
+from blocksparse.torch.sparsify.optimizer.moments import Moments
+from blocksparse.torch.sparsify.sparse_to_sparse.rewired_layer import places_of
 
 SHAPE = (40, 90)
 
@@ -181,7 +182,7 @@ def test_the_compiled_correction_is_that_of_pytorchs_operations(dtype, monkeypat
             for p in ps:
                 p.grad = torch.randn(p.shape).to(p)
             optimizer.step()
-        moments = bss.Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
+        moments = Moments(optimizer, {str(i): p for i, p in enumerate(ps)})
         births = torch.tensor([-1, 18, 36, -2, 36], device="cuda")
         moments.watch({p: (torch.arange(5, device="cuda"), births) for p in ps})
         for p in ps:

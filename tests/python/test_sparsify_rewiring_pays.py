@@ -21,8 +21,8 @@ import sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
 from test_sparsify_rewiring import NETWORKS, METHODS, OFTEN, backward, masks_of
 if sys.argv[3] == "strips":  # scores of all places are not in memory at once, and averaged strip by strip
-    from blocksparse.torch.sparsify import rewired
-    rewired.MANY_PLACES = 0
+    from blocksparse.torch.sparsify.sparse_to_sparse import rewired_layer
+    rewired_layer.MANY_PLACES = 0
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, (make, shape) = dist.get_rank(), NETWORKS["linear"]

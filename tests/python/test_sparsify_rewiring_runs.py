@@ -340,7 +340,7 @@ def test_what_cannot_be_prepared():
     assert [row.name for row in rewiring.report().rows] == ["a", "rnn.recurrent_m", "rnn.recurrent"]
     with pytest.raises(ValueError, match="a has a sparsifier already"):
         bss.RigL(schedule, targets="^a$").prepare(model)
-    with pytest.raises(ValueError, match="has prepared a model already"):
+    with pytest.raises(RuntimeError, match=r"\[SET\] prepare was called before: make another SET"):
         rewiring.prepare(model)
     with pytest.raises(ValueError, match="the model has no block-sparse layer"):
         bss.SET(schedule).prepare(nn.Sequential(nn.Linear(8, 8)))
@@ -362,13 +362,13 @@ def test_what_cannot_be_attached():
     rewiring.prepare(model)
     with pytest.raises(RuntimeError, match="has no optimizer: attach"):
         rewiring.step()
-    with pytest.raises(ValueError, match=r"the optimizer does not hold 1\.weight"):
+    with pytest.raises(ValueError, match=r"\[SET\] the optimizer does not hold 1\.weight"):
         rewiring.attach(optimizer)
     with pytest.raises(TypeError, match=r"needs a torch\.optim\.Optimizer"):
         rewiring.attach(model)
     optimizer.add_param_group({"params": list(model[1].parameters())})
     rewiring.attach(optimizer)
-    with pytest.raises(ValueError, match="attached already"):
+    with pytest.raises(RuntimeError, match=r"\[SET\] is attached already: call detach\(\) first"):
         rewiring.attach(optimizer)
     rewiring.detach()
     optimizer.step()

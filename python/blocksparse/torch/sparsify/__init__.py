@@ -1,27 +1,38 @@
-"""Making models block-sparse: pruning, learning the structure, one-shot methods, and what they share."""
+"""Making models block-sparse: while they are trained, at once, or with blocks that change their places.
+
+- `dense_to_sparse`: `MagnitudePruner`, `GroupLasso`, `L0`, `Blast`; dense training that ends with few blocks
+- `sparse_to_sparse`: `SET`, `RigL`; few blocks from the beginning, which change their places
+- `one_shot`: `sparsify_`; no training
+- `conversion`: `convert`, `compact_`; block-sparse layers in the places of pruned ones
+- `weights`: which weights, masks of their blocks, norms, densities
+- `optimizer`: moments of blocks that come and go
+- `distill`: a sparse student learns what its dense teacher answers
+- `trainer`, `lightning`: a `SparsifyCallback` each, for transformers' Trainer and for Lightning
+- `report`, `batches`, `distributed`: tables, feeding models, several processes
+
+`weights` and `optimizer` use no other folder, `conversion` and `one_shot` those two, the methods of training all but
+`one_shot` and each other.
+"""
 
 from ...schedules import Constant, PolynomialDecay, Schedule, ThresholdRamp
-from .blast import Blast
-from .compact import compact_
-from .convert import convert
-from .densities import erk_densities, uniform_densities
+from .conversion.compact import compact_
+from .conversion.convert import convert
+from .conversion.timing import Timing, watch
+from .dense_to_sparse.blast import Blast
+from .dense_to_sparse.l0 import L0
+from .dense_to_sparse.lasso import GroupLasso
+from .dense_to_sparse.magnitude import MagnitudePruner
+from .dense_to_sparse.pruner import Pruner
 from .distill import Distilled, Distiller
-from .exchange import CosineDrop
-from .l0 import L0
-from .lasso import GroupLasso, shrink_
-from .magnitude import MagnitudePruner
-from .masks import apply_masks, check_masks, choose_blocks, masks_from_bsr, masks_of_zeros, masks_to_bsr
-from .moments import Moments, move_blocks, replace_parameter
-from .oneshot import sparsify_
-from .pruner import Pruner
-from .report import Report, Row
-from .rewiring import SET
-from .rigl import RigL
-from .scores import block_norms
-from .scores_grow import conv_grow_scores, grow_bound, grow_scores
-from .scores_oneshot import damped, obs_scores, refit, wanda_scores
-from .targets import Target, find_targets
-from .timing import Seen, Timing, watch
+from .one_shot.sparsify import sparsify_
+from .report import Report
+from .sparse_to_sparse.exchange import CosineDrop
+from .sparse_to_sparse.rigl import RigL
+from .sparse_to_sparse.set import SET
+from .weights.densities import erk_densities, uniform_densities
+from .weights.masks import apply_masks, choose_blocks, masks_from_bsr, masks_of_zeros, masks_to_bsr
+from .weights.norms import block_norms
+from .weights.targets import Target, find_targets
 
 __all__ = [
     "L0",
@@ -33,39 +44,25 @@ __all__ = [
     "Distiller",
     "GroupLasso",
     "MagnitudePruner",
-    "Moments",
     "PolynomialDecay",
     "Pruner",
     "Report",
     "RigL",
-    "Row",
     "Schedule",
-    "Seen",
     "Target",
     "ThresholdRamp",
     "Timing",
     "apply_masks",
     "block_norms",
-    "check_masks",
     "choose_blocks",
     "compact_",
-    "conv_grow_scores",
     "convert",
-    "damped",
     "erk_densities",
     "find_targets",
-    "grow_bound",
-    "grow_scores",
     "masks_from_bsr",
     "masks_of_zeros",
     "masks_to_bsr",
-    "move_blocks",
-    "obs_scores",
-    "refit",
-    "replace_parameter",
-    "shrink_",
     "sparsify_",
     "uniform_densities",
-    "wanda_scores",
     "watch",
 ]

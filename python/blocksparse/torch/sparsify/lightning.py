@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from .pruner import Pruner
-from .rewiring import Rewiring
+from .dense_to_sparse.pruner import Pruner
+from .sparse_to_sparse.rewiring import Rewiring
 
 
 class SparsifyCallback(Callback):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from .pruner import Pruner
-from .rewiring import Rewiring
+from .dense_to_sparse.pruner import Pruner
+from .sparse_to_sparse.rewiring import Rewiring
 
 FILE = "sparsifier.pt"  # in a checkpoint's folder
 

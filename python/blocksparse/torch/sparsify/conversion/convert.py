@@ -1,0 +1,186 @@
+"""`convert`: block-sparse layers in the places of pruned ones, where they are faster."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...._core.arguments import need, shown, to_count, to_number
+from ...mlp_parts import MLPParts
+from ...mlp_surgery import put_mlp
+from ...modules.layer import BlockSparseLayer
+from ...modules.mlp import BlockSparseMLP
+from ...surgery import put
+from ..batches import Forward, evaluating
+from ..weights.masks import check_masks
+from ..weights.targets import Target, candidates, find_targets
+from .mlps import Composed, Layers, pruned_mlps, sparse_mlp
+from .storage import Group, grouped, obstacle, sparse_layer
+from .timing import Seen, Timing, guess, input_for, time_layers, watch
+
+TOKENS = 512  # where nobody says what the layers will be fed
+
+
+def convert(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    *,
+    block_size: int = 32,
+    min_speedup: float = 1.0,
+    example: Any = None,
+    seen: Mapping[str, Seen] | None = None,
+    tokens: int = TOKENS,
+    forward: Forward = None,
+    timings: dict[str, Timing] | None = None,
+) -> nn.Module:
+    """Puts block-sparse layers in the places of pruned ones where they are measured faster on the model's device. ::
+
+        timings = {}
+        model = bss.convert(model, masks, example=batch, timings=timings)
+
+    Each layer is timed as it is and as a block-sparse one, both with weights in the cache, with PyTorch's number of
+    threads, fed as in the model's run over the example. A layer that would become slower keeps its zeros and its place.
+    Layers that are block-sparse already keep the blocks of the mask alone. The feed-forward part of a transformer, all
+    of whose layers were pruned, becomes one `BlockSparseMLP` where that is faster than they are one by one.
+
+    New layers share the old ones' biases. Their weights are new parameters, which want gradients where the old ones
+    did: make the optimizer afterwards. Hooks of what was replaced are not taken over. All layers are made and timed
+    before the first one is replaced.
+
+    Args:
+        model: is changed.
+        masks: {name: [out_blocks, in_blocks]}, as `sparsify_` and pruners give them. Values of other blocks are lost.
+        block_size: edge of their blocks.
+        min_speedup: times before / after from which on a layer is replaced. 0: all are, without timing any.
+        example: a batch to run the model over: how it is fed decides what is faster.
+        seen: what the layers are fed, {module's name: Seen}, in place of an example.
+        tokens: rows of x for layers that neither tells of; pixels of a convolution.
+        forward: how the model is called on the example; see `sparsify_`.
+        timings: is filled with the times of each layer, by its name.
+
+    Returns:
+        The model; the new layer, if the model is itself a layer.
+
+    Raises:
+        ValueError: the masks are not of this model (see `check_masks`), or there are no kernels for its device.
+    """
+    need("convert", "model", model, nn.Module, "a torch.nn.Module")
+    if not to_number("convert", "min_speedup", min_speedup) >= 0:
+        raise ValueError(f"[convert] min_speedup is {shown(min_speedup)}, needs 0 or more")
+    tokens = to_count("tokens", tokens, "convert", least=1)
+    if not masks:
+        return model
+    targets = targets_of(model, masks, block_size)
+    checked = check_masks(targets, masks)
+    groups = grouped(targets)
+    if left := [f"{group[0].module_name} ({why})" for group in groups if (why := obstacle(group))]:
+        warnings.warn(f"[convert] left as they are, with zeros: {', '.join(left)}", stacklevel=2)
+    groups = [group for group in groups if not obstacle(group)]
+    shapes = dict(seen or {})
+    if example is not None:
+        shapes |= watch({group[0].path: group[0].module for group in groups}, model, example, forward)
+    fed = {group[0].path: shapes.get(group[0].path) or guess(group[0].module, tokens) for group in groups}
+    made = {group[0].module: sparse_layer(group, checked) for group in groups}
+    whole: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
+    if min_speedup > 0:
+        times = {} if timings is None else timings
+        made = _faster_layers(groups, made, fed, min_speedup, times)
+        whole = _faster_mlps(model, groups, checked, made, fed, min_speedup, times)
+    elif groups:
+        _try(groups[0][0].module_name, made[groups[0][0].module], fed[groups[0][0].path])
+    for target in targets:
+        if target.module not in made:
+            target.keep_(target.parameter.data, checked[target.name])
+    for name, (parts, mlp) in whole.items():
+        put_mlp(model, name, parts, mlp)
+    return replaced(model, made)
+
+
+def _faster_layers(
+    groups: list[Group], made: Layers, fed: Mapping[str, Seen], min_speedup: float, times: dict[str, Timing]
+) -> dict[nn.Module, nn.Module]:
+    """Those of the layers that were made that are fast enough."""
+    for group in groups:
+        path, module = group[0].path, group[0].module
+        _try(group[0].module_name, made[module], fed[path])
+        times[path] = _timed(path, module, made[module], fed[path], min_speedup)
+    return {group[0].module: made[group[0].module] for group in groups if times[group[0].path].converted}
+
+
+def _faster_mlps(
+    model: nn.Module,
+    groups: list[Group],
+    masks: Mapping[str, Tensor],
+    made: Layers,
+    fed: Mapping[str, Seen],
+    min_speedup: float,
+    times: dict[str, Timing],
+) -> dict[str, tuple[MLPParts, BlockSparseMLP]]:
+    """MLPs by name that are faster as one module than their layers are, dense or as they were made."""
+    paths = {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
+    found: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
+    for name, parts in pruned_mlps(model, masks, paths).items():
+        mlp = sparse_mlp(parts, masks, paths, next(g[0].block_size for g in groups if g[0].module is parts.up))
+        if mlp is None:
+            continue
+        timing = _timed_mlp(name, parts, mlp, made, fed[paths[parts.up]], min_speedup)
+        if timing.converted:
+            found[name], times[name] = (parts, mlp), timing
+    return found
+
+
+def _timed_mlp(name: str, parts: MLPParts, mlp: nn.Module, made: Layers, fed: Seen, min_speedup: float) -> Timing:
+    """As one module beside the dense MLP; converted if that also beats its layers one by one."""
+    dense, one_by_one = Composed(parts, {}), Composed(parts, made)
+    _try(name, mlp, fed)
+    before, after = time_layers(dense, mlp, fed)
+    single = time_layers(one_by_one, mlp, fed)
+    better = before / after >= min_speedup and single[0] >= single[1]
+    return Timing(name, fed.shape, before, after, density_of(mlp), better)
+
+
+def targets_of(model: nn.Module, masks: Mapping[str, Tensor], block_size: int) -> list[Target]:
+    """The targets that masks are of.
+
+    Raises:
+        ValueError: a mask is of nothing.
+    """
+    need("masks", "masks", masks, Mapping, "a dict of tensors")
+    if masks.keys().isdisjoint(target.name for target, _ in candidates(model, block_size)):
+        raise ValueError(f"[masks] of another model: there is no weight for {', '.join(map(str, masks))}")
+    return find_targets(model, block_size, targets=lambda name, _: name in masks)
+
+
+def replaced(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """The model with new layers in all places of the old ones."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in made and name:
+            put(model, name, made[module])
+    return made.get(model, model)
+
+
+def density_of(layer: Any) -> float:
+    """Live blocks / all blocks of a layer, or of all recurrent ones of an LSTM."""
+    layouts = [part.layout for part in layer.modules() if isinstance(part, BlockSparseLayer)]
+    return sum(layout.blocks for layout in layouts) / max(1, sum(a * b for a, b in (x.grid for x in layouts)))
+
+
+def _timed(path: str, module: nn.Module, layer: nn.Module, fed: Seen, min_speedup: float) -> Timing:
+    before, after = time_layers(module, layer, fed)
+    return Timing(path, fed.shape, before, after, density_of(layer), before / after >= min_speedup)
+
+
+def _try(path: str, layer: nn.Module, fed: Seen) -> None:
+    """Raises ValueError where there are no kernels for the layer's device."""
+    weight = next(layer.parameters())
+    x = input_for(fed, weight.device).to(weight.dtype)
+    try:
+        with evaluating(layer):  # dropout would draw random numbers
+            layer(x)
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"[convert] {path} is on {weight.device}, where its block-sparse form does not run: {error}"
+        ) from error

@@ -1,0 +1,127 @@
+"""How long layers take on this device, for the shapes that a model feeds them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.benchmark import Timer
+
+from ...modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
+from ..batches import Forward, evaluating, feed
+
+SECONDS = 0.02  # of a sample
+ROUNDS = 3  # samples of each layer, in turn
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a layer was fed.
+
+    Attributes:
+        shape: of x.
+        dtype: of x.
+        autocast: the dtype of autocast around it, None where there was none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    autocast: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A layer's time before and after, in seconds of a forward call.
+
+    Attributes:
+        name: of the module.
+        shape: of x.
+        before_s: of the layer as it was.
+        after_s: of the block-sparse layer.
+        density: of the block-sparse layer's blocks.
+        converted: whether the block-sparse layer has taken its place.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before_s: float
+    after_s: float
+    density: float
+    converted: bool
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster it became, or would have become."""
+        return self.before_s / self.after_s
+
+
+def watch(modules: Mapping[str, nn.Module], model: nn.Module, example: Any, forward: Forward = None) -> dict[str, Seen]:
+    """What modules are fed, by name, while the model runs over an example in eval mode; of several calls the last."""
+    seen: dict[str, Seen] = {}
+
+    def of(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs and isinstance(inputs[0], Tensor):
+                x, kind = inputs[0], inputs[0].device.type
+                cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                seen[name] = Seen(tuple(x.shape), x.dtype, cast)
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(of(name)) for name, module in modules.items()]
+    try:
+        with evaluating(model):
+            feed(model, example, forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def guess(module: Any, tokens: int) -> Seen:
+    """An input of about so many tokens, or pixels, for a layer that nobody has seen at work."""
+    parameter = next(module.parameters())
+    if isinstance(module, (*DENSE, *DENSE_TRANSPOSED, BlockSparseConv)):
+        rank = len(module.kernel_size)
+        side = max(
+            round(tokens ** (1 / rank)), *(k * d for k, d in zip(module.kernel_size, _each(module), strict=True))
+        )
+        return Seen((1, module.in_channels, *(side,) * rank), parameter.dtype)
+    if isinstance(module, nn.LSTM):
+        steps = (16, max(1, tokens // 16))
+        return Seen((*(reversed(steps) if module.batch_first else steps), module.input_size), parameter.dtype)
+    features = module.in_features if hasattr(module, "in_features") else module.weight.size(0)  # of Conv1D
+    return Seen((tokens, features), parameter.dtype)
+
+
+def _each(module: Any) -> tuple[int, ...]:
+    dilation = module.dilation
+    return dilation if isinstance(dilation, tuple) else (dilation,) * len(module.kernel_size)
+
+
+def input_for(seen: Seen, device: torch.device) -> Tensor:
+    """Random numbers of that shape, from a generator of their own."""
+    x = torch.randn(seen.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+    return x.to(device, seen.dtype)
+
+
+def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float, float]:
+    """Seconds of a forward call of both, in eval mode, with PyTorch's threads: the least of medians taken in turn."""
+    device = next(after.parameters()).device
+    x = input_for(seen, device)
+    timers = [
+        Timer("layer(x)", globals={"layer": layer, "x": x}, num_threads=torch.get_num_threads())
+        for layer in (before, after)
+    ]
+    cast: Any = contextlib.nullcontext()
+    if seen.autocast is not None:
+        cast = torch.autocast(device.type, seen.autocast)
+    with evaluating(before), evaluating(after), cast:
+        for layer in (before, after):
+            layer(x)
+        samples = [[timer.blocked_autorange(min_run_time=SECONDS).median for timer in timers] for _ in range(ROUNDS)]
+    return min(sample[0] for sample in samples), min(sample[1] for sample in samples)
