@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from blocksparse.models.files import write_whole
-from blocksparse.models.texts import read_imdb
+from blocksparse.models.sentiment.texts import read_imdb
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Writes IMDB's unlabelled reviews as one text.")

@@ -28,8 +28,8 @@ import torch
 
 from blocksparse import __version__
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.compression import compress, decompress, environment
-from blocksparse.models.weights import load_model
+from blocksparse.models.language.compression import compress, decompress, environment
+from blocksparse.models.language.weights import load_model
 
 # Name: (command that packs FILE into OUT, command that unpacks OUT into BACK, how it tells its version).
 PACKERS = {

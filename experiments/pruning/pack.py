@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from packing import Array, write_arrays
 
-from blocksparse.models.texts import detokenise, read_imdb
+from blocksparse.models.sentiment.texts import detokenise, read_imdb
 
 TOKENS = 64  # of a sentence, with the two around it
 STREAM = 4_000_000  # tokens of the training text

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.compression import digest_of
-from blocksparse.models.features import cell_states, load_features, save_features, unit_at_each_byte
 from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel
+from blocksparse.models.language.compression import digest_of
+from blocksparse.models.language.training import load_model
 from blocksparse.models.sentiment import (
     Split,
     bag_of_ngrams,
@@ -40,8 +40,8 @@ from blocksparse.models.sentiment import (
     plot_unit,
     unit_score,
 )
-from blocksparse.models.texts import Examples, read_imdb, read_labelled
-from blocksparse.models.training import load_model
+from blocksparse.models.sentiment.features import cell_states, load_features, save_features, unit_at_each_byte
+from blocksparse.models.sentiment.texts import Examples, read_imdb, read_labelled
 
 LINES = {"cr": "custrev", "mr": "rt-polarity", "subj": "subj", "mpqa": "mpqa"}
 SETS = ("imdb", "sst", *LINES)

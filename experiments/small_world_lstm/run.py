@@ -30,9 +30,8 @@ from sweeps import SETTINGS, Setting, bits, sweep
 
 from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.language import ModelConfig
+from blocksparse.models.language import ModelConfig, TrainConfig, Trainer, read_text, train
 from blocksparse.models.loop import Diverged
-from blocksparse.models.training import TrainConfig, Trainer, read_text, train
 
 HERE = Path(__file__).parent
 

@@ -19,8 +19,8 @@ from . import Layout, __version__, cpu_isa, cpu_isas, cuda_status, graphs, progr
 from . import numpy as ops
 from ._core import library
 from .front_ends import front_ends
-from .models import options
 from .models.bars import duration
+from .models.language import options
 from .models.pixelcnn import options as pixelcnn_options
 from .patience import patiently
 
@@ -152,7 +152,7 @@ def _need_models(words: list[str]) -> None:
 
 def _model(arguments: argparse.Namespace) -> int:
     if arguments.command == "lm":
-        from .models.command import run  # importing PyTorch takes seconds
+        from .models.language.command import run  # importing PyTorch takes seconds
     else:
         from .models.pixelcnn.command import run
     from .models.memory import memory_errors

@@ -22,7 +22,7 @@ _PRELOAD = [
     "torch.distributed",
     "torch.nn.parallel",
     "blocksparse.torch.sparsify",
-    "blocksparse.models.training",
+    "blocksparse.models.language.training",
 ]
 
 

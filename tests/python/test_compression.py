@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_language_model import SHORT, TINY, lm, sentences
 
-from blocksparse.models import compression
-from blocksparse.models.compression import CompressionError, Header, compress, decompress
-from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte
-from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte, compression
+from blocksparse.models.language.compression import CompressionError, Header, compress, decompress
+from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytest.importorskip("constriction")
 

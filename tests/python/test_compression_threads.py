@@ -4,8 +4,8 @@ import pytest
 import torch
 from test_language_model import TINY
 
-from blocksparse.models.compression import CompressionError, Header, compress, decompress
 from blocksparse.models.language import LanguageModel
+from blocksparse.models.language.compression import CompressionError, Header, compress, decompress
 
 pytest.importorskip("constriction")
 

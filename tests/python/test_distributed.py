@@ -10,7 +10,7 @@ from test_language_model import SHORT, TINY, lm, sentences
 from blocksparse.models import checkpoint
 from blocksparse.models.distributed import World
 from blocksparse.models.language import LanguageModel, bits_per_byte
-from blocksparse.models.training import TrainConfig, Trainer
+from blocksparse.models.language.training import TrainConfig, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,7 +59,7 @@ def test_two_processes_are_as_one(text, tmp_path):
 STOPPED_IN_AN_EVALUATION = """
 import os, signal, sys
 from blocksparse import __main__
-from blocksparse.models.training import Trainer
+from blocksparse.models.language.training import Trainer
 evaluate = Trainer.evaluate
 def and_stop(*arguments):
     if os.environ["RANK"] == "1":

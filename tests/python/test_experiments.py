@@ -12,7 +12,7 @@ from ranks import run_forked, run_script
 from test_language_model import SHORT, TINY, sentences
 
 from blocksparse.models.language import bits_per_byte
-from blocksparse.models.training import Trainer, load_model, read_text, train
+from blocksparse.models.language.training import Trainer, load_model, read_text, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CONFIG = {

@@ -12,7 +12,7 @@ from test_torch_averages import as_of_version_01
 from blocksparse import Layout, __main__
 from blocksparse.models import checkpoint
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
-from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,7 +15,7 @@ from test_language_model import SHORT, TINY, lm, sentences
 from blocksparse.models import checkpoint
 from blocksparse.models.files import write_whole
 from blocksparse.models.language import LanguageModel, ModelConfig, sample
-from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -123,7 +123,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(trained, monkeypatch):
 SAVE = """
 import os, signal, sys
 from pathlib import Path
-from blocksparse.models.training import Trainer, TrainConfig, read_text
+from blocksparse.models.language.training import Trainer, TrainConfig, read_text
 from blocksparse.models.language import ModelConfig
 
 def killed(descriptor):
@@ -275,7 +275,7 @@ def test_out_is_tried_before_the_work(trained, tmp_path, capsys, monkeypatch):
     rows.write_text("1 good\n0 bad\n")
     done = []
     for work in ("cell_states", "compress"):
-        monkeypatch.setattr(f"blocksparse.models.command.{work}", lambda *_, **__: done.append(1))
+        monkeypatch.setattr(f"blocksparse.models.language.command.{work}", lambda *_, **__: done.append(1))
     before = set(tmp_path.iterdir())
     for command in (["features", trained, "--labels", rows], ["compress", trained, rows]):
         for force in ([], ["--force"]):

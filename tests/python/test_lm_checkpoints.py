@@ -10,7 +10,7 @@ from ranks import run_forked, run_package
 from test_language_model import SHORT, TINY, lm, same, sentences
 
 from blocksparse.models import checkpoint
-from blocksparse.models.training import Trainer, read_text, train
+from blocksparse.models.language.training import Trainer, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,8 +4,8 @@ import pytest
 from test_language_model import SHORT, TINY, lm, sentences
 
 from blocksparse.models import checkpoint
-from blocksparse.models.config import TrainConfig
-from blocksparse.models.training import Trainer, read_text, train
+from blocksparse.models.language.config import TrainConfig
+from blocksparse.models.language.training import Trainer, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,8 +17,8 @@ from test_language_model import lm, sentences
 import blocksparse
 from blocksparse.__main__ import main
 from blocksparse.models.bars import bytes_bar
-from blocksparse.models.config import ModelConfig
-from blocksparse.models.options import add_parser
+from blocksparse.models.language.config import ModelConfig
+from blocksparse.models.language.options import add_parser
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ from test_language_model import SHORT, TINY, lm, same, sentences
 from blocksparse.models import checkpoint
 from blocksparse.models.files import remove_leftovers, write_whole
 from blocksparse.models.folder import locked
-from blocksparse.models.training import Trainer, read_text, train
+from blocksparse.models.language.training import Trainer, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,7 +112,8 @@ def test_a_signal_ends_the_update_and_saves(text, whole, tmp_path, capfd, at, nu
 def test_a_signal_before_the_first_update(text, tmp_path, capsys, monkeypatch):
     read = read_text
     monkeypatch.setattr(
-        "blocksparse.models.train_command.read_text", lambda paths: signal.raise_signal(signal.SIGTERM) or read(paths)
+        "blocksparse.models.language.train_command.read_text",
+        lambda paths: signal.raise_signal(signal.SIGTERM) or read(paths),
     )
     assert lm(*words(text, tmp_path / "out")) == 143
     assert "no update is done, there is no checkpoint yet\n" in capsys.readouterr().err
@@ -134,7 +135,7 @@ def test_a_signal_in_the_middle_of_a_save(text, whole, tmp_path, monkeypatch):
 def test_a_signal_ends_a_long_evaluation(text, tmp_path, monkeypatch, capsys):
     """And the checkpoint is there all the same."""
     read = []
-    loss_of = sys.modules["blocksparse.models.language"].loss_of
+    loss_of = sys.modules["blocksparse.models.language.network"].loss_of
 
     def slow(*arguments):
         read.append(1)
@@ -142,7 +143,7 @@ def test_a_signal_ends_a_long_evaluation(text, tmp_path, monkeypatch, capsys):
             signal.raise_signal(signal.SIGINT)
         return loss_of(*arguments)
 
-    monkeypatch.setattr("blocksparse.models.language.loss_of", slow)
+    monkeypatch.setattr("blocksparse.models.language.network.loss_of", slow)
     assert lm(*words(text, tmp_path / "out", "--valid", text, "--save-every", 3)) == 130
     assert len(read) == 2
     assert checkpoint.load(tmp_path / "out" / "last.safetensors")[1]["update"] == 3
@@ -217,7 +218,7 @@ def test_a_signal_in_the_last_evaluation(text, tmp_path, monkeypatch, capsys):
 SLOW = """
 import sys, time
 from blocksparse import __main__
-from blocksparse.models.training import Trainer
+from blocksparse.models.language.training import Trainer
 def step(self):
     print("updating", flush=True)
     time.sleep(100)
@@ -271,7 +272,7 @@ KILLS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from blocksparse import __main__
-from blocksparse.models import command
+from blocksparse.models.language import command
 times, seed = int(sys.argv[1]), int(sys.argv[2])
 rng = random.Random(seed)
 for i in range(times):

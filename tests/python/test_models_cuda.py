@@ -5,10 +5,10 @@ import torch
 from test_language_model import SHORT, TINY, same, sentences, weights
 
 import blocksparse
-from blocksparse.models.compression import compress, decompress
-from blocksparse.models.features import cell_states
 from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte
-from blocksparse.models.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.language.compression import compress, decompress
+from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.sentiment.features import cell_states
 
 WHY_NOT = blocksparse.cuda_status() if torch.cuda.is_available() else "PyTorch sees no CUDA device"
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)

@@ -76,6 +76,13 @@ NAMES = {
 
 
 MOVED = {  # for one release
+    "blocksparse.models.captured": ["blocksparse.models.language.captured"],
+    "blocksparse.models.command": ["blocksparse.models.language.command"],
+    "blocksparse.models.compression": ["blocksparse.models.language.compression"],
+    "blocksparse.models.features": ["blocksparse.models.sentiment.features"],
+    "blocksparse.models.l1_logistic": ["blocksparse.models.sentiment.l1_logistic"],
+    "blocksparse.models.texts": ["blocksparse.models.sentiment.texts"],
+    "blocksparse.models.training": ["blocksparse.models.language.training", "blocksparse.models.checkpoint"],
     "blocksparse.torch.conv_modules": ["blocksparse.torch.modules.conv"],
     "blocksparse.torch.deep_update_op": ["blocksparse.torch.autograd.deep_update"],
     "blocksparse.torch.deep_update_steps": ["blocksparse.torch.autograd.deep_update_steps"],

@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_language_model import TINY, lm, sentences
 
-from blocksparse.models.features import cell_states, load_features, save_features, unit_at_each_byte
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.sentiment import (
     Split,
@@ -24,7 +23,8 @@ from blocksparse.models.sentiment import (
     plot_unit,
     unit_score,
 )
-from blocksparse.models.texts import detokenise, prepare, read_imdb, read_labelled
+from blocksparse.models.sentiment.features import cell_states, load_features, save_features, unit_at_each_byte
+from blocksparse.models.sentiment.texts import detokenise, prepare, read_imdb, read_labelled
 
 # ---- Texts ----------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ def test_features_do_not_depend_on_neighbours(model):
 
 
 def test_features_command(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("blocksparse.models.command.load_model", lambda path, device: model)
+    monkeypatch.setattr("blocksparse.models.language.command.load_model", lambda path, device: model)
     rows, out = tmp_path / "rows", tmp_path / "out" / "features.safetensors"
     rows.write_text("1 good , good\n0 bad\nx odd\n")
     assert lm("features", "checkpoint", "--labels", rows, "-o", out) == 2
@@ -205,7 +205,7 @@ def test_splits():
 def test_best_unit(monkeypatch):
     x, y = separable()
     for at_once in (256, 5):
-        monkeypatch.setattr("blocksparse.models.sentiment.UNITS_AT_ONCE", at_once)
+        monkeypatch.setattr("blocksparse.models.sentiment.classifiers.UNITS_AT_ONCE", at_once)
         unit = best_unit(x, y)
         assert (unit.index, unit.sign) == (5, -1)
         every = [(x[:, 5] > t) != (y == 1) for t in np.sort(x[:, 5])]
@@ -269,7 +269,7 @@ def test_pictures(tmp_path):
 def test_l1_minimum_is_that_of_liblinear():
     """Several strengths and choices of rows at once; the weight of the constant is penalised, too."""
     linear_model = pytest.importorskip("sklearn.linear_model")
-    from blocksparse.models.l1_logistic import fit
+    from blocksparse.models.sentiment.l1_logistic import fit
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 30)) * rng.gamma(1, 1, size=30) + 0.3

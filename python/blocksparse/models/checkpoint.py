@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..torch import tensor_file
 
@@ -68,6 +68,20 @@ def load_header(path: Path, kind: Kind = LM) -> dict[str, Any]:
     """The header alone, which is not compared with the digest. Raises what `load` does."""
     with _opened(path, kind) as file:
         return _parsed(_parts(file.metadata() or {}, path, kind)[1], path, kind)
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], prefix: str, path: Path, op: str = "lm") -> None:
+    """Weights of a checkpoint into a model, all of them.
+
+    Raises:
+        ValueError: some are missing, of another shape, or of another layout.
+    """
+    found = {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        lines = " ".join(str(error).split())
+        raise ValueError(f"[{op}] {path} does not fit the model: {lines}") from error
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from ..torch.modules.digits import same_integers
 from . import checkpoint
 from .checkpoint import Kind
 from .distributed import World
-from .weights import load_weights
 
 SUMS = 100  # losses of training are averaged over so many updates
 
@@ -210,7 +209,7 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], update: int, path: Path) -> None:
         """Takes over what `_check` found right."""
-        load_weights(self.model, tensors, "model.", path, self.kind.op)
+        checkpoint.load_weights(self.model, tensors, "model.", path, self.kind.op)
         fused = bool(self.adam.defaults.get("fused"))  # then Adam's counts of updates are on the card, too
         for name, p in self.model.named_parameters():
             self.ema[name].copy_(tensors[f"ema.{name}"])

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..options import add_fields
+from ..config_options import add_fields
 from .config import PRESETS, ModelConfig, TrainConfig
 
 CHECKPOINT = "file that `pixelcnn train` has written, such as OUT/last.safetensors"

@@ -15,7 +15,6 @@ from .. import checkpoint
 from ..distributed import ALONE, World, device_of
 from ..stopping import Stopped
 from ..trainer import Trainer as BaseTrainer
-from ..weights import load_weights
 from . import likelihood
 from .adam import Adam
 from .captured import CapturedLoss
@@ -251,5 +250,5 @@ def load_model(
     digest = model.layouts_digest()
     if header.get("layouts", digest) != digest:
         raise ValueError(f"[pixelcnn] {path} is of other layouts than this version makes of {model.config.layout}")
-    load_weights(model, tensors, "ema." if averaged else "model.", path, KIND.op)
+    checkpoint.load_weights(model, tensors, "ema." if averaged else "model.", path, KIND.op)
     return model.to(place).eval(), (height, width)

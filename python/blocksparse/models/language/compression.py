@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..torch.recurrent import State
-from .language import LanguageModel
+from ...torch.recurrent import State
+from .network import LanguageModel
 
 MAGIC = b"BSL\x02"
 MODEL_BYTES, CHECK_BYTES = 8, 4  # of digests: a header has 30 bytes, a thousandth of what 130 kB of English become
@@ -306,7 +306,7 @@ def digest_of(model: LanguageModel) -> bytes:
 
 def environment(model: LanguageModel) -> str:
     """All on which the bits of a product may depend, but for the processor's model."""
-    from .. import __version__, cpu_isa
+    from ... import __version__, cpu_isa
 
     device = model.output.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_isa()

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch.recurrent import State
-from . import checkpoint, loop
+from ...torch.recurrent import State
+from .. import checkpoint, loop
+from ..distributed import ALONE, World, device_of
+from ..log import LINE as LINE
+from ..trainer import SUMS as SUMS
+from ..trainer import Trainer as BaseTrainer
 from .captured import CapturedStep
 from .config import ModelConfig
 from .config import TrainConfig as TrainConfig
-from .distributed import ALONE, World, device_of
-from .language import LanguageModel, bits_per_byte, loss_of
-from .log import LINE as LINE
-from .trainer import SUMS as SUMS
-from .trainer import Trainer as BaseTrainer
+from .network import LanguageModel, bits_per_byte, loss_of
 from .weights import load_model as load_model
-from .weights import load_weights as load_weights
 
 
 def read_text(paths: list[Path]) -> Tensor:

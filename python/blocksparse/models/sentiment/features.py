@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .files import write_whole
-from .language import LanguageModel
+from ..files import write_whole
+from ..language.network import LanguageModel
 
 FORMAT = "blocksparse-features-1"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +33,7 @@ def cell_states(
 
     Args:
         model: reads them, each from a state of zeros.
-        texts: of a byte or more; see `blocksparse.models.texts.prepare`.
+        texts: of a byte or more; see `blocksparse.models.sentiment.texts.prepare`.
         batch: texts side by side.
         steps: bytes that are read by one call.
         bf16: products in bfloat16, by autocast.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..layout import Layout
-from ..torch.deep_update import DeepUpdateLSTM
-from ..torch.recurrent import State
+from ...layout import Layout
+from ...torch.deep_update import DeepUpdateLSTM
+from ...torch.recurrent import State
+from ..distributed import ALONE, World
+from ..stopping import Stopped as Stopped
 from .config import PRESETS as PRESETS
 from .config import ModelConfig as ModelConfig
 from .config import check_graph, check_seed
-from .distributed import ALONE, World
-from .stopping import Stopped as Stopped
 
 SYMBOLS = 256  # byte values
 
@@ -64,7 +64,7 @@ class LanguageModel(nn.Module):
 
     def mix(self) -> list[float]:
         """Share of blocks that one block reaches after each matrix, of all of them; [] for a dense model."""
-        from .. import graphs
+        from ... import graphs
 
         if not self.config.graph:
             return []

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checkpoint
-from .bars import bytes_bar, say
+from .. import checkpoint
+from ..bars import bytes_bar, say
+from ..distributed import World
+from ..loop import check_updates
+from ..running import MEASURED, Report, forecast, given, last_update, run_training, summary_writer, take_updates
+from ..stopping import stop_on_signals
 from .config import PRESETS, ModelConfig, TrainConfig
-from .distributed import World
-from .loop import check_updates
-from .running import MEASURED, Report, forecast, given, last_update, run_training, summary_writer, take_updates
-from .stopping import stop_on_signals
 from .training import Trainer, evaluation, read_text
 
 VALID_BYTES = 2_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..layout import Layout
+from ...layout import Layout
 
 
 @dataclass(frozen=True)

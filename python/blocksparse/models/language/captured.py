@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..torch.recurrent import State
+from ...torch.recurrent import State
 
 WARM_UPS = 2  # what kernels and allocators set up once is not captured
 

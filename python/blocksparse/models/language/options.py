@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..config_options import add_fields
+from ..files import STDIN, STDOUT
 from .config import PRESETS, ModelConfig, TrainConfig
-from .files import STDIN, STDOUT
 
 CHECKPOINT = "file that `lm train` has written, such as OUT/last.safetensors"
 
@@ -106,19 +104,3 @@ def _add_features(lm: Any) -> None:
     command.add_argument("--tokenised", action="store_true", help="texts are tokens with spaces between")
     command.add_argument("--batch", type=int, default=128, help="texts side by side (default: %(default)s)")
     command.add_argument("--bf16", action="store_true", help="products in bfloat16")
-
-
-def add_fields(command: argparse.ArgumentParser, config: type, default: str, *left_out: str) -> None:
-    """An option for each field, explained by the docstring."""
-    explained = dict(re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)$", config.__doc__ or "", re.MULTILINE))
-    for field in fields(config):
-        if field.name in left_out:
-            continue
-        text = " ".join(explained.get(field.name, field.name).split()).rstrip(".").replace("%", "%%").replace("`", "")
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            command.add_argument(flag, action="store_true", default=None, help=text)
-        else:
-            kind: Any = type(field.default)
-            text = f"{text} ({default.format(field.default)})"
-            command.add_argument(flag, type=kind, help=text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .files import write_whole
+from ..files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

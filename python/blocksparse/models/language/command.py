@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
+from ..bars import bytes_bar
+from ..distributed import joined
+from ..files import STDIN, STDOUT, check_writable, is_stdout, read_whole, write_whole
+from ..sentiment.features import cell_states, save_features
+from ..sentiment.texts import read_labelled
 from . import train_command
-from .bars import bytes_bar
 from .compression import Header, compress, decompress, digest_of
-from .distributed import joined
-from .features import cell_states, save_features
-from .files import STDIN, STDOUT, check_writable, is_stdout, read_whole, write_whole
-from .language import LanguageModel, bits_per_byte, sample
+from .network import LanguageModel, bits_per_byte, sample
 from .options import add_parser as add_parser
-from .texts import read_labelled
 from .train_command import VALID_BYTES as VALID_BYTES
 from .training import read_text
 from .weights import load_model

@@ -1,0 +1,5 @@
+"""Moved to `blocksparse.models.sentiment.texts`."""
+
+from blocksparse._core.moved import names_of
+
+__getattr__ = names_of(__name__, "blocksparse.models.sentiment.texts")
