@@ -1,11 +1,11 @@
 """Images of other people's files, as bytes: CIFAR-10's batches, MNIST's format, folders, tar files, sheets of rows.
 
-folder with data_batch_*        CIFAR-10 by its authors, pickled (Python) or .bin; test_batch* are for the test
-                                and may be alone
-folder with *-idx3-ubyte[.gz]   MNIST's format, as Debian packs Fashion-MNIST; t10k-* are for the test
-folder or .tar[.gz|.xz|.bz2]    pictures of any kind that Pillow reads, of 8 bits; those below test/ are for the
-                                test; links to files and folders are followed
-.png file                       a sheet: each row of pixels is an image, its rows one after the other
+- folder with data_batch_*: CIFAR-10 by its authors, pickled (Python) or .bin. test_batch* are for the test and may be
+  alone.
+- folder with ``*-idx3-ubyte[.gz]``: MNIST's format, as Debian packs Fashion-MNIST. t10k-* are for the test.
+- folder or .tar[.gz|.xz|.bz2]: pictures of any kind that Pillow reads, of 8 bits. Those below test/ are for the test.
+  Links to files and folders are followed.
+- .png file: a sheet. Each row of pixels is an image, its rows one after the other.
 """
 
 from __future__ import annotations
