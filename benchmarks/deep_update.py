@@ -58,6 +58,23 @@ def torch_steps(module: bst.DeepUpdateLSTM, x: Tensor) -> tuple[Tensor, Any]:
     return torch.stack(seen), (h, c)
 
 
+def append_line(args: argparse.Namespace, graph: str, train: bool, us_per_step: dict[str, float], where: str) -> None:
+    """Appends a line of JSON to args.out."""
+    line = {
+        "network": f"deep-update {args.hidden}, {args.inner} matrices",
+        "layout": f"{graph}, b = {args.block}",
+        "passes": "forward and backward" if train else "forward",
+        "n": args.batch,
+        "dtype": "bfloat16" if args.device == "cuda" else "float32",
+        "us_per_step": {name: round(us, 1) for name, us in us_per_step.items()},
+        "machine": where,
+        "torch": torch.__version__,
+        "date": str(datetime.date.today()),
+    }
+    with args.out.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,19 +131,7 @@ def main() -> None:
         for name, us in medians.items():
             print(f"  {name:20} {us:8.1f} {us / medians['block-sparse']:6.2f}x")
         if args.out:
-            line = {
-                "network": f"deep-update {hidden}, {args.inner} matrices",
-                "layout": f"{graph}, b = {args.block}",
-                "passes": "forward and backward" if train else "forward",
-                "n": args.batch,
-                "dtype": str(dtype).removeprefix("torch."),
-                "us_per_step": {name: round(us, 1) for name, us in medians.items()},
-                "machine": where,
-                "torch": torch.__version__,
-                "date": str(datetime.date.today()),
-            }
-            with args.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(args, graph, train, medians, where)
 
 
 if __name__ == "__main__":

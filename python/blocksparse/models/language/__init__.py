@@ -22,9 +22,13 @@ else:
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            from . import compression, config, network, training, weights
+            from . import config
 
-            for module in (config, network, training, weights, compression):
+            if hasattr(config, name):  # without PyTorch
+                return getattr(config, name)
+            from . import compression, network, training, weights
+
+            for module in (network, training, weights, compression):
                 if hasattr(module, name):
                     return getattr(module, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

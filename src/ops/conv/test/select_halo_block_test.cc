@@ -62,6 +62,7 @@ TEST(ConvSelectHaloBlock, AClusterOfThreadBlocksForABlock) {
   EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 128}, 1), 3));
   EXPECT_FALSE(plan(*Layout::from_graph("dense(2,2)", {.block_size = 8}, 1), 3));
   const Layout layout = *Layout::from_graph("random(8,8,0.25)", {.block_size = 32}, 1);
+  EXPECT_EQ(plan(layout, 2)->together, 2) << "not timed apart";
   EXPECT_FALSE(plan(layout, 5));
   WeightGradient g = gradient_of(layout, 3, 8);
   EXPECT_TRUE(cuda_supports(CudaWay::halo_block, g, kHopper));

@@ -14,18 +14,18 @@ constexpr int64_t kMostSlack = int64_t{3} * 1024;
 static_assert(2 * (kShared + kMostSlack + 2 * 1024) <= 228 * 1024);
 
 // With so many blocks of W that clusters of 8 no longer have an SM for each thread block, rows of taps apart are still
-// resident at once in clusters of 4. us of 64 images, rows together and apart, H100, 2026-11-26:
+// resident at once in clusters of 4. us of 64 images, three rows together and apart, H100, 2026-11-26:
 //   b    blocks   8 x 8         14 x 14       28 x 28
 //   32   15       13.0, 12.1
 //   32   16       18.8, 12.3    30.0, 23.4
 //   32   20       19.1, 12.9
 //   32   22       19.2, 21.2    30.2, 41.8
 //   16   18       13.0, 10.1    19.8, 19.6    50.3, 67.0
-// The ways other than halo_block take 24.6 us and more.
+// The ways other than halo_block take 24.6 us and more. Kernels of two rows of taps have not been timed apart.
 bool rows_are_apart(const WeightGradient& g, int64_t steps, int32_t tap_rows, int32_t multiprocessors) {
   constexpr int64_t kParts = 4, kMostSteps = 128, kEmpty = 12;  // SMs of GPCs that a cluster does not fit in
   const int64_t places = multiprocessors - kEmpty, blocks = g.layout.blocks;
-  return g.layout.block_size < 64 && steps <= kMostSteps && blocks * kMostHaloBlockParts > places &&
+  return tap_rows == 3 && g.layout.block_size < 64 && steps <= kMostSteps && blocks * kMostHaloBlockParts > places &&
          blocks * tap_rows * kParts <= 2 * places;
 }
 
@@ -140,7 +140,7 @@ bool halo_block_pays(const WeightGradient& g, int32_t multiprocessors) {
     if (g.rows.n * g.rows.pixels() < kLeastPixels) return false;
     if (block == 64 && plan->clusters * plan->parts > multiprocessors) return false;
   }
-  if (plan->tap_rows > 1 && rows_are_apart(g, plan->steps, plan->tap_rows, multiprocessors)) return true;
+  if (rows_are_apart(g, plan->steps, plan->tap_rows, multiprocessors)) return true;
   const bool few_blocks = plan->parts == kMostHaloBlockParts;
   return ceil_div(plan->steps, plan->parts) <= most_steps(block, several_taps, few_blocks);
 }
