@@ -34,6 +34,7 @@ class LinearCuda : public testing::Test {
   void SetUp() override {
     if (const Status status = cuda_status(); !status.ok()) GTEST_SKIP() << status.message();
   }
+  void TearDown() override { EXPECT_TRUE(set_cuda_kernel("").ok() || !cuda_status().ok()); }
 };
 
 LinearData make(std::string line) {
@@ -50,6 +51,9 @@ void expect_right(LinearData& data) {
   EXPECT_EQ(data.overrun(), "");
 }
 
+// Recurrent ops alone ask for its kernel, by Product::quarters_are_alike.
+constexpr const char* kOfGates = "linear:fprop bf16 n=140 b=32 ba(60,3) stack=4 full_row=7";
+
 constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=70 b=8 ba(200,4) bias act=gelu gates",
     "linear:fprop f32 n=33 b=32 random(20,0.3)",
@@ -65,7 +69,7 @@ constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=200 b=32 ba(40,4) bias act=relu",
     "linear:fprop bf16 n=200 b=32 random(64,16,0.1)",
     "linear:fprop f16 n=130 b=64 random(20,0.12) stack=4 empty_row=3",
-    "linear:fprop bf16 n=140 b=32 ba(60,3) stack=4 full_row=7",
+    kOfGates,
     "linear:fprop bf16 n=70 b=64 ba(60,3) stack=4 full_row=7",
     "linear:dgrad bf16 n=129 b=8 ba(200,4)",
     "linear:fprop bf16 n=700 b=8 ba(100,4) bias",
@@ -95,9 +99,14 @@ constexpr const char* kProblems[] = {
     "linear:wgrad bf16 n=1100 b=16 random(64,0.2) dgates",
 };
 
+void choose_kernel(std::string_view line) {
+  ASSERT_TRUE(set_cuda_kernel(line == kOfGates ? "four_rows_wgmma" : "").ok());
+}
+
 TEST_F(LinearCuda, TheseProblemsAreDoneByEveryKernel) {
   std::set<std::string> chosen;
   for (const char* line : kProblems) {
+    choose_kernel(line);
     const auto kernel = make(line).kernel();
     ASSERT_TRUE(kernel.ok()) << kernel.status().message();
     chosen.insert(*kernel);
@@ -112,6 +121,7 @@ TEST_F(LinearCuda, TheseProblemsAreDoneByEveryKernel) {
 
 TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
   for (const char* line : kProblems) {
+    choose_kernel(line);
     LinearData data = make(line);
     ASSERT_TRUE(data.run().ok());
     const Tensor& y = data.output();
@@ -126,6 +136,7 @@ TEST_F(LinearCuda, TwoRunsGiveTheSameBits) {
 
 TEST_F(LinearCuda, AGraphReplaysWithOtherInputs) {
   for (const char* line : kProblems) {
+    choose_kernel(line);
     LinearData data = make(line);
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
@@ -155,7 +166,10 @@ TEST_F(LinearCuda, AGraphReplaysWithOtherInputs) {
 TEST_F(LinearCuda, TwoStreamsAtOnce) {
   std::vector<LinearData> data;
   std::vector<cudaStream_t> streams(2);
-  for (const char* line : kProblems) data.push_back(make(line));
+  for (const char* line : kProblems) {
+    choose_kernel(line);
+    data.push_back(make(line));
+  }
   for (cudaStream_t& stream : streams) {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   }
@@ -165,6 +179,7 @@ TEST_F(LinearCuda, TwoStreamsAtOnce) {
   }
   for (int round = 0; round < 20; ++round) {
     for (size_t i = 0; i < data.size(); ++i) {
+      choose_kernel(kProblems[i]);
       data[i].set_stream(streams[i % 2]);
       ASSERT_TRUE(data[i].run_again(data[i].weights_on_device()).ok());
     }
