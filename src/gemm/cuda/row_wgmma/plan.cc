@@ -59,12 +59,13 @@ int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSpl
 // 32, n = 1024, 25 %: 51.0 us, stream_x 32.9. NOTES.md has the table behind each threshold.
 bool pays(const CudaProblem& p, const cuda::Card&) {
   const double density = p.density();
-  if (p.n < 65 && p.block == 128) return density >= 0.05 && density < 0.15;
-  if (p.n < 65) return density >= 0.08 || (p.n > 56 && p.slots > 0);
   const int64_t rows = p.output_blocks();
+  if (p.n < 65 && p.block == 128) return density >= 0.05 && density < (rows >= 64 ? 0.3 : 0.15);
+  if (p.n < 65) return density >= 0.08 || (p.n > 56 && p.slots > 0);
   if (p.block == 32) {
     if (p.n <= 96) return density < (rows >= 256 ? 0.6 : 0.05);
-    if (p.n <= 256) return density < 0.6;
+    if (p.n < 256) return density < 0.6;
+    if (p.n == 256) return density < (rows >= 256 ? 0.15 : 0.6);
     if (p.n <= 640) return density < (rows < 64 ? 0.3 : p.n <= 448 ? 0.08 : 0.15);
     return p.n <= 2048 && density < (rows <= 32 ? 0.3 : p.n > 1024 && p.n <= 1536 ? 0.12 : 0.08);
   }
