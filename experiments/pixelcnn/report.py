@@ -108,8 +108,9 @@ def draw(arms: dict[str, list[dict[str, Any]]]) -> Figure:
     for run in (run for runs in arms.values() for run in runs if "machine" in run):
         sets.setdefault(run.get("curve_of", FIRST), []).append(run)
     last = next(reversed(sets))
-    figure = Figure((4.6 * (len(sets) + 1), 4.4), layout="constrained")
+    figure = Figure(layout="constrained")
     axes, ends = axes_of(figure, sets), []
+    figure.set_size_inches(4.6 * len(axes), 4.4)
     machines = list({run["machine"]: None for runs in sets.values() for run in runs})
     for arm, runs in arms.items():
         color = next((c for name, c in COLORS.items() if arm.startswith((name, stem_of(name, 0)[:-1]))), None)
