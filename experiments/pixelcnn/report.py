@@ -13,10 +13,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from run import KEYS, lines_of, stem_of
 
 COLORS = {"dense": "black", "x2/g2": "tab:orange", "x4/g4": "tab:red", "x4 balanced": "tab:blue"}
+FIRST = "the first test images"  # those of lines that do not say it: they are the oldest
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -42,23 +44,34 @@ def card(machine: str) -> str:
     return machine.removeprefix("NVIDIA ").split(" ")[0]
 
 
-def mean(runs: list[dict[str, Any]], key: str) -> float:
-    """Over the seeds."""
-    return statistics.fmean(run[key] for run in runs)
+def timed(run: dict[str, Any]) -> bool:
+    """Whether its seconds count: not beside other work on its machine, and not of what is not complete."""
+    return "machine" in run and bool(run.get("timed", True))
+
+
+def mean(runs: list[dict[str, Any]], key: str, digits: int) -> str:
+    """Over the seeds; empty where there are none."""
+    return f"{statistics.fmean(run[key] for run in runs):.{digits}f}" if runs else ""
+
+
+def less(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """Mean difference in bits/dim over the seeds that both have: seeds are further apart than some of the arms."""
+    of = {run["seed"]: run["valid"] for run in others}
+    pairs = [run["valid"] - of[run["seed"]] for run in runs if run["seed"] in of]
+    return f"{statistics.fmean(pairs):+.4f}" if pairs else ""
 
 
 def table(arms: dict[str, list[dict[str, Any]]]) -> str:
-    """Markdown, with the differences from each dense arm."""
-    dense = {arm: mean(runs, "valid") for arm, runs in arms.items() if runs[0]["arm"] == "dense"}
-    heads = ["arm", "parameters, M", "GMAC an image", "bits/dim, mean", "each seed", *(f"less {arm}" for arm in dense)]
+    """Markdown, with the differences from each dense arm. Times are of those lines alone whose seconds count."""
+    dense = {arm: runs for arm, runs in arms.items() if runs[0]["arm"] == "dense"}
+    heads = ["arm", "parameters, M", "GMAC an image", "bits/dim, mean", "by seed", *(f"less {arm}" for arm in dense)]
     rows = [[*heads, "last weights", "ms", "s"], ["---"] * (len(heads) + 3)]
     for arm, runs in arms.items():
-        first, bits = runs[0], mean(runs, "valid")
-        row = [arm, f"{first['parameters'] / 1e6:.2f}", f"{first['macs'] / 1e9:.2f}", f"{bits:.4f}"]
-        row.append(", ".join(f"{run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"])))
-        row += [f"{bits - other:+.4f}" for other in dense.values()]
-        times = f"{mean(runs, 'step_ms'):.2f}", f"{mean(runs, 'seconds'):.0f}"
-        rows.append([*row, f"{mean(runs, 'valid_raw'):.4f}", *times])
+        first, counted = runs[0], [run for run in runs if timed(run)]
+        row = [arm, f"{first['parameters'] / 1e6:.2f}", f"{first['macs'] / 1e9:.2f}", mean(runs, "valid", 4)]
+        row.append(", ".join(f"{run['seed']}: {run['valid']:.4f}" for run in sorted(runs, key=lambda run: run["seed"])))
+        row += ["" if others is runs else less(runs, others) for others in dense.values()]
+        rows.append([*row, mean(runs, "valid_raw", 4), mean(counted, "step_ms", 2), mean(counted, "seconds", 0)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -74,38 +87,49 @@ def unfinished(folder: Path, arms: dict[str, list[dict[str, Any]]]) -> dict[str,
     return made
 
 
-def draw(arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Curves of averaged weights on some of the test images; a line for each seed.
-
-    Dashed on a second machine, dotted where it is not complete.
-
-    Raises:
-        ValueError: they are not of the same images. What is not complete is taken to be of the others'.
-    """
-    of = {run.get("curve_of", "the first test images") for runs in arms.values() for run in runs if "machine" in run}
-    if len(of) > 1:
-        raise ValueError(f"[pixelcnn] curves are not of the same images, but of {'; '.join(sorted(of))}")
-    figure = Figure((11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    ends = []
-    machines = list({run["machine"]: None for runs in arms.values() for run in runs if "machine" in run})
-    for arm, runs in arms.items():
-        for i, run in enumerate(runs):
-            images, seconds, _, valid = zip(*run["curve"], strict=True)
-            ends.append((min(valid), valid[len(valid) // 10]))
-            color = next((c for name, c in COLORS.items() if arm.startswith((name, stem_of(name, 0)[:-1]))), None)
-            style = ("-", "--", "-.")[machines.index(run["machine"]) % 3] if "machine" in run else ":"
-            how: dict[str, Any] = {"color": color, "linestyle": style}
-            for axis, x in ((left, [n / 1000 for n in images]), (right, seconds)):
-                axis.plot(x, valid, label=arm if i == 0 else None, linewidth=1.2, **how)
-    low, high = min(end for end, _ in ends), max(early for _, early in ends)
-    left.set(xlabel="thousand images", ylabel="bits per dimension", ylim=(low - 0.02, high + 0.02))
-    right.set(xlabel="seconds of training")
-    for axis in (left, right):
+def axes_of(figure: Figure, sets: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, str], Axes]:
+    """By the test images of curves and by what they are drawn against: images, and seconds where those count."""
+    keys = [(of, "images") for of in sets] + [(of, "seconds") for of, runs in sets.items() if any(map(timed, runs))]
+    axes = dict(zip(keys, figure.subplots(1, len(keys), sharey=True, squeeze=False)[0], strict=True))
+    for (of, what), axis in axes.items():
+        axis.set(xlabel="thousand images" if what == "images" else "seconds of training", title=of)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    return axes
+
+
+def draw(arms: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Curves of averaged weights on some of the test images; a line for each seed.
+
+    Those of other test images have axes of their own, for they do not compare. What is not complete is taken to be of
+    the last ones. Dashed on a second machine, dotted where it is not complete.
+    """
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for run in (run for runs in arms.values() for run in runs if "machine" in run):
+        sets.setdefault(run.get("curve_of", FIRST), []).append(run)
+    last = next(reversed(sets))
+    figure = Figure(layout="constrained")
+    axes, ends = axes_of(figure, sets), []
+    figure.set_size_inches(4.6 * len(axes), 4.4)
+    machines = list({run["machine"]: None for runs in sets.values() for run in runs})
+    for arm, runs in arms.items():
+        color = next((c for name, c in COLORS.items() if arm.startswith((name, stem_of(name, 0)[:-1]))), None)
+        for run in runs:
+            images, seconds, _, valid = zip(*run["curve"], strict=True)
+            style, of = ":", last
+            if "machine" in run:
+                style, of = ("-", "--", "-.")[machines.index(run["machine"]) % 3], run.get("curve_of", FIRST)
+                ends.append((min(valid), valid[len(valid) // 10]))
+            label = f"{arm}, seed {run['seed']}" if "seed" in run else arm
+            for what, x in (("images", [n / 1000 for n in images]), ("seconds", seconds)):
+                if what == "images" or timed(run):
+                    axes[of, what].plot(x, valid, label=label, linewidth=1.2, color=color, linestyle=style)
+    low, high = min(end for end, _ in ends), max(early for _, early in ends)
+    next(iter(axes.values())).set(ylabel="bits per dimension", ylim=(low - 0.02, high + 0.02))
+    for (_, what), axis in axes.items():
+        if what == "images":
+            axis.legend(frameon=False)
+    return figure
 
 
 def main() -> None:
@@ -117,7 +141,8 @@ def main() -> None:
     arms = read(options.results)
     text = table(arms)
     options.results.with_suffix(".md").write_text(text + "\n")
-    draw(arms | (unfinished(options.logs, arms) if options.logs else {}), options.results.with_suffix(".png"))
+    figure = draw(arms | (unfinished(options.logs, arms) if options.logs else {}))
+    figure.savefig(options.results.with_suffix(".png"), dpi=120)
     print(text)
 
 

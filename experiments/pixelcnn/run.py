@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these")
     parser.add_argument("--epochs", type=float, help="in place of the configuration's")
+    parser.add_argument("--untimed", action="store_true", help="beside other work: lines say that seconds do not count")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     path = options.config if options.config.exists() else HERE / options.config
@@ -177,7 +178,7 @@ def main() -> int:
             if not arm.go_on(options.out / stem, deadline):
                 print(f"stopped at update {arm.trainer.update} of {arm.training.updates}: the same command goes on")
                 return 0
-            line = arm.line(lines_of(options.out / stem / "log.jsonl"), options.device)
+            line = arm.line(lines_of(options.out / stem / "log.jsonl"), options.device) | {"timed": not options.untimed}
             with arm.trainer.averaged():
                 size = (images[1].size(2), images[1].size(3))
                 drawn = sample(arm.trainer.model, config["samples"], size, bf16=arm.training.bf16)

@@ -108,16 +108,37 @@ def test_the_experiment_goes_on(tmp_path, monkeypatch, capsys):
     assert report_of.unfinished(tmp_path / "out", arms_of) == {}
     dotted = report_of.unfinished(tmp_path / "out", {})
     assert dotted == {"x2-g2-seed0, not complete": [{"curve": line["curve"]}]}
-    report_of.draw(arms_of | dotted, tmp_path / "curves.png")
-    assert "| x2/g2 | " in report_of.table(arms_of)
+    assert [len(axis.lines) for axis in report_of.draw(arms_of | dotted).axes] == [2, 1]  # no seconds of the dotted one
+    assert f"| {line['step_ms']:.2f} | {line['seconds']:.0f} |" in report_of.table(arms_of)
     for text in ("", "nonsense", '{"a": 1}'):
         (tmp_path / "none.jsonl").write_text(text)
         with pytest.raises(ValueError, match=r"none\.jsonl is no file of results"):
             report_of.read(tmp_path / "none.jsonl")
-    assert line["curve_of"] == "1 of 2 test images, evenly"
+    assert (line["curve_of"], line["timed"]) == ("1 of 2 test images, evenly", True)
     other = {key: value for key, value in line.items() if key != "curve_of"}  # as lines were at first
-    with pytest.raises(ValueError, match=r"not of the same images, but of 1 of 2 .*; the first test images"):
-        report_of.draw({"x2/g2": [line, other]}, tmp_path / "curves.png")
+    both = {"x2/g2": [other, line | {"seed": 1, "timed": False}]}
+    axes = report_of.draw(both | dotted).axes
+    titles = "the first test images", "1 of 2 test images, evenly", "the first test images"
+    assert tuple(axis.get_title() for axis in axes) == titles
+    assert [len(axis.lines) for axis in axes] == [1, 2, 1]
+
+
+def test_seeds_of_the_experiment_are_compared_with_themselves(monkeypatch):
+    """And the seconds of a training that had company are in no mean."""
+    monkeypatch.setitem(sys.modules, "run", loaded(ROOT / "experiments" / "pixelcnn" / "run.py", "pixelcnn_run"))
+    report_of = loaded(ROOT / "experiments" / "pixelcnn" / "report.py", "pixelcnn_report")
+    line = {"parameters": 10**6, "macs": 10**9, "valid_raw": 4.0, "step_ms": 10.0, "seconds": 100.0}
+    dense = [line | {"arm": "dense", "seed": seed, "valid": 3.0 + seed} for seed in (0, 1)]
+    dense[1] |= {"timed": False, "step_ms": 99.0, "seconds": 999.0}
+    deep = [line | {"arm": "x2/g2", "seed": 1, "valid": 3.9, "timed": False}]
+    alone = [line | {"arm": "x4/g4", "seed": 2, "valid": 3.0}]
+    runs = {"dense": dense, "x2/g2": deep, "x4/g4": alone}
+    arms_of = {arm: [run | {"machine": "card"} for run in lines] for arm, lines in runs.items()}
+    assert report_of.table(arms_of).splitlines()[2:] == [
+        "| dense | 1.00 | 1.00 | 3.5000 | 0: 3.0000, 1: 4.0000 |  | 4.0000 | 10.00 | 100 |",
+        "| x2/g2 | 1.00 | 1.00 | 3.9000 | 1: 3.9000 | -0.1000 | 4.0000 |  |  |",
+        "| x4/g4 | 1.00 | 1.00 | 3.0000 | 2: 3.0000 |  | 4.0000 | 10.00 | 100 |",
+    ]
 
 
 def test_noise_is_found(tmp_path, capsys):
