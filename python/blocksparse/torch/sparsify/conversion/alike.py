@@ -31,12 +31,12 @@ def alike(items: Iterable[T], kind: Callable[[T], Hashable], blocks: Callable[[T
     lists: list[list[T]] = []
     for members in kinds.values():
         members.sort(key=blocks, reverse=True)
-        most = -1
+        current: list[T] = []
         for member in members:
-            if most < 0 or blocks(member) < NEARLY * most:
-                most = blocks(member)
-                lists.append([])
-            lists[-1].append(member)
+            if not current or blocks(member) < NEARLY * blocks(current[0]):
+                current = []
+                lists.append(current)
+            current.append(member)
     return lists
 
 

@@ -21,7 +21,7 @@ from ..batches import Forward, evaluating, feed
 SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
 FEW = 20  # calls tell how many a sample has
 SAMPLES = 9  # of each layer, in turn
-LEAST, ENOUGH = 3, 1.0  # so many suffice for layers that have been timed for so many seconds
+LEAST, ENOUGH = 3, 0.5  # so many suffice for layers that have been timed for so many seconds
 
 
 @dataclass(frozen=True)
