@@ -121,8 +121,10 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
     """Seconds of a forward call of both, in eval mode, with PyTorch's threads: medians of samples taken in turn.
 
     A sample is of as many calls as take 3 ms, behind one that brings weights into the cache. So a pair takes 0.1 s,
-    however short a call is. (`Timer.blocked_autorange` goes on until waiting for the device is 0.01 % of a sample. If
-    that takes 10 us, as on a card, and a call 18 us, a sample takes 0.4 s.)
+    however short a call is, and half a second or eight calls of both where calls are long.
+
+    `Timer.blocked_autorange` goes on until waiting for the device is 0.01 % of a sample. If that takes 10 us, as on a
+    card, and a call 18 us, a sample takes 0.4 s.
     """
     device = next(after.parameters()).device
     x = input_for(seen, device)
