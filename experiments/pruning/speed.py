@@ -6,7 +6,8 @@
 
 Models have the blocks that training chose (masks-*.npz in --masks), or of the largest norms where there is none.
 Each is run eagerly, compiled, and on a card as the replay of a CUDA graph of both; the best way of each model counts.
-Times are medians of samples that are taken in turn. A line for each model, batch and dtype, with all ways in it.
+Times are medians of samples that are taken in turn. A line for each batch and dtype, with all models and ways in it, is
+written as soon as it is there: those of decoding first, then those of prompts. A sample of decoding is one token.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sentences import Arm
 from torch import Tensor, nn
 
 import blocksparse
+import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,10 +43,11 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """What a model is given: `fresh` makes its input, which is not timed; `call` is."""
+    """What a model is given: `fresh` makes its input, which is not timed; `call` is. A call reads tokens like `ids`."""
 
     name: str
     count: int  # sentences, or tokens
+    ids: Tensor
     fresh: Callable[[nn.Module], Any]
     call: Callable[[Any, Any], Any]
 
@@ -54,15 +57,15 @@ def sentence_cases(packed: embedder.Packed, sizes: list[int]) -> list[Case]:
     made = []
     for size in sizes:
         ids = packed.sentences(packed.held_out[:size], TOKENS)
-        made.append(Case(f"batch {size}", size, lambda model, ids=ids: ids, lambda model, ids: model(ids)))  # type: ignore[misc]
+        made.append(Case(f"batch {size}", size, ids, lambda model, ids=ids: ids, lambda model, ids: model(ids)))  # type: ignore[misc]
     return made
 
 
 def language_cases(packed: language.Packed, sizes: list[int]) -> list[Case]:
-    """A prompt of 512 tokens, and one token behind it, of so many texts."""
+    """One token behind 512 others, of so many texts; then a prompt of 512 tokens."""
     from transformers import DynamicCache
 
-    made = []
+    decodes, prefills = [], []
     for size in sizes:
         ids = packed.training[: size * (PROMPT + 1)].view(size, -1)
         options = {"use_cache": True, "logits_to_keep": 1}
@@ -73,14 +76,15 @@ def language_cases(packed: language.Packed, sizes: list[int]) -> list[Case]:
             return cache
 
         def prefill(model: Any, ids: Tensor, options: dict[str, Any] = options) -> Any:
-            return model(input_ids=ids[:, :PROMPT], past_key_values=DynamicCache(), **options)
+            return model(input_ids=ids, past_key_values=DynamicCache(), **options)
 
         def decode(model: Any, cache: Any, ids: Tensor = ids, options: dict[str, Any] = options) -> Any:
             return model(input_ids=ids[:, PROMPT:], past_key_values=cache, **options)
 
-        made.append(Case(f"prefill {size} x {PROMPT}", size * PROMPT, lambda model, ids=ids: ids, prefill))  # type: ignore[misc]
-        made.append(Case(f"decode {size}", size, read, decode))
-    return made
+        decodes.append(Case(f"decode {size}", size, ids[:, PROMPT:], read, decode))
+        name, prompt = f"prefill {size} x {PROMPT}", ids[:, :PROMPT]
+        prefills.append(Case(name, prompt.numel(), prompt, lambda model, prompt=prompt: prompt, prefill))  # type: ignore[misc]
+    return decodes + prefills
 
 
 # ---- The ways to run a model -----------------------------------------------------------------------------------------
@@ -187,13 +191,34 @@ def sparse_model(
     masks, source = masks_of(made, arm, targets, options.masks)
     for target in bss.find_targets(made, arm.block, targets):
         target.keep_(target.parameter.data, masks[target.name])
+    parts = {name: (part.up, part.down, part.gate) for name, part in bst.find_mlps(made).items()}
+    paths = {module: path for path, module in made.named_modules()}
+    inside = {name: [paths[layer] for layer in layers if layer is not None] for name, layers in parts.items()}
     timings: dict[str, bss.Timing] = {}
+    start = time.perf_counter()
     made = bss.convert(made, masks, block_size=arm.block, example=example, timings=timings)
-    layers = [timings[name.removesuffix(".weight")] for name in masks if name.removesuffix(".weight") in timings]
-    before, after = sum(t.before_s for t in layers), sum(t.after_s for t in layers)
-    speedup = round(before / after, 3) if layers else None
-    converted = sum(t.converted for t in timings.values())
-    return made.eval(), {"masks": source, "layers_speedup": speedup, "converted": f"{converted} of {len(timings)}"}
+    seconds = round(time.perf_counter() - start, 1)
+    return made.eval(), {"masks": source, **summary(timings, inside), "convert_s": seconds}
+
+
+def summary(timings: dict[str, bss.Timing], inside: dict[str, list[str]]) -> dict[str, Any]:
+    """How many of the pruned layers are block-sparse now, and how much faster all of them became together.
+
+    Args:
+        timings: of layers, and of MLPs that became one module.
+        inside: names of the layers of each MLP.
+    """
+    mlps = [name for name in timings if name in inside]
+    within = {layer for name in mlps for layer in inside[name]}
+    apart = {name: timing for name, timing in timings.items() if name not in within}
+    before = sum(t.before_s for t in apart.values())
+    after = sum(t.after_s if t.converted else t.before_s for t in apart.values())
+    converted = len(within) + sum(t.converted for t in apart.values()) - len(mlps)
+    return {
+        "layers_speedup": round(before / after, 3) if apart else None,
+        "converted": f"{converted} of {len(timings) - len(mlps)}",
+        "mlps": len(mlps),
+    }
 
 
 def run(options: argparse.Namespace) -> None:
@@ -213,13 +238,15 @@ def run(options: argparse.Namespace) -> None:
             dense = dense.requires_grad_(False)
             for case in timed:
                 models, said = {"dense": dense}, {}
-                example = case.fresh(dense)
                 for sparsity in options.sparsities:
                     for block in options.blocks:
                         arm = Arm(options.method, sparsity, block)
-                        shown = example if isinstance(example, Tensor) else cases[0].fresh(dense)
-                        shown = shown[:, :1] if case.name.startswith("decode") else shown
-                        models[arm.name], said[arm.name] = sparse_model(dense, arm, targets, shown, options)
+                        models[arm.name], said[arm.name] = sparse_model(dense, arm, targets, case.ids, options)
+                        about = said[arm.name]
+                        print(
+                            f"{case.name}, {dtype}, {arm.name}: {about['converted']} layers are block-sparse",
+                            flush=True,
+                        )
                 line = {"what": options.what, "case": case.name, "dtype": dtype, "device": options.device}
                 line |= {"threads": threads if options.device == "cpu" else None, "models": said}
                 line |= measure(models, case, options)

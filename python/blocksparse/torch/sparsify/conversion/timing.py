@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
+import time
+import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
+from torch.utils.benchmark import timer
 
 from ...modules.conv import DENSE, DENSE_TRANSPOSED, BlockSparseConv
 from ..batches import Forward, evaluating, feed
 
-SECONDS = 0.02  # of a sample
-ROUNDS = 3  # samples of each layer, in turn
+SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
+FEW = 20  # calls tell how many a sample has
+SAMPLES = 9  # of each layer, in turn
+LEAST, ENOUGH = 3, 0.5  # so many suffice for layers that have been timed for so many seconds
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Timing:
         after_s: of the block-sparse layer.
         density: of the block-sparse layer's blocks.
         converted: whether the block-sparse layer has taken its place.
+        measured: name of the module that was timed: this one, or one alike that has as many blocks or a few more.
     """
 
     name: str
@@ -52,6 +59,7 @@ class Timing:
     after_s: float
     density: float
     converted: bool
+    measured: str
 
     @property
     def speedup(self) -> float:
@@ -110,18 +118,40 @@ def input_for(seen: Seen, device: torch.device) -> Tensor:
 
 
 def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float, float]:
-    """Seconds of a forward call of both, in eval mode, with PyTorch's threads: the least of medians taken in turn."""
+    """Seconds of a forward call of both, in eval mode, with PyTorch's threads: medians of samples taken in turn.
+
+    A sample is of as many calls as take 3 ms, behind one that brings weights into the cache. So a pair takes 0.1 s,
+    however short a call is, and half a second or eight calls of both where calls are long.
+
+    `Timer.blocked_autorange` goes on until waiting for the device is 0.01 % of a sample. If that takes 10 us, as on a
+    card, and a call 18 us, a sample takes 0.4 s.
+    """
     device = next(after.parameters()).device
     x = input_for(seen, device)
-    timers = [
-        Timer("layer(x)", globals={"layer": layer, "x": x}, num_threads=torch.get_num_threads())
-        for layer in (before, after)
-    ]
+    timers = [timeit.Timer("layer(x)", timer=timer, globals={"layer": layer, "x": x}) for layer in (before, after)]
     cast: Any = contextlib.nullcontext()
     if seen.autocast is not None:
         cast = torch.autocast(device.type, seen.autocast)
+    samples: list[list[float]] = []
     with evaluating(before), evaluating(after), cast:
-        for layer in (before, after):
-            layer(x)
-        samples = [[timer.blocked_autorange(min_run_time=SECONDS).median for timer in timers] for _ in range(ROUNDS)]
-    return min(sample[0] for sample in samples), min(sample[1] for sample in samples)
+        calls = [_calls(one) for one in timers]
+        start = time.perf_counter()
+        while len(samples) < SAMPLES and (len(samples) < LEAST or time.perf_counter() - start < ENOUGH):
+            samples.append([_sample(one, n) for one, n in zip(timers, calls, strict=True)])
+    return statistics.median(s[0] for s in samples), statistics.median(s[1] for s in samples)
+
+
+def _calls(of: timeit.Timer) -> int:
+    """So many calls take the time of a sample. A single one may have been interrupted, so several are asked, too."""
+    few = min(FEW, _fill(_sample(of, 1)))
+    return few if few == 1 else _fill(_sample(of, few))
+
+
+def _fill(seconds: float) -> int:
+    return math.ceil(SECONDS / max(seconds, 1e-7))
+
+
+def _sample(of: timeit.Timer, calls: int) -> float:
+    """Seconds of a call, behind one more that is not timed."""
+    of.timeit(1)
+    return of.timeit(calls) / calls

@@ -239,7 +239,7 @@ class Pruner(Steps):
 
         Args:
             seen: what layers are fed, for the times: see `watch`.
-            tokens: rows of x for layers that it does not tell of. 0: nothing is timed, which takes 0.1 s a layer.
+            tokens: rows of x for layers that it does not tell of. 0: nothing is timed, which takes 0.1 s a kind.
 
         Raises:
             RuntimeError: there is no model: `prepare` was not called, or `convert` or `squash_mask` has ended it.
@@ -261,7 +261,7 @@ class Pruner(Steps):
         Args:
             model: the one that was prepared, or a copy.
             min_speedup: times before / after from which on a layer is replaced.
-            options: of `convert`: `example`, `seen`, `tokens`, `forward`, `timings`.
+            options: of `convert`: `example`, `seen`, `tokens`, `forward`, `timings`, `progress`.
 
         Raises:
             RuntimeError: there is no model, as in `report`.

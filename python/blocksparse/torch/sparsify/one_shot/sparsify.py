@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from ...._core.arguments import shown, to_list
 from ....schedules import check_sparsity
 from ..batches import Forward, evaluating, feed
+from ..progress import bar
 from ..weights.masks import Masks, check_scope, choose_blocks
 from ..weights.targets import Choices, Target, find_targets
 from .layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
@@ -101,7 +101,7 @@ def sparsify_(
     if not batches:
         raise ValueError(f"[sparsify_] calibration holds no batch, which {method} needs")
     run = _Run(model, method, batches, forward, damp, found)
-    with _restored_on_error(found), evaluating(model), _bar(progress, len(run.parts), method) as done:
+    with _restored_on_error(found), evaluating(model), bar(progress, len(run.parts), method, "part") as done:
         return run.sparsify(sparsity, scope, done)
 
 
@@ -267,18 +267,3 @@ def _restored_on_error(targets: list[Target]) -> Iterator[None]:
             for target, values in zip(targets, saved, strict=True):
                 target.parameter.copy_(values)
         raise
-
-
-@contextmanager
-def _bar(progress: bool | None, total: int, title: str) -> Iterator[Callable[[], None]]:
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda: None
-        return
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        count = iter(range(1, total + 1))
-        yield lambda: print(f"{title}: part {next(count)} of {total}", file=sys.stderr, flush=True)
-        return
-    with tqdm(total=total, desc=title, unit="part") as bar:
-        yield lambda: bar.update() and None

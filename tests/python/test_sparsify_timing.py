@@ -1,0 +1,186 @@
+"""What `convert` and reports time: one layer of those that are alike, for a bounded number of calls."""
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import blocksparse.torch as bst
+import blocksparse.torch.sparsify as bss
+from blocksparse.torch.sparsify.conversion import layer_times, timing
+from blocksparse.torch.sparsify.conversion.timing import Seen
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+convert_module = importlib.import_module(
+    "blocksparse.torch.sparsify.conversion.convert"
+)  # a function has its name, too
+
+
+def mask_of(blocks, rows=10, columns=10):
+    return (torch.arange(rows * columns) < blocks).view(rows, columns)
+
+
+def counted(monkeypatch, module, pair=(2e-3, 1e-3)):
+    """Pairs of layers that are timed; all are twice as fast."""
+    timed = []
+
+    def time_layers(before, after, seen):
+        timed.append((before, after, seen))
+        return pair
+
+    monkeypatch.setattr(module, "time_layers", time_layers)
+    return timed
+
+
+def test_layers_that_are_alike_are_timed_once(monkeypatch):
+    timed = counted(monkeypatch, convert_module)
+    model = nn.Sequential(*(nn.Linear(160, 160) for _ in range(30)))
+    masks = {str(i): mask_of(50) for i in range(30)}
+    timings = {}
+    bss.convert(model, masks, block_size=16, timings=timings)
+    assert len(timed) == 1
+    assert list(timings) == list(masks)
+    assert {time.measured for time in timings.values()} == {"0"}
+    assert all(isinstance(layer, bst.BlockSparseLinear) for layer in model)
+
+
+def test_the_one_with_the_most_blocks_stands_for_those_with_nearly_as_many(monkeypatch):
+    timed = counted(monkeypatch, convert_module)
+    blocks = {"0": 45, "1": 50, "2": 44, "3": 100, "4": 90, "5": 40}
+    model = nn.Sequential(*(nn.Linear(160, 160) for _ in blocks))
+    timings = {}
+    bss.convert(model, {name: mask_of(n) for name, n in blocks.items()}, block_size=16, timings=timings)
+    assert {name: time.measured for name, time in timings.items()} == dict(
+        zip(blocks, ["1", "1", "2", "3", "3", "2"], strict=True)
+    )
+    assert [after.layout.blocks for _, after, _ in timed] == [100, 50, 44]
+    assert [time.density for time in timings.values()] == [0.45, 0.5, 0.44, 1.0, 0.9, 0.4]  # each its own
+
+
+def test_layers_that_differ_are_timed_each(monkeypatch):
+    timed = counted(monkeypatch, convert_module)
+    layers = {
+        "plain": nn.Linear(32, 32),
+        "biasless": nn.Linear(32, 32, bias=False),
+        "precise": nn.Linear(32, 32).double(),
+        "fed": nn.Linear(32, 32),
+        "cast": nn.Linear(32, 32),
+        "wide": nn.Linear(32, 64),
+        "conv": nn.Conv1d(32, 32, 1),
+        "transposed": nn.ConvTranspose1d(32, 32, 1),
+        "strided": nn.Conv1d(32, 32, 1, stride=2),
+        "silu": bst.BlockSparseLinear(32, 32, mask_layout(), activation="silu"),
+        "none": bst.BlockSparseLinear(32, 32, mask_layout()),
+    }
+    seen = {
+        "fed": Seen((7, 32), torch.float32),
+        "cast": Seen((512, 32), torch.float32, torch.bfloat16),
+        "plain": Seen((512, 32), torch.float32),
+        "precise": Seen((512, 32), torch.float32),
+    }
+    masks = {name: torch.eye(4 if name == "wide" else 2, 2, dtype=torch.bool) for name in layers}
+    bss.convert(nn.ModuleDict(layers), masks, block_size=16, seen=seen)
+    assert len(timed) == len(layers)
+
+
+def mask_layout():
+    return bst.select_blocks(torch.randn(32, 32), 1.0, 16)
+
+
+def test_feed_forward_parts_that_are_alike_are_timed_once(monkeypatch):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(160, 320, bias=False), nn.Linear(160, 320, bias=False)
+            self.down_proj, self.act_fn = nn.Linear(320, 160, bias=False), nn.SiLU()
+
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+    timed = counted(monkeypatch, convert_module)
+    model = nn.Sequential(*(Gated() for _ in range(8)))
+    masks, timings = {}, {}
+    for i in range(8):
+        masks |= {f"{i}.{name}_proj": mask_of(40, 20, 10) for name in ("gate", "up")}
+        masks[f"{i}.down_proj"] = mask_of(100 if i == 7 else 50, 10, 20)
+    bss.convert(model, masks, block_size=16, timings=timings)
+    # Of layers: gate and up, two of down. Of parts: two, each beside the dense one and beside its layers.
+    assert [type(after).__name__ for _, after, _ in timed] == ["BlockSparseLinear"] * 3 + ["BlockSparseMLP"] * 4
+    assert all(isinstance(part, bst.BlockSparseMLP) for part in model)
+    assert {timings[str(i)].measured for i in range(7)} == {"0"}
+    assert timings["7"].measured == "7"
+
+
+def test_a_report_times_layers_that_are_alike_once(monkeypatch):
+    timed = counted(monkeypatch, layer_times)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)), nn.Linear(64, 32))
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(model)
+    rows = pruner.report().rows
+    assert len(timed) == 2
+    assert [row.expected_s for row in rows] == [1e-3] * 7
+
+
+# ---- A measurement -------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time goes on when a layer is called, and when it is asked for, as if a card were waited for."""
+
+    def __init__(self, wait):
+        self.now, self.wait = 0.0, wait
+
+    def __call__(self):
+        self.now += self.wait
+        return self.now
+
+
+class Layer(nn.Module):
+    def __init__(self, clock, seconds):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.clock, self.seconds, self.calls = clock, seconds, 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.clock.now += self.seconds(self.calls) if callable(self.seconds) else self.seconds
+
+
+@pytest.mark.parametrize("seconds", [18e-6, 1e-3, 0.5])
+def test_a_pair_takes_a_bounded_time(monkeypatch, seconds):
+    clock = Clock(10e-6)
+    monkeypatch.setattr(timing, "timer", clock)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    before, after = Layer(clock, seconds), Layer(clock, seconds / 2)
+    times = timing.time_layers(before, after, Seen((1, 1), torch.float32))
+    assert times == pytest.approx((seconds, seconds / 2), rel=0.02)
+    assert clock.now < max(0.1, 13 * seconds)
+    assert before.calls >= 7
+
+
+def test_a_lucky_sample_does_not_decide(monkeypatch):
+    """Now and then the slower layer is fast for once, as where a core's clock changes."""
+    clock = Clock(0.0)
+    monkeypatch.setattr(timing, "timer", clock)
+    before, after = Layer(clock, 1e-3), Layer(clock, lambda call: 0.5e-3 if 12 < call < 18 else 1.2e-3)
+    assert timing.time_layers(before, after, Seen((1, 1), torch.float32)) == pytest.approx((1e-3, 1.2e-3))
+
+
+@pytest.mark.parametrize("tqdm", [True, False])
+def test_a_bar_where_timing_takes_long(monkeypatch, capsys, tqdm):
+    if not tqdm:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    else:
+        pytest.importorskip("tqdm")
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 64))
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    counted(monkeypatch, convert_module, (1e-3, 2e-3))
+    for delay, shown in ((60.0, False), (0.0, True)):
+        monkeypatch.setattr(convert_module, "DELAY_S", delay)
+        bss.convert(model, masks, block_size=16, progress=True)
+        assert ("timing layers" in capsys.readouterr().err) == shown
+    bss.convert(model, masks, block_size=16, progress=False)
+    assert not capsys.readouterr().err
