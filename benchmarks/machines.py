@@ -106,9 +106,9 @@ H100 = Machine(
         "Dense wins with a quarter of blocks of 32 and 512 tokens, and draws level with 256 (dgrad) and 1024 (wgrad).",
         "The plain Triton kernel wins by up to a tenth with 10 % of blocks of 32 and 512 to 2048 tokens, and in wgrad"
         " of blocks of 128.",
-        "The plain Triton kernel takes up to a quarter less time with 2 to 4 % of blocks of 32 and 128 to 512 tokens, and"
-        " up to a tenth less with 256 tokens of 12288 x 12288. 64 tokens of blocks of 128 and 256 of blocks of 32, 25 %,"
-        " have got faster kernels since.",
+        "The plain Triton kernel takes up to a quarter less time with 2 to 4 % of blocks of 32 and 128 to 512 tokens,"
+        " and up to a tenth less with 256 tokens of 12288 x 12288. 64 tokens of blocks of 128, and 256 of blocks of 32"
+        " with 25 %, have got faster kernels since.",
         "The plain Triton kernel takes a sixth to a quarter less time in fprop and dgrad of 1024 tokens with hubs.",
     ),
 )
