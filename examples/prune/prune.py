@@ -280,7 +280,8 @@ class Run:
 def layer_of(timing: bss.Timing, size: tuple[int, int]) -> dict[str, Any]:
     """A row of the table, for the store."""
     numbers = {"before_s": timing.before_s, "after_s": timing.after_s, "density": timing.density}
-    return {"name": timing.name, "shape": list(size), **numbers, "converted": timing.converted}
+    of = {"name": timing.name, "measured": timing.measured, "shape": list(size)}
+    return {**of, **numbers, "converted": timing.converted}
 
 
 def megabytes(net: nn.Module) -> float:

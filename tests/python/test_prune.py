@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import signal
 import sys
@@ -258,6 +259,10 @@ def test_the_report_has_every_arm_and_layer(tmp_path):
     assert "1 feed-forward down" in table
     assert "2.60" in table
     *_, last = report.layer_rows(results)
+    as_one = dataclasses.replace(results, layers=[dataclasses.replace(row, measured=names[6]) for row in layers[6:]])
+    assert report.layer_rows(as_one)[0][0] == "1 query and 5 like it"
+    assert len(report.layer_rows(as_one)) == 2
+    assert report.layer_rows(as_one)[1][3:] == ("12.00", "6.00", "2.00")
     assert last == ("all of them", "", "20 %", "24.00", "13.00", "1.85")
 
 

@@ -53,7 +53,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer of the pruned model: its times, in seconds."""
+    """A layer of the pruned model: its times, in seconds, which are those of a layer like it (`Timing.measured`)."""
 
     name: str
     shape: tuple[int, int]
@@ -61,6 +61,7 @@ class LayerRow:
     before_s: float
     after_s: float
     converted: bool
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,17 +102,21 @@ def arm_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def layer_rows(results: Results) -> list[tuple[str, ...]]:
-    """The layers, a row each, and all of them."""
+    """The layers, a row for those that were timed as one, and all of them."""
+    alike: dict[str, list[LayerRow]] = {}
+    for row in results.layers:
+        alike.setdefault(row.measured or row.name, []).append(row)
     rows = [
         (
-            f"{short(row.name)}{'' if row.converted else ' (stays dense)'}",
+            titled(name, len(members), row.converted),
             f"{row.shape[0]} x {row.shape[1]}",
             f"{100 * row.density:.0f} %",
             f"{1e3 * row.before_s:.2f}",
             f"{1e3 * row.after_s:.2f}",
             f"{row.before_s / row.after_s:.2f}",
         )
-        for row in results.layers
+        for name, members in alike.items()
+        for row in members[:1]
     ]
     before = sum(row.before_s for row in results.layers)
     after = sum(row.after_s if row.converted else row.before_s for row in results.layers)
@@ -119,6 +124,12 @@ def layer_rows(results: Results) -> list[tuple[str, ...]]:
     density = sum(row.density * row.shape[0] * row.shape[1] for row in results.layers) / max(size, 1)
     whole = f"{100 * density:.0f} %", f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{before / after:.2f}"
     return [*rows, ("all of them", "", *whole)]
+
+
+def titled(name: str, count: int, converted: bool) -> str:
+    """ "3 query and 23 like it"."""
+    others = f" and {count - 1} like it" if count > 1 else ""
+    return f"{short(name)}{others}{'' if converted else ' (stays dense)'}"
 
 
 def short(name: str) -> str:
