@@ -93,13 +93,19 @@ def _children(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | No
 
 
 def name_of_activation(function: Callable[[Tensor], Tensor]) -> str | None:
-    """Which of the known activations a function is, by its values; None: none of them."""
+    """Which of the known activations a function is, in eval mode, by its values; None: none of them."""
     at = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
+    modes = [(m, m.training) for m in function.modules()] if isinstance(function, nn.Module) else []
     try:
+        for m, _ in modes:  # a dropout would draw random numbers
+            m.training = False
         with torch.no_grad():
             values = function(at.clone())
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # whatever a module says that takes something else, an assertion, say
         return None
+    finally:
+        for m, training in modes:
+            m.training = training
     if not isinstance(values, Tensor) or values.shape != at.shape:
         return None
     distances = {name: (values - known(at)).abs().max().item() for name, known in GLU_ACTIVATIONS.items()}
@@ -205,7 +211,7 @@ def _computes(parts: MLPParts) -> bool:
                 got = GLU_ACTIVATIONS[parts.activation](nn.functional.linear(x, weights["up"], weights.get("up_bias")))
             else:
                 got = dense_mlp(x, weights, parts.activation)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):  # it takes something else than x
+    except Exception:  # it takes something else than x
         return False
     finally:
         for m, training in modes:
