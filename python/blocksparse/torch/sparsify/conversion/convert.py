@@ -51,8 +51,9 @@ def convert(
     of whose layers were pruned, becomes one `BlockSparseMLP` where that is faster than they are one by one.
 
     Layers that are alike are timed once: of one class, with the same sizes, strides, options, hooks, dtype and input,
-    and numbers of blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all. Which blocks they
-    are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or eight calls of both.
+    and numbers of blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all.
+    Which blocks they are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or
+    eight calls of both.
 
     Calls are eager. On a card, calls with few tokens take as long as Python needs to launch them, so launches are what
     is compared then. Replays of a CUDA graph do not launch anything: time the whole model, if it is run that way.
