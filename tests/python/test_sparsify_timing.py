@@ -134,6 +134,19 @@ def test_parts_that_are_alike_in_one_module_but_not_one_by_one_are_timed_each(mo
     assert (timings["0"].measured, timings["1"].measured) == ("0", "1")
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias", ""])
+def test_parts_want_gradients_where_their_layers_did(monkeypatch, frozen):
+    counted(monkeypatch, convert_module)
+    model = nn.Sequential(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.endswith(frozen))  # "": all are frozen
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    bss.convert(model, masks, block_size=16)
+    assert isinstance(model[0], bst.BlockSparseMLP)
+    wanted = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert wanted == ({"weight", "bias"} - {frozen} if frozen else set())
+
+
 def test_no_random_numbers_are_drawn():
     """A report within a training would change it."""
     model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(), nn.Linear(32, 32)).train()
