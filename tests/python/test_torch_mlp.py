@@ -336,3 +336,8 @@ def test_replacing_those_of_a_network():
     assert bst.find_mlps(model) == {}  # its weight is used twice
     with pytest.raises(ValueError, match="is an MLP itself"):
         bst.replace_mlps(Gated(), density=0.5)
+
+
+def test_a_dropout_behind_the_activation_is_not_lost():
+    inner = nn.Sequential(nn.ReLU(), nn.Dropout())
+    assert not bst.find_mlps(nn.Sequential(nn.Sequential(nn.Linear(32, 64), inner, nn.Linear(64, 32))).train())

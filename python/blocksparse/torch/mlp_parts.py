@@ -93,19 +93,13 @@ def _children(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | No
 
 
 def name_of_activation(function: Callable[[Tensor], Tensor]) -> str | None:
-    """Which of the known activations a function is, in eval mode, by its values; None: none of them."""
+    """Which of the known activations a function is, by its values; None: none of them."""
     at = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
-    modes = [(m, m.training) for m in function.modules()] if isinstance(function, nn.Module) else []
     try:
-        for m, _ in modes:  # a dropout would draw random numbers
-            m.training = False
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng([]):  # a dropout draws random numbers
             values = function(at.clone())
     except Exception:  # whatever a module says that takes something else, an assertion, say
         return None
-    finally:
-        for m, training in modes:
-            m.training = training
     if not isinstance(values, Tensor) or values.shape != at.shape:
         return None
     distances = {name: (values - known(at)).abs().max().item() for name, known in GLU_ACTIVATIONS.items()}
