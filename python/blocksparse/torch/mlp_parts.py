@@ -94,6 +94,8 @@ def _children(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | No
 
 def name_of_activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """Which of the known activations a function is, by its values; None: none of them."""
+    if isinstance(function, nn.Module) and [*function.parameters(), *function.buffers()]:
+        return None  # a call in training may change it, as a norm's averages
     at = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad(), torch.random.fork_rng([]):  # a dropout draws random numbers
