@@ -74,7 +74,15 @@ def test_layers_that_differ_are_timed_each(monkeypatch):
         "strided": nn.Conv1d(32, 32, 1, stride=2),
         "silu": bst.BlockSparseLinear(32, 32, mask_layout(), activation="silu"),
         "none": bst.BlockSparseLinear(32, 32, mask_layout()),
+        "square": nn.Conv2d(32, 32, 3),
+        "channels_last": nn.Conv2d(32, 32, 3).to(memory_format=torch.channels_last),
+        "every_other": nn.Linear(32, 32),
+        "hooked": nn.Linear(32, 32),
+        "own_forward": nn.Linear(32, 32),
     }
+    layers["every_other"].weight = nn.Parameter(torch.randn(64, 64)[::2, ::2])
+    layers["hooked"].register_forward_hook(lambda *_: None)
+    layers["own_forward"].forward = lambda x: x
     seen = {
         "fed": Seen((7, 32), torch.float32),
         "cast": Seen((512, 32), torch.float32, torch.bfloat16),
@@ -90,16 +98,17 @@ def mask_layout():
     return bst.select_blocks(torch.randn(32, 32), 1.0, 16)
 
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(160, 320, bias=False), nn.Linear(160, 320, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(320, 160, bias=False), nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
 def test_feed_forward_parts_that_are_alike_are_timed_once(monkeypatch):
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_proj, self.up_proj = nn.Linear(160, 320, bias=False), nn.Linear(160, 320, bias=False)
-            self.down_proj, self.act_fn = nn.Linear(320, 160, bias=False), nn.SiLU()
-
-        def forward(self, x):
-            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
     timed = counted(monkeypatch, convert_module)
     model = nn.Sequential(*(Gated() for _ in range(8)))
     masks, timings = {}, {}
@@ -112,6 +121,55 @@ def test_feed_forward_parts_that_are_alike_are_timed_once(monkeypatch):
     assert all(isinstance(part, bst.BlockSparseMLP) for part in model)
     assert {timings[str(i)].measured for i in range(7)} == {"0"}
     assert timings["7"].measured == "7"
+
+
+def test_parts_that_are_alike_in_one_module_but_not_one_by_one_are_timed_each(monkeypatch):
+    timed = counted(monkeypatch, convert_module)
+    first, second = mask_of(40, 20, 10), mask_of(40, 20, 10).flip(0)
+    masks = {f"{i}.down_proj": mask_of(50, 10, 20) for i in range(2)}
+    masks |= {"0.gate_proj": first | second, "0.up_proj": first | second, "1.gate_proj": first, "1.up_proj": second}
+    timings = {}
+    bss.convert(nn.Sequential(Gated(), Gated()), masks, block_size=16, timings=timings)
+    assert [type(after).__name__ for _, after, _ in timed].count("BlockSparseMLP") == 4
+    assert (timings["0"].measured, timings["1"].measured) == ("0", "1")
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", ""])
+def test_parts_want_gradients_where_their_layers_did(monkeypatch, frozen):
+    counted(monkeypatch, convert_module)
+    model = nn.Sequential(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.endswith(frozen))  # "": all are frozen
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    bss.convert(model, masks, block_size=16)
+    assert isinstance(model[0], bst.BlockSparseMLP)
+    wanted = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert wanted == ({"weight", "bias"} - {frozen} if frozen else set())
+
+
+def test_no_random_numbers_are_drawn():
+    """A report within a training would change it."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(), nn.Linear(32, 32)).train()
+    parts = nn.Sequential(model, nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), nn.LSTM(32, 32))
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(parts)
+    before = torch.get_rng_state()
+    pruner.report()
+    assert torch.equal(torch.get_rng_state(), before)
+    bss.convert(parts, pruner.masks(), block_size=16, tokens=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model[1].training
+
+
+def test_a_module_between_two_layers_may_refuse_what_an_activation_takes():
+    class Pair(nn.Module):
+        def forward(self, x):
+            assert x.dim() == 2
+            return x[:, : x.size(1)]
+
+    model = nn.Sequential(nn.Linear(32, 32), Pair(), nn.Linear(32, 32))
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    assert bss.convert(model, masks, block_size=16, example=torch.randn(4, 32)) is model
 
 
 def test_a_report_times_layers_that_are_alike_once(monkeypatch):
@@ -169,6 +227,27 @@ def test_a_lucky_sample_does_not_decide(monkeypatch):
     assert timing.time_layers(before, after, Seen((1, 1), torch.float32)) == pytest.approx((1e-3, 1.2e-3))
 
 
+def test_weights_are_narrowed_in_each_call_under_autocast():
+    kept = []
+
+    class Asked(nn.Linear):
+        def forward(self, x):
+            kept.append((torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()))
+            return super().forward(x)
+
+    before = torch.is_autocast_cache_enabled()
+    timing.time_layers(Asked(8, 8), nn.Linear(8, 8), Seen((1, 8), torch.float32, torch.float16))
+    assert set(kept) == {(torch.float16, False)}
+    assert torch.is_autocast_cache_enabled() == before
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+def test_a_card_that_is_not_the_current_one_is_waited_for():
+    large, small = nn.Linear(16384, 16384, device="cuda:1"), nn.Linear(16384, 16, device="cuda:1")
+    slow, fast = timing.time_layers(large, small, Seen((4096, 16384), torch.float32))
+    assert slow > 10 * fast
+
+
 @pytest.mark.parametrize("tqdm", [True, False])
 def test_a_bar_where_timing_takes_long(monkeypatch, capsys, tqdm):
     if not tqdm:
@@ -184,3 +263,10 @@ def test_a_bar_where_timing_takes_long(monkeypatch, capsys, tqdm):
         assert ("timing layers" in capsys.readouterr().err) == shown
     bss.convert(model, masks, block_size=16, progress=False)
     assert not capsys.readouterr().err
+
+
+def test_no_bar_without_a_console(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    model = nn.Linear(32, 32)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    assert isinstance(bss.convert(model, masks, block_size=16, min_speedup=1e-9), bst.BlockSparseLinear)

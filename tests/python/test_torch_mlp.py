@@ -336,3 +336,23 @@ def test_replacing_those_of_a_network():
     assert bst.find_mlps(model) == {}  # its weight is used twice
     with pytest.raises(ValueError, match="is an MLP itself"):
         bst.replace_mlps(Gated(), density=0.5)
+
+
+def test_a_dropout_behind_the_activation_is_not_lost():
+    inner = nn.Sequential(nn.ReLU(), nn.Dropout())
+    assert not bst.find_mlps(nn.Sequential(nn.Sequential(nn.Linear(32, 64), inner, nn.Linear(64, 32))).train())
+
+
+def test_a_module_with_a_state_is_not_asked_whether_it_is_an_activation():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += self.training
+            return x.relu()
+
+    model = nn.Sequential(nn.Sequential(nn.Linear(32, 64), Counting(), nn.Linear(64, 32))).train()
+    assert not bst.find_mlps(model)
+    assert model[0][1].calls == 0

@@ -94,11 +94,13 @@ def _children(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module] | No
 
 def name_of_activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """Which of the known activations a function is, by its values; None: none of them."""
+    if isinstance(function, nn.Module) and [*function.parameters(), *function.buffers()]:
+        return None  # a call in training may change it, as a norm's averages
     at = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng([]):  # a dropout draws random numbers
             values = function(at.clone())
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # whatever a module says that takes something else, an assertion, say
         return None
     if not isinstance(values, Tensor) or values.shape != at.shape:
         return None
@@ -205,7 +207,7 @@ def _computes(parts: MLPParts) -> bool:
                 got = GLU_ACTIVATIONS[parts.activation](nn.functional.linear(x, weights["up"], weights.get("up_bias")))
             else:
                 got = dense_mlp(x, weights, parts.activation)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):  # it takes something else than x
+    except Exception:  # it takes something else than x
         return False
     finally:
         for m, training in modes:

@@ -129,6 +129,9 @@ class BlockSparseMLP(nn.Module):
         made.train(parts.module.training)
         for mine, theirs in ((made.up, parts.up), (made.down, parts.down)):
             mine.weight.requires_grad_(cast(nn.Parameter, theirs.weight).requires_grad)
+            if mine.bias is not None:  # a layer without one has zeros beside another's
+                like = theirs.weight if theirs.bias is None else theirs.bias
+                mine.bias.requires_grad_(cast(nn.Parameter, like).requires_grad)
         return made
 
     @torch.no_grad()

@@ -19,7 +19,9 @@ def bar(progress: bool | None, total: int, title: str, unit: str, delay_s: float
         unit: what a part is.
         delay_s: work that takes less shows nothing.
     """
-    if not (sys.stderr.isatty() if progress is None else progress):
+    if progress is None:
+        progress = sys.stderr is not None and sys.stderr.isatty()  # None: a program without a console
+    if not progress:
         yield lambda: None
         return
     try:

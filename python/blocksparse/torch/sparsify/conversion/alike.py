@@ -7,7 +7,7 @@ machine, 2026-11-26).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from torch import nn
@@ -20,30 +20,41 @@ NEARLY = 0.9  # as many blocks as another. A layer's time is at most in proporti
 T = TypeVar("T")
 
 
-def alike(items: Iterable[T], kind: Callable[[T], Hashable], blocks: Callable[[T], int]) -> list[list[T]]:
-    """The items of each kind, apart where their numbers of blocks differ by more than a tenth; the most blocks first.
+def alike(items: Iterable[T], kind: Callable[[T], Hashable], blocks: Callable[[T], Sequence[int]]) -> list[list[T]]:
+    """The items of each kind, apart where a number of blocks differs by more than a tenth; the most blocks first.
 
-    So the first of a list takes the longest, as far as blocks decide, and no other is taken for faster than it is.
+    So the first of a list takes the longest, as far as their number decides.
+
+    Args:
+        items: layers, or parts of several ones.
+        kind: what all of a list have in common.
+        blocks: of whatever is timed: of one layer; or of a module, and of the layers that it is compared with.
     """
-    kinds: dict[Hashable, list[T]] = {}
-    for item in items:
-        kinds.setdefault(kind(item), []).append(item)
-    lists: list[list[T]] = []
-    for members in kinds.values():
-        members.sort(key=blocks, reverse=True)
-        current: list[T] = []
-        for member in members:
-            if not current or blocks(member) < NEARLY * blocks(current[0]):
-                current = []
-                lists.append(current)
-            current.append(member)
-    return lists
+    counted = sorted(((tuple(blocks(item)), item) for item in items), key=lambda pair: sum(pair[0]), reverse=True)
+    kinds: dict[Hashable, list[tuple[tuple[int, ...], list[T]]]] = {}
+    for counts, item in counted:
+        lists = kinds.setdefault(kind(item), [])
+        members = next((members for first, members in lists if _near(first, counts)), None)
+        if members is None:
+            lists.append((counts, [item]))
+        else:
+            members.append(item)
+    return [members for lists in kinds.values() for _, members in lists]
+
+
+def _near(one: Sequence[int], other: Sequence[int]) -> bool:
+    return all(min(a, b) >= NEARLY * max(a, b) for a, b in zip(one, other, strict=True))
 
 
 def kind_of_layer(module: nn.Module) -> Hashable:
-    """What a layer's time depends on, but for its input and which blocks are live: class, options, sizes, dtypes."""
-    tensors = tuple((name, tuple(p.shape), p.dtype, p.device) for name, p in module.named_parameters())
-    return type(module), module.extra_repr(), tensors
+    """What a layer's time depends on, but for its input and which blocks are live.
+
+    These are its class and options, its parameters' sizes, strides and dtypes, its hooks, and a forward of its own. A
+    weight that is every other row and column of a larger one takes 50 times as long as one without gaps.
+    """
+    tensors = tuple((name, p.shape, p.stride(), p.dtype, p.device) for name, p in module.named_parameters())
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values(), vars(module).get("forward")]
+    return type(module), module.extra_repr(), tensors, tuple(map(id, hooks))
 
 
 def kind_of_group(group: Group, fed: Seen) -> Hashable:

@@ -50,9 +50,10 @@ def convert(
     Layers that are block-sparse already keep the blocks of the mask alone. The feed-forward part of a transformer, all
     of whose layers were pruned, becomes one `BlockSparseMLP` where that is faster than they are one by one.
 
-    Layers that are alike are timed once: of one class, with the same sizes, options, dtype and input, and numbers of
-    blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all. Which blocks they
-    are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or eight calls of both.
+    Layers that are alike are timed once: of one class, with the same sizes, strides, options, hooks, dtype and input,
+    and numbers of blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all.
+    Which blocks they are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or
+    eight calls of both.
 
     Calls are eager. On a card, calls with few tokens take as long as Python needs to launch them, so launches are what
     is compared then. Replays of a CUDA graph do not launch anything: time the whole model, if it is run that way.
@@ -121,7 +122,7 @@ def _faster_layers(
 ) -> dict[nn.Module, nn.Module]:
     """Those of the layers that were made that are fast enough."""
     lists = alike(
-        groups, lambda group: kind_of_group(group, fed[group[0].path]), lambda g: blocks_of(made[g[0].module])
+        groups, lambda group: kind_of_group(group, fed[group[0].path]), lambda g: [blocks_of(made[g[0].module])]
     )
     found: dict[str, Timing] = {}
     with bar(progress, len(lists), "timing layers", "layer", DELAY_S) as done:
@@ -162,7 +163,12 @@ def _faster_mlps(
         kinds = [(kind_of_layer(layer), layer in made) for layer in layers]
         return tuple(kinds), parts.activation, parts.joined, fed[paths[parts.up]]
 
-    lists = alike(built, kind, lambda name: blocks_of(built[name][1]))
+    def blocks(name: str) -> list[int]:
+        parts, mlp = built[name]  # in which gate and up have the blocks of both
+        layers = [layer for layer in (parts.up, parts.down, parts.gate) if layer is not None and layer in made]
+        return [blocks_of(mlp), sum(blocks_of(made[layer]) for layer in layers)]
+
+    lists = alike(built, kind, blocks)
     faster: set[str] = set()
     with bar(progress, len(lists), "timing feed-forward parts", "part", DELAY_S) as done:
         for members in lists:

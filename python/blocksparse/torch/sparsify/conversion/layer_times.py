@@ -36,7 +36,7 @@ def layer_times(
     lists = alike(
         groups,
         lambda group: kind_of_group(group, fed[id(group)]),
-        lambda group: sum(int(masks[target.name].sum()) for target in group),
+        lambda group: [sum(int(masks[target.name].sum()) for target in group)],
     )
     for members in lists:
         first = members[0]

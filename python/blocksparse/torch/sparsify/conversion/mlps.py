@@ -12,6 +12,7 @@ from ...functional.glu import GLU_ACTIVATIONS
 from ...mlp_parts import MLPParts
 from ...mlp_surgery import find_mlps
 from ...modules.mlp import BlockSparseMLP
+from .storage import keeping_random
 
 Layers = Mapping[nn.Module, nn.Module]  # by the dense ones
 
@@ -77,7 +78,8 @@ def sparse_mlp(
         if parts.weights()["up"].size(0) % block_size or rows % 2:
             return None  # a block has rows of both
         chosen["gate"], chosen["up"] = chosen["up"].chunk(2)
-    made = BlockSparseMLP.from_dense(parts, masks=chosen, block_size=block_size)
+    with keeping_random(parts.weights()["up"].device):
+        made = BlockSparseMLP.from_dense(parts, masks=chosen, block_size=block_size)
     kept = {name: value.clone() for name, value in parts.weights().items()}
     for name, mask in chosen.items():  # what a mask drops is zero, also where the other one of gate and up is live
         live = mask.repeat_interleave(block_size, 0)[: kept[name].size(0)]

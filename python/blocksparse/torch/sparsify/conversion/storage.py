@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -60,14 +61,23 @@ def values_of(target: Target, mask: Tensor, layout: Layout, tensor: Tensor) -> T
     return convert.from_dense(convert.to_dense(tensor, target.layout, kernel), layout)
 
 
-@torch.no_grad()
+def keeping_random(device: torch.device) -> AbstractContextManager[None]:
+    """The generators' states are the same behind it: layers draw weights when they are made, which blocks replace."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def sparse_layer(group: Group, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A new layer with the live blocks of a module's weights; it shares the module's bias.
+    """A new layer with the live blocks of a module's weights; it shares the module's bias. Draws no random numbers.
 
     Args:
         group: the targets of a module without an `obstacle`.
         masks: by the targets' names.
     """
+    with torch.no_grad(), keeping_random(group[0].parameter.device):
+        return _sparse_layer(group, masks)
+
+
+def _sparse_layer(group: Group, masks: Mapping[str, Tensor]) -> nn.Module:
     target, module = group[0], cast(Any, group[0].module)
     mask = masks[target.name].to(target.parameter.device)
     layout = layout_of(target, mask)
