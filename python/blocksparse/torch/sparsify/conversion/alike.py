@@ -53,7 +53,8 @@ def kind_of_layer(module: nn.Module) -> Hashable:
     weight that is every other row and column of a larger one takes 50 times as long as one without gaps.
     """
     tensors = tuple((name, p.shape, p.stride(), p.dtype, p.device) for name, p in module.named_parameters())
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values(), vars(module).get("forward")]
+    own = vars(module)  # where PyTorch keeps hooks, for which it has no public name
+    hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values(), own.get("forward")]
     return type(module), module.extra_repr(), tensors, tuple(map(id, hooks))
 
 
