@@ -248,6 +248,16 @@ def test_a_card_that_is_not_the_current_one_is_waited_for():
     assert slow > 10 * fast
 
 
+def test_what_layers_were_fed_may_be_a_list_and_nothing_but_a_seen():
+    model = nn.Sequential(nn.Linear(64, 64))
+    masks = {"0": torch.eye(2, dtype=torch.bool)}
+    timings = {}
+    bss.convert(model, masks, block_size=32, seen={"0": Seen([3, 64], torch.float32)}, timings=timings)
+    assert timings["0"].shape == (3, 64)
+    with pytest.raises(TypeError, match=r"seen\['0'\] is a tuple, needs a Seen"):
+        bss.convert(nn.Sequential(nn.Linear(64, 64)), masks, block_size=32, seen={"0": (3, 64)})
+
+
 @pytest.mark.parametrize("tqdm", [True, False])
 def test_a_bar_where_timing_takes_long(monkeypatch, capsys, tqdm):
     if not tqdm:

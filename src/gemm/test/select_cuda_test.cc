@@ -140,6 +140,14 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_NE(but([](CudaProblem& o) { o.n = 128, o.blocks = 20000; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 512, o.blocks = 3000; }), "row_wgmma");
   EXPECT_NE(but([](CudaProblem& o) { o.n = 512, o.blocks = 6000; }), "row_wgmma") << "stream_x reads less";
+  const auto many_rows = [&](int64_t inputs, double density) {
+    return but([&](CudaProblem& o) {
+      o.n = 256, o.inputs = inputs, o.outputs = 12288, o.blocks = static_cast<int64_t>(density * 384 * 384);
+    });
+  };
+  EXPECT_EQ(many_rows(12288, 0.25), "stream_x");
+  EXPECT_EQ(many_rows(12288, 0.1), "row_wgmma");
+  EXPECT_EQ(many_rows(12285, 0.25), "row_wgmma") << "stream_x takes whole blocks of inputs";
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024; }), "row_wgmma");
   EXPECT_NE(but([](CudaProblem& o) { o.n = 1024, o.blocks = 3000; }), "row_wgmma");
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024, o.inputs = o.outputs = 992, o.blocks = 230; }), "row_wgmma")

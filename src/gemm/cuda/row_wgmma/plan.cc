@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/tables.h"
+#include "gemm/cuda/stream_x/plan.h"
 
 namespace blocksparse::gemm::row_wgmma {
 
@@ -52,20 +53,24 @@ bool reads_little(const CudaProblem& p) {
   return p.n <= kMostTokens && p.n * p.inputs * 2 <= kMostBytes && p.blocks * p.block * p.n * 2 <= kMostRead;
 }
 
+// Many rows of blocks of 32, from 15 % of the blocks on, where stream_x does the call. Elsewhere this kernel is next.
+bool is_for_stream_x(const CudaProblem& p, const cuda::Card& card) {
+  return p.n >= stream_x::least_tokens(p) && stream_x::supports(p) && stream_x::pays(p, card);
+}
+
 int64_t most_splits(const CudaProblem& p) { return std::min(p.slots / 2, kMaxSplits); }
 
 // It pays where other families read more than a row's operands once. b = 64, 4096 x 4096, n = 256, 25 %: 8.3 us, the
 // best other family 20.3. Families that share x among outputs win with many tokens and enough blocks of each input: b =
 // 32, n = 1024, 25 %: 51.0 us, stream_x 32.9. NOTES.md has the table behind each threshold.
-bool pays(const CudaProblem& p, const cuda::Card&) {
+bool pays(const CudaProblem& p, const cuda::Card& card) {
   const double density = p.density();
   const int64_t rows = p.output_blocks();
   if (p.n < 65 && p.block == 128) return density >= 0.05 && density < (rows >= 64 ? 0.3 : 0.15);
   if (p.n < 65) return density >= 0.08 || (p.n > 56 && p.slots > 0);
   if (p.block == 32) {
     if (p.n <= 96) return density < (rows >= 256 ? 0.6 : 0.05);
-    if (p.n < 256) return density < 0.6;
-    if (p.n == 256) return density < (rows >= 256 ? 0.15 : 0.6);
+    if (p.n <= 256) return density < 0.6 && !is_for_stream_x(p, card);
     if (p.n <= 640) return density < (rows < 64 ? 0.3 : p.n <= 448 ? 0.08 : 0.15);
     return p.n <= 2048 && density < (rows <= 32 ? 0.3 : p.n > 1024 && p.n <= 1536 ? 0.12 : 0.08);
   }

@@ -78,12 +78,15 @@ def convert(
         The model; the new layer, if the model is itself a layer.
 
     Raises:
+        TypeError: something is of another type.
         ValueError: the masks are not of this model (see `check_masks`), or there are no kernels for its device.
     """
     need("convert", "model", model, nn.Module, "a torch.nn.Module")
     if not to_number("convert", "min_speedup", min_speedup) >= 0:
         raise ValueError(f"[convert] min_speedup is {shown(min_speedup)}, needs 0 or more")
     tokens = to_count("tokens", tokens, "convert", least=1)
+    for name, what in (seen or {}).items():
+        need("convert", f"seen[{name!r}]", what, Seen, "a Seen")
     if not masks:
         return model
     targets = targets_of(model, masks, block_size)

@@ -38,6 +38,9 @@ class Seen:
     dtype: torch.dtype
     autocast: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # a list has no hash, which layers that are alike need
+
 
 @dataclass(frozen=True)
 class Timing:
