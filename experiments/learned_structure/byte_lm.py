@@ -42,9 +42,9 @@ def dense(n: int, m: int) -> nn.Module:
     return nn.Linear(n, m, bias=False)
 
 
-def sparse(density: float, block: int) -> Make:
-    """One with random blocks, an exact number of them, initialised by its true fan-in."""
-    seeds = itertools.count()
+def sparse(density: float, block: int, first: int = 0) -> Make:
+    """One with random blocks, an exact number of them, initialised by its true fan-in; seeds from `first` on."""
+    seeds = itertools.count(first)
 
     def make(n: int, m: int) -> nn.Module:
         grid = (m // block, n // block)
@@ -129,7 +129,7 @@ def prepared(arm: Arm, text: Tensor, options: argparse.Namespace, result: dict[s
         pruner = PRUNERS[arm.method](schedule, block_size=arm.block, targets=TARGETS, **extra)
         pruner.prepare(model)
         return Run(model, steps, options.rate, pruner, gates=pruner.parameters() if arm.method == "l0" else None)
-    make = dense if arm.method == "dense" else sparse(1 - arm.sparsity, arm.block)
+    make = dense if arm.method == "dense" else sparse(1 - arm.sparsity, arm.block, 1000 * options.seed)
     run = Run(ByteLM(*sizes, make).to(device), steps, options.rate)
     if arm.method in ("set", "rigl"):
         drop = bss.CosineDrop(max(1, steps * 3 // 4), frequency=FREQUENCY)
