@@ -25,6 +25,7 @@ add_library(blocksparse_objects OBJECT
   src/core/device_index.cc
   src/core/index.cc
   src/core/layout.cc
+  src/core/schedule.cc
   src/core/text.cc
   src/cpu/isa.cc
   src/cpu/pages.cc

@@ -6,6 +6,7 @@
 
 #include "core/hash.h"
 #include "core/index.h"
+#include "core/schedule.h"
 
 namespace blocksparse {
 
@@ -75,7 +76,8 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
   const auto blocks = static_cast<int64_t>(columns.size());
   const IndexSections at = index_sections(grid.out_blocks, grid.in_blocks, blocks);
   auto index = std::make_shared<std::vector<int32_t>>();
-  index->reserve(static_cast<size_t>(at.words + kCutByOutWords + kCutByInWords));  // so that it is never copied
+  const int64_t schedules = schedule_words(grid.out_blocks, grid.in_blocks);
+  index->reserve(static_cast<size_t>(at.words + schedules + kCutByOutWords + kCutByInWords));  // never copied
   index->resize(static_cast<size_t>(at.words), 0);
 
   auto* refs_by_out = reinterpret_cast<BlockRef*>(index->data() + at.by_out.refs);
@@ -112,8 +114,9 @@ std::shared_ptr<const std::vector<int32_t>> build_index(const Grid& grid, std::s
   };
   place_cut(cut_rows(row_start, grid.in_blocks, blocks), at.by_out, h.by_out);
   place_cut(cut_rows(col_start, grid.out_blocks, blocks), at.by_in, h.by_in);
-  index->resize(static_cast<size_t>(at.words + (h.by_out.splits > 0 ? kCutByOutWords : 0) +
-                                    (h.by_in.splits > 0 ? kCutByInWords : 0)));
+  const bool by_out = h.by_out.splits > 0, by_in = h.by_in.splits > 0;
+  index->resize(static_cast<size_t>(at.words + (by_out || by_in ? schedules : 0) + (by_out ? kCutByOutWords : 0) +
+                                    (by_in ? kCutByInWords : 0)));
   std::memcpy(index->data(), &h, sizeof(h));
   return index;
 }

@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "core/checks.h"
+#include "core/schedule.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -71,7 +72,7 @@ Result<DeviceIndexPlan> plan_device_index(const LayoutView::Sizes& sizes) {
   plan.by_out = side(at.by_out, rows, columns, at.by_in.starts);
   plan.by_in = side(at.by_in, columns, rows, at.out_of);
   plan.out_of = at.out_of;
-  plan.words = at.words + kCutByOutWords + kCutByInWords;
+  plan.words = at.words + schedule_words(rows, columns) + kCutByOutWords + kCutByInWords;
   plan.workspace_words = next;
   return plan;
 }

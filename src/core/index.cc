@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "core/checks.h"
+#include "core/schedule.h"
 #include "core/text.h"
 
 namespace blocksparse {
@@ -86,12 +87,11 @@ Result<LayoutView> LayoutView::from_index(std::span<const int32_t> index) {
                    h.version);
   }
   const bool counts_ok = h.out_blocks >= 0 && h.in_blocks >= 0 && h.blocks >= 0 && is_block_size(h.block_size);
-  int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
-  if (h.by_out.splits > 0) words += kCutByOutWords;
-  if (h.by_in.splits > 0) words += kCutByInWords;
   const bool room = h.hash[0] == 0 && h.hash[1] == 0;  // a card made it, and a card always leaves room for both
-  if (words >= 0 && room)
-    words = index_sections(h.out_blocks, h.in_blocks, h.blocks).words + kCutByOutWords + kCutByInWords;
+  const bool by_out = room || h.by_out.splits > 0, by_in = room || h.by_in.splits > 0;
+  int64_t words = counts_ok ? index_sections(h.out_blocks, h.in_blocks, h.blocks).words : -1;
+  if (counts_ok && (by_out || by_in)) words += schedule_words(h.out_blocks, h.in_blocks);
+  words += (by_out ? kCutByOutWords : 0) + (by_in ? kCutByInWords : 0);
   if (words != static_cast<int64_t>(index.size())) {
     return invalid("[layout] index has ", index.size(), " words, its header asks for ", words);
   }
@@ -126,11 +126,14 @@ Result<LayoutView> LayoutView::on_device(std::span<const int32_t> index, const S
     return invalid("[layout] ", sizes.blocks, " blocks of ", sizes.out_features, " x ", sizes.in_features,
                    " features are no layout");
   }
-  const int64_t words =
-      index_sections(ceil_div(sizes.out_features, b), ceil_div(sizes.in_features, b), sizes.blocks).words;
+  const int64_t rows = ceil_div(sizes.out_features, b), columns = ceil_div(sizes.in_features, b);
+  const int64_t words = index_sections(rows, columns, sizes.blocks).words;
   const int64_t more = static_cast<int64_t>(index.size()) - words;
-  constexpr int64_t kUnit = kCutByOutWords, kMostMore = kCutByOutWords + kCutByInWords;
-  if (more < 0 || more > kMostMore || more % kUnit != 0 || index.data() == nullptr) {
+  constexpr int64_t kBoth = kCutByOutWords + kCutByInWords;
+  const int64_t schedules = schedule_words(rows, columns), kMostMore = schedules + kBoth;
+  const bool right =
+      more == 0 || more == schedules + kCutByOutWords || more == schedules + kCutByInWords || more == kMostMore;
+  if (!right || index.data() == nullptr) {
     return invalid("[layout] index has ", index.size(), " words, ", sizes.blocks, " blocks of ", b, " in ",
                    sizes.out_features, " x ", sizes.in_features, " features need ", words, " to ", words + kMostMore);
   }

@@ -8,6 +8,7 @@
 //               order   [out_blocks] in which a card takes strips of rows: 0, 1, 2, ..., or as index_for_card() says
 //   by_in       five sections for in_blocks     dgrad walks columns of W: BlockRef{out block, weight}
 //   out_of      [blocks]                        out block of each weight block; wgrad's pieces are runs of blocks
+//   schedules   if a direction has splits: room for rows dealt to a card's multiprocessors, see schedule.h
 //   padding     4 words if by_out has splits, and 8 if by_in has: the length alone tells which directions are cut
 //
 // Where a section begins is a pure function of (out_blocks, in_blocks, blocks). Whoever holds a device pointer and the
@@ -29,7 +30,7 @@ struct IndexSections {
     int64_t starts, refs, pieces, splits, order;
   } by_out, by_in;
   int64_t out_of;
-  int64_t words;  // without the padding
+  int64_t words;  // without schedules and padding
 };
 
 // Aligned for reads of whole records of four words.

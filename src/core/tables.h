@@ -66,6 +66,6 @@ struct Header {
 static_assert(sizeof(Header) == 32 * sizeof(int32_t));
 
 inline constexpr int32_t kIndexMagic = 0x58495342;  // "BSIX"
-inline constexpr int32_t kIndexVersion = 4;
+inline constexpr int32_t kIndexVersion = 5;
 
 }  // namespace blocksparse

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..layout import HostLayout
 
 HEADER, HASH, COUNTS = 32, 10, (12, 15)  # words of the header, and which of them hold the hash, and counts of each side
+RESERVED = 18  # the first of the words of the header that are 0 on the host
 PADDING = 12  # words at the end: all directions may be cut
 MOST_SLOTS, MOST_SPLITS, FEW_SLICES, FEW_SLICES_CAPS = 512, 256, 8, 16  # src/core/tables.h
 KEY_STEP = 1 << 27
@@ -38,7 +39,7 @@ class Sections(NamedTuple):
     by_out: Side
     by_in: Side
     out_of: int
-    words: int
+    words: int  # without schedules and padding
 
 
 def sections_of(rows: int, columns: int, blocks: int) -> Sections:
@@ -57,10 +58,20 @@ def sections_of(rows: int, columns: int, blocks: int) -> Sections:
     return Sections(by_out, by_in, place(blocks), end)
 
 
+def schedule_words(rows: int, columns: int) -> int:
+    """Words between the sections and the padding, 0 here: `schedule_words` of src/core/schedule.h."""
+    numbers = 0  # of 16 bits
+    for n in (rows, columns):
+        for groups in (132, 66, 33, 16):
+            waves = -(-3 * -(-n // groups) // 2) + 2
+            numbers += groups * waves if n >= groups and waves <= 32 else 0
+    return -(-numbers // 32) * 16
+
+
 def tables_to_change(layout: HostLayout, device: torch.device) -> Tensor:
-    """int32 words on a device for `write_tables`, as a card makes them: without a hash, with all padding."""
-    words = layout.index()
-    whole = np.zeros(sections_of(*layout.grid, layout.blocks).words + PADDING, np.int32)
+    """int32 words on a device for `write_tables`, as a card makes them: without a hash, with all room."""
+    words, grid = layout.index(), layout.grid
+    whole = np.zeros(sections_of(*grid, layout.blocks).words + schedule_words(*grid) + PADDING, np.int32)
     whole[: words.size] = words
     whole[HASH : HASH + 2] = 0
     with torch.inference_mode(False):  # tensors made in that mode are of no use for training later
@@ -80,6 +91,7 @@ def write_tables(words: Tensor, places: Tensor, grid: tuple[int, int]) -> None:
     at = sections_of(*grid, blocks)
     rows, columns, weights = places // grid[1], places % grid[1], torch.arange(blocks, device=places.device)
     by_column, order = columns.sort(stable=True)
+    words[RESERVED:HEADER].zero_()  # no mask was wrong, and no rows are dealt
     words[at.out_of : at.out_of + blocks] = rows.int()
     _write_side(words, at.by_out, COUNTS[0], rows, columns, weights)
     _write_side(words, at.by_in, COUNTS[1], by_column, rows[order], order)

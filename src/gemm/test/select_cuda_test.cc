@@ -149,7 +149,10 @@ TEST(SelectCuda, SomeHundredTokensHaveOneOnHopper) {
   EXPECT_EQ(many_rows(12288, 0.1), "row_wgmma");
   EXPECT_EQ(many_rows(12285, 0.25), "row_wgmma") << "stream_x takes whole blocks of inputs";
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024; }), "row_wgmma");
-  EXPECT_NE(but([](CudaProblem& o) { o.n = 1024, o.blocks = 3000; }), "row_wgmma");
+  EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024, o.blocks = 3000; }), "row_wgmma") << "10 %";
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 1024, o.blocks = 4000; }), "row_wgmma") << "13 %";
+  EXPECT_NE(but([](CudaProblem& o) { o.n = 1024, o.inputs *= 2, o.outputs *= 2, o.blocks = 12000; }), "row_wgmma")
+      << "10 % of many rows";
   EXPECT_EQ(but([](CudaProblem& o) { o.n = 1024, o.inputs = o.outputs = 992, o.blocks = 230; }), "row_wgmma")
       << "few rows";
   EXPECT_NE(but([](CudaProblem& o) { o.n = 2049; }), "row_wgmma");
@@ -228,6 +231,30 @@ TEST(SelectCuda, FewFeaturesOfLargeBlocksAreReadForEachBlock) {
   EXPECT_EQ(of(4096, 2048, 20), "wgmma") << "x and y do not stay in L2";
   EXPECT_EQ(of(16385, 128, 2), "wgmma") << "not measured";
   EXPECT_EQ(of(12544, 256, 16, 32), "w_in_smem");
+}
+
+TEST(SelectCuda, RowsOfLayoutsWithHubsAreDealt) {
+  const CudaProblem hubs{
+      .dtype = DType::bf16, .block = 64, .n = 256, .inputs = 18432, .outputs = 18432, .blocks = 2448, .slots = 153};
+  const auto dealt = [&](auto change, int32_t multiprocessors = 132) {
+    CudaProblem p = hubs;
+    change(p);
+    const cuda::Card card{.arch = 90, .multiprocessors = multiprocessors};
+    return row_wgmma::is_dealt(p, row_wgmma::tokens_of_tile(p, card), card);
+  };
+  EXPECT_TRUE(dealt([](CudaProblem&) {}));
+  EXPECT_TRUE(dealt([](CudaProblem& p) { p.n = 512; }));
+  EXPECT_TRUE(dealt([](CudaProblem& p) { p.n = 1024; })) << "8 tiles";
+  EXPECT_FALSE(dealt([](CudaProblem& p) { p.n = 2048; })) << "x is larger than L2";
+  EXPECT_FALSE(dealt([](CudaProblem& p) { p.n = 192; })) << "3 tiles";
+  EXPECT_FALSE(dealt([](CudaProblem& p) { p.n = 64; })) << "slices are jobs of their own";
+  EXPECT_FALSE(dealt([](CudaProblem& p) { p.slots = 0; }));
+  EXPECT_FALSE(dealt([](CudaProblem& p) { p.block = 128; }));
+  EXPECT_FALSE(dealt([](CudaProblem&) {}, 114)) << "another card's groups";
+  CudaProblem small = hubs;
+  small.block = 32, small.n = 128, small.blocks = 9792, small.slots = 502;
+  EXPECT_EQ(row_wgmma::tokens_of_tile(small, kH200), 128) << "there are no kernels for dealt rows in tiles of 64";
+  EXPECT_TRUE(row_wgmma::is_dealt(small, 128, kH200));
 }
 
 TEST(SelectCuda, StreamXHasShortTilesInOneWave) {

@@ -95,6 +95,12 @@ class ConvData {
   const Tensor& dy() const { return dy_.tensor; }
   const Tensor& weights() const { return w_.tensor; }
   const Tensor& output() const { return y_.tensor; }
+  // All bytes of the outputs, the gates' gradient with them.
+  gemm::Bytes output_bits() const {
+    gemm::Bytes bits = y_.bytes;
+    bits.insert(bits.end(), dgates_.bytes.begin(), dgates_.bytes.end());
+    return bits;
+  }
   const LayoutView& view() const { return view_; }  // where the problem lies
   const void* weights_on_device() const { return placed(w_).data; }
 

@@ -127,6 +127,12 @@ class LinearData {
   Tensor placed(const Tensor& tensor) const;
   const void* weights_on_device() const { return placed(w_).data; }
   const Tensor& output() const { return y_.tensor; }
+  // All bytes of the outputs, the gates' gradient with them.
+  Bytes output_bits() const {
+    Bytes bits = y_.bytes;
+    bits.insert(bits.end(), dgates_.bytes.begin(), dgates_.bytes.end());
+    return bits;
+  }
 
   LinearData(LinearData&&) = default;
   LinearData(const LinearData&) = delete;

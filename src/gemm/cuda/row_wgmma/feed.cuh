@@ -21,30 +21,37 @@ struct Args {
   CUtensorMap x, w, w_last;  // w_last: of blocks of inputs that are not whole; what lies beyond is 0
   DeviceWalk walk;
   int32_t jobs;
-  int32_t waves;  // jobs of a thread block
+  int32_t waves;  // jobs of a thread block, if they are not dealt
   // Neighbouring jobs are the tiles of tokens of a row of blocks or, rows_inside, the rows of a tile.
   cuda::Divider inside;
   bool rows_inside;
   int32_t last_input;  // the block of inputs that is not whole; -1: none
   bool cut;            // some rows are several pieces
   float* partial;      // [slots][n][block]: sums of slices. null: rows are walked whole
-  bool early;          // what the kernel in front has not written may be read before it is complete
-  bool plain;          // sums are stored as they are
+  // Whole rows as index_for_card() has dealt them to groups of 2^log2_tiles thread blocks: core/schedule.h.
+  const uint16_t* schedule;
+  const int32_t* scheduled;  // has the bits `direction` if they are there, which tables made by a card have not
+  int32_t direction, groups, schedule_waves, log2_tiles;
+  bool early;  // what the kernel in front has not written may be read before it is complete
+  bool plain;  // sums are stored as they are
   int32_t n;
   int64_t outputs;
   Finish finish;
 };
 
-template <class T, int Block, int Tokens, bool ByIn>
+template <class T, int Block, int Tokens, bool ByIn, bool Dealt>
 struct Kernel {
   using Element = T;
   static constexpr int block = Block, tokens = Tokens;
   static constexpr bool by_in = ByIn;
+  // May have jobs that were dealt. Kernels of their own: with that code all others took up to 6 % longer.
+  static constexpr bool dealt = Dealt;
   static constexpr int kDepth = Block < 64 ? Block : 64;  // inputs of a stage
   static constexpr int kSteps = Block / kDepth;           // stages of a block
   static constexpr int kXBytes = Tokens * kDepth * 2, kWBytes = Block * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  static constexpr int kStoreBytes = 64 * Block * 2;  // of a warpgroup: 64 tokens on their way to y
+  // Of a warpgroup: 64 tokens on their way to y. Rows of 32 outputs go there from registers.
+  static constexpr int kStoreBytes = Block < 64 ? 0 : 64 * Block * 2;
   static constexpr int kRoom = (224 * 1024 - 2 * kStoreBytes) / kStageBytes;
   static constexpr int kStages = kRoom < 32 ? kRoom : 32;
   static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStoreBytes;
@@ -77,14 +84,27 @@ struct Job {
 
 // The jobs of this thread block, a wave each: longest first, there and back, so that who begins with a long list ends
 // with a short one. The last wave, which may not be for all, goes back in any case: its jobs are for those who have had
-// less. 288 rows of random blocks, two tiles: the most that one has is 1.15 of the mean, there and back 1.29.
+// less. 288 rows of random blocks, two tiles: the most that one has is 1.15 of the mean, there and back 1.29. Hubs
+// need more: where rows were dealt, a thread block takes its tile of each row that its group has.
+template <class K>
 class Jobs {
  public:
-  __device__ explicit Jobs(const Args& p) : p_(p) {}
+  __device__ explicit Jobs(const Args& p) : p_(p) {
+    if constexpr (K::dealt) {
+      if ((*p.scheduled & p.direction) == 0) return;
+      const int group = static_cast<int>(blockIdx.x) >> p.log2_tiles;
+      if (lane() < p.schedule_waves) row_ = p.schedule[lane() * p.groups + group];
+      dealt_ = __popc(__ballot_sync(~0u, row_ > 0));
+    }
+  }
+
+  __device__ int waves() const { return K::dealt && dealt_ > 0 ? dealt_ : p_.waves; }
 
   // None: there are no more, or it is a later slice of a row that is done with the first one.
-  template <class K>
   __device__ Job find(int wave) const {
+    if constexpr (K::dealt) {
+      if (dealt_ > 0) return dealt(wave);
+    }
     const int grid = static_cast<int>(gridDim.x), place = static_cast<int>(blockIdx.x);
     const bool there = wave == 0 || (wave % 2 == 0 && wave + 1 < p_.waves);
     const int index = wave * grid + (there ? place : grid - 1 - place), outer = p_.inside.quotient(index);
@@ -99,14 +119,21 @@ class Jobs {
   }
 
   // The stages that a job takes.
-  template <class K>
   __device__ int stages_of(const Job& job) const {
     return __shfl_sync(~0u, job.last - job.first, 0) *
            K::kSteps;  // the same in all lanes, as wgmma's conditions want it
   }
 
  private:
+  __device__ Job dealt(int wave) const {
+    if (wave >= dealt_) return {};
+    const int row = __shfl_sync(~0u, row_, wave) - 1, tile = static_cast<int>(blockIdx.x) & ((1 << p_.log2_tiles) - 1);
+    return {p_.walk.starts[row], p_.walk.starts[row + 1], row, tile * K::tokens, -1};
+  }
+
   const Args& p_;
+  int row_ = 0;    // 1 + the row that this thread block takes in the wave that is the lane
+  int dealt_ = 0;  // how many of them it takes; 0: they are not dealt
 };
 
 // A warp that fills every so many stages of the ring: all see all jobs.
@@ -127,12 +154,12 @@ class Feeder {
   template <bool Ragged>
   __device__ void run_in() {
     // What is next comes from memory while this is sent.
-    Job job = jobs_.find<K>(0), next = jobs_.find<K>(1);
+    Job job = jobs_.find(0), next = jobs_.find(1);
     Batch batch = fetch(job, job.first);
     if (p_.early) begin_early<Ragged>(job, batch);
-    for (int wave = 0; wave < p_.waves; ++wave) {
+    for (int wave = 0; wave < jobs_.waves(); ++wave) {
       const Batch of_next = fetch(next, next.first);
-      const Job after = jobs_.find<K>(wave + 2);
+      const Job after = jobs_.find(wave + 2);
       send<Ragged>(job, batch);
       job = next, batch = of_next, next = after;
     }
@@ -214,7 +241,7 @@ class Feeder {
   }
 
   const Args& p_;
-  Jobs jobs_;
+  Jobs<K> jobs_;
   Shared<K>& shared_;
   uint32_t stages_;
   int ahead_;  // stages from the next one that anybody fills to the next that is this warp's

@@ -12,8 +12,12 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 
 #include "core/ceil_div.h"
+#include "core/index.h"
+#include "core/schedule.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/warpgroup.h"
@@ -56,18 +60,18 @@ class Consumer {
       : p_(p), jobs_(p), shared_(shared), stages_(stages), warpgroup_(warpgroup) {}
 
   __device__ void run() {
-    Job job = jobs_.find<K>(warpgroup_);
-    if (warpgroup_ == 1) skip(jobs_.find<K>(0));
-    for (int wave = warpgroup_; wave < p_.waves; wave += 2) {
+    Job job = jobs_.find(warpgroup_);
+    if (warpgroup_ == 1) skip(jobs_.find(0));
+    for (int wave = warpgroup_; wave < jobs_.waves(); wave += 2) {
       // These loads from memory overlap this job's products.
-      const Job others = jobs_.find<K>(wave + 1), next = jobs_.find<K>(wave + 2);
-      const int stages = jobs_.stages_of<K>(job);
+      const Job others = jobs_.find(wave + 1), next = jobs_.find(wave + 2);
+      const int stages = jobs_.stages_of(job);
       // Jobs are begun in turn. A warpgroup that is laps behind would take a stage's barrier for that of two laps
       // before.
       if (wave > 0) ptx::bar_sync(kTurn + warpgroup_, 256);
       Sums<K> sums{};
       walk(stages, sums);
-      if (wave + 1 < p_.waves) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
+      if (wave + 1 < jobs_.waves()) ptx::bar_arrive(kTurn + (warpgroup_ ^ 1), 256);
       complete();
       if (p_.early && wave == warpgroup_) ptx::griddepcontrol_wait();  // y and what the epilogue reads
       if (job.to >= 0)
@@ -80,7 +84,7 @@ class Consumer {
  private:
   static constexpr int kTurn = 1;  // named barriers: kTurn + the warpgroup whose turn it is
 
-  __device__ void skip(const Job& job) { place_.skip(jobs_.stages_of<K>(job), K::kStages); }
+  __device__ void skip(const Job& job) { place_.skip(jobs_.stages_of(job), K::kStages); }
 
   // A stage is given back when the next one is in the tensor cores.
   __device__ void walk(int stages, Sums<K>& sums) {
@@ -102,7 +106,7 @@ class Consumer {
   }
 
   const Args& p_;
-  Jobs jobs_;
+  Jobs<K> jobs_;
   Shared<K>& shared_;
   uint32_t stages_;
   int warpgroup_;
@@ -167,20 +171,42 @@ Status make_maps(const Product& p, Args& args) {
 
 // Calls body.template operator()<K>() with the kernel type K.
 template <class T, class Body>
-Status with_kernel(int64_t block, int tokens, bool by_in, Body body) {
-  const auto of_kind = [&]<int Block, bool ByIn>() {
-    if (tokens == 64) return body.template operator()<Kernel<T, Block, 64, ByIn>>();
+Status with_kernel(int64_t block, int tokens, bool by_in, bool dealt, Body body) {
+  const auto of_kind = [&]<int Block, bool ByIn, bool Dealt>() {
     if constexpr (Block == 32) {
-      if (tokens == 256) return body.template operator()<Kernel<T, Block, 256, ByIn>>();
+      if (tokens == 256) return body.template operator()<Kernel<T, Block, 256, ByIn, Dealt>>();
     }
-    return body.template operator()<Kernel<T, Block, 128, ByIn>>();
+    if constexpr (may_be_dealt(Block, 64) || !Dealt) {
+      if (tokens == 64) return body.template operator()<Kernel<T, Block, 64, ByIn, Dealt>>();
+    }
+    return body.template operator()<Kernel<T, Block, 128, ByIn, Dealt>>();
   };
   const auto of_block = [&]<int Block>() {
-    return by_in ? of_kind.template operator()<Block, true>() : of_kind.template operator()<Block, false>();
+    if constexpr (may_be_dealt(Block, 128)) {
+      if (dealt) {
+        return by_in ? of_kind.template operator()<Block, true, true>()
+                     : of_kind.template operator()<Block, false, true>();
+      }
+    }
+    return by_in ? of_kind.template operator()<Block, true, false>()
+                 : of_kind.template operator()<Block, false, false>();
   };
   return block == 32   ? of_block.template operator()<32>()
          : block == 64 ? of_block.template operator()<64>()
                        : of_block.template operator()<128>();
+}
+
+// Says where the schedule is, if there is one for so many tiles.
+inline void find_schedule(const Product& p, const CudaProblem& problem, int64_t tiles, Args& args) {
+  const int64_t rows = problem.output_blocks(), others = problem.input_blocks();
+  const ScheduleShape shape = schedule_shape(rows, static_cast<int32_t>(tiles));
+  const auto words = index_sections(p.by_in ? others : rows, p.by_in ? rows : others, problem.blocks).words;
+  const auto* numbers = reinterpret_cast<const uint16_t*>(p.layout.index + words);
+  args.schedule = numbers + (p.by_in ? schedule_numbers(others) : 0) + shape.at;
+  args.scheduled = p.layout.index + offsetof(Header, reserved) / sizeof(int32_t) + kScheduled;
+  args.direction = p.by_in ? 2 : 1;
+  args.groups = shape.groups, args.schedule_waves = shape.waves;
+  args.log2_tiles = static_cast<int32_t>(std::bit_width(static_cast<uint64_t>(tiles))) - 1;
 }
 
 template <class T>
@@ -190,7 +216,9 @@ Status launch(const Product& p, const CudaCall& call) {
   const bool cut = problem.slots > 0, sliced = cut && adds_slices(problem);
   const int64_t tiles = ceil_div(p.x.n, tokens), rows = problem.output_blocks() + problem.slots, jobs = rows * tiles;
   const bool rows_inside = takes_rows_inside(problem);
-  const int64_t grid = std::min<int64_t>(jobs, call.card.multiprocessors);
+  const bool dealt = is_dealt(problem, tokens, call.card);
+  const int64_t grid = dealt ? tiles * schedule_shape(problem.output_blocks(), static_cast<int32_t>(tiles)).groups
+                             : std::min<int64_t>(jobs, call.card.multiprocessors);
   Args args{.x = {},
             .w = {},
             .w_last = {},
@@ -202,12 +230,19 @@ Status launch(const Product& p, const CudaCall& call) {
             .last_input = p.x.features % problem.block == 0 ? -1 : static_cast<int32_t>(problem.input_blocks() - 1),
             .cut = cut,
             .partial = sliced ? static_cast<float*>(call.workspace.data) : nullptr,
+            .schedule = nullptr,
+            .scheduled = nullptr,
+            .direction = 0,
+            .groups = 0,
+            .schedule_waves = 0,
+            .log2_tiles = 0,
             .early = p.x_is_last,
             .plain = without_epilogue(p),
             .n = static_cast<int32_t>(p.x.n),
             .outputs = p.y.features,
             .finish = {matrix_of<T>(p.y), matrix_of<T>(p.residual), p.bias, p.activation}};
-  return with_kernel<T>(problem.block, tokens, p.by_in, [&]<class K>() {
+  if (dealt) find_schedule(p, problem, tiles, args);
+  return with_kernel<T>(problem.block, tokens, p.by_in, dealt, [&]<class K>() {
     BS_RETURN_IF_ERROR(make_maps<K>(p, args));
     BS_RETURN_IF_ERROR(cuda::launch({.blocks = grid,
                                      .threads = K::kThreads,
@@ -227,13 +262,17 @@ Status launch(const Product& p, const CudaCall& call) {
 
 template <class T>
 Status prepare() {
+  const auto of = [](int64_t block, int tokens, bool by_in, bool dealt) {
+    return with_kernel<T>(block, tokens, by_in, dealt, [&]<class K>() {
+      BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
+      return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
+    });
+  };
   for (const int tokens : {64, 128, 256}) {
     for (const int block : {32, 64, 128}) {
       for (const bool by_in : {false, true}) {
-        BS_RETURN_IF_ERROR(with_kernel<T>(block, tokens, by_in, [&]<class K>() {
-          BS_RETURN_IF_ERROR(cuda::prepare_for_many(row_wgmma_combine<T, K::block>, 0));
-          return cuda::prepare_for_many(row_wgmma_product<K>, K::kSharedBytes);
-        }));
+        BS_RETURN_IF_ERROR(of(block, tokens, by_in, false));
+        if (may_be_dealt(block, tokens)) BS_RETURN_IF_ERROR(of(block, tokens, by_in, true));
       }
     }
   }

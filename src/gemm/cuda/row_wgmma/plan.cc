@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/schedule.h"
 #include "core/tables.h"
 #include "gemm/cuda/stream_x/plan.h"
 
@@ -23,13 +24,15 @@ int64_t least_tokens(const CudaProblem& p) { return p.block == 64 ? 48 : p.block
 
 // Larger tiles read W less often. A tile size pays if it leaves a job and a half for every SM, or six if rows are
 // uneven. 4096 x 4096, b = 32, 10 %, n = 1024, H100: 30.3 us with 64 tokens, 22.9 with 256. NOTES.md has the other
-// sizes. With b = 128, tiles of 256 tokens do not fit.
+// sizes. With b = 128, tiles of 256 tokens do not fit. Dealt rows are even, and b = 32 has kernels for them from 128
+// on.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card) {
   const int64_t half_jobs = p.slots > 0 ? 12 : 3;  // of an SM: uneven rows need more jobs to even out
   const auto pays = [&](int64_t tokens) {
     return p.n > tokens / 2 && 2 * p.output_blocks() * ceil_div(p.n, tokens) >= half_jobs * card.multiprocessors;
   };
   if (p.block == 32 && pays(256)) return 256;
+  if (p.block == 32 && is_dealt(p, 128, card)) return 128;
   return pays(128) ? 128 : 64;
 }
 
@@ -40,6 +43,14 @@ bool adds_slices(const CudaProblem& p) {
   constexpr int64_t kMultiprocessors = 132, kMostOfMean = 4;
   const int64_t tiles = ceil_div(p.n, int64_t{64});
   return p.n <= kMostTokensOfSlices && p.input_blocks() * kMultiprocessors > kMostOfMean * p.blocks * tiles;
+}
+
+bool is_dealt(const CudaProblem& p, int64_t tokens, const cuda::Card& card) {
+  constexpr int64_t kMostBytes = 64 << 20;  // of x: all tiles of a row are read at once
+  const int64_t tiles = ceil_div(p.n, tokens);
+  return p.slots > 0 && !adds_slices(p) && may_be_dealt(p.block, tokens) && tiles <= 8 &&
+         card.multiprocessors == kScheduleSms && p.n * p.inputs * 2 <= kMostBytes &&
+         schedule_shape(p.output_blocks(), static_cast<int32_t>(tiles)).waves > 0;
 }
 
 // Whether x stays in L2 and is read for few blocks. Then reading it once for each block takes less time than the tables
@@ -69,10 +80,10 @@ bool pays(const CudaProblem& p, const cuda::Card& card) {
   if (p.n < 65 && p.block == 128) return density >= 0.05 && density < (rows >= 64 ? 0.3 : 0.15);
   if (p.n < 65) return density >= 0.08 || (p.n > 56 && p.slots > 0);
   if (p.block == 32) {
-    if (p.n <= 96) return density < (rows >= 256 ? 0.6 : 0.05);
+    if (p.n < 96) return density < (rows >= 256 ? 0.6 : 0.05);
     if (p.n <= 256) return density < 0.6 && !is_for_stream_x(p, card);
     if (p.n <= 640) return density < (rows < 64 ? 0.3 : p.n <= 448 ? 0.08 : 0.15);
-    return p.n <= 2048 && density < (rows <= 32 ? 0.3 : p.n > 1024 && p.n <= 1536 ? 0.12 : 0.08);
+    return p.n <= 2048 && density < (rows <= 32 ? 0.3 : rows < 256 ? 0.12 : 0.08);
   }
   if (p.n <= 512) return true;
   if (p.n <= 1024) return density < 0.05 || p.outputs <= 6144;

@@ -20,6 +20,12 @@ int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card);
 // whole.
 bool adds_slices(const CudaProblem& p);
 
+// Whether there are kernels for jobs that were dealt, of such blocks and tiles.
+constexpr bool may_be_dealt(int64_t block, int64_t tokens) { return block == 64 || (block == 32 && tokens >= 128); }
+
+// Whether thread blocks take whole rows as they were dealt when the layout moved to the card.
+bool is_dealt(const CudaProblem& p, int64_t tokens, const cuda::Card& card);
+
 // Whether neighbouring jobs are the rows of one tile of tokens, as pays if x is larger than L2. Otherwise they are the
 // tiles of one row. ba(288,3,blocks=2448), b = 64, H100: 1024 tokens 81 us instead of 87, 2048 tokens 164 instead of
 // 237; rows of about equal length, 1024 tokens: 79 us instead of 77.

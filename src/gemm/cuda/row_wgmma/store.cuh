@@ -27,7 +27,8 @@ class Storer {
     if (job_.slot >= 0) return leave_slice(sums);
     if (!p_.plain) finish(sums);
     const DeviceMatrix& y = p_.finish.y;
-    if (y.features_contiguous() && y.aligned && p_.outputs % 8 == 0) store_rows(sums);
+    const bool in_rows = K::kStoreBytes > 0 && y.features_contiguous() && y.aligned && p_.outputs % 8 == 0;
+    if (in_rows) store_rows(sums);
     else if (y.features_contiguous()) store_in<false>(sums);
     else store_in<true>(sums);
   }
