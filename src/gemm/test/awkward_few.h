@@ -52,8 +52,6 @@ inline constexpr const char* kAwkwardFewTokens[] = {
     "linear:fprop f16 n=200 b=32 ba(200,4) seed=29",
     "linear:dgrad bf16 n=300 b=32 ba(200,4) seed=30",
     "linear:fprop bf16 n=129 b=32 random(40,300,0.002) seed=36 full_row=17",
-    "linear:fprop bf16 n=250 b=64 ba(150,4) seed=70 out=9570 bias",  // jobs are dealt by their lengths
-    "linear:dgrad f16 n=200 b=32 ba(140,4) seed=71 full_col=3 empty_col=5 y=first",
     "linear:dgrad f16 n=130 b=32 ba(90,10) seed=37",
     "linear:fprop bf16 n=70 b=32 ba(150,12) seed=38 bias act=gelu",
     "linear:fprop f16 n=260 b=32 random(20,300,0.02) seed=39 full_row=3 empty_row=2 y=first out=637",

@@ -99,6 +99,8 @@ constexpr const char* kProblems[] = {
     // Rows that are dealt: 8 tiles, tiles of 128 and 256 tokens, and inputs that are no multiple of a block.
     "linear:fprop bf16 n=500 b=64 ba(90,6)",
     "linear:dgrad bf16 n=250 b=64 ba(150,4) out=9570",
+    "linear:fprop bf16 n=250 b=64 ba(150,4) out=9570 bias",
+    "linear:dgrad f16 n=200 b=32 ba(140,4) full_col=3 empty_col=5 y=first",
     "linear:fprop f16 n=512 b=32 ba(420,4) bias",
     "linear:fprop f16 n=256 b=64 ba(400,4)",
 };
