@@ -9,6 +9,7 @@
 namespace blocksparse {
 
 // Words of Header::reserved: 1 if the mask holds another number of blocks than announced, and the number that it holds.
+// The next word is kScheduled of schedule.h.
 inline constexpr int kWrongBlocks = 0, kFoundBlocks = 1;
 
 // One direction: the rows of W or its columns.

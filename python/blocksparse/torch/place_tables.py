@@ -15,6 +15,7 @@ from torch import Tensor
 from ..layout import HostLayout
 
 HEADER, HASH, COUNTS = 32, 10, (12, 15)  # words of the header, and which of them hold the hash, and counts of each side
+SCHEDULE_GROUPS, MOST_SCHEDULE_WAVES = (132, 66, 33, 16), 32  # src/core/schedule.h
 RESERVED = 18  # the first of the words of the header that are 0 on the host
 PADDING = 12  # words at the end: all directions may be cut
 MOST_SLOTS, MOST_SPLITS, FEW_SLICES, FEW_SLICES_CAPS = 512, 256, 8, 16  # src/core/tables.h
@@ -62,9 +63,9 @@ def schedule_words(rows: int, columns: int) -> int:
     """Words between the sections and the padding, 0 here: `schedule_words` of src/core/schedule.h."""
     numbers = 0  # of 16 bits
     for n in (rows, columns):
-        for groups in (132, 66, 33, 16):
+        for groups in SCHEDULE_GROUPS:
             waves = -(-3 * -(-n // groups) // 2) + 2
-            numbers += groups * waves if n >= groups and waves <= 32 else 0
+            numbers += groups * waves if n >= groups and waves <= MOST_SCHEDULE_WAVES else 0
     return -(-numbers // 32) * 16
 
 

@@ -2,13 +2,13 @@
 //   x [n, inputs]   w [blocks, b, b]   y [n, outputs]   16-bit elements, sums in f32; y also features-first
 // Who does what
 //   grid      a thread block an SM. A job is a row of blocks, or a slice of a cut one, and 64, 128 or 256 tokens. Each
-//             thread block takes job after job, longest first, there and back
+//             thread block takes job after job, longest first, there and back; with hubs, as rows have been dealt
 //   load      two warps fill a ring of stages, across the borders of jobs. A stage is a box of x and the block of
 //             W that meets it (b = 128: half of it). In a chain where only x is new, tables and W are read before x is
 //             waited for
 //   compute   wgmma by two warpgroups, a job each in turn: tokens are its rows, outputs its columns
-//   finish    through shared memory, while the other warpgroup multiplies. A second kernel adds the slices of cut rows
-//             (store.cuh)
+//   finish    through shared memory, or from registers if b = 32, while the other warpgroup multiplies. A second kernel
+//             adds the slices of cut rows (store.cuh)
 #pragma once
 
 #include <algorithm>
