@@ -23,6 +23,8 @@ CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WHEEL_CUDA ?= AUTO
 # What tests compile for. Without a card, PTX does for the older ones: nothing would run what ptxas makes of it.
 CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
+# Whether nvcc only checks what tests compile, and leaves it slow. With a card the tests run what users get.
+QUICK_NVCC ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
 # Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
 FRAMEWORKS ?= tensorflow
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -56,7 +58,7 @@ test: test-cpp
 test-cpp: $(VENV)/.tools
 	scripts/install_gtest.sh
 	$(call step,building the library and its tests)
-	cmake --preset ci "-DBLOCKSPARSE_CUDA_ARCHITECTURES=$(CARDS)"
+	cmake --preset ci "-DBLOCKSPARSE_CUDA_ARCHITECTURES=$(CARDS)" -DBLOCKSPARSE_QUICK_NVCC=$(QUICK_NVCC)
 	cmake --build --preset ci --parallel $(JOBS)
 	$(call step,C and C++ tests)
 	ctest --preset ci --parallel $(JOBS)
