@@ -21,10 +21,10 @@ inline uint16_t float_to_bf16(float value) {
 
 inline float f16_to_float(uint16_t bits) {
   const float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
-  const int exponent = bits >> 10 & 31;
-  const auto fraction = static_cast<float>(bits & 1023);
+  const uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
   if (exponent == 31) return fraction == 0 ? sign * INFINITY : NAN;
-  return exponent == 0 ? sign * std::ldexp(fraction, -24) : sign * std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 0) return sign * static_cast<float>(fraction) * 0x1p-24f;
+  return sign * std::bit_cast<float>((exponent + 127 - 15) << 23 | fraction << 13);
 }
 
 inline uint16_t float_to_f16(float value) {
