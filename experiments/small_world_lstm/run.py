@@ -4,10 +4,11 @@
     python experiments/small_world_lstm/run.py configs/h200.json --text imdb.txt --out out/small_world --device cuda
 
 The same command goes on after a stop: runs continue from their last checkpoint, those with a result are left alone.
+With --minutes it stops by itself, as on Ctrl-C, and writes one.
 Where a configuration has rates, each arm is first trained with each of them on the first seed, for a tenth of the
-length. If it says how many `trials` an arm has, others follow until the best lies inside, as many for each arm; then
-so for its warm-ups and ends of the cosine, if there are several. What chooses is a part of the text of its own; what
-is reported is of another.
+length or the configuration's `sweep_epochs`. If it says how many `trials` an arm has, others follow until the best lies
+inside, as many for each arm; then so for its warm-ups and ends of the cosine, if there are several. What chooses is a
+part of the text of its own; what is reported is of another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import platform
 import sys
 import time
@@ -32,6 +34,7 @@ from blocksparse import __version__, cpu_isa
 from blocksparse.models.bars import bytes_bar
 from blocksparse.models.language import ModelConfig, TrainConfig, Trainer, read_text, train
 from blocksparse.models.loop import Diverged
+from blocksparse.models.stopping import Stopped, stop_on_signals
 
 HERE = Path(__file__).parent
 
@@ -154,7 +157,7 @@ def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, An
 
 
 def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
-    """Trains it to the end, from its last checkpoint if there is one; its line of results."""
+    """Trains it to the end, from its last checkpoint if there is one; its line of results. Raises Stopped."""
     folder = options.out / run.name
     trainer = Trainer(run.model, run.training, texts.train, options.device)
     last = folder / "last.safetensors"
@@ -165,7 +168,7 @@ def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[st
     streams = config.get("choose_streams", config["valid_streams"])
     try:
         with bytes_bar(training.updates * training.batch * training.steps, trainer.bytes_seen) as done:
-            train(
+            ended = train(
                 trainer,
                 folder,
                 texts.choose,
@@ -173,12 +176,15 @@ def trained(run: Run, texts: Texts, options: argparse.Namespace, config: dict[st
                 evaluate_every=evaluate_every(config, run),
                 streams=streams,
                 report=lambda entry: done(entry["bytes"], f"{entry['train']:.3f} bits/byte"),
+                stop=options.stop,
             )
     except Diverged as error:
         if not run.sweep:
             raise
         print(f"{run.name}: {error}", flush=True)
         return {**line, "diverged": True}
+    if not ended:
+        raise Stopped(f"{run.name} stopped at update {trainer.update} of {training.updates}: the same command goes on")
     log = [json.loads(text) for text in (folder / "log.jsonl").read_text().splitlines()]
     line |= {"choose": log[-1]["valid"], "seconds": log[-1]["seconds"], "bytes": log[-1]["bytes"]}
     if not run.sweep:
@@ -271,6 +277,13 @@ def updates_of(epochs: float, bytes_of_text: int, training: dict[str, Any]) -> i
     return max(1, round(epochs * int(each)))
 
 
+def sweep_updates_of(config: dict[str, Any], bytes_of_text: int) -> int:
+    """Those of a trial: what the configuration says, or a tenth of a run's."""
+    if "sweep_epochs" in config:
+        return min(config["training"]["updates"], updates_of(config["sweep_epochs"], bytes_of_text, config["training"]))
+    return int(config.get("sweep_updates", max(1, config["training"]["updates"] // 10)))
+
+
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -291,8 +304,10 @@ def main() -> int:
     parser.add_argument("--rates", type=float, nargs="+", help="in place of the configuration's, of every arm")
     parser.add_argument("--trials", type=int, help="rates that are tried for an arm, at least")
     parser.add_argument("--beside-others", action="store_true", help="the device is shared, so seconds say nothing")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, to go on later")
     parser.add_argument("--threads", type=int, help="of PyTorch")
     options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
     path = options.config if options.config.exists() else HERE / options.config
     config = json.loads(path.read_text())
     options.results = options.results or HERE / "results" / f"{path.stem}.jsonl"
@@ -305,16 +320,21 @@ def main() -> int:
     epochs = options.epochs or config.get("epochs")
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])
-    tenth = max(1, config["training"]["updates"] // 10)
-    config["sweep_updates"] = options.sweep_updates or config.get("sweep_updates", tenth)
+    config["sweep_updates"] = options.sweep_updates or sweep_updates_of(config, texts.train.numel())
     config["trials"] = options.trials or config.get("trials", 0)
     arms = options.arms or list(config["arms"])
     for arm in arms:
         config["arms"][arm]["rates"] = options.rates or config["arms"][arm]["rates"]
-    chosen = choose(arms, texts, options, config)
-    for seed in [] if options.sweep_only else options.seeds or config["seeds"]:
-        for arm in arms:
-            do(run_of(config, arm, seed, chosen[arm]), texts, options, config)
+    with stop_on_signals() as asked:
+        options.stop = lambda: asked() or time.monotonic() > deadline
+        try:
+            chosen = choose(arms, texts, options, config)
+            for seed in [] if options.sweep_only else options.seeds or config["seeds"]:
+                for arm in arms:
+                    do(run_of(config, arm, seed, chosen[arm]), texts, options, config)
+        except Stopped as stopped:
+            print(stopped, flush=True)
+            return asked.status if asked() else 0
     return 0
 
 

@@ -67,6 +67,10 @@ def test_small_world_lstm(tmp_path):
     results = tmp_path / "results.jsonl"
     words = [tmp_path / "tiny.json", "--text", tmp_path / "text", "--out", tmp_path / "out", "--results", results]
     assert script("small_world_lstm/run.py", *words, "--arms", "tree").status == 2
+    stopped = script("small_world_lstm/run.py", *words, "--minutes", 0)
+    assert stopped.status == 0, stopped.stderr
+    assert "stopped at update 0 of" in stopped.stdout
+    assert not results.exists()
     first = script("small_world_lstm/run.py", *words, "--seeds", 0)
     assert first.status == 0, first.stderr
     assert script("small_world_lstm/run.py", *words).status == 0
