@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import itertools
 import json
 import math
@@ -336,7 +337,8 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8).to(options.device)
+    content = options.data.read_bytes()
+    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
     if len(text) < 3 * options.held_bytes:
         raise ValueError(f"{options.data} holds {len(text)} bytes, needs {3 * options.held_bytes} or more")
     text, options.held_out = text[: -options.held_bytes], text[-options.held_bytes :]
@@ -359,6 +361,7 @@ def main() -> int:
         "more_rate",
     )
     settings = {name: getattr(options, name) for name in names}
+    settings["text"] = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     longest = 0.0
     for arm in ARMS:

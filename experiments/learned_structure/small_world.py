@@ -10,6 +10,7 @@ of results for each arm; the same command goes on after a stop.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import platform
@@ -303,13 +304,15 @@ def main() -> int:
     """Returns the exit status."""
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    text = torch.frombuffer(bytearray(options.data.read_bytes()), dtype=torch.uint8).to(options.device)
+    content = options.data.read_bytes()
+    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
     file, done = options.out / "small_world.jsonl", []
     for row in file.read_text().splitlines() if file.exists() else []:
         with suppress(json.JSONDecodeError):  # half a line, of a run that was killed: it is made again
             done.append(json.loads(row))
     names = ("updates", "streams", "steps", "hidden", "block", "degree", "strength", "seed", "held_out")
     settings = {name: getattr(options, name) for name in names}
+    settings["text"] = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     longest = 0.0
     for arm in ARMS:

@@ -154,6 +154,7 @@ def ways(
 @torch.no_grad()
 def measure(models: dict[str, nn.Module], case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """{what: seconds of each way, best of each model}."""
+    torch._dynamo.reset()  # it compiles no more than 8 models of one class, and runs the next one eagerly
     failed: dict[str, str] = {}
     all_ways = ways(models, case, options, failed)
     taken: dict[str, list[float]] = {name: [] for name in all_ways}

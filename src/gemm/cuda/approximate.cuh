@@ -32,5 +32,17 @@ __device__ inline float approximately_activated(float z) {
   return z;
 }
 
+// The same, where an activation is not known before.
+__device__ inline float approximately_activated(Activation activation, float z) {
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: return approximately_activated<Activation::relu>(z);
+    case Activation::gelu: return approximately_activated<Activation::gelu>(z);
+    case Activation::silu: return approximately_activated<Activation::silu>(z);
+    case Activation::gelu_tanh: return approximately_activated<Activation::gelu_tanh>(z);
+  }
+  return z;
+}
+
 }  // namespace
 }  // namespace blocksparse::gemm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/number.h"
+#include "gemm/cuda/approximate.cuh"
 #include "gemm/cuda/call.h"
 
 namespace blocksparse::gemm {
@@ -63,6 +64,13 @@ __device__ inline double activated(Activation activation, double z) {
   return z;
 }
 
+// As exactly as a T can hold.
+template <class T>
+__device__ inline SumOf<T> activated_for(Activation activation, SumOf<T> z) {
+  if constexpr (sizeof(T) == 2) return approximately_activated(activation, z);
+  else return activated(activation, z);
+}
+
 // Whether an output belongs to the gate, and the feature of y that it contributes to.
 __device__ inline bool is_gate(int64_t output) { return output % (2 * kInterleaved) < kInterleaved; }
 __device__ inline int64_t feature_of(int64_t output) {
@@ -82,7 +90,7 @@ struct Finish {
 
   template <class T>
   __device__ T value(int64_t token, int64_t output, SumOf<T> sum) const {
-    return narrow<T>(activated(activation, before_activation<T>(token, output, sum)));
+    return narrow<T>(activated_for<T>(activation, before_activation<T>(token, output, sum)));
   }
 
   template <class T>
@@ -111,7 +119,7 @@ struct Finish {
       gate += widen(static_cast<const T*>(bias)[output]);
       up += widen(static_cast<const T*>(bias)[output + kInterleaved]);
     }
-    return activated(activation, gate) * up;
+    return activated_for<T>(activation, gate) * up;
   }
 
   template <class T>

@@ -59,11 +59,21 @@ class Storer {
   __device__ void finish(Sums<K>& sums) const {
     if (p_.finish.bias != nullptr) add_bias(sums);
     if (p_.finish.residual.data != nullptr) add_residual(sums);
-    if (p_.finish.activation == Activation::none) return;
+    switch (p_.finish.activation) {
+      case Activation::none: break;
+      case Activation::relu: return activate<Activation::relu>(sums);
+      case Activation::gelu: return activate<Activation::gelu>(sums);
+      case Activation::silu: return activate<Activation::silu>(sums);
+      case Activation::gelu_tanh: return activate<Activation::gelu_tanh>(sums);
+    }
+  }
+
+  template <Activation Act>
+  __device__ static void activate(Sums<K>& sums) {
 #pragma unroll
     for (auto& half : sums) {
 #pragma unroll
-      for (float& sum : half) sum = activated(p_.finish.activation, sum);
+      for (float& sum : half) sum = approximately_activated<Act>(sum);
     }
   }
 
