@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import math
 import platform
@@ -92,9 +93,12 @@ class Results:
                 lines.append(json.loads(text))
         return lines
 
-    def find(self, name: str) -> dict[str, Any] | None:
-        """The line of a run, if it has ended."""
-        return next((line for line in self.lines() if line["name"] == name), None)
+    def find(self, name: str, digest: str) -> dict[str, Any] | None:
+        """The line of a run, if it has ended; raises ValueError if that was of another text. Old lines name none."""
+        line = next((line for line in self.lines() if line["name"] == name), None)
+        if line is not None and line.get("text", digest) != digest:
+            raise ValueError(f"{self.path} has {name} of another text, {line['text']}; --results names another file")
+        return line
 
     def add(self, line: dict[str, Any]) -> None:
         """One more."""
@@ -140,13 +144,14 @@ def description(run: Run, trainer: Trainer, options: argparse.Namespace) -> dict
         "machine": machine(options.device),
         "versions": f"blocksparse {__version__}, PyTorch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
+        "text": options.digest,
     }
 
 
 def do(run: Run, texts: Texts, options: argparse.Namespace, config: dict[str, Any]) -> float:
     """Trains it to the end, unless that is done; the bits per byte of the text that chooses, inf if it diverged."""
     results = Results(options.results)
-    known = results.find(run.name)
+    known = results.find(run.name, options.digest)
     if known is None:
         known = trained(run, texts, options, config)
         results.add(known)
@@ -280,7 +285,8 @@ def updates_of(epochs: float, bytes_of_text: int, training: dict[str, Any]) -> i
 def sweep_updates_of(config: dict[str, Any], bytes_of_text: int) -> int:
     """Those of a trial: what the configuration says, or a tenth of a run's."""
     if "sweep_epochs" in config:
-        return min(config["training"]["updates"], updates_of(config["sweep_epochs"], bytes_of_text, config["training"]))
+        updates = updates_of(config["sweep_epochs"], bytes_of_text, config["training"])
+        return min(int(config["training"]["updates"]), updates)
     return int(config.get("sweep_updates", max(1, config["training"]["updates"] // 10)))
 
 
@@ -316,7 +322,9 @@ def main() -> int:
     unknown = set(options.arms or []) - set(config["arms"])
     if unknown:
         parser.error(f"{path} has no arm {', '.join(unknown)}, but {', '.join(config['arms'])}")
-    texts = Texts.cut(read_text(options.text), config.get("choose_bytes", 0), config["valid_bytes"])
+    text = read_text(options.text)
+    options.digest = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:12]  # another one's bits are not compared
+    texts = Texts.cut(text, config.get("choose_bytes", 0), config["valid_bytes"])
     epochs = options.epochs or config.get("epochs")
     if options.updates or epochs:
         config["training"]["updates"] = options.updates or updates_of(epochs, texts.train.numel(), config["training"])

@@ -91,6 +91,10 @@ def test_small_world_lstm(tmp_path):
     assert again.status == 0
     assert again.stdout == ""
     assert results.read_text() == before
+    (tmp_path / "other").write_bytes(sentences(41))
+    other = script("small_world_lstm/run.py", *[tmp_path / "other" if w == tmp_path / "text" else w for w in words])
+    assert other.status == 1
+    assert "of another text" in other.stderr
     report = script("small_world_lstm/report.py", results)
     assert report.status == 0, report.stderr
     assert results.with_suffix(".png").stat().st_size > 1000
