@@ -16,21 +16,23 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
+# A container may have any one card of several, and Windows' Linux has another device.
+CARD := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
 # nvcc takes minutes. Benchmarks, and a package that tests have not built, hold no CUDA kernels where there is no card;
 # CUDA_IF_CARD=ON builds them all the same.
-CUDA_IF_CARD ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
+CUDA_IF_CARD ?= $(if $(CARD),AUTO,OFF)
 # AUTO: a wheel holds CUDA kernels if nvcc is found. OFF: it does not.
 WHEEL_CUDA ?= AUTO
 # What tests compile for. Without a card, PTX does for the older ones: nothing would run what ptxas makes of it.
-CARDS ?= $(if $(wildcard /dev/nvidia0),80,80-virtual);90a-real
+CARDS ?= $(if $(CARD),80,80-virtual);90a-real
 # Whether nvcc only checks what tests compile, and leaves it slow. With a card the tests run what users get.
-QUICK_NVCC ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
+QUICK_NVCC ?= $(if $(CARD),OFF,ON)
 # Whether `make test` tests TensorFlow and Keras on it, too: half a gigabyte to fetch. Empty: not.
 FRAMEWORKS ?= tensorflow
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .PHONY: demo prune pixelcnn fashion test test-cpp test-python test-frameworks test-aarch64 asan lint lint-format \
-  lint-types lint-tree tidy format bench bench-tool reproduce peers docs pictures wheel clean
+  lint-types lint-tree tidy format always bench bench-tool reproduce peers docs pictures wheel clean
 
 demo: $(VENV)/.demo
 	$(call step,training small-world and dense language models: about 3 minutes)
@@ -202,13 +204,18 @@ $(VENV)/.tools: scripts/requirements/tools.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet -r $<
 	touch $@
 
-# The package is built again when a source has changed: of the objects of build/ci, if the C++ tests have made them, else
-# by itself.
+# The package is built again when a source has changed, or a card has come: of the objects of build/ci, if the C++ tests
+# have made them, else by itself.
 SOURCES := $(shell find src include cmake python -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 
-$(VENV)/.package: $(SOURCES) | $(VENV)/.tools
+$(VENV)/.quick_nvcc: always | $(VENV)/bin/python
+	@echo $(QUICK_NVCC) | cmp -s - $@ || echo $(QUICK_NVCC) > $@
+always:
+
+$(VENV)/.package: $(SOURCES) $(VENV)/.quick_nvcc | $(VENV)/.tools
 	$(call step,building and installing the Python package)
 	if [ -f build/ci/build.ninja ]; then \
+	  cmake -DBLOCKSPARSE_QUICK_NVCC=$(QUICK_NVCC) build/ci; \
 	  cmake --build --preset ci --parallel $(JOBS) --target blocksparse; \
 	  from=(BLOCKSPARSE_CUDA=AUTO "BLOCKSPARSE_OBJECTS_OF=$(CURDIR)/build/ci"); \
 	else \

@@ -70,7 +70,8 @@ H200 = Machine(
         "Few tokens are bound by memory, many by the path from L2 to shared memory.",
         "Dense wins between few and many tokens where a quarter or more of small blocks are there, and for convolutions"
         " with blocks of 8 or in f32.",
-        "A layout with hubs costs up to a third more with up to 128 tokens, and a tenth at most from 256 tokens on.",
+        "fprop and dgrad of layouts with hubs take up to a third longer from memory with up to 128 tokens, and a tenth at"
+        " most from 256 on.",
         "Feed-forward parts with few tokens are far from ideal scaling: two launches take as long as their weights.",
     ),
 )

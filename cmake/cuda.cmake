@@ -44,8 +44,10 @@ if(BLOCKSPARSE_LINEINFO)
 endif()
 # Every kernel still passes through cicc and ptxas, which refuse what they refuse otherwise. Of row_wgmma/f16.cu cicc
 # took 34 s and ptxas 93, so they take 4 and 6. ptxas -O0 alone made nothing quicker.
+set(BLOCKSPARSE_IS_SLOW 0)
 if(BLOCKSPARSE_QUICK_NVCC AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
   string(APPEND CMAKE_CUDA_FLAGS " --Ofast-compile=max")
+  set(BLOCKSPARSE_IS_SLOW 1)
 endif()
 set(BLOCKSPARSE_CUDA_SOURCES
   src/cuda/build_index.cu
@@ -85,4 +87,4 @@ if("${BLOCKSPARSE_CUDA_ARCHITECTURES}" MATCHES "90a")
   set(BLOCKSPARSE_SM90A 1)
 endif()
 set_source_files_properties(src/cuda/card.cc PROPERTIES COMPILE_DEFINITIONS
-  "BLOCKSPARSE_SM90A=${BLOCKSPARSE_SM90A};BLOCKSPARSE_QUICK_NVCC=$<BOOL:${BLOCKSPARSE_QUICK_NVCC}>")
+  "BLOCKSPARSE_SM90A=${BLOCKSPARSE_SM90A};BLOCKSPARSE_IS_SLOW=${BLOCKSPARSE_IS_SLOW}")

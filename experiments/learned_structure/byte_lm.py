@@ -283,7 +283,8 @@ def train(
 def checkpoint(options: argparse.Namespace) -> Path:
     """Of the dense arm, that others go on from."""
     sizes = (options.width, options.hidden, options.layers, options.rows, options.tokens)
-    name: Path = options.out / f"dense-{'x'.join(map(str, sizes))}-{options.steps}-{options.rate:g}-{options.seed}.pt"
+    training = f"{options.steps}-{options.rate:g}-{options.seed}-{options.text}"
+    name: Path = options.out / f"dense-{'x'.join(map(str, sizes))}-{training}.pt"
     return name
 
 
@@ -338,6 +339,7 @@ def main() -> int:
     options, began = parse(), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     content = options.data.read_bytes()
+    options.text = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(options.device)
     if len(text) < 3 * options.held_bytes:
         raise ValueError(f"{options.data} holds {len(text)} bytes, needs {3 * options.held_bytes} or more")
@@ -359,9 +361,9 @@ def main() -> int:
         "held_bytes",
         "more",
         "more_rate",
+        "text",
     )
     settings = {name: getattr(options, name) for name in names}
-    settings["text"] = hashlib.sha256(content).hexdigest()[:12]  # another one's bits are not compared
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.machine()
     longest = 0.0
     for arm in ARMS:

@@ -27,14 +27,15 @@ def byte_lm_table(lines: list[Line]) -> str:
     head = ["arm", "seed", "steps", "more steps", "FFN weights", "bits per byte", "to dense", "to dense that went on"]
     head += ["at once", "seconds"]
     rows = [f"| {' | '.join(head)} |", len(head) * "| --- " + "|"]
-    dense = {(d["steps"], d["seed"]): d["bits_per_byte"] for d in lines if d["method"] == "dense"}
+    dense = {(d["steps"], d["seed"], d.get("text")): d["bits_per_byte"] for d in lines if d["method"] == "dense"}
     longer = {_lengths(d): d["bits_per_byte"] for d in lines if d["method"] == "dense-more"}
     for line in sorted(lines, key=lambda d: (d["steps"], d["bits_per_byte"])):
         goes_on = line["method"] in ("gmp-distil", "dense-more", "obs", "magnitude", "wanda")
         more = round(line["steps"] * line.get("more", 0.5)) if goes_on else 0
         cells = [line["arm"], str(line["seed"]), str(line["steps"]), str(more or ""), f"{line['ffn_weights']:,}"]
         cells.append(f"{line['bits_per_byte']:.4f}")
-        for base in (dense.get((line["steps"], line["seed"])), longer.get(_lengths(line)) if goes_on else None):
+        beside = line["steps"], line["seed"], line.get("text")
+        for base in (dense.get(beside), longer.get(_lengths(line)) if goes_on else None):
             cells.append(f"{100 * (line['bits_per_byte'] / base - 1):+.1f} %" if base else "")
         cells += [f"{line['before']:.4f}" if "before" in line else "", f"{line['seconds']:.0f}"]
         rows.append(f"| {' | '.join(cells)} |")
@@ -42,8 +43,8 @@ def byte_lm_table(lines: list[Line]) -> str:
 
 
 def _lengths(line: Line) -> tuple[Any, ...]:
-    """Of both parts of a training, and their seed."""
-    return line["steps"], line.get("more", 0.5), line.get("more_rate", 0.5), line["seed"]
+    """Of both parts of a training, their seed, and the text."""
+    return line["steps"], line.get("more", 0.5), line.get("more_rate", 0.5), line["seed"], line.get("text")
 
 
 def byte_lm_picture(lines: list[Line], path: Path) -> None:

@@ -24,14 +24,16 @@ Result<Card> look_at(int index) {
   BS_RETURN_IF_ERROR(ask(card.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
   card.arch = 10 * major + minor;
   card.sm90a = card.arch == 90 && BLOCKSPARSE_SM90A;
-  if (BLOCKSPARSE_QUICK_NVCC) {  // slow kernels that no card has tested
-    return Status(StatusCode::unavailable,
-                  "[cuda] this library was built to be tested without a card; build it again with "
-                  "-DBLOCKSPARSE_QUICK_NVCC=OFF");
+  if (card.arch < kOldestArch) {
+    return Status(StatusCode::unavailable, concat("[cuda] cuda:", index, " has compute capability ", major, ".", minor,
+                                                  ", the kernels need 8.0 or newer"));
   }
-  if (card.arch >= kOldestArch) return card;
-  return Status(StatusCode::unavailable, concat("[cuda] cuda:", index, " has compute capability ", major, ".", minor,
-                                                ", the kernels need 8.0 or newer"));
+  if (BLOCKSPARSE_IS_SLOW) {  // and no card has tested it
+    return Status(StatusCode::unavailable,
+                  "[cuda] this library was built for tests on a machine without a card, so its kernels are slow: build "
+                  "and install it again here (make: QUICK_NVCC=OFF; CMake: -DBLOCKSPARSE_QUICK_NVCC=OFF)");
+  }
+  return card;
 }
 
 thread_local int32_t left_to_others = 0;  // multiprocessors, by cuda_leave_multiprocessors()

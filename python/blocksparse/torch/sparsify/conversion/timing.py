@@ -9,7 +9,6 @@ import time
 import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from ..batches import Forward, evaluating, feed
 
 SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
 FEW = 20  # calls tell how many a sample has
-SHORT, TOGETHER = 2e-4, 20  # seconds of a call on a card below which a CUDA graph holds so many
 SAMPLES = 9  # of each layer, in turn
 LEAST, ENOUGH = 3, 0.5  # so many suffice for layers that have been timed for so many seconds
 
@@ -128,16 +126,12 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
     A sample is of as many calls as take 3 ms, behind one that brings weights into the cache. So a pair takes 0.1 s,
     however short a call is, and half a second or eight calls of both where calls are long.
 
-    On a card the host takes 20 to 100 us for a call, whatever the layer. Where that may be most of it, calls are
-    replays of a CUDA graph, if both layers can be captured.
-
     `Timer.blocked_autorange` goes on until waiting for the device is 0.01 % of a sample. If that takes 10 us, as on a
     card, and a call 18 us, a sample takes 0.4 s.
     """
     device = next(after.parameters()).device
     x = input_for(seen, device)
-    layers = [before, after]
-    timers = [timeit.Timer(partial(layer, x), timer=timer) for layer in layers]
+    timers = [timeit.Timer("layer(x)", timer=timer, globals={"layer": layer, "x": x}) for layer in (before, after)]
     cast: Any = contextlib.nullcontext()
     if seen.autocast is not None:
         # A model's forward narrows a weight once. Kept, that would be left out: 0.9 ms in place of 2.7 (2048 x 2048, 1
@@ -145,32 +139,11 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
         cast = torch.autocast(device.type, seen.autocast, cache_enabled=False)
     samples: list[list[float]] = []
     with evaluating(before), evaluating(after), cast, torch.cuda.device_of(x):  # the current card is waited for
-        calls, each = [_calls(one) for one in timers], 1
-        if x.is_cuda and SECONDS / max(calls) < SHORT and (graphs := _captured(layers, x)):
-            timers, each = [timeit.Timer(graph.replay, timer=timer) for graph in graphs], TOGETHER
-            calls = [_calls(one) for one in timers]
+        calls = [_calls(one) for one in timers]
         start = time.perf_counter()
         while len(samples) < SAMPLES and (len(samples) < LEAST or time.perf_counter() - start < ENOUGH):
-            samples.append([_sample(one, n) / each for one, n in zip(timers, calls, strict=True)])
+            samples.append([_sample(one, n) for one, n in zip(timers, calls, strict=True)])
     return statistics.median(s[0] for s in samples), statistics.median(s[1] for s in samples)
-
-
-def _captured(layers: list[nn.Module], x: Tensor) -> list[Any]:
-    """Graphs of some calls of each; none if one of the layers waits for the host."""
-    graphs, side = [], torch.cuda.Stream(x.device)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    try:
-        for layer in layers:
-            with torch.cuda.stream(side):  # libraries make their workspaces
-                layer(x)
-            side.synchronize()
-            graphs.append(torch.cuda.CUDAGraph())
-            with torch.cuda.graph(graphs[-1], stream=side):
-                for _ in range(TOGETHER):
-                    layer(x)
-    except RuntimeError:
-        return []
-    return graphs
 
 
 def _calls(of: timeit.Timer) -> int:
