@@ -70,8 +70,8 @@ H200 = Machine(
         "Few tokens are bound by memory, many by the path from L2 to shared memory.",
         "Dense wins between few and many tokens where a quarter or more of small blocks are there, and for convolutions"
         " with blocks of 8 or in f32.",
-        "fprop and dgrad of layouts with hubs take up to a third longer from memory with up to 128 tokens, and a tenth at"
-        " most from 256 on.",
+        "With hubs fprop and dgrad take up to a third longer from memory with up to 128 tokens, and a tenth at most"
+        " from 256 on.",
         "Feed-forward parts with few tokens are far from ideal scaling: two launches take as long as their weights.",
     ),
 )

@@ -1,5 +1,5 @@
-// Single elements of any type as double, for references, tests and checks. Clarity matters here; of speed as much as lets
-// tests load each element anew.
+// Single elements of any type as double, for references, tests and checks. Clarity matters here; of speed as much as
+// lets tests load each element anew.
 #pragma once
 
 #include <algorithm>

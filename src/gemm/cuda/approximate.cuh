@@ -7,9 +7,9 @@
 namespace blocksparse::gemm {
 namespace {
 
-// Within 2e-5 of the result, which suffices for 16 bits, and 0 where that is below 1e-36. There is no branch, so the functions of many sums overlap.
-// erfcf and a true division branch, and gelu then took longer than the product: 82 us beside 78 (b = 64, density .25, n
-// = 4096).
+// Within 2e-5 of the result, which suffices for 16 bits, and 0 where that is below 1e-36. There is no branch, so the
+// functions of many sums overlap. erfcf and a true division branch, and gelu then took longer than the product: 82 us
+// beside 78 (b = 64, density .25, n = 4096).
 template <Activation Act>
 __device__ inline float approximately_activated(float z) {
   if constexpr (Act == Activation::relu) return z < 0 ? 0 : z;
