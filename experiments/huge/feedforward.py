@@ -32,6 +32,7 @@ import blocksparse.torch.sparsify as bss
 from blocksparse import Layout, graphs
 
 sys.path.append(str(Path(__file__).parents[1] / "learned_structure"))
+import byte_layers
 import byte_lm
 from byte_llama import ByteLM
 
@@ -73,7 +74,7 @@ def arms(options: Options) -> list[Arm]:
 def layer_maker(method: str, factor: int, options: Options, seed: int) -> Any:
     """What makes the layers of a feed-forward part; each has a layout of its own."""
     if method in ("dense", "wide"):
-        return byte_lm.dense
+        return byte_layers.dense
     seeds = itertools.count(1000 * seed)
 
     def make(n: int, m: int) -> nn.Module:
@@ -84,7 +85,7 @@ def layer_maker(method: str, factor: int, options: Options, seed: int) -> Any:
             layout = graphs.balanced_random(m // b, n // b, degree=n // b // factor, block_size=b, seed=next(seeds))
         else:
             layout = graphs.random(m // b, n // b, density=1 / factor, block_size=b, seed=next(seeds))
-        return byte_lm.with_blocks(n, m, layout)
+        return byte_layers.with_blocks(n, m, layout)
 
     return make
 

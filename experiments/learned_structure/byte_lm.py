@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-import itertools
 import json
 import math
 import platform
@@ -24,47 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from byte_layers import balanced, dense, sparse
 from byte_llama import ByteLM, Make
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-import blocksparse
-import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
 
 HELD_OUT, WARM_UP, CLIP = 1 << 20, 100, 1.0
 TARGETS = r"layers\.\d+\.(gate|up|down)"
 FREQUENCY = 20  # steps from one choice of blocks to the next
-
-
-def dense(n: int, m: int) -> nn.Module:
-    """A dense layer."""
-    return nn.Linear(n, m, bias=False)
-
-
-def sparse(density: float, block: int, first: int = 0) -> Make:
-    """One with random blocks, an exact number of them, initialised by its true fan-in; seeds from `first` on."""
-    seeds = itertools.count(first)
-
-    def make(n: int, m: int) -> nn.Module:
-        grid = (m // block, n // block)
-        blocks, generator = grid[0] * grid[1], torch.Generator().manual_seed(next(seeds))
-        mask = torch.zeros(blocks, dtype=torch.bool)
-        mask[torch.randperm(blocks, generator=generator)[: blocks - math.floor(blocks * (1 - density) + 0.5)]] = True
-        return with_blocks(n, m, blocksparse.Layout.from_mask(mask.view(grid).numpy(), block))
-
-    return make
-
-
-@torch.no_grad()
-def with_blocks(n: int, m: int, layout: blocksparse.Layout) -> bst.BlockSparseLinear:
-    """A layer initialised by its true fan-in: N(0, 1 / fan-in)."""
-    layer = bst.BlockSparseLinear(n, m, layout, bias=False)
-    out = torch.from_numpy(layout.coordinates()[0]).long()
-    fan_in = (torch.bincount(out, minlength=layout.grid[0]).float() * layout.block_size).clamp(min=1)
-    layer.weight.normal_().mul_(fan_in.rsqrt()[out].view(-1, 1, 1))
-    return layer
 
 
 # ---- Arms ------------------------------------------------------------------------------------------------------------
@@ -86,11 +55,12 @@ class Arm:
 
 CHOSEN = (0.9, 64)
 OTHERS = ((0.8, 64), (0.95, 64), (0.9, 32), (0.9, 128), (0.8, 32), (0.95, 32), (0.8, 128), (0.95, 128))
-LEARNED = ("gmp", "rigl", "static", "narrow", "lasso", "blast", "l0", "set")
+LEARNED = ("gmp", "rigl", "static", "narrow", "balanced", "lasso", "blast", "l0", "set")
 ONE_SHOT = ("obs", "magnitude", "wanda")
 ARMS = [Arm("dense"), Arm("gmp-distil", *CHOSEN), *(Arm(m, *CHOSEN) for m in LEARNED[:4]), Arm("dense-more")]
 ARMS += [Arm("gmp-distil", *where) for where in OTHERS[:4]] + [Arm(m, *CHOSEN) for m in LEARNED[4:]]
-ARMS += [Arm(m, *CHOSEN) for m in ONE_SHOT] + [Arm(m, *where) for where in OTHERS for m in ("gmp", "rigl", "static")]
+ARMS += [Arm(m, *CHOSEN) for m in ONE_SHOT]
+ARMS += [Arm(m, *where) for where in OTHERS for m in ("gmp", "rigl", "static", "balanced")]
 ARMS += [Arm("gmp-distil", *where) for where in OTHERS[4:]]
 ARMS += [Arm(m, *where) for where in OTHERS for m in ("lasso", "blast", "l0", "set", *ONE_SHOT, "narrow")]
 
@@ -130,7 +100,9 @@ def prepared(arm: Arm, text: Tensor, options: argparse.Namespace, result: dict[s
         pruner = PRUNERS[arm.method](schedule, block_size=arm.block, targets=TARGETS, **extra)
         pruner.prepare(model)
         return Run(model, steps, options.rate, pruner, gates=pruner.parameters() if arm.method == "l0" else None)
-    make = dense if arm.method == "dense" else sparse(1 - arm.sparsity, arm.block, 1000 * options.seed)
+    make: Make = dense
+    if arm.method != "dense":
+        make = (balanced if arm.method == "balanced" else sparse)(1 - arm.sparsity, arm.block, 1000 * options.seed)
     run = Run(ByteLM(*sizes, make).to(device), steps, options.rate)
     if arm.method in ("set", "rigl"):
         drop = bss.CosineDrop(max(1, steps * 3 // 4), frequency=FREQUENCY)
