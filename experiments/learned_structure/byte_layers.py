@@ -35,7 +35,8 @@ def sparse(density: float, block: int, first: int = 0) -> Make:
 def balanced(density: float, block: int, first: int = 0) -> Make:
     """Like `sparse`, but no hidden feature starves: gate and up have the same blocks, down the same transposed.
 
-    A hidden feature is 0 where gate or up has no block. Rows of hidden features have as many blocks, within one.
+    A hidden feature is 0 where gate or up has no block. Rows of hidden features have as many blocks, within one: the
+    graph `balanced` has the same number in all, which may be none or too many for an exact density.
     """
     calls, made = itertools.count(), {}
 
