@@ -59,7 +59,7 @@ LEARNED = ("gmp", "rigl", "static", "narrow", "balanced", "lasso", "blast", "l0"
 ONE_SHOT = ("obs", "magnitude", "wanda")
 ARMS = [Arm("dense"), Arm("gmp-distil", *CHOSEN), *(Arm(m, *CHOSEN) for m in LEARNED[:4]), Arm("dense-more")]
 ARMS += [Arm("gmp-distil", *where) for where in OTHERS[:4]] + [Arm(m, *CHOSEN) for m in LEARNED[4:]]
-ARMS += [Arm(m, *CHOSEN) for m in ONE_SHOT]
+ARMS += [Arm(m, *CHOSEN) for m in (*ONE_SHOT, "rigl-balanced")]
 ARMS += [Arm(m, *where) for where in OTHERS for m in ("gmp", "rigl", "static", "balanced")]
 ARMS += [Arm("gmp-distil", *where) for where in OTHERS[4:]]
 ARMS += [Arm(m, *where) for where in OTHERS for m in ("lasso", "blast", "l0", "set", *ONE_SHOT, "narrow")]
@@ -102,9 +102,10 @@ def prepared(arm: Arm, text: Tensor, options: argparse.Namespace, result: dict[s
         return Run(model, steps, options.rate, pruner, gates=pruner.parameters() if arm.method == "l0" else None)
     make: Make = dense
     if arm.method != "dense":
-        make = (balanced if arm.method == "balanced" else sparse)(1 - arm.sparsity, arm.block, 1000 * options.seed)
+        drawn = balanced if arm.method.endswith("balanced") else sparse
+        make = drawn(1 - arm.sparsity, arm.block, 1000 * options.seed)
     run = Run(ByteLM(*sizes, make).to(device), steps, options.rate)
-    if arm.method in ("set", "rigl"):
+    if arm.method in ("set", "rigl", "rigl-balanced"):
         drop = bss.CosineDrop(max(1, steps * 3 // 4), frequency=FREQUENCY)
         run.sparsifier = bss.SET(drop) if arm.method == "set" else bss.RigL(drop, grow="exact")
         run.sparsifier.prepare(run.model)

@@ -27,7 +27,10 @@ def byte_lm_table(lines: list[Line]) -> str:
     head = ["arm", "seed", "steps", "more steps", "FFN weights", "bits per byte", "to dense", "to dense that went on"]
     head += ["at once", "seconds"]
     rows = [f"| {' | '.join(head)} |", len(head) * "| --- " + "|"]
-    dense = {(d["steps"], d["seed"], d.get("text")): d["bits_per_byte"] for d in lines if d["method"] == "dense"}
+    dense: dict[tuple[Any, ...], list[float]] = {}  # runs again differ by 0.002: their mean is what others are beside
+    for line in lines:
+        if line["method"] == "dense":
+            dense.setdefault((line["steps"], line["seed"], line.get("text")), []).append(line["bits_per_byte"])
     longer = {_lengths(d): d["bits_per_byte"] for d in lines if d["method"] == "dense-more"}
     for line in sorted(lines, key=lambda d: (d["steps"], d["bits_per_byte"])):
         goes_on = line["method"] in ("gmp-distil", "dense-more", "obs", "magnitude", "wanda")
@@ -35,7 +38,8 @@ def byte_lm_table(lines: list[Line]) -> str:
         cells = [line["arm"], str(line["seed"]), str(line["steps"]), str(more or ""), f"{line['ffn_weights']:,}"]
         cells.append(f"{line['bits_per_byte']:.4f}")
         beside = line["steps"], line["seed"], line.get("text")
-        for base in (dense.get(beside), longer.get(_lengths(line)) if goes_on else None):
+        mean = float(np.mean(dense[beside])) if beside in dense else None
+        for base in (mean, longer.get(_lengths(line)) if goes_on else None):
             cells.append(f"{100 * (line['bits_per_byte'] / base - 1):+.1f} %" if base else "")
         cells += [f"{line['before']:.4f}" if "before" in line else "", f"{line['seconds']:.0f}"]
         rows.append(f"| {' | '.join(cells)} |")
@@ -48,19 +52,29 @@ def _lengths(line: Line) -> tuple[Any, ...]:
 
 
 def byte_lm_picture(lines: list[Line], path: Path) -> None:
-    """Bits per byte against live weights, of the lengths that most lines have."""
-    lengths = [_lengths(line) for line in lines]
-    lines = [line for line in lines if _lengths(line) == max(lengths, key=lengths.count)]
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    """Bits per byte of each method, a colour for each sparsity; of the lengths and the seed that most lines have."""
+    kinds = [(*_lengths(line), line["seed"]) for line in lines]
+    lines = [line for line, kind in zip(lines, kinds, strict=True) if kind == max(kinds, key=kinds.count)]
+    dense = float(np.mean([line["bits_per_byte"] for line in lines if line["method"] == "dense"]))
+    lines = sorted((line for line in lines if line["block"]), key=lambda d: d["bits_per_byte"])
+    best = {line["method"]: line["bits_per_byte"] for line in reversed(lines) if line["sparsity"] == 0.9}
+    places = {method: i for i, method in enumerate(sorted(best, key=best.__getitem__))}
+    figure = Figure(figsize=(7, 1 + 0.28 * len(places)), layout="constrained")
     axes = figure.subplots()
-    methods = dict.fromkeys(line["method"] for line in lines)
-    for i, method in enumerate(methods):
-        mine = [line for line in lines if line["method"] == method]
-        x, y = [line["ffn_weights"] / 1e6 for line in mine], [line["bits_per_byte"] for line in mine]
-        axes.plot(x, y, "osD^vP*X"[i % 8], color=f"C{i % 10}", label=method, markersize=6, alpha=0.8)
-    axes.set(xscale="log", xlabel="feed-forward weights, millions", ylabel="bits per byte, held-out text")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    axes.axvline(dense, color="black", linewidth=0.8)
+    axes.annotate("dense", (dense, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=9)
+    colours, markers = {0.8: "C0", 0.9: "C1", 0.95: "C2"}, {32: "s", 64: "o", 128: "D"}
+    for line in lines:
+        colour, marker = colours[line["sparsity"]], markers[line["block"]]
+        axes.plot(line["bits_per_byte"], places[line["method"]], marker, color=colour, markersize=7, alpha=0.7)
+    for name, colour in colours.items():
+        axes.plot([], [], "o", color=colour, label=f"{name:.0%} zeros")
+    for block, marker in markers.items():
+        axes.plot([], [], marker, color="grey", label=f"b = {block}")
+    axes.set(yticks=range(len(places)), yticklabels=places, xlabel="bits per byte of held-out text")
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.25)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     figure.savefig(path, dpi=130)
 
 
@@ -112,7 +126,7 @@ if __name__ == "__main__":
     found = read(options.results)
     table = (byte_lm_table if options.what == "byte_lm" else small_world_table)(found)
     options.results.with_suffix(".md").write_text(table)
-    if options.what == "byte_lm":
+    if options.what == "byte_lm" and len({line["method"] for line in found}) > 4:
         byte_lm_picture(found, options.results.with_suffix(".png"))
     elif options.masks:
         layouts_picture(found, options.masks, options.results.with_suffix(".png"))

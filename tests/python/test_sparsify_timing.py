@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -246,6 +247,36 @@ def test_a_card_that_is_not_the_current_one_is_waited_for():
     large, small = nn.Linear(16384, 16384, device="cuda:1"), nn.Linear(16384, 16, device="cuda:1")
     slow, fast = timing.time_layers(large, small, Seen((4096, 16384), torch.float32))
     assert slow > 10 * fast
+
+
+class Sleepy(nn.Linear):
+    """Keeps the host for a tenth of a millisecond."""
+
+    def forward(self, x):
+        time.sleep(1e-4)
+        return super().forward(x)
+
+
+class Waiting(nn.Linear):
+    """Waits for the card in each call."""
+
+    def forward(self, x):
+        return super().forward(x * float(x.sum()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
+def test_the_host_takes_no_part_on_a_card():
+    sleepy, plain = (kind(64, 64, device="cuda") for kind in (Sleepy, nn.Linear))
+    pair = timing.time_layers(sleepy, plain, Seen((16, 64), torch.float32))
+    assert max(pair) < 2e-5
+    assert pair[0] < 2 * pair[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
+def test_layers_that_wait_for_the_card_are_timed_with_the_host():
+    waiting, plain = (kind(64, 64, device="cuda") for kind in (Waiting, nn.Linear))
+    pair = timing.time_layers(waiting, plain, Seen((16, 64), torch.float32))
+    assert pair[0] > 3 * pair[1] > 0
 
 
 def test_what_layers_were_fed_may_be_a_list_and_nothing_but_a_seen():

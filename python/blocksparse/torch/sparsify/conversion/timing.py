@@ -9,6 +9,7 @@ import time
 import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from ..batches import Forward, evaluating, feed
 
 SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
 FEW = 20  # calls tell how many a sample has
+SHORT = 2e-4  # seconds of a call on a card below which the host may be slower than the card
+FASTEST_HZ = 2.5e9  # no card's clock is faster
 SAMPLES = 9  # of each layer, in turn
 LEAST, ENOUGH = 3, 0.5  # so many suffice for layers that have been timed for so many seconds
 
@@ -126,12 +129,15 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
     A sample is of as many calls as take 3 ms, behind one that brings weights into the cache. So a pair takes 0.1 s,
     however short a call is, and half a second or eight calls of both where calls are long.
 
+    On a card the host takes 20 to 100 us for a call, whatever the layer. So where calls are short the card is kept busy
+    until some wait in its queue, and its clock is read between them.
+
     `Timer.blocked_autorange` goes on until waiting for the device is 0.01 % of a sample. If that takes 10 us, as on a
     card, and a call 18 us, a sample takes 0.4 s.
     """
     device = next(after.parameters()).device
     x = input_for(seen, device)
-    timers = [timeit.Timer("layer(x)", timer=timer, globals={"layer": layer, "x": x}) for layer in (before, after)]
+    timers: list[timeit.Timer | Queued] = [timeit.Timer(partial(layer, x), timer=timer) for layer in (before, after)]
     cast: Any = contextlib.nullcontext()
     if seen.autocast is not None:
         # A model's forward narrows a weight once. Kept, that would be left out: 0.9 ms in place of 2.7 (2048 x 2048, 1
@@ -140,13 +146,41 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
     samples: list[list[float]] = []
     with evaluating(before), evaluating(after), cast, torch.cuda.device_of(x):  # the current card is waited for
         calls = [_calls(one) for one in timers]
+        if x.is_cuda and SECONDS / max(calls) < SHORT:
+            timers, calls = [Queued(layer, x) for layer in (before, after)], [FEW, FEW]
         start = time.perf_counter()
         while len(samples) < SAMPLES and (len(samples) < LEAST or time.perf_counter() - start < ENOUGH):
             samples.append([_sample(one, n) for one, n in zip(timers, calls, strict=True)])
     return statistics.median(s[0] for s in samples), statistics.median(s[1] for s in samples)
 
 
-def _calls(of: timeit.Timer) -> int:
+class Queued:
+    """Times calls on a card as `timeit.Timer` does, without the time that the host takes for them.
+
+    The card first sleeps for as long as the host needs to queue them, twice over. So few calls are told: a queue holds
+    about 1000 kernels, and whoever fills it waits. A layer that waits for the card is timed with the host's part.
+    """
+
+    def __init__(self, layer: nn.Module, x: Tensor) -> None:
+        self.layer, self.x = layer, x
+        self.host_s = 0.0  # of a call: of the first one, whose card does not sleep
+
+    def timeit(self, calls: int) -> float:
+        """Seconds of so many calls."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cuda: Any = torch.cuda
+        cuda._sleep(int(2 * calls * self.host_s * FASTEST_HZ))
+        start.record()
+        began = time.perf_counter()
+        for _ in range(calls):
+            self.layer(self.x)
+        self.host_s = self.host_s or (time.perf_counter() - began) / calls
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+
+def _calls(of: timeit.Timer | Queued) -> int:
     """So many calls take the time of a sample. A single one may have been interrupted, so several are asked, too."""
     few = min(FEW, _fill(_sample(of, 1)))
     return few if few == 1 else _fill(_sample(of, few))
@@ -156,7 +190,7 @@ def _fill(seconds: float) -> int:
     return math.ceil(SECONDS / max(seconds, 1e-7))
 
 
-def _sample(of: timeit.Timer, calls: int) -> float:
+def _sample(of: timeit.Timer | Queued, calls: int) -> float:
     """Seconds of a call, behind one more that is not timed."""
     of.timeit(1)
     return of.timeit(calls) / calls
