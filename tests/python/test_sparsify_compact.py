@@ -226,3 +226,49 @@ def test_compacted_on_a_card(fused):
     net(torch.randn(3, 40, device="cuda")).sum().backward()
     optimizer.step()
     assert all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+def test_a_model_that_is_itself_the_layer_is_refused():
+    """Its caller would go on with the old layer."""
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16, compact_at=[0.6])
+    model = nn.Linear(32, 32)
+    with pytest.raises(ValueError, match=r"\[MagnitudePruner\] the model is itself the layer .* torch.nn.Sequential"):
+        pruner.prepare(model)
+    assert not pruner.layers
+    assert set(model.state_dict()) == {"weight", "bias"}
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    with pytest.raises(ValueError, match=r"\[compact\] the model is itself the layer"):
+        bss.compact_(model, masks, torch.optim.SGD(model.parameters(), 0.1), block_size=16)
+
+
+def test_layers_of_a_pruner_are_refused():
+    """It would go on with the old ones."""
+    model = nn.Sequential(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pruner = bss.MagnitudePruner(bss.PolynomialDecay(0.5, 0, 4, frequency=1), block_size=16)
+    pruner.prepare(model)
+    pruner.attach(optimizer)
+    for verb, more in ((bss.compact_, (optimizer,)), (bss.convert, ())):
+        with pytest.raises(ValueError, match="0 has a MagnitudePruner, which would go on with the old layer"):
+            verb(model, pruner.masks(), *more, block_size=16)
+    assert isinstance(model[0], nn.Linear)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    model = pruner.convert(model, min_speedup=0)
+    rewiring = bss.SET(bss.CosineDrop(10, frequency=2))
+    rewiring.prepare(model)
+    live = torch.from_numpy(model[0].layout.mask())
+    masks = {"0": live & (torch.arange(16).view(4, 4) % 3 > 0)}
+    with pytest.raises(ValueError, match="0 has a SET or RigL, which would go on with the old layer"):
+        bss.compact_(model, masks, block_size=16)
+    rewiring.detach()
+    bss.compact_(model, masks, block_size=16)
+    assert model[0].layout.blocks == int(masks["0"].sum()) < int(live.sum())
+
+
+@pytest.mark.parametrize("verb", [bss.compact_, bss.convert])
+def test_masks_are_a_dict(verb):
+    with pytest.raises(TypeError, match="masks is None, needs a dict of tensors"):
+        verb(nn.Sequential(nn.Linear(32, 32)), None)

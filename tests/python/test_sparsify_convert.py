@@ -354,3 +354,26 @@ def test_converted_on_a_card():
     bss.convert(model, masks, block_size=16, example=X, timings=timings, min_speedup=1e-9)
     assert all(time.converted and time.after_s > 0 for time in timings.values())
     torch.testing.assert_close(model(X.cuda()), expected, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "frozen", [{"weight_ih_l0", "bias_ih_l0", "bias_hh_l0"}, {"weight_hh_l0"}, {"bias_ih_l0"}, {"weight_hh_l1"}]
+)
+def test_of_an_lstm_what_was_frozen_stays_so(frozen):
+    model = nn.Sequential(nn.LSTM(32, 32, num_layers=2))
+    for name in frozen:
+        getattr(model[0], name).requires_grad_(False)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    lstm = bss.convert(model, masks, block_size=16, min_speedup=0)[0]
+    for i in range(2):
+        assert lstm.input[i].weight.requires_grad == (f"weight_ih_l{i}" not in frozen)
+        assert lstm.recurrent[i].weight.requires_grad == (f"weight_hh_l{i}" not in frozen)
+        assert lstm.input[i].bias.requires_grad != ({f"bias_ih_l{i}", f"bias_hh_l{i}"} <= frozen)
+
+
+def test_what_layers_were_fed_is_of_layers_that_are_there():
+    model = nn.Sequential(nn.Linear(32, 32))
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    seen = {"1": Seen((4, 32), torch.float32)}
+    with pytest.raises(ValueError, match="seen names 1, which the model has not"):
+        bss.convert(model, masks, block_size=16, seen=seen)

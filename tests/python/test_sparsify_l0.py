@@ -217,3 +217,47 @@ def test_a_closure_sees_the_lagrangian():
                 optimizer.step()
         results.append([p.detach().clone() for p in pruner.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def trained_l0(steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
+    pruner = bss.L0(bss.PolynomialDecay(0.75, 1, 8, frequency=1, power=1), block_size=16)
+    pruner.prepare(model)
+    optimizer = torch.optim.Adam([*model.parameters(), *pruner.parameters()], 1e-2)
+    pruner.attach(optimizer)
+    train_l0(model, optimizer, range(steps))
+    return model, pruner, optimizer
+
+
+def train_l0(model, optimizer, steps):
+    for step in steps:
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_state_of_before_the_end_is_gone_on_with_by_a_pruner_that_has_ended():
+    model, pruner, optimizer = trained_l0(3)
+    state = copy.deepcopy((pruner.state_dict(), model.state_dict(), optimizer.state_dict()))
+    train_l0(model, optimizer, range(3, 12))
+    want = copy.deepcopy(model.state_dict())
+    assert pruner.finished
+    for one, saved in zip((pruner, model, optimizer), state, strict=True):
+        one.load_state_dict(saved)
+    train_l0(model, optimizer, range(3, 12))
+    assert all(torch.equal(value, want[name]) for name, value in model.state_dict().items())
+
+
+def test_a_copy_has_no_gates_to_be_converted_with():
+    model, pruner, _ = trained_l0(3)
+    x = torch.randn(4, 64)
+    want = model.eval()(x)
+    with pytest.raises(ValueError, match=r"\[L0\] a copy of the model has no gates of its own, .* step 8, of which 3"):
+        pruner.convert(copy.deepcopy(model), min_speedup=0)
+    torch.testing.assert_close(model(x), want)  # nothing has happened
+    torch.testing.assert_close(pruner.convert(model, min_speedup=0)(x), want, rtol=1e-4, atol=1e-5)
+    model, pruner, _ = trained_l0(9)
+    want = model.eval()(x)
+    torch.testing.assert_close(pruner.convert(copy.deepcopy(model), min_speedup=0)(x), want, rtol=1e-4, atol=1e-5)

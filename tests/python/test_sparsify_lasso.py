@@ -118,3 +118,12 @@ def test_a_threshold_drops_what_is_below():
         for name, mask in pruner.masks().items():
             assert torch.equal(mask, largest[name] >= ramp.threshold(at))
     assert 0 < counts(pruner)["2"] < 40
+
+
+def test_a_step_by_hand_without_a_rate_counts_nothing():
+    pruner = bss.GroupLasso(bss.PolynomialDecay(0.5, 0, 4, frequency=1), block_size=16)
+    pruner.prepare(nn.Sequential(nn.Linear(32, 32)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="needs rate="):
+            pruner.step()
+    assert pruner.steps == 0

@@ -313,3 +313,9 @@ def test_on_a_card_as_on_the_host(method):
         assert torch.equal(mask, theirs[name].cpu())
     for own, other in zip(model.parameters(), card.parameters(), strict=True):
         torch.testing.assert_close(own, other.cpu(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("damp", [0.0, -1, float("nan")])
+def test_damping_is_above_0(damp):
+    with pytest.raises(ValueError, match=r"\[sparsify_\] damp is .*, needs a number above 0"):
+        bss.sparsify_(nn.Sequential(nn.Linear(32, 32)), "magnitude", sparsity=0.5, damp=damp)

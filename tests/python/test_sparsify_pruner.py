@@ -301,3 +301,37 @@ def test_other_layers(kind):
     assert counts(pruner) == {name: live(n, 0.75) for name, n in blocks.items()}
     for target in pruner.targets:
         assert torch.equal(target.norms() > 0, pruner.masks()[target.name])
+
+
+def test_a_schedule_that_is_wrong_at_step_0_leaves_the_model_alone():
+    class Wrong:
+        final_sparsity, begin_step, end_step = 0.5, 0, 5
+
+        def acts_at(self, step):
+            return True
+
+        def sparsity(self, step):
+            return 1.5
+
+    model = nn.Sequential(nn.Linear(32, 32))
+    pruner = bss.MagnitudePruner(Wrong(), block_size=16)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"1\.5"):
+            pruner.prepare(model)
+    assert set(model.state_dict()) == {"0.weight", "0.bias"}
+    with pytest.raises(TypeError, match="needs a schedule such as PolynomialDecay"):
+        bss.MagnitudePruner(bss.Constant)
+
+
+def test_a_scheduler_of_rates_is_no_optimizer():
+    model = nn.Sequential(nn.Linear(32, 32))
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(model)
+    rates = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 0.1), 2)
+    with pytest.raises(TypeError, match="optimizer is a StepLR, needs"):
+        pruner.attach(rates)
+
+
+def test_a_function_that_chooses_takes_a_name_and_a_module():
+    with pytest.raises(TypeError, match="a function of name and module"):
+        bss.MagnitudePruner(bss.Constant(0.5), targets=lambda name: True).prepare(nn.Sequential(nn.Linear(32, 32)))

@@ -104,3 +104,20 @@ def test_a_model_learns_with_its_own_loss():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hidden", "out"),
+    [
+        ("T5", {"d_model": IN, "d_ff": HIDDEN, "dropout_rate": 0.5, "feed_forward_proj": "relu"}, 0.5, 0),
+        ("T5", {"d_model": IN, "d_ff": HIDDEN, "dropout_rate": 0.5, "feed_forward_proj": "gated-gelu"}, 0.5, 0),
+        ("GPT2", GPT2 | {"resid_pdrop": 0.3}, 0, 0.3),
+        ("Llama", SHARED, 0, 0),
+    ],
+)
+def test_features_are_dropped_where_the_model_drops_them(name, options, hidden, out):
+    more = {"vocab_size": WORDS, "num_layers": 1, "num_heads": 4, "d_kv": 16} if name == "T5" else {}
+    config = getattr(transformers, f"{name}Config")(**options, **more)
+    model = getattr(transformers, f"{name}EncoderModel" if name == "T5" else f"{name}Model")(config)
+    parts = next(iter(bst.find_mlps(model).values()))
+    assert (parts.hidden_dropout, parts.dropout) == (hidden, out)

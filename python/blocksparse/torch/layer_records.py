@@ -190,8 +190,9 @@ def _make_glu(options: dict[str, Any], tensors: Tensors) -> nn.Module:
 
 
 def _mlp_options(mlp: BlockSparseMLP) -> dict[str, Any]:
-    dropout = mlp.dropout.p if isinstance(mlp.dropout, nn.Dropout) else 0.0
-    return {name: getattr(mlp, name) for name in _MLP} | {"dropout": dropout}
+    names = ("dropout", "hidden_dropout")
+    dropouts = {name: drop.p for name in names if isinstance(drop := getattr(mlp, name), nn.Dropout)}
+    return {name: getattr(mlp, name) for name in _MLP} | {"dropout": 0.0} | dropouts
 
 
 def _make_mlp(options: dict[str, Any], tensors: Tensors) -> nn.Module:

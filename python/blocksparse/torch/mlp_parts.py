@@ -8,7 +8,7 @@ these would.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class MLPParts:
     halves: bool = False  # `module` has more in it: its children `intermediate` and `output` are the two halves
     activation: str = "silu"
     dropout: float = 0.0  # behind W_down
+    hidden_dropout: float = 0.0  # in front of W_down
     names: dict[str, str] = field(default_factory=dict)  # of gate, up and down, below the module
 
     @property
@@ -117,10 +118,6 @@ def _activation_of(module: nn.Module) -> str | None:
     return None
 
 
-def _dropout_of(module: nn.Module) -> float:
-    return max((m.p for m in module.children() if isinstance(m, nn.Dropout)), default=0.0)
-
-
 def _candidates(module: nn.Module) -> list[MLPParts]:
     """What the module may be, by the names of its children."""
     if isinstance(module, nn.Sequential):
@@ -129,26 +126,23 @@ def _candidates(module: nn.Module) -> list[MLPParts]:
     activation = _activation_of(module)
     if activation is None:
         return found
-    shared: dict[str, Any] = {"activation": activation, "dropout": _dropout_of(module)}
     for three in _GATED:
         if layers := _children(module, three):
             told = dict(zip(("gate", "up", "down"), three, strict=True))
-            found.append(MLPParts(module, up=layers[1], down=layers[2], gate=layers[0], names=told, **shared))
+            gate, up, down = layers
+            found.append(MLPParts(module, up=up, down=down, gate=gate, activation=activation, names=told))
     for pair in _JOINED + _PLAIN:
         if layers := _children(module, pair):
             told = dict(zip(("up", "down"), pair, strict=True))
-            joined = pair in _JOINED
-            found.append(MLPParts(module, up=layers[0], down=layers[1], joined=joined, names=told, **shared))
+            up, down = layers
+            found.append(MLPParts(module, up, down, joined=pair in _JOINED, activation=activation, names=told))
     return found
 
 
 def _sequential(module: nn.Sequential) -> list[MLPParts]:
-    """Linear, activation, linear, and maybe a dropout behind them."""
-    steps = {name: step for name, step in module.named_children() if not isinstance(step, nn.Identity)}
-    dropout = 0.0
-    if len(steps) == 4 and isinstance(last := list(steps.values())[3], nn.Dropout):
-        dropout = last.p
-        steps.popitem()
+    """Linear, activation, linear, and maybe dropouts between them or behind."""
+    neutral = (nn.Identity, nn.Dropout)
+    steps = {name: step for name, step in module.named_children() if not isinstance(step, neutral)}
     if len(steps) != 3:
         return []
     (first, up), (_, function), (second, down) = steps.items()
@@ -156,7 +150,7 @@ def _sequential(module: nn.Sequential) -> list[MLPParts]:
     if activation is None:
         return []
     told = {"up": first, "down": second}
-    return [MLPParts(module, up=up, down=down, activation=activation, dropout=dropout, names=told)]
+    return [MLPParts(module, up=up, down=down, activation=activation, names=told)]
 
 
 def _halves(module: nn.Module) -> list[MLPParts]:
@@ -183,39 +177,93 @@ def _fits(parts: MLPParts) -> bool:
 
 def dense_mlp(x: Tensor, weights: dict[str, Tensor], activation: str) -> Tensor:
     """What dense weights compute, those that `MLPParts.weights` and `BlockSparseMLP.weights` return."""
+    return dense_mlp_steps(x, weights, activation)[1]
+
+
+def dense_mlp_steps(x: Tensor, weights: dict[str, Tensor], activation: str) -> tuple[Tensor, Tensor]:
+    """What W_down is fed, and what it gives."""
     activate, linear = GLU_ACTIVATIONS[activation], nn.functional.linear
     up = linear(x, weights["up"], weights.get("up_bias"))
     gated = "gate" in weights
     hidden = activate(linear(x, weights["gate"], weights.get("gate_bias"))) * up if gated else activate(up)
-    return linear(hidden, weights["down"], weights.get("down_bias"))
+    return hidden, linear(hidden, weights["down"], weights.get("down_bias"))
 
 
-def _computes(parts: MLPParts) -> bool:
-    """Whether the module gives what its parts would, of some random tokens."""
+def _computing(parts: MLPParts) -> MLPParts | None:
+    """The parts with the dropouts that the module has, if it gives what they would, of some random tokens."""
     weights = parts.weights()
-    if weights["up"].is_meta:
-        return True
+    if weights["up"].is_meta:  # nothing can be computed
+        drops = [child.p for child in parts.module.children() if isinstance(child, nn.Dropout)]
+        return replace(parts, dropout=max(drops, default=0.0))
     module: Any = parts.module.intermediate if parts.halves else parts.module
     modes = [(m, m.training) for m in module.modules()]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, _TOKENS, weights["up"].size(1), generator=generator).to(weights["up"])
+    hidden, want = dense_mlp_steps(x, weights, parts.activation)
     try:
         module.eval()
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            want = module(x)
-            if parts.halves:
-                got = GLU_ACTIVATIONS[parts.activation](nn.functional.linear(x, weights["up"], weights.get("up_bias")))
-            else:
-                got = dense_mlp(x, weights, parts.activation)
+            given = hidden if parts.halves else want
+            dropouts = _dropouts(parts, module, x, hidden, given) if _is_close(module(x), given) else None
     except Exception:  # it takes something else than x
-        return False
+        return None
     finally:
         for m, training in modes:
             m.training = training
-    if not isinstance(want, Tensor) or want.shape != got.shape:
+    return None if dropouts is None else replace(parts, hidden_dropout=dropouts[0], dropout=dropouts[1])
+
+
+def _is_close(got: object, want: Tensor) -> bool:
+    if not isinstance(got, Tensor) or got.shape != want.shape:
         return False
-    bound = 64 * torch.finfo(x.dtype).eps
+    bound = 64 * torch.finfo(want.dtype).eps
     return bool((got - want).float().norm() <= bound * want.float().norm().clamp_min(1e-6))
+
+
+def _dropouts(
+    parts: MLPParts, module: nn.Module, x: Tensor, hidden: Tensor, want: Tensor
+) -> tuple[float, float] | None:
+    """What the module drops in training: of what W_down is fed, and of what it gives. None: it does something else.
+
+    hidden is what W_down is fed in eval mode, and want what the module gives then.
+    """
+    fed: list[Tensor] = []
+    given: list[Tensor] = []
+    handles = [
+        parts.down.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0])),
+        parts.down.register_forward_hook(lambda _, __, output: given.append(output)),
+    ]
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        module.train()
+        with torch.random.fork_rng(devices):
+            result = module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if _is_close(result, want):
+        return 0.0, 0.0
+    if parts.halves:  # W_down and what is behind it are the other half's
+        first = _dropped(hidden, result)
+        return None if first is None else (first, 0.0)
+    if len(fed) != 1:
+        return None
+    first, second = _dropped(hidden, fed[0]), _dropped(given[0], result)
+    return None if first is None or second is None else (first, second)
+
+
+def _dropped(before: Tensor, after: Tensor) -> float | None:
+    """The p with which zeros were drawn and others made 1 / (1 - p) times as large; None: it is no dropout."""
+    if _is_close(after, before):
+        return 0.0
+    kept = after != 0
+    if after.shape != before.shape or not bool(kept.any()):
+        return None
+    scale = float((after[kept].double() / before[kept].double()).median())
+    scaled = torch.where(kept, before.double() * scale, 0.0).to(before.dtype)
+    if not scale > 1 or not _is_close(after, scaled):
+        return None
+    return round(1 - 1 / scale, 2 if before.dtype in (torch.float16, torch.bfloat16) else 4)
 
 
 def mlp_parts(module: nn.Module) -> MLPParts | None:
@@ -224,7 +272,7 @@ def mlp_parts(module: nn.Module) -> MLPParts | None:
     Known are Llama's, Mistral's and Qwen's (gate_proj, up_proj, down_proj), Phi-3's (gate_up_proj), GPT-2's (c_fc and
     c_proj, whose weights lie transposed), BERT's (a layer with intermediate.dense and output.dense), others with two
     linear layers of customary names, and `torch.nn.Sequential` of linear, activation, linear. Nothing is changed; the
-    module is called once, on three random tokens.
+    module is called twice, on three random tokens: in training mode, too, which shows where it drops features.
     """
-    fitting = (parts for parts in _candidates(module) if _fits(parts))
-    return next((parts for parts in fitting if _computes(parts)), None)
+    fitting = (_computing(parts) for parts in _candidates(module) if _fits(parts))
+    return next((parts for parts in fitting if parts is not None), None)

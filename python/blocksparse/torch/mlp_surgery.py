@@ -12,6 +12,7 @@ from torch import nn
 from .._core.arguments import need, shown
 from .mlp_parts import MLPParts, mlp_parts
 from .modules.mlp import BlockSparseMLP
+from .surgery import put
 
 Chosen = str | Callable[[str, nn.Module], bool] | None
 
@@ -19,10 +20,11 @@ Chosen = str | Callable[[str, nn.Module], bool] | None
 def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
     """The feed-forward parts of a network by name, those that `mlp_parts` knows. Nothing is changed.
 
-    One whose parameters other modules use too is left out.
+    One whose layers or parameters other modules use too is left out. One that is at several places is there once.
     """
     need("find_mlps", "model", model, nn.Module, "a torch.nn.Module")
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    uses.update(id(child) for m in model.modules() for child in m._modules.values())  # named_children has each once
     found: dict[str, MLPParts] = {}
     for name, module in model.named_modules():
         parts = mlp_parts(module)
@@ -32,7 +34,7 @@ def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
 
 
 def put_mlp(model: nn.Module, name: str, parts: MLPParts, mlp: BlockSparseMLP) -> None:
-    """Puts a block-sparse MLP in the place of the dense one of that name.
+    """Puts a block-sparse MLP in the place of the dense one of that name, and in all others that it has in the model.
 
     Where the dense one is two halves of a larger module (BERT), the MLP takes the place of the first,
     `<name>.intermediate`, and the linear layer of the second one, `<name>.output.dense`, becomes an identity.
@@ -49,8 +51,9 @@ def put_mlp(model: nn.Module, name: str, parts: MLPParts, mlp: BlockSparseMLP) -
         return
     if not name:
         raise ValueError("[put_mlp] the model is an MLP itself: use BlockSparseMLP.from_dense")
-    path, _, child = name.rpartition(".")
-    setattr(model.get_submodule(path), child, mlp)
+    for place, module in list(model.named_modules(remove_duplicate=False)):
+        if module is parts.module:
+            put(model, place, mlp)
 
 
 def replace_mlps(
@@ -96,7 +99,7 @@ def replace_mlps(
 
 def _shared(parts: MLPParts, uses: Counter[int]) -> bool:
     layers = [layer for layer in (parts.gate, parts.up, parts.down) if layer is not None]
-    return any(uses[id(p)] > 1 for layer in layers for p in layer.parameters())
+    return any(uses[id(used)] > 1 for layer in layers for used in (layer, *layer.parameters()))
 
 
 def _by_name(op: str, chosen: Chosen) -> Callable[[str, nn.Module], bool]:

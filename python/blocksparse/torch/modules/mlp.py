@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..._core.arguments import need
+from ..._core.arguments import need, shown
 from ...layout import Layout, need_layout
 from .. import convert
 from ..arguments import need_tensor
@@ -37,6 +37,7 @@ class BlockSparseMLP(nn.Module):
         bias: whether to add biases, to all products.
         gates: whether the layers have a factor for each block, as `BlockSparseLinear`'s.
         dropout: of y, in training.
+        hidden_dropout: of what W_down is fed, in training.
         device: of the parameters.
         dtype: of the parameters: float32, float64, bfloat16 or float16.
 
@@ -59,6 +60,7 @@ class BlockSparseMLP(nn.Module):
         bias: bool = False,
         gates: bool = False,
         dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class BlockSparseMLP(nn.Module):
             self.up = BlockSparseLinear(in_features, hidden_features, layout, bias, activation=activation, **options)
         self.down = BlockSparseLinear(hidden_features, self.out_features, down_layout, bias, **options)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.hidden_dropout = nn.Dropout(hidden_dropout) if hidden_dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
@@ -81,7 +84,7 @@ class BlockSparseMLP(nn.Module):
             if (node := as_leaf(self, x)) is not None:
                 return cast(Tensor, node)
             need_tensor("BlockSparseMLP", "x", x)
-        y: Tensor = self.dropout(self.down(self.up(x)))
+        y: Tensor = self.dropout(self.down(self.hidden_dropout(self.up(x))))
         return y
 
     # ---- From and to dense ------------------------------------------------------------------------------------------
@@ -118,12 +121,14 @@ class BlockSparseMLP(nn.Module):
         weights = parts.weights()
         if layouts is None:
             layouts = _choose(op, weights, density, masks, block_size)
+        if not isinstance(layouts, Sequence) or len(layouts) != 2:
+            raise TypeError(f"[{op}] layouts is {shown(layouts)}, needs two layouts: of up (and gate), and of down")
         layout, down_layout = (need_layout(op, layout) for layout in layouts)
         up, down = weights["up"], weights["down"]
         made = cls(
             up.size(1), up.size(0), layout, down_layout, out_features=down.size(0), gated=parts.gated,
             activation=parts.activation, bias=any(name.endswith("bias") for name in weights), dropout=parts.dropout,
-            device=up.device, dtype=up.dtype,
+            hidden_dropout=parts.hidden_dropout, device=up.device, dtype=up.dtype,
         )  # fmt: skip
         made.set_weights(weights)
         made.train(parts.module.training)
@@ -137,6 +142,8 @@ class BlockSparseMLP(nn.Module):
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes the layouts' blocks of dense weights, named as `weights` names them, and biases, 0 if not given."""
+        if missing := [name for name in ("gate", "up", "down")[not self.gated :] if name not in weights]:
+            raise ValueError(f"[BlockSparseMLP.set_weights] weights has no {', '.join(missing)}")
         if isinstance(self.up, BlockSparseGLU):
             self.up.set_weights(weights["gate"], weights["up"], weights.get("gate_bias"), weights.get("up_bias"))
         else:
@@ -201,6 +208,7 @@ def _choose(
     if masks is None:
         masks = {name: _not_zero(weights[name], block_size) for name in ("gate", "up", "down") if name in weights}
     wanted = {name for name in ("gate", "up", "down") if name in weights}
+    need(op, "masks", masks, Mapping, "a dict of tensors")
     if set(masks) != wanted:
         raise ValueError(f"[{op}] masks are of {', '.join(sorted(masks))}, needs {', '.join(sorted(wanted))}")
     for name, mask in masks.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...._core.arguments import need
 from ..optimizer.moments import inner_optimizer, replace_parameter
-from ..weights.masked_layer import Layer
+from ..weights.masked_layer import Layer, need_free
 from ..weights.masks import check_masks, layout_of
 from ..weights.targets import Target
 from .convert import replaced, targets_of
@@ -27,6 +27,7 @@ def compact_(
     optimizer: Optimizers = None,
     *,
     block_size: int = 32,
+    _owner: object = None,
 ) -> dict[str, nn.Module]:
     """Puts block-sparse layers in the places of pruned ones, and lets the optimizer go on with their parameters.
 
@@ -49,8 +50,9 @@ def compact_(
 
     Raises:
         ValueError: the masks are not of this model; the optimizer does not hold a layer's weight, or keeps state of it
-            in another form than the weight's (as Adafactor does), or has a list of parameters of its own (LBFGS); or
-            the model is inside of DistributedDataParallel, which has to be made anew with the new parameters.
+            in another form than the weight's (as Adafactor does), or has a list of parameters of its own (LBFGS); a
+            pruner, SET or RigL has a layer, and would go on with the old one; the model is itself a layer, whose place
+            nobody knows; or it is inside of DistributedDataParallel, which has to be made anew with the new parameters.
     """
     need("compact", "model", model, nn.Module, "a torch.nn.Module")
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
@@ -58,6 +60,7 @@ def compact_(
             "[compact] the model is inside of DistributedDataParallel, which would go on with the old parameters: "
             "give model.module, and wrap it again"
         )
+    need("compact", "masks", masks, Mapping, "a dict of tensors")
     optimizers = _listed(optimizer)
     if not masks:
         return {}
@@ -68,6 +71,8 @@ def compact_(
         why = _obstacle(group)
         left += [f"{group[0].module_name} ({why})"] if why else []
         groups += [] if why else [group]
+    need_free("compact", [target for group in groups for target in group], _owner, attached=False)
+    need_places("compact", [target for group in groups for target in group])
     if left:
         warnings.warn(f"[compact] left as they are, with zeros: {', '.join(left)}", stacklevel=2)
     for group in groups:
@@ -82,6 +87,15 @@ def compact_(
     return made
 
 
+def need_places(op: str, targets: Sequence[Target]) -> None:
+    """Raises ValueError if the model is itself one of the layers, so that no other can be put in its place."""
+    if any(target.path == "" and not _obstacle([target]) for target in targets):
+        raise ValueError(
+            f"[{op}] the model is itself the layer that would move to block-sparse storage, so the caller would go on "
+            "with the old one: put it into a torch.nn.Sequential"
+        )
+
+
 def due(layer: Layer, densities: Sequence[float]) -> bool:
     """Whether a pruner's layer has come down to one of the densities since its weight was stored as it is."""
     blocks = layer.target.grid[0] * layer.target.grid[1]
@@ -90,8 +104,10 @@ def due(layer: Layer, densities: Sequence[float]) -> bool:
     return any(live <= density < stored for density in densities)
 
 
-def move_layers(model: nn.Module, layers: Sequence[Layer], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """`compact_` for layers that a pruner has, which goes on with them.
+def move_layers(
+    model: nn.Module, layers: Sequence[Layer], optimizers: Sequence[torch.optim.Optimizer], owner: object
+) -> None:
+    """`compact_` for layers that a pruner has, the owner, which goes on with them.
 
     What cannot move (an LSTM, say) stays as it is. Raises what `compact_` does.
     """
@@ -104,7 +120,7 @@ def move_layers(model: nn.Module, layers: Sequence[Layer], optimizers: Sequence[
         kept = None if shadow is None else values_of(layer.target, mask, layout_of(layer.target, mask), shadow).clone()
         shadows[layer.target.name] = kept
     masks = {layer.target.name: layer.mask for layer in movable}
-    made = compact_(model, masks, optimizers, block_size=movable[0].target.block_size)
+    made = compact_(model, masks, optimizers, block_size=movable[0].target.block_size, _owner=owner)
     for layer in movable:
         old = layer.target
         new = Target(old.name, old.path, made[old.path], "weight", old.block_size)

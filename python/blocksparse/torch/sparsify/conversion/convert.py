@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ...modules.mlp import BlockSparseMLP
 from ...surgery import put
 from ..batches import Forward, evaluating
 from ..progress import bar
+from ..weights.masked_layer import need_free
 from ..weights.masks import check_masks
 from ..weights.targets import Target, candidates, find_targets
 from .alike import alike, kind_of_group, kind_of_layer
@@ -39,6 +41,7 @@ def convert(
     forward: Forward = None,
     timings: dict[str, Timing] | None = None,
     progress: bool | None = None,
+    _owner: object = None,
 ) -> nn.Module:
     """Puts block-sparse layers in the places of pruned ones where they are measured faster on the model's device. ::
 
@@ -55,8 +58,9 @@ def convert(
     Which blocks they are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or
     eight calls of both.
 
-    Calls are eager. On a card, calls with few tokens take as long as Python needs to launch them, so launches are what
-    is compared then. Replays of a CUDA graph do not launch anything: time the whole model, if it is run that way.
+    Calls are eager. On a card the host's part of short ones does not count, as in a CUDA graph: a model that is run
+    eagerly with few tokens waits for launches, of which a block-sparse layer has no fewer. What `torch.compile` fuses
+    around a dense layer is not seen. Time the whole model, as it will run.
 
     New layers share the old ones' biases. Their weights are new parameters, which want gradients where the old ones
     did: make the optimizer afterwards. Hooks of what was replaced are not taken over. All layers are made and timed
@@ -79,7 +83,8 @@ def convert(
 
     Raises:
         TypeError: something is of another type.
-        ValueError: the masks are not of this model (see `check_masks`), or there are no kernels for its device.
+        ValueError: the masks are not of this model (see `check_masks`), a pruner that is attached, SET or RigL
+            has one of its layers, `seen` names something else, or there are no kernels for the device.
     """
     need("convert", "model", model, nn.Module, "a torch.nn.Module")
     if not to_number("convert", "min_speedup", min_speedup) >= 0:
@@ -87,6 +92,7 @@ def convert(
     tokens = to_count("tokens", tokens, "convert", least=1)
     for name, what in (seen or {}).items():
         need("convert", f"seen[{name!r}]", what, Seen, "a Seen")
+    need("convert", "masks", masks, Mapping, "a dict of tensors")
     if not masks:
         return model
     targets = targets_of(model, masks, block_size)
@@ -95,6 +101,9 @@ def convert(
     if left := [f"{group[0].module_name} ({why})" for group in groups if (why := obstacle(group))]:
         warnings.warn(f"[convert] left as they are, with zeros: {', '.join(left)}", stacklevel=2)
     groups = [group for group in groups if not obstacle(group)]
+    need_free("convert", [target for group in groups for target in group], _owner, attached=True)
+    if strange := set(seen or {}) - {name for name, _ in model.named_modules(remove_duplicate=False)}:
+        raise ValueError(f"[convert] seen names {', '.join(sorted(strange))}, which the model has not")
     shapes = dict(seen or {})
     if example is not None:
         shapes |= watch({group[0].path: group[0].module for group in groups}, model, example, forward)
@@ -162,13 +171,13 @@ def _faster_mlps(
 
     def kind(name: str) -> Hashable:
         parts = built[name][0]
-        layers = [layer for layer in (parts.up, parts.down, parts.gate) if layer is not None]
+        layers = layers_of(parts)
         kinds = [(kind_of_layer(layer), layer in made) for layer in layers]
         return tuple(kinds), parts.activation, parts.joined, fed[paths[parts.up]]
 
     def blocks(name: str) -> list[int]:
         parts, mlp = built[name]  # in which gate and up have the blocks of both
-        layers = [layer for layer in (parts.up, parts.down, parts.gate) if layer is not None and layer in made]
+        layers = [layer for layer in layers_of(parts) if layer in made]
         return [blocks_of(mlp), sum(blocks_of(made[layer]) for layer in layers)]
 
     lists = alike(built, kind, blocks)
@@ -181,6 +190,8 @@ def _faster_mlps(
             for name in members if better else ():
                 density = density_of(built[name][1])
                 times[name] = Timing(name, seen.shape, before, after, density, True, members[0])
+                for layer in layers_of(built[name][0]):  # they are no longer there
+                    times[paths[layer]] = replace(times[paths[layer]], converted=False)
                 faster.add(name)
             done()
     return {name: both for name, both in built.items() if name in faster}
@@ -195,6 +206,11 @@ def _timed_mlp(
     before, after = time_layers(dense, mlp, fed)
     single = time_layers(one_by_one, mlp, fed)
     return before, after, before / after >= min_speedup and single[0] >= single[1]
+
+
+def layers_of(parts: MLPParts) -> list[nn.Module]:
+    """Of a feed-forward part: up, down, and gate if it has one of its own."""
+    return [layer for layer in (parts.up, parts.down, parts.gate) if layer is not None]
 
 
 def targets_of(model: nn.Module, masks: Mapping[str, Tensor], block_size: int) -> list[Target]:

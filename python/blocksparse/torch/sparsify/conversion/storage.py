@@ -128,4 +128,12 @@ def _sparse_lstm(lstm: nn.LSTM, group: Group, masks: Mapping[str, Tensor]) -> nn
         else:
             layouts.append(layout_of(target, masks[target.name]))
     layer = BlockSparseLSTM.from_dense(lstm, layout=layouts)
-    return layer.train(lstm.training).requires_grad_(cast(Tensor, lstm.weight_hh_l0).requires_grad)
+    for i in range(lstm.num_layers):
+        for mine, theirs in (
+            (layer.input[i].weight, ("weight_ih",)),
+            (layer.input[i].bias, ("bias_ih", "bias_hh")),  # their sum
+            (layer.recurrent[i].weight, ("weight_hh",)),
+        ):
+            if mine is not None:
+                mine.requires_grad_(any(getattr(lstm, f"{name}_l{i}").requires_grad for name in theirs))
+    return layer.train(lstm.training)

@@ -21,8 +21,9 @@ from ..batches import Forward, evaluating, feed
 
 SECONDS = 0.003  # of a sample; waiting for a card takes 0.01 ms of it
 FEW = 20  # calls tell how many a sample has
-SHORT = 2e-4  # seconds of a call on a card below which the host may be slower than the card
-FASTEST_HZ = 2.5e9  # no card's clock is faster
+SHORT = 2e-3  # seconds of a call, the host's part included, below which it is timed without that part on a card
+HZ = 3e9  # of a card's clock, at most: cards sleep for cycles
+MOST_SLEEP = 0.1  # seconds
 SAMPLES = 9  # of each layer, in turn
 LEAST, ENOUGH = 3, 0.5  # so many suffice for layers that have been timed for so many seconds
 
@@ -146,8 +147,8 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
     samples: list[list[float]] = []
     with evaluating(before), evaluating(after), cast, torch.cuda.device_of(x):  # the current card is waited for
         calls = [_calls(one) for one in timers]
-        if x.is_cuda and SECONDS / max(calls) < SHORT:
-            timers, calls = [Queued(layer, x) for layer in (before, after)], [FEW, FEW]
+        if x.is_cuda and SECONDS / max(calls) < SHORT and (few := _asleep_for(layers := [before, after], x)):
+            timers, calls = [Queued(layer, x) for layer in layers], [few, few]
         start = time.perf_counter()
         while len(samples) < SAMPLES and (len(samples) < LEAST or time.perf_counter() - start < ENOUGH):
             samples.append([_sample(one, n) for one, n in zip(timers, calls, strict=True)])
@@ -157,27 +158,47 @@ def time_layers(before: nn.Module, after: nn.Module, seen: Seen) -> tuple[float,
 class Queued:
     """Times calls on a card as `timeit.Timer` does, without the time that the host takes for them.
 
-    The card first sleeps for as long as the host needs to queue them, twice over. So few calls are told: a queue holds
-    about 1000 kernels, and whoever fills it waits. A layer that waits for the card is timed with the host's part.
+    The card first sleeps for as long as the host needs to queue them, twice over.
     """
 
     def __init__(self, layer: nn.Module, x: Tensor) -> None:
         self.layer, self.x = layer, x
-        self.host_s = 0.0  # of a call: of the first one, whose card does not sleep
+        self.host_s = min(self._queue(1) for _ in range(3))  # of a call; one may be interrupted
+        self.slept = False  # whether the card still did when the last calls were queued
+        torch.cuda.synchronize(x.device)
 
     def timeit(self, calls: int) -> float:
         """Seconds of so many calls."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         cuda: Any = torch.cuda
-        cuda._sleep(int(2 * calls * self.host_s * FASTEST_HZ))
+        cuda._sleep(int(min(2 * calls * self.host_s, MOST_SLEEP) * HZ))
         start.record()
-        began = time.perf_counter()
-        for _ in range(calls):
-            self.layer(self.x)
-        self.host_s = self.host_s or (time.perf_counter() - began) / calls
+        self._queue(calls)
+        self.slept = not start.query()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
+
+    def _queue(self, calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            self.layer(self.x)
+        return time.perf_counter() - began
+
+
+def _asleep_for(layers: list[nn.Module], x: Tensor) -> int:
+    """How many calls of both can be queued while a card sleeps; 0: not even one.
+
+    A queue holds about 1000 kernels, and whoever fills it waits. A layer that waits for the card itself is never done
+    before. Both layers are timed in one way: with the host's part or without.
+    """
+    queued = [Queued(layer, x) for layer in layers]
+    for calls in (FEW, FEW // 4, 1):
+        for one in queued:
+            one.timeit(calls)
+        if all(one.slept for one in queued):
+            return calls
+    return 0
 
 
 def _calls(of: timeit.Timer | Queued) -> int:

@@ -60,7 +60,8 @@ class L0(Pruner):
         l1 (d - target) + l2 (d - target)^2,   d = mean over blocks of P(z > 0)
 
     At the end of the schedule the blocks with the largest log_alpha stay, an exact number of them; expected gates are
-    multiplied into their weights, and the gates are gone.
+    multiplied into their weights, and the gates are gone. Until then they are in hooks: a copy of the model asks them,
+    too, and computes without any once they are gone; what is saved is a state_dict, for hooks cannot be pickled.
 
     Args:
         schedule: how sparse at which step. With a `PolynomialDecay` of power 1 the target density falls slowly enough
@@ -240,6 +241,14 @@ class L0(Pruner):
         self._end()
         super()._undo()
 
+    def _check_copy(self, model: nn.Module) -> None:
+        mine = {layer.target.module for layer in self.layers.values()}
+        if self._gated and mine.isdisjoint(model.modules()):
+            raise ValueError(
+                f"[L0] a copy of the model has no gates of its own, and they are learned until step "
+                f"{self.schedule.end_step}, of which {self.steps} were done: convert the model itself, or copy it later"
+            )
+
     def _settle(self) -> None:
         """Before the end of the schedule, too, expected gates are multiplied into the weights."""
         self._fold()
@@ -271,3 +280,7 @@ class L0(Pruner):
         self.seed, self._sampled = state["seed"], {}
         if not state["gated"]:
             self._end()
+        elif not self._gated and self._model is not None:  # this pruner has come to the end meanwhile
+            for name, layer in self.layers.items():
+                self._gated.append(Gated(layer.target, self._model, self._asked_for(layer)))
+                self.log_alpha[name].requires_grad_(True)

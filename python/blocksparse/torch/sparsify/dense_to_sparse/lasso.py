@@ -75,6 +75,12 @@ class GroupLasso(Pruner):
                 raise ValueError(f"[GroupLasso] {name} is {shown(value)}, needs 0 or more")
         self.strength, self.rate = strength, rate
 
+    def step(self) -> None:
+        """See `Pruner.step`; needs `rate`, since no optimizer tells one."""
+        if self.rate is None and self.layers and not self._optimizers:
+            raise RuntimeError("[GroupLasso] is not attached to an optimizer, so needs rate=")
+        super().step()
+
     def _adjust(self) -> None:
         if self.steps > self.schedule.end_step:
             return

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...._core.arguments import shown, to_count, to_list, to_number
 from ....schedules import Schedule, live_blocks
+from ..conversion.compact import need_places
 from ..conversion.convert import convert
 from ..conversion.layer_times import layer_times
 from ..conversion.timing import Seen
@@ -78,7 +79,8 @@ class Pruner(Steps):
         compact_at: Sequence[float] = (),
     ) -> None:
         op = type(self).__name__
-        if not all(hasattr(schedule, name) for name in ("acts_at", "end_step", self._schedule_method)):
+        wanted = ("acts_at", "end_step", self._schedule_method)
+        if isinstance(schedule, type) or not all(hasattr(schedule, name) for name in wanted):
             raise TypeError(f"[{op}] schedule is {shown(schedule)}, needs a schedule such as PolynomialDecay")
         check_scope(op, scope)
         self.schedule, self.block_size, self.scope = schedule, block_size, scope
@@ -129,6 +131,11 @@ class Pruner(Steps):
                     "ignore, or call its squash_mask() first"
                 )
         self._check_targets(targets)
+        if self.compact_at:
+            need_places(type(self).__name__, targets)
+        acts = bool(self.schedule.acts_at(0))
+        if acts and self._schedule_method == "sparsity":
+            self._sparsity()  # the caller's own schedule may be wrong
         allowed = blocks_left(targets) if masks is None else check_masks(targets, masks)
         self._warn_of_losses(targets)
         try:
@@ -143,7 +150,7 @@ class Pruner(Steps):
         for name, layer in self.layers.items():
             layer.hook(self._on_gradient)
             layer.choose(allowed[name])
-        if self.schedule.acts_at(0):
+        if acts:
             self._choose()
         return model
 
@@ -219,6 +226,9 @@ class Pruner(Steps):
     def _prepared(self, model: nn.Module) -> None:
         """Called once, with all layers."""
 
+    def _check_copy(self, model: nn.Module) -> None:
+        """Raises ValueError if it is a copy of the model whose parameters are not what the model computes with."""
+
     def _settle(self) -> None:
         """Makes the parameters what the model computes with, if they are not."""
 
@@ -228,6 +238,11 @@ class Pruner(Steps):
     def finished(self) -> bool:
         """Whether the last step of the schedule has been."""
         return self.steps >= self.schedule.end_step and not self._due
+
+    @property
+    def attached(self) -> bool:
+        """Whether an optimizer calls `step`."""
+        return bool(self._optimizers)
 
     def masks(self) -> Masks:
         """{name: bool [out_blocks, in_blocks]}: which blocks are live. Empty before `prepare`."""
@@ -259,7 +274,7 @@ class Pruner(Steps):
         Where it raises, no layer was replaced, and the pruner goes on (an `L0` without its gates).
 
         Args:
-            model: the one that was prepared, or a copy.
+            model: the one that was prepared, or a copy (of an `L0` one that was made behind the end of its schedule).
             min_speedup: times before / after from which on a layer is replaced.
             options: of `convert`: `example`, `seen`, `tokens`, `forward`, `timings`, `progress`.
 
@@ -268,7 +283,9 @@ class Pruner(Steps):
             ValueError: as `convert`.
         """
         self._need_model("convert")
+        self._check_copy(model)
         self._settle()
+        options["_owner"] = self
         made = convert(model, self.masks(), block_size=self.block_size, min_speedup=min_speedup, **options)
         self.squash_mask()
         return made

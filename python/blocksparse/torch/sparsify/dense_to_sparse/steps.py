@@ -108,7 +108,7 @@ class Steps(Saved):
     def _move(self, layers: list[Layer]) -> None:
         if layers and self._model is not None:
             parameters = {layer: layer.target.parameter for layer in layers}
-            move_layers(self._model, layers, self._optimizers)
+            move_layers(self._model, layers, self._optimizers, self)
             self._unseen = [layer for layer, old in parameters.items() if layer.target.parameter is not old]
             for layer in self._unseen:  # a step may come before the next one of this pruner
                 layer.hook(self._on_gradient)

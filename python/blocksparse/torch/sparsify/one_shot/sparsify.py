@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...._core.arguments import shown, to_list
+from ...._core.arguments import shown, to_list, to_number
 from ....schedules import check_sparsity
 from ..batches import Forward, evaluating, feed
 from ..progress import bar
@@ -77,12 +77,15 @@ def sparsify_(
     Raises:
         TypeError: calibration is one batch, or none that can be gone through.
         ValueError: there is no such method or scope, the sparsity is outside of [0, 1), calibration is missing or
-            empty, a weight is NaN or Inf, a layer is not called, or is fed nothing, NaN or Inf, or as `find_targets`.
+            empty, damp is not above 0, a weight is NaN or Inf, a layer is not called, or is fed nothing, NaN or Inf, or
+            as `find_targets`.
     """
     if method not in METHODS:
         raise ValueError(f"[sparsify_] method is {shown(method)}, needs one of {', '.join(METHODS)}")
     check_scope("sparsify_", scope)
     sparsity = check_sparsity("sparsify_", "sparsity", sparsity)
+    if not to_number("sparsify_", "damp", damp) > 0:
+        raise ValueError(f"[sparsify_] damp is {shown(damp)}, needs a number above 0")
     if method != "magnitude" and calibration is None:
         raise ValueError(f"[sparsify_] {method} needs calibration: batches to run the model over")
     if isinstance(calibration, Tensor | Mapping):

@@ -58,6 +58,8 @@ def inner_optimizer(op: str, optimizer: Any) -> torch.optim.Optimizer:
     Raises:
         TypeError: it is no `torch.optim.Optimizer`; the message begins with `op`.
     """
+    if isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
+        raise TypeError(f"[{op}] optimizer is a {type(optimizer).__name__}, needs a torch.optim.Optimizer")
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     need(op, "optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")

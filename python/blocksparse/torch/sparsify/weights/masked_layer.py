@@ -23,6 +23,24 @@ def owner_of(target: Target) -> object | None:
     return None if reference is None else reference()
 
 
+def need_free(op: str, targets: Iterable[Target], owner: object, attached: bool) -> None:
+    """Raises ValueError if SET, RigL or a pruner other than the owner has one of the targets.
+
+    attached: a pruner that has no optimizer, and so does nothing by itself, is left alone.
+    """
+    for target in targets:
+        other: Any = owner_of(target)
+        if other is not None and other is not owner and (other.attached or not attached):
+            raise ValueError(
+                f"[{op}] {target.name} has a {type(other).__name__}, which would go on with the old layer: use its own "
+                "convert or compact_at, or call its detach() or squash_mask() first"
+            )
+        if other is None and getattr(target.module, "takes_layout", None) is not None:
+            raise ValueError(
+                f"[{op}] {target.name} has a SET or RigL, which would go on with the old layer: call its detach() first"
+            )
+
+
 def blocks_left(targets: Iterable[Target]) -> dict[str, Tensor]:
     """What an earlier pruner has left, or what is not zero in weights that have other blocks, too.
 

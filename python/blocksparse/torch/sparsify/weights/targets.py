@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections import Counter
@@ -280,7 +281,7 @@ def _choices(name: str, given: Choices) -> list[Choice]:
                 compiled.append(re.compile(choice))
             except re.error as error:
                 raise ValueError(f"[sparsify] {name} has {choice!r}, needs a regular expression: {error}") from None
-        elif isinstance(choice, re.Pattern) or callable(choice):
+        elif isinstance(choice, re.Pattern | type) or (callable(choice) and _takes_two(choice)):
             compiled.append(choice)
         else:
             raise TypeError(
@@ -288,6 +289,16 @@ def _choices(name: str, given: Choices) -> list[Choice]:
                 "and module"
             )
     return compiled
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind("name", "module")
+    except TypeError:
+        return False
+    except ValueError:  # nobody can tell, as of some builtins
+        pass
+    return True
 
 
 def _fits(choice: Choice, what: Target | str, module: nn.Module | None = None) -> bool:
