@@ -24,7 +24,8 @@ def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
     """
     need("find_mlps", "model", model, nn.Module, "a torch.nn.Module")
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    uses.update(id(child) for m in model.modules() for child in m._modules.values())  # named_children has each once
+    places = {_place(model, name) for name, _ in model.named_modules(remove_duplicate=False) if name}
+    uses.update(child for _, _, child in places)
     found: dict[str, MLPParts] = {}
     for name, module in model.named_modules():
         parts = mlp_parts(module)
@@ -95,6 +96,12 @@ def replace_mlps(
     for name, mlp in made.items():
         put_mlp(model, name, wanted[name], mlp)
     return made
+
+
+def _place(model: nn.Module, name: str) -> tuple[int, str, int]:
+    """Where a module is: the one that has it, its name there, and which it is."""
+    path, _, child = name.rpartition(".")
+    return id(model.get_submodule(path)), child, id(model.get_submodule(name))
 
 
 def _shared(parts: MLPParts, uses: Counter[int]) -> bool:

@@ -170,8 +170,7 @@ class Queued:
     def timeit(self, calls: int) -> float:
         """Seconds of so many calls."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        cuda: Any = torch.cuda
-        cuda._sleep(int(min(2 * calls * self.host_s, MOST_SLEEP) * HZ))
+        torch.cuda._sleep(int(min(2 * calls * self.host_s, MOST_SLEEP) * HZ))
         start.record()
         self._queue(calls)
         self.slept = not start.query()
