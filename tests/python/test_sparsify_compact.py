@@ -1,6 +1,7 @@
 """Layers that move to block-sparse storage in mid-training, and what their optimizers and pruners make of it."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -259,9 +260,10 @@ def test_layers_of_a_pruner_are_refused():
     model = pruner.convert(model, min_speedup=0)
     rewiring = bss.SET(bss.CosineDrop(10, frequency=2))
     rewiring.prepare(model)
+    rewiring.attach(torch.optim.SGD(model.parameters(), 0.1))
     live = torch.from_numpy(model[0].layout.mask())
     masks = {"0": live & (torch.arange(16).view(4, 4) % 3 > 0)}
-    with pytest.raises(ValueError, match="0 has a SET or RigL, which would go on with the old layer"):
+    with pytest.raises(ValueError, match="0 has a SET, which would go on with the old layer"):
         bss.compact_(model, masks, block_size=16)
     rewiring.detach()
     bss.compact_(model, masks, block_size=16)
@@ -272,3 +274,23 @@ def test_layers_of_a_pruner_are_refused():
 def test_masks_are_a_dict(verb):
     with pytest.raises(TypeError, match="masks is None, needs a dict of tensors"):
         verb(nn.Sequential(nn.Linear(32, 32)), None)
+
+
+def test_layers_of_sparsifiers_that_do_nothing_any_more_are_free():
+    model = nn.Sequential(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(model)
+    pruner.attach(optimizer)
+    pruner.detach()
+    bss.compact_(model, pruner.masks(), optimizer, block_size=16)
+
+    def train_and_forget():
+        rewiring = bss.SET(bss.CosineDrop(10, frequency=2))
+        rewiring.prepare(model)
+        rewiring.attach(torch.optim.SGD(model.parameters(), 0.1))
+
+    train_and_forget()
+    gc.collect()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.75, block_size=16)
+    assert bss.convert(model, masks, block_size=16, min_speedup=0)[0].layout.blocks == 4

@@ -100,3 +100,82 @@ def test_what_from_dense_takes(given, error, message):
 def test_weights_that_are_missing():
     with pytest.raises(ValueError, match="weights has no up, down"):
         bst.BlockSparseMLP.from_dense(Shared(), density=0.5).set_weights({})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.9, 1.0])
+def test_dropouts_of_any_kind_are_seen(dtype, p):
+    """Also where nothing comes out of W_down, in place, and behind what has run compiled."""
+    model = nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 48), nn.Dropout(p, inplace=True)).to(dtype)
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    model.compile(backend="eager")
+    model(torch.randn(1, 3, 48, dtype=dtype))
+    assert (bst.mlp_parts(model).hidden_dropout, bst.mlp_parts(model).dropout) == (0, p)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_else_is_dropped_makes_a_part_unknown(place):
+    layers = [nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48)]
+    assert bst.mlp_parts(nn.Sequential(*layers)) is not None
+    layers.insert(place, nn.Dropout(0.1))
+    assert bst.mlp_parts(nn.Sequential(*layers)) is None
+    assert bst.mlp_parts(nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48), nn.Dropout1d(0.1))) is None
+
+
+def test_looking_at_a_part_changes_nothing():
+    class Counting(Shared):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+            return super().forward(x)
+
+    model = nn.Sequential(Counting(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert list(bst.find_mlps(model)) == ["0"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+def test_parts_on_meta():
+    with torch.device("meta"):
+        part = nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Dropout(0.3), nn.Linear(96, 48))
+        more = Shared()
+        more.add_module("attention", nn.Linear(64, 64))
+    assert (bst.mlp_parts(part).hidden_dropout, bst.mlp_parts(part).dropout) == (0.3, 0)
+    assert bst.mlp_parts(more) is None
+
+
+def test_a_compiled_part_is_replaced_whole():
+    model = nn.Sequential(torch.compile(Shared(), backend="eager"))
+    assert list(bst.replace_mlps(model, density=1.0, block_size=16)) == ["0"]
+    assert isinstance(model[0], bst.BlockSparseMLP)
+
+
+def test_a_half_that_two_layers_share_leaves_both_out():
+    class Half(nn.Module):
+        def __init__(self, inputs, outputs, act):
+            super().__init__()
+            self.dense = nn.Linear(inputs, outputs)
+            if act:
+                self.intermediate_act_fn = nn.GELU()
+
+        def forward(self, x):
+            y = self.dense(x)
+            return self.intermediate_act_fn(y) if hasattr(self, "intermediate_act_fn") else y
+
+    class Whole(nn.Module):
+        def __init__(self, output):
+            super().__init__()
+            self.intermediate, self.output = Half(64, 128, True), output
+
+        def forward(self, x):
+            return self.output(self.intermediate(x)) + x
+
+    output = Half(128, 64, False)
+    assert bst.find_mlps(nn.Sequential(Whole(output), Whole(output))) == {}
+    assert list(bst.find_mlps(nn.Sequential(Whole(output), Whole(Half(128, 64, False))))) == ["0", "1"]

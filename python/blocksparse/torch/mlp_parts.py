@@ -8,12 +8,14 @@ these would.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from .functional.glu import GLU_ACTIVATIONS
 
@@ -27,6 +29,7 @@ _PLAIN = (("c_fc", "c_proj"), ("fc1", "fc2"), ("lin1", "lin2"), ("wi", "wo"), ("
           ("dense_h_to_4h", "dense_4h_to_h"), ("up_proj", "down_proj"))  # fmt: skip
 _HALVES = ("intermediate", "output")  # each with a child `dense`: BERT
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "activation", "intermediate_act_fn")
+_DROPOUTS = {getattr(nn.functional, name) for name in dir(nn.functional) if "dropout" in name and name[0] != "_"}
 _TOKENS = 3  # that the module and its parts are compared on
 
 
@@ -189,81 +192,79 @@ def dense_mlp_steps(x: Tensor, weights: dict[str, Tensor], activation: str) -> t
     return hidden, linear(hidden, weights["down"], weights.get("down_bias"))
 
 
+class _Dropouts(TorchFunctionMode):
+    """Notes what dropouts are called with, which they are in eval mode, too: p, and x but for whole channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[float, Tensor | None]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            x = args[0] if args else kwargs["input"]
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            self.calls.append((float(p), x.clone() if func is nn.functional.dropout else None))
+        return func(*args, **kwargs)
+
+
 def _computing(parts: MLPParts) -> MLPParts | None:
     """The parts with the dropouts that the module has, if it gives what they would, of some random tokens."""
     weights = parts.weights()
-    if weights["up"].is_meta:  # nothing can be computed
-        drops = [child.p for child in parts.module.children() if isinstance(child, nn.Dropout)]
-        return replace(parts, dropout=max(drops, default=0.0))
     module: Any = parts.module.intermediate if parts.halves else parts.module
     modes = [(m, m.training) for m in module.modules()]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, _TOKENS, weights["up"].size(1), generator=generator).to(weights["up"])
-    hidden, want = dense_mlp_steps(x, weights, parts.activation)
+    up = weights["up"]
+    x = torch.randn(1, _TOKENS, up.size(1), generator=torch.Generator().manual_seed(0)).to(up)
     try:
         module.eval()
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), _without_autocast(x.device), torch.compiler.set_stance("force_eager"):
+            hidden, want = dense_mlp_steps(x, weights, parts.activation)
             given = hidden if parts.halves else want
-            dropouts = _dropouts(parts, module, x, hidden, given) if _is_close(module(x), given) else None
+            with _Dropouts() as dropouts:
+                result = module(x)
     except Exception:  # it takes something else than x
         return None
     finally:
         for m, training in modes:
             m.training = training
-    return None if dropouts is None else replace(parts, hidden_dropout=dropouts[0], dropout=dropouts[1])
+    if not _is_close(result, given) or (up.is_meta and not _has_only(parts)):
+        return None
+    return _with_dropouts(parts, dropouts.calls, hidden, given)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def _is_close(got: object, want: Tensor) -> bool:
     if not isinstance(got, Tensor) or got.shape != want.shape:
         return False
     bound = 64 * torch.finfo(want.dtype).eps
-    return bool((got - want).float().norm() <= bound * want.float().norm().clamp_min(1e-6))
+    return want.is_meta or bool((got - want).float().norm() <= bound * want.float().norm().clamp_min(1e-6))
 
 
-def _dropouts(
-    parts: MLPParts, module: nn.Module, x: Tensor, hidden: Tensor, want: Tensor
-) -> tuple[float, float] | None:
-    """What the module drops in training: of what W_down is fed, and of what it gives. None: it does something else.
-
-    hidden is what W_down is fed in eval mode, and want what the module gives then.
-    """
-    fed: list[Tensor] = []
-    given: list[Tensor] = []
-    handles = [
-        parts.down.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0])),
-        parts.down.register_forward_hook(lambda _, __, output: given.append(output)),
-    ]
-    devices = [x.device] if x.device.type == "cuda" else []
-    try:
-        module.train()
-        with torch.random.fork_rng(devices):
-            result = module(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if _is_close(result, want):
-        return 0.0, 0.0
-    if parts.halves:  # W_down and what is behind it are the other half's
-        first = _dropped(hidden, result)
-        return None if first is None else (first, 0.0)
-    if len(fed) != 1:
-        return None
-    first, second = _dropped(hidden, fed[0]), _dropped(given[0], result)
-    return None if first is None or second is None else (first, second)
+def _has_only(parts: MLPParts) -> bool:
+    """Whether no other layer of the module has parameters: what it computes is not seen on "meta"."""
+    known = {id(p) for layer in (parts.gate, parts.up, parts.down) if layer is not None for p in layer.parameters()}
+    return parts.halves or all(id(p) in known for p in parts.module.parameters())
 
 
-def _dropped(before: Tensor, after: Tensor) -> float | None:
-    """The p with which zeros were drawn and others made 1 / (1 - p) times as large; None: it is no dropout."""
-    if _is_close(after, before):
-        return 0.0
-    kept = after != 0
-    if after.shape != before.shape or not bool(kept.any()):
-        return None
-    scale = float((after[kept].double() / before[kept].double()).median())
-    scaled = torch.where(kept, before.double() * scale, 0.0).to(before.dtype)
-    if not scale > 1 or not _is_close(after, scaled):
-        return None
-    return round(1 - 1 / scale, 2 if before.dtype in (torch.float16, torch.bfloat16) else 4)
+def _with_dropouts(
+    parts: MLPParts, calls: list[tuple[float, Tensor | None]], hidden: Tensor, given: Tensor
+) -> MLPParts | None:
+    """The parts with what was dropped of hidden features and of the result; None: something else was dropped."""
+    found = {"hidden_dropout": 0.0, "dropout": 0.0}
+    for p, x in calls:
+        if p == 0:
+            continue
+        place = "hidden_dropout" if _is_close(x, hidden) else "dropout" if _is_close(x, given) else ""
+        if not place or found[place]:
+            return None
+        found[place] = p
+    if not calls:  # it may not call its dropout in eval mode
+        children = [child.p for child in parts.module.children() if isinstance(child, nn.Dropout)]
+        found["dropout"] = 0.0 if parts.halves else max(children, default=0.0)
+    return replace(parts, hidden_dropout=found["hidden_dropout"], dropout=found["dropout"])
 
 
 def mlp_parts(module: nn.Module) -> MLPParts | None:
@@ -272,7 +273,8 @@ def mlp_parts(module: nn.Module) -> MLPParts | None:
     Known are Llama's, Mistral's and Qwen's (gate_proj, up_proj, down_proj), Phi-3's (gate_up_proj), GPT-2's (c_fc and
     c_proj, whose weights lie transposed), BERT's (a layer with intermediate.dense and output.dense), others with two
     linear layers of customary names, and `torch.nn.Sequential` of linear, activation, linear. Nothing is changed; the
-    module is called twice, on three random tokens: in training mode, too, which shows where it drops features.
+    module is called once, in eval mode, on three random tokens. Dropout of hidden features and of the result is kept,
+    any other makes it unknown.
     """
     fitting = (_computing(parts) for parts in _candidates(module) if _fits(parts))
     return next((parts for parts in fitting if parts is not None), None)

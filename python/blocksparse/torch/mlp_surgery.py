@@ -28,6 +28,8 @@ def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
     uses.update(child for _, _, child in places)
     found: dict[str, MLPParts] = {}
     for name, module in model.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in found):  # what torch.compile has wrapped, say
+            continue
         parts = mlp_parts(module)
         if parts is not None and not _shared(parts, uses):
             found[name] = parts
@@ -106,7 +108,9 @@ def _place(model: nn.Module, name: str) -> tuple[int, str, int]:
 
 def _shared(parts: MLPParts, uses: Counter[int]) -> bool:
     layers = [layer for layer in (parts.gate, parts.up, parts.down) if layer is not None]
-    return any(uses[id(used)] > 1 for layer in layers for used in (layer, *layer.parameters()))
+    if parts.halves:
+        layers += [parts.module.get_submodule(half) for half in ("intermediate", "output")]
+    return any(uses[id(used)] > 1 for layer in layers for used in (layer, *layer.parameters(recurse=False)))
 
 
 def _by_name(op: str, chosen: Chosen) -> Callable[[str, nn.Module], bool]:

@@ -71,7 +71,7 @@ def compact_(
         why = _obstacle(group)
         left += [f"{group[0].module_name} ({why})"] if why else []
         groups += [] if why else [group]
-    need_free("compact", [target for group in groups for target in group], _owner, attached=False)
+    need_free("compact", [target for group in groups for target in group], _owner)
     need_places("compact", [target for group in groups for target in group])
     if left:
         warnings.warn(f"[compact] left as they are, with zeros: {', '.join(left)}", stacklevel=2)

@@ -101,7 +101,7 @@ def convert(
     if left := [f"{group[0].module_name} ({why})" for group in groups if (why := obstacle(group))]:
         warnings.warn(f"[convert] left as they are, with zeros: {', '.join(left)}", stacklevel=2)
     groups = [group for group in groups if not obstacle(group)]
-    need_free("convert", [target for group in groups for target in group], _owner, attached=True)
+    need_free("convert", [target for group in groups for target in group], _owner)
     if strange := set(seen or {}) - {name for name, _ in model.named_modules(remove_duplicate=False)}:
         raise ValueError(f"[convert] seen names {', '.join(sorted(strange))}, which the model has not")
     shapes = dict(seen or {})

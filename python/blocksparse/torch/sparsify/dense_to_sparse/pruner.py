@@ -133,9 +133,6 @@ class Pruner(Steps):
         self._check_targets(targets)
         if self.compact_at:
             need_places(type(self).__name__, targets)
-        acts = bool(self.schedule.acts_at(0))
-        if acts and self._schedule_method == "sparsity":
-            self._sparsity()  # the caller's own schedule may be wrong
         allowed = blocks_left(targets) if masks is None else check_masks(targets, masks)
         self._warn_of_losses(targets)
         try:
@@ -143,15 +140,15 @@ class Pruner(Steps):
                 own(target, self)
                 self.layers[target.name] = Layer(target, allowed[target.name])
             self._prepared(model)
-        except BaseException:  # no memory, say: the model is left as it was
+            self._model = model
+            for name, layer in self.layers.items():
+                layer.hook(self._on_gradient)
+                layer.choose(allowed[name])
+            if self.schedule.acts_at(0):
+                self._choose()
+        except BaseException:  # no memory, say, or a wrong schedule: the model is left as it was
             self._undo()
             raise
-        self._model = model
-        for name, layer in self.layers.items():
-            layer.hook(self._on_gradient)
-            layer.choose(allowed[name])
-        if acts:
-            self._choose()
         return model
 
     def _undo(self) -> None:

@@ -16,6 +16,7 @@ from ...modules.layer import BlockSparseLayer
 from ..distributed import World
 from ..optimizer.moments import YOUNG, Moments, inner_optimizer
 from ..report import RewiringReport, RewiringRow
+from ..weights.masked_layer import claim, release
 from ..weights.targets import Choices, find_targets
 from .exchange import Candidates, CosineDrop, exchange
 from .rewired_layer import START, RewiredLayer, most_exchanged
@@ -99,6 +100,12 @@ class Rewiring:
         """Has layers take other layouts when weights are loaded, or lets them go."""
         for layer in self._layers:
             layer.module.takes_layout = layer.adopt if on else None
+            (claim if on else release)(layer.module, "weight", self)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it acts behind the steps of an optimizer."""
+        return self._moments is not None
 
     def _find(self, model: nn.Module) -> list[tuple[str, BlockSparseLayer]]:
         targets, ignore = self._choices

@@ -23,21 +23,14 @@ def owner_of(target: Target) -> object | None:
     return None if reference is None else reference()
 
 
-def need_free(op: str, targets: Iterable[Target], owner: object, attached: bool) -> None:
-    """Raises ValueError if SET, RigL or a pruner other than the owner has one of the targets.
-
-    attached: a pruner that has no optimizer, and so does nothing by itself, is left alone.
-    """
+def need_free(op: str, targets: Iterable[Target], owner: object) -> None:
+    """Raises ValueError if a sparsifier other than the owner has one of the targets, and an optimizer calls it."""
     for target in targets:
         other: Any = owner_of(target)
-        if other is not None and other is not owner and (other.attached or not attached):
+        if other is not None and other is not owner and other.attached:
             raise ValueError(
                 f"[{op}] {target.name} has a {type(other).__name__}, which would go on with the old layer: use its own "
-                "convert or compact_at, or call its detach() or squash_mask() first"
-            )
-        if other is None and getattr(target.module, "takes_layout", None) is not None:
-            raise ValueError(
-                f"[{op}] {target.name} has a SET or RigL, which would go on with the old layer: call its detach() first"
+                "convert or compact_at if it has them, or call its detach() first"
             )
 
 
@@ -67,6 +60,18 @@ def own(target: Target, pruner: object) -> None:
     ones = torch.ones(target.grid, dtype=torch.float32, device=target.parameter.device)
     target.module.register_buffer(gates_name(target), ones)
     _owners.setdefault(target.module, {})[target.parameter_name] = weakref.ref(pruner)
+
+
+def claim(module: nn.Module, name: str, owner: object) -> None:
+    """Notes who moves a parameter's blocks, as long as it lives."""
+    _owners.setdefault(module, {})[name] = weakref.ref(owner)
+
+
+def release(module: nn.Module, name: str, owner: object) -> None:
+    """Ends that, if it is still so."""
+    reference = _owners.get(module, {}).get(name)
+    if reference is not None and reference() is owner:
+        _owners[module].pop(name)
 
 
 def disown(target: Target) -> None:
