@@ -327,6 +327,7 @@ def test_an_mlp_becomes_one_module_where_that_is_faster(monkeypatch, tmp_path, k
         assert not any(type(m) is nn.Linear for m in model.modules())
         whole = {"0.mlp", "1.mlp"} if kind is Llama else {"0", "1"}
         assert (timings.keys() & whole == whole) == faster
+        assert all(time.converted for time in timings.values())  # by themselves, or as a part of the whole
         assert len(timings) == len(masks) + (2 if faster else 0)
         assert all(module.training for module in model.modules())
         bst.save_pretrained(model, tmp_path / "x.safetensors")

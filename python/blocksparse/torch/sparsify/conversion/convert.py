@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -190,8 +189,6 @@ def _faster_mlps(
             for name in members if better else ():
                 density = density_of(built[name][1])
                 times[name] = Timing(name, seen.shape, before, after, density, True, members[0])
-                for layer in layers_of(built[name][0]):  # they are no longer there
-                    times[paths[layer]] = replace(times[paths[layer]], converted=False)
                 faster.add(name)
             done()
     return {name: both for name, both in built.items() if name in faster}

@@ -56,7 +56,8 @@ class Timing:
         before_s: of the layer as it was.
         after_s: of the block-sparse layer.
         density: of the block-sparse layer's blocks.
-        converted: whether the block-sparse layer has taken its place.
+        converted: whether it is block-sparse now: by a layer in its place, or as part of a `BlockSparseMLP`, which has
+            a timing of its own.
         measured: name of the module that was timed: this one, or one alike that has as many blocks or a few more.
     """
 
