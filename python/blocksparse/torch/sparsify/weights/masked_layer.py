@@ -59,7 +59,7 @@ def own(target: Target, pruner: object) -> None:
     """Puts gates of ones beside the weight, in a pruner's name."""
     ones = torch.ones(target.grid, dtype=torch.float32, device=target.parameter.device)
     target.module.register_buffer(gates_name(target), ones)
-    _owners.setdefault(target.module, {})[target.parameter_name] = weakref.ref(pruner)
+    claim(target.module, target.parameter_name, pruner)
 
 
 def claim(module: nn.Module, name: str, owner: object) -> None:
