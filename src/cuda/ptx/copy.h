@@ -35,6 +35,15 @@ __device__ inline void cp_async_16_if(bool there, uint32_t to, const void* from)
       : "memory");
 }
 
+// Copies 16 bytes, or zeros if `there` is false.
+__device__ inline void cp_async_16_or_zeros(uint32_t to, const void* from, bool there) {
+  asm volatile(
+      "{\n.reg .pred not_there;\nsetp.eq.b32 not_there, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, not_there;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(there))
+      : "memory");
+}
+
 __device__ inline void cp_async_4(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }

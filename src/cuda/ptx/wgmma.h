@@ -2,6 +2,8 @@
 // lane holds rows lane / 4 and lane / 4 + 8 of its warp's 16 rows, and columns 2 (lane % 4) and the next of each 8
 // columns: sum[4 j + 2 half + k].
 //
+// With add = 0 the sum is a b^T alone, whatever it was.
+//
 // Descriptors give the matrices. a is [64, 16] with the 16 contiguous or, with TransA, the 64; b likewise.
 #pragma once
 
@@ -56,24 +58,24 @@ __device__ inline void wgmma_wait() {
 #define BS_SUMS_96(i) BS_SUMS_64(i), BS_SUMS_32((i) + 64)
 #define BS_SUMS_128(i) BS_SUMS_64(i), BS_SUMS_64((i) + 64)
 // n columns of a type: r registers hold the sums, the operands after them have the numbers r to r + 3.
-#define BS_WGMMA(n, type, r, r1, r2, r3)                                                                    \
-  asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                                               \
+#define BS_WGMMA(n, type, r, r1, r2, r3, r4)                                                                \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #r4 ", 0;\n"                                        \
                "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" BS_REGISTERS_##r "}, "  \
                "%" #r ", %" #r1 ", add, 1, 1, %" #r2 ", %" #r3 ";\n}"                                       \
-               : BS_SUMS_##r(0) : "l"(a), "l"(b), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0))
+               : BS_SUMS_##r(0) : "l"(a), "l"(b), "n"(TransA ? 1 : 0), "n"(TransB ? 1 : 0), "r"(add))
 #define BS_WGMMA_OF_N(type)                                   \
-  if constexpr (N == 16) BS_WGMMA(16, type, 8, 9, 10, 11);          \
-  else if constexpr (N == 32) BS_WGMMA(32, type, 16, 17, 18, 19);   \
-  else if constexpr (N == 48) BS_WGMMA(48, type, 24, 25, 26, 27);   \
-  else if constexpr (N == 64) BS_WGMMA(64, type, 32, 33, 34, 35);   \
-  else if constexpr (N == 96) BS_WGMMA(96, type, 48, 49, 50, 51);   \
-  else if constexpr (N == 128) BS_WGMMA(128, type, 64, 65, 66, 67); \
-  else if constexpr (N == 192) BS_WGMMA(192, type, 96, 97, 98, 99); \
-  else BS_WGMMA(256, type, 128, 129, 130, 131)
+  if constexpr (N == 16) BS_WGMMA(16, type, 8, 9, 10, 11, 12);          \
+  else if constexpr (N == 32) BS_WGMMA(32, type, 16, 17, 18, 19, 20);   \
+  else if constexpr (N == 48) BS_WGMMA(48, type, 24, 25, 26, 27, 28);   \
+  else if constexpr (N == 64) BS_WGMMA(64, type, 32, 33, 34, 35, 36);   \
+  else if constexpr (N == 96) BS_WGMMA(96, type, 48, 49, 50, 51, 52);   \
+  else if constexpr (N == 128) BS_WGMMA(128, type, 64, 65, 66, 67, 68); \
+  else if constexpr (N == 192) BS_WGMMA(192, type, 96, 97, 98, 99, 100); \
+  else BS_WGMMA(256, type, 128, 129, 130, 131, 132)
 // clang-format on
 
 template <class T, int N, bool TransA, bool TransB, int Sums>
-__device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b) {
+__device__ inline void wgmma(float (&sum)[Sums], uint64_t a, uint64_t b, int add = 1) {
   static_assert(Sums >= N / 2 &&
                 (N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256));
   if constexpr (std::is_same_v<T, Bf16>) {

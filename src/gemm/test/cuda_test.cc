@@ -102,6 +102,9 @@ constexpr const char* kProblems[] = {
     "linear:fprop bf16 n=250 b=64 ba(150,4) out=9570 bias",
     "linear:dgrad f16 n=200 b=32 ba(140,4) full_col=3 empty_col=5 y=first",
     "linear:fprop f16 n=512 b=32 ba(420,4) bias",
+    // Hubs and more tokens than a launch of row_wgmma takes.
+    "linear:fprop bf16 n=1100 b=32 ba(420,4) bias residual act=gelu",
+    "linear:dgrad f16 n=1090 b=64 ba(256,2) y=first",
     "linear:fprop f16 n=256 b=64 ba(400,4)",
 };
 

@@ -128,5 +128,24 @@ TEST(SelectCuda, RowsOfLayoutsWithHubsAreDealt) {
   EXPECT_TRUE(row_wgmma::is_dealt(small, 128, kH200));
 }
 
+TEST(SelectCuda, ManyTokensOfLayoutsWithHubsAreSeveralLaunches) {
+  const CudaProblem hubs{
+      .dtype = DType::bf16, .block = 64, .n = 4096, .inputs = 18432, .outputs = 18432, .blocks = 2448, .slots = 153};
+  const auto launches = [&](auto change) {
+    CudaProblem p = hubs;
+    change(p);
+    return ceil_div(p.n, row_wgmma::tokens_of_launch(p));
+  };
+  EXPECT_EQ(chosen(hubs, kH200), "row_wgmma");
+  EXPECT_EQ(launches([](CudaProblem&) {}), 4);
+  EXPECT_EQ(launches([](CudaProblem& p) { p.n = 1024; }), 1);
+  EXPECT_EQ(launches([](CudaProblem& p) { p.block = 32, p.blocks = 9792; }), 8) << "1024 tokens of x are too large";
+  EXPECT_EQ(launches([](CudaProblem& p) { p.block = 32, p.inputs = p.outputs = 12288, p.blocks = 6456; }), 4);
+  EXPECT_EQ(launches([](CudaProblem& p) { p.slots = 0; }), 1) << "even rows";
+  EXPECT_EQ(launches([](CudaProblem& p) { p.block = 128; }), 1) << "no kernels for dealt rows";
+  EXPECT_EQ(launches([](CudaProblem& p) { p.blocks *= 2; }), 1) << "not measured";
+  EXPECT_EQ(launches([](CudaProblem& p) { p.outputs = 16320; }), 1) << "not measured";
+}
+
 }  // namespace
 }  // namespace blocksparse::gemm

@@ -210,7 +210,7 @@ inline void find_schedule(const Product& p, const CudaProblem& problem, int64_t 
 }
 
 template <class T>
-Status launch(const Product& p, const CudaCall& call) {
+Status launch_at_once(const Product& p, const CudaCall& call) {
   const CudaProblem& problem = call.problem;
   const int32_t tokens = tokens_of_tile(problem, call.card);
   const bool cut = problem.slots > 0, sliced = cut && adds_slices(problem);
@@ -258,6 +258,32 @@ Status launch(const Product& p, const CudaCall& call) {
                          .overlap = true},
                         row_wgmma_combine<T, K::block>, args);
   });
+}
+
+template <class T>
+Activations tokens_of(const Activations& a, int64_t first, int64_t count) {
+  if (a.data == nullptr) return a;
+  Activations part = a;
+  part.data = static_cast<const T*>(a.data) + first * a.token_stride;
+  part.n = count;
+  return part;
+}
+
+template <class T>
+Status launch(const Product& p, const CudaCall& call) {
+  const int64_t most = tokens_of_launch(call.problem);
+  if (p.x.n <= most) return launch_at_once<T>(p, call);
+  for (int64_t first = 0; first < p.x.n; first += most) {
+    const int64_t count = std::min(most, p.x.n - first);
+    Product part = p;
+    part.x = tokens_of<T>(p.x, first, count), part.y = tokens_of<T>(p.y, first, count);
+    part.residual = tokens_of<T>(p.residual, first, count);
+    part.x_is_last = p.x_is_last && first == 0;
+    CudaProblem problem = call.problem;
+    problem.n = count;
+    BS_RETURN_IF_ERROR(launch_at_once<T>(part, {problem, call.card, call.workspace, call.stream}));
+  }
+  return Status();
 }
 
 template <class T>

@@ -53,6 +53,14 @@ bool is_dealt(const CudaProblem& p, int64_t tokens, const cuda::Card& card) {
          schedule_shape(p.output_blocks(), static_cast<int32_t>(tiles)).waves > 0;
 }
 
+// All tiles of a dealt row run at once, so a launch reads all of its x again and again: as much of it as L2 holds is
+// best. NOTES.md has the figures. Elsewhere several launches were not measured.
+int64_t tokens_of_launch(const CudaProblem& p) {
+  constexpr int64_t kMostBytes = 24 << 20;  // of x
+  if (p.slots == 0 || p.block == 128 || p.output_blocks() < 256 || p.density() >= 0.05) return p.n;
+  return p.block == 32 && 1024 * p.inputs * 2 > kMostBytes ? 512 : 1024;
+}
+
 // Whether x stays in L2 and is read for few blocks. Then reading it once for each block takes less time than the tables
 // that wgmma makes first. b = 64, us by this kernel and by the best other family, H100, 2026-11-26:
 //   256 x 256, 4 blocks, 4096 tokens      4.1, 7.3
@@ -87,6 +95,7 @@ bool pays(const CudaProblem& p, const cuda::Card& card) {
   }
   if (p.n <= 512) return true;
   if (p.n <= 1024) return density < 0.05 || p.outputs <= 6144;
+  if (p.block == 64 && tokens_of_launch(p) < p.n) return true;
   constexpr int64_t kMostBytes = 20 << 20;  // of x, which every row of blocks reads
   if (p.n > 2048) return reads_little(p);
   return p.n * p.inputs * 2 <= kMostBytes && density < (p.n > 1536 && p.block == 64 ? 0.12 : 0.3);

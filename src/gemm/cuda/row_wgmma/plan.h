@@ -16,6 +16,9 @@ int64_t workspace_bytes(const CudaProblem& p);
 // The tokens of a job: 64, 128 or 256.
 int32_t tokens_of_tile(const CudaProblem& p, const cuda::Card& card);
 
+// Tokens that one launch takes; more are done by one launch after the other.
+int64_t tokens_of_launch(const CudaProblem& p);
+
 // Whether the slices of a cut row are jobs of their own, whose sums a second kernel adds. Otherwise rows are walked
 // whole.
 bool adds_slices(const CudaProblem& p);

@@ -2,7 +2,7 @@
 //   x [n, inputs]   dy [n, outputs]   dW [blocks, b, b]   16-bit elements, sums in f32; both operands as they lie
 // Who does what
 //   grid      a thread block of one warpgroup for each block of dW, or for two that share dy; several on an SM
-//   load      its first thread, boxes into a ring of stages; up to 64 tokens of one (x, dy): all threads, at once
+//   load      into a ring of stages: all threads by cp.async, or its first one by TMA
 //   compute   wgmma by the warpgroup: 64 x b for each 64 rows
 //   finish    registers to shared memory to dW
 #pragma once
@@ -20,24 +20,10 @@ namespace {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
+// `second_dy`: the box with dy of the second block or, with one block, of its lower half. The first stage begins the
+// sums.
 template <class S>
-__device__ inline void clear(Sums<S>& sums) {
-#pragma unroll
-  for (auto& half : sums) {
-#pragma unroll
-    for (float& sum : half) sum = 0;
-  }
-  // The zeros are set here. Otherwise ptxas sets them between the products, and each product waits for the last one.
-#pragma unroll
-  for (auto& half : sums) {
-#pragma unroll
-    for (float& sum : half) ptx::hold(sum);
-  }
-}
-
-// `second_dy`: the box with dy of the second block or, with one block, of its lower half.
-template <class S>
-__device__ inline void multiply(Sums<S>& sums, uint32_t stage, int second_dy) {
+__device__ inline void multiply(Sums<S>& sums, uint32_t stage, int second_dy, bool is_first) {
   constexpr int kStep = S::kWidth * 2;  // 16 tokens, in units of 16 bytes
   const auto boxes = [&](int i) {
     return ptx::wgmma_matrix(stage + static_cast<uint32_t>(i * S::kBox), S::kBox, 8 * 128, ptx::Swizzle::bytes_128);
@@ -50,7 +36,8 @@ __device__ inline void multiply(Sums<S>& sums, uint32_t stage, int second_dy) {
   for (int k = 0; k < S::kTokens / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < S::kProducts; ++i) {
-      ptx::wgmma<typename S::Element, S::block, true, true>(sums[i], dy[i] + k * kStep, x[i] + k * kStep);
+      ptx::wgmma<typename S::Element, S::block, true, true>(sums[i], dy[i] + k * kStep, x[i] + k * kStep,
+                                                            k > 0 || !is_first);
     }
   }
   ptx::wgmma_commit();
@@ -61,7 +48,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
     wgrad_block_ring([[maybe_unused]] const __grid_constant__ RingArgs<Terms> g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
-  __shared__ cuda::Ring<kMostStages> ring;
+  __shared__ cuda::Ring<kStages> ring;
   const uint32_t data = shared_address(staged);
   const Place<S> place(g);
   const int boxes = S::kBoxes - (place.shares_dy() ? 1 : 0), second_dy = place.shares_dy() ? 0 : S::kBoxes / 2 + 1;
@@ -75,7 +62,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
   }
   __syncthreads();
   Sums<S> sums;
-  clear<S>(sums);
   cuda::RingPlace stage;
   const int steps = g.steps.all();
 #pragma unroll 1
@@ -85,7 +71,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
     __syncthreads();
     if (threadIdx.x == 0) loader.next();
     __syncwarp();
-    multiply<S>(sums, stage.in(data, boxes * S::kBox), S::kBlocks == 2 ? second_dy : 1);
+    multiply<S>(sums, stage.in(data, boxes * S::kBox), S::kBlocks == 2 ? second_dy : 1, i == 0);
     ptx::wgmma_wait<1>();
     stage.advance(g.stages);
   }
@@ -97,20 +83,28 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kResident)
-    wgrad_block_short([[maybe_unused]] const __grid_constant__ ShortArgs g) {
+    wgrad_block_copies([[maybe_unused]] const __grid_constant__ CopyArgs g) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char staged[];
   const uint32_t data = shared_address(staged);
   const Place<S> place(g);
-  const int steps = (static_cast<int>(g.x.n) + S::kTokens - 1) / S::kTokens;
-  load_all(g, place, data, steps);
-  Sums<S> sums;
-  clear<S>(sums);
-  ptx::cp_async_wait<0>();
-  ptx::fence_async_shared();
-  __syncthreads();
+  CopyLoader<S> loader(g, place, data);
 #pragma unroll 1
-  for (int i = 0; i < steps; ++i) multiply<S>(sums, data + static_cast<uint32_t>(i * S::kBoxes * S::kBox), 1);
+  for (int i = 0; i < kStages - 2; ++i) loader.next();
+  Sums<S> sums;
+  int stage = 0;
+  const int steps = (static_cast<int>(g.x.n) + S::kTokens - 1) / S::kTokens;
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) {
+    ptx::cp_async_wait<kStages - 3>();
+    ptx::fence_async_shared();
+    // Every warp has completed the products of two steps ago. Their stage is filled next.
+    __syncthreads();
+    multiply<S>(sums, data + static_cast<uint32_t>(stage * S::kBoxes * S::kBox), 1, i == 0);
+    loader.next();
+    ptx::wgmma_wait<1>();
+    if (++stage == kStages) stage = 0;
+  }
   ptx::wgmma_wait<0>();
   __syncthreads();
   store<S>(g, place, sums, data);
@@ -181,14 +175,17 @@ template <class T>
 Status launch(const WeightGradient& g, const CudaCall& call) {
   if (g.layout.blocks == 0) return Status();
   const int32_t block = call.problem.block;
-  if (g.pairs.size() == 1 && call.problem.n <= kShort) {
-    return with_shape<T, 32>(block, [&]<class S>() {
-      const GradTerm term = g.term(0);
-      const ShortArgs args{common_of(g, call), term.x, term.dy};
-      return cuda::launch(launch_of<S>(g, call, ceil_div(term.x.n, S::kTokens)), wgrad_block_short<S>, args);
-    });
-  }
   const Ring ring = ring_of(call.problem, call.card);
+  if (copies(call.problem, call.card)) {
+    const auto launch = [&]<class S>() {
+      const GradTerm term = g.term(0);
+      const CopyArgs args{common_of(g, call), term.x, term.dy};
+      const int64_t stages = std::min<int64_t>(ceil_div(term.x.n, S::kTokens), kStages);
+      return cuda::launch(launch_of<S>(g, call, stages), wgrad_block_copies<S>, args);
+    };
+    return ring.tokens == 64 && call.problem.n > 64 ? with_shape<T, 64>(block, launch)
+                                                    : with_shape<T, 32>(block, launch);
+  }
   const auto launch = [&]<class S>() {
     return g.pairs.size() == 1 ? launch_ring<S, 1>(g, call, ring.stages)
                                : launch_ring<S, wgrad_wgmma::kTermsOfLaunch>(g, call, ring.stages);
@@ -198,24 +195,21 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
 }
 
 template <class S>
-Status prepare_ring() {
-  constexpr int kBytes = kMostStages * S::kBoxes * S::kBox;
+Status prepare_shape() {
+  constexpr int kBytes = std::max(kStages * S::kBoxes * S::kBox, kStoreBytes<S>);
   BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<S, 1>, kBytes)));
-  return cuda::prepare_for_many(wgrad_block_ring<S, wgrad_wgmma::kTermsOfLaunch>, kBytes);
+  BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<S, wgrad_wgmma::kTermsOfLaunch>, kBytes)));
+  return cuda::prepare_for_many(wgrad_block_copies<S>, kBytes);
 }
 
 template <class T>
 Status prepare() {
   for (const int32_t block : {64, 128}) {
-    BS_RETURN_IF_ERROR((with_shape<T, 64>(block, [&]<class S>() { return prepare_ring<S>(); })));
-    BS_RETURN_IF_ERROR((with_shape<T, 32>(block, [&]<class S>() {
-      BS_RETURN_IF_ERROR(prepare_ring<S>());
-      constexpr int64_t kBytes = std::max<int64_t>(kShort / S::kTokens * S::kBoxes * S::kBox, kStoreBytes<S>);
-      return cuda::prepare_for_many(wgrad_block_short<S>, static_cast<int>(kBytes));
-    })));
+    BS_RETURN_IF_ERROR((with_shape<T, 64>(block, [&]<class S>() { return prepare_shape<S>(); })));
+    BS_RETURN_IF_ERROR((with_shape<T, 32>(block, [&]<class S>() { return prepare_shape<S>(); })));
   }
   using Two = Shape<T, 64, 32, 2>;
-  BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<Two, 1>, kMostStages * Two::kBoxes * Two::kBox)));
+  BS_RETURN_IF_ERROR((cuda::prepare_for_many(wgrad_block_ring<Two, 1>, kStages * Two::kBoxes * Two::kBox)));
   return cuda::prepare_tensor_maps();
 }
 

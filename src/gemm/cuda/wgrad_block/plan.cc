@@ -5,14 +5,24 @@
 
 namespace blocksparse::gemm::wgrad_block {
 
+namespace {
+int64_t thread_blocks_of_sm(const CudaProblem& p, const cuda::Card& card) {
+  return ceil_div(p.blocks, card.multiprocessors);
+}
+}  // namespace
+
 // Figures are in NOTES.md. One thread block an SM has room for long stages; several had better be more. Neighbours in a
 // long row share dy, which counts where every SM has enough of them.
 Ring ring_of(const CudaProblem& p, const cuda::Card& card) {
-  const int64_t each = ceil_div(p.blocks, card.multiprocessors);  // thread blocks an SM
+  const int64_t each = thread_blocks_of_sm(p, card);
   if (each <= 1) return {.tokens = 64, .stages = 6};
   if (p.block == 128) return {.tokens = 32, .stages = 6};
   if (each >= 5 && p.blocks >= 12 * p.output_blocks()) return {.tokens = 32, .stages = 6, .blocks = 2};
   return {.tokens = 32, .stages = each > 10 ? 5 : 6};
+}
+
+bool copies(const CudaProblem& p, const cuda::Card& card) {
+  return p.pairs == 1 && (p.block == 128 || p.n <= 64 || (p.n <= 256 && thread_blocks_of_sm(p, card) <= 10));
 }
 
 bool supports(const CudaProblem& p) {

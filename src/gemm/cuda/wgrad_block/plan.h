@@ -7,8 +7,7 @@
 
 namespace blocksparse::gemm::wgrad_block {
 
-constexpr int kMostStages = 6;
-constexpr int64_t kShort = 64;  // up to so many tokens of one (x, dy) are loaded at once, without a ring
+constexpr int kStages = 6;  // at most
 
 // How a thread block walks the tokens: tokens of a stage, stages in shared memory, and the blocks of dW that it makes.
 struct Ring {
@@ -16,6 +15,9 @@ struct Ring {
 };
 
 Ring ring_of(const CudaProblem& p, const cuda::Card& card);
+
+// Whether stages are filled by cp.async instead of TMA.
+bool copies(const CudaProblem& p, const cuda::Card& card);
 
 // The family's row of the table: see families.h.
 bool supports(const CudaProblem& p);
