@@ -137,6 +137,9 @@ TEST(SelectCuda, ManyTokensOfLayoutsWithHubsAreSeveralLaunches) {
     return ceil_div(p.n, row_wgmma::tokens_of_launch(p));
   };
   EXPECT_EQ(chosen(hubs, kH200), "row_wgmma");
+  CudaProblem few = hubs;
+  few.n = 1100;
+  EXPECT_EQ(chosen(few, kH200), "wgmma") << "76 tokens are not worth a launch";
   EXPECT_EQ(launches([](CudaProblem&) {}), 4);
   EXPECT_EQ(launches([](CudaProblem& p) { p.n = 1024; }), 1);
   EXPECT_EQ(launches([](CudaProblem& p) { p.block = 32, p.blocks = 9792; }), 8) << "1024 tokens of x are too large";

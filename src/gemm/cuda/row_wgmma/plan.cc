@@ -95,7 +95,7 @@ bool pays(const CudaProblem& p, const cuda::Card& card) {
   }
   if (p.n <= 512) return true;
   if (p.n <= 1024) return density < 0.05 || p.outputs <= 6144;
-  if (p.block == 64 && tokens_of_launch(p) < p.n) return true;
+  if (p.block == 64 && p.n >= 1536 && tokens_of_launch(p) < p.n) return true;
   constexpr int64_t kMostBytes = 20 << 20;  // of x, which every row of blocks reads
   if (p.n > 2048) return reads_little(p);
   return p.n * p.inputs * 2 <= kMostBytes && density < (p.n > 1536 && p.block == 64 ? 0.12 : 0.3);
