@@ -77,8 +77,8 @@ H200 = Machine(
         " with blocks of 8 or in f32.",
         "With hubs fprop and dgrad take up to a third longer from memory with up to 128 tokens, and a tenth at most"
         " from 256 on.",
-        "The plain Triton kernel takes a tenth less time in fprop and dgrad of 1024 tokens with hubs of blocks of 32, and"
-        " 4 to 5 % less in wgrad of 2048 tokens and more with 10 % of blocks of 128.",
+        "The plain Triton kernel takes a tenth less time in fprop and dgrad of 1024 tokens with hubs of blocks of 32,"
+        " and 4 to 5 % less in wgrad of 2048 tokens and more with 10 % of blocks of 128.",
         "Feed-forward parts with few tokens are far from ideal scaling: two launches take as long as their weights.",
     ),
 )
