@@ -183,6 +183,7 @@ Status launch(const WeightGradient& g, const CudaCall& call) {
       const int64_t stages = std::min<int64_t>(ceil_div(term.x.n, S::kTokens), kStages);
       return cuda::launch(launch_of<S>(g, call, stages), wgrad_block_copies<S>, args);
     };
+    // Up to 64 tokens two stages of 32, whose products begin when half of the tokens are there.
     return ring.tokens == 64 && call.problem.n > 64 ? with_shape<T, 64>(block, launch)
                                                     : with_shape<T, 32>(block, launch);
   }
