@@ -203,6 +203,31 @@ def test_a_transformer_layer_takes_no_shortcut_past_its_sparse_layers():
         assert_close(model(x), expected)
 
 
+def test_a_transformer_makes_no_nested_tensors_of_padded_inputs():
+    layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2)}).eval()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16, targets="linear")
+    x, padded = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    expected = model["encoder"](x, src_key_padding_mask=padded)
+    bss.convert(model, masks, block_size=16, min_speedup=0)
+    with torch.inference_mode():
+        got = model["encoder"](x, src_key_padding_mask=padded)
+    assert_close(got[~padded], expected[~padded])
+
+
+def test_a_forward_of_its_own_is_not_lost():
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), torch.randn(3, 32)
+    plain = model[0].forward
+    model[0].forward = lambda x: 3 * plain(x)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    expected = model(x)
+    with pytest.warns(UserWarning, match=r"left as they are, with zeros: 0 \(it has a forward of its own"):
+        bss.convert(model, masks, block_size=16, min_speedup=0)
+    assert_close(model(x), expected)
+    with pytest.raises(ValueError, match="0 has a forward of its own"):
+        bst.replace_linears(model, density=0.5, block_size=16)
+
+
 def test_wrong_calls_change_nothing():
     model, masks = pruned()
     before = copy.deepcopy(model.state_dict())

@@ -335,3 +335,15 @@ def test_a_scheduler_of_rates_is_no_optimizer():
 def test_a_function_that_chooses_takes_a_name_and_a_module():
     with pytest.raises(TypeError, match="a function of name and module"):
         bss.MagnitudePruner(bss.Constant(0.5), targets=lambda name: True).prepare(nn.Sequential(nn.Linear(32, 32)))
+
+
+def test_a_state_that_is_assigned_has_its_first_gradient_masked():
+    model = nn.Sequential(nn.Linear(32, 32))
+    pruner = bss.MagnitudePruner(bss.Constant(0.5), block_size=16)
+    pruner.prepare(model)
+    model.load_state_dict({name: entry.clone() for name, entry in model.state_dict().items()}, assign=True)
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.randn(4, 32)).square().mean().backward()
+    weight = model[0].weight
+    assert weight.grad.any()
+    assert not weight.grad[weight == 0].any()

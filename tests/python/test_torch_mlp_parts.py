@@ -136,7 +136,7 @@ def test_looking_at_a_part_changes_nothing():
 
     model = nn.Sequential(Counting(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert list(bst.find_mlps(model)) == ["0"]
+    assert not bst.find_mlps(model)  # another part would not count
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
 
@@ -179,3 +179,48 @@ def test_a_half_that_two_layers_share_leaves_both_out():
     output = Half(128, 64, False)
     assert bst.find_mlps(nn.Sequential(Whole(output), Whole(output))) == {}
     assert list(bst.find_mlps(nn.Sequential(Whole(output), Whole(Half(128, 64, False))))) == ["0", "1"]
+
+
+class Clamped(nn.Module):
+    """As gpt-oss has it: no gate and no value beyond 7."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+        self.act_fn, self.most = nn.SiLU(), most
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(self.act_fn(gate.clamp(max=self.most)) * up.clamp(-self.most, self.most))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_that_clamps_large_values_is_unknown(dtype):
+    assert bst.mlp_parts(Clamped(1e9).to(dtype)) is not None
+    assert bst.mlp_parts(Clamped(7.0).to(dtype)) is None
+
+
+class InTraining(Shared):
+    """Does something else in training, by itself or by a child."""
+
+    def __init__(self, deep):
+        super().__init__()
+        self.path = DropPath() if deep else nn.Identity()
+        self.deep = deep
+
+    def forward(self, x):
+        hidden = self.act(self.fc1(x))
+        if not self.deep and self.training:
+            hidden = nn.functional.dropout(hidden, 0.5, True)
+        return self.path(self.fc2(hidden))
+
+
+class DropPath(nn.Module):
+    def forward(self, x):
+        return x * (torch.rand(x.shape[0], 1) < 0.5) * 2 if self.training else x
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_part_that_asks_for_training_is_unknown(deep):
+    assert bst.mlp_parts(InTraining(deep)) is None
+    assert bst.mlp_parts(Shared()) is not None

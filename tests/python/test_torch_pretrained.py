@@ -366,3 +366,47 @@ def test_from_a_card_and_to_one(saved):
     assert path.with_name("card").read_bytes() == path.read_bytes()
     loaded = bst.load_pretrained(Net, path, device="cuda")
     assert torch.equal(loaded(TEXT.cuda()), model.cuda()(TEXT.cuda()))
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class Tied(Pair):
+    def __init__(self):
+        super().__init__()
+        self.b.bias = self.a.bias
+
+
+@pytest.mark.parametrize("targets", [r"a|b", r"b"])
+def test_block_sparse_layers_that_share_a_bias(tmp_path, targets):
+    model = Tied().eval()
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16, targets=targets)
+    model = bss.convert(model, masks, block_size=16, min_speedup=0)
+    bst.save_pretrained(model, tmp_path / "x.safetensors")
+    loaded, x = bst.load_pretrained(Tied, tmp_path / "x.safetensors"), torch.randn(3, 32)
+    assert loaded.a.bias is loaded.b.bias
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_block_sparse_layers_that_share_a_weight(tmp_path):
+    model, layout = Pair().eval(), Layout.from_mask([[1, 0], [1, 1]], 16)
+    model.a, model.b = (bst.BlockSparseLinear(32, 32, layout) for _ in range(2))
+    model.b.weight = model.a.weight
+    bst.save_pretrained(model, tmp_path / "x.safetensors")
+    loaded, x = bst.load_pretrained(Pair, tmp_path / "x.safetensors"), torch.randn(3, 32)
+    assert loaded.a.weight is loaded.b.weight
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_buffer_that_is_only_named_like_gates(tmp_path):
+    model = Pair()
+    model.register_buffer("in_gates", torch.rand(4, 4))
+    bst.save_pretrained(model, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=r"in_gates is \[4, 4\] there and not here"):
+        bst.load_pretrained(Pair, tmp_path / "x.safetensors")

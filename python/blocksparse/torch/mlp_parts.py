@@ -7,6 +7,7 @@ these would.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ _HALVES = ("intermediate", "output")  # each with a child `dense`: BERT
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "activation", "intermediate_act_fn")
 _DROPOUTS = {getattr(nn.functional, name) for name in dir(nn.functional) if "dropout" in name and name[0] != "_"}
 _TOKENS = 3  # that the module and its parts are compared on
+_LARGE = 1e3  # times as large is the last of them: gpt-oss clamps gate and up at 7. Not in f16, where it overflows.
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ def _computing(parts: MLPParts) -> MLPParts | None:
     modes = [(m, m.training) for m in module.modules()]
     up = weights["up"]
     x = torch.randn(1, _TOKENS, up.size(1), generator=torch.Generator().manual_seed(0)).to(up)
+    if up.dtype != torch.float16:
+        x[:, -1] *= _LARGE
     try:
         module.eval()
         with torch.no_grad(), _without_autocast(x.device), torch.compiler.set_stance("force_eager"):
@@ -240,7 +244,8 @@ def _is_close(got: object, want: Tensor) -> bool:
     if not isinstance(got, Tensor) or got.shape != want.shape:
         return False
     bound = 64 * torch.finfo(want.dtype).eps
-    return want.is_meta or bool((got - want).float().norm() <= bound * want.float().norm().clamp_min(1e-6))
+    differ, size = ((got - want).float().norm(dim=-1), want.float().norm(dim=-1))  # of each token
+    return want.is_meta or bool((differ <= bound * size.clamp_min(1e-6)).all())
 
 
 def _has_only(parts: MLPParts) -> bool:
@@ -263,8 +268,17 @@ def _with_dropouts(
         found[place] = p
     if not calls:  # it may not call its dropout in eval mode
         children = [child.p for child in parts.module.children() if isinstance(child, nn.Dropout)]
+        if not children and _asks_for_mode(parts.module.intermediate if parts.halves else parts.module):
+            return None
         found["dropout"] = 0.0 if parts.halves else max(children, default=0.0)
     return replace(parts, hidden_dropout=found["hidden_dropout"], dropout=found["dropout"])
+
+
+def _asks_for_mode(module: Any) -> bool:
+    """Whether a forward that is not PyTorch's own reads `training`: it does what is not seen in eval mode."""
+    forwards = [type(m).forward for m in module.modules() if not type(m).__module__.startswith("torch.")]
+    codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards]
+    return any("training" in code.co_names for code in codes if code is not None)
 
 
 def mlp_parts(module: nn.Module) -> MLPParts | None:
@@ -273,8 +287,8 @@ def mlp_parts(module: nn.Module) -> MLPParts | None:
     Known are Llama's, Mistral's and Qwen's (gate_proj, up_proj, down_proj), Phi-3's (gate_up_proj), GPT-2's (c_fc and
     c_proj, whose weights lie transposed), BERT's (a layer with intermediate.dense and output.dense), others with two
     linear layers of customary names, and `torch.nn.Sequential` of linear, activation, linear. Nothing is changed; the
-    module is called once, in eval mode, on three random tokens. Dropout of hidden features and of the result is kept,
-    any other makes it unknown.
+    module is called once, in eval mode, on three random tokens, one of them large. Dropout of hidden features and of
+    the result is kept. Any other makes it unknown, and so does a forward that asks for `training` and calls none.
     """
     fitting = (_computing(parts) for parts in _candidates(module) if _fits(parts))
     return next((parts for parts in fitting if parts is not None), None)

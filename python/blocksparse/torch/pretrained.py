@@ -85,7 +85,8 @@ def load_pretrained(
     need("load_pretrained", "what build() makes", model, nn.Module, "a torch.nn.Module")
     if device is None:
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    layers = _put_layers(path, model, tensors, header["layers"])
+    entries = tensors | {alias: tensors[name] for alias, name in header["aliases"].items()}
+    layers = _put_layers(path, model, entries, header["layers"])
     model = layers.get("", model)
     there = dict(model.named_modules())
     for name in header["identities"]:  # where another module does the work: the second half of BERT's MLP
@@ -95,7 +96,6 @@ def load_pretrained(
         owner, _, buffer = name.rpartition(".")
         if owner in dict(model.named_modules()) and not hasattr(model.get_submodule(owner), buffer):
             model.get_submodule(owner).register_buffer(buffer, torch.empty(shape, device="meta"))
-    entries = tensors | {alias: tensors[name] for alias, name in header["aliases"].items()}
     _check_same(path, {name: list(entry.shape) for name, entry in entries.items()}, model)
     model.load_state_dict(entries, assign=True)
     _share(model, header["aliases"])
@@ -159,11 +159,13 @@ def _records(model: nn.Module) -> dict[str, Any]:
 
 def _gates_of(model: nn.Module) -> dict[str, list[int]]:
     """Names and shapes of the buffers that pruning has put beside dense weights."""
-    return {
-        name: list(buffer.shape)
-        for name, buffer in model.named_buffers()
-        if name.endswith("_gates") and isinstance(buffer, Tensor) and buffer.dim() == 2
-    }
+    gates = {}
+    for name, buffer in model.named_buffers():
+        owner, _, own = name.rpartition(".")
+        weight = own.removesuffix("_gates")
+        if weight != own and buffer.dim() == 2 and hasattr(model.get_submodule(owner), weight):
+            gates[name] = list(buffer.shape)
+    return gates
 
 
 # ---- Reading -------------------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _put_layers(
-    path: Path, model: nn.Module, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
+    path: Path, model: nn.Module, entries: Mapping[str, Tensor], records: Mapping[str, Any]
 ) -> dict[str, nn.Module]:
     """Block-sparse layers on meta in their places in the model."""
     there = dict(model.named_modules(remove_duplicate=False))
@@ -201,7 +203,7 @@ def _put_layers(
             made[name] = made[record["same"]]
         else:
             prefix = f"{name}." if name else ""
-            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            own = {key.removeprefix(prefix): entry for key, entry in entries.items() if key.startswith(prefix)}
             made[name] = make(record, own)
         wrong = "there is no such module" if name not in there else misfit(there[name], made[name])
         if wrong:

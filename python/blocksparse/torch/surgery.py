@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeVar, cast, overload
 
@@ -219,6 +219,17 @@ def put(model: nn.Module, name: str, layer: nn.Module) -> None:
     setattr(parent, child, layer)
     if isinstance(parent, nn.TransformerEncoderLayer):
         parent.activation_relu_or_gelu = 0  # what its shortcut asks for, which reads the weights as dense ones
+        for above in _on_the_way(model, path):
+            if isinstance(above, nn.TransformerEncoder):
+                above.use_nested_tensor = False  # which it makes of padded inputs for the shortcut alone
+
+
+def _on_the_way(model: nn.Module, path: str) -> Iterator[nn.Module]:
+    """The modules from the model to the one of that name."""
+    yield model
+    for part in path.split(".") if path else ():
+        model = getattr(model, part)
+        yield model
 
 
 def _made_of(options: _Options, kind: type[_Layer], name: str, module: nn.Module, uses: Counter[int]) -> _Layer:
@@ -228,6 +239,8 @@ def _made_of(options: _Options, kind: type[_Layer], name: str, module: nn.Module
             f"[{op}] {name} is parametrized: call torch.nn.utils.parametrize.remove_parametrizations first, or leave "
             "it out by filter"
         )
+    if "forward" in vars(module):
+        raise ValueError(f"[{op}] {name} has a forward of its own, which would be lost: leave it out by ignore")
     own = dict(module.named_parameters(recurse=False))
     if not own.keys() <= {"weight", "bias"}:  # hooks make its weight, as those of pruning and of the older weight_norm
         raise ValueError(

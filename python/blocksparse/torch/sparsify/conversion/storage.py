@@ -38,6 +38,8 @@ def obstacle(group: Group) -> str:
     module: Any = group[0].module
     if parametrize.is_parametrized(module):
         return "it is parametrized"
+    if "forward" in vars(module):
+        return "it has a forward of its own, which would be lost"
     if isinstance(module, BlockSparseLayer):
         return "" if record_of(module) is not None else f"it is a {type(module).__name__}, a class of its own"
     if isinstance(module, nn.LSTM):

@@ -190,6 +190,8 @@ class Pruner(Steps):
                 f"[{op}] the optimizer does not hold the parameter of {', '.join(missing)}: give it, or leave out by "
                 "ignore what is not trained"
             )
+        for layer in self.layers.values():  # a state that was assigned brings parameters of its own
+            layer.hook(self._on_gradient)
         self._optimizers = inner
         self._handles = [
             inner[0].register_step_pre_hook(self._before),
