@@ -16,7 +16,8 @@
 // parity. A new barrier counts as complete with parity 1, so no producer waits in the first lap.
 //
 // A parity tells two laps apart, not three. A consumer is never a whole lap behind, because the producer waits for it.
-// Several producing warps must keep within a lap of one another themselves, as those of wgmma and wgrad_wgmma do.
+// Several producing warps must keep within a lap of one another themselves. row_wgmma's fill the same stages in every
+// lap, those of wgrad_wgmma a part of every stage, and those of wgmma wait for a stage's last data first.
 #pragma once
 
 #include <cstdint>

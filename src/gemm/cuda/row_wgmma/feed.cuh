@@ -46,6 +46,8 @@ struct Kernel {
   static constexpr bool by_in = ByIn;
   // May have jobs that were dealt. Kernels of their own: with that code all others took up to 6 % longer.
   static constexpr bool dealt = Dealt;
+  // Warps. One alone is late with small stages; with four the first stage of all is late, for they share the bandwidth.
+  static constexpr int kFeeders = 2;
   static constexpr int kDepth = Block < 64 ? Block : 64;  // inputs of a stage
   static constexpr int kSteps = Block / kDepth;           // stages of a block
   static constexpr int kXBytes = Tokens * kDepth * 2, kWBytes = Block * kDepth * 2;
@@ -53,12 +55,13 @@ struct Kernel {
   // Of a warpgroup: 64 tokens on their way to y. Rows of 32 outputs go there from registers.
   static constexpr int kStoreBytes = Block < 64 ? 0 : 64 * Block * 2;
   static constexpr int kRoom = (224 * 1024 - 2 * kStoreBytes) / kStageBytes;
-  static constexpr int kStages = kRoom < 32 ? kRoom : 32;
+  // A stage is always the same feeder's, which has seen it empty in every lap. With 13 stages two feeders took turns at
+  // a stage. One could be a lap ahead and take an older release of the stage for its own: after some thousand calls a
+  // training of ba(288,3,blocks=2448) stopped with a launch failure.
+  static constexpr int kStages = (kRoom < 32 ? kRoom : 32) / kFeeders * kFeeders;
   static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStoreBytes;
   static constexpr int kHalves = Tokens / 64;  // of 64 tokens: wgmma's rows
   static constexpr int kSums = Block / 2;      // of a lane, for each half
-  // Warps. One alone is late with small stages; with four the first stage of all is late, for they share the bandwidth.
-  static constexpr int kFeeders = 2;
   // With 128 sums of a lane those who multiply need more registers than there are for each of 320 threads. Who loads
   // gives his away, as a whole warpgroup.
   static constexpr bool kGivesRegisters = kHalves * kSums == 128;
