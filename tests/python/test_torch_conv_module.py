@@ -55,6 +55,36 @@ def test_from_and_to_dense(kind):
         kind.from_dense(nn.Linear(30, 21), density=0.5)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.transposed], ids=lambda kind: kind.__name__)
+def test_a_transposed_convolution_makes_the_size_that_it_is_asked_for(kind):
+    """Also without n, compiled, and traced."""
+    dense = KINDS[kind](30, 21, 3, stride=3, padding=1, dilation=2, output_padding=1)
+    sparse = kind.from_dense(dense, density=1, block_size=8)
+    x = torch.randn(2, 30, *(5, 4, 3)[: kind.rank])
+    least = KINDS[kind](30, 21, 3, stride=3, padding=1, dilation=2)(x).shape
+    for more in range(3):
+        size = [n + more for n in least[2:]]
+        for given in (size, torch.Size([*least[:2], *size])):
+            close(sparse(x, given), dense(x, given))
+        close(sparse(x[0], output_size=size), dense(x[0], output_size=size))
+    close(torch.compile(sparse, backend="eager", fullgraph=True)(x, size), dense(x, size))
+    traced = torch.fx.symbolic_trace(nn.Sequential(Sized(sparse, size)))
+    close(traced(x), dense(x, size))
+    for wrong in ([n + 3 for n in least[2:]], [n - 1 for n in least[2:]], [*least[1:], 7, 7]):
+        for layer in (dense, sparse):
+            with pytest.raises(ValueError, match=r"output.size"):
+                layer(x, wrong)
+
+
+class Sized(nn.Module):
+    def __init__(self, layer, size):
+        super().__init__()
+        self.layer, self.size = layer, size
+
+    def forward(self, x):
+        return self.layer(x, output_size=self.size)
+
+
 @pytest.mark.parametrize("kind", [bst.BlockSparseConv2d, bst.BlockSparseConvTranspose2d])
 def test_groups_are_blocks(kind):
     dense = KINDS[kind](32, 48, 3, groups=4, padding=1)

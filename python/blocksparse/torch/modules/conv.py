@@ -94,15 +94,21 @@ class BlockSparseConv(BlockSparseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv2d`."""
-        if not isinstance(x, Tensor):
-            if (node := as_leaf(self, x)) is not None:
-                return cast(Tensor, node)
-            need_tensor(type(self).__name__, "x", x)
+        return self._applied(x, self.geometry) if isinstance(x, Tensor) else self._of_no_tensor(x)
+
+    def _of_no_tensor(self, *arguments: Any) -> Tensor:
+        """The call as a node of `torch.fx`. Raises TypeError where it is no such call."""
+        node = as_leaf(self, *arguments)
+        if node is None:
+            need_tensor(type(self).__name__, "x", arguments[0])
+        return cast(Tensor, node)
+
+    def _applied(self, x: Tensor, geometry: tuple[int, ...]) -> Tensor:
         gates = self.gates_now() if self._gated else None
         sizes = (self.out_channels, self.in_channels)
         order = None if self._integers is None else self.channel_order
         more = (self.bias, order, gates, None, self.activation)
-        return apply_conv(x, self.weight, self.tables(x.device), self.geometry, sizes, self._transposed, *more)
+        return apply_conv(x, self.weight, self.tables(x.device), geometry, sizes, self._transposed, *more)
 
     @classmethod
     def from_dense(
@@ -295,19 +301,60 @@ class BlockSparseConv3d(BlockSparseConv):
     rank, transposed = 3, False
 
 
-class BlockSparseConvTranspose2d(BlockSparseConv):
+class BlockSparseConvTranspose(BlockSparseConv):
+    """The base of transposed ones."""
+
+    transposed = True
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """x [n, in_channels, size...] -> [n, out_channels, size'...]; see `blocksparse.torch.conv_transpose2d`.
+
+        Args:
+            x: with or without n.
+            output_size: [size'...], or the whole shape of the result, in the place of the layer's output_padding.
+
+        Raises:
+            ValueError: no output_padding below the stride gives that size.
+        """
+        if not isinstance(x, Tensor):
+            return self._of_no_tensor(x, output_size)
+        return self._applied(x, self.geometry if output_size is None else self._geometry_for(x, output_size))
+
+    def _geometry_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
+        rank, given = self.rank, tuple(output_size)
+        sizes = given[-rank:]
+        if x.dim() not in (rank + 1, rank + 2) or len(given) not in (rank, x.dim()):
+            raise ValueError(
+                f"[{type(self).__name__}] output_size is {list(given)} for x {list(x.shape)}, needs {rank} numbers"
+            )
+        kernel, stride, dilation, before, after, _ = (self.geometry[1 + i * rank :][:rank] for i in range(6))
+        least = tuple(
+            (x.size(i - rank) - 1) * stride[i] - before[i] - after[i] + dilation[i] * (kernel[i] - 1) + 1
+            for i in range(rank)
+        )
+        more = tuple(size - smallest for size, smallest in zip(sizes, least, strict=True))
+        if not all(0 <= padding < step for padding, step in zip(more, stride, strict=True)):
+            most = [smallest + step - 1 for smallest, step in zip(least, stride, strict=True)]
+            raise ValueError(
+                f"[{type(self).__name__}] output_size is {list(sizes)}, needs {list(least)} to {most} for x "
+                f"{list(x.shape)}"
+            )
+        return (*self.geometry[:-rank], *more)
+
+
+class BlockSparseConvTranspose2d(BlockSparseConvTranspose):
     """`torch.nn.ConvTranspose2d` as `BlockSparseConv2d` is `torch.nn.Conv2d`; its blocks are [out, in], too."""
 
-    rank, transposed = 2, True
+    rank = 2
 
 
-class BlockSparseConvTranspose1d(BlockSparseConv):
+class BlockSparseConvTranspose1d(BlockSparseConvTranspose):
     """`BlockSparseConvTranspose2d` over x [n, channels, width]."""
 
-    rank, transposed = 1, True
+    rank = 1
 
 
-class BlockSparseConvTranspose3d(BlockSparseConv):
+class BlockSparseConvTranspose3d(BlockSparseConvTranspose):
     """`BlockSparseConvTranspose2d` over x [n, channels, depth, height, width]."""
 
-    rank, transposed = 3, True
+    rank = 3
