@@ -220,7 +220,76 @@ class DropPath(nn.Module):
         return x * (torch.rand(x.shape[0], 1) < 0.5) * 2 if self.training else x
 
 
-@pytest.mark.parametrize("deep", [False, True])
-def test_a_part_that_asks_for_training_is_unknown(deep):
-    assert bst.mlp_parts(InTraining(deep)) is None
-    assert bst.mlp_parts(Shared()) is not None
+def test_what_is_done_in_training_alone():
+    assert bst.mlp_parts(InTraining(False)).hidden_dropout == 0.5
+    assert bst.mlp_parts(InTraining(True)) is None
+
+
+class Beside(Shared):
+    """Has a dropout, and does something else in training."""
+
+    def __init__(self, does):
+        super().__init__("hidden")
+        self.does = does
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        y = super().forward(x)
+        return self.does(y) if self.training else y
+
+
+BESIDE = {
+    "rand": lambda y: y * (torch.rand(()) < 0.999),
+    "bernoulli_": lambda y: y * torch.empty(1, 1, 1).bernoulli_(0.999),
+    "bernoulli": lambda y: y * torch.bernoulli(torch.full((1,), 0.999)),
+    "noise": lambda y: y + 0 * torch.randn_like(y),
+    "C++": lambda y: torch.dropout(y, 0.001, True),
+    "Dropout1d": lambda y: nn.functional.dropout1d(y, 0.001, True),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("does", BESIDE)
+def test_random_numbers_beside_a_dropout_make_a_part_unknown(does, device):
+    """Whatever they are: here nearly nothing is dropped."""
+    with torch.device(device):
+        part = Beside(BESIDE[does])
+        assert bst.mlp_parts(part) is None
+        part.does = lambda y: y
+        assert bst.mlp_parts(part).hidden_dropout == 0.25
+    if device == "cpu":
+        assert part.calls == 0
+        part.does = lambda y: 0.5 * y
+        assert bst.mlp_parts(part) is None
+
+
+def test_dropout_that_training_does_not_end_makes_a_part_unknown():
+    class Always(Shared):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x), 0.5)
+
+    assert bst.mlp_parts(Always()) is None
+
+
+HOOKS = {
+    "forward": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "before": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda *_: None),
+    "before backward": lambda layer: layer.register_full_backward_pre_hook(lambda *_: None),
+    "saving": lambda layer: layer.register_state_dict_post_hook(lambda *_: None),
+    "before saving": lambda layer: layer.register_state_dict_pre_hook(lambda *_: None),
+    "loading": lambda layer: layer.register_load_state_dict_post_hook(lambda *_: None),
+    "before loading": lambda layer: layer.register_load_state_dict_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("place", ["", "act", "fc2"])
+def test_a_part_with_hooks_is_unknown(hook, place):
+    part = Shared()
+    handle = HOOKS[hook](part.get_submodule(place))
+    assert bst.mlp_parts(part) is None
+    handle.remove()
+    assert bst.mlp_parts(part) is not None

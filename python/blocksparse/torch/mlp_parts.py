@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .functional.glu import GLU_ACTIVATIONS
+from .own_behaviour import lost_with
 
 _GATED: tuple[tuple[str, str, str], ...] = (
     ("gate_proj", "up_proj", "down_proj"),
@@ -30,7 +33,6 @@ _PLAIN = (("c_fc", "c_proj"), ("fc1", "fc2"), ("lin1", "lin2"), ("wi", "wo"), ("
           ("dense_h_to_4h", "dense_4h_to_h"), ("up_proj", "down_proj"))  # fmt: skip
 _HALVES = ("intermediate", "output")  # each with a child `dense`: BERT
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "activation", "intermediate_act_fn")
-_DROPOUTS = {getattr(nn.functional, name) for name in dir(nn.functional) if "dropout" in name and name[0] != "_"}
 _TOKENS = 3  # that the module and its parts are compared on
 _LARGE = 1e3  # times as large is the last of them: gpt-oss clamps gate and up at 7. Not in f16, where it overflows.
 
@@ -54,6 +56,11 @@ class MLPParts:
     def gated(self) -> bool:
         """Whether there is a gate."""
         return self.gate is not None or self.joined
+
+    @property
+    def whole(self) -> nn.Module:
+        """What a `BlockSparseMLP` takes the place of: the module, or its first half."""
+        return self.module.get_submodule(_HALVES[0]) if self.halves else self.module
 
     def weights(self) -> dict[str, Tensor]:
         """`gate` (if there is one), `up`, `down` [out, in], and `gate_bias`, `up_bias`, `down_bias` if there are such.
@@ -180,6 +187,11 @@ def _fits(parts: MLPParts) -> bool:
     return same and down.size(1) == hidden and up.dtype == down.dtype and up.device == down.device
 
 
+def _loses(parts: MLPParts) -> bool:
+    """Whether hooks, or a forward of its own, are on what would be replaced."""
+    return any(lost_with(module) for module in (*parts.whole.modules(), parts.down))
+
+
 def dense_mlp(x: Tensor, weights: dict[str, Tensor], activation: str) -> Tensor:
     """What dense weights compute, those that `MLPParts.weights` and `BlockSparseMLP.weights` return."""
     return dense_mlp_steps(x, weights, activation)[1]
@@ -195,45 +207,69 @@ def dense_mlp_steps(x: Tensor, weights: dict[str, Tensor], activation: str) -> t
 
 
 class _Dropouts(TorchFunctionMode):
-    """Notes what dropouts are called with, which they are in eval mode, too: p, and x but for whole channels."""
+    """Has dropouts keep all of x, and notes what they are called with: p and x."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[float, Tensor | None]] = []
+        self.calls: list[tuple[float, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            x = args[0] if args else kwargs["input"]
-            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            self.calls.append((float(p), x.clone() if func is nn.functional.dropout else None))
-        return func(*args, **kwargs)
+        if func is not nn.functional.dropout:
+            return func(*args, **(kwargs or {}))
+        return self._keep(*args, **(kwargs or {}))
+
+    def _keep(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if training:
+            self.calls.append((float(p), input.clone()))
+        return input
+
+
+class _NoRandomNumbers(TorchDispatchMode):
+    """Raises where one would be drawn, on any device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"{func} draws random numbers")
+        return func(*args, **(kwargs or {}))
 
 
 def _computing(parts: MLPParts) -> MLPParts | None:
-    """The parts with the dropouts that the module has, if it gives what they would, of some random tokens."""
-    weights = parts.weights()
-    module: Any = parts.module.intermediate if parts.halves else parts.module
-    modes = [(m, m.training) for m in module.modules()]
+    """The parts with the dropouts that the module has, if it gives what they would, of some random tokens.
+
+    It is called in eval mode and, with dropouts that keep all, in training mode. In neither may it draw random numbers.
+    """
+    weights, module = parts.weights(), parts.whole
     up = weights["up"]
     x = torch.randn(1, _TOKENS, up.size(1), generator=torch.Generator().manual_seed(0)).to(up)
     if up.dtype != torch.float16:
         x[:, -1] *= _LARGE
+    dropouts = _Dropouts()
     try:
-        module.eval()
-        with torch.no_grad(), _without_autocast(x.device), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), _without_autocast(x.device), torch.compiler.set_stance("force_eager"), _NoRandomNumbers():
             hidden, want = dense_mlp_steps(x, weights, parts.activation)
             given = hidden if parts.halves else want
-            with _Dropouts() as dropouts:
-                result = module(x)
-    except Exception:  # it takes something else than x
+            evaluated = _called(module, x, False)
+            with dropouts:
+                trained = _called(module, x, True)
+    except Exception:  # it takes something else than x, or it draws random numbers
         return None
-    finally:
-        for m, training in modes:
-            m.training = training
-    if not _is_close(result, given) or (up.is_meta and not _has_only(parts)):
+    if not _is_close(evaluated, given) or not _is_close(trained, given) or (up.is_meta and not _has_only(parts)):
+        return None
+    if not dropouts.calls and _asks_for_mode(module):
         return None
     return _with_dropouts(parts, dropouts.calls, hidden, given)
+
+
+def _called(module: nn.Module, x: Tensor, training: bool) -> Any:
+    """What a module makes of x in a mode. Its modes and buffers, counts of calls, say, stay as they are."""
+    modes = [(m, m.training) for m in module.modules()]
+    try:
+        for m, _ in modes:
+            m.training = training
+        return functional_call(module, {name: buffer.clone() for name, buffer in module.named_buffers()}, (x.clone(),))
+    finally:
+        for m, was in modes:
+            m.training = was
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -255,9 +291,9 @@ def _has_only(parts: MLPParts) -> bool:
 
 
 def _with_dropouts(
-    parts: MLPParts, calls: list[tuple[float, Tensor | None]], hidden: Tensor, given: Tensor
+    parts: MLPParts, calls: list[tuple[float, Tensor]], hidden: Tensor, given: Tensor
 ) -> MLPParts | None:
-    """The parts with what was dropped of hidden features and of the result; None: something else was dropped."""
+    """The parts with what is dropped of hidden features and of the result; None: something else is dropped."""
     found = {"hidden_dropout": 0.0, "dropout": 0.0}
     for p, x in calls:
         if p == 0:
@@ -266,16 +302,11 @@ def _with_dropouts(
         if not place or found[place]:
             return None
         found[place] = p
-    if not calls:  # it may not call its dropout in eval mode
-        children = [child.p for child in parts.module.children() if isinstance(child, nn.Dropout)]
-        if not children and _asks_for_mode(parts.module.intermediate if parts.halves else parts.module):
-            return None
-        found["dropout"] = 0.0 if parts.halves else max(children, default=0.0)
     return replace(parts, hidden_dropout=found["hidden_dropout"], dropout=found["dropout"])
 
 
-def _asks_for_mode(module: Any) -> bool:
-    """Whether a forward that is not PyTorch's own reads `training`: it does what is not seen in eval mode."""
+def _asks_for_mode(module: nn.Module) -> bool:
+    """Whether a forward that is not PyTorch's own reads `training`, for what no call shows."""
     forwards = [type(m).forward for m in module.modules() if not type(m).__module__.startswith("torch.")]
     codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards]
     return any("training" in code.co_names for code in codes if code is not None)
@@ -287,8 +318,10 @@ def mlp_parts(module: nn.Module) -> MLPParts | None:
     Known are Llama's, Mistral's and Qwen's (gate_proj, up_proj, down_proj), Phi-3's (gate_up_proj), GPT-2's (c_fc and
     c_proj, whose weights lie transposed), BERT's (a layer with intermediate.dense and output.dense), others with two
     linear layers of customary names, and `torch.nn.Sequential` of linear, activation, linear. Nothing is changed; the
-    module is called once, in eval mode, on three random tokens, one of them large. Dropout of hidden features and of
-    the result is kept. Any other makes it unknown, and so does a forward that asks for `training` and calls none.
+    module is called on three random tokens, one of them large, once in eval mode and once in training mode. Dropout of
+    hidden features and of the result is kept. Unknown is a module that drops anything else, that draws random numbers
+    otherwise (stochastic depth, say), whose forward asks for `training` without dropping anything, or that has hooks or
+    a forward of its own, which would be lost.
     """
-    fitting = (_computing(parts) for parts in _candidates(module) if _fits(parts))
+    fitting = (_computing(parts) for parts in _candidates(module) if _fits(parts) and not _loses(parts))
     return next((parts for parts in fitting if parts is not None), None)
