@@ -228,6 +228,20 @@ def test_a_forward_of_its_own_is_not_lost():
         bst.replace_linears(model, density=0.5, block_size=16)
 
 
+@pytest.mark.parametrize("verb", [bss.convert, bss.compact_])
+def test_hooks_are_not_lost(verb):
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)), torch.randn(3, 32)
+    model[0].register_forward_hook(lambda layer, inputs, y: 3 * y)
+    model[1].register_state_dict_post_hook(lambda *_: None)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    expected = model(x)
+    options = {"min_speedup": 0} if verb is bss.convert else {}
+    with pytest.warns(UserWarning, match=r"with zeros: 0 \(it has hooks, which would be lost\), 1 \(it has hooks"):
+        verb(model, masks, block_size=16, **options)
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear, bst.BlockSparseLinear]
+    assert_close(model(x), expected)
+
+
 def test_wrong_calls_change_nothing():
     model, masks = pruned()
     before = copy.deepcopy(model.state_dict())

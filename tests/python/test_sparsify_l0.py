@@ -261,3 +261,12 @@ def test_a_copy_has_no_gates_to_be_converted_with():
     model, pruner, _ = trained_l0(9)
     want = model.eval()(x)
     torch.testing.assert_close(pruner.convert(copy.deepcopy(model), min_speedup=0)(x), want, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_that_bring_gates_keep_no_layer_from_being_timed_or_converted():
+    model, pruner, optimizer = trained_l0(3)
+    assert all(row.expected_s > 0 for row in pruner.report().rows)
+    early = copy.deepcopy(model)  # has the hooks still when the pruner has ended
+    train_l0(model, optimizer, range(3, 9))
+    made = pruner.convert(early, min_speedup=0)
+    assert not any(type(layer) is nn.Linear for layer in made.modules())

@@ -78,10 +78,8 @@ def test_layers_that_differ_are_timed_each(monkeypatch):
         "square": nn.Conv2d(32, 32, 3),
         "channels_last": nn.Conv2d(32, 32, 3).to(memory_format=torch.channels_last),
         "every_other": nn.Linear(32, 32),
-        "hooked": nn.Linear(32, 32),
     }
     layers["every_other"].weight = nn.Parameter(torch.randn(64, 64)[::2, ::2])
-    layers["hooked"].register_forward_hook(lambda *_: None)
     seen = {
         "fed": Seen((7, 32), torch.float32),
         "cast": Seen((512, 32), torch.float32, torch.bfloat16),

@@ -176,6 +176,17 @@ def test_linears_that_cannot_be_replaced():
         bst.replace_linears(model, density=0.5, block_size=8)
 
 
+def test_layers_with_hooks_are_not_replaced():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 16, 3))
+    handles = [layer.register_forward_hook(lambda layer, x, y: 2 * y) for layer in model]
+    for call, name in ((bst.replace_linears, "0"), (bst.replace_convolutions, "1")):
+        with pytest.raises(ValueError, match=rf"{name} has hooks, which would be lost: leave it out by ignore"):
+            call(model, density=0.5, block_size=8)
+    for handle in handles:
+        handle.remove()
+    assert list(bst.replace_linears(model, density=0.5, block_size=8)) == ["0"]
+
+
 def test_one_layer_of_several_names_stays_one():
     shared = nn.Linear(16, 16)
     shared.bias.requires_grad_(False)

@@ -28,6 +28,7 @@ from .modules.conv import (
 from .modules.layer import BlockSparseLayer
 from .modules.linear import BlockSparseLinear
 from .modules.lstm import BlockSparseLSTM
+from .own_behaviour import lost_with
 
 Filter = str | Callable[[str, nn.Module], bool] | None
 _Layer = TypeVar("_Layer", bound=BlockSparseLayer)
@@ -103,7 +104,7 @@ def replace_convolutions(
         replaced = bst.replace_convolutions(resnet, density=0.25, targets=["layer3", "layer4"], ignore="downsample")
 
     Parameters of what was replaced are new ones: make the optimizer afterwards. They want gradients where the old ones
-    did. Hooks of what was replaced are not taken over.
+    did.
 
     Args:
         model: is changed.
@@ -119,8 +120,9 @@ def replace_convolutions(
         The new layers by name.
 
     Raises:
-        ValueError: no convolution was chosen, one cannot be replaced (a parametrized or pruned one, or one whose weight
-            others use too, say), a name is that of nothing, or the model is itself a convolution.
+        ValueError: no convolution was chosen, one cannot be replaced (one that is parametrized or pruned, that has
+            hooks or a forward of its own, which would be lost, or whose weight others use too, say), a name is that of
+            nothing, or the model is itself a convolution.
     """
     options = _Options("replace_convolutions", "convolution", density, block_size)
     return _replace(options, _CONVOLUTIONS, model, filter, targets, ignore)
@@ -239,14 +241,14 @@ def _made_of(options: _Options, kind: type[_Layer], name: str, module: nn.Module
             f"[{op}] {name} is parametrized: call torch.nn.utils.parametrize.remove_parametrizations first, or leave "
             "it out by filter"
         )
-    if "forward" in vars(module):
-        raise ValueError(f"[{op}] {name} has a forward of its own, which would be lost: leave it out by ignore")
     own = dict(module.named_parameters(recurse=False))
     if not own.keys() <= {"weight", "bias"}:  # hooks make its weight, as those of pruning and of the older weight_norm
         raise ValueError(
             f"[{op}] {name} has the parameters {', '.join(sorted(own))}, needs weight and bias alone: remove what "
             "computes them first (torch.nn.utils.remove_weight_norm, prune.remove), or leave it out by filter"
         )
+    if lost := lost_with(module):
+        raise ValueError(f"[{op}] {name} has {lost}, which would be lost: leave it out by ignore")
     if shared := [key for key, parameter in own.items() if uses[id(parameter)] > 1]:
         raise ValueError(
             f"[{op}] {name} shares its {shared[0]} with another module, which would keep the dense one: leave it out "

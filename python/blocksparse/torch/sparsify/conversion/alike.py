@@ -49,13 +49,11 @@ def _near(one: Sequence[int], other: Sequence[int]) -> bool:
 def kind_of_layer(module: nn.Module) -> Hashable:
     """What a layer's time depends on, but for its input and which blocks are live.
 
-    These are its class and options, its parameters' sizes, strides and dtypes, and its hooks. A weight that is every
-    other row and column of a larger one takes 50 times as long as one without gaps.
+    These are its class and options, and its parameters' sizes, strides and dtypes. A weight that is every other row and
+    column of a larger one takes 50 times as long as one without gaps.
     """
     tensors = tuple((name, p.shape, p.stride(), p.dtype, p.device) for name, p in module.named_parameters())
-    own = vars(module)  # where PyTorch keeps hooks, for which it has no public name
-    hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
-    return type(module), module.extra_repr(), tensors, tuple(map(id, hooks))
+    return type(module), module.extra_repr(), tensors
 
 
 def kind_of_group(group: Group, fed: Seen) -> Hashable:

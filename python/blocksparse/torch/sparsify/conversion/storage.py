@@ -18,6 +18,7 @@ from ...modules.digits import pattern_of
 from ...modules.layer import BlockSparseLayer
 from ...modules.linear import BlockSparseLinear
 from ...modules.lstm import BlockSparseLSTM
+from ...own_behaviour import lost_with
 from ...surgery import SPARSE
 from ..weights.masks import layout_of
 from ..weights.targets import Target
@@ -38,8 +39,8 @@ def obstacle(group: Group) -> str:
     module: Any = group[0].module
     if parametrize.is_parametrized(module):
         return "it is parametrized"
-    if "forward" in vars(module):
-        return "it has a forward of its own, which would be lost"
+    if lost := lost_with(module):
+        return f"it has {lost}, which would be lost"
     if isinstance(module, BlockSparseLayer):
         return "" if record_of(module) is not None else f"it is a {type(module).__name__}, a class of its own"
     if isinstance(module, nn.LSTM):
