@@ -131,6 +131,43 @@ def test_parts_that_are_alike_in_one_module_but_not_one_by_one_are_timed_each(mo
     assert (timings["0"].measured, timings["1"].measured) == ("0", "1")
 
 
+class OneByOne(nn.Module):
+    """Calls the layers of a feed-forward part: itself, or by calling the part."""
+
+    def __init__(self, kind, how):
+        super().__init__()
+        self.mlp, self.how = kind(), how
+
+    def forward(self, x):
+        if self.how == "iterates":
+            for layer in self.mlp:
+                x = layer(x)
+            return x
+        if self.how == "indexes":
+            return self.mlp[2](self.mlp[1](self.mlp[0](x)))
+        if self.how == "reaches":
+            return self.mlp.down_proj(self.mlp.act_fn(self.mlp.gate_proj(x)) * self.mlp.up_proj(x))
+        return self.mlp(x)
+
+
+@pytest.mark.parametrize("with_example", [False, True])
+@pytest.mark.parametrize("how", ["iterates", "indexes", "calls", "reaches", "calls it"])
+def test_a_part_that_is_not_called_whole_stays_apart(monkeypatch, how, with_example):
+    def sequence():
+        return nn.Sequential(nn.Linear(160, 320), nn.GELU(), nn.Linear(320, 160))
+
+    if how == "reaches" and not with_example:
+        pytest.skip("that a part is not called is seen in a run alone")
+    counted(monkeypatch, convert_module)
+    x, model = torch.randn(5, 160), OneByOne(Gated if how in ("reaches", "calls it") else sequence, how)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    expected = model(x)
+    bss.convert(model, masks, block_size=16, example=x if with_example else None)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(model.mlp, bst.BlockSparseMLP) == (how == "calls it" or (how == "calls" and with_example))
+    assert not any(type(module) is nn.Linear for module in model.modules())
+
+
 @pytest.mark.parametrize("frozen", ["weight", "bias", ""])
 def test_parts_want_gradients_where_their_layers_did(monkeypatch, frozen):
     counted(monkeypatch, convert_module)

@@ -338,6 +338,23 @@ def test_replacing_those_of_a_network():
         bst.replace_mlps(Gated(), density=0.5)
 
 
+def test_a_sequence_is_replaced_where_another_calls_it_or_where_it_is_chosen():
+    """Others may go through its layers one by one."""
+
+    class Owner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    model = nn.Sequential(Owner(), nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)))
+    both = nn.Sequential(Owner(), model[1])
+    both[0].again = both[1]
+    with pytest.raises(ValueError, match=r"no MLP was chosen by None; of those that are known the model has: 0.mlp, "):
+        bst.replace_mlps(both, density=0.5, block_size=16)
+    assert list(bst.replace_mlps(model, density=0.5, block_size=16)) == ["1"]
+    assert list(bst.replace_mlps(model, "mlp", density=0.5, block_size=16)) == ["0.mlp"]
+
+
 def test_a_dropout_behind_the_activation_is_not_lost():
     inner = nn.Sequential(nn.ReLU(), nn.Dropout())
     assert not bst.find_mlps(nn.Sequential(nn.Sequential(nn.Linear(32, 64), inner, nn.Linear(64, 32))).train())

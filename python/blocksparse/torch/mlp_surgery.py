@@ -21,6 +21,7 @@ def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
     """The feed-forward parts of a network by name, those that `mlp_parts` knows. Nothing is changed.
 
     One whose layers or parameters other modules use too is left out. One that is at several places is there once.
+    Whether the network calls a part as a whole is not known: see `is_called_whole`.
     """
     need("find_mlps", "model", model, nn.Module, "a torch.nn.Module")
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
@@ -34,6 +35,16 @@ def find_mlps(model: nn.Module) -> dict[str, MLPParts]:
         if parts is not None and not _shared(parts, uses):
             found[name] = parts
     return found
+
+
+def is_called_whole(model: nn.Module, part: nn.Module) -> bool:
+    """Whether a network calls a part itself, as far as that is known without running it.
+
+    Through the layers of a `torch.nn.Sequential` a network may also go one by one, which no `BlockSparseMLP` allows. It
+    is known to be called where what has it is a `torch.nn.Sequential`, too. All other modules are taken to be called.
+    """
+    owners = [module for module in model.modules() if any(child is part for child in module.children())]
+    return not isinstance(part, nn.Sequential) or all(type(m).forward is nn.Sequential.forward for m in owners)
 
 
 def put_mlp(model: nn.Module, name: str, parts: MLPParts, mlp: BlockSparseMLP) -> None:
@@ -67,11 +78,13 @@ def replace_mlps(
         replaced = bst.replace_mlps(llama, density=0.1, block_size=64)
         replaced = bst.replace_mlps(llama, r"layers\.(1\d|2\d)\.", density=0.1)
 
-    Parameters of what was replaced are new ones: make the optimizer afterwards. Hooks are not taken over.
+    Parameters of what was replaced are new ones: make the optimizer afterwards.
 
     Args:
         model: is changed, once all MLPs are made.
-        chosen: which ones: a regular expression found in their names, or a function of name and module. None: all.
+        chosen: which ones: a regular expression found in their names, or a function of name and module. It has to leave
+            out those whose layers the network calls one by one. None: all that are called whole. A
+            `torch.nn.Sequential` is known to be, without a run of the network, in another one alone.
         block_size: edge of a block.
         options: what `BlockSparseMLP.from_dense` takes: `density`, or `pruned=True`.
 
@@ -83,7 +96,7 @@ def replace_mlps(
     """
     op = "replace_mlps"
     need(op, "model", model, nn.Module, "a torch.nn.Module")
-    takes = _by_name(op, chosen)
+    takes = (lambda _, part: is_called_whole(model, part)) if chosen is None else _by_name(op, chosen)
     found = find_mlps(model)
     wanted = {name: parts for name, parts in found.items() if takes(name, parts.module)}
     if not wanted:
@@ -113,12 +126,12 @@ def _shared(parts: MLPParts, uses: Counter[int]) -> bool:
     return any(uses[id(used)] > 1 for layer in layers for used in (layer, *layer.parameters(recurse=False)))
 
 
-def _by_name(op: str, chosen: Chosen) -> Callable[[str, nn.Module], bool]:
+def _by_name(op: str, chosen: str | Callable[[str, nn.Module], bool]) -> Callable[[str, nn.Module], bool]:
     if callable(chosen):
         return chosen
-    need(op, "chosen", chosen, (str, re.Pattern, type(None)), "a str, a function or None")
+    need(op, "chosen", chosen, (str, re.Pattern), "a str, a function or None")
     try:
-        wanted = re.compile("" if chosen is None else chosen)
+        wanted = re.compile(chosen)
     except re.error as error:
         raise ValueError(f"[{op}] chosen is {chosen!r}, needs a regular expression: {error}") from None
     return lambda name, _: wanted.search(name) is not None

@@ -49,21 +49,26 @@ def convert(
 
     Each layer is timed as it is and as a block-sparse one, both with weights in the cache, with PyTorch's number of
     threads, fed as in the model's run over the example. A layer that would become slower keeps its zeros and its place.
-    Layers that are block-sparse already keep the blocks of the mask alone. The feed-forward part of a transformer, all
-    of whose layers were pruned, becomes one `BlockSparseMLP` where that is faster than they are one by one.
+    Layers that are block-sparse already keep the blocks of the mask alone.
 
-    Layers that are alike are timed once: of one class, with the same sizes, strides, options, hooks, dtype and input,
-    and numbers of blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all.
-    Which blocks they are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or
-    eight calls of both.
+    The feed-forward part of a transformer, all of whose layers were pruned, becomes one `BlockSparseMLP` where that is
+    faster than they are one by one. The model has to call the part as a whole when it runs over the example. Without an
+    example a `torch.nn.Sequential` becomes one only inside another: a model may call its layers one by one.
+
+    Layers that are alike are timed once: of one class, with the same sizes, strides, options, dtype and input, and
+    numbers of blocks that differ by at most a tenth. The one with the most blocks is timed, and stands for all. Which
+    blocks they are is not looked at. A pair takes about 0.1 s, where a call takes over 10 ms half a second or eight
+    calls of both.
 
     Calls are eager. On a card the host's part of short ones does not count, as in a CUDA graph: a model that is run
     eagerly with few tokens waits for launches, of which a block-sparse layer has no fewer. What `torch.compile` fuses
     around a dense layer is not seen. Time the whole model, as it will run.
 
     New layers share the old ones' biases. Their weights are new parameters, which want gradients where the old ones
-    did: make the optimizer afterwards. Hooks of what was replaced are not taken over. All layers are made and timed
-    before the first one is replaced.
+    did: make the optimizer afterwards. All layers are made and timed before the first one is replaced.
+
+    What has hooks, or a forward of its own, stays as it is, for these would be lost. A warning names such layers. To
+    have them converted, take the hooks away and register them anew afterwards.
 
     Args:
         model: is changed.
@@ -103,16 +108,20 @@ def convert(
     need_free("convert", [target for group in groups for target in group], _owner)
     if strange := set(seen or {}) - {name for name, _ in model.named_modules(remove_duplicate=False)}:
         raise ValueError(f"[convert] seen names {', '.join(sorted(strange))}, which the model has not")
-    shapes = dict(seen or {})
+    shapes, called = dict(seen or {}), None
     if example is not None:
-        shapes |= watch({group[0].path: group[0].module for group in groups}, model, example, forward)
+        modules = dict(model.named_modules())
+        watched = watch(modules, model, example, forward)
+        shapes |= watched
+        called = {modules[name] for name in watched}
     fed = {group[0].path: shapes.get(group[0].path) or guess(group[0].module, tokens) for group in groups}
     made = {group[0].module: sparse_layer(group, checked) for group in groups}
     whole: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
     if min_speedup > 0:
         times = {} if timings is None else timings
         made = _faster_layers(groups, made, fed, min_speedup, times, progress)
-        whole = _faster_mlps(model, groups, checked, made, fed, min_speedup, times, progress)
+        mlps = pruned_mlps(model, _paths(groups), called)
+        whole = _faster_mlps(mlps, groups, checked, made, fed, min_speedup, times, progress)
     elif groups:
         _try(groups[0][0].module_name, made[groups[0][0].module], fed[groups[0][0].path])
     for target in targets:
@@ -150,8 +159,13 @@ def _faster_layers(
     return {group[0].module: made[group[0].module] for group in groups if times[group[0].path].converted}
 
 
+def _paths(groups: list[Group]) -> dict[nn.Module, str]:
+    """The names of modules whose `weight` was pruned."""
+    return {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
+
+
 def _faster_mlps(
-    model: nn.Module,
+    mlps: Mapping[str, MLPParts],
     groups: list[Group],
     masks: Mapping[str, Tensor],
     made: Layers,
@@ -161,9 +175,9 @@ def _faster_mlps(
     progress: bool | None,
 ) -> dict[str, tuple[MLPParts, BlockSparseMLP]]:
     """MLPs by name that are faster as one module than their layers are, dense or as they were made."""
-    paths = {group[0].module: group[0].path for group in groups if group[0].name == group[0].path}
+    paths = _paths(groups)
     built: dict[str, tuple[MLPParts, BlockSparseMLP]] = {}
-    for name, parts in pruned_mlps(model, masks, paths).items():
+    for name, parts in mlps.items():
         mlp = sparse_mlp(parts, masks, paths, next(g[0].block_size for g in groups if g[0].module is parts.up))
         if mlp is not None:
             built[name] = (parts, mlp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...functional.glu import GLU_ACTIVATIONS
 from ...mlp_parts import MLPParts
-from ...mlp_surgery import find_mlps
+from ...mlp_surgery import find_mlps, is_called_whole
 from ...modules.mlp import BlockSparseMLP
 from .storage import keeping_random
 
@@ -42,18 +42,21 @@ class Composed(nn.Module):
         return cast(Tensor, self.down(self.activation(up)))
 
 
-def pruned_mlps(model: nn.Module, masks: Mapping[str, Tensor], paths: Mapping[nn.Module, str]) -> dict[str, MLPParts]:
-    """The model's MLPs by name, those all of whose layers were pruned.
+def pruned_mlps(
+    model: nn.Module, paths: Mapping[nn.Module, str], called: Collection[nn.Module] | None
+) -> dict[str, MLPParts]:
+    """The model's MLPs by name, those all of whose layers were pruned, and that it calls as a whole.
 
     Args:
         model: is not changed.
-        masks: of its weights.
         paths: the names of modules that were pruned and have a block-sparse form.
+        called: the modules that it has called. None: nobody has seen it run, see `is_called_whole`.
     """
     found = {}
     for name, parts in find_mlps(model).items():
         layers = [layer for layer in (parts.up, parts.down, parts.gate) if layer is not None]
-        if name and all(layer in paths and paths[layer] in masks for layer in layers):
+        whole = is_called_whole(model, parts.whole) if called is None else parts.whole in called
+        if name and whole and all(layer in paths for layer in layers):
             found[name] = parts
     return found
 
