@@ -55,7 +55,7 @@ class Pruner(Steps):
         block_size: edge of a block: 8, 16, 32, 64 or 128.
         targets: which weights; see `find_targets`.
         ignore: which not.
-        scope: "layer" or "global".
+        scope: "layer" or "global". A warning names a layer that loses all of its blocks.
         compact_at: densities, such as [0.5, 0.2]: once so few of a layer's blocks are live, it moves to block-sparse
             storage in mid-training, with its state in the attached optimizer: see `compact_`. Steps get faster as the
             layer gets sparser. Blocks that are dropped by then do not come back. `moves` counts how often layers have
@@ -102,7 +102,7 @@ class Pruner(Steps):
         self._due = False  # a choice that a step that was not finite has put off
         self._skips = False  # the step that is being made: its gradients were not finite
         self._unseen: list[Layer] = []  # moved, and no gradient of theirs was seen since
-        self._said: set[str] = set()
+        self._said: set[str] = set()  # what was warned of: "not finite", layers that become empty
 
     # ---- Before the training -----------------------------------------------------------------------------------------
 
@@ -168,6 +168,7 @@ class Pruner(Steps):
                 "blocks, or leave out by ignore what has so few",
                 stacklevel=3,
             )
+            self._said |= set(lost)
 
     def attach(self, *optimizers: Optimizer) -> None:
         """Has `step` called after each step of the optimizer. Several: in the order in which they step.

@@ -15,7 +15,7 @@ from ..conversion.compact import due, move_layers
 from ..distributed import World
 from ..optimizer.finite import drop_bad_gradients, step_is_over
 from ..weights.masked_layer import Layer
-from ..weights.masks import Masks, check_masks, choose_blocks
+from ..weights.masks import Masks, check_masks, choose_blocks, warn_of_empty
 from .checkpoint import Saved
 
 
@@ -104,6 +104,13 @@ class Steps(Saved):
         self._chosen()
         if self.compact_at and self._optimizers and self._model is not None:
             self._move([layer for layer in self.layers.values() if due(layer, self.compact_at)])
+        self._warn_of_emptied(before)
+
+    def _warn_of_emptied(self, before: Masks) -> None:
+        """Once for each layer, and not for those of which `prepare` has said so."""
+        had_some = [name for name, mask in before.items() if name not in self._said and bool(mask.any())]
+        now = {name: self.layers[name].mask for name in had_some}
+        self._said |= set(warn_of_empty(type(self).__name__, now, f"step {self.steps}: "))
 
     def _move(self, layers: list[Layer]) -> None:
         if layers and self._model is not None:

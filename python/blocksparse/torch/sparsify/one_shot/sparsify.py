@@ -15,7 +15,7 @@ from ...._core.arguments import shown, to_list, to_number
 from ....schedules import check_sparsity
 from ..batches import Forward, evaluating, feed
 from ..progress import bar
-from ..weights.masks import Masks, check_scope, choose_blocks
+from ..weights.masks import Masks, check_scope, choose_blocks, warn_of_empty
 from ..weights.targets import Choices, Target, find_targets
 from .layer_inputs import edges_of, matrix_of, rows_of, set_matrix_
 from .scores import DAMP, damped, obs_scores, refit, wanda_scores
@@ -65,7 +65,8 @@ def sparsify_(
         calibration: batches, kept in memory while this runs; needed by "wanda" and "obs". A few ten thousand tokens do.
         targets: see `find_targets`.
         ignore: see `find_targets`.
-        scope: "layer": every layer loses the same share; "global": all are ranked together.
+        scope: "layer": every layer loses the same share; "global": all are ranked together. A warning names layers that
+            lose all of their blocks.
         forward: how the model is called, forward(model, batch). None: model(**batch) for a mapping, model(*batch) for a
             tuple or list, else model(batch).
         damp: of H in "obs": share of its mean diagonal.
@@ -99,13 +100,16 @@ def sparsify_(
         masks = _best({t.name: t.norms() for t in found}, found, sparsity, scope)
         for target in found:
             target.keep_(target.parameter.data, masks[target.name])
+        warn_of_empty("sparsify_", masks)
         return masks
     batches = to_list("sparsify_", "calibration", calibration, "batches, such as a loader's")
     if not batches:
         raise ValueError(f"[sparsify_] calibration holds no batch, which {method} needs")
     run = _Run(model, method, batches, forward, damp, found)
     with _restored_on_error(found), evaluating(model), bar(progress, len(run.parts), method, "part") as done:
-        return run.sparsify(sparsity, scope, done)
+        masks = run.sparsify(sparsity, scope, done)
+    warn_of_empty("sparsify_", masks)
+    return masks
 
 
 def _best(scores: Mapping[str, Tensor], targets: Iterable[Target], sparsity: float, scope: str) -> Masks:

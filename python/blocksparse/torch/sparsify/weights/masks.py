@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -63,6 +64,17 @@ def in_pools(pick: Callable[..., Tensor], scope: str, *grids: Mapping[str, Tenso
         parts = pick(*flat).split([first[name].numel() for name in pool])
         found |= {n: part.view(first[n].shape).to(first[n].device) for n, part in zip(pool, parts, strict=True)}
     return found
+
+
+def warn_of_empty(op: str, masks: Mapping[str, Tensor], when: str = "") -> list[str]:
+    """The weights of which no block is left; a warning names them, if there are any."""
+    if empty := [name for name, mask in masks.items() if not bool(mask.any())]:
+        warnings.warn(
+            f"[{op}] {when}no block is left of {', '.join(empty)}: take a lower sparsity, smaller blocks or another "
+            "scope, or leave them out by ignore",
+            stacklevel=3,
+        )
+    return empty
 
 
 def layout_of(target: Target, mask: Tensor) -> Layout:
