@@ -17,6 +17,7 @@ from .._core.arguments import need
 from ..layout import Layout
 from . import tensor_file
 from .layer_records import hash_of, make, misfit, record_of
+from .lent_weights import need_own_weights
 from .surgery import put
 
 FORMAT = "blocksparse-pretrained-1"
@@ -37,7 +38,8 @@ def save_pretrained(model: nn.Module, file: str | os.PathLike[str]) -> None:
         file: is overwritten.
 
     Raises:
-        ValueError: a block-sparse layer is parametrized, or the state dict holds what is no tensor or has no values.
+        ValueError: a block-sparse layer is parametrized, the state dict holds what is no tensor or has no values, or an
+            `L0` is still learning gates, by which the model multiplies its weights.
         OSError: it cannot be written.
         ImportError: safetensors is not installed.
     """
@@ -45,6 +47,7 @@ def save_pretrained(model: nn.Module, file: str | os.PathLike[str]) -> None:
     if Path(file).is_dir():
         raise IsADirectoryError(f"[save_pretrained] {file} is a folder, needs the name of a file")
     model = _unwrapped(model)
+    need_own_weights("save_pretrained", model)
     entries = model.state_dict()
     for name, entry in entries.items():
         if not isinstance(entry, Tensor) or entry.is_meta or entry.layout is not torch.strided:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...._core.arguments import need
+from ...lent_weights import need_own_weights
 from ..optimizer.moments import inner_optimizer, replace_parameter
 from ..weights.masked_layer import Layer, need_free
 from ..weights.masks import check_masks, layout_of
@@ -51,8 +52,9 @@ def compact_(
     Raises:
         ValueError: the masks are not of this model; the optimizer does not hold a layer's weight, or keeps state of it
             in another form than the weight's (as Adafactor does), or has a list of parameters of its own (LBFGS); a
-            pruner, SET or RigL has a layer, and would go on with the old one; the model is itself a layer, whose place
-            nobody knows; or it is inside of DistributedDataParallel, which has to be made anew with the new parameters.
+            pruner, SET or RigL has a layer, and would go on with the old one; an `L0` is still learning gates, by which
+            the model multiplies its weights; the model is itself a layer, whose place nobody knows; or it is inside of
+            DistributedDataParallel, which has to be made anew with the new parameters.
     """
     need("compact", "model", model, nn.Module, "a torch.nn.Module")
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
@@ -64,6 +66,7 @@ def compact_(
     optimizers = _listed(optimizer)
     if not masks:
         return {}
+    need_own_weights("compact", model)
     targets = targets_of(model, masks, block_size)
     checked = check_masks(targets, masks)
     groups, left = [], []

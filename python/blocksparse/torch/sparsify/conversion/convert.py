@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...._core.arguments import need, shown, to_count, to_number
+from ...lent_weights import need_own_weights
 from ...mlp_parts import MLPParts
 from ...mlp_surgery import put_mlp
 from ...modules.layer import BlockSparseLayer
@@ -88,7 +89,8 @@ def convert(
     Raises:
         TypeError: something is of another type.
         ValueError: the masks are not of this model (see `check_masks`), a pruner that is attached, SET or RigL
-            has one of its layers, `seen` names something else, or there are no kernels for the device.
+            has one of its layers, an `L0` is still learning gates, by which the model multiplies its weights, `seen`
+            names something else, or there are no kernels for the device.
     """
     need("convert", "model", model, nn.Module, "a torch.nn.Module")
     if not to_number("convert", "min_speedup", min_speedup) >= 0:
@@ -99,6 +101,7 @@ def convert(
     need("convert", "masks", masks, Mapping, "a dict of tensors")
     if not masks:
         return model
+    need_own_weights("convert", model)
     targets = targets_of(model, masks, block_size)
     checked = check_masks(targets, masks)
     groups = grouped(targets)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ...lent_weights import WeightLender
 from ...modules.layer import BlockSparseLayer
 from ...modules.recurrent import Recurrent
 from ..weights.targets import Target
 
 
-class Gated:
+class Gated(WeightLender):
     """Lets a target's module run with gates [out_blocks, in_blocks], which get gradients <dW_B, W_B>.
 
     Our own block-sparse layers take them to their kernels. Other modules see, while they run, the product of parameter
@@ -36,6 +37,16 @@ class Gated:
             self._reader.register_forward_hook(self._take_back, always_call=True),
         ]
         _forget_compiled()
+
+    @property
+    def name(self) -> str:
+        """The target's."""
+        return self._target.name
+
+    @property
+    def lends(self) -> bool:
+        """Whether there are gates now."""
+        return self._gates(False) is not None
 
     def remove(self) -> None:
         """Ends that."""
