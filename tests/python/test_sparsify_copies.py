@@ -7,9 +7,86 @@ import torch
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
-from pruners import KINDS, assert_equal, network, prepared, train
+from pruners import KINDS, assert_equal, network, optimizer_of, prepared, pruner_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [5, 13])
+def test_a_copy_of_both_trains_as_they_do(kind, steps):
+    model, pruner, optimizer = prepared(kind)
+    train(model, optimizer, steps)
+    again, same, other = copy.deepcopy((model, pruner, optimizer))
+    assert not same.attached
+    same.attach(other)
+    train(model, optimizer, 16 - steps, steps)
+    train(again, other, 16 - steps, steps)
+    assert pruner.finished
+    assert_equal(model.state_dict(), again.state_dict())
+    assert_equal(pruner.state_dict(), same.state_dict())
+    assert_equal(optimizer.state_dict()["state"], other.state_dict()["state"])
+    same.squash_mask()
+    assert list(again.state_dict()) == list(network().state_dict())
+    assert "0.weight_gates" in model.state_dict()
+    assert pruner.attached
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_both_masks_its_first_gradient(kind):
+    model, pruner, optimizer = prepared(kind)
+    train(model, optimizer, 13)
+    again, same = copy.deepcopy((model, pruner))
+    for one in (model, again):
+        one.zero_grad()
+        one(torch.ones(4, 32)).square().sum().backward()
+    for mine, its in zip(pruner.targets, same.targets, strict=True):
+        dead = ~same.masks()[its.name]
+        assert dead.any()
+        assert not its.norms(tensor=its.parameter.grad)[dead].any()
+        assert torch.equal(its.parameter.grad, mine.parameter.grad)
+
+
+def test_a_copy_of_both_has_gates_of_its_own():
+    model, pruner, optimizer = prepared("l0")
+    train(model, optimizer, 5)
+    again, same = copy.deepcopy((model.eval(), pruner))
+    x = torch.randn(3, 32)
+    before = model(x)
+    assert torch.equal(again(x), before)
+    with torch.no_grad():
+        for log_alpha in same.parameters():
+            log_alpha.copy_(torch.randn_like(log_alpha) * 2)
+    changed = again(x)
+    assert not torch.allclose(changed, before)
+    pruner.squash_mask()
+    torch.testing.assert_close(model(x), before)
+    assert torch.equal(again(x), changed)
+    same.squash_mask()
+    torch.testing.assert_close(again(x), changed)
+
+
+def test_a_copy_has_layers_that_have_moved():
+    model, pruner = network(), pruner_of(bss.MagnitudePruner, compact_at=[0.6])
+    pruner.prepare(model)
+    optimizer = optimizer_of(model, pruner)
+    pruner.attach(optimizer)
+    train(model, optimizer, 9)
+    again, same, other = copy.deepcopy((model, pruner, optimizer))
+    same.attach(other)
+    for one, its in ((model, optimizer), (again, other)):
+        assert isinstance(one[0], bst.BlockSparseLinear)
+        train(one, its, 6, 9)
+    assert_equal(model.state_dict(), again.state_dict())
+
+
+def test_another_pruner_cannot_have_what_the_copied_one_has():
+    again, _same = copy.deepcopy(prepared("magnitude")[:2])
+    with pytest.raises(ValueError, match="0 has a MagnitudePruner already"):
+        pruner_of(bss.MagnitudePruner).prepare(again)
+
+
+# ---- Gates that are being learned ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("copied", [False, True])

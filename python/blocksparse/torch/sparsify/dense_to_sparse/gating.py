@@ -48,6 +48,10 @@ class Gated(WeightLender):
         """Whether there are gates now."""
         return self._gates(False) is not None
 
+    def ask(self, gates: Callable[[bool], Tensor | None]) -> None:
+        """Asks another one for gates from now on."""
+        self._gates = gates
+
     def remove(self) -> None:
         """Ends that."""
         for handle in self._handles:

@@ -61,7 +61,9 @@ class L0(Pruner):
 
     At the end of the schedule the blocks with the largest log_alpha stay, an exact number of them; expected gates are
     multiplied into their weights, and the gates are gone. Until then they are in hooks: a copy of the model asks them,
-    too, and computes without any once they are gone; what is saved is a state_dict, for hooks cannot be pickled.
+    too, and computes without any once they are gone; a copy of model and pruner together has its own. What is saved is
+    a state_dict, for hooks cannot be pickled. `convert`, `compact_` and `save_pretrained` refuse a model whose gates
+    are being learned; this pruner's own `convert` and `squash_mask` multiply them into the weights first.
 
     Args:
         schedule: how sparse at which step. With a `PolynomialDecay` of power 1 the target density falls slowly enough
@@ -132,6 +134,11 @@ class L0(Pruner):
         return {**super()._trained(), **gates}
 
     # ---- Each run ----------------------------------------------------------------------------------------------------
+
+    def _take_copies(self) -> None:
+        super()._take_copies()
+        for gated, layer in zip(self._gated, self.layers.values(), strict=False):  # none is gated at the end
+            gated.ask(self._asked_for(layer))
 
     def _asked_for(self, layer: Layer) -> Callable[[bool], Tensor | None]:
         """A function, of which a copy of the model has no copy: a method's copy would have a pruner of its own."""

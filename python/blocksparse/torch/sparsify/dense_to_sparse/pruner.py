@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from ..conversion.layer_times import layer_times
 from ..conversion.timing import Seen
 from ..optimizer.moments import inner_optimizer
 from ..report import Report, Row
-from ..weights.masked_layer import Layer, blocks_left, disown, own, owner_of
+from ..weights.masked_layer import Layer, blocks_left, claim, disown, own, owner_of
 from ..weights.masks import Masks, check_masks, check_scope
 from ..weights.targets import Choices, Target, find_targets
 from .regrowth import Regrown
@@ -42,6 +43,9 @@ class Pruner(Steps):
 
     The number of live blocks is exact: blocks - floor(blocks sparsity + 1/2), in each layer or, with scope="global", in
     all together; of equal blocks the first stay. Processes that train in parallel choose the same ones.
+
+    `copy.deepcopy((model, pruner))` copies both. The copied pruner masks the gradients of the copied model, and is
+    attached to no optimizer.
 
     Moments of a block that comes back begin at zero, and in Adam have a bias correction of their own for 32 steps.
 
@@ -157,6 +161,21 @@ class Pruner(Steps):
             layer.unhook()
             disown(layer.target)
         self.layers, self._model = {}, None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pruner:
+        """One that has copies of the layers, and is attached to no optimizer: those that it has know nothing of it."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy({**vars(self), "_handles": [], "_optimizers": ()}, memo))
+        made._take_copies()
+        return made
+
+    def _take_copies(self) -> None:
+        """Has the layers of a copy mask their gradients in its name."""
+        for layer in self.layers.values():
+            claim(layer.target.module, layer.target.parameter_name, self)
+            layer.unhook()  # a copied parameter has no hooks
+            layer.hook(self._on_gradient)
 
     def _warn_of_losses(self, targets: list[Target]) -> None:
         final = getattr(self.schedule, "final_sparsity", None)
