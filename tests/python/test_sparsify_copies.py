@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import blocksparse.torch as bst
 import blocksparse.torch.sparsify as bss
@@ -84,6 +85,54 @@ def test_another_pruner_cannot_have_what_the_copied_one_has():
     again, _same = copy.deepcopy(prepared("magnitude")[:2])
     with pytest.raises(ValueError, match="0 has a MagnitudePruner already"):
         pruner_of(bss.MagnitudePruner).prepare(again)
+
+
+# ---- What is made of copies of the model alone -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_pruner_is_left_in_a_converted_copy(kind, by_hand):
+    model, pruner, optimizer = prepared(kind)
+    train(model, optimizer, 13)
+    copied, masks = copy.deepcopy(model), pruner.masks()
+    x = torch.randn(3, 32)
+    want = model(x)
+    convert = (
+        (lambda *given, **options: bss.convert(*given, masks, block_size=8, **options)) if by_hand else pruner.convert
+    )
+    assert convert(copied, min_speedup=1e9) is copied
+    assert list(copied.state_dict()) == list(network().state_dict()), "no layer was fast enough"
+    assert torch.equal(copied(x), want)
+    assert all(not bss.block_norms(copied.get_submodule(name).weight, 8)[~mask].any() for name, mask in masks.items())
+
+
+def test_gates_of_a_pruner_that_goes_on_stay():
+    model, pruner, _ = prepared("magnitude")
+    pruner.detach()
+    bss.convert(model, pruner.masks(), block_size=8, min_speedup=1e9)
+    assert pruner.masks().keys() == {"0", "2"}
+    pruner.squash_mask()
+    assert list(model.state_dict()) == list(network().state_dict())
+
+
+def test_a_buffer_that_only_has_the_name_of_gates_stays():
+    model = nn.Sequential(nn.Linear(32, 32))
+    model[0].register_buffer("weight_gates", torch.ones(3))
+    bss.convert(model, bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=8), block_size=8, min_speedup=1e9)
+    assert "0.weight_gates" in model.state_dict()
+
+
+def test_a_converted_copy_asks_for_no_gates():
+    """An average that was made while gates were learned has hooks that ask for them."""
+    model, pruner, optimizer = prepared("l0")
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, value, count: value)
+    train(model, optimizer, 13)
+    average.update_parameters(model)
+    x = torch.randn(3, 32)
+    converted = pruner.convert(average.module, min_speedup=1e9)
+    assert torch.equal(converted(x), model(x))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in converted.modules())
 
 
 # ---- Gates that are being learned ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...._core.arguments import need, shown, to_count, to_number
-from ...lent_weights import need_own_weights
+from ...lent_weights import lenders_of, need_own_weights
 from ...mlp_parts import MLPParts
 from ...mlp_surgery import put_mlp
 from ...modules.layer import BlockSparseLayer
@@ -17,7 +17,7 @@ from ...modules.mlp import BlockSparseMLP
 from ...surgery import put
 from ..batches import Forward, evaluating
 from ..progress import bar
-from ..weights.masked_layer import need_free
+from ..weights.masked_layer import disown_left, need_free
 from ..weights.masks import check_masks
 from ..weights.targets import Target, candidates, find_targets
 from .alike import alike, kind_of_group, kind_of_layer
@@ -66,7 +66,8 @@ def convert(
     around a dense layer is not seen. Time the whole model, as it will run.
 
     New layers share the old ones' biases. Their weights are new parameters, which want gradients where the old ones
-    did: make the optimizer afterwards. All layers are made and timed before the first one is replaced.
+    did: make the optimizer afterwards. Gates that no pruner has, as in a copy of a pruner's model, are taken away. All
+    layers are made and timed before the first one is replaced.
 
     What has hooks, or a forward of its own, stays as it is, for these would be lost. A warning names such layers. To
     have them converted, take the hooks away and register them anew afterwards.
@@ -132,6 +133,9 @@ def convert(
             target.keep_(target.parameter.data, checked[target.name])
     for name, (parts, mlp) in whole.items():
         put_mlp(model, name, parts, mlp)
+    disown_left(targets)
+    for lender in lenders_of(model):  # of a copy; none of them lends any more
+        lender.remove()
     return replaced(model, made)
 
 

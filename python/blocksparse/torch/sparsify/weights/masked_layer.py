@@ -80,6 +80,14 @@ def disown(target: Target) -> None:
     _owners.get(target.module, {}).pop(target.parameter_name, None)
 
 
+def disown_left(targets: Iterable[Target]) -> None:
+    """Takes away gates that no pruner has: those in a copy of its model, or of one that is no more."""
+    for target in targets:
+        gates = dict(target.module.named_buffers(recurse=False)).get(gates_name(target))
+        if gates is not None and tuple(gates.shape) == target.grid and owner_of(target) is None:
+            disown(target)
+
+
 class Layer:
     """A target and what a pruner knows of it."""
 
