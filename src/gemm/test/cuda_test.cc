@@ -2,9 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -210,70 +208,44 @@ TEST_F(LinearCuda, TwoStreamsAtOnce) {
 
 enum class Follow { waits, closely, chained };
 
-// A square layer of bf16 weights on a card, and memory for its products.
-struct SquareLayer {
-  Layout layout;
-  int64_t n;
-  std::shared_ptr<void> index, w, workspace;
-  LayoutView view;
-  size_t workspace_bytes;
-
-  static std::shared_ptr<void> place(const void* from, size_t bytes) {
-    auto memory = *cuda::allocate(kCard, bytes);
-    EXPECT_TRUE(cuda::copy_to_device(kCard, memory.get(), from, bytes).ok());
-    return memory;
-  }
-  // Plus and minus `size`, in bits of bf16.
-  static std::vector<uint16_t> signs(int64_t count, uint16_t size, uint32_t& random) {
-    std::vector<uint16_t> values(static_cast<size_t>(count));
-    for (uint16_t& v : values) {
-      random = random * 1664525 + 1013904223;
-      v = static_cast<uint16_t>(size | random >> 31 << 15);
-    }
-    return values;
-  }
-
-  // Weights are plus and minus 1/16, of blocks of 8 1/8: in a chain results neither grow nor vanish.
-  SquareLayer(const std::string& graph, int32_t block, int64_t tokens, uint32_t& random)
-      : layout(*Layout::from_graph(graph, {.block_size = block}, 7)), n(tokens) {
-    const auto values = signs(layout.blocks() * block * block, block == 8 ? 0x3e00 : 0x3d80, random);
-    index = place(layout.index().data(), layout.index().size_bytes());
-    w = place(values.data(), 2 * values.size());
-    view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
-                                  {block, features(), features(), layout.blocks()}, kCard);
-    workspace_bytes = std::max(workspace_size(Pass::fprop, view, DType::bf16, n, kCard),
-                               workspace_size(Pass::dgrad, view, DType::bf16, n, kCard));
-    workspace = *cuda::allocate(kCard, workspace_bytes + 1);
-  }
-
-  int64_t features() const { return layout.out_features(); }
-  void multiply(const std::shared_ptr<void>& x, const std::shared_ptr<void>& y, bool by_in, bool x_is_last) const {
-    const Product product{.dtype = DType::bf16,
-                          .layout = view,
-                          .by_in = by_in,
-                          .x = {x.get(), n, features(), features(), 1},
-                          .y = {y.get(), n, features(), features(), 1},
-                          .residual = {},
-                          .w = w.get(),
-                          .x_is_last = x_is_last};
-    const Status status = cuda_product(product, {workspace.get(), workspace_bytes}, {});
-    EXPECT_TRUE(status.ok()) << status.message();
-  }
-};
-
 // The last y of a chain of products y = x W^T. Each one reads the result of the one before, and all share a workspace.
 std::vector<uint16_t> chain(int32_t block, int64_t n, Follow follow) {
   // Many tokens of few features; and more tokens of 1024 x 1024, for which small blocks have the kernel `stream_x`.
   const std::string graph = n > 2000 ? concat("random(", 1024 / block, block == 32 ? ",0.25)" : ",0.15)")
                             : n > stream_w::kMostTokens ? "ba(16,3)"
                                                         : "ba(100,3)";
+  const Layout layout = *Layout::from_graph(graph, {.block_size = block}, 7);
+  const int64_t features = layout.out_features();
+  const auto place = [](const void* from, size_t bytes) {
+    auto memory = *cuda::allocate(kCard, bytes);
+    EXPECT_TRUE(cuda::copy_to_device(kCard, memory.get(), from, bytes).ok());
+    return memory;
+  };
+  // Plus and minus 1/8 (b = 8): results neither grow nor vanish.
+  std::vector<uint16_t> values(static_cast<size_t>(layout.blocks() * block * block)),
+      x(static_cast<size_t>(n * features));
   uint32_t random = 1;
-  const SquareLayer layer(graph, block, n, random);
-  auto x = SquareLayer::signs(n * layer.features(), 0x3f80, random);
-  const auto place = [&x] { return SquareLayer::place(x.data(), 2 * x.size()); };
-  const std::vector<std::shared_ptr<void>> buffers = {place(), place(), place()};
+  const auto sign = [&random] { return static_cast<uint16_t>((random = random * 1664525 + 1013904223) >> 31 << 15); };
+  for (uint16_t& w : values) w = (block == 8 ? 0x3e00 : 0x3d80) | sign();
+  for (uint16_t& v : x) v = 0x3f80 | sign();
+  const auto index = place(layout.index().data(), layout.index().size_bytes()),
+             w = place(values.data(), 2 * values.size());
+  const std::vector<std::shared_ptr<void>> buffers = {place(x.data(), 2 * x.size()), place(x.data(), 2 * x.size()),
+                                                      place(x.data(), 2 * x.size())};
+  const auto view = *LayoutView::on_device({static_cast<const int32_t*>(index.get()), layout.index().size()},
+                                           {block, features, features, layout.blocks()}, kCard);
+  const size_t bytes = linear_fprop_workspace_size({view, DType::bf16, n}, kCard);
+  const auto workspace = *cuda::allocate(kCard, bytes + 1);
   for (size_t i = 0; i < 30; ++i) {
-    layer.multiply(buffers[i % 3], buffers[(i + 1) % 3], false, follow == Follow::chained && i > 0);
+    const Product product{.dtype = DType::bf16,
+                          .layout = view,
+                          .x = {buffers[i % 3].get(), n, features, features, 1},
+                          .y = {buffers[(i + 1) % 3].get(), n, features, features, 1},
+                          .residual = {},
+                          .w = w.get(),
+                          .x_is_last = follow == Follow::chained && i > 0};
+    const Status status = cuda_product(product, {workspace.get(), bytes}, {});
+    EXPECT_TRUE(status.ok()) << status.message();
     if (follow != Follow::waits) continue;
     EXPECT_TRUE(cuda::synchronise(kCard).ok());
   }
@@ -292,25 +264,6 @@ TEST_F(LinearCuda, CallsThatFollowCloselyWaitForEachOther) {
       }
     }
   }
-}
-
-// Warps that fill a ring of stages and warps that empty it meet in an order of their own in each call. Some orders are
-// rare: two warps that filled stages in turn lost one another once in some thousand calls.
-TEST_F(LinearCuda, ThousandsOfCallsGiveTheSameBits) {
-  uint32_t random = 1;
-  const SquareLayer layer("ba(288,3,blocks=2448)", 64, 256, random);
-  const auto values = SquareLayer::signs(layer.n * layer.features(), 0x3f80, random);
-  const size_t bytes = 2 * values.size();
-  const auto x = SquareLayer::place(values.data(), bytes);
-  const std::vector<std::shared_ptr<void>> y = {*cuda::allocate(kCard, bytes), *cuda::allocate(kCard, bytes)};
-  const auto after = [&](int rounds) {
-    for (int i = 0; i < 2 * rounds; ++i) layer.multiply(x, y[i % 2], i % 2 == 1, i > 0);
-    std::vector<std::vector<uint16_t>> results(2, values);
-    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(cuda::copy_to_host(kCard, results[i].data(), y[i].get(), bytes).ok());
-    return results;
-  };
-  const auto expected = after(1);
-  for (int i = 0; i < 20; ++i) ASSERT_EQ(after(1000), expected);
 }
 
 // Each kernel has its own code for gelu and silu: with few tokens, and with many.
