@@ -15,8 +15,14 @@ Forward = Callable[[nn.Module, Any], Any] | None
 def feed(model: nn.Module, batch: Any, forward: Forward = None) -> Any:
     """What the model makes of a batch: `forward(model, batch)`, or model(**mapping), model(*sequence), model(batch).
 
-    Tensors are brought to the device of the model's first parameter, unless `forward` is given.
+    Tensors are brought to the device of the model's first parameter, unless `forward` is given. Layers of
+    `torch.nn.TransformerEncoder` are fed padded tokens, too, as in training.
     """
+    with _no_shortcut():
+        return _fed(model, batch, forward)
+
+
+def _fed(model: nn.Module, batch: Any, forward: Forward) -> Any:
     if forward is not None:
         return forward(model, batch)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -25,6 +31,17 @@ def feed(model: nn.Module, batch: Any, forward: Forward = None) -> Any:
     if isinstance(batch, tuple | list):
         return model(*(_moved(value, device) for value in batch))
     return model(_moved(batch, device))
+
+
+@contextmanager
+def _no_shortcut() -> Iterator[None]:
+    """Without PyTorch's shortcut for transformers, whose layers see nested tensors, which have no shape, or nothing."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
