@@ -215,29 +215,6 @@ def test_a_transformer_makes_no_nested_tensors_of_padded_inputs():
     assert_close(got[~padded], expected[~padded])
 
 
-def test_layers_of_a_transformer_are_watched_with_padded_inputs_as_they_are():
-    layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
-    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2)}).eval()
-    x, padded = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-
-    def forward(model, batch):
-        return model["encoder"](batch[0], src_key_padding_mask=batch[1])
-
-    options = {"block_size": 16, "forward": forward}
-    masks = bss.sparsify_(
-        model, "wanda", sparsity=0.5, calibration=[(x, padded)], targets=r"linear", progress=False, **options
-    )
-    distiller = bss.Distiller(
-        copy.deepcopy(model), model.train(), layers=r"encoder\.layers\.\d", temperature=None, forward=forward
-    )
-    assert distiller((x, padded), mask=~padded).loss == 0
-    assert torch.backends.mha.get_fastpath_enabled()
-    expected, timings = forward(model, (x, padded)), {}
-    bss.convert(model, masks, min_speedup=1e-9, example=(x, padded), timings=timings, **options)
-    assert timings["encoder.layers.1.linear2"].shape == (2, 5, 64)
-    assert_close(forward(model, (x, padded)), expected)
-
-
 def test_a_forward_of_its_own_is_not_lost():
     model, x = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), torch.randn(3, 32)
     plain = model[0].forward
@@ -249,6 +226,22 @@ def test_a_forward_of_its_own_is_not_lost():
     assert_close(model(x), expected)
     with pytest.raises(ValueError, match="0 has a forward of its own"):
         bst.replace_linears(model, density=0.5, block_size=16)
+
+
+def test_the_forward_of_its_class_written_back_is_none_of_its_own():
+    model, x = (
+        nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))}),
+        torch.randn(3, 32),
+    )
+    for module in model.modules():  # as accelerate's remove_hook_from_module leaves it
+        module.forward = module.forward
+    assert list(bst.find_mlps(model)) == ["mlp"]
+    model = copy.deepcopy(model)
+    masks = bss.sparsify_(model, "magnitude", sparsity=0.5, block_size=16)
+    expected = model["mlp"](x)
+    bss.convert(model, masks, block_size=16, min_speedup=0)
+    assert {type(layer) for layer in model["mlp"]} == {bst.BlockSparseLinear, nn.GELU}
+    assert_close(model["mlp"](x), expected)
 
 
 @pytest.mark.parametrize("verb", [bss.convert, bss.compact_])

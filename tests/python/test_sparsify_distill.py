@@ -166,3 +166,26 @@ def test_wrong_calls():
     del student.layers[1]
     with pytest.raises(ValueError, match=r"the model has no layers.1 now: .* There is layers, layers.0"):
         gone(x)
+
+
+def test_layers_of_a_transformer_are_watched_with_padded_inputs_as_they_are():
+    layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2)}).eval()
+    x, padded = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+
+    def forward(model, batch):
+        return model["encoder"](batch[0], src_key_padding_mask=batch[1])
+
+    options = {"block_size": 16, "forward": forward}
+    masks = bss.sparsify_(
+        model, "wanda", sparsity=0.5, calibration=[(x, padded)], targets=r"linear", progress=False, **options
+    )
+    distiller = bss.Distiller(
+        copy.deepcopy(model), model.train(), layers=r"encoder\.layers\.\d", temperature=None, forward=forward
+    )
+    assert distiller((x, padded), mask=~padded).loss == 0
+    assert torch.backends.mha.get_fastpath_enabled()
+    expected, timings = forward(model, (x, padded)), {}
+    bss.convert(model, masks, min_speedup=1e-9, example=(x, padded), timings=timings, **options)
+    assert timings["encoder.layers.1.linear2"].shape == (2, 5, 64)
+    torch.testing.assert_close(forward(model, (x, padded)), expected, rtol=1e-4, atol=1e-4)
