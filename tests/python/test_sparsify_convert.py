@@ -270,6 +270,7 @@ def test_wrong_calls_change_nothing():
         (lambda: bss.convert(model, masks, block_size=16, min_speedup=float("nan")), "min_speedup is nan"),
         (lambda: bss.convert(model, masks, block_size=16, tokens=0), "tokens is 0, needs 1 or more"),
         (lambda: bss.convert(model, {"nothing": masks["conv"]}), "of another model: there is no weight for nothing"),
+        (lambda: bss.convert(torch.compile(model), masks), "a OptimizedModule: give what it wraps, its ._orig_mod"),
     ):
         with pytest.raises(ValueError, match=text):
             call()

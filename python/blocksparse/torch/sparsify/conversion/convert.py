@@ -239,7 +239,9 @@ def targets_of(model: nn.Module, masks: Mapping[str, Tensor], block_size: int) -
     """
     need("masks", "masks", masks, Mapping, "a dict of tensors")
     if masks.keys().isdisjoint(target.name for target, _ in candidates(model, block_size)):
-        raise ValueError(f"[masks] of another model: there is no weight for {', '.join(map(str, masks))}")
+        wrapped = next((name for name in ("_orig_mod", "module") if hasattr(model, name)), None)
+        hint = "" if wrapped is None else f". The model is a {type(model).__name__}: give what it wraps, its .{wrapped}"
+        raise ValueError(f"[masks] of another model: there is no weight for {', '.join(map(str, masks))}{hint}")
     return find_targets(model, block_size, targets=lambda name, _: name in masks)
 
 
