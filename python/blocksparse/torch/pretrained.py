@@ -68,6 +68,9 @@ def load_pretrained(
     have the file's dtypes. Where `build` makes block-sparse layers itself, they need all blocks of those in the file:
     a sparse network that was pruned further is loaded so, one whose blocks have moved (SET, RigL) is not.
 
+    Buffers that are not in its state dict are as `build` makes them. Those of a network that was cast, a table of
+    rotary embeddings, say, may differ.
+
     Args:
         build: makes the dense network: `lambda: MyModel(config)`. It may do so under `torch.device("meta")`, if all of
             its tensors are in its state dict.
