@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import make_channels, make_layout
+from conftest import assert_same, make_channels, make_layout
 from torch import nn
 
 import blocksparse.torch as bst
@@ -324,3 +324,24 @@ def test_moments_go_on_when_blocks_are_young_no_more(detached):
         if step != 50:
             torch.testing.assert_close(before - layer.weight, torch.full_like(before, 1e-3))
     assert rewiring.report().rows[0].grown > 0
+
+
+@pytest.mark.parametrize("steps", [10, 11])  # the next one acts, and backward passes are being looked at; or not
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_of_both_trains_as_they_do(method, steps):
+    schedule = bss.CosineDrop(end_step=30, alpha=0.4, frequency=4)
+    model, optimizer, rewiring, shape = started("linear", method, schedule, seed=11)
+    train(model, optimizer, shape, range(steps))
+    again, same, other = copy.deepcopy((model, rewiring, optimizer))
+    assert rewiring.attached
+    assert not same.attached
+    same.attach(other)
+    for one, its in ((model, optimizer), (again, other)):
+        train(one, its, shape, range(steps, 40))
+    assert_same(list(model.state_dict().values()), list(again.state_dict().values()))
+    assert all(torch.equal(a, masks_of(again)[name]) for name, a in masks_of(model).items())
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert_same(list(optimizer.state[p].values()), list(other.state[q].values()))
+    assert str(rewiring.report()) == str(same.report())
+    with pytest.raises(ValueError, match="has a sparsifier already"):
+        type(rewiring)(schedule).prepare(again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ class Rewiring:
     (RigL: with its forward and backward pass in `observing()`), to be replayed at steps where `schedule.acts_at(step)`.
     The optimizer has to be capturable. What counts the steps is then on the card. The first step that is not captured
     compiles the bias correction, which takes seconds; a graph that is captured before it runs more kernels.
+
+    `copy.deepcopy((model, rewiring))` copies both. The copy is attached to no optimizer.
 
     Processes of torch.distributed take the same pattern: grow scores are averaged, norms are those of rank 0.
 
@@ -101,6 +104,18 @@ class Rewiring:
         for layer in self._layers:
             layer.module.takes_layout = layer.adopt if on else None
             (claim if on else release)(layer.module, "weight", self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rewiring:
+        """One that has copies of the layers, and is attached to no optimizer: those that it has know nothing of it."""
+        made = type(self).__new__(type(self))
+        memo[id(self)], memo[id(self._world)] = made, self._world
+        vars(made).update(copy.deepcopy({**vars(self), **self._unattached()}, memo))
+        made._hold(any(layer.module.takes_layout is not None for layer in made._layers))
+        return made
+
+    def _unattached(self) -> dict[str, Any]:
+        """Attributes of one that has no optimizer."""
+        return {"_parameters": {}, "_moments": None, "_hook": None, "_notice": None}
 
     @property
     def attached(self) -> bool:

@@ -72,6 +72,9 @@ class RigL(Rewiring):
         finally:
             self._look_ahead()
 
+    def _unattached(self) -> dict[str, Any]:
+        return {**super()._unattached(), "_observed": False, "_pairs": {}, "_seen": {}}
+
     def _observe(self, on: bool) -> None:
         if on and not self._observed:
             self._seen.clear()
