@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from torch import nn
@@ -9,25 +10,25 @@ from torch import nn
 _SHOWN = 3  # names in a message
 
 
-class WeightLender:
+class WeightLender(ABC):
     """Lends a module other weights than its parameters while it runs; a method of it is the module's pre-hook.
 
     Copies of a module have copies of its hooks, and so of its lenders.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Of the weight."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def lends(self) -> bool:
         """Whether the next run is with other weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self) -> None:
         """Takes the hooks away."""
-        raise NotImplementedError
 
 
 def lenders_of(model: nn.Module) -> Iterator[WeightLender]:

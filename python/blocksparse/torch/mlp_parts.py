@@ -280,7 +280,7 @@ def _is_close(got: object, want: Tensor) -> bool:
     if not isinstance(got, Tensor) or got.shape != want.shape:
         return False
     bound = 64 * torch.finfo(want.dtype).eps
-    differ, size = ((got - want).float().norm(dim=-1), want.float().norm(dim=-1))  # of each token
+    differ, size = (got - want).float().norm(dim=-1), want.float().norm(dim=-1)  # of each token
     return want.is_meta or bool((differ <= bound * size.clamp_min(1e-6)).all())
 
 
