@@ -1,9 +1,8 @@
 """Tables and pictures of a file of results: bits per byte against bytes and against seconds, and what was tried.
 
     python experiments/small_world_lstm/report.py experiments/small_world_lstm/results/cpu.jsonl
-    python experiments/small_world_lstm/report.py --widths experiments/small_world_lstm/results/12M-width.jsonl
 
-With --widths the picture is of units and sizes of blocks, in place of curves.
+Both are written beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from sweeps import SETTINGS, bits
 
 COLORS = {
@@ -30,8 +28,10 @@ COLORS = {
     "ring": "tab:orange",
     "dense-steps256": "gray",
     "ba-steps256": "tab:cyan",
+    "dense-inner2": "dimgray",
+    "ba-stride1": "tab:pink",
+    "ba-stride1-inner2": "tab:olive",
 }
-BLOCK_COLORS = {16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
 
 Line = dict[str, Any]
 
@@ -64,11 +64,6 @@ def alone(runs: list[Line]) -> list[Line]:
 def seconds(runs: list[Line]) -> float:
     """Of training, the mean of runs whose seconds count."""
     return mean(alone(runs), "seconds")
-
-
-def units(runs: list[Line]) -> float:
-    """Of the state."""
-    return float(runs[0]["hidden"])
 
 
 def table(arms: dict[str, list[Line]]) -> str:
@@ -139,51 +134,13 @@ def plot(arms: dict[str, list[Line]], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
-def plot_widths(arms: dict[str, list[Line]], path: Path) -> None:
-    """Bits per byte against units and against seconds, a line for each size of blocks; arms of one name part alone."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    of_block: dict[int, list[list[Line]]] = defaultdict(list)
-    for arm, runs in arms.items():
-        if arm.count("-") == 1:  # UNITS-bSIZE
-            of_block[runs[0]["block"]].append(runs)
-    for axes, of_x, label in zip(
-        panels,
-        (units, seconds),
-        ("units", "seconds of training"),
-        strict=True,
-    ):
-        for block, its in sorted(of_block.items()):
-            its.sort(key=lambda runs: runs[0]["hidden"])
-            axes.plot(
-                [of_x(runs) for runs in its],
-                [mean(runs, "valid") for runs in its],
-                marker="o",
-                color=BLOCK_COLORS.get(block),
-                label=f"b = {block}",
-            )
-        if "dense" in arms:
-            axes.plot(of_x(arms["dense"]), mean(arms["dense"], "valid"), "s", color="black", label="dense")
-            axes.axhline(mean(arms["dense"], "valid"), color="black", linewidth=0.8, linestyle="--")
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.25)
-    panels[0].set_xscale("log")
-    ticks = sorted({units(runs) for its in of_block.values() for runs in its})
-    panels[0].set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-    panels[0].xaxis.set_minor_formatter(NullFormatter())
-    panels[0].set_ylabel("bits per byte, held-out text")
-    panels[1].legend(frameon=False)
-    figure.savefig(path, dpi=140)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Tables and pictures of a file of results.")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--widths", action="store_true", help="a picture of units and sizes of blocks")
     options = parser.parse_args()
     everything = read(options.results)
     found = by_arm(everything)
-    (plot_widths if options.widths else plot)(found, options.results.with_suffix(".png"))
+    plot(found, options.results.with_suffix(".png"))
     text = table(found) + trials(everything)
     options.results.with_suffix(".md").write_text(text)
     print(text)

@@ -11,7 +11,7 @@ import pytest
 from ranks import run_forked, run_script
 from test_language_model import SHORT, TINY, sentences
 
-from blocksparse.models.language import bits_per_byte
+from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte
 from blocksparse.models.language.training import Trainer, load_model, read_text, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -37,27 +37,43 @@ def script(name, *words):
     return run_forked(run_script, EXPERIMENTS / name, *words)
 
 
-def test_configurations_name_models_of_equal_size():
-    """Arms of a file have as many weights between units, to 6 %; a dense one may have as many parameters in all."""
+def size(model):
+    """Weights between units, and all parameters, of a language model."""
     from blocksparse import Layout
 
+    hidden, symbols, embedding = model["hidden"], 256, model.get("embedding", 64)
+    weights = hidden**2
+    if model["graph"]:
+        layout = Layout.from_graph(model["graph"], model["block"], seed=0)
+        rows, columns = layout.coordinates()
+        assert layout.in_features == hidden
+        assert (rows == columns).sum() == hidden // model["block"]  # matrices begin as identities
+        weights = layout.blocks * model["block"] ** 2
+    ports, matrices = math.ceil(hidden / model["stride"]), 4 + model["inner"]
+    others = ports * (2 * embedding + symbols + 4) + symbols * (embedding + 3) + 2 * matrices * hidden
+    return matrices * weights, matrices * weights + others
+
+
+def test_configurations_name_models_of_equal_size():
+    """Each arm has as many weights between units as another, to 6 %, or as many parameters in all, to 1 %."""
     for path in (EXPERIMENTS / "small_world_lstm" / "configs").glob("*.json"):
         config = json.loads(path.read_text())
-        sizes = {}
-        for arm, what in config["arms"].items():
-            model = {**config["model"], **what["model"]}
-            layout = Layout.from_graph(model["graph"], model["block"], seed=0) if model["graph"] else None
-            weights = layout.blocks * model["block"] ** 2 if layout else model["hidden"] ** 2
-            sizes[arm] = (4 + model["inner"]) * weights
-            if layout:
-                assert layout.in_features == model["hidden"]
-                rows, columns = layout.coordinates()
-                assert (rows == columns).sum() == model["hidden"] // model["block"]  # matrices begin as identities
-        sparse = [size for arm, size in sizes.items() if "dense" not in arm]
-        assert max(sparse) <= 1.06 * min(sparse)
-        assert sizes["dense"] == pytest.approx(min(sparse), rel=0.25)  # the small one is of equal total
+        sizes = {arm: size(config["model"] | what["model"]) for arm, what in config["arms"].items()}
+        for arm, (weights, parameters) in sizes.items():
+            others = [its for other, its in sizes.items() if other != arm]
+            as_heavy = any(weights == pytest.approx(its[0], rel=0.06) for its in others)
+            assert as_heavy or any(parameters == pytest.approx(its[1], rel=0.01) for its in others), arm
+        assert sizes["dense"][1] == pytest.approx(min(its[1] for its in sizes.values()), rel=0.06)
         trials = {max(config.get("trials", 0), len(what["rates"])) for what in config["arms"].values()}
         assert "trials" not in config or len(trials) == 1
+
+
+def test_size_of_a_model():
+    """By hand, beside the parameters that there are."""
+    for model in ({**CONFIG["model"], "graph": "ba(8,2)", "stride": 2}, {"hidden": 32, "graph": "", "inner": 2}):
+        model = {"block": 8, "stride": 1, "embedding": 8, **model}
+        made = LanguageModel(ModelConfig(**model))
+        assert size(model)[1] == sum(parameter.numel() for parameter in made.parameters())
 
 
 def test_small_world_lstm(tmp_path):
@@ -144,7 +160,7 @@ def test_rates_and_warmups_are_chosen_on_a_part_of_their_own(tmp_path):
     assert run["valid"] == pytest.approx(bits_per_byte(model, held_out[200:], 4), abs=1e-4)
 
 
-def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
+def test_report_of_rates_that_were_tried(tmp_path):
     pytest.importorskip("matplotlib")
     arms = {"64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2, 5e-3]}, "dense": CONFIG["arms"]["dense"]}
     config = {**CONFIG, "arms": arms, "seeds": [0], "trials": 3}
@@ -153,7 +169,7 @@ def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
     trials = [sum(line["sweep"] and line["arm"] == arm for line in lines) for arm in arms]
     assert trials[0] == trials[1] >= 3
     assert results_of(tmp_path, config, "--arms", "dense", "--trials", 1)[1] == lines  # what both needed is known
-    report = script("small_world_lstm/report.py", "--widths", tmp_path / "results.jsonl")
+    report = script("small_world_lstm/report.py", tmp_path / "results.jsonl")
     assert report.status == 0, report.stderr
     assert (tmp_path / "results.png").stat().st_size > 1000
     tables = (tmp_path / "results.md").read_text()
@@ -164,6 +180,32 @@ def test_report_of_widths_and_of_rates_that_were_tried(tmp_path):
         assert f"{best:g}: **{tried[best]:.3f}**" in row
         assert row.count("**") == 2
         assert row.endswith("| at the edge |" if best in (min(tried), max(tried)) else "| inside |")
+
+
+def test_table_of_widths(tmp_path):
+    pytest.importorskip("matplotlib")
+    arms = {
+        "64-b8": {"model": {"graph": "ba(8,2)"}, "rates": [1e-2]},
+        "64-b8-stride1": {"model": {"graph": "ba(8,2)", "stride": 1}, "rates": [1e-2]},
+        "64-b16": {"model": {"block": 16, "graph": "ba(4,1)"}, "rates": [1e-2]},
+        "dense": {"model": CONFIG["arms"]["dense"]["model"], "rates": [1e-2]},
+    }
+    config = {**CONFIG, "model": {**CONFIG["model"], "stride": 2}, "arms": arms, "seeds": [0], "evaluations": 2}
+    for words in ((), ("--rates", 2e-2, "--beside-others"), ("--updates", 2, "--rates", 4e-2)):
+        done, lines = results_of(tmp_path, config, *words)
+        assert done.status == 0, done.stderr
+    made = script("small_world_lstm/widths.py", tmp_path / "tiny.json", tmp_path / "results.jsonl")
+    assert made.status == 0, made.stderr
+    assert (tmp_path / "results.png").stat().st_size > 1000
+    rows = (tmp_path / "results.md").read_text().splitlines()[2:]
+    assert len(rows) == len(arms)
+    shown = [float(row.split("|")[7]) for row in rows]
+    assert shown == sorted(shown)
+    longest = [line for line in lines if line["arm"] == "dense" and line["bytes"] == 4 * 4 * 8]
+    best, other = sorted(longest, key=lambda line: line["choose"])
+    row = next(row for row in rows if "| dense |" in row)
+    assert f"| {best['valid']:.4f} | {best['lr']:g} | {other['lr']:g}: {other['valid']:.4f} |" in row
+    assert "not measured" not in row
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):

@@ -1,0 +1,129 @@
+"""Table and picture of the arms of a configuration that differ in units, blocks, stride and matrices before the gates.
+
+    python experiments/small_world_lstm/widths.py configs/12M-width.json results/12M-width.jsonl
+
+Of an arm that was trained with several rates, the one that the text that chooses prefers is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from sweeps import bits
+
+from report import Line, read
+
+COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
+
+
+def arms_of(lines: list[Line]) -> dict[str, list[Line]]:
+    """The longest runs of each arm, first the one that the text that chooses prefers; the best arm first."""
+    runs = [line for line in lines if not line["sweep"]]
+    longest = max(line["bytes"] for line in runs)
+    arms: dict[str, list[Line]] = defaultdict(list)
+    for run in sorted((line for line in runs if line["bytes"] == longest), key=bits):
+        arms[run["arm"]].append(run)
+    return dict(sorted(arms.items(), key=lambda item: item[1][0]["valid"]))
+
+
+def speeds_of(lines: list[Line]) -> dict[str, float]:
+    """kB/s of arms that were trained alone, in steady state: between the first and the last point of the curve."""
+    speeds = {}
+    for line in lines:
+        if not line["sweep"] and line.get("alone", True):
+            first, last = line["curve"][0], line["curve"][-1]
+            speeds[line["arm"]] = (last[0] - first[0]) / (last[1] - first[1]) / 1000
+    return speeds
+
+
+def table(arms: dict[str, list[Line]], models: dict[str, dict[str, Any]], speeds: dict[str, float]) -> str:
+    """Markdown."""
+    rows = [
+        "| units | b | graph | matrices | stride | parameters | bits/byte | rate | other rates | kB/s alone |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for arm, (best, *others) in arms.items():
+        model = models[arm]
+        graph, block = (f"`{model['graph']}`", model["block"]) if model["graph"] else ("dense", "-")
+        tried = ", ".join(f"{run['lr']:g}: {run['valid']:.4f}" for run in others) or "-"
+        speed = f"{speeds[arm]:.0f}" if arm in speeds else "not measured"
+        rows.append(
+            f"| {model['hidden']} | {block} | {graph} | {model['inner']} | {model['stride']} | {best['parameters']} | "
+            f"{best['valid']:.4f} | {best['lr']:g} | {tried} | {speed} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def plot(arms: dict[str, list[Line]], models: dict[str, dict[str, Any]], usual: dict[str, Any], path: Path) -> None:
+    """Left, arms that differ from the usual model in units and blocks; right, those of its units and blocks."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    best = {arm: runs[0]["valid"] for arm, runs in arms.items()}
+    sparse = [arm for arm in arms if models[arm]["graph"]]
+    plot_units(left, {arm: best[arm] for arm in sparse if is_usual(models[arm], usual, "stride", "inner")}, models)
+    others = [arm for arm in sparse if is_usual(models[arm], usual, "hidden", "block")]
+    names = [f"stride {models[arm]['stride']}\n{models[arm]['inner']} matrices" for arm in others]
+    right.plot(names, [best[arm] for arm in others], "o", color=COLORS[usual["block"]])
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    for name, arm in zip(names, others, strict=True):
+        where = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "size": 8, "bbox": white}
+        right.annotate(f"{best[arm]:.3f}", (name, best[arm]), **where)
+    right.margins(x=0.12)
+    right.set_title(f"{usual['hidden']} units, b = {usual['block']}", fontsize=10)
+    right.tick_params(axis="x", labelsize=8)
+    low, high = min(best.values()), max(best.values())
+    left.set_ylim(low - 0.15 * (high - low), high + 0.1 * (high - low))
+    for axes in (left, right):
+        axes.grid(axis="y", alpha=0.25)
+        if "dense" in best:
+            axes.axhline(best["dense"], color="black", linewidth=0.9, linestyle="--", label="dense")
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=140)
+
+
+def is_usual(model: dict[str, Any], usual: dict[str, Any], *fields: str) -> bool:
+    """Whether it differs in other fields alone."""
+    return all(model[field] == usual[field] for field in fields)
+
+
+def plot_units(axes: Axes, bits_of: dict[str, float], models: dict[str, dict[str, Any]]) -> None:
+    """Bits per byte against units, a line for each size of blocks."""
+    of_block: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for arm, value in bits_of.items():
+        of_block[models[arm]["block"]].append((models[arm]["hidden"], value))
+    for block, points in sorted(of_block.items()):
+        points.sort()
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, marker="o", color=COLORS[block], label=f"b = {block}")
+    axes.set_xscale("log")
+    ticks = sorted({units for points in of_block.values() for units, _ in points})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("units")
+    axes.set_ylabel("bits per byte, held-out text")
+
+
+def main() -> None:
+    """Writes both beside the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("results", type=Path)
+    options = parser.parse_args()
+    config, lines = json.loads(options.config.read_text()), read(options.results)
+    models = {arm: config["model"] | what["model"] for arm, what in config["arms"].items()}
+    arms = arms_of(lines)
+    plot(arms, models, config["model"], options.results.with_suffix(".png"))
+    text = table(arms, models, speeds_of(lines))
+    options.results.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
