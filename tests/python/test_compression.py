@@ -14,6 +14,7 @@ from test_language_model import SHORT, TINY, lm, sentences
 
 from blocksparse.models.language import LanguageModel, ModelConfig, bits_per_byte, compression
 from blocksparse.models.language.compression import CompressionError, Header, compress, decompress
+from blocksparse.models.language.stepping import Stepper
 from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytest.importorskip("constriction")
@@ -151,13 +152,13 @@ def test_other_bits_are_noticed(model, monkeypatch):
     """As if this were a machine that rounds in another way."""
     text = sentences(30)
     made = compress(model, text, streams=2)
-    forward = LanguageModel.forward
+    step = Stepper.__call__
 
     def rounded(self, x, state=None):
-        logits, state = forward(self, x, state)
+        logits, state = step(self, x, state)
         return logits * 1.001, state
 
-    monkeypatch.setattr(LanguageModel, "forward", rounded)
+    monkeypatch.setattr(Stepper, "__call__", rounded)
     monkeypatch.setattr(compression, "environment", lambda model: "another machine")
     with (
         pytest.warns(UserWarning, match=r"than here \(another machine\)"),

@@ -6,6 +6,7 @@ from test_language_model import TINY
 
 from blocksparse.models.language import LanguageModel
 from blocksparse.models.language.compression import CompressionError, Header, compress, decompress
+from blocksparse.models.language.stepping import Stepper
 
 pytest.importorskip("constriction")
 
@@ -13,13 +14,18 @@ pytest.importorskip("constriction")
 def test_the_model_runs_with_the_threads_of_the_encoder(monkeypatch):
     torch.manual_seed(0)
     model, seen = LanguageModel(TINY), []
-    forward = LanguageModel.forward
 
-    def watched(self, *given):
-        seen.append(torch.get_num_threads())
-        return forward(self, *given)
+    def watch(name):
+        watched = getattr(Stepper, name)
 
-    monkeypatch.setattr(LanguageModel, "forward", watched)
+        def and_note(self, *given):
+            seen.append(torch.get_num_threads())
+            return watched(self, *given)
+
+        monkeypatch.setattr(Stepper, name, and_note)
+
+    watch("__init__")
+    watch("__call__")
     before = torch.get_num_threads()
     try:
         for threads, others in ((2, 1), (1, 2), (3, 1)):

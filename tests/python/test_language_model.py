@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from test_torch_averages import as_of_version_01
 from blocksparse import Layout, __main__
 from blocksparse.models import checkpoint
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
+from blocksparse.models.language.stepping import Stepper
 from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -185,6 +187,24 @@ def test_sample(tmp_path):
     assert sample(model, b"ab", 9, 0.0, seed=3) == sample(model, b"ab", 9, 0.0, seed=4)
     with pytest.raises(ValueError, match="prompt is empty, needs a byte or more"):
         sample(model, b"", 3)
+
+
+@pytest.mark.parametrize("config", [TINY, replace(TINY, stride=1), ModelConfig(40, "", inner=2, embedding=8, stride=3)])
+def test_byte_by_byte_as_at_once(config):
+    model = LanguageModel(config).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    text = torch.randint(0, 256, (6, 3))
+    step, state, made = Stepper(model), None, []
+    for t in range(len(text)):
+        logits, state = step(text[t : t + 1], state)
+        made.append(logits)
+    want, (h, c) = model(text)
+    assert (torch.cat(made) - want).abs().max() < 1e-12
+    assert (state[0] - h[0]).abs().max() < 1e-12
+    assert (state[1] - c[0]).abs().max() < 1e-12
+    assert not state[1].requires_grad
 
 
 def test_importing_the_package_does_not_import_torch():

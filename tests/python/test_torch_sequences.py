@@ -174,6 +174,32 @@ def test_dense_matrices_of_a_few_inputs_stay_as_they_are(monkeypatch):
         assert error(y, module(x.repeat(STEPS, 10, 1), [s.repeat(1, 10, 1) for s in state])[0][:1, :3]) < 1e-12
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("which", ["deep", "deep, dense", "odd"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inputs_of_a_table(device, which, dtype):
+    """Beside the module itself, some steps and then others; bfloat16 is autocast's."""
+    odd = which == "odd"  # units that are no multiple of 8
+    module = bst.DeepUpdateLSTM(INPUT, 12, None, 3).to(device, torch.float64) if odd else make(which, device)
+    narrow = dtype == torch.bfloat16
+    if narrow:
+        module = module.float()
+    table = torch.randn(9, INPUT, device=device, dtype=module.input.dtype)
+    rows = torch.randint(0, 9, (STEPS, N), device=device)
+    with torch.autocast(device, torch.bfloat16, narrow):
+        run, state = module.on_table(table), None
+        want, (want_h, want_c) = module(table[rows])
+        parts = []
+        for part in (rows[:1], rows[1:]):
+            y, state = run(part, state)
+            parts.append(y)
+    made = (torch.cat(parts), state[0], state[1])
+    assert made[0].dtype == want.dtype
+    assert not any(t.requires_grad for t in made)
+    for got, expected in zip(made, (want, want_h[0], want_c[0]), strict=True):
+        assert error(got, expected) < (3e-2 if narrow else 1e-12)
+
+
 @pytest.mark.parametrize("which", [*SPARSE, "deep, dense"])
 def test_without_gradients_it_is_one_call(which, monkeypatch):
     calls = []

@@ -28,18 +28,24 @@ class Blocks(Protocol):
         """`index_of` the layout."""
 
 
-class FullBlocks:
+class LooseBlocks:
+    """A weight in blocks that is no layer's own."""
+
+    def __init__(self, weight: Tensor, layout: Layout) -> None:
+        self.weight, self.layout = weight, layout
+
+    def tables(self, device: torch.device) -> Tensor:
+        """See `Blocks`."""
+        return index_of(self.layout, device)
+
+
+class FullBlocks(LooseBlocks):
     """A dense weight whose sizes are multiples of 8, in the largest blocks that divide it: all of them are there."""
 
     def __init__(self, layer: nn.Linear) -> None:
         out, in_ = layer.weight.shape
         b = next(b for b in (128, 64, 32, 16, 8) if out % b == 0 and in_ % b == 0)
-        self.layout = _full(out // b, in_ // b, b)
-        self.weight = grid_of(layer.weight, b).flatten(0, 1)
-
-    def tables(self, device: torch.device) -> Tensor:
-        """See `Blocks`."""
-        return index_of(self.layout, device)
+        super().__init__(grid_of(layer.weight, b).flatten(0, 1), _full(out // b, in_ // b, b))
 
 
 @functools.lru_cache

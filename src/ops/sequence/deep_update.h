@@ -62,28 +62,34 @@ struct Stack {
   int64_t total() const { return last * one + four; }
 };
 
-// The results of the forward pass over `steps` steps.
+// The results of the forward pass over `steps` steps, or of one step that nobody needs afterwards.
 struct Made {
   Stack products;          // W u
   int64_t normed;          // u behind each matrix but the last one
   int64_t stats, of_four;  // of the norms; of the gates' norm
   int64_t gates, cells, total;
 
-  Made(const Sequence& s, int64_t steps) : products(s, steps) {
-    const int64_t sum = size_of(sum_dtype(s.dtype));
-    of_one_ = part_bytes(2 * steps * s.n * sum);
-    normed = products.total();
-    stats = normed + products.last * products.one;
-    of_four = stats + products.last * of_one_;
-    gates = of_four + part_bytes(2 * kGates * steps * s.n * sum);
-    cells = gates + products.four;
-    total = cells + part_bytes(steps * s.n * s.hidden * sum);
-  }
-  int64_t normed_at(int matrix) const { return normed + matrix * products.one; }
+  Made(const Sequence& s, int64_t steps) : Made(s, steps, false) {}
+  // On the CPU all matrices of a step that is not kept have the same memory, which stays in the cache.
+  static Made of_passing_step(const Sequence& s) { return Made(s, 1, s.device.type != DeviceType::cuda); }
+
+  int64_t product_at(int matrix) const { return matrix * stride_; }
+  int64_t normed_at(int matrix) const { return normed + matrix * stride_; }
   int64_t stats_at(int matrix) const { return stats + matrix * of_one_; }
 
  private:
-  int64_t of_one_ = 0;
+  Made(const Sequence& s, int64_t steps, bool shares) : products(s, steps), stride_(shares ? 0 : products.one) {
+    const int64_t sum = size_of(sum_dtype(s.dtype));
+    of_one_ = part_bytes(2 * steps * s.n * sum);
+    normed = shares ? products.four : products.total();
+    stats = normed + (shares ? products.one : products.last * products.one);
+    of_four = stats + products.last * of_one_;
+    gates = of_four + part_bytes(2 * kGates * steps * s.n * sum);
+    cells = gates + (shares ? 0 : products.four);
+    total = cells + part_bytes(steps * s.n * s.hidden * sum);
+  }
+
+  int64_t stride_, of_one_ = 0;
 };
 
 // The workspace of the forward pass: z, and if nothing is saved, the results of one step.
@@ -91,7 +97,7 @@ struct ForwardSpace {
   int64_t made, linear;
 
   explicit ForwardSpace(const Sequence& s)
-      : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made(s, 1).total) {}
+      : made(part_bytes(kGates * s.n * s.hidden * size_of(s.dtype))), linear(made + Made::of_passing_step(s).total) {}
 };
 
 // The workspace of the backward pass: the gradients of all steps' products, and of what the norms give. On the CPU the

@@ -32,7 +32,7 @@ Status matrices(const StepRunner& runner, const Forward& f, const Made& made, ch
   for (int j = 0; j < f.count; ++j) {
     const Matrix& matrix = f.matrices[static_cast<size_t>(j)];
     const int64_t groups = f.groups(j);
-    char* product = advance(static_cast<void*>(memory + made.products.at(j)), at * groups * runner.one, f.dtype);
+    char* product = advance(static_cast<void*>(memory + made.product_at(j)), at * groups * runner.one, f.dtype);
     BS_RETURN_IF_ERROR(runner.product(matrix, false, u, product, nullptr, t > 0 || j > 0));
     if (j == f.last() && joins_cell(runner, f)) return {};
     void* normed = j < f.last() ? advance(static_cast<void*>(memory + made.normed_at(j)), at * runner.one, f.dtype) : z;
@@ -75,7 +75,7 @@ Status matrices_backward(const StepRunner& runner, const Backward& b, const Made
     n.groups = groups;
     n.features = b.hidden;
     n.relu = j > 0 && j < b.last();
-    n.x = advance(static_cast<const void*>(b.saved + made.products.at(j)), t * elements, b.dtype);
+    n.x = advance(static_cast<const void*>(b.saved + made.product_at(j)), t * elements, b.dtype);
     n.gain = matrix.gain;
     n.shift = matrix.shift;
     n.factor = j == 0 ? advance(b.factor, t * runner.one, b.dtype) : nullptr;
@@ -109,7 +109,7 @@ Status norm_gradient(const StepRunner& runner, const Backward& b, const Made& ma
   n.groups = b.groups(j);
   n.features = b.hidden;
   n.relu = j > 0 && j < b.last();
-  n.x = b.saved + made.products.at(j);
+  n.x = b.saved + made.product_at(j);
   n.gain = matrix.gain;
   n.shift = matrix.shift;
   n.factor = j == 0 ? b.factor : nullptr;
@@ -148,7 +148,7 @@ Status normed_cell(const StepRunner& runner, const Forward& f, const Made& made,
        .n = f.n,
        .features = f.hidden,
        .epsilon = f.epsilon,
-       .z = advance(static_cast<const void*>(memory + made.products.at(f.last())), at * kGates * runner.one, f.dtype),
+       .z = advance(static_cast<const void*>(memory + made.product_at(f.last())), at * kGates * runner.one, f.dtype),
        .gain = gates.gain,
        .shift = gates.shift,
        .c_before = step.c_before,
@@ -173,7 +173,7 @@ Status run_forward(const Forward& f, Workspace workspace, Stream stream) {
     advise_large_pages(f.saved, static_cast<size_t>(Made(f, f.steps).total));
   }
   char* memory = f.saved != nullptr ? f.saved : scratch + space.made;
-  const Made made(f, f.saved != nullptr ? f.steps : 1);
+  const Made made = f.saved != nullptr ? Made(f, f.steps) : Made::of_passing_step(f);
   BS_RETURN_IF_ERROR(runner.copy_of_empty(f.h0, f.h, f.dtype));
   BS_RETURN_IF_ERROR(runner.copy_of_empty(f.c0, f.c, runner.state));
   const void *h = f.h0, *c = f.c0;

@@ -1,9 +1,10 @@
 """A byte-level language model around a deep-update LSTM, trained and used by `python -m blocksparse lm`.
 
 config                  what a model is made of, and how it is trained
-network                 the model, its loss and bits per byte, text drawn from it
+network                 the model, its loss and bits per byte
 training, captured      an update; forward and backward as one CUDA graph
 weights                 the model of a checkpoint
+stepping                the model read byte by byte, and text drawn from it
 compression             files made small, and made again
 options, command, train_command   the command line
 
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .compression import CompressionError, compress, decompress
     from .config import PRESETS, ModelConfig, TrainConfig, check_seed
-    from .network import SYMBOLS, LanguageModel, bits_per_byte, chunks, loss_of, sample
+    from .network import SYMBOLS, LanguageModel, bits_per_byte, chunks, loss_of
+    from .stepping import sample
     from .training import Trainer, read_text, train
     from .weights import load_model
 else:
@@ -26,9 +28,9 @@ else:
 
             if hasattr(config, name):  # without PyTorch
                 return getattr(config, name)
-            from . import compression, network, training, weights
+            from . import compression, network, stepping, training, weights
 
-            for module in (network, training, weights, compression):
+            for module in (network, stepping, training, weights, compression):
                 if hasattr(module, name):
                     return getattr(module, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,8 +17,9 @@ from ..sentiment.features import cell_states, save_features
 from ..sentiment.texts import read_labelled
 from . import train_command
 from .compression import Header, compress, decompress, digest_of
-from .network import LanguageModel, bits_per_byte, sample
+from .network import LanguageModel, bits_per_byte
 from .options import add_parser as add_parser
+from .stepping import sample
 from .train_command import VALID_BYTES as VALID_BYTES
 from .training import read_text
 from .weights import load_model

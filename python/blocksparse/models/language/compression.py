@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ...torch.recurrent import State
 from .network import LanguageModel
+from .stepping import Stepper
 
 MAGIC = b"BSL\x02"
 MODEL_BYTES, CHECK_BYTES = 8, 4  # of digests: a header has 30 bytes, a thousandth of what 130 kB of English become
@@ -212,9 +213,9 @@ def decompress(model: LanguageModel, data: bytes, *, progress: Progress = lambda
         text = np.zeros(header.length, np.uint8)
     except MemoryError as error:
         raise CompressionError(f"[lm] the file describes {header.length} bytes of text, more than fits here") from error
-    steps = _Steps(model, header)
     try:
         with _threads(header.threads):
+            steps = _Steps(model, header)
             for t, places in enumerate(_places(header)):
                 symbols = coder.decode(family, steps.probabilities()[: places.size]).astype(np.uint8)
                 text[places] = symbols
@@ -267,8 +268,7 @@ class _Steps:
     """The model at every stream's next byte."""
 
     def __init__(self, model: LanguageModel, header: Header) -> None:
-        self.model, self.bf16 = model.eval(), header.bf16
-        self.device = model.output.device
+        self.step = Stepper(model.eval(), header.bf16)
         self.state: State | None = None
         self.last: Tensor | None = None  # byte of each stream
         self.streams = header.streams
@@ -281,8 +281,7 @@ class _Steps:
         """
         if self.last is None:
             return np.full((self.streams, 256), 1 / 256, np.float32)
-        with torch.autocast(self.device.type, torch.bfloat16, self.bf16):
-            logits, self.state = self.model(self.last.to(self.device), self.state)
+        logits, self.state = self.step(self.last.to(self.step.device), self.state)
         chances: Tensor = logits[0].float().softmax(1).cpu()
         if not bool(chances.isfinite().all()):
             raise ValueError("[lm] the model gives no probabilities, but NaN: its training has failed")

@@ -16,7 +16,7 @@ from ..distributed import ALONE, World
 from ..stopping import Stopped as Stopped
 from .config import PRESETS as PRESETS
 from .config import ModelConfig as ModelConfig
-from .config import check_graph, check_seed
+from .config import check_graph
 
 SYMBOLS = 256  # byte values
 
@@ -53,14 +53,20 @@ class LanguageModel(nn.Module):
         y, state = self.read(text, state)
         if self.config.stride > 1:
             y = y[..., :: self.config.stride]
-        weight = functional.normalize(self.output) * self.output_gain
-        return functional.linear(y, weight, self.output_bias), state
+        return functional.linear(y, self.output_weight(), self.output_bias), state
 
     def read(self, text: Tensor, state: State | None = None, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """Text [steps, n], of `lengths` [n] if these differ -> (h [steps, n, hidden], state (h, c) [1, n, hidden])."""
-        table = functional.normalize(self.embedding) * self.embedding_gain
-        y, state = self.lstm(functional.embedding(text, table), state, lengths)
+        y, state = self.lstm(functional.embedding(text, self.table()), state, lengths)
         return y, state
+
+    def table(self) -> Tensor:
+        """What the network reads of each byte value, [256, embedding]."""
+        return functional.normalize(self.embedding) * self.embedding_gain
+
+    def output_weight(self) -> Tensor:
+        """[256, ports]."""
+        return functional.normalize(self.output) * self.output_gain
 
     def mix(self) -> list[float]:
         """Share of blocks that one block reaches after each matrix, of all of them; [] for a dense model."""
@@ -142,38 +148,3 @@ def bits_per_byte(
     if math.isnan(count):
         raise Stopped
     return nats / count / math.log(2)
-
-
-@torch.no_grad()
-def sample(model: LanguageModel, prompt: bytes, length: int, temperature: float = 1.0, seed: int = 0) -> bytes:
-    """`length` bytes that follow the prompt; temperature 0 takes the likeliest each time.
-
-    Raises:
-        ValueError: the prompt is empty, length or temperature is negative, the seed has more than 64 bits, or the
-            model gives no probabilities.
-    """
-    if not prompt:
-        raise ValueError("[lm] prompt is empty, needs a byte or more")
-    if length < 0:
-        raise ValueError(f"[lm] length is {length}, needs 0 or more")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"[lm] temperature is {temperature}, needs a number, 0 or more")
-    check_seed(seed)
-    device = model.output.device
-    generator = torch.Generator().manual_seed(seed)
-    model.eval()
-    text = torch.tensor(list(prompt), device=device).unsqueeze(1)
-    logits, state = model(text)
-    made = bytearray()
-    for _ in range(length):
-        last = logits[-1, 0].float().cpu()
-        if not bool(last.isfinite().all()):
-            raise ValueError("[lm] the model gives no probabilities, but NaN: its training has failed")
-        if temperature == 0:
-            byte = int(last.argmax())
-        else:
-            scaled = (last - last.max()) / max(temperature, 1e-30)  # less may be 0 in float32
-            byte = int(torch.multinomial(scaled.softmax(0), 1, generator=generator))
-        made.append(byte)
-        logits, state = model(torch.tensor([[byte]], device=device), state)
-    return bytes(made)

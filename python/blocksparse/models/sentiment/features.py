@@ -12,6 +12,7 @@ import torch
 
 from ..files import write_whole
 from ..language.network import LanguageModel
+from ..language.stepping import Stepper
 
 FORMAT = "blocksparse-features-1"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -81,10 +82,10 @@ def unit_at_each_byte(model: LanguageModel, texts: Sequence[bytes], unit: int) -
     longest = max(map(len, texts), default=0)
     padded = torch.tensor([[*text, *bytes(longest - len(text))] for text in texts], device=model.output.device)
     values = np.zeros((longest, len(texts)), np.float32)
-    state = None
+    step, state = Stepper(model), None
     for t in range(longest):
-        state = model.read(padded[:, t].unsqueeze(0), state)[1]
-        values[t] = state[1][0, :, unit].float().cpu().numpy()
+        state = step.read(padded[:, t].unsqueeze(0), state)[1]
+        values[t] = state[1][:, unit].float().cpu().numpy()
     return [values[: len(text), i] for i, text in enumerate(texts)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -198,9 +198,7 @@ class DeepUpdateLSTM(Recurrent):
         if self._is_one_op(x):
             if not self._is_sparse():  # a graph that is captured later is of the steps
                 deep_update_steps.prepare(x.device, self.hidden_size)
-            all_layers = (*self.matrices, self.gates)
-            layers = [blocks.FullBlocks(one) if isinstance(one, nn.Linear) else one for one in all_layers]
-            network = DeepUpdate(layers, EPSILON)
+            network = DeepUpdate(layers := self._in_blocks(), EPSILON)
             of_norms = (self.matrix_norm.to(begin[1].dtype), self.gate_norm.to(begin[1].dtype))
             weights = (layer.weight for layer in layers)
             y, h, c = sequence.run(network, lengths, *begin, m, a, *of_norms, *weights)
@@ -227,6 +225,39 @@ class DeepUpdateLSTM(Recurrent):
             return self._cell(z, c)
 
         return run_steps(step, x.size(0), begin, lengths)
+
+    @torch.no_grad()
+    def on_table(self, table: Tensor) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+        """For inference on inputs that are rows of a table [rows, features]: all that stays the same is computed once.
+
+        That is m and a of each row, and weights in blocks and in the dtype of their products, autocast's if it is on.
+        Later changes of the module are not seen.
+
+        Returns:
+            `run(rows, state)`: what this module makes of `table[rows]`, for int64 rows [steps, n] and a state (h, c)
+            [n, hidden] or None: (y [steps, n, hidden], state). Without gradients, and to be called under the same
+            autocast.
+        """
+        if not self._is_plain(table):
+            return torch.no_grad()(lambda rows, state: self.run_layer(0, table[rows], state, None))
+        m, a = (self._port(table, port, neutral) for port, neutral in ((0, 1.0), (1, 0.0)))  # [rows, hidden]
+        layers = [blocks.LooseBlocks(layer.weight.detach().to(m.dtype), layer.layout) for layer in self._in_blocks()]
+        network = DeepUpdate(layers, EPSILON)
+        of_norms = [norm.to(torch.promote_types(m.dtype, torch.float32)) for norm in (self.matrix_norm, self.gate_norm)]
+
+        @torch.no_grad()
+        def run(rows: Tensor, state: State | None) -> tuple[Tensor, State]:
+            factor, term = m[rows], a[rows]
+            weights = (layer.weight for layer in layers)
+            y, h, c = sequence.run(network, None, *start_of(factor, state), factor, term, *of_norms, *weights)
+            return y, (h, c)
+
+        return run
+
+    def _in_blocks(self) -> list[blocks.Blocks]:
+        """All matrices, dense ones in blocks that are all there."""
+        layers = (*self.matrices, self.gates)
+        return [blocks.FullBlocks(layer) if isinstance(layer, nn.Linear) else layer for layer in layers]
 
     def _is_one_op(self, x: Tensor) -> bool:
         """Whether all steps are one op of the core, where a dense matrix is one of blocks that are all there."""
