@@ -2,15 +2,19 @@
 
     python experiments/small_world_lstm/widths.py configs/12M-width.json results/12M-width.jsonl
 
-Of an arm that was trained with several rates, the one that the text that chooses prefers is shown.
+Of an arm that was trained with several rates, the one that the text that chooses prefers is shown, as the mean of its
+seeds. Arms whose longest run is shorter than that of others are left out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,14 +27,37 @@ from report import Line, read
 COLORS = {8: "tab:red", 16: "tab:green", 32: "tab:blue", 64: "tab:orange"}
 
 
-def arms_of(lines: list[Line]) -> dict[str, list[Line]]:
-    """The longest runs of each arm, first the one that the text that chooses prefers; the best arm first."""
+@dataclass(frozen=True)
+class Rate:
+    """The runs of an arm with one learning rate, means of its seeds."""
+
+    rate: float
+    bits: float
+    choosing_bits: float
+    parameters: int
+
+
+def arms_of(lines: list[Line]) -> dict[str, list[Rate]]:
+    """Of the longest runs: rates of each arm, first the one that the text that chooses prefers; the best arm first.
+
+    Raises:
+        ValueError: there is no run.
+    """
     runs = [line for line in lines if not line["sweep"]]
+    if not runs:
+        raise ValueError("there is no run among the results, but sweeps at most")
     longest = max(line["bytes"] for line in runs)
-    arms: dict[str, list[Line]] = defaultdict(list)
-    for run in sorted((line for line in runs if line["bytes"] == longest), key=bits):
-        arms[run["arm"]].append(run)
-    return dict(sorted(arms.items(), key=lambda item: item[1][0]["valid"]))
+    seeds: dict[tuple[str, float], list[Line]] = defaultdict(list)
+    for run in runs:
+        if run["bytes"] == longest:
+            seeds[run["arm"], run["lr"]].append(run)
+    arms: dict[str, list[Rate]] = defaultdict(list)
+    for (arm, rate), its in seeds.items():
+        choosing = fmean(bits(run) for run in its)
+        arms[arm].append(Rate(rate, fmean(run["valid"] for run in its), choosing, its[0]["parameters"]))
+    for rates in arms.values():
+        rates.sort(key=lambda rate: rate.choosing_bits)
+    return dict(sorted(arms.items(), key=lambda item: item[1][0].bits))
 
 
 def speeds_of(lines: list[Line]) -> dict[str, float]:
@@ -43,7 +70,7 @@ def speeds_of(lines: list[Line]) -> dict[str, float]:
     return speeds
 
 
-def table(arms: dict[str, list[Line]], models: dict[str, dict[str, Any]], speeds: dict[str, float]) -> str:
+def table(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], speeds: dict[str, float]) -> str:
     """Markdown."""
     rows = [
         "| units | b | graph | matrices | stride | parameters | bits/byte | rate | other rates | kB/s alone |",
@@ -52,20 +79,20 @@ def table(arms: dict[str, list[Line]], models: dict[str, dict[str, Any]], speeds
     for arm, (best, *others) in arms.items():
         model = models[arm]
         graph, block = (f"`{model['graph']}`", model["block"]) if model["graph"] else ("dense", "-")
-        tried = ", ".join(f"{run['lr']:g}: {run['valid']:.4f}" for run in others) or "-"
+        tried = ", ".join(f"{other.rate:g}: {other.bits:.4f}" for other in others) or "-"
         speed = f"{speeds[arm]:.0f}" if arm in speeds else "not measured"
         rows.append(
-            f"| {model['hidden']} | {block} | {graph} | {model['inner']} | {model['stride']} | {best['parameters']} | "
-            f"{best['valid']:.4f} | {best['lr']:g} | {tried} | {speed} |"
+            f"| {model['hidden']} | {block} | {graph} | {model['inner']} | {model['stride']} | {best.parameters} | "
+            f"{best.bits:.4f} | {best.rate:g} | {tried} | {speed} |"
         )
     return "\n".join(rows) + "\n"
 
 
-def plot(arms: dict[str, list[Line]], models: dict[str, dict[str, Any]], usual: dict[str, Any], path: Path) -> None:
+def plot(arms: dict[str, list[Rate]], models: dict[str, dict[str, Any]], usual: dict[str, Any], path: Path) -> None:
     """Left, arms that differ from the usual model in units and blocks; right, those of its units and blocks."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    best = {arm: runs[0]["valid"] for arm, runs in arms.items()}
+    best = {arm: rates[0].bits for arm, rates in arms.items()}
     sparse = [arm for arm in arms if models[arm]["graph"]]
     plot_units(left, {arm: best[arm] for arm in sparse if is_usual(models[arm], usual, "stride", "inner")}, models)
     others = [arm for arm in sparse if is_usual(models[arm], usual, "hidden", "block")]
@@ -119,6 +146,9 @@ def main() -> None:
     config, lines = json.loads(options.config.read_text()), read(options.results)
     models = {arm: config["model"] | what["model"] for arm, what in config["arms"].items()}
     arms = arms_of(lines)
+    left_out = sorted({line["arm"] for line in lines} - set(arms))
+    if left_out:
+        print(f"left out, for no run of theirs is as long as those of others: {', '.join(left_out)}")
     plot(arms, models, config["model"], options.results.with_suffix(".png"))
     text = table(arms, models, speeds_of(lines))
     options.results.with_suffix(".md").write_text(text)
@@ -126,4 +156,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -101,7 +101,7 @@ def _report(layout: Layout) -> graphs.Report:
 def _plot(arguments: argparse.Namespace) -> None:
     from .viz import check_picture, plot_layout
 
-    path = check_picture(arguments.out or f"{_stem(arguments.graph)}.png")
+    path = check_picture(f"{_stem(arguments.graph)}.png" if arguments.out is None else arguments.out)
     layout = _layout(arguments)
     print(plot_layout(layout, path, arguments.graph, _report(layout)))
 
@@ -110,7 +110,7 @@ def _animate(arguments: argparse.Namespace) -> None:
     from .spread import Torus, animate_spread, check_animation
 
     graph = arguments.graph
-    path = check_animation(arguments.out or f"{_stem(graph)}.gif")
+    path = check_animation(f"{_stem(graph)}.gif" if arguments.out is None else arguments.out)
     Torus.of(graph)
     layout = patiently(f"making {graph}", lambda: Layout.from_graph(graph, 8, seed=arguments.seed))
     print(animate_spread(graph, path, layout=layout, report=_report(layout)))

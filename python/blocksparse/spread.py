@@ -48,8 +48,8 @@ class Torus:
         """
         found = re.fullmatch(r"\s*ws2d\s*\((.*)\)\s*", graph)
         if not found:
-            text = "nodes without coordinates, needs a graph that has them, such as ws2d(16,24,8,0.2)"
-            raise ValueError(f"[animate] {graph} has {text}")
+            text = "needs one whose nodes have coordinates: ws2d(height,width,neighbours,rewire), as ws2d(16,24,8,0.2)"
+            raise ValueError(f"[animate] {graph} is no graph on a torus, {text}")
         words = [word.rpartition("=") for word in found[1].split(",")]
         given = dict(zip(("height", "width", "neighbours"), (value for _, _, value in words), strict=False))
         given |= {key.strip(): value for key, _, value in words if key}
@@ -244,7 +244,8 @@ class _Spread:
         return self.torus.name if len(self.torus.name) <= 40 else f"{self.torus.name[:37]}..."
 
     def _caption(self) -> str:
-        return f"average path length {self.report.mean_path:.2f}"
+        lines = ", lines: moved links" if self.torus.nodes <= LINKED else ""
+        return f"average path length {self.report.mean_path:.2f}\ndark: new, light: before{lines}"
 
     def _is_flat(self) -> bool:
         height, width = self.torus.height, self.torus.width

@@ -52,6 +52,8 @@ def check_picture(path: str | os.PathLike[str], op: str = "plot", ending: str = 
     need_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
 
+    if os.fspath(path) in ("", "-"):
+        raise ValueError(f'[{op}] the picture is "{path}", needs a file')
     place = Path(path)
     if not place.suffix and not place.exists():
         place = place.with_name(f"{place.name}{ending}")

@@ -189,23 +189,34 @@ def test_table_of_widths(tmp_path):
         "64-b8-stride1": {"model": {"graph": "ba(8,2)", "stride": 1}, "rates": [1e-2]},
         "64-b16": {"model": {"block": 16, "graph": "ba(4,1)"}, "rates": [1e-2]},
         "dense": {"model": CONFIG["arms"]["dense"]["model"], "rates": [1e-2]},
+        "short": {"model": {"graph": "ba(8,1)"}, "rates": [1e-2]},
     }
     config = {**CONFIG, "model": {**CONFIG["model"], "stride": 2}, "arms": arms, "seeds": [0], "evaluations": 2}
-    for words in ((), ("--rates", 2e-2, "--beside-others"), ("--updates", 2, "--rates", 4e-2)):
+    long = ("--arms", "64-b8", "64-b8-stride1", "64-b16", "dense")
+    several = (long, (*long, "--seeds", 1), (*long, "--rates", 2e-2, "--beside-others"))
+    for words in (*several, ("--updates", 2, "--rates", 4e-2)):
         done, lines = results_of(tmp_path, config, *words)
         assert done.status == 0, done.stderr
     made = script("small_world_lstm/widths.py", tmp_path / "tiny.json", tmp_path / "results.jsonl")
     assert made.status == 0, made.stderr
     assert (tmp_path / "results.png").stat().st_size > 1000
     rows = (tmp_path / "results.md").read_text().splitlines()[2:]
-    assert len(rows) == len(arms)
+    assert len(rows) == len(arms) - 1
     shown = [float(row.split("|")[7]) for row in rows]
     assert shown == sorted(shown)
     longest = [line for line in lines if line["arm"] == "dense" and line["bytes"] == 4 * 4 * 8]
-    best, other = sorted(longest, key=lambda line: line["choose"])
+    means = {lr: [line["valid"] for line in longest if line["lr"] == lr] for lr in (1e-2, 2e-2)}
+    assert sorted(map(len, means.values())) == [1, 2]
+    best, other = sorted(means, key=lambda lr: sum(means[lr]) / len(means[lr]))
     row = next(row for row in rows if "| dense |" in row)
-    assert f"| {best['valid']:.4f} | {best['lr']:g} | {other['lr']:g}: {other['valid']:.4f} |" in row
+    shown = [f"{sum(means[lr]) / len(means[lr]):.4f}" for lr in (best, other)]
+    assert f"| {shown[0]} | {best:g} | {other:g}: {shown[1]} |" in row
     assert "not measured" not in row
+    assert "left out, for no run of theirs is as long as those of others: short" in made.stdout
+    (tmp_path / "results.jsonl").write_text("")
+    made = script("small_world_lstm/widths.py", tmp_path / "tiny.json", tmp_path / "results.jsonl")
+    assert made.status == 1
+    assert "error: there is no run among the results" in made.stderr
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):

@@ -15,6 +15,7 @@ from blocksparse.models import checkpoint
 from blocksparse.models.language import PRESETS, LanguageModel, ModelConfig, bits_per_byte, chunks, sample
 from blocksparse.models.language.stepping import Stepper
 from blocksparse.models.language.training import TrainConfig, Trainer, load_model, read_text, train
+from blocksparse.models.sentiment.features import cell_states
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -141,7 +142,7 @@ def test_learns_a_small_language(text, tmp_path, capsys):
     last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
     assert last["update"] == 80
     assert last["valid"] == pytest.approx(bits, abs=1e-3)
-    made = sample(load_model(out / "last.safetensors"), b"the ", 200, 0.5).decode()
+    made = sample(load_model(str(out / "last.safetensors")), b"the ", 200, 0.5).decode()
     known = {"the", "a", "every", "red", "small", "sparse", "block", "graph", "wolf", "sees", "is", "eats"}
     found = [word.strip(".") in known for word in made.split(" ")[1:-1]]
     assert sum(found) > 0.6 * len(found)
@@ -205,6 +206,18 @@ def test_byte_by_byte_as_at_once(config):
     assert (state[0] - h[0]).abs().max() < 1e-12
     assert (state[1] - c[0]).abs().max() < 1e-12
     assert not state[1].requires_grad
+    for wrong in (-1, 256):
+        with pytest.raises(IndexError):
+            step(torch.tensor([[wrong]]))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_reading_a_model_leaves_its_mode(training):
+    model = LanguageModel(TINY).train(training)
+    sample(model, b"ab", 2)
+    bits_per_byte(model, torch.zeros(9, dtype=torch.uint8), 1)
+    cell_states(model, [b"ab"])
+    assert model.training == training
 
 
 def test_importing_the_package_does_not_import_torch():

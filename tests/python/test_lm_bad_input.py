@@ -339,6 +339,16 @@ def test_prompts_need_not_be_utf8(trained):
     assert len(done.stdout) == 5
 
 
+def test_links_stay_links(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/file")
+    for content in (b"abc", b"de"):  # the first finds no file there
+        write_whole(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "folder" / "file").read_bytes() == content
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
+
+
 def test_devices_are_written_to_and_stay(tmp_path):
     """By links, so that nothing but a link can be lost."""
     for name in ("null", "full"):

@@ -95,6 +95,13 @@ def test_the_script_and_the_extras_are_declared():
     assert {"torch", "lm", "tensorboard", "viz"} <= project["optional-dependencies"].keys()
 
 
+@pytest.mark.parametrize("stride", ["0", "65"])
+def test_strides_are_of_units(tmp_path, capsys, stride):
+    words = ["--text", str(Path(__file__)), "--out", str(tmp_path / "out"), "--hidden", "64", "--graph", "ba(8,2)"]
+    assert main(["lm", "train", *words, "--stride", stride]) == 2
+    assert f"[lm] stride is {stride}, needs 1 to 64, the units" in capsys.readouterr().err
+
+
 def test_hidden_and_graph_belong_together(tmp_path, capsys):
     (tmp_path / "text").write_bytes(sentences(600))
     assert lm("train", "--text", tmp_path / "text", "--out", tmp_path / "out", "--hidden", 64) == 2

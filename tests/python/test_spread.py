@@ -84,8 +84,12 @@ def test_other_endings_are_strips(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("graph", "out", "message"),
     [
-        ("ba(384,8)", "a.gif", "ba(384,8) has nodes without coordinates, needs a graph that has them, such as ws2d("),
-        ("saved.npz", "a.gif", "saved.npz has nodes without coordinates"),
+        (
+            "ba(384,8)",
+            "a.gif",
+            "ba(384,8) is no graph on a torus, needs one whose nodes have coordinates: ws2d(height,",
+        ),
+        ("saved.npz", "a.gif", "saved.npz is no graph on a torus"),
         ("ws2d(16,24)", "a.gif", "does not fit ws2d(height,width,neighbours,rewire)"),
         ("ws2d(16,x,8,0.2)", "a.gif", '"x" is no number'),
         ("ws2d(-1,24,8,0.2)", "a.gif", "-1 blocks per side"),
@@ -105,6 +109,13 @@ def test_what_is_refused(tmp_path, capsys, monkeypatch, graph, out, message):
     assert message in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["folder.gif"]
+
+
+@pytest.mark.parametrize("command", ["animate", "plot"])
+@pytest.mark.parametrize("out", ["", "-"])
+def test_pictures_need_a_file(capsys, command, out):
+    assert main([command, "ws2d(4,4,4,0.2)", "-o", out]) == 2
+    assert f'[{command}] the picture is "{out}", needs a file' in capsys.readouterr().err
 
 
 def test_what_was_there_is_kept(tmp_path, capsys, monkeypatch):

@@ -91,11 +91,13 @@ def _lives(process: int) -> bool:
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], Any], op: str = "lm") -> None:
     """Writes beside the file, then puts it in its place: whoever is stopped in between finds the last one.
 
-    What is there and no file, such as /dev/null, is written to, and so is standard output.
+    What is there and no file, such as /dev/null, is written to, and so is standard output. A symbolic link stays one.
 
     Raises:
         OSError: the disk is full, say; the old file is then still there.
     """
+    if not is_stdout(path) and path.is_symlink():
+        path = path.resolve()
     in_place, beside = _is_device(path), _beside(path)
     try:
         if is_stdout(path):

@@ -268,7 +268,7 @@ class _Steps:
     """The model at every stream's next byte."""
 
     def __init__(self, model: LanguageModel, header: Header) -> None:
-        self.step = Stepper(model.eval(), header.bf16)
+        self.step = Stepper(model, header.bf16)
         self.state: State | None = None
         self.last: Tensor | None = None  # byte of each stream
         self.streams = header.streams

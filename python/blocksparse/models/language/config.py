@@ -34,6 +34,8 @@ class ModelConfig:
         """Refuses what makes no model; the rest is refused by the layers."""
         if self.embedding < 1 or self.hidden < 1:
             raise ValueError(f"[lm] embedding is {self.embedding} and hidden {self.hidden}, needs 1 or more")
+        if not 1 <= self.stride <= self.hidden:
+            raise ValueError(f"[lm] stride is {self.stride}, needs 1 to {self.hidden}, the units")
         if self.graph and self.block > 0 and self.hidden % self.block != 0:
             raise ValueError(f"[lm] hidden is {self.hidden}, needs a multiple of the block size {self.block}")
 

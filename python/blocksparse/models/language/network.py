@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,17 @@ def chunks(text: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Ten
         yield xs[begin : begin + steps].contiguous().long(), ys[begin : begin + steps].contiguous().long()
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 @torch.no_grad()
 def bits_per_byte(
     model: LanguageModel,
@@ -126,8 +138,6 @@ def bits_per_byte(
         raise ValueError(f"[lm] text has {text.numel()} bytes, needs 2 or more")
     streams = max(1, min(streams, (text.numel() - 1) // 2))
     mine = slice(world.rank, None, world.size)
-    was_training = model.training
-    model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=text.device)  # nats, bytes
     state, done = None, 0
     for x, y in chunks(text, streams, steps):
@@ -137,13 +147,12 @@ def bits_per_byte(
         if stop():
             total[1] = torch.nan  # so that it is in the sum over all processes
             break
-        with torch.autocast(text.device.type, torch.bfloat16, bf16):
+        with evaluating(model), torch.autocast(text.device.type, torch.bfloat16, bf16):
             logits, state = model(x, state)
         total[0] += loss_of(logits, y).double() * y.numel()
         total[1] += y.numel()
         done += y.numel()
         progress(done)
-    model.train(was_training)
     nats, count = world.sum(total).tolist()
     if math.isnan(count):
         raise Stopped

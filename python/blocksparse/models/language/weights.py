@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from .config import ModelConfig
 from .network import LanguageModel
 
 
-def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
+def load_model(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> LanguageModel:
     """The model of a checkpoint, with its averaged weights.
 
     Raises:
@@ -20,6 +21,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> LanguageModel:
         ValueError: it is damaged, or there is no such device.
     """
     place = device_of(device)
+    path = Path(path)
     tensors, header = checkpoint.load(path)
     try:
         model = LanguageModel(ModelConfig(**header["model"]))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..files import write_whole
-from ..language.network import LanguageModel
+from ..language.network import LanguageModel, evaluating
 from ..language.stepping import Stepper
 
 FORMAT = "blocksparse-features-1"
@@ -51,7 +51,6 @@ def cell_states(
     made = np.zeros((len(texts), model.config.hidden), np.float32)
     order = np.argsort(-lengths, kind="stable")
     device = model.output.device
-    model.eval()
     done = 0
     for begin in range(0, len(texts), batch):
         chosen = order[begin : begin + batch]
@@ -66,7 +65,7 @@ def cell_states(
             part = torch.from_numpy(padded[t : t + steps, :still].astype(np.int64)).to(device)
             if state is not None:
                 state = (state[0][:, :still], state[1][:, :still])
-            with torch.autocast(device.type, torch.bfloat16, bf16):
+            with evaluating(model), torch.autocast(device.type, torch.bfloat16, bf16):
                 state = model.read(part, state, ends_here)[1]
             ends = np.flatnonzero(lengths[chosen[:still]] <= t + steps)
             if ends.size:  # the last ones, for the shortest are behind

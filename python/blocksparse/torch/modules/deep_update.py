@@ -247,7 +247,7 @@ class DeepUpdateLSTM(Recurrent):
 
         @torch.no_grad()
         def run(rows: Tensor, state: State | None) -> tuple[Tensor, State]:
-            factor, term = m[rows], a[rows]
+            factor, term = nn.functional.embedding(rows, m), nn.functional.embedding(rows, a)
             weights = (layer.weight for layer in layers)
             y, h, c = sequence.run(network, None, *start_of(factor, state), factor, term, *of_norms, *weights)
             return y, (h, c)
